@@ -13,10 +13,11 @@ FIRST_TRIES = 3
 """Times that each way is tried at first; the first of them starts threads and fills caches, and does not count."""
 RETRY_EVERY = 64
 """After this many calls a way with several threads is tried again."""
-FIRST_RETURN = 4
-"""After this many calls in several threads one thread is tried again; twice as many each time that it loses."""
-WAKING_STEP = 1.2
-"""How much one measurement changes the estimate of how long threads take to wake."""
+RETURN_EVERY = 16
+"""After this many calls in several threads one thread is tried again; it has the rest done soon if masks are long."""
+LONGER, SHORTER = 1.2, 1 / 1.1
+"""How much one measurement changes the estimate of how long threads take to wake: towards what two of three stay below,
+as some take ten times as long as most."""
 SHORTEST_S = 1e-6
 
 
@@ -33,9 +34,8 @@ class Quickest:
         self._tries = [0] * len(num_threads)
         self._row_s = 0.0
         """What one thread needs for a row, as seen last."""
-        self._is_fresh = False
+        self._is_fresh = self._has_lost = False
         self._count = self._since_alone = 0
-        self._return_after = FIRST_RETURN
 
     def choose(self, num_rows: int) -> int:
         """The way to take for `num_rows` rows: mostly the one that should be the quickest."""
@@ -49,10 +49,8 @@ class Quickest:
             return self._count // RETRY_EVERY % num_ways
         way = min(range(num_ways), key=lambda one: self._expected_s(one, self._row_s * num_rows))
         self._since_alone = 0 if way == 0 else self._since_alone + 1
-        if way == 0:
-            self._return_after = FIRST_RETURN
-        elif self._since_alone >= self._return_after:
-            self._since_alone, self._return_after = 0, min(RETRY_EVERY, 2 * self._return_after)
+        if self._since_alone >= RETURN_EVERY or self._has_lost:
+            self._since_alone, self._has_lost = 0, False
             return 0
         return way
 
@@ -77,11 +75,13 @@ class Quickest:
         if way == 0:
             self._row_s, self._is_fresh = seconds / num_rows, True
             return
-        waking_s = max(SHORTEST_S, seconds - self._row_s * num_rows / self._num_threads[way])
+        alone_s = self._row_s * num_rows
+        self._has_lost = seconds > alone_s > 0
+        waking_s = max(SHORTEST_S, seconds - alone_s / self._num_threads[way])
         if self._tries[way] == 2:
             self._waking_s[way] = waking_s
         elif self._tries[way] == FIRST_TRIES:
             self._waking_s[way] = min(waking_s, self._waking_s[way])
-        elif self._is_fresh:  # steps in a row take about as long
-            self._waking_s[way] *= WAKING_STEP if waking_s > self._waking_s[way] else 1 / WAKING_STEP
+        elif self._is_fresh or self._has_lost:  # steps in a row take about as long
+            self._waking_s[way] *= LONGER if waking_s > self._waking_s[way] else SHORTER
         self._is_fresh = False

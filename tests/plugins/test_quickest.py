@@ -1,10 +1,11 @@
 """The way of filling masks that is quickest where an engine runs."""
 
+import random
 from itertools import pairwise
 
 import pytest
 
-from hookline.plugins.grammars.quickest import FIRST_TRIES, RETRY_EVERY, Quickest
+from hookline.plugins.grammars.quickest import FIRST_TRIES, RETRY_EVERY, RETURN_EVERY, Quickest
 
 ROWS, THREADS = 32, [1, 4, 12]
 
@@ -45,7 +46,7 @@ def test_after_a_few_tries_of_each_the_quickest_is_taken(waking_us, row_us, best
     machine = Machine(waking_us, row_us)
     assert sorted(machine.fill(3 * FIRST_TRIES)) == sorted([0, 1, 2] * FIRST_TRIES)
     begun = machine.fill(10 * RETRY_EVERY)
-    assert begun.count(best) >= 0.95 * len(begun)
+    assert begun.count(best) >= 0.9 * len(begun)
 
 
 def test_the_first_try_of_a_way_does_not_count():
@@ -82,12 +83,28 @@ def test_one_thread_does_all_where_others_take_longer_to_wake_than_what_is_left(
     assert machine.done_us[-1] == 32 * 300.0
 
 
-def test_where_several_threads_stay_the_quickest_one_thread_is_tried_ever_more_rarely():
+def test_where_several_threads_stay_the_quickest_one_thread_is_tried_now_and_then():
     machine = Machine((0, 40, 60), row_us=100.0)
     begun = machine.fill(8 * RETRY_EVERY)[3 * FIRST_TRIES :]
     alone = [step for step, way in enumerate(begun) if way == 0]
-    gaps = [later - one for one, later in pairwise(alone)]
-    assert gaps[0] < 10 and max(gaps[4:]) >= RETRY_EVERY / 2 and len(alone) < 24
+    assert max(later - one for one, later in pairwise(alone)) <= RETURN_EVERY + 1
+    assert sum(machine.done_us) < 1.25 * len(machine.done_us) * (60 + 32 * 100 / 12)
+
+
+def test_threads_of_which_some_wake_late_are_not_taken_for_quick_ones():
+    """Most wake within what one thread would need, the others take three times as long."""
+    machine, rng = Machine((0, 900, 200)), random.Random(0)
+    for _ in range(8 * RETRY_EVERY):
+        machine.waking_us = 0, 900, 200 if rng.random() < 0.6 else 900
+        machine.fill(1)
+    assert sum(machine.done_us[100:]) < 1.15 * 320 * len(machine.done_us[100:])
+
+
+def test_threads_that_lose_give_way_at_once():
+    machine = Machine((0, 30, 40), row_us=100.0)
+    machine.fill(4 * RETRY_EVERY)
+    machine.row_us, machine.waking_us = 10.0, (0, 4000, 4000)
+    assert machine.fill(40).count(0) >= 30
 
 
 def test_one_way_is_no_choice():
