@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterable
-from itertools import dropwhile
-from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
 
@@ -17,8 +15,6 @@ from hookline.core.errors import PASSES, HooklineError, PluginError, is_out_of_m
 
 if TYPE_CHECKING:
     from hookline.core.plugin.registry import Entry
-
-_IMPORT_CODE = "<frozen importlib"
 
 
 class Blaming:
@@ -72,21 +68,6 @@ def with_place(error: BaseException) -> str:
     """An error in one short line, with where it was raised."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return f"{one_short_line(error)} ({last.filename}:{last.lineno}, in {last.name})"
-
-
-def with_line(error: BaseException, *, is_import: bool = False) -> str:
-    """An error in one short line, with the file's name and the line where it was raised.
-
-    Without the folder: processes on several hosts say the same, and clients of a server need not know it. is_import:
-    the error is one of an import; only a module that was reached has a line.
-    """
-    frames: Iterable[traceback.FrameSummary] = traceback.extract_tb(error.__traceback__)
-    if is_import:
-        frames = dropwhile(lambda frame: not frame.filename.startswith(_IMPORT_CODE), frames)
-    lines = [
-        f" ({Path(one.filename).name}:{one.lineno})" for one in frames if not one.filename.startswith(_IMPORT_CODE)
-    ]
-    return one_short_line(error) + (lines[-1] if lines else "")
 
 
 def _named(near: list[Entry], frames: list[FrameType]) -> str:

@@ -16,10 +16,9 @@ import pluggy
 from hookline.core.contracts import API_VERSION, Needs
 from hookline.core.contracts import hooks as hookspecs
 from hookline.core.errors import PASSES
-from hookline.core.plugin.blame import with_line
 from hookline.core.plugin.check_entry import entry_fault
 from hookline.core.plugin.presets import Preset, presets_in
-from hookline.core.plugin.problems import Phase, Rejected
+from hookline.core.plugin.problems import Phase, Rejected, with_line
 from hookline.core.plugin.registry import (
     ENTRY_KINDS,
     GRAMMARS,

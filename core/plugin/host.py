@@ -16,10 +16,9 @@ from typing import Any
 
 from hookline.core.contracts.hooks import PROJECT
 from hookline.core.errors import PASSES, PluginError, clipped
-from hookline.core.plugin.blame import with_line
 from hookline.core.plugin.check_plugin import check_plugin, new_manager
 from hookline.core.plugin.presets import CONF, Preset, presets_in
-from hookline.core.plugin.problems import Phase, Problem, Rejected
+from hookline.core.plugin.problems import Phase, Problem, Rejected, with_line
 from hookline.core.plugin.registry import Entry, Origin, Registry
 from hookline.core.plugin.sources import (
     BLOCK_VARIABLE,

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import traceback
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
+from itertools import dropwhile
+from pathlib import Path
+
+from hookline.core.errors import one_short_line
+
+_IMPORT_CODE = "<frozen importlib"
 
 
 class Phase(Enum):
@@ -40,3 +48,18 @@ class Rejected(Exception):
         self.stage = stage
         self.cause = cause
         self.wanted = wanted
+
+
+def with_line(error: BaseException, *, is_import: bool = False) -> str:
+    """An error in one short line, with the file's name and the line where it was raised.
+
+    Without the folder: processes on several hosts say the same, and clients of a server need not know it. is_import:
+    the error is one of an import; only a module that was reached has a line.
+    """
+    frames: Iterable[traceback.FrameSummary] = traceback.extract_tb(error.__traceback__)
+    if is_import:
+        frames = dropwhile(lambda frame: not frame.filename.startswith(_IMPORT_CODE), frames)
+    lines = [
+        f" ({Path(one.filename).name}:{one.lineno})" for one in frames if not one.filename.startswith(_IMPORT_CODE)
+    ]
+    return one_short_line(error) + (lines[-1] if lines else "")

@@ -12,8 +12,8 @@ from typing import Any
 
 from hookline.core.contracts import Needs
 from hookline.core.errors import PASSES, PluginError
-from hookline.core.plugin.blame import with_line
 from hookline.core.plugin.check_contract import contract_fault
+from hookline.core.plugin.problems import with_line
 
 AUTO = "auto"
 """Stands for "core chooses" in the groups of CHOSEN_KINDS, so no entry may bear it."""

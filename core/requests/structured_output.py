@@ -18,7 +18,8 @@ import numpy as np
 from hookline.core.contracts import Grammar, GrammarBackend, GrammarMatcher, GrammarVocabulary, is_offered
 from hookline.core.errors import PASSES, PluginError, RequestError, clipped, shown
 from hookline.core.outputs import FinishReason
-from hookline.core.plugin.blame import Blaming, with_line
+from hookline.core.plugin.blame import Blaming
+from hookline.core.plugin.problems import with_line
 from hookline.core.plugin.registry import Entry
 from hookline.core.requests.compile_pool import CompilePool, Job
 from hookline.core.requests.end_text import EndText
