@@ -11,6 +11,7 @@ import json
 import os
 import runpy
 import select
+import subprocess
 import sys
 from pathlib import Path
 
@@ -363,3 +364,32 @@ def test_a_later_call_goes_on_with_a_file(files, monkeypatch):
     found = gpu_tests.files_from([], None)
     assert "tests/test_gpu_engine.py" in found and "tests/plugins/test_triton_kernels.py" in found
     assert len(found) == len(set(found))
+
+
+IMPORTED_WITH_A_CARD = """
+import importlib, os, torch
+torch.cuda.is_available = lambda: True
+from tools.gpu_tests import files_from
+for name in files_from([], None):
+    try:
+        importlib.import_module(name[:-3].replace("/", "."))
+    except BaseException as error:  # a card that is really there, or flash-attn
+        print(name, type(error).__name__)
+    assert "TRITON_INTERPRET" not in os.environ, f"{name} has Triton interpret what other files want compiled"
+"""
+
+
+@pytest.mark.slow
+def test_no_file_that_needs_a_card_has_triton_interpret_where_there_is_one():
+    """They share one process, and kernels that are defined after that is set are interpreted."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    ran = subprocess.run(
+        [sys.executable, "-c", IMPORTED_WITH_A_CARD],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert len(ran.stdout.splitlines()) <= 2, ran.stdout

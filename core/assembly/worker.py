@@ -26,7 +26,7 @@ from hookline.core.requests.logits_processing import Processing
 from hookline.core.step.captured import PromptShape, graph_sizes, prompt_shapes
 from hookline.core.util.start_phases import StartPhases
 from hookline.core.worker.startup.late_work import LateWork, logger
-from hookline.core.worker.startup.memory import GIB, count_blocks, mapped_memory
+from hookline.core.worker.startup.memory import GIB, count_blocks
 from hookline.core.worker.worker import Worker
 
 EXTRA_BYTES_PER_LOGIT = 16
@@ -63,7 +63,7 @@ def build_worker(
             stamp = stamp_ahead(resolved)
             build = start_build(resolved, stamp)
             resolved = replace(resolved, ranks=summing_ranks(resolved, kernels))
-        with phases.part("weights"), mapped_memory(resolved.device, resolved.ranks.size):
+        with phases.part("weights"):
             model = load_model(resolved, kernels)
         if build is not None:
             with phases.part("kernels compiled ahead"):

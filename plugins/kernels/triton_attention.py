@@ -40,7 +40,7 @@ from hookline.plugins.kernels.attention.triton_shared_prefix import (
 )
 from hookline.plugins.kernels.products.triton_wide import empty_with_room
 from hookline.plugins.kernels.torch_reference import TorchKernels
-from hookline.plugins.kernels.triton_launch import WIDE_GROUP, Settled, fuses_decode, triggers_late
+from hookline.plugins.kernels.triton_launch import WIDE_GROUP, fuses_decode, triggers_late
 
 _PROMPT_TOKENS = tuple(1 << exponent for exponent in range(15))
 _CONTEXTS = (1024, 2048)
@@ -85,7 +85,6 @@ class TritonAttention(TorchKernels):
         )
         self._scratch_of_window: dict[int, DecodeScratch] = {}
         self._plain_scoring = Scoring.of(spec.scale)
-        self._settled = Settled(spec.device)
         self._shared_partials = make_shared_partials(
             spec.max_num_seqs, spec.num_heads, spec.num_kv_heads, spec.head_dim,
             spec.dtype, self._decode_scratch.card, spec.device,
@@ -131,8 +130,6 @@ class TritonAttention(TorchKernels):
         batch.scratch["decode"] = self._prepare_decode(batch) if batch.num_decodes else None
         has_prefill = batch.num_requests > batch.num_decodes
         batch.scratch["prefill"] = self._prepare_prefill(batch) if has_prefill else None
-        if self._aside is not None and not torch.cuda.is_current_stream_capturing():  # else the embedding does this
-            self._settled.launch()
 
     def prepare_alike(self, batch: Batch, prepared: Batch) -> None:
         """See Kernels.prepare_alike; no launch: work lists name rows and positions, not blocks. A subclass's may."""

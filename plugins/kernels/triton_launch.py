@@ -4,7 +4,7 @@ A kernel with it starts while the one before it still runs, does what does not d
 (`gdc_wait`) before it reads or writes anything else. Two rules keep that correct. A kernel may run ahead of its wait
 only with what no kernel launched this way writes: weights, and whatever ordinary launches prepared for the step, if
 another ordinary launch lies in between, as the embedding does; what the launch right before it wrote may not be there
-yet (`Settled`). And one that lets the next start early must wait itself, so that whatever waits for it waits for all
+yet. And one that lets the next start early must wait itself, so that whatever waits for it waits for all
 before it.
 
 A third holds where a kernel reads ahead of its wait what such a kernel wrote, as sums of what a product sends do: the
@@ -17,7 +17,6 @@ from __future__ import annotations
 from functools import cache
 
 import torch
-from torch import Tensor
 
 
 @cache
@@ -29,18 +28,6 @@ def launches_early(device: torch.device) -> bool:
 def launch_options(device: torch.device) -> dict[str, bool]:
     """Keyword arguments of a launch whose kernel waits by `gdc_wait` for the one before it."""
     return {"PDL": True, "launch_pdl": True} if launches_early(device) else {"PDL": False}
-
-
-class Settled:
-    """Launches that make what was written before them safe to read ahead of a wait, also for the next kernel."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._nothing_1: Tensor | None = torch.zeros(1, device=device) if launches_early(device) else None
-
-    def launch(self) -> None:
-        """Launch an ordinary kernel, which waits for all before it. Device: graph-safe; nothing on older cards."""
-        if self._nothing_1 is not None:
-            self._nothing_1.zero_()
 
 
 WIDE_GROUP = 8

@@ -423,7 +423,7 @@ FAULTS = {
     ForgetsTheInnerNorm: "the norm that norm_add_rms_norm of 1 x 96 returns",
     AddsBeforeItGates: "sigmoid_mul of 1 x 96 by 96 gates, and a sum",
     ForgetsTheRate: "the decays that delta_gates of 1 x 4 returns",
-    TakesMasksInOrder: "mask_logits of 5 x 4100",
+    TakesMasksInOrder: "mask_logits of 1 x 33",
     AttendsToAnothersBlocks: "attend of a batch that was prepared like another",
     AttendsBeforeItWrites: "what qkv_attend with norm and rope of 4 rows returns",
     WritesNoKeys: "the keys that qkv_attend with norm and rope leaves in the cache",

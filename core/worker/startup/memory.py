@@ -6,9 +6,7 @@ Every refusal shows the arithmetic and the key to change.
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
@@ -21,25 +19,6 @@ from hookline.core.errors import CapacityError
 GIB = 1 << 30
 MIN_BLOCKS = 2
 """Fewer cannot serve a request of more than one block."""
-
-
-@contextmanager
-def mapped_memory(device: torch.device, num_ranks: int) -> Iterator[None]:
-    """While inside, torch's allocator maps a GPU's memory piece by piece into one range of addresses.
-
-    Weights that lie so are read faster (docs/log.md). Nothing of it if PYTORCH_CUDA_ALLOC_CONF or PYTORCH_ALLOC_CONF is
-    set, which say how memory is to be had, or with several ranks, where it was not measured.
-    """
-    choose = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
-    is_chosen = any(name in os.environ for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"))
-    if device.type != "cuda" or choose is None or is_chosen or num_ranks > 1:
-        yield
-        return
-    choose("expandable_segments:True")
-    try:
-        yield
-    finally:
-        choose("expandable_segments:False")
 
 
 def block_bytes(num_layers: int, spec: AttentionSpec) -> int:

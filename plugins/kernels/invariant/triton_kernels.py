@@ -102,17 +102,15 @@ class InvariantTritonKernels(TritonKernels):
     def prepare(self, batch: Batch) -> None:
         """See Kernels.prepare.
 
-        Device: two launches if there are many decodes, one small copy or launch if there are prompts; no host sync.
+        Device: one launch if there are many decodes, one small copy or launch if there are prompts; no host sync.
         """
         decodes, num_segments = batch.num_decodes, 1
         if batch.window is None:
             num_segments = self._segments.number(decodes, batch.max_context_len)
-        decodes_W2, is_written = self._decode_tiles_B2[:decodes], False
+        decodes_W2 = self._decode_tiles_B2[:decodes]
         if decodes * self.spec.num_kv_heads > PROGRAMS_PER_SM * self._card.num_sms:  # they do not all run at once
-            decodes_W2, is_written = longest_first(batch.context_lens_B[:decodes]), True
+            decodes_W2 = longest_first(batch.context_lens_B[:decodes])
         tiles_W2 = self._prompt_tiles(batch) if batch.num_requests > decodes else None
-        if is_written or tiles_W2 is not None:
-            self._settled.launch()
         batch.scratch["tiles"] = _Tiles(decodes_W2, num_segments, tiles_W2)
 
     def _prompt_tiles(self, batch: Batch) -> Tensor:
