@@ -331,11 +331,13 @@ class SamplingParams:
     def resolved(self, defaults: Mapping[str, Any]) -> SamplingParams:
         """The same, with `defaults`, then NEUTRAL, for what is None; kept, as many requests may share parameters."""
         kept: tuple[Mapping[str, Any], SamplingParams] | None = vars(self).get("_resolved")
-        if kept is None or kept[0] is not defaults:
-            unset = {name: defaults.get(name, value) for name, value in NEUTRAL.items() if getattr(self, name) is None}
-            kept = defaults, self._with(**unset) if unset else self
-            vars(self)["_resolved"] = kept
-        return kept[1]
+        if kept is not None and kept[0] is defaults:
+            return kept[1]
+        unset = {name: defaults.get(name, value) for name, value in NEUTRAL.items() if getattr(self, name) is None}
+        if not unset:
+            return self
+        vars(self)["_resolved"] = defaults, (resolved := self._with(**unset))
+        return resolved
 
     def each(self) -> list[SamplingParams]:
         """The parameters of each of the n completions, as requests of their own."""

@@ -123,6 +123,15 @@ def test_what_is_open_takes_the_defaults_and_then_what_changes_nothing():
     assert params.processed_fields == ("min_p",)
 
 
+def test_what_defaults_make_of_parameters_is_kept_for_the_same_defaults_alone():
+    params, defaults = SamplingParams(top_k=0), {"temperature": 0.6}
+    resolved = params.resolved(defaults)
+    assert params.resolved(defaults) is resolved and resolved.resolved({"temperature": 0.1}) is resolved
+    assert params.resolved({"temperature": 0.1}).temperature == 0.1 and params.temperature is None
+    assert params.resolved(defaults).temperature == 0.6 and params == SamplingParams(top_k=0)
+    assert SamplingParams(top_k=0, n=2).each()[1].resolved({"temperature": 0.2}).temperature == 0.2
+
+
 def test_minus_one_means_all_tokens_and_json_keys_may_be_texts():
     params = SamplingParams(top_k=-1, logit_bias={"7": 1})
     assert params.top_k == 0 and params.logit_bias == {7: 1.0}
