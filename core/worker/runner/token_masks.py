@@ -27,11 +27,14 @@ class TokenMasks:
         self._device_RW = torch.full((num_rows + 1, num_words), -1, dtype=torch.int32, device=device)
         self._rows_R = torch.arange(num_rows, device=device)
         self._copying: Any = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._sent: Any = torch.cuda.Event() if self._copying is not None else None  # type: ignore[no-untyped-call]
         self._is_begun = False
 
     @property
     def host_rows(self) -> MaskArray:
-        """The host's buffer. It must not be written to before the copy that `send` started last has ended."""
+        """The host's buffer; waits for the copy that `send` started last, which long is over where tokens came back."""
+        if self._sent is not None:
+            self._sent.synchronize()
         rows: MaskArray = self._host_RW.numpy()
         return rows
 
@@ -54,6 +57,7 @@ class TokenMasks:
             return
         with torch.cuda.stream(self._copying):
             self._device_RW[:num_rows].copy_(self._host_RW[:num_rows], non_blocking=True)
+            self._sent.record()
         torch.cuda.current_stream(self._device_RW.device).wait_stream(self._copying)
 
     def index(self, num_draws: int, masked_draws_K: Tensor, masks_K: Tensor | None = None) -> Tensor:
