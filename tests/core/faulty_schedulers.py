@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
-from hookline.core.contracts import ALL, CommittedStep, Plan, SchedulerView
+from hookline.core.contracts import ALL, CommittedStep, Plan, RequestView, SchedulerView
 from hookline.core.testing.plain_scheduler import PlainScheduler
 
 
@@ -64,6 +67,113 @@ class HaltsAPromptWhileOthersDecode(PlainScheduler):
 
     def plan(self, view: SchedulerView) -> Plan:
         return self.decode(view) if len(view.running) > len(view.prefilling) else super().plan(view)
+
+
+class Ordered(PlainScheduler):
+    """Admits the waiting requests of least `rank` first, without ageing."""
+
+    def rank(self, view: SchedulerView, request: RequestView) -> Any:
+        """What the waiting requests are sorted by."""
+        raise NotImplementedError
+
+    def prompts(self, view: SchedulerView) -> list[tuple[int, int]]:
+        return super().prompts(replace(view, waiting=sorted(view.waiting, key=partial(self.rank, view))))
+
+
+class ShortestAnswerFirst(Ordered):
+    def rank(self, view: SchedulerView, request: RequestView) -> Any:
+        return request.max_tokens - request.num_output_tokens
+
+
+class ShortestAnswerPreempts(ShortestAnswerFirst):
+    """The same among running requests: with all seats taken, the longest one makes room for a shorter one."""
+
+    def plan(self, view: SchedulerView) -> Plan:
+        rank = partial(self.rank, view)
+        if view.waiting and len(view.running) == view.limits.max_num_seqs:
+            longest = max(view.running, key=rank)
+            if min(map(rank, view.waiting)) < rank(longest):
+                return Plan(preempt=[longest.id])
+        return super().plan(view)
+
+
+class LongestAnswerFirst(Ordered):
+    def rank(self, view: SchedulerView, request: RequestView) -> Any:
+        return request.num_output_tokens - request.max_tokens
+
+
+class LongestPromptFirst(Ordered):
+    def rank(self, view: SchedulerView, request: RequestView) -> Any:
+        return -request.num_prompt_tokens
+
+
+class LatestFirst(Ordered):
+    """As NewestFirst, and preempts nobody for it."""
+
+    def rank(self, view: SchedulerView, request: RequestView) -> Any:
+        return -request.id
+
+
+class StrictPriorities(Ordered):
+    def rank(self, view: SchedulerView, request: RequestView) -> Any:
+        return request.priority
+
+
+class StrictDeadlines(Ordered):
+    """Earliest deadline first, and whoever has none last."""
+
+    def rank(self, view: SchedulerView, request: RequestView) -> Any:
+        return math.inf if request.deadline_s is None else request.deadline_s
+
+
+class LongestCachedPrefixFirst(Ordered):
+    def rank(self, view: SchedulerView, request: RequestView) -> Any:
+        return -view.budget.num_cached_tokens(request)
+
+
+class LongPromptsLast(Ordered):
+    """Never preempts for a prompt, and admits those longer than a step only when no other waits."""
+
+    def rank(self, view: SchedulerView, request: RequestView) -> Any:
+        return request.num_prompt_tokens > view.limits.max_num_batched_tokens
+
+
+class OneTenantFirst(Ordered):
+    """Serves those with a tenant only when nobody without one waits."""
+
+    def rank(self, view: SchedulerView, request: RequestView) -> Any:
+        return "tenant" in request.tags
+
+
+class TaggedFirst(Ordered):
+    """Serves those without a tenant only when nobody with one waits."""
+
+    def rank(self, view: SchedulerView, request: RequestView) -> Any:
+        return "tenant" not in request.tags
+
+
+class PreemptedLast(Ordered):
+    """Whoever was preempted while generating goes on only when nobody else waits."""
+
+    def rank(self, view: SchedulerView, request: RequestView) -> Any:
+        return request.num_output_tokens > 0
+
+
+class FillsHoles(Ordered):
+    """Passes over a prompt without enough free blocks and admits smaller ones: it never sees that many free."""
+
+    def rank(self, view: SchedulerView, request: RequestView) -> Any:
+        return view.budget.cost(request, request.num_tokens) > view.budget.num_free
+
+
+class HaltsTheOldestForBlocks(PlainScheduler):
+    """While fewer than half of the blocks are free, the oldest request decodes only if no other can."""
+
+    def decode(self, view: SchedulerView) -> Plan:
+        is_short = 2 * view.budget.num_free < view.limits.num_blocks
+        plan = super().decode(view)
+        others = [r.id for r in list(view.running)[1:] if not r.is_prefilling and r.id not in plan.preempt]
+        return replace(plan, decode=others) if is_short and others else plan
 
 
 class NeverPreempts(PlainScheduler):
@@ -175,9 +285,27 @@ FAULTS = {
     PromptsAsLongAsAnyWait: "while short prompts arrive",
     DecodesTheOldestOnly: "no token for 101 steps",
     HaltsAPromptWhileOthersDecode: "while prompts longer than a step arrive",
+    HaltsTheOldestForBlocks: "with 48 blocks, while",
     NeverPreempts: "preempt or wait",
     ForgetsChunks: "plans nothing",
     CountsItsCalls: "gave two plans",
     ChangesARequest: "changed a request",
     NamesStrangers: "which is",
 }
+
+STARVERS = {
+    ShortestAnswerFirst: "short requests",
+    ShortestAnswerPreempts: "short requests",
+    LongestAnswerFirst: "long answers",
+    LongestPromptFirst: "long prompts",
+    LatestFirst: "short requests",
+    StrictPriorities: "more urgent requests",
+    StrictDeadlines: "requests with a deadline",
+    LongestCachedPrefixFirst: "requests with a cached prefix",
+    LongPromptsLast: "short requests",
+    OneTenantFirst: "short requests",
+    TaggedFirst: "requests of one tenant",
+    PreemptedLast: "long answers",
+    FillsHoles: "long answers",
+}
+"""Policies that let somebody wait for ever, and while what arrives."""

@@ -183,6 +183,20 @@ def test_a_faulty_plugin_fails_its_suite_with_a_telling_message(plugin: type, me
     pytest.fail(f"no failure of the suite says {message!r}: {found}")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("policy", "crowd"), faulty_schedulers.STARVERS.items())
+def test_a_policy_that_lets_somebody_wait_for_ever_fails_unless_it_says_so(policy: type, crowd: str) -> None:
+    suite: Any = suite_for(policy)()
+    with pytest.raises(AssertionError, match=f"starves: not done after 500 steps while {crowd} arrive"):
+        suite.test_nobody_starves_while_others_keep_arriving()
+
+
+def test_a_policy_of_strict_priorities_passes_its_suite_if_it_says_so() -> None:
+    suite: Any = suite_for(faulty_schedulers.StrictPriorities)()
+    suite.may_starve_while = {"more urgent requests"}
+    suite.test_nobody_starves_while_others_keep_arriving()
+
+
 @pytest.mark.parametrize(
     "kind",
     [

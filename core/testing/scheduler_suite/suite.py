@@ -1,15 +1,15 @@
 """The conformance suite of scheduler policies: subclass it in your tests and return your policy from `make`.
 
 It drives real engines over `hookline.core.testing.fakes`, where a request that lost or shares a wrong block gets other
-tokens than alone. It does not measure speed, and assumes no order but that no request starves.
+tokens than alone. It does not measure speed, and assumes no order but that no request starves, running or waiting.
 """
 
 from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import cycle
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import cycle, product
 from typing import Any
 
 from hookline.core.contracts import Plan, Scheduler, SchedulerView
@@ -25,8 +25,10 @@ from hookline.core.testing.scheduler_suite.policy_memory import Overheard, footp
 
 MAX_STEPS = 3000
 """Most steps of a load; a policy that needs more is stuck."""
-STEP_S = 0.001
+STEP_S = 0.1
 """Duration of a step where time matters; by the host's clock the machine's speed would decide who starves."""
+MAX_AGE_STEPS = 500
+"""Steps, ten a second, within which the small requests of the first 20 are to end."""
 
 MEMORY_SLACK = 40
 """Things by which a policy's memory may differ from one idle engine to another."""
@@ -38,16 +40,31 @@ ENDLESS = {
     "long and short prompts and answers": [(3, 1), (70, 1), (10, 30), (10, 1), (40, 3)],
 }
 """Arrivals that never end: (prompt tokens, max_tokens) in turn."""
+CROWDS: dict[str, dict[str, Any]] = {
+    "short requests": {"sizes": [(9, 4)]},
+    "long prompts": {"sizes": [(70, 1)]},
+    "long answers": {"sizes": [(9, 25)]},
+    "requests of one tenant": {"sizes": [(9, 4)], "tags": {"tenant": "a"}},
+    "more urgent requests": {"sizes": [(9, 4)], "priority": -1},
+    "requests with a deadline": {"sizes": [(9, 4)], "deadline_s": 1.0},
+    "requests with a cached prefix": {"sizes": [(12, 4)], "num_shared": 8},
+}
+"""Arrivals of one kind that never end, as arguments of `endless_steps`."""
+OTHERS: list[tuple[int, int, dict[str, str]]] = [(9, 4, {}), (70, 4, {"tenant": "b"}), (9, 25, {})]
+"""Requests unlike most of those: prompt tokens, max_tokens and tags."""
 
 
 class SchedulerSuite:
     """`class TestMyPolicy(SchedulerSuite): def make(self): return MyPolicy(MyConfig())`.
 
-    max_gap_steps: most steps in a row without a token for a request that has begun, whatever arrives, where blocks are
-    plenty; set it to what your policy promises.
+    max_gap_steps: most steps in a row without a token for a request that runs, whatever arrives, and where blocks are
+    plenty also for one that was preempted; set it to what your policy promises.
+    may_starve_while: arrivals during which your policy lets others wait for ever, as a failure names them: for strict
+    priorities {"more urgent requests"}. Say so in its docstring, too.
     """
 
     max_gap_steps = 100
+    may_starve_while: Collection[str] = ()
 
     def make(self) -> Scheduler:
         """A fresh policy object."""
@@ -76,27 +93,40 @@ class SchedulerSuite:
         assert drain(engine)[0].token_ids == completion(1, prompt, 3, 50), "a chunked prompt gives other tokens"
 
     def test_nobody_starves_while_others_keep_arriving(self) -> None:
-        """A long request ends although a new short one arrives at every step, of a millisecond each."""
-        clock, engine = VirtualClock(), fake_engine(self.make(), num_blocks=24, max_num_seqs=4)
-        engine.clock = clock.now
-        old = engine.add([7] * 20, SamplingParams(max_tokens=20, seed=0))
-        for step in range(MAX_STEPS):
-            engine.add([step % 50] * 5, SamplingParams(max_tokens=4, seed=step))
-            if any(output.request_id == old for output in engine.step()):
-                return
-            clock.sleep(STEP_S)
-        raise AssertionError(f"a request of 20 tokens starves: not done after {MAX_STEPS} steps with new arrivals")
+        """Whoever waits, runs or was preempted ends, though seats and blocks are few and eight others always wait."""
+        for crowd, arrivals in CROWDS.items():
+            if crowd in self.may_starve_while:
+                continue
+            clock, engine = VirtualClock(), fake_engine(self.make(), num_blocks=20, max_num_seqs=4)
+            engine.clock = clock.now
+            early: list[Request] = []
+            for step, _ in enumerate(endless_steps(engine, num_steps=MAX_AGE_STEPS, **arrivals)):
+                clock.sleep(STEP_S)
+                if step == 10:
+                    for token, (num_tokens, max_tokens, tags) in enumerate(OTHERS):
+                        engine.add([token] * num_tokens, SamplingParams(max_tokens=max_tokens, seed=0), tags=tags)
+                if step == 20:
+                    early = list(engine.queue.live.values())
+                early = [request for request in early if request.id in engine.queue.live]
+                if step >= 20 and not early:
+                    break
+            for one in early:
+                sizes = f"{one.num_prompt_tokens} prompt tokens, max_tokens={one.max_tokens}, {dict(one.info.tags)}"
+                name = f"request {one.id} ({sizes}, preempted {one.num_preemptions} times)"
+                raise AssertionError(f"{name} starves: not done after {MAX_AGE_STEPS} steps while {crowd} arrive")
 
     def test_arrivals_that_never_end_starve_nobody_who_has_begun(self) -> None:
-        """Eight prompts wait at every step, and blocks are plenty."""
-        for load, sizes in ENDLESS.items():
-            engine, gaps = fake_engine(self.make(), num_blocks=1024, prefix_caching=False), Gaps()
+        """Eight prompts wait at every step. Where blocks are scarce, requests that were preempted do not count."""
+        for (load, sizes), num_blocks in product(ENDLESS.items(), (1024, 48)):
+            engine, gaps = fake_engine(self.make(), num_blocks=num_blocks, prefix_caching=False), Gaps()
             for index in range(2):
                 engine.add([index + 1], SamplingParams(max_tokens=127, seed=0))
             for _ in endless_steps(engine, sizes, 2 * self.max_gap_steps + 100):
-                begun = [r for r in engine.queue.live.values() if r.num_computed_tokens or r.num_preemptions]
+                begun = list(engine.queue.running.values())
+                if num_blocks == 1024:
+                    begun += [request for request in engine.queue.waiting.values() if request.num_preemptions]
                 id_, gap = gaps.longest_after_step(begun)
-                limit = f"more than max_gap_steps={self.max_gap_steps}, while {load} arrive"
+                limit = f"more than max_gap_steps={self.max_gap_steps}, with {num_blocks} blocks, while {load} arrive"
                 assert gap <= self.max_gap_steps, f"request {id_} starves: no token for {gap} steps, {limit}"
 
     def test_aborts_at_any_moment_leave_nothing_behind(self) -> None:
@@ -171,14 +201,20 @@ class Gaps:
         return max(((id_, gap) for id_, (_, gap) in self._seen.items()), key=lambda pair: pair[1], default=(-1, 0))
 
 
-def endless_steps(engine: Engine, sizes: Sequence[tuple[int, int]], num_steps: int) -> Iterator[None]:
-    """Steps before each of which requests arrive until eight wait; sizes: (prompt tokens, max_tokens), in turn."""
-    arrivals = enumerate(cycle(sizes))
+def endless_steps(
+    engine: Engine, sizes: Sequence[tuple[int, int]], num_steps: int, num_shared: int = 0, **info: Any
+) -> Iterator[None]:
+    """Steps before each of which requests arrive until eight of these wait that were never preempted.
+
+    sizes: (prompt tokens, max_tokens), in turn. num_shared: tokens that all prompts begin with. info: as of Engine.add.
+    """
+    arrivals, ids = enumerate(cycle(sizes)), set[int]()
     for _ in range(num_steps):
-        while len(engine.queue.waiting) < NUM_WAITING:
+        waiting = engine.queue.waiting.values()
+        for _ in range(NUM_WAITING - sum(request.id in ids and not request.num_preemptions for request in waiting)):
             index, (num_prompt_tokens, max_tokens) = next(arrivals)
-            prompt = [(index + place) % 50 for place in range(num_prompt_tokens)]
-            engine.add(prompt, SamplingParams(max_tokens=max_tokens, seed=index))
+            prompt = [0 if place < num_shared else (index + place) % 50 for place in range(num_prompt_tokens)]
+            ids.add(engine.add(prompt, SamplingParams(max_tokens=max_tokens, seed=index), **info))
         engine.step()
         yield
 
