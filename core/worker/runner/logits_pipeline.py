@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hookline.core.contracts import LogitsRows, ProcessorSpec, SamplingBatch, TokenTexts
-from hookline.core.errors import PASSES, RequestFault
+from hookline.core.errors import PASSES, RequestError, RequestFault
 from hookline.core.plugin.blame import with_place
 from hookline.core.plugin.processors import Stage
 from hookline.core.step.message import Step
@@ -104,7 +104,8 @@ class Pipeline:
         if isinstance(error, PASSES):
             return error
         message = f"{self.stages[index].entry} fails in {method} during a step: {with_place(error)}"
-        return RequestFault(message, rows=rows, processors=0 if rows else 1 << index)
+        is_refusal = isinstance(error, RequestError)
+        return RequestFault(message, rows=rows, processors=0 if rows else 1 << index, is_refusal=is_refusal)
 
     def running(self, processors: int) -> list[Processor]:
         """The processors whose bits are set, in the order they run."""
