@@ -173,7 +173,9 @@ def test_what_a_processor_refuses_stays_status_400(
     monkeypatch.setattr(processor, method, staticmethod(fail) if method == "encode" else fail)
     response = http.post("/v1/completions", json={"prompt": CODE, **FAULTY})
     assert response.status_code == 400
-    assert response.json()["error"]["type"] == "invalid_request_error" and "not like this" in response.text
+    error = response.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    assert error["message"].endswith("not like this") and "/" not in error["message"]
 
 
 @pytest.mark.parametrize(
