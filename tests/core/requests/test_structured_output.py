@@ -185,7 +185,7 @@ def test_a_back_end_that_raises_ends_that_request_alone_and_is_named(backend, pl
     faulty = outputs.pop(1)
     assert faulty.finish_reason is FinishReason.ERROR
     blame = f"grammars 'odd' of plugin 'theirs' (their-dist 1) fails in {place}: {error.__name__}: boom"
-    assert re.fullmatch(rf"{re.escape(blame)} \({Path(__file__).name}:\d+\)", faulty.error)
+    assert re.fullmatch(rf"{re.escape(blame)} \({Path(__file__).name}:\d+\)", faulty.error) and faulty.is_fault
     assert [output.token_ids for output in outputs] == expected
 
 
@@ -203,6 +203,15 @@ def test_what_a_back_end_returns_or_lacks_is_named_in_one_line(monkeypatch, plac
     monkeypatch.setattr(of, place, method, raising=False)
     (faulty,) = served(make_engine(), [([1], choice("yes"))])
     assert faulty.error.startswith(f"grammars 'odd' of plugin 'theirs' (their-dist 1) {fault}")
+
+
+def test_a_back_end_that_cannot_be_made_is_at_fault(backend, monkeypatch):
+    def fail(self, *arguments):
+        raise ValueError("boom")
+
+    monkeypatch.setattr(backend, "__init__", fail)
+    (faulty,) = served(make_engine(backend), [([1], choice("yes"))])
+    assert faulty.is_fault and "fails in __init__: ValueError: boom" in faulty.error
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -315,6 +324,7 @@ def test_a_form_that_is_refused_is_refused_at_once_the_next_time(backend):
     (output,) = served(engine, [([1], params)])
     line = "sampling.structured_outputs.regex: this back end supports choice alone, not regex"
     assert (output.finish_reason, output.error, output.token_ids) == (FinishReason.ERROR, line, [])
+    assert not output.is_fault
     with pytest.raises(RequestError, match="supports choice alone, not"):
         engine.add([1], params)
     check_engine(engine)
