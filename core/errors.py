@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import reprlib
 import sys
 import traceback
@@ -11,6 +12,11 @@ from math import log10
 
 TRACEBACK_VARIABLE = "HOOKLINE_TRACEBACK"
 """Set to 1 to see where an error came from: its traceback is printed before its one line."""
+_BLAME = re.compile(
+    r"[a-z_]+ '[^':/\\]*' of plugin '[^':/\\]*' \([^:/\\]*\) "
+    r"(?:cannot be loaded|(?:fails|breaks its contract)\b[^:/\\]*(?=: ))"
+)
+"""Who fails and where, as errors that blame a plugin begin; no part of it can be a path."""
 
 
 class HooklineError(Exception):
@@ -21,8 +27,20 @@ class ConfigError(HooklineError):
     """A configuration key or value that cannot be used; the message names the key."""
 
 
+class BrokenConfigError(ConfigError):
+    """Code of a config dataclass that failed, as its cause says; it did not refuse the values by a ValueError."""
+
+
 class PluginError(HooklineError):
     """A plugin that was chosen and is broken, blocked, unavailable or does not fit."""
+
+    @property
+    def blame(self) -> str | None:
+        """Which plugin failed and in which method, without what it raised, whose text may hold anything; None if the
+        message does not say so.
+        """
+        found = _BLAME.search(str(self))
+        return None if found is None else found[0]
 
 
 class CheckpointError(HooklineError):
@@ -57,6 +75,12 @@ class QueueFullError(RequestError):
         super().__init__(f"the queue is full: {waiting} and {key}={limit}; try again later")
         self.key, self.limit = key, limit
         self.num_waiting_requests, self.num_waiting_tokens = num_waiting_requests, num_waiting_tokens
+
+
+class PluginFault(RequestError, PluginError):
+    """A request that ends since a plugin's code failed for it: not its fault. It ends alone, and the others run on."""
+
+    reason = "plugin_fault"
 
 
 class EngineError(HooklineError):
@@ -94,12 +118,15 @@ class RequestFault(StepFault):
     """A plugin whose code failed for some requests of a step; they alone end, and the others compute it again.
 
     rows: theirs in the request table. processors: bits of the logits processors that failed, whose users they are.
+    is_refusal: the plugin did not fail, but said that it cannot serve them.
     """
 
-    def __init__(self, message: str, *, rows: Iterable[int] = (), processors: int = 0) -> None:
+    def __init__(
+        self, message: str, *, rows: Iterable[int] = (), processors: int = 0, is_refusal: bool = False
+    ) -> None:
         """`message` names the plugin, the method and the step, in one line."""
         super().__init__(message)
-        self.rows, self.processors = frozenset(rows), processors
+        self.rows, self.processors, self.is_refusal = frozenset(rows), processors, is_refusal
 
 
 class RankError(HooklineError):

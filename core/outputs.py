@@ -34,7 +34,7 @@ class FinishReason(StrEnum):
     ABORT = "abort"
     """By its caller or a time limit; RequestOutput.error says more where it was not the caller."""
     ERROR = "error"
-    """Refused, or broken off by a fault; RequestOutput.error says which."""
+    """Refused, or broken off by a fault; RequestOutput.error says why, and is_fault which."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,8 @@ class RequestOutput:
     asked otherwise), a token that stopped it and what follows a stop string, and is empty without a tokenizer.
     stop_reason is the stop string or the token of stop_token_ids that ended it. num_cached_tokens counts prompt tokens
     found in the prefix cache. error says why a request with finish_reason "error" was refused, or why one with "abort"
-    ended if its caller did not end it. index counts the completions of a prompt.
+    ended if its caller did not end it. is_fault: a fault of a plugin or of the engine ended it, and neither
+    the request nor its caller. index counts the completions of a prompt.
     logprobs (one per token of token_ids) and prompt_logprobs (one per token of the prompt, None for the first) are None
     unless asked for.
     tags, priority, deadline_s (seconds after the arrival) are those that the request came with. refusal: for a request
@@ -123,6 +124,7 @@ class RequestOutput:
     deadline_s: float | None = None
     refusal: str | None = None
     vector: VectorArray | None = None
+    is_fault: bool = False
 
     @property
     def completions(self) -> list[RequestOutput]:

@@ -64,6 +64,18 @@ def test_a_sampler_that_breaks_its_contract_is_named(llm, change, message):
     assert str(caught.value).endswith(f"; the step had 0 decodes and 7 prompt tokens. {GOES_ON}")
 
 
+def test_a_sampler_is_named_that_draws_a_token_outside_the_vocabulary_later_on(llm):
+    llm.generate(PROMPTS, PARAMS)  # every kind of step has been checked
+    replaced(llm.engine.executor.runner.sampler, "sample", lambda tokens_N, *_: tokens_N + 10**6)
+    with pytest.raises(StepFault) as caught:
+        llm.generate(PROMPTS, PARAMS)
+    assert str(caught.value).startswith("sampler 'gumbel' of plugin 'samplers' (") and str(caught.value).endswith(
+        GOES_ON
+    )
+    assert "breaks its contract in sample: it drew token id 1000" in str(caught.value)
+    assert "which is outside the vocabulary (0 to 4095); the step had 2 decodes" in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("part", "name", "change", "message"),
     [

@@ -12,7 +12,7 @@ import pytest
 from hookline import LLM, AsyncLLM, SamplingParams
 from hookline.core.bench import command as core_bench
 from hookline.core.cli.command import guarded
-from hookline.core.errors import HooklineError, PlanError, PluginError, RankError, RequestError
+from hookline.core.errors import HooklineError, PlanError, PluginError, PluginFault, RankError, RequestError
 from hookline.core.info import command as core_info
 from hookline.core.run.command import main
 from hookline.core.simulate import command as core_simulate
@@ -78,17 +78,17 @@ def error_line(capsys):
     return errors[0].removeprefix("hookline: error: ")
 
 
-def refusal_line(capsys):
+def failure_line(capsys):
     shown = capsys.readouterr().err
     assert "Traceback" not in shown and "error:" not in shown
-    return shown.splitlines()[-1].partition("request 1/1 was refused: request 0: ")[2]
+    return shown.splitlines()[-1].partition("request 1/1 failed: request 0: ")[2]
 
 
 @pytest.mark.parametrize("place", PLACES)
 def test_a_plugin_that_exits_is_no_success(place, faulty, capsys):
     faulty(f"{place}:exit")
     assert main([*RUN, "output=out.jsonl"]) == 2
-    line = refusal_line(capsys) if place in OF_ONE_REQUEST else error_line(capsys)
+    line = failure_line(capsys) if place in OF_ONE_REQUEST else error_line(capsys)
     assert line.startswith(PLACES[place]) and "SystemExit: 0" in line
     assert Path("out.jsonl").exists() == (place in OF_ONE_REQUEST or place in AFTERWARDS)
 
@@ -141,7 +141,7 @@ def test_the_caller_whose_processor_exits_hears_it_and_the_others_go_on(faulty):
         faulty("processor.encode:exit")
         both = [llm.generate([1, 2], PROCESSED), llm.generate([1, 2], PARAMS)]
         refused, done = await asyncio.wait_for(asyncio.gather(*both, return_exceptions=True), 60)
-        assert type(refused) is RequestError and ORIGIN in str(refused)
+        assert type(refused) is PluginFault and ORIGIN in str(refused)
         assert len(done.token_ids) == 3
         await llm.aclose()
 

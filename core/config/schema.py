@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hookline.core.errors import MAX_TEXT, ConfigError, HooklineError, clipped, shown
+from hookline.core.errors import MAX_TEXT, BrokenConfigError, ConfigError, HooklineError, clipped, shown
 from hookline.core.plugin.blame import with_place
 from hookline.core.util.field_docs import field_docs
 from hookline.core.util.ranges import check_ranges
@@ -25,14 +25,22 @@ MISSING = "???"
 _WRONG_TYPE = re.compile(r"Value '(.*)' (?:of type '(\w+)' could not be converted to|is not a valid) (\w+).*")
 _STAND_IN = "⟦text {}⟧"
 _STAND_INS = re.compile(_STAND_IN.format("([0-9]{1,12})"))
-_TYPE_NAMES = {"Integer": "an int", "Float": "a float", "Boolean": "a bool", "bool": "a bool", "String": "a str"}
+_TYPE_NAMES = {"Integer": "an int", "Float": "a float", "Boolean": "a bool", "String": "a str"}
+_TYPE_NAMES |= {"bool": "a bool", "int": "an int", "float": "a float"}
 
 
-def build(cls: type, values: Mapping[str, Any], prefix: str = "", elsewhere: Iterable[str] = ()) -> Any:
+def build(
+    cls: type,
+    values: Mapping[str, Any],
+    prefix: str = "",
+    elsewhere: Iterable[str] = (),
+    *,
+    reads_texts: bool = True,
+) -> Any:
     """An instance of the dataclass `cls` with `values` laid over its defaults. `prefix` names it in errors.
 
     A text arrives exactly as it is, also with `${` in it. elsewhere: full keys that may have been meant, if an unknown
-    one is near none of the dataclass's own.
+    one is near none of the dataclass's own. reads_texts: whether a text will do for a number or a bool.
 
     Raises: ConfigError for an unknown key (with the near miss), a wrong type, a value that is missing or `???`, outside
     its field's range, or refused by the dataclass itself.
@@ -47,6 +55,8 @@ def build(cls: type, values: Mapping[str, Any], prefix: str = "", elsewhere: Ite
         node = OmegaConf.merge(_writable(OmegaConf.structured(cls)), inert)
         for key in sorted(OmegaConf.missing_keys(node)):
             raise ConfigError(f"{joined(prefix, key)} has no value and no default; set {joined(prefix, key)}=...")
+        if not reads_texts:
+            _refuse_read_texts(values, node, prefix)
         return _instance(node, texts, prefix)
     except HooklineError:
         raise
@@ -56,7 +66,19 @@ def build(cls: type, values: Mapping[str, Any], prefix: str = "", elsewhere: Ite
         message = one_line(error).partition(": ")[2] or one_line(error)
         raise ConfigError(f"{prefix}: {clipped(message, 2 * MAX_TEXT)}") from error
     except Exception as error:
-        raise ConfigError(f"{prefix}: {with_place(error)}") from error
+        raise BrokenConfigError(f"{prefix}: {with_place(error)}") from error
+
+
+def _refuse_read_texts(given: Any, node: Any, key: str) -> None:
+    """Refuse texts that OmegaConf has read as numbers or bools."""
+    if isinstance(given, str) and type(node) in (bool, int, float):
+        raise ConfigError(f"{clipped(key)}={shown(given)} is a text, not {_TYPE_NAMES[type(node).__name__]}")
+    if isinstance(given, Mapping):
+        for name, inner in given.items():
+            _refuse_read_texts(inner, node[name], joined(key, name))
+    elif isinstance(given, list | tuple):
+        for index, inner in enumerate(given):
+            _refuse_read_texts(inner, node[index], f"{key}[{index}]")
 
 
 def _writable(node: Any) -> Any:

@@ -11,6 +11,7 @@ from hookline.core.engine.in_flight import InFlight
 from hookline.core.engine.listeners import Listeners
 from hookline.core.engine.time_limits import TimeLimits
 from hookline.core.engine.times import Times
+from hookline.core.errors import EngineError, HooklineError, PluginError, RequestError
 from hookline.core.outputs import FinishReason, RequestOutput
 from hookline.core.requests.request import Request
 from hookline.core.requests.request_queue import RequestQueue
@@ -35,14 +36,19 @@ class Endings:
         self.kept: list[RequestOutput] = []
         """Outputs of requests that ended outside a commit; the next step returns them."""
 
-    def end(self, request: Request, reason: FinishReason, error: str | None = None) -> RequestOutput:
-        """End a request and give back its blocks and its row; the caller has to tell the observers."""
+    def end(self, request: Request, reason: FinishReason, error: HooklineError | None = None) -> RequestOutput:
+        """End a request and give back its blocks and its row; the caller has to tell the observers.
+
+        error: why, if it is not served to its end; a PluginError or an EngineError is no fault of the request.
+        """
         if request.id in self._queue.compiling and self._structured_output is not None:
             self._structured_output.forget(request.id)
         self._dispatcher.retire(request)
         self._queue.remove(request)
-        self._feedback.ended(request, reason, error)
-        return request.output(reason, self._times.now(), error)
+        text = None if error is None else str(error)
+        self._feedback.ended(request, reason, text)
+        is_fault = isinstance(error, PluginError | EngineError)
+        return request.output(reason, self._times.now(), text, is_fault=is_fault)
 
     def abort(self, ids: Iterable[int], reason: FinishReason) -> list[RequestOutput]:
         """See Engine.abort."""
@@ -55,7 +61,7 @@ class Endings:
         """End the requests whose time limits have passed."""
         live = self._queue.live
         late = [
-            self.end(live[id_], FinishReason.ABORT, f"timeout_s={timeout_s} passed before it was done")
+            self.end(live[id_], FinishReason.ABORT, RequestError(f"timeout_s={timeout_s} passed before it was done"))
             for id_, timeout_s in self.time_limits.passed(self._times.now())
             if id_ in live
         ]
@@ -73,7 +79,7 @@ class Endings:
 
     def break_off(self, error: BaseException) -> None:
         """End all requests after a step failed half-way, and empty the prefix cache: some blocks were not filled."""
-        cause = f"the engine broke off: {str(error) or type(error).__name__}"
+        cause = EngineError(f"the engine broke off: {str(error) or type(error).__name__}")
         live = list(self._queue.live.values())
         broken = [self.end(request, FinishReason.ERROR, cause) for request in live]
         self.kept += broken

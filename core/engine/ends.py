@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from hookline.core.errors import HooklineError, LostStep, RequestFault, show_traceback
+from hookline.core.errors import (
+    EngineError,
+    HooklineError,
+    LostStep,
+    PluginError,
+    PluginFault,
+    RequestError,
+    RequestFault,
+    show_traceback,
+)
 from hookline.core.outputs import FinishReason
 from hookline.core.requests.request import Request
 
@@ -28,7 +37,7 @@ def end_with(request: Request, token_id: int) -> FinishReason | None:
     return FinishReason.STOP
 
 
-def fault_of(request: Request) -> str | None:
+def fault_of(request: Request) -> HooklineError | None:
     """The error that a request ends with: of its processors, or of its grammar's back end; None if there is none."""
     return request.fault if request.constraint is None else request.fault or request.constraint.fault
 
@@ -50,7 +59,8 @@ def _end_by_followers(request: Request, token_id: int) -> FinishReason | None:
         text = request.followers.see(token_id, None if request.scores is None else request.scores.last_logprob)
     except HooklineError as error:
         show_traceback(error)
-        request.fault = f"request {request.id}: {error}"
+        kind = PluginFault if isinstance(error, PluginError) else RequestError
+        request.fault = kind(f"request {request.id}: {error}")
         return FinishReason.ERROR
     if text is None or request.num_known_outputs < request.params.min_tokens:
         return None
@@ -61,6 +71,14 @@ def _end_by_followers(request: Request, token_id: int) -> FinishReason | None:
 def concerned(error: LostStep, inside: Sequence[Request]) -> list[Request]:
     """The requests of a lost step that end: all, or of a RequestFault those with its rows or processors."""
     return [request for request in inside if _concerns(error, request)]
+
+
+def end_of(request: Request, error: LostStep) -> HooklineError:
+    """What a request of a lost step ends with."""
+    if not isinstance(error, RequestFault):
+        kind = PluginFault if isinstance(error, PluginError) else EngineError
+        return kind(f"request {request.id}: the engine lost a step: {error}")
+    return (RequestError if error.is_refusal else PluginFault)(f"request {request.id}: {error}")
 
 
 def starting_again(error: LostStep, inside: Sequence[Request], running: Iterable[Request]) -> list[Request]:

@@ -8,7 +8,7 @@ from typing import Any
 from hookline.core.engine.endings import Endings
 from hookline.core.engine.listeners import Listeners
 from hookline.core.engine.times import Times
-from hookline.core.errors import RequestError
+from hookline.core.errors import PluginError, RequestError
 from hookline.core.outputs import FinishReason, RequestOutput
 from hookline.core.request_info import RequestInfo
 from hookline.core.requests.admission import EngineLimits, admit, checked_timeout_s
@@ -103,6 +103,7 @@ class Intake:
             priority=info.priority,
             deadline_s=info.deadline_s,
             refusal=error.reason,
+            is_fault=isinstance(error, PluginError),
         )
         self._next_id += 1
         self._listeners.notify("on_request_end", output=output)

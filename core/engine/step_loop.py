@@ -8,7 +8,7 @@ from functools import partial
 from hookline.core.engine.commit import Committer
 from hookline.core.engine.dispatch import Dispatcher
 from hookline.core.engine.endings import Endings
-from hookline.core.engine.ends import concerned, starting_again
+from hookline.core.engine.ends import concerned, end_of, starting_again
 from hookline.core.engine.in_flight import InFlight
 from hookline.core.engine.listeners import Listeners
 from hookline.core.engine.plan_check import CheckedPlan
@@ -220,8 +220,7 @@ class StepLoop:
         if not ending and self._lost_without_end:
             ending = inside
         self._lost_without_end = not ending
-        text = f"{error}" if isinstance(error, RequestFault) else f"the engine lost a step: {error}"
-        ended = [self._endings.end(one, FinishReason.ERROR, f"request {one.id}: {text}") for one in ending]
+        ended = [self._endings.end(one, FinishReason.ERROR, end_of(one, error)) for one in ending]
         self._dispatcher.preempt(starting_again(error, inside, self._queue.running.values()))
         self._feedback.give_up(self._times.now())
         self._listeners.notify_ends(ended)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hookline.core.errors import RequestError, shown
+from hookline.core.errors import PluginFault, RequestError, shown
 from hookline.core.outputs import FinishReason, RequestOutput
 from hookline.core.pooling_params import CLASSIFY, EMBED, PoolingParams
 from hookline.core.tokenizer.codec import Codec
@@ -68,7 +68,8 @@ def scored(output: RequestOutput, find: Callable[[VectorArray], float]) -> Reque
     try:
         return replace(output, vector=np.array([find(output.vector)], dtype=np.float32))
     except RequestError as error:
-        return replace(output, vector=None, finish_reason=FinishReason.ERROR, error=str(error))
+        is_fault = isinstance(error, PluginFault)
+        return replace(output, vector=None, finish_reason=FinishReason.ERROR, error=str(error), is_fault=is_fault)
 
 
 def relevance(vector: VectorArray) -> float:
@@ -103,7 +104,8 @@ def cosine(query: RequestOutput) -> Callable[[VectorArray], float]:
     Raises: RequestError with the query's error, if it has no embedding.
     """
     if query.vector is None:
-        raise RequestError(f"the query cannot be embedded: {query.error}")
+        kind = PluginFault if query.is_fault else RequestError
+        raise kind(f"the query cannot be embedded: {query.error}")
     vector = query.vector
     return lambda other: float(np.dot(vector.astype(np.float64), other))
 

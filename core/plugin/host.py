@@ -40,7 +40,7 @@ class PluginHost:
     def __init__(self) -> None:
         self.registry = Registry()
         self.presets: list[Preset] = presets_in(CONF, PROJECT)
-        self.problems: list[Problem] = []
+        self._problems: list[Problem] = []
         self.plugins: list[Origin] = []
         self.config_packages: list[str] = []
         self.manager = new_manager()
@@ -88,9 +88,13 @@ class PluginHost:
         names = sorted({*self.registry.names(kind), *also})
         available = ", ".join(names) or "none"
         message = f"no {kind} named '{clipped(name)}'.{near_miss(name[:50], names)} Available: {available}"
-        return PluginError(
-            "; ".join([message, *(f"not loaded: {problem}" for problem in self.problems), *self._hints()])
-        )
+        not_loaded = (f"not loaded: {problem}" for problem in self.problems)
+        return PluginError("; ".join([message, *not_loaded, *self._hints()]))
+
+    @property
+    def problems(self) -> list[Problem]:
+        """Why plugins are not loaded: broken ones first, then those that the user blocked."""
+        return sorted(self._problems, key=lambda problem: problem.stage is Phase.BLOCK)
 
     @property
     def description(self) -> tuple[str, ...]:
@@ -143,7 +147,7 @@ class PluginHost:
 
     def _report(self, origin: Origin, error: Rejected) -> None:
         cause = (error.stage, error.cause, error.wanted)
-        self.problems.append(Problem(origin.plugin, origin.distribution, origin.version, *cause))
+        self._problems.append(Problem(origin.plugin, origin.distribution, origin.version, *cause))
 
     def _accept(self, source: Source) -> None:
         plugin, origin = _import(source), source.origin
@@ -169,7 +173,7 @@ class PluginHost:
             if name not in known:
                 available = ", ".join(sorted(set(known))) or "none"
                 cause = f"{BLOCK_VARIABLE} names no installed plugin.{near_miss(name, known)} Available: {available}"
-                self.problems.append(Problem(name, BLOCK_VARIABLE, "-", Phase.BLOCK, cause))
+                self._problems.append(Problem(name, BLOCK_VARIABLE, "-", Phase.BLOCK, cause))
 
 
 def _import(source: Source) -> Any:

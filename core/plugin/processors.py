@@ -43,11 +43,12 @@ class Stage:
     def cls(self) -> Any:
         """The processor's class.
 
-        Raises: PluginError if it cannot be imported, or lacks what its arguments call for.
+        Raises: PluginError if it cannot be imported, or lacks what its arguments call for; RequestError if it does not
+        fit this engine.
         """
         if self.unmet_needs:
             what = f"{PROCESSOR} '{self.entry.name}' of {self.entry.origin}"
-            raise PluginError(f"{what} does not fit: {'; '.join(self.unmet_needs)}")
+            raise RequestError(f"{what} does not fit: {'; '.join(self.unmet_needs)}")
         loaded = self.entry.load()
         others = [name for name in self.field_names if name not in self.columns]
         if others and not (is_offered(loaded.encode) and is_offered(loaded.load)):

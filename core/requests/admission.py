@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from hookline.core.contracts import Limits, RequestFacts
-from hookline.core.errors import PluginError, PromptTooLongError, QueueFullError, RequestError, shown
+from hookline.core.errors import PluginError, PluginFault, PromptTooLongError, QueueFullError, RequestError, shown
 from hookline.core.pooling_params import PoolingParams
 from hookline.core.request_info import PLAIN, RequestInfo
 from hookline.core.requests.logits_processing import Processing
@@ -110,7 +110,7 @@ def admit(
     try:
         followers = TokenFollowers(prepared.followers) if prepared.followers else None
     except PluginError as error:
-        raise RequestError(str(error)) from error
+        raise PluginFault(str(error)) from error
     return Request(
         id,
         tokens,

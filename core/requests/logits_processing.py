@@ -15,7 +15,7 @@ from typing import Any
 
 from hookline.core.config.schema import build, unknown_key
 from hookline.core.contracts import RequestFacts, TokenTexts
-from hookline.core.errors import ConfigError, PluginError, RequestError, shown
+from hookline.core.errors import BrokenConfigError, ConfigError, PluginError, PluginFault, RequestError, shown
 from hookline.core.plugin.needs import Facts, unmet
 from hookline.core.plugin.processors import Stage
 from hookline.core.plugin.registry import PROCESSOR, Entry, Option
@@ -95,8 +95,8 @@ class Processing:
     def prepare(self, params: SamplingParams, facts: RequestFacts) -> Prepared:
         """Turn a request's parameters into arguments of processors.
 
-        Raises: RequestError for arguments that no processor takes or that one refuses, and for a processor that is
-        broken or does not fit.
+        Raises: RequestError for arguments that no processor takes or that one refuses, and for a processor that does
+        not fit; PluginFault for one that is broken.
         """
         if not params.processed_fields and not params.extra_args and not self._has_settings:
             return NOTHING
@@ -104,7 +104,7 @@ class Processing:
         try:
             return self._prepare(params, facts)
         except PluginError as error:
-            raise RequestError(str(error)) from error
+            raise PluginFault(str(error)) from error
 
     def _prepare(self, params: SamplingParams, facts: RequestFacts) -> Prepared:
         records, followers, num_draws, reads_tokens = [], [], [], False
@@ -134,8 +134,11 @@ class Processing:
         """Refuse what `prepare` would refuse by its name, type or value alone; needs no engine."""
         self._refuse_unknown(params)
         for index, stage in enumerate(self.stages):
-            with stage.blaming:
-                self._arguments(index, stage, params)
+            try:
+                with stage.blaming:
+                    self._arguments(index, stage, params)
+            except PluginError as error:
+                raise PluginFault(str(error)) from error
 
     def _refuse_unknown(self, params: SamplingParams) -> None:
         refuse_oversized(params.extra_args)
@@ -164,7 +167,11 @@ class Processing:
         if key in self._built:
             return self._built[key]
         try:
-            built = build(stage.arguments, stage.arguments_of(given), f"sampling.extra_args.{stage.entry.name}")
+            key_of_all = f"sampling.extra_args.{stage.entry.name}"
+            built = build(stage.arguments, stage.arguments_of(given), key_of_all, reads_texts=False)
+        except BrokenConfigError as error:
+            assert error.__cause__ is not None
+            raise error.__cause__ from None  # whoever is around us blames the processor
         except ConfigError as error:
             raise RequestError(str(error)) from error
         if (num_bytes := sys.getsizeof(key[1])) <= MAX_CACHED_KEY_BYTES:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hookline.core.errors import PluginError, RequestError, shown
+from hookline.core.errors import EngineError, PluginError, PluginFault, RequestError, shown
 from hookline.core.plugin.needs import Facts, unmet
 from hookline.core.plugin.registry import POOLER, Entry
 from hookline.core.pooling_params import EMBED, PoolingDefaults, PoolingParams
@@ -41,12 +41,14 @@ class Pooling:
         begins = start == 0 or not self.reads_all_tokens
         return [index, self.pooler, BEGINS * begins | ENDS * ends | NORMALIZES * self.normalizes, self.num_dimensions]
 
-    def kept(self, vector: VectorArray) -> tuple[VectorArray | None, str | None]:
+    def kept(self, vector: VectorArray) -> tuple[VectorArray | None, EngineError | None]:
         """The numbers of a vector that were asked for, and None; or None, and what is wrong with the vector."""
         if not np.isfinite(vector).all():
             return (
                 None,
-                "the vector holds NaN or infinity: the model's hidden states do not suit the dtype, or are broken",
+                EngineError(
+                    "the vector holds NaN or infinity: the model's hidden states do not suit the dtype, or are broken"
+                ),
             )
         return vector[: self.num_dimensions or None].copy(), None
 
@@ -128,7 +130,7 @@ class Poolers:
         try:
             found = self._classes[index] = entry.load()
         except PluginError as error:
-            raise RequestError(str(error)) from error
+            raise PluginFault(str(error)) from error
         return found
 
 

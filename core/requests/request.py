@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from hookline.core.contracts import RequestBegin
+from hookline.core.errors import HooklineError
 from hookline.core.outputs import FinishReason, RequestOutput, Timings
 from hookline.core.request_info import PLAIN, RequestInfo
 from hookline.core.requests.logits_processing import NOTHING, Prepared
@@ -197,7 +198,7 @@ class Request:
         self.pooling = pooling
         """How its prompt is pooled; None if it generates tokens."""
         self.vector: VectorArray | None = None
-        self.fault: str | None = None
+        self.fault: HooklineError | None = None
         """Why it ends with an error."""
         self.scores: Scores | None = None
         if params.is_scored:
@@ -269,7 +270,9 @@ class Request:
             is_pooled=self.pooling is not None,
         )
 
-    def output(self, reason: FinishReason, now_s: float, error: str | None = None) -> RequestOutput:
+    def output(
+        self, reason: FinishReason, now_s: float, error: str | None = None, *, is_fault: bool = False
+    ) -> RequestOutput:
         """The request's output, without text, if it ends now."""
         return RequestOutput(
             request_id=self.id,
@@ -288,6 +291,7 @@ class Request:
             priority=self.info.priority,
             deadline_s=self.info.deadline_s,
             vector=self.vector,
+            is_fault=is_fault,
         )
 
     def _stop_reason(self) -> str | int | None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from hookline.core.contracts import Grammar, GrammarBackend, GrammarMatcher, GrammarVocabulary, is_offered
-from hookline.core.errors import PASSES, PluginError, RequestError, clipped, shown
+from hookline.core.errors import PASSES, PluginError, PluginFault, RequestError, clipped, shown
 from hookline.core.outputs import FinishReason
 from hookline.core.plugin.blame import Blaming
 from hookline.core.plugin.problems import with_line
@@ -50,18 +50,21 @@ class GrammarChoice:
 
 @dataclass(frozen=True)
 class Compiled:
-    """A grammar that requests share, once it is compiled. error: why it cannot be compiled."""
+    """A grammar that requests share, once it is compiled. error: why it cannot be; a PluginFault if its back end
+    failed.
+    """
 
     grammar: Grammar | None = None
     end_text: EndText | None = None
     num_bytes: int = 0
-    error: str = ""
+    error: RequestError | None = None
 
 
 class Constraint:
     """How far one request is in its grammar.
 
-    matcher: None until the grammar is compiled. fault: why the request has to end.
+    matcher: None until the grammar is compiled. fault: why the request has to end; a PluginFault if its back
+    end failed.
     end: the reason, once it is known that the request ends with its last token; nothing is drawn for it then.
     """
 
@@ -69,7 +72,7 @@ class Constraint:
         self.wanted, self.stop_ids = wanted, stop_ids
         self.matcher: GrammarMatcher | None = None
         self.end_text: EndText | None = None
-        self.fault: str | None = None
+        self.fault: RequestError | None = None
         self.end: FinishReason | None = None
         self.further_stops: list[tuple[int, int]] = []
         """(word, bits) of the request's stop ids that the back end does not know."""
@@ -90,7 +93,7 @@ class Constraint:
     def take(self, token_id: int) -> FinishReason | None:
         """Advance by the token that was drawn; returns why the request ends with it, or None if it goes on.
 
-        Raises: what the back end raises.
+        Raises: what the back end raises; _DoesNotFit if the token does not.
         """
         assert self.matcher is not None
         if self.end_text is not None:
@@ -104,11 +107,10 @@ class Constraint:
         if not isinstance(fits, bool):
             raise _Broken(f"it returned {shown(fits)}, not a bool")
         if not fits:
-            self.fault = (
-                f"{_PLACE}.{self.wanted.kind}: token {token_id} was drawn, which does not fit; the request's other "
-                "sampling parameters, or its grammar's mask, forbid all that would"
+            raise _DoesNotFit(
+                f"token {token_id} was drawn, which does not fit; the request's other sampling parameters, or its "
+                "grammar's mask, forbid all that would"
             )
-            return FinishReason.ERROR
         is_over = token_id in self._vocabulary_stops or self.matcher.is_terminated
         return FinishReason.STOP if is_over else None
 
@@ -216,7 +218,7 @@ class StructuredOutput:
         if key in self._cache:
             self._cache.move_to_end(key)
             if error := self._begin(constraint, self._cache[key]):
-                raise RequestError(error)
+                raise type(error)(str(error))  # a new one: the one in the cache is raised many times
             return True
         if key not in self._waiting:
             wanted = constraint.wanted
@@ -229,8 +231,8 @@ class StructuredOutput:
         for waiting in self._waiting.values():
             waiting.ids.pop(id_, None)
 
-    def opened(self, *, is_idle: bool = False) -> Iterator[tuple[int, str]]:
-        """Requests whose grammars are ready, with "", or cannot be compiled, with the error that ends the request.
+    def opened(self, *, is_idle: bool = False) -> Iterator[tuple[int, RequestError | None]]:
+        """Requests whose grammars are ready, with None, or cannot be compiled, with the error that ends the request.
 
         is_idle: whether to wait a little for one, since there is nothing else to do.
         """
@@ -242,7 +244,7 @@ class StructuredOutput:
             if waiting.job.is_done:
                 compiled = self._keep(key, waiting.job)
             elif self._pool.is_given_up(waiting.job):
-                compiled = Compiled(error=self._too_slow(key))
+                compiled = Compiled(error=RequestError(self._too_slow(key)))
             else:
                 continue
             del self._waiting[key]
@@ -253,9 +255,9 @@ class StructuredOutput:
         """End the threads that compile."""
         self._pool.close()
 
-    def _begin(self, constraint: Constraint, compiled: Compiled) -> str:
+    def _begin(self, constraint: Constraint, compiled: Compiled) -> RequestError | None:
         """Give the request its matcher; returns why it cannot have one."""
-        if compiled.error:
+        if compiled.error is not None:
             return compiled.error
         assert self._vocabulary is not None
         try:
@@ -264,7 +266,7 @@ class StructuredOutput:
             raise
         except BaseException as error:
             return self._blame("matcher", error)
-        return ""
+        return None
 
     def _compile(self, wanted: StructuredOutputs, job: Job) -> Compiled:
         """Compile a grammar; called in a thread of the pool."""
@@ -295,13 +297,11 @@ class StructuredOutput:
     def _keep(self, key: Any, job: Job) -> Compiled:
         """The outcome of a compile, kept for later requests; those unused for longest are dropped first."""
         if job.error is not None:
-            kind = key[0]
-            is_theirs = not isinstance(job.error, RequestError)
-            error = self._blame("compile", job.error) if is_theirs else str(job.error)
-            is_named = is_theirs or error.startswith(_PLACE)
-            compiled = Compiled(error=clipped(error if is_named else f"{_PLACE}.{kind}: {error}", 600))
-            if is_theirs:
-                return compiled
+            if not isinstance(job.error, RequestError):
+                return Compiled(error=self._blame("compile", job.error))
+            text = str(job.error)
+            text = text if text.startswith(_PLACE) else f"{_PLACE}.{key[0]}: {text}"
+            compiled = Compiled(error=RequestError(clipped(text, 600)))
         else:
             compiled = job.result
         self._cache[key] = compiled
@@ -315,13 +315,15 @@ class StructuredOutput:
         limit = f"{self._pool.limit_s:g} s, which is the most it may take"
         return f"{_PLACE}.{key[0]}: compiling it takes longer than {limit}; make it smaller"
 
-    def _blame(self, method: str, error: BaseException) -> str:
+    def _blame(self, method: str, error: BaseException) -> PluginFault:
         assert self._choice is not None
-        if isinstance(error, PluginError):  # it says by itself who is to blame
-            return str(error)
-        if isinstance(error, _Broken):
-            return f"{self._choice.entry} breaks its contract in {method}: {error}"
-        return f"{self._choice.entry} fails in {method}: {with_line(error)}"
+        if isinstance(error, PluginError):
+            text = str(error)  # it says by itself who is to blame
+        elif isinstance(error, _Broken):
+            text = f"{self._choice.entry} breaks its contract in {method}: {error}"
+        else:
+            text = f"{self._choice.entry} fails in {method}: {with_line(error)}"
+        return PluginFault(clipped(text, 600))
 
     # ---------------------------------------------------------------------------------------------------- in the steps
 
@@ -329,8 +331,6 @@ class StructuredOutput:
         """`Constraint.take`, which sets its `end`; an error of a plugin ends this request alone."""
         try:
             constraint.end = constraint.take(token_id)
-            if constraint.fault is not None and self._choice is not None:
-                constraint.fault += f" (masks by {self._choice.entry})"
         except PASSES:
             raise
         except BaseException as error:
@@ -354,9 +354,7 @@ class StructuredOutput:
         for place in np.flatnonzero(~masks_NW.view(np.bool_).any(axis=1)).tolist():
             empty = constraints[place]
             if empty is not None and empty.end is None and empty.fault is None:
-                assert self._choice is not None
-                fault = f"no token fits here (masks by {self._choice.entry})"
-                empty.fault = f"{_PLACE}.{empty.wanted.kind}: {fault}"
+                empty.fault = self._fault_in("fill", empty, _DoesNotFit("no token fits here"))
 
     def _fill_at_once(self, constraints: Sequence[Constraint | None], masks_NW: MaskArray) -> bool:
         """Let the back end fill all rows in one call; returns False if it cannot, or failed for one of them."""
@@ -384,11 +382,13 @@ class StructuredOutput:
             mask_W[:] = 0
             constraint.fault = self._fault_in("fill", constraint, error)
 
-    def _fault_in(self, method: str, constraint: Constraint, error: BaseException) -> str:
+    def _fault_in(self, method: str, constraint: Constraint, error: BaseException) -> RequestError:
         """Why a request ends after an error: a RequestError blames its grammar, any other error the back end."""
-        if isinstance(error, RequestError):
-            return f"{_PLACE}.{constraint.wanted.kind}: {error}"
-        return self._blame(method, error)
+        if not isinstance(error, RequestError):
+            return self._blame(method, error)
+        assert self._choice is not None
+        masks = f" (masks by {self._choice.entry})" if isinstance(error, _DoesNotFit) else ""
+        return RequestError(f"{_PLACE}.{constraint.wanted.kind}: {error}{masks}")
 
     def _clear_padding(self, masks_NW: MaskArray) -> None:
         """Forbid the token ids that pad the model's vocabulary beyond the tokenizer's."""
@@ -397,6 +397,10 @@ class StructuredOutput:
             masks_NW[:, word] &= np.int32((1 << bit) - 1)
             word += 1
         masks_NW[:, word:] = 0
+
+
+class _DoesNotFit(RequestError):
+    """A draw that the grammar does not allow; why is not known, so the message also says whose masks they are."""
 
 
 class _Broken(Exception):

@@ -43,7 +43,7 @@ def execute(run: RunConfig, host: PluginHost) -> int:
     from hookline.core.frontend.profiling import profiled
     from hookline.core.frontend.progress import progress_bar
     from hookline.core.request_info import NOT_SAID
-    from hookline.core.run.results import refusals, with_refused
+    from hookline.core.run.results import failures, with_refused
 
     if run.output is None:
         require_output()
@@ -58,10 +58,10 @@ def execute(run: RunConfig, host: PluginHost) -> int:
             outputs = llm.embed(run.prompts, run.pooling, **infos, progress=progress)
         outputs = with_refused(outputs, run.refused)
         show(run, outputs, is_chat=llm.config.model.config.chat)
-    refused = refusals(outputs)
-    for line in refused:
+    failed = failures(outputs)
+    for line in failed:
         say(line)
-    return 2 if refused else 0
+    return 2 if failed else 0
 
 
 def show(run: RunConfig, outputs: Sequence[RequestOutput], *, is_chat: bool = False) -> None:

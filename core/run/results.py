@@ -55,13 +55,18 @@ def usage_line(outputs: Sequence[RequestOutput]) -> str:
     return f"{line}; means: queued {queue_s:.3f} s, first token {sum(first) / len(first):.3f} s, end {total_s:.3f} s"
 
 
-def refusals(outputs: Sequence[RequestOutput]) -> list[str]:
-    """One line for each request that was refused."""
+def failures(outputs: Sequence[RequestOutput]) -> list[str]:
+    """One line for each request that was refused, or that failed: by a fault, or once it had begun."""
     return [
-        f"request {number}/{len(outputs)} was refused: {' '.join(output.error.split())}"
+        f"request {number}/{len(outputs)} {_what_happened(output)}: {' '.join(output.error.split())}"
         for number, output in enumerate(outputs, start=1)
         if output.error is not None
     ]
+
+
+def _what_happened(output: RequestOutput) -> str:
+    has_begun = output.timings is not None and output.timings.scheduled_s is not None
+    return "failed" if output.is_fault or has_begun else "was refused"
 
 
 def with_refused(outputs: Sequence[RequestOutput], refused: Mapping[int, str]) -> list[RequestOutput]:

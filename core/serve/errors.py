@@ -70,7 +70,7 @@ def timed_out(message: str) -> ApiError:
 
 def api_error(error: BaseException, max_model_len: int | None = None) -> ApiError:
     """What a client is told of an error. One of any other kind becomes status 500 without its text, which may hold what
-    clients must not see.
+    clients must not see; of a plugin's error the client hears which plugin and method it is.
     """
     if isinstance(error, ApiError):
         return error
@@ -78,12 +78,15 @@ def api_error(error: BaseException, max_model_len: int | None = None) -> ApiErro
         return ApiError(429, str(error), "rate_limit_error", code="queue_full")
     if isinstance(error, PromptTooLongError) and max_model_len is not None:
         return too_long(max_model_len, f"However, {error}.")
+    if isinstance(error, PluginError):
+        message = "internal server error" if error.blame is None else f"{error.blame}; the server's log says why"
+        return ApiError(500, message, "server_error", code="internal_error")
     if isinstance(error, RequestError):
         field = _FIELD.search(str(error))
         return invalid(_FIELD.sub(r"\1", str(error)), field[1] if field else None)
     if isinstance(error, EngineError | RankError):
         return ApiError(503, "the engine broke off; the server's log says why", "engine_error", code="engine_error")
-    if isinstance(error, HooklineError) and not isinstance(error, PluginError):
+    if isinstance(error, HooklineError):
         return ApiError(503, clipped(str(error)), "server_error", code="server_error")
     return ApiError(500, "internal server error", "server_error", code="internal_error")
 

@@ -254,11 +254,27 @@ class Worker(SizedExecutor):
         except PASSES:
             raise
         except BaseException as error:
-            cause, told = error.__cause__, _told(error, step)
+            cause, told = error.__cause__, _told(self._sampler_fault(step) or error, step)
             self._check_device()
             if isinstance(told, LostStep):
                 told.ends_engine = self.failure is not None
             raise told from (cause if told is error or type(error) is StepFault else error)
+
+    def _sampler_fault(self, step: Step) -> StepFault | None:
+        """After a step that failed: the fault, if it was given a token outside the vocabulary, which would be blamed on
+        the model. Draws are looked at in the first steps alone; a GPU cannot be asked after such a step.
+        """
+        if self.table.device.type != "cpu":
+            return None
+        tokens_N = self.table.last_token_R[torch.from_numpy(step.decode_rows)]
+        is_sharded = self.runner.ranks.size > 1 and self.runner.shards_vocabulary
+        try:
+            self.runner.checks.tokens(
+                "sample_shard" if is_sharded else "sample", tokens_N, len(tokens_N), self.runner.vocab_size
+            )
+        except StepFault as fault:
+            return fault
+        return None
 
     def _check_device(self) -> None:
         """After a step that broke off: free what it left cached, and find out whether the device still computes."""

@@ -16,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from hookline.core.contracts import Observer
-from hookline.core.errors import PromptTooLongError, QueueFullError, RequestError
+from hookline.core.errors import PluginFault, PromptTooLongError, QueueFullError, RequestError
 from hookline.core.outputs import FinishReason
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ LONG_S = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240
 FIRST_TOKEN_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5)
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
-REFUSALS = tuple(error.reason for error in (RequestError, PromptTooLongError, QueueFullError))
+REFUSALS = tuple(error.reason for error in (RequestError, PromptTooLongError, QueueFullError, PluginFault))
 """Reasons that are shown from the start; others appear when they come."""
 LATE = "Kernels and graphs that were compiled, loaded or captured after the engine was ready, while requests waited."
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)

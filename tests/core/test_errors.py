@@ -2,7 +2,7 @@
 
 import pytest
 
-from hookline.core.errors import clipped, shown
+from hookline.core.errors import PluginError, clipped, shown
 
 
 @pytest.mark.parametrize("value", ["much", 1.5, None, [1, 2], {"a": True}])
@@ -13,6 +13,28 @@ def test_short_values_are_shown_whole(value):
 @pytest.mark.parametrize("value", ["x" * 10**7, ["y" * 10**5] * 50, {str(i): "z" * 1000 for i in range(1000)}])
 def test_long_values_are_cut(value):
     assert len(shown(value)) < 500 and "..." in shown(value)
+
+
+WHO = "processor 'x' of plugin 'theirs' (their-dist 1.2)"
+
+
+@pytest.mark.parametrize(
+    ("message", "blame"),
+    [
+        (
+            f"{WHO} fails in process during a step: KeyError: 'a' (/srv/x.py:3, in f)",
+            f"{WHO} fails in process during a step",
+        ),
+        (f"request 7: {WHO} breaks its contract in load: it returned 3", f"{WHO} breaks its contract in load"),
+        (f"{WHO} cannot be loaded from theirs:Mine: ImportError: /srv/x.py", f"{WHO} cannot be loaded"),
+        (f"{WHO} fails: ValueError (/srv/x.py:3, in f)", f"{WHO} fails"),
+        (f"{WHO} fails in /srv/x.py: so", None),
+        (f"{WHO} fails", None),
+        ("a secret in /srv/x.py fails: so", None),
+    ],
+)
+def test_a_plugin_is_blamed_without_what_it_raised(message, blame):
+    assert PluginError(message).blame == blame
 
 
 @pytest.mark.parametrize("digits", [70, 400, 5000])

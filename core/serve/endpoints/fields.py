@@ -61,7 +61,7 @@ class SamplingFields(ServiceFields, kw_only=True):
     """Give the ids of the prompt's and the completion's tokens."""
     return_tokens_as_token_ids: bool | None = None
     """Write tokens as token_id:N in log-probabilities."""
-    extra_args: dict[str, dict[str, Any]] | None = None
+    extra_args: dict[str, Any] | None = None
 
     def check_stream(self) -> None:
         """Raises: ApiError for what goes together with a stream alone, or not with one."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Self, TypeAlias
 
-from hookline.core.errors import HooklineError, RequestError
+from hookline.core.errors import HooklineError, PluginFault, RequestError
 from hookline.core.outputs import Delta, FinishReason, RequestOutput
 from hookline.core.serve.engine_client import DeltaStream
 from hookline.core.serve.errors import ApiError, timed_out
@@ -76,9 +76,12 @@ class Generation:
 
 
 def check_end(output: RequestOutput) -> None:
-    """Raises: RequestError if a completion could not be served; ApiError if it did not end by itself."""
+    """Raises: RequestError if a completion could not be served, a PluginFault if that is a fault inside the server;
+    ApiError if it did not end by itself.
+    """
     if output.finish_reason is FinishReason.ERROR:
-        raise RequestError(output.error or "the request cannot be served")
+        kind = PluginFault if output.is_fault else RequestError
+        raise kind(output.error or "the request cannot be served")
     if output.finish_reason is FinishReason.ABORT:
         error = output.error or "the server ended the request"
         raise timed_out(error) if "timeout_s" in error else ApiError(503, error, "server_error", code="aborted")

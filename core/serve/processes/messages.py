@@ -14,6 +14,7 @@ import numpy as np
 from hookline.core.errors import (
     EngineError,
     HooklineError,
+    PluginFault,
     PromptTooLongError,
     QueueFullError,
     RequestError,
@@ -112,6 +113,7 @@ class End(msgspec.Struct, array_like=True, frozen=True, gc=False):
     timings: tuple[float, float | None, float | None, float] | None
     prompt_logprobs: list[Scored | None] | None = None
     vector: bytes | None = None
+    is_fault: bool = False
 
 
 class Step(Message, frozen=True, gc=False):
@@ -189,6 +191,7 @@ def end_of(handle: int, output: RequestOutput) -> End:
         None if times is None else (times.arrival_s, times.scheduled_s, times.first_token_s, times.finished_s),
         None if prompt is None else [None if one is None else scored(one) for one in prompt],
         None if output.vector is None else output.vector.tobytes(),
+        output.is_fault,
     )
 
 
@@ -211,7 +214,12 @@ def output_of(end: End, prompt: str | None, prompt_ids: list[int], token_ids: li
         else [None if one is None else TokenLogprob(*one) for one in prompt_logprobs],
         index=index,
         vector=None if end.vector is None else np.frombuffer(end.vector, dtype=np.float32),
+        is_fault=end.is_fault,
     )
+
+
+_SENT = (PromptTooLongError, PluginFault, RequestError)
+"""What is sent as what it is, by the name of the class: of several, the first that fits."""
 
 
 def refusal_of(handle: int, error: Exception) -> Refused:
@@ -219,7 +227,7 @@ def refusal_of(handle: int, error: Exception) -> Refused:
     if isinstance(error, QueueFullError):
         counts = error.num_waiting_requests, error.num_waiting_tokens
         return Refused(handle, str(error), QueueFullError.__name__, (error.key, error.limit, *counts))
-    for kind in (PromptTooLongError, RequestError):
+    for kind in _SENT:
         if isinstance(error, kind):
             return Refused(handle, str(error), kind.__name__)
     return Refused(handle, one_short_line(error), EngineError.__name__)
@@ -229,6 +237,5 @@ def error_of(refused: Refused) -> HooklineError:
     """The error as it was; one of an unknown kind is an EngineError."""
     if refused.queue is not None:
         return QueueFullError(*refused.queue)
-    known = (PromptTooLongError, RequestError)
-    kind = next((one for one in known if one.__name__ == refused.error), EngineError)
+    kind = next((one for one in _SENT if one.__name__ == refused.error), EngineError)
     return kind(refused.message)

@@ -157,7 +157,9 @@ class RemoteCompletion:
         output = output_of(end, stream.prompt, stream.prompt_token_ids, self._token_ids, self.index)
         output = replace(output, **stream.info)
         if self._stop is not None:
-            output = replace(output, finish_reason=FinishReason.STOP, stop_reason=self._stop, error=None)
+            output = replace(
+                output, finish_reason=FinishReason.STOP, stop_reason=self._stop, error=None, is_fault=False
+            )
         self._ended = output
         stream.notify(self)
 

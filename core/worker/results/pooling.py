@@ -6,7 +6,8 @@ Legend: as in core/contracts/pooler.py; P pooled chunks of a step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hookline.core.contracts import PooledChunks, Pooler
-from hookline.core.errors import PASSES, HooklineError, RequestFault, is_out_of_memory
+from hookline.core.errors import PASSES, HooklineError, PluginError, RequestFault, is_out_of_memory
 from hookline.core.plugin.blame import with_place
 from hookline.core.requests.pooling import BEGINS, ENDS, NORMALIZES
 from hookline.core.step.message import POOLED_WIDTH, Step
@@ -112,26 +113,34 @@ class PooledStates:
     def run(self, groups: Sequence[Group], hidden_PD: Tensor) -> DeviceVectors:
         """Pool the hidden states of the groups' tokens, which lie one group after the other.
 
-        Raises: RequestFault naming the pooler that failed, and the rows of its requests.
+        Raises: RequestFault naming the pooler that failed and its method, and the rows of its requests.
         """
         parts: list[tuple[Tensor, IntArray]] = []
         first = 0
         for group in groups:
             hidden_TD = hidden_PD[first : first + len(group.tokens)]
             first += len(group.tokens)
-            maker, rows = self._makers[group.pooler], group.rows.tolist()
-            try:
-                part = self._run(group, hidden_TD)
-            except (RequestFault, *PASSES):
-                raise
-            except BaseException as error:
-                why = str(error) if isinstance(error, HooklineError) else with_place(error)
-                raise RequestFault(f"{maker.name} fails: {why}", rows=rows) from error
-            parts += part
+            with self._blaming(group):
+                parts += self._run(group, hidden_TD)
         return parts
 
+    @contextmanager
+    def _blaming(self, group: Group, method: str = "") -> Iterator[None]:
+        """Around a call of a pooler's method, or around what is done with its results."""
+        try:
+            yield
+        except (RequestFault, *PASSES):
+            raise
+        except BaseException as error:
+            is_ours = isinstance(error, HooklineError)
+            is_refusal = is_ours and not isinstance(error, PluginError) and not is_out_of_memory(error)
+            what = f"{self._makers[group.pooler].name} fails{f' in {method}' * bool(method and not is_refusal)}"
+            why = str(error) if is_ours else with_place(error)
+            raise RequestFault(f"{what}: {why}", rows=group.rows.tolist(), is_refusal=is_refusal) from error
+
     def _run(self, group: Group, hidden_TD: Tensor) -> DeviceVectors:
-        pooler, state_RS = self._pooler(group.pooler)
+        with self._blaming(group, "__init__"):
+            pooler, state_RS = self._pooler(group.pooler)
         numbers = np.stack([group.rows, group.starts, group.lens, (group.flags & BEGINS) > 0, group.sizes])
         sent = torch.from_numpy(numbers)
         if self._device.type == "cuda":
@@ -139,7 +148,8 @@ class PooledStates:
         rows_B, starts_B, lens_B, begins_B, sizes_B = sent.unbind(0)
         state_BS = state_RS.index_select(0, rows_B).masked_fill_(begins_B.bool().unsqueeze(1), 0)
         chunks = _chunks(starts_B, lens_B, len(group.tokens))
-        found = pooler.accumulate(state_BS, hidden_TD, chunks)
+        with self._blaming(group, "accumulate"):
+            found = pooler.accumulate(state_BS, hidden_TD, chunks)
         state_BS = self._formed("accumulate", group, found, *state_BS.shape)
         state_RS.index_copy_(0, rows_B, state_BS)
         (ends,) = ((group.flags & ENDS) > 0).nonzero()
@@ -150,7 +160,9 @@ class PooledStates:
             state_BS, starts_B, lens_B, sizes_B = (
                 values.index_select(0, picked) for values in (state_BS, starts_B, lens_B, sizes_B)
             )
-        vectors_BF = self._formed("finish", group, pooler.finish(state_BS, starts_B + lens_B), len(ends))
+        with self._blaming(group, "finish"):
+            found = pooler.finish(state_BS, starts_B + lens_B)
+        vectors_BF = self._formed("finish", group, found, len(ends))
         wishes = group.flags[ends] & NORMALIZES
         if group.sizes[ends].any():
             numbers_F = torch.arange(vectors_BF.shape[1], device=self._device)

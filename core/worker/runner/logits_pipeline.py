@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hookline.core.contracts import LogitsRows, ProcessorSpec, SamplingBatch, TokenTexts
-from hookline.core.errors import PASSES, RequestFault
+from hookline.core.errors import PASSES, RequestError, RequestFault
 from hookline.core.plugin.blame import with_place
 from hookline.core.plugin.processors import Stage
 from hookline.core.step.message import Step
@@ -103,8 +103,10 @@ class Pipeline:
         """The error to raise in place of a processor's: it ends the requests in these rows, or all that use it."""
         if isinstance(error, PASSES):
             return error
-        message = f"{self.stages[index].entry} fails in {method} during a step: {with_place(error)}"
-        return RequestFault(message, rows=rows, processors=0 if rows else 1 << index)
+        entry, is_refusal = self.stages[index].entry, isinstance(error, RequestError)
+        told = f"refuses: {error}" if is_refusal else f"fails in {method} during a step: {with_place(error)}"
+        processors = 0 if rows else 1 << index
+        return RequestFault(f"{entry} {told}", rows=rows, processors=processors, is_refusal=is_refusal)
 
     def running(self, processors: int) -> list[Processor]:
         """The processors whose bits are set, in the order they run."""

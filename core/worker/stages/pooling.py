@@ -61,7 +61,9 @@ class StagePooling:
             self._tell(vectors, fault)
         else:
             told = self._hear(returned)
-            fault = RequestFault(told["fault"], rows=told["rows"]) if told["fault"] else None
+            fault = (
+                RequestFault(told["fault"], rows=told["rows"], is_refusal=told["is_refusal"]) if told["fault"] else None
+            )
         if fault is not None:
             raise fault
         if self._stage.is_last:
@@ -77,6 +79,7 @@ class StagePooling:
             "vectors": [[chunks.tolist(), vectors_PF.shape[1]] for vectors_PF, chunks in vectors],
             "fault": "" if fault is None else str(fault),
             "rows": [] if fault is None else list(fault.rows),
+            "is_refusal": fault is not None and fault.is_refusal,
         }
         words = torch.frombuffer(bytearray(json.dumps(told).encode()), dtype=torch.uint8).to(self._device)
         self._links.send_back(torch.tensor([len(words)], device=self._device))

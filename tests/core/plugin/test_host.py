@@ -488,6 +488,14 @@ def test_blocking_an_unknown_plugin_is_reported() -> None:
     )
 
 
+def test_broken_plugins_are_shown_before_blocked_ones() -> None:
+    sources = [source(plugin_module(), "noisy"), source(plugin_module(API_VERSION=3), "old")]
+    host = PluginHost.load(sources, {"HOOKLINE_BLOCK": "noisy"})
+    assert [problem.plugin for problem in host.problems] == ["old", "noisy"]
+    with pytest.raises(PluginError, match=r"not loaded: plugin 'old' .*; not loaded: plugin 'noisy' "):
+        host.choose("scheduler", "anything")
+
+
 def test_problems_are_logged_as_warnings_but_a_wanted_block_is_not(caplog: pytest.LogCaptureFixture) -> None:
     sources = [source(plugin_module(API_VERSION=3), "old"), source(plugin_module(), "noisy")]
     host = PluginHost.load(sources, {"HOOKLINE_BLOCK": "noisy,nobody"})

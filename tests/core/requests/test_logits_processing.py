@@ -58,6 +58,8 @@ def prepare(params, *entries, facts=None):
         ({"shfit": {}}, "unknown key 'sampling.extra_args.shfit'. Did you mean 'shift'? Available: shift"),
         ({"shift": {"amuont": 1.0}}, "unknown key 'sampling.extra_args.shift.amuont'. Did you mean 'amount'?"),
         ({"shift": {"amount": "much"}}, "sampling.extra_args.shift.amount='much' is not a float"),
+        ({"shift": {"amount": "2.5"}}, "sampling.extra_args.shift.amount='2.5' is a text, not a float"),
+        ({"shift": {"token": "2"}}, "sampling.extra_args.shift.token='2' is a text, not an int"),
         ({"top": {"top_k": 1}}, "unknown key 'sampling.extra_args.top'"),
     ],
 )
@@ -229,7 +231,7 @@ def test_what_is_kept_of_ended_requests_is_bounded_in_bytes():
 def test_large_arguments_are_not_kept_and_small_ones_are_built_once(monkeypatch):
     built = []
     built_here = "hookline.core.requests.logits_processing.build"
-    monkeypatch.setattr(built_here, lambda cls, given, prefix: built.append(given) or cls(**given))
+    monkeypatch.setattr(built_here, lambda cls, given, prefix, **_: built.append(given) or cls(**given))
     processing = Processing.of([entry("text", TextArguments)])
     small, large = {"text": "a"}, {"text": "a" * MAX_CACHED_KEY_BYTES}
     for given in (small, large, small, large):

@@ -185,7 +185,7 @@ def test_a_back_end_that_raises_ends_that_request_alone_and_is_named(backend, pl
     faulty = outputs.pop(1)
     assert faulty.finish_reason is FinishReason.ERROR
     blame = f"grammars 'odd' of plugin 'theirs' (their-dist 1) fails in {place}: {error.__name__}: boom"
-    assert re.fullmatch(rf"{re.escape(blame)} \({Path(__file__).name}:\d+\)", faulty.error)
+    assert re.fullmatch(rf"{re.escape(blame)} \({Path(__file__).name}:\d+\)", faulty.error) and faulty.is_fault
     assert [output.token_ids for output in outputs] == expected
 
 
@@ -203,6 +203,15 @@ def test_what_a_back_end_returns_or_lacks_is_named_in_one_line(monkeypatch, plac
     monkeypatch.setattr(of, place, method, raising=False)
     (faulty,) = served(make_engine(), [([1], choice("yes"))])
     assert faulty.error.startswith(f"grammars 'odd' of plugin 'theirs' (their-dist 1) {fault}")
+
+
+def test_a_back_end_that_cannot_be_made_is_at_fault(backend, monkeypatch):
+    def fail(self, *arguments):
+        raise ValueError("boom")
+
+    monkeypatch.setattr(backend, "__init__", fail)
+    (faulty,) = served(make_engine(backend), [([1], choice("yes"))])
+    assert faulty.is_fault and "fails in __init__: ValueError: boom" in faulty.error
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -235,7 +244,7 @@ def test_nothing_is_allowed_where_filling_a_mask_failed(backend):
     masks_NW = np.full((2, num_mask_words(VOCAB_SIZE)), -1, dtype=np.int32)
     engine.structured_output.fill(constraints, masks_NW)
     assert masks_NW[0].any() and not masks_NW[1].any()
-    assert constraints[0].fault is None and "fails in fill" in constraints[1].fault
+    assert constraints[0].fault is None and "fails in fill" in str(constraints[1].fault)
 
 
 def test_a_mask_is_never_late(backend):
@@ -315,6 +324,7 @@ def test_a_form_that_is_refused_is_refused_at_once_the_next_time(backend):
     (output,) = served(engine, [([1], params)])
     line = "sampling.structured_outputs.regex: this back end supports choice alone, not regex"
     assert (output.finish_reason, output.error, output.token_ids) == (FinishReason.ERROR, line, [])
+    assert not output.is_fault
     with pytest.raises(RequestError, match="supports choice alone, not"):
         engine.add([1], params)
     check_engine(engine)

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -27,7 +27,7 @@ from hookline.core.outputs import FinishReason, RequestOutput, Timings
 from hookline.core.plugin.host import PluginHost
 from hookline.core.run.command import main
 from hookline.core.run.prompts import DEFAULT_PROMPTS, Line, read_prompts
-from hookline.core.run.results import write_json_lines
+from hookline.core.run.results import failures, write_json_lines
 from hookline.core.run.settings import RunKeys, validate_run
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.sweep import sweep
@@ -458,6 +458,23 @@ def test_a_bad_line_is_refused_alone_with_its_number(
     assert [row["index"] for row in rows] == [0, 1, 2]
     assert [row["finish_reason"] for row in rows] == ["length", "error", "length"]
     assert rows[1]["error"].startswith(error) and rows[0]["error"] is None
+
+
+def test_a_request_that_failed_is_not_called_refused() -> None:
+    begun = Timings(0.0, 1.0, None, 2.0)
+    outputs = [
+        output(1, error="too long"),
+        replace(output(2, error="the grammar cannot be"), timings=replace(begun, scheduled_s=None)),
+        replace(output(3, error="token 5 does not fit"), timings=begun),
+        replace(output(4, error="a plugin fails"), is_fault=True),
+        output(5),
+    ]
+    assert failures(outputs) == [
+        "request 1/5 was refused: too long",
+        "request 2/5 was refused: the grammar cannot be",
+        "request 3/5 failed: token 5 does not fit",
+        "request 4/5 failed: a plugin fails",
+    ]
 
 
 def test_a_line_whose_processor_s_arguments_cannot_be_is_refused_alone(

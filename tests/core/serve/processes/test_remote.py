@@ -14,8 +14,15 @@ from typing import Any
 import pytest
 import zmq
 
-from hookline.core.errors import EngineError, PromptTooLongError, QueueFullError, RankError, RequestError
-from hookline.core.outputs import Delta, FinishReason
+from hookline.core.errors import (
+    EngineError,
+    PluginFault,
+    PromptTooLongError,
+    QueueFullError,
+    RankError,
+    RequestError,
+)
+from hookline.core.outputs import Delta, FinishReason, RequestOutput
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.serve.engine_client import ServedModel
 from hookline.core.serve.errors import ApiError
@@ -29,6 +36,8 @@ from hookline.core.serve.processes.messages import (
     Submit,
     decode_from_engine,
     encode,
+    end_of,
+    output_of,
     packed,
 )
 from hookline.core.serve.processes.remote_client import TOKENIZER_THREADS, RemoteClient
@@ -176,6 +185,23 @@ def test_a_request_that_cannot_be_served_is_refused_alone(
     with pytest.raises(error) as caught:
         running.talk(lambda client: deltas(client, prompt, SamplingParams(**params), **options))
     assert caught.type is error and not running.engine.has_work
+
+
+def test_a_plugin_that_fails_on_arrival_is_known_as_that_in_the_front_end(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any, **options: Any) -> int:
+        raise PluginFault("processor 'x' fails")
+
+    monkeypatch.setattr(running.engine, "add", fail)
+    with pytest.raises(PluginFault, match="processor 'x' fails"):
+        running.talk(lambda client: deltas(client, [3], SamplingParams()))
+
+
+def test_whether_a_fault_ended_a_completion_reaches_the_front_end() -> None:
+    for is_fault in (False, True):
+        output = RequestOutput(3, None, [1], [2], FinishReason.ERROR, error="so", is_fault=is_fault)
+        assert output_of(end_of(3, output), None, [1], [2], 0) == output
 
 
 def test_the_engine_s_observers_hear_of_prompts_that_a_front_end_refuses(
