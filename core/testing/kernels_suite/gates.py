@@ -12,6 +12,7 @@ from hookline.core.contracts import AttentionSpec
 from hookline.core.testing.checks import PoisonedMemory, check, check_close, check_form, check_unchanged
 from hookline.core.testing.kernels_suite.cases import AttentionCases, describe, exact
 from hookline.core.testing.plain_kernels import PlainKernels
+from hookline.core.util.arrays import num_mask_words
 
 EPS = 1e-5
 SHAPES = ((1, 96), (5, 64), (33, 1040))
@@ -102,7 +103,7 @@ class GateCases(AttentionCases):
         """Masks by index, of logits that are the first columns of wider ones; the logits stay as they are."""
         for spec in self.specs(self.groups[:1]):
             for num_rows, num_tokens in ((1, 33), (5, 4100)):
-                num_words = 2 * -(-num_tokens // 64)
+                num_words = num_mask_words(num_tokens)
                 wide_NV = self.random(spec, num_rows, num_tokens + 7)
                 bits_RV = self.random(spec, num_rows + 2, 32 * num_words) > 0
                 bits_RV[1] = True
