@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from hookline import LLM, SamplingParams
+from hookline.core.errors import StepFault
+from hookline.core.worker.worker import Worker
 from tests.test_gpu_engine import EXTRAS, SHAPE, load
 
 pytestmark = pytest.mark.gpu
@@ -51,6 +53,19 @@ def test_an_error_that_is_kept_keeps_no_memory(monkeypatch):
             raise
 
     monkeypatch.setattr(kernels, "qkv_attend", fails)
-    llm.generate([[1, 2, 3]], SamplingParams(max_tokens=4))
+    with pytest.raises(StepFault, match="on purpose"):
+        llm.generate([[1, 2, 3]], SamplingParams(max_tokens=4))
     llm.close()
     assert kept and used(1)[0] < before[0] - 10 * MOST_LEFT
+
+
+def test_an_engine_that_did_not_start_leaves_no_memory(monkeypatch):
+    torch.zeros(1, device="cuda")
+    before, failed = used(1), []
+    with monkeypatch.context() as patched:
+        patched.setattr(Worker, "warm_up", lambda self, *args, **options: 1 / 0)
+        for _ in range(2):
+            with pytest.raises(ZeroDivisionError) as caught:
+                LLM(model=MODEL, device="cuda", dtype="float32", engine=ENGINE)
+            failed.append(caught.value)
+    assert used(1)[0] < before[0] + MOST_LEFT

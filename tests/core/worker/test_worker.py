@@ -15,6 +15,7 @@ from hookline.core.testing.plain_kernels import PlainKernels
 from hookline.core.worker.graphs.decode_graphs import DecodeGraphs
 from hookline.core.worker.graphs.prompt_graphs import PromptGraphs
 from hookline.core.worker.runner.model_runner import ModelRunner
+from hookline.core.worker.startup.warm_up import eager_steps
 from hookline.core.worker.worker import Worker
 from tests.hf_models import one_prompt
 
@@ -137,6 +138,20 @@ def test_a_warm_up_computes_common_steps_and_those_that_kernels_name(served):
     forwards.clear()
     worker.warm_up(PLACE, shares_prefixes=False)
     assert {num_tokens for num_tokens, _, _ in forwards} == common | {3, 11}
+
+
+@pytest.mark.parametrize(
+    "seqs, tokens, length", [(1, 64, 8), (3, 64, 8), (8, 8192, 256), (11, 16384, 128), (64, 512, 64)]
+)
+def test_a_warm_up_draws_for_no_more_requests_than_there_may_be(seqs, tokens, length):
+    spec = AttentionSpec(4, 2, 64, 16, seqs, tokens, length, torch.device("cpu"), torch.float32)
+    kernels = PlainKernels(None, spec)
+    kernels.own_row_counts = (1, 3, 64, 4096)
+    kernels.step_shapes = lambda: [StepShape(2, 4096), StepShape(num_tokens=100, context_len=3), StepShape(500)]
+    steps = list(eager_steps(spec, kernels, seqs, shares_prefixes=True))
+    assert max(step.num_sampled for step in steps) <= seqs
+    assert all(0 < step.num_tokens <= tokens and (step.chunk_lens > 0).all() for step in steps)
+    assert all((step.chunk_starts >= 0).all() and step.max_context_len <= length for step in steps)
 
 
 def test_a_warm_up_leaves_the_padding_row_as_it_was(served):
