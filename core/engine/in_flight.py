@@ -22,7 +22,8 @@ class InFlight:
     """A launched step whose tokens are not known yet.
 
     started: when it was launched, on the engine's clock. host_s: seconds that its parts took on the host so far.
-    num_context_tokens: how many tokens its decodes read from the cache; 0 unless the policy wants to know.
+    num_context_tokens: how many tokens its decodes read from the cache; 0 unless the policy wants to know. has_faults:
+    whether the grammar of one of its requests filled no mask.
     """
 
     plan: CheckedPlan
@@ -31,6 +32,7 @@ class InFlight:
     started: float
     host_s: dict[str, float]
     num_context_tokens: int = 0
+    has_faults: bool = False
     tapped: tuple[IntArray, IntArray] | None = None
     """For each of its tokens, the request's id and the position; None unless observers get its hidden states."""
 

@@ -91,7 +91,7 @@ class StepLoop:
                 outputs = self._collect(release)
             elif release is not None:
                 release()
-            if release is not None:
+            if launched.has_faults:
                 outputs += self._endings.end_maskless(launched)
             self.in_flight = launched
             return outputs if self._overlaps else outputs + self._collect()
@@ -180,7 +180,7 @@ class StepLoop:
             live = self._queue.live
             requests = [live.get(id_) for id_ in sampled.ids_N[step.masked_draws].tolist()]  # some may have ended
             constraints = [None if request is None else request.constraint for request in requests]
-            self._structured_output.fill(constraints, self.executor.mask_rows(len(requests)))
+            launched.has_faults = self._structured_output.fill(constraints, self.executor.mask_rows(len(requests)))
             self.executor.release(launched.handle, len(requests))
             self._dispatcher.expect(self._queue.table.still_there(sampled))
             if launched.dispatched.pooled:

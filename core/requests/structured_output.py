@@ -337,10 +337,10 @@ class StructuredOutput:
             constraint.fault = self._fault_in("advance", constraint, error)
             constraint.end = FinishReason.ERROR
 
-    def fill(self, constraints: Sequence[Constraint | None], masks_NW: MaskArray) -> None:
+    def fill(self, constraints: Sequence[Constraint | None], masks_NW: MaskArray) -> bool:
         """Write the masks of these requests' next draws. The row of None, or of a request that ends, allows no token.
 
-        So does that of a request whose grammar fails; its constraint then has a fault.
+        So does that of a request whose grammar fails; its constraint then has a fault. Returns whether there is any.
         """
         masks_NW[:] = 0
         going_on = [(row, one) for row, one in enumerate(constraints) if one is not None and one.end is None]
@@ -355,6 +355,7 @@ class StructuredOutput:
             empty = constraints[place]
             if empty is not None and empty.end is None and empty.fault is None:
                 empty.fault = self._fault_in("fill", empty, _DoesNotFit("no token fits here"))
+        return any(one.fault is not None for _, one in going_on)
 
     def _fill_at_once(self, constraints: Sequence[Constraint | None], masks_NW: MaskArray) -> bool:
         """Let the back end fill all rows in one call; returns False if it cannot, or failed for one of them."""

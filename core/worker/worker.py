@@ -100,6 +100,8 @@ class Worker(SizedExecutor):
         """Counts from `begin` on, when the worker is ready."""
         self._waiting: WaitingStep | None = None
         """The step launched last, if its draws wait for masks."""
+        self._masked_tokens: TransferredTokens | None = None
+        """Those that were drawn last by masks."""
         self._vectors: Vectors | None = None
         """The pooled vectors of the step computed last."""
         self._states: States | None = None
@@ -206,7 +208,7 @@ class Worker(SizedExecutor):
         """See Executor."""
         tokens_N = self.finish(num_rows)
         assert tokens_N is not None
-        handle.tokens = self._send(tokens_N)
+        handle.tokens = self._masked_tokens = self._send(tokens_N)
 
     def _send(self, tokens_N: Tensor) -> TransferredTokens:
         if self.runner.clock is not None:
@@ -224,7 +226,9 @@ class Worker(SizedExecutor):
         return num_mask_words(self.runner.vocab_size)
 
     def mask_rows(self, num_rows: int) -> MaskArray:
-        """See Executor."""
+        """See Executor; waits for the draws before, whose graph may still copy their masks."""
+        if self._masked_tokens is not None:
+            self._masked_tokens.wait()
         return self.masks.host_rows[:num_rows]
 
     def time_steps(self) -> StepClock:
@@ -294,13 +298,13 @@ class Worker(SizedExecutor):
         waiting, self._waiting = self._waiting, None
         assert waiting is not None, "no step waits for masks"
         with self._telling(waiting.device_step.step):
+            if waiting.graphs is not None:
+                return waiting.graphs.finish(waiting.device_step.step.num_sampled, num_rows, self.masks)
             self.masks.send(num_rows)
             return self._finish(waiting)
 
     def _finish(self, waiting: WaitingStep) -> Tensor:
         step, views = waiting.device_step.step, waiting.device_step.views
-        if waiting.graphs is not None:
-            return waiting.graphs.finish(step.num_sampled)
         assert waiting.sampled is not None and waiting.hidden_TD is not None
         index_N = self.masks.index(step.num_sampled, views["masked_draws"])
         forbid = partial(self.masks.forbid, index_N=index_N)
@@ -312,18 +316,19 @@ class Worker(SizedExecutor):
     def _begin_masked(self, device_step: DeviceStep, extras: Extras) -> None:
         """Compute the first half of a step whose draws wait for masks: up to its hidden states."""
         step, views = device_step.step, device_step.views
-        self.masks.begin()
         if self.graphs is not None and self.graphs.can_replay(step, extras):
             if self.masked_decodes is None:
                 self.masked_decodes = MaskedDecodes(
                     self.runner, self.masks, self.graphs.sizes, self.graphs.max_model_len
                 )
-            options = {"is_shared": step.shared_len > 0, "pool": self.graphs.pool}
-            graphs = self.masked_decodes.graphs(len(step.decode_rows), extras, **options)
+            graphs = self.masked_decodes.graphs(step, extras, self.graphs.pool)
             self.runner.begin()
-            graphs.begin(views["decode_rows"], self.table.padding_row, self.masks, views["masked_draws"])
+            graphs.begin(
+                views["decode_rows"], step.decode_rows, self.table.padding_row, self.masks, views["masked_draws"]
+            )
             self._waiting = WaitingStep(device_step, extras, graphs=graphs)
         else:
+            self.masks.begin()
             sampled, hidden_TD = self._forward_step(device_step)
             self._waiting = WaitingStep(device_step, extras, sampled, hidden_TD)
         self.table.mirror(step)
@@ -455,7 +460,7 @@ class Worker(SizedExecutor):
         self.graphs = None
         self.prompt_graphs = None
         self.masked_decodes = None
-        self._waiting = None
+        self._waiting = self._masked_tokens = None
         self.__dict__.pop("masks", None)
         try:
             self.runner.close()

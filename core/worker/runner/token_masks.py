@@ -1,8 +1,8 @@
 """The masks of a step's draws on their way to the device, and the logits with what they forbid.
 
 One buffer on the host and one on the device, both at fixed addresses, so that captured graphs read them; allocated when
-a step first needs them. What the masks hold comes from the host: core/requests/structured_output.py. Masks are copied
-beside the forward pass, on a stream of their own.
+a step first needs them. What the masks hold comes from the host: core/requests/structured_output.py. They are copied on
+a stream of their own: beside the forward pass of an eager step, beside the computation of logits in a graph.
 Legend: N draws, V vocabulary, R rows of the request table, W int32 words of a mask (bit t % 32 of word t // 32 is token
 t), X = 4 W bytes.
 """
@@ -28,11 +28,14 @@ class TokenMasks:
         self._rows_R = torch.arange(num_rows, device=device)
         self._copying: Any = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._sent: Any = torch.cuda.Event() if self._copying is not None else None  # type: ignore[no-untyped-call]
-        self._is_begun = False
+        self._is_begun = self._is_fetching = False
 
     @property
     def host_rows(self) -> MaskArray:
-        """The host's buffer; waits for the copy that `send` started last, which long is over where tokens came back."""
+        """The host's buffer; waits for the copy that `send` started last, which long is over where tokens came back.
+
+        That of a graph is over when the tokens of its step are there.
+        """
         if self._sent is not None:
             self._sent.synchronize()
         rows: MaskArray = self._host_RW.numpy()
@@ -59,6 +62,16 @@ class TokenMasks:
             self._device_RW[:num_rows].copy_(self._host_RW[:num_rows], non_blocking=True)
             self._sent.record()
         torch.cuda.current_stream(self._device_RW.device).wait_stream(self._copying)
+
+    def fetch(self, num_rows: int) -> None:
+        """Start to copy the first rows to the device, in a graph; `forbid` waits for them."""
+        if self._copying is None:
+            self._device_RW[:num_rows].copy_(self._host_RW[:num_rows])
+            return
+        self._copying.wait_stream(torch.cuda.current_stream(self._device_RW.device))
+        with torch.cuda.stream(self._copying):
+            self._device_RW[:num_rows].copy_(self._host_RW[:num_rows], non_blocking=True)
+        self._is_fetching = True
 
     def index(self, num_draws: int, masked_draws_K: Tensor, masks_K: Tensor | None = None) -> Tensor:
         """The row that masks each draw: k for the k-th of the masked ones, one that forbids nothing for the others.
@@ -87,4 +100,7 @@ class TokenMasks:
 
     def forbid(self, logits_NV: Tensor, index_N: Tensor) -> Tensor:
         """The logits, with -inf for each token that a draw's mask does not allow. Device: no host sync; graph-safe."""
+        if self._is_fetching:
+            self._is_fetching = False
+            torch.cuda.current_stream(self._device_RW.device).wait_stream(self._copying)
         return self._kernels.mask_logits(logits_NV, self._device_RW, index_N)

@@ -41,8 +41,14 @@ def test_two_graphs_give_the_tokens_of_an_eager_step(monkeypatch, overlap):
         for index in range(14)
     ]
     prompts = ["x = ", "import os\n"] * 7
+    all_masked = [one for one in params if one.structured_outputs is not None]
+
+    def tokens(llm):
+        outputs = [*llm.generate(prompts, params), *llm.generate(prompts[: len(all_masked)], all_masked)]
+        return [output.token_ids for output in outputs]
+
     with LLM(device="cpu", dtype="float32", engine={**SIZES, "overlap": overlap}) as llm:
-        plain = [output.token_ids for output in llm.generate(prompts, params)]
+        plain = tokens(llm)
         llm.engine.pool.reset_cache()
         worker = llm.engine.executor
         with_lengths(worker.runner.kernels)
@@ -53,8 +59,10 @@ def test_two_graphs_give_the_tokens_of_an_eager_step(monkeypatch, overlap):
         worker.graphs = DecodeGraphs(worker.runner, [1, 2, 4, 8], 128)
         with torch.inference_mode():
             worker.graphs.capture(None)
-        assert [output.token_ids for output in llm.generate(prompts, params)] == plain
-        assert {size for size, _, _ in worker.masked_decodes._graphs} >= {4, 8}
+        assert tokens(llm) == plain
+        kinds = set(worker.masked_decodes._graphs)
+        assert {size for size, *_ in kinds} >= {4, 8}
+        assert {fetches for *_, fetches in kinds} == {True, False}
 
 
 def with_lengths(kernels):
