@@ -161,7 +161,7 @@ class StepLoop:
                 if dispatched.pooled:
                     self._dispatcher.finish_pooled(dispatched.pooled)
         tapped = tokens_of(self._queue.table, plan.decode, dispatched.chunks) if self._keeps_states else None
-        return InFlight(plan, dispatched, handle, started, self.watch.take(), num_context_tokens, tapped)
+        return InFlight(plan, dispatched, handle, started, self.watch.take(), num_context_tokens, tapped=tapped)
 
     def _context_tokens(self, plan: CheckedPlan) -> int:
         """Tokens that the decodes of a step read; 0 unless the policy wants to know."""
