@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -58,6 +58,18 @@ class ExtraGraphs(Generic[Key, Captured]):
         torch.cuda.synchronize(self._runner.table.device)
 
 
+def _end_broken(pool: Any) -> None:
+    """End a capture that CUDA broke off, as torch 2.11 to 2.13 do not: their allocator still allocates for it, so that
+    no other capture into the pool can begin, and nothing random can be drawn on the device.
+    """
+    index = torch.cuda.current_device()
+    generator = torch.cuda.default_generators[index]
+    generator.graphsafe_set_state(generator.clone_state())
+    with suppress(RuntimeError):  # it had ended
+        torch._C._cuda_endAllocateToPool(index, pool)
+        torch._C._cuda_releasePool(index, pool)
+
+
 def record(
     step: Callable[[], Tensor], pool: Any, device: torch.device, first: AbstractContextManager[None]
 ) -> tuple[torch.cuda.CUDAGraph, Tensor]:
@@ -85,6 +97,7 @@ def record(
                 raise
     except BaseException:
         torch.cuda.set_stream(outside)
+        _end_broken(pool)
         if cause is not None:
             raise cause from cause.__cause__
         raise
