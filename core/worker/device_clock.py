@@ -23,6 +23,8 @@ class StepClock:
         self._ended: Any = None
         self._spans: deque[tuple[Any, Any, Any]] = deque()
         """(end of the step before, beginning, end) of the steps not read yet, oldest first."""
+        self._free: list[Any] = []
+        """Events that have been read."""
 
     def begin(self) -> None:
         """Mark the beginning of a step's work; the last call before `end` counts."""
@@ -40,7 +42,10 @@ class StepClock:
             return None
         before, begun, ended = self._spans.popleft()
         idle_s = 0.0 if before is None else self._between(before, begun)
-        return DeviceTime(self._between(begun, ended), idle_s, on_host=self.is_host)
+        device_s = self._between(begun, ended)
+        if not self.is_host:
+            self._free += [begun] if before is None else [begun, before]
+        return DeviceTime(device_s, idle_s, on_host=self.is_host)
 
     def clear(self) -> None:
         """See Clock."""
@@ -49,7 +54,7 @@ class StepClock:
     def _mark(self) -> Any:
         if self.is_host:
             return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from hookline.core.contracts import Batch, SamplingBatch
 from hookline.core.step.message import SECTIONS, Sections, Step, pack
+from hookline.core.util.arrays import IntArray, no_ints
 
 
 class RequestTable:
@@ -57,13 +58,16 @@ class RequestTable:
         self.is_plain = self.windows == (None,) and states is None and is_by_layer
         self.shared_len_R = torch.zeros(size, dtype=torch.int32, device=device)
         self.host_length_R = np.ones(size, dtype=np.int32)
+        nothing = Sections(on_device(pack(Step()), device), [0] * len(SECTIONS))
+        self._decoded: tuple[IntArray, IntArray, Sections] = no_ints(), no_ints(), nothing
+        """Of the last step that only decoded: decode_rows, masked_draws, and the sections on the device."""
 
     def receive(self, step: Step) -> DeviceStep:
         """Copy a step to the device in one transfer and write its admissions and blocks into the table."""
-        packed = torch.from_numpy(pack(step))
-        if self.device.type == "cuda":
-            packed = packed.pin_memory().to(self.device, non_blocking=True)
-        views = Sections(packed, [len(getattr(step, name)) for name in SECTIONS])
+        lengths = [len(getattr(step, name)) for name in SECTIONS]
+        if sum(lengths) == len(step.decode_rows) + len(step.masked_draws):
+            return DeviceStep(step, self._decodes(step, lengths))
+        views = Sections(on_device(pack(step), self.device), lengths)
         if len(step.admit_rows):
             self.seed_R[views["admit_rows"]] = views["admit_seeds"]
             self.temperature_R[views["admit_rows"]] = views["admit_temperatures"].to(torch.int32).view(torch.float32)
@@ -75,6 +79,14 @@ class RequestTable:
             self.shared_len_R.zero_()
             self.shared_len_R[views["shared_rows"]] = step.shared_len
         return DeviceStep(step, views)
+
+    def _decodes(self, step: Step, lengths: Sequence[int]) -> Sections:
+        """The sections of a step that only decodes: mostly the rows of the step before, which are on the device."""
+        decode_rows, masked_draws, views = self._decoded
+        if not (np.array_equal(step.decode_rows, decode_rows) and np.array_equal(step.masked_draws, masked_draws)):
+            views = Sections(on_device(pack(step), self.device), lengths)
+            self._decoded = step.decode_rows.copy(), step.masked_draws.copy(), views
+        return views
 
     def batch(self, device_step: DeviceStep) -> Batch:
         """Lay a step out for the kernels: decodes first, then the chunks."""
@@ -245,6 +257,12 @@ class SampleRows:
     rows_N: Tensor
     token_indices_N: Tensor | None
     params: SamplingBatch
+
+
+def on_device(array: IntArray, device: torch.device) -> Tensor:
+    """Numbers of the host on the device, without waiting for it."""
+    sent = torch.from_numpy(array)
+    return sent.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else sent
 
 
 def slot_mapping(block_table_BM: Tensor, batch_rows_T: Tensor | None, positions_T: Tensor, block_size: int) -> Tensor:

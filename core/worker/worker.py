@@ -36,7 +36,7 @@ from hookline.core.worker.device_clock import StepClock
 from hookline.core.worker.graphs.decode_graphs import DecodeGraphs, capture_graphs
 from hookline.core.worker.graphs.masked_steps import MaskedDecodes, WaitingStep
 from hookline.core.worker.graphs.prompt_graphs import PromptGraphs
-from hookline.core.worker.request_table import DeviceStep, SampleRows
+from hookline.core.worker.request_table import DeviceStep, SampleRows, on_device
 from hookline.core.worker.results.pooling import DeviceVectors, Vectors
 from hookline.core.worker.results.token_transfer import TokenTransfer, TransferredTokens
 from hookline.core.worker.runner.model_runner import PLAIN, Extras, ModelRunner
@@ -395,7 +395,7 @@ class Worker(SizedExecutor):
         states, wanted_N = self.runner.pooled_states, sampled.token_indices_N
         assert states is not None and wanted_N is not None, "chunks are pooled"
         groups = states.groups(step)
-        tokens_P = torch.from_numpy(np.concatenate([group.tokens for group in groups])).to(wanted_N.device)
+        tokens_P = on_device(np.concatenate([group.tokens for group in groups]), wanted_N.device)
         scores_prompts = len(step.scored_chunks) > 0
         if scores_prompts or states.reads_all_tokens(groups):
             hidden_TD = self.runner.forward(batch, stream_TD=stream_TD)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -58,25 +58,41 @@ class ExtraGraphs(Generic[Key, Captured]):
         torch.cuda.synchronize(self._runner.table.device)
 
 
-def _end_broken(pool: Any) -> None:
-    """End a capture that CUDA broke off, as torch 2.11 to 2.13 do not: their allocator still allocates for it, so that
-    no other capture into the pool can begin, and nothing random can be drawn on the device.
-    """
-    index = torch.cuda.current_device()
-    generator = torch.cuda.default_generators[index]
-    generator.graphsafe_set_state(generator.clone_state())
-    with suppress(RuntimeError):  # it had ended
-        torch._C._cuda_endAllocateToPool(index, pool)
-        torch._C._cuda_releasePool(index, pool)
+_BROKEN: list[torch.cuda.CUDAGraph] = []
+"""Graphs whose captures CUDA broke off: torch's allocator of pinned memory still asks them which streams are theirs."""
+
+
+class GraphPool:
+    """The memory that captured graphs share. handle: of torch."""
+
+    def __init__(self) -> None:
+        self.handle: Any = torch.cuda.graph_pool_handle()
+
+    def end_broken(self, graph: torch.cuda.CUDAGraph) -> None:
+        """After a capture that failed: end it if CUDA broke it off, as torch up to 2.13 does not, or not in all parts.
+
+        It would still allocate for it, draw nothing random on the device, and begin no other capture into this memory,
+        so that later graphs have a memory of their own.
+        """
+        device = torch.cuda.current_device()
+        try:
+            torch._C._cuda_endAllocateToPool(device, self.handle)
+        except RuntimeError:  # it has ended
+            return
+        torch._C._cuda_releasePool(device, self.handle)
+        generator = torch.cuda.default_generators[device]
+        generator.graphsafe_set_state(generator.clone_state())
+        _BROKEN.append(graph)
+        self.handle = torch.cuda.graph_pool_handle()
 
 
 def record(
-    step: Callable[[], Tensor], pool: Any, device: torch.device, first: AbstractContextManager[None]
+    step: Callable[[], Tensor], pool: GraphPool | None, device: torch.device, first: AbstractContextManager[None]
 ) -> tuple[torch.cuda.CUDAGraph, Tensor]:
     """A graph of what `step` launches, and the tensor that each replay writes.
 
-    step: called twice, once to warm up and once inside the capture. pool: the memory pool of the graph. first: a
-    context around the first of these calls.
+    step: called twice, once to warm up and once inside the capture. pool: the memory of the graph; None: its own.
+    first: a context around the first of these calls.
     Raises: what `step` raises; the capture is ended then, and the current stream is as before.
     """
     started = time.perf_counter()
@@ -89,7 +105,7 @@ def record(
     graph, outside = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
     cause: BaseException | None = None
     try:
-        with torch.cuda.graph(graph, pool=pool):
+        with torch.cuda.graph(graph, pool=None if pool is None else pool.handle):
             try:
                 tokens = step()
             except BaseException as error:
@@ -97,7 +113,8 @@ def record(
                 raise
     except BaseException:
         torch.cuda.set_stream(outside)
-        _end_broken(pool)
+        if pool is not None:
+            pool.end_broken(graph)
         if cause is not None:
             raise cause from cause.__cause__
         raise

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from hookline.core.contracts import Batch
 from hookline.core.step.message import Step
-from hookline.core.worker.graphs.cuda_graph import ExtraGraphs, record
+from hookline.core.worker.graphs.cuda_graph import ExtraGraphs, GraphPool, record
 from hookline.core.worker.request_table import RequestTable, SampleRows, slot_mapping
 from hookline.core.worker.runner.model_runner import PLAIN, Extras, ModelRunner
 from hookline.core.worker.startup.memory import GIB
@@ -44,7 +44,7 @@ def capture_graphs(decodes: DecodeGraphs, prompts: PromptGraphs) -> None:
     """Capture all graphs into one memory pool; log how long it took and how much memory."""
     device = decodes.runner.table.device
     started, before = time.perf_counter(), torch.cuda.memory_reserved(device)
-    pool = torch.cuda.graph_pool_handle()
+    pool = GraphPool()
     num_prompts, num_decodes = prompts.capture(pool), decodes.capture(pool)
     torch.cuda.synchronize(device)
     seconds, grown = time.perf_counter() - started, torch.cuda.memory_reserved(device) - before
@@ -64,9 +64,9 @@ class DecodeGraphs:
         self._kinds: set[tuple[bool, Extras]] = set()
         """Kinds of graphs for which the plugins' results were checked, before the first capture of the kind."""
         self._shares = shares_prefixes
-        self.pool: Any = None
+        self.pool: GraphPool | None = None
 
-    def capture(self, pool: Any) -> int:
+    def capture(self, pool: GraphPool | None) -> int:
         """Capture every size, the largest first so that the others fit into its memory; returns how many."""
         self.pool = pool
         for size in reversed(self.sizes):

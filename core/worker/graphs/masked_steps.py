@@ -12,7 +12,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from hookline.core.step.message import Step
 from hookline.core.util.arrays import IntArray, no_ints
-from hookline.core.worker.graphs.cuda_graph import ExtraGraphs, record
+from hookline.core.worker.graphs.cuda_graph import ExtraGraphs, GraphPool, record
 from hookline.core.worker.graphs.decode_graphs import decode_batch
 from hookline.core.worker.request_table import DeviceStep, SampleRows
 from hookline.core.worker.runner.model_runner import Extras, ModelRunner
@@ -91,14 +90,16 @@ class MaskedDecodes:
         self.runner, self.masks, self.sizes, self.max_model_len = runner, masks, list(sizes), max_model_len
         self._graphs: ExtraGraphs[tuple[int, bool, Extras, bool], MaskedGraphs] = ExtraGraphs(runner)
 
-    def graphs(self, step: Step, extras: Extras, pool: Any) -> MaskedGraphs:
+    def graphs(self, step: Step, extras: Extras, pool: GraphPool | None) -> MaskedGraphs:
         """The smallest pair of graphs with room for the rows of this step, captured now if there is none yet."""
         num_rows = len(step.decode_rows)
         size = self.sizes[int(np.searchsorted(self.sizes, num_rows))]
         key = (size, step.shared_len > 0, extras, len(step.masked_draws) == num_rows)
         return self._graphs.get(key, lambda: self._record(*key, pool))
 
-    def _record(self, size: int, is_shared: bool, extras: Extras, fetches: bool, pool: Any) -> MaskedGraphs:
+    def _record(
+        self, size: int, is_shared: bool, extras: Extras, fetches: bool, pool: GraphPool | None
+    ) -> MaskedGraphs:
         started, table = time.perf_counter(), self.runner.table
         rows_G = torch.full((size,), table.padding_row, device=table.device)
         index_G = torch.full((size,), self.masks.unmasked_row, device=table.device)

@@ -24,7 +24,7 @@ from hookline.core.contracts import Batch
 from hookline.core.step.captured import PromptShape, holding_shape
 from hookline.core.step.message import Step
 from hookline.core.util.arrays import IntArray
-from hookline.core.worker.graphs.cuda_graph import record
+from hookline.core.worker.graphs.cuda_graph import GraphPool, record
 from hookline.core.worker.request_table import RequestTable, SampleRows, slot_mapping
 from hookline.core.worker.runner.model_runner import ModelRunner
 
@@ -76,7 +76,7 @@ class PromptGraphs:
         self.runner, self.shapes, self.max_model_len = runner, list(shapes), max_model_len
         self._graphs: dict[PromptShape, _Graph] = {}
 
-    def capture(self, pool: Any) -> int:
+    def capture(self, pool: GraphPool) -> int:
         """Capture every shape, the largest first so that the others fit into its memory; returns how many."""
         for shape in reversed(self.shapes):
             inputs_X = self.inputs(Step(), shape).to(self.runner.table.device)

@@ -22,6 +22,7 @@ from hookline.core.plugin.blame import with_place
 from hookline.core.requests.pooling import BEGINS, ENDS, NORMALIZES
 from hookline.core.step.message import POOLED_WIDTH, Step
 from hookline.core.util.arrays import IntArray, VectorArray
+from hookline.core.worker.request_table import on_device
 from hookline.core.worker.results.token_transfer import Rows, send_apart
 from hookline.core.worker.step_checks import form_fault
 
@@ -142,10 +143,7 @@ class PooledStates:
         with self._blaming(group, "__init__"):
             pooler, state_RS = self._pooler(group.pooler)
         numbers = np.stack([group.rows, group.starts, group.lens, (group.flags & BEGINS) > 0, group.sizes])
-        sent = torch.from_numpy(numbers)
-        if self._device.type == "cuda":
-            sent = sent.pin_memory().to(self._device, non_blocking=True)
-        rows_B, starts_B, lens_B, begins_B, sizes_B = sent.unbind(0)
+        rows_B, starts_B, lens_B, begins_B, sizes_B = on_device(numbers, self._device).unbind(0)
         state_BS = state_RS.index_select(0, rows_B).masked_fill_(begins_B.bool().unsqueeze(1), 0)
         chunks = _chunks(starts_B, lens_B, len(group.tokens))
         with self._blaming(group, "accumulate"):
@@ -156,7 +154,7 @@ class PooledStates:
         if not len(ends):
             return []
         if len(ends) < len(group.rows):
-            picked = torch.from_numpy(ends).to(self._device, non_blocking=True)
+            picked = on_device(ends, self._device)
             state_BS, starts_B, lens_B, sizes_B = (
                 values.index_select(0, picked) for values in (state_BS, starts_B, lens_B, sizes_B)
             )
@@ -168,8 +166,8 @@ class PooledStates:
             numbers_F = torch.arange(vectors_BF.shape[1], device=self._device)
             vectors_BF = vectors_BF.masked_fill((numbers_F >= sizes_B.unsqueeze(1)) & (sizes_B > 0).unsqueeze(1), 0)
         if wishes.any():
-            is_scaled_B = torch.from_numpy(wishes > 0).to(self._device, non_blocking=True)
-            vectors_BF = functional.normalize(vectors_BF).where(is_scaled_B.unsqueeze(1), vectors_BF)
+            is_scaled_B1 = on_device(wishes, self._device).unsqueeze(1) > 0
+            vectors_BF = functional.normalize(vectors_BF).where(is_scaled_B1, vectors_BF)
         return [(vectors_BF.contiguous(), group.chunks[ends])]
 
     def _pooler(self, index: int) -> tuple[Pooler, Tensor]:

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,7 +21,7 @@ from hookline.core.distributed.ranks import ALONE, LocalRanks
 from hookline.core.kv_cache.groups import CacheGroups
 from hookline.core.step.message import Step
 from hookline.core.worker.device_clock import StepClock
-from hookline.core.worker.request_table import RequestTable, SampleRows
+from hookline.core.worker.request_table import RequestTable, SampleRows, on_device
 from hookline.core.worker.results.layer_taps import LayerTaps
 from hookline.core.worker.results.pooling import PooledStates
 from hookline.core.worker.runner.attention import GroupedAttention, PagedAttention, grouped_attention
@@ -238,11 +239,11 @@ class ModelRunner:
         """The prompt tokens that follow those of the step's scored chunks, scored: (P, X)."""
         starts = len(step.decode_rows) + step.chunk_lens.cumsum() - step.chunk_lens
         places = [
-            torch.arange(starts[chunk], starts[chunk] + count)
+            np.arange(starts[chunk], starts[chunk] + count)
             for chunk, count in zip(step.scored_chunks, step.scored_lens, strict=True)
         ]
-        places_P = torch.cat(places).to(hidden_TD.device)
-        targets_P = torch.from_numpy(step.scored_tokens).to(hidden_TD.device)
+        places_P = on_device(np.concatenate(places), hidden_TD.device)
+        targets_P = on_device(step.scored_tokens, hidden_TD.device)
         rows = []
         for first in range(0, len(places_P), ROWS_AT_ONCE):
             some = slice(first, first + ROWS_AT_ONCE)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from hookline.core.contracts import Stage
 from hookline.core.step.message import Step
-from hookline.core.worker.graphs.cuda_graph import record
+from hookline.core.worker.graphs.cuda_graph import GraphPool, record
 from hookline.core.worker.graphs.decode_graphs import decode_batch
 from hookline.core.worker.runner.model_runner import ModelRunner
 from hookline.core.worker.startup.memory import GIB
@@ -63,7 +63,7 @@ class StageGraphs:
     @torch.inference_mode()
     def capture(self) -> None:
         """Capture every size, the largest first so that the others fit into its memory."""
-        device, pool = self.runner.table.device, torch.cuda.graph_pool_handle()
+        device, pool = self.runner.table.device, GraphPool()
         started, before = time.perf_counter(), torch.cuda.memory_reserved(device)
         for size in reversed(self.sizes):
             for is_shared in (False, True) if self._shares else (False,):
@@ -75,7 +75,7 @@ class StageGraphs:
             len(self._graphs), self.stage.index, seconds, grown / GIB,
         )  # fmt: skip
 
-    def _record(self, size: int, is_shared: bool, pool: Any) -> _Graph:
+    def _record(self, size: int, is_shared: bool, pool: GraphPool) -> _Graph:
         device = self.runner.table.device
         rows_G = torch.full((size,), self.runner.table.padding_row, device=device)
         checking: Any = nullcontext if self._graphs else self.runner.checking  # one size stands for all
