@@ -1,0 +1,116 @@
+"""Serves requests of all kinds on a card that is not there, and says as JSON what would have failed or waited there.
+
+What a GPU alone runs is not run by tests on a CPU otherwise: the start with its graphs and warm-up, and launches, which
+may not wait for the device. A process of its own, since it pretends to have a card.
+Arguments: a JSON list of engine configurations.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch.overrides import TorchFunctionMode
+
+from hookline import LLM, PoolingParams, SamplingParams, StructuredOutputs
+from hookline.core.assembly import worker as assembly
+from hookline.core.prebuild.dry_run import unloaded_model
+from hookline.core.prebuild.pretended import CARDS, pretended
+from hookline.core.worker.worker import Worker
+
+GREEDY = {"temperature": 0.0, "ignore_eos": True}
+KINDS: list[dict[str, Any]] = [
+    {},
+    {"top_k": 5, "top_p": 0.9, "min_p": 0.01},
+    {"repetition_penalty": 1.2, "presence_penalty": 0.1},
+    {"logprobs": 2},
+    {"logprobs": 0, "prompt_logprobs": 3},
+    {"min_tokens": 3, "stop_token_ids": (7,)},
+    {"logit_bias": {3: 1.0}, "bad_words": ("x", "import os")},
+    {"structured_outputs": StructuredOutputs(regex="(.|\\n){0,40}")},
+]
+
+
+class Watched(TorchFunctionMode):
+    """Notes copies that would wait for a card, and those between tensors of unlike sizes."""
+
+    is_ready = is_launching = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, kwargs = getattr(func, "__name__", ""), kwargs or {}
+        if name == "copy_":
+            assert torch.broadcast_shapes(args[0].shape, args[1].shape) == args[0].shape, "a copy of another size"
+            self.check(args[0], args[1], kwargs.get("non_blocking", len(args) > 2 and args[2]))
+        if name == "numpy":
+            assert not (self.is_launching and args[0].is_cuda), "numpy() of a tensor on the card"
+            return np.zeros(tuple(args[0].shape), dtype=str(args[0].dtype).removeprefix("torch."))
+        found = func(*args, **kwargs)
+        if name in ("to", "cuda", "cpu"):
+            self.check(found, args[0], kwargs.get("non_blocking", False))
+        return found
+
+    def check(self, to: torch.Tensor, source: torch.Tensor, non_blocking: bool) -> None:
+        assert not (self.is_launching and to.device != source.device and not non_blocking), "a copy that waits for the card"
+
+
+@contextmanager
+def watching_launches(watched: Watched) -> Any:
+    """Watch what workers do while they launch steps."""
+    inner = {name: getattr(Worker, name) for name in ("launch", "release")}
+
+    def outer(name: str) -> Any:
+        def call(*args: Any) -> Any:
+            watched.is_launching = watched.is_ready
+            try:
+                return inner[name](*args)
+            finally:
+                watched.is_launching = False
+
+        return call
+
+    for name in inner:
+        setattr(Worker, name, outer(name))
+    try:
+        yield
+    finally:
+        for name, method in inner.items():
+            setattr(Worker, name, method)
+
+
+def serve(options: dict[str, Any], watched: Watched) -> list[str]:
+    """The faults of one engine: errors of its requests, with the place."""
+    prompts = [list(range(1, 3 + 7 * index)) for index in range(len(KINDS))]
+    with LLM(device="cuda", engine={"num_blocks": 512, **options}) as llm:
+        prompts = [prompt[: options["max_model_len"] - 12] for prompt in prompts]
+        faults = []
+        for kinds in (KINDS, KINDS, [{}] * 3, KINDS[:3] * 3, KINDS[-1:] * 2):
+            params = [SamplingParams(max_tokens=8, **GREEDY, **kind) for kind in kinds]
+            outputs = llm.generate((prompts * 2)[: len(kinds)], params)
+            faults += [f"{kind}: {one.error}" for kind, one in zip(kinds, outputs, strict=True) if one.error]
+            pooling = [PoolingParams(kind, normalize=kind == "mean") for kind in ("last", "mean", "cls")]
+            faults += [one.error for one in llm.embed(prompts[:3], pooling) if one.error]
+            watched.is_ready = True  # the first of each kind made processors, poolers and graphs
+    watched.is_ready = False
+    return faults
+
+
+def main(configurations: list[dict[str, Any]]) -> None:
+    watched, found = Watched(), []
+    assembly.load_model = unloaded_model
+    with pretended(CARDS["h200"], lambda *_: None), watched, watching_launches(watched):
+        for options in configurations:
+            try:
+                faults = serve(options, watched)
+            except BaseException as error:
+                faults = ["".join(traceback.format_exception(error))[-2500:]]
+            found.append([options, faults])
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
