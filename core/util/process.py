@@ -49,7 +49,10 @@ def ending_of(code: int) -> str:
     """How a process ended, in words. code: its exit code, or minus the number of the signal that killed it."""
     if code >= 0:
         return f"ended with exit code {code}"
-    name = signal.Signals(-code).name
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:  # one of the real-time signals, of which only the first and the last have names
+        name = f"signal {-code}"
     return f"was killed by {name}" + (", as the system does when memory runs out" if name == "SIGKILL" else "")
 
 
