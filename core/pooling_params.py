@@ -21,7 +21,7 @@ class PoolingParams:
     """
 
     pooler: str | None = None
-    """Name of a pooler, see `python -m core.info`; None takes the engine's for the task."""
+    """Name of a pooler, see `hookline info`; None takes the engine's for the task."""
     normalize: bool | None = None
     """Scale the vector to length 1. None: as the checkpoint's modules.json says, and true without that file."""
     dimensions: int | None = None

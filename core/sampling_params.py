@@ -143,13 +143,18 @@ def biases(name: str, values: object) -> dict[int, float]:
         return {}
     if not isinstance(values, Mapping):
         raise RequestError(f"sampling.{name}={shown(values)} must be a mapping of token ids to numbers")
-    _at_most(name, len(values), MAX_BIASES, "tokens")
+    check_number_of_biases(len(values), name)
     found = {}
     for key, value in values.items():
         is_id = isinstance(key, str) and key.isdecimal() and len(key) <= _MAX_ID_DIGITS
         token_id = whole(f"{name} key", int(key) if is_id else key, 0)
         found[token_id] = number(f"{name}[{token_id}]", value, -math.inf)
     return found
+
+
+def check_number_of_biases(count: int, name: str = "logit_bias") -> None:
+    """Raises: RequestError if there are more than MAX_BIASES."""
+    _at_most(name, count, MAX_BIASES, "tokens")
 
 
 def words(name: str, values: object) -> tuple[str | tuple[int, ...], ...]:

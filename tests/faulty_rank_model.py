@@ -24,8 +24,12 @@ class FaultyQwen3(Qwen3):
 
     def forward(self, token_ids_T, positions_T, attend):
         self.num_forwards += 1
-        act(fault(self.rank, str(self.num_forwards), f"T{len(token_ids_T)}"))
-        return super().forward(token_ids_T, positions_T, attend)
+        what = fault(self.rank, str(self.num_forwards), f"T{len(token_ids_T)}")
+        act(what)
+        hidden_XD = super().forward(token_ids_T, positions_T, attend)
+        if what == "nan":
+            hidden_XD[-1] = torch.nan
+        return hidden_XD
 
 
 def act(what):

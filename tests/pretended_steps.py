@@ -55,7 +55,9 @@ class Watched(TorchFunctionMode):
         return found
 
     def check(self, to: torch.Tensor, source: torch.Tensor, non_blocking: bool) -> None:
-        assert not (self.is_launching and to.device != source.device and not non_blocking), "a copy that waits for the card"
+        assert not (self.is_launching and to.device != source.device and not non_blocking), (
+            "a copy that waits for the card"
+        )
 
 
 @contextmanager

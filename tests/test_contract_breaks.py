@@ -134,7 +134,7 @@ def test_a_processor_that_breaks_its_contract_ends_its_request_alone(llm, change
 
 def test_after_the_first_step_of_a_kind_no_value_is_looked_at(llm, monkeypatch):
     llm.generate(PROMPTS, [PROCESSED, PARAMS])
-    for name in ("_inside", "sampling", "kernels"):
+    for name in ("inside", "sampling", "kernels"):
         monkeypatch.delattr(StepChecks, name)
     assert all(len(output.token_ids) == 3 for output in llm.generate(PROMPTS, [PROCESSED, PARAMS]))
 
@@ -166,10 +166,53 @@ def test_a_processor_of_a_wrong_form_is_named_in_a_later_step_too(llm):
     assert "processor 'penalties' of plugin 'samplers' (" in broken.error and len(done.token_ids) == 3
 
 
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {},
+        {"temperature": 0.8, "top_p": 0.9, "top_k": 20, "min_p": 0.01},
+        {"logprobs": 2},
+        {"repetition_penalty": 1.5, "logprobs": 1},
+        {"allowed_token_ids": range(10)},
+        {"structured_outputs": {"regex": "[ab]+"}},
+    ],
+    ids=["plain", "truncated", "scored", "penalized", "allowed", "grammar"],
+)
+@pytest.mark.parametrize("is_checked", [True, False])
+def test_a_request_whose_logits_are_nan_ends_with_an_error_and_the_others_go_on(llm, wanted, is_checked):
+    if "structured_outputs" in wanted:
+        pytest.importorskip("llguidance")
+    prompts = ["abc", "de"]
+    params = SamplingParams(**{"temperature": 0, "max_tokens": 6, "ignore_eos": True, "seed": 3, **wanted})
+    plain = llm.generate(prompts, params)
+    for number in range(3):
+        if is_checked:
+            llm.engine.executor._checked.clear()
+        count = itertools.count()
+
+        def without_first(logits_NV, *_, number=number, count=count):
+            if next(count) == number:
+                logits_NV[0] = torch.nan
+            return logits_NV
+
+        replaced(llm.engine.executor.runner.model, "logits", without_first)
+        broken, done = llm.generate(prompts, params)
+        del llm.engine.executor.runner.model.__dict__["logits"]
+        assert broken.finish_reason.value == "error" and broken.is_fault and done.token_ids == plain[1].token_ids
+        assert broken.token_ids == plain[0].token_ids[:number]
+        assert broken.logprobs is None or len(broken.logprobs) == number
+        assert "model 'qwen3' of plugin 'models' (" in broken.error
+        assert "fails in logits: they are NaN, so that sampler 'gumbel' of plugin 'samplers' (" in broken.error
+        assert "draws no token; kernels 'torch' of plugin 'kernels' (" in broken.error
+
+
 @pytest.mark.parametrize("part", ["decode", "preempt"])
 def test_a_plan_without_an_end_is_refused(llm, part):
     llm.engine.scheduler.plan = lambda view: Plan(**{part: itertools.count()})
-    with pytest.raises(PlanError, match=r"names more requests in (decode|preempt) than the 2 that there are|names req"):
+    rule = r"names more requests in (decode|preempt) than the 2 that there are|names req"
+    with pytest.raises(
+        PlanError, match=rf"^scheduler 'prefill_first' of plugin 'schedulers' \(hookline [\d.]+\) ({rule})"
+    ):
         llm.generate(PROMPTS, PARAMS)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -54,11 +55,49 @@ def test_the_help_of_a_command_begins_with_the_way_in_which_it_was_called(
     assert capsys.readouterr().out.removeprefix("usage: ").startswith(f"{spelling.format(command)} ")
 
 
+@pytest.mark.parametrize(
+    ("started", "spelling"),
+    [
+        ("bin/hookline", "hookline info"),
+        ("core/run/__main__.py", "python -m core.info"),
+        ("core/mine/program.py", "hookline info"),
+    ],
+    ids=["command", "module", "program"],
+)
+def test_errors_name_a_command_in_the_way_in_which_this_one_was_called(
+    started: str, spelling: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [f"/somewhere/{started}"])
+    assert main(["run", "scheduler=null"]) == 2
+    error = "hookline: error: scheduler needs an option; it can be neither null nor deleted"
+    assert capsys.readouterr().err == f"{error}: {spelling} lists them\n"
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "conf").glob("*.yaml")), ids=lambda path: path.stem)
 def test_what_hydra_shows_of_a_command_begins_like_that_too(path: Path) -> None:
     header = path.read_text().partition("    header: |\n")[2]
     command = "run" if path.stem == "config" else path.stem
     assert header.lstrip().startswith(f"${{called_as:{command}}} ") and "python -m" not in header
+
+
+def texts(path: Path) -> list[str]:
+    """All texts of a module that are no docstrings."""
+    tree = ast.parse(path.read_text())
+    alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    constants = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in alone]
+    return [node.value for node in constants if isinstance(node.value, str)]
+
+
+def test_no_message_knows_by_itself_how_commands_are_called() -> None:
+    modules = [path for folder in ("core", "plugins") for path in (ROOT / folder).rglob("*.py")]
+    told = {
+        str(path.relative_to(ROOT))
+        for path in modules
+        if "python -m core." in path.read_text()
+        for text in texts(path)
+        if "python -m core." in text
+    }
+    assert told == {"core/util/process.py", "core/new/command.py"}, "what else names a command asks called_as for it"
 
 
 def test_every_command_is_one_that_python_m_core_knows() -> None:

@@ -30,9 +30,9 @@ def make(folder, monkeypatch):
     monkeypatch.setenv("HOOKLINE_PLUGINS", "tests.faulty_rank")
     monkeypatch.chdir(ROOT)
 
-    def make(fault, tp=2, kind=LLM, **engine):
+    def make(fault, tp=2, kind=LLM, pp=1, **engine):
         monkeypatch.setenv(VARIABLE, fault)
-        return kind(folder, model="faulty", device="cpu", tp=tp, engine=dict(num_blocks=50, **engine))
+        return kind(folder, model="faulty", device="cpu", tp=tp, pp=pp, engine=dict(num_blocks=50, **engine))
 
     return make
 
@@ -89,6 +89,18 @@ def test_a_lost_rank_ends_the_engine_with_its_name_and_the_cause(make, fault, tp
         with pytest.raises(RankError, match=message):
             llm.generate([[1, 2, 3]], PARAMS)
     assert_gone(processes)
+
+
+@pytest.mark.parametrize("sizes", [{"tp": 2}, {"tp": 1, "pp": 2}], ids=["tp", "pp"])
+def test_logits_that_are_nan_end_their_request_and_no_rank_is_lost(make, sizes):
+    params = SamplingParams(temperature=0.5, seed=1, max_tokens=8, ignore_eos=True)
+    with make("all:4:nan", **sizes, overlap=True) as llm:
+        first, last = llm.generate([[1, 2, 3], [4, 5]], params)
+        assert first.error is None and len(first.token_ids) == 8
+        assert len(last.token_ids) < 8 and "fails in logits: they are NaN, so that sampler 'gumbel'" in last.error
+        again = llm.generate([[1, 2, 3], [4, 5]], params)
+        assert again[0].token_ids == first.token_ids and len(again[1].token_ids) == 8
+        assert again[1].token_ids[: len(last.token_ids)] == last.token_ids
 
 
 @pytest.mark.parametrize("fault", ["all:3:slow", "1:3:compile", pytest.param("0:3:compile", marks=pytest.mark.nightly)])

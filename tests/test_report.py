@@ -311,7 +311,7 @@ def test_a_sweep_whose_jobs_all_failed_has_a_report(tmp_path):
         (["sweep", "baselin=1"], "unknown key 'baselin'. Did you mean 'baseline'? Available: baseline, out, png"),
         (["sweep", "baseline=9"], "no job is named baseline=9; give first or one of: 0, 1, 2, 3"),
         (["sweep", "baseline=5"], "baseline=5 killed and has no figures; give one of: 0, 1, 2, 3"),
-        (["nowhere"], "there is no nowhere/results.jsonl; give the folder of a sweep (python -m core.bench -m ...)"),
+        (["nowhere"], "there is no nowhere/results.jsonl; give the folder of a sweep (hookline bench -m ...)"),
         (["sweep", "png=maybe"], "png=maybe must be auto, true or false"),
         (["sweep", "out=sweep/results.jsonl"], "out=sweep/results.jsonl cannot be written: "),
     ],

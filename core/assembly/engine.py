@@ -14,6 +14,7 @@ import torch
 from hookline.core.assembly.cpu_threads import num_cpu_threads
 from hookline.core.assembly.poolers import make_poolers
 from hookline.core.assembly.rank_main import MAIN, task_of
+from hookline.core.assembly.rank_parts import entries_in_steps
 from hookline.core.assembly.remote_ranks import place_of, reserved, start_all_ranks
 from hookline.core.assembly.resolve import ResolvedConfig, chosen, resolve
 from hookline.core.assembly.worker import build_worker
@@ -186,6 +187,7 @@ def assemble(
         limits,
         policy=scheduler.name,
         origin=str(scheduler.origin),
+        names={entry.kind: str(entry) for entry in entries_in_steps(resolved)},
         observers=observers,
         model_name=resolved.checkpoint.reference,
         shares_prefixes=resolved.shares_prefixes,

@@ -22,6 +22,7 @@ import torch
 from hookline.core.assembly.config_tree import config_tree
 from hookline.core.assembly.resolve import ResolvedConfig
 from hookline.core.util.child_python import python_command
+from hookline.core.util.process import ending_of
 
 CHILD = "hookline.core.prebuild.child:main"
 """What the child process runs. It is named and not imported, since it stands above this package."""
@@ -46,7 +47,7 @@ class KernelBuild:
         why = f"nothing came of it in {PATIENCE_S:.0f} s"
         try:
             told, complaint = self.process.communicate(timeout=PATIENCE_S)
-            why = complaint.strip().rpartition("\n")[2][:MOST_TOLD] or f"exit code {self.process.returncode}"
+            why = complaint.strip().rpartition("\n")[2][:MOST_TOLD] or f"it {ending_of(self.process.returncode)}"
             found: dict[str, Any] = json.loads(told.strip().rpartition("\n")[2])
         except (subprocess.TimeoutExpired, ValueError):
             self.end()

@@ -48,8 +48,9 @@ def execute(run: BatchRun, host: PluginHost) -> int:
     from hookline.core.batch.rows import SUCCESS, Done, num_lines
     from hookline.core.batch.runner import failures
     from hookline.core.serve.extra import check_extra
+    from hookline.core.util.process import called_as
 
-    check_extra("hookline batch")
+    check_extra(called_as("batch"))
     if run.is_folder:
         from hookline.core.batch.folder import answer_folder
 

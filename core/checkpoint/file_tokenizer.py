@@ -28,6 +28,9 @@ _ALSO_READ = ("special_tokens_map.json", "added_tokens.json")
 _FLAGS = frozenset(("content", "single_word", "lstrip", "rstrip", "normalized", "special"))
 """What an added token is made of. The library writes further names to standard output as they are, and ignores them."""
 _IMPORTING = threading.Lock()
+LONG = 4000
+"""Characters or tokens from which on they are handled as a batch of one: only for batches does the library release the
+interpreter's lock, and without that a long text stops all threads of the process, the server's event loop too."""
 MANY_TOKENS = 100_000
 """Number of tokens from which on transformers corrects the text splitting of some of Mistral's tokenizers."""
 
@@ -86,7 +89,11 @@ class FileTokenizer:
         """Token ids of a text. split_special_tokens: read special tokens in it as text."""
         if self.backend_tokenizer.encode_special_tokens != split_special_tokens:
             self.backend_tokenizer.encode_special_tokens = split_special_tokens
-        return list(self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        if len(text) >= LONG:
+            (found,) = self.backend_tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        else:
+            found = self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return list(found.ids)
 
     def decode(
         self,
@@ -99,7 +106,10 @@ class FileTokenizer:
             options = {"clean_up_tokenization_spaces": clean_up_tokenization_spaces}
             return str(self.in_full.decode(token_ids, skip_special_tokens=skip_special_tokens, **options))
         ids = [token_ids] if isinstance(token_ids, int) else token_ids
-        return self.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        if len(ids) < LONG:
+            return self.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        (text,) = self.backend_tokenizer.decode_batch([ids], skip_special_tokens=skip_special_tokens)
+        return text
 
     def get_vocab(self) -> dict[str, int]:
         """All tokens with their ids."""

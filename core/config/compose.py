@@ -37,7 +37,6 @@ from hookline.core.util.process import called_as
 
 CHOICES = (*KINDS, "workload", "experiment")
 """Keys whose value is the name of an option or a preset."""
-_UNSET = "{kind} needs an option; it can be neither null nor deleted: python -m core.info lists them"
 
 
 @dataclass(frozen=True)
@@ -185,10 +184,14 @@ def _help_on_demand() -> Iterator[None]:
         utils.argparse = before
 
 
+def _unset(kind: str) -> ConfigError:
+    return ConfigError(f"{kind} needs an option; it can be neither null nor deleted: {called_as('info')} lists them")
+
+
 def _refuse_unset_kinds(job: ComposedJob) -> None:
     for kind in KINDS:
         if job.tree.get(kind) is None:
-            raise ConfigError(_UNSET.format(kind=kind))
+            raise _unset(kind)
 
 
 def _config_dir() -> tuple[str, ...]:
@@ -228,7 +231,7 @@ def _refuse_name_overrides(arguments: Sequence[str]) -> None:
         key, equals, value = argument.partition("=")
         kind, _, name = key.lstrip("+~").partition(".")
         if kind in KINDS and not name and value in ("", "null") and equals:
-            raise ConfigError(_UNSET.format(kind=kind))
+            raise _unset(kind)
         if kind in CHOICES and not name and value.lstrip().startswith("["):
             raise ConfigError(f"{kind}={value} is a list, and {kind} takes one name; for a job of each: -m {kind}=a,b")
         if equals and name == "name" and kind in KINDS:

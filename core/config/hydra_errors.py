@@ -13,6 +13,7 @@ from hookline.core.config.settings import LIMIT_KEYS, ROOT_KEYS
 from hookline.core.errors import ConfigError, HooklineError
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.registry import KINDS
+from hookline.core.util.process import called_as
 from hookline.core.util.text import near_miss
 
 EXTRAS = {
@@ -87,7 +88,7 @@ def _plain(message: str) -> str:
         return "no trial gave a figure to compare, so there is no best one"
     unused = re.match(r"Could not override '([^']+)'\. No match in the defaults list", message)
     if unused:
-        hint = "; python -m core.bench takes it" if unused[1] == "workload" else "; --help lists its keys"
+        hint = f"; {called_as('bench')} takes it" if unused[1] == "workload" else "; --help lists its keys"
         return f"this command takes no '{unused[1]}'{hint}"
     ambiguous = re.search(r"Ambiguous value for argument '(.*)'", message)
     if ambiguous:

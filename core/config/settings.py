@@ -182,10 +182,10 @@ class EngineKeys:
     device: str = AUTO
     """auto, cpu, cuda or cuda:N."""
     observers: tuple[Option, ...] = ()
-    """Observers of the engine: names, or {name: ..., field: value}; python -m core.info lists them."""
+    """Observers of the engine: names, or {name: ..., field: value}; hookline info lists them."""
     processors: Mapping[str, Any] = field(default_factory=dict)
     """Default arguments of logits processors, as processors.NAME.FIELD=VALUE; a request's own extra_args override them
-    field by field. python -m core.info NAME lists the fields."""
+    field by field. hookline info NAME lists the fields."""
     engine: EngineConfig = field(default_factory=EngineConfig)
     """Sizes and limits of the engine."""
 

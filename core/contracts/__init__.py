@@ -70,7 +70,7 @@ from hookline.core.contracts.processor import (
     TokenTexts,
 )
 from hookline.core.contracts.ranks import Ranks
-from hookline.core.contracts.sampler import Sampler, SamplingBatch
+from hookline.core.contracts.sampler import NO_TOKEN, Sampler, SamplingBatch
 from hookline.core.contracts.scheduler import (
     ALL,
     MAX_SERVED_VALUES,
@@ -99,6 +99,7 @@ __all__ = [
     "HEADER_BYTES",
     "MAX_SERVED_VALUES",
     "MIN_SLOT_BYTES",
+    "NO_TOKEN",
     "NUM_COPIES",
     "PLAIN_ATTENTION",
     "WHOLE_MODEL",

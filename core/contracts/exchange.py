@@ -71,7 +71,7 @@ class Exchange(Protocol):
     def best_tokens(self, scores_N: Tensor, tokens_N: Tensor) -> Tensor:
         """The token (int64) of the rank with the highest score (float32) for each row; of equal ones the lowest rank's.
 
-        N is at most the rows that the exchange was made for.
+        NaN is higher than all, and NO_TOKEN its token. N is at most the rows that the exchange was made for.
         """
         ...
 

@@ -44,7 +44,7 @@ class Ranks(Protocol):
         ...
 
     def best_tokens(self, scores_N: Tensor, tokens_N: Tensor) -> Tensor:
-        """The token of the rank with the highest score, for each row; of equal ones the lowest rank's.
+        """The token of the rank with the highest score, for each row; of equal ones the lowest rank's. NaN is highest.
 
         Shapes: scores_N (N,) float32, tokens_N (N,) int64; returns (N,) int64.
         """

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+NO_TOKEN = -1
+"""What a sampler may draw for a row whose logits hold NaN: its request ends with an error, and the others go on."""
+
+
 @dataclass(frozen=True)
 class SamplingBatch:
     """Sampling parameters of the N rows of a step, on the device, plus what the host knows without asking it.
@@ -39,7 +43,7 @@ class Sampler(Protocol):
         ...
 
     def sample(self, logits_NV: Tensor, params: SamplingBatch) -> Tensor:
-        """Draw one token per row from the whole vocabulary.
+        """Draw one token per row from the whole vocabulary; NO_TOKEN for a row of NaN, if it can be seen at no cost.
 
         Shapes: logits_NV (N, V) float32 or bfloat16; returns tokens_N (N,) int64. Writes to none of its inputs.
         Device: no host sync.
@@ -50,7 +54,8 @@ class Sampler(Protocol):
     def sample_shard(self, logits_NV: Tensor, params: SamplingBatch, first_token: int) -> tuple[Tensor, Tensor]:
         """The best (score, token) of one rank's shard, whose first column is token id `first_token`.
 
-        Shapes: returns scores_N float32 and tokens_N int64 (global ids). The largest score over all ranks wins.
+        Shapes: returns scores_N float32 and tokens_N int64 (global ids). The largest score over all ranks wins,
+        and NaN over all: the score of NO_TOKEN.
         Called only if the entry's needs state `vocabulary_shards`; others leave it out.
         """
         raise AssertionError("left out")
@@ -59,6 +64,7 @@ class Sampler(Protocol):
     def score(self, logits_NV: Tensor, tokens_N: Tensor, num_logprobs: int) -> Tensor:
         """Log-probabilities of the drawn tokens and of the K = num_logprobs likeliest. Core computes them if left out.
 
+        Of a row that drew NO_TOKEN only the first column counts.
         Shapes: logits_NV (N, V) as the model gives them, tokens_N (N,) int64; returns (N, 2 + 2K) int64: the token, its
         log-probability, the K token ids, the most likely first, their log-probabilities. Log-probabilities are float32,
         stored by their bits: `x.view(torch.int32)`, widened to int64.

@@ -125,8 +125,14 @@ class Committer:
         self._cache.cache_filled_blocks(entries_N)
         places = self._table.to_look_at(entries_N, tokens_N, is_over_N)
         looked_at = zip(list(self._table.requests(entries_N[places])), tokens_N[places].tolist(), strict=True)
-        ends = [(request, end_with(request, token_id)) for request, token_id in looked_at]
-        return [self._endings.end(request, reason, fault_of(request)) for request, reason in ends if reason is not None]
+        ends = [(request, token_id, end_with(request, token_id)) for request, token_id in looked_at]
+        return [
+            self._endings.end_tokenless(request, token_id)
+            if token_id < 0
+            else self._endings.end(request, reason, fault_of(request))
+            for request, token_id, reason in ends
+            if reason is not None
+        ]
 
     def _end_pooled(self, executor: Executor, launched: InFlight) -> list[RequestOutput]:
         """End the requests whose vectors a step computed, except those that have ended already."""

@@ -44,6 +44,8 @@ def advance_grammars(
     for place, request, token_id in zip(places, table.requests(entries_N[places]), tokens, strict=True):
         constraint = request.constraint
         assert constraint is not None
+        if token_id < 0:  # NO_TOKEN, which ends the request elsewhere
+            continue
         if stops_with(request, token_id):
             constraint.end = FinishReason.STOP
         else:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from hookline.core.engine.dispatch import Dispatcher
-from hookline.core.engine.ends import fault_of
+from hookline.core.engine.ends import fault_of, no_token
 from hookline.core.engine.feedback import PolicyFeedback
 from hookline.core.engine.in_flight import InFlight
 from hookline.core.engine.listeners import Listeners
@@ -19,7 +19,10 @@ from hookline.core.requests.structured_output import StructuredOutput
 
 
 class Endings:
-    """Ends the requests of one engine, and tells observers and the policy; for what reasons is decided in ends.py."""
+    """Ends the requests of one engine, and tells observers and the policy; for what reasons is decided in ends.py.
+
+    names: of the plugins, by kind, for errors.
+    """
 
     def __init__(
         self,
@@ -29,9 +32,11 @@ class Endings:
         listeners: Listeners,
         structured_output: StructuredOutput | None,
         times: Times,
+        names: Mapping[str, str],
     ) -> None:
         self._queue, self._dispatcher, self._feedback = queue, dispatcher, feedback
         self._listeners, self._structured_output, self._times = listeners, structured_output, times
+        self._names = names
         self.time_limits = TimeLimits()
         self.kept: list[RequestOutput] = []
         """Outputs of requests that ended outside a commit; the next step returns them."""
@@ -49,6 +54,11 @@ class Endings:
         self._feedback.ended(request, reason, text)
         is_fault = isinstance(error, PluginError | EngineError)
         return request.output(reason, self._times.now(), text, is_fault=is_fault)
+
+    def end_tokenless(self, request: Request, token_id: int) -> RequestOutput:
+        """End a request for which no token was drawn, and empty the prefix cache, whose blocks may hold NaN, too."""
+        self._dispatcher.cache.pool.reset_cache()
+        return self.end(request, FinishReason.ERROR, no_token(request, token_id, self._names))
 
     def abort(self, ids: Iterable[int], reason: FinishReason) -> list[RequestOutput]:
         """See Engine.abort."""

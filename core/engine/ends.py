@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from hookline.core.contracts import NO_TOKEN
 from hookline.core.errors import (
     EngineError,
     HooklineError,
@@ -20,11 +21,14 @@ from hookline.core.requests.request import Request
 
 def end_with(request: Request, token_id: int) -> FinishReason | None:
     """Why a request ends with this token, after its processors and its watcher saw it; None if it goes on."""
+    if token_id < 0:
+        take_back(request)
+        return FinishReason.ERROR
     reason = _end_by_limits(request, token_id)
     if request.constraint is not None:
         reason = request.constraint.end or reason
         if reason is FinishReason.ERROR:
-            request.num_known_tokens -= 1  # the token that does not fit is not part of the answer
+            take_back(request)  # the token does not fit
             return reason
     if request.followers is not None and reason is None:
         reason = _end_by_followers(request, token_id)
@@ -35,6 +39,24 @@ def end_with(request: Request, token_id: int) -> FinishReason | None:
         return reason
     request.stop_string = stop
     return FinishReason.STOP
+
+
+def take_back(request: Request) -> None:
+    """Make the newest token no part of a request's answer."""
+    request.num_known_tokens -= 1
+    if request.scores is not None:
+        request.scores.drop_last()
+
+
+def no_token(request: Request, token_id: int, names: Mapping[str, str]) -> PluginFault:
+    """What a request ends with for which no token was drawn. names: of the plugins, by kind."""
+    model, sampler = names.get("model", "the model"), names.get("sampler", "the sampler")
+    if token_id == NO_TOKEN:
+        kernels = names.get("kernels", "the kernels")
+        told = f"{model} fails in logits: they are NaN, so that {sampler} draws no token; {kernels} may be at fault"
+    else:
+        told = f"{sampler} breaks its contract in sample: it drew token id {token_id}, which is outside the vocabulary"
+    return PluginFault(f"request {request.id}: {told}")
 
 
 def fault_of(request: Request) -> HooklineError | None:

@@ -39,7 +39,10 @@ from hookline.core.util.process import Home
 
 
 class Engine:
-    """Requests in, outputs out, one step at a time. Not thread-safe: one caller drives it."""
+    """Requests in, outputs out, one step at a time. Not thread-safe: one caller drives it.
+
+    policy, origin: the scheduler's name, and where it comes from. names: of the other plugins, by kind. All for errors.
+    """
 
     def __init__(
         self,
@@ -50,6 +53,7 @@ class Engine:
         *,
         policy: str = "scheduler",
         origin: str = "",
+        names: Mapping[str, str] | None = None,
         observers: Observers | None = None,
         shares_prefixes: bool = False,
         model_name: str = "",
@@ -71,7 +75,9 @@ class Engine:
             self.cache, self.queue, limits.plan.max_num_seqs, shares_prefixes=shares_prefixes, now=times.read
         )
         self._listeners = listeners = Listeners(observers)
-        self._endings = Endings(self.queue, self.dispatcher, self.feedback, listeners, structured_output, times)
+        self._endings = Endings(
+            self.queue, self.dispatcher, self.feedback, listeners, structured_output, times, names or {}
+        )
         self.time_limits = self._endings.time_limits
         self.intake = Intake(limits, self.queue, self._endings, listeners, structured_output, times)
         self.loop = StepLoop(

@@ -41,7 +41,7 @@ class CheckedPlan:
 
 
 def check_plan(plan: Plan, queue: RequestQueue, ledger: Ledger, limits: Limits, policy: str) -> CheckedPlan:
-    """Resolve a plan's ids and replay it on a fresh ledger.
+    """Resolve a plan's ids and replay it on a fresh ledger. policy: what errors call it, with where it comes from.
 
     Raises: PlanError naming the policy, the rule, the value and the limit.
     """
@@ -87,7 +87,7 @@ class _Checker:
 
     def error(self, message: str) -> PlanError:
         """The error for a broken rule."""
-        return PlanError(f"scheduler '{self.policy}' {message}; no part of this plan was carried out")
+        return PlanError(f"{self.policy} {message}; no part of this plan was carried out")
 
     def request(self, id_: int, part: str) -> Request:
         """The live request of this id, which the plan must name once only."""

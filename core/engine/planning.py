@@ -38,7 +38,7 @@ class Planner:
         ledger: Callable[[], Ledger],
         times: Times,
     ) -> None:
-        self.scheduler, self.limits, self.queue, self.policy = scheduler, limits, queue, policy
+        self.scheduler, self.limits, self.queue = scheduler, limits, queue
         self._name = f"scheduler '{policy}'" + (f" of {origin}" if origin else "")
         self.feedback = PolicyFeedback(scheduler, self._name)
         self.served = ServedCounts()
@@ -64,7 +64,7 @@ class Planner:
             raise PlanError(f"{self._name} fails in plan: {with_place(error)}") from error
         self.feedback.planned(plan)
         try:
-            return plan, check_plan(plan, queue, self._ledger(), limits, self.policy)
+            return plan, check_plan(plan, queue, self._ledger(), limits, self._name)
         except BaseException as error:
             self.feedback.give_up(self._times.now())
             if isinstance(error, (PlanError, *PASSES)):
@@ -100,4 +100,4 @@ class Planner:
             raise self._stuck(f"after {MAX_FRUITLESS_PLANS} plans in a row no request has got any further")
 
     def _stuck(self, message: str) -> PlanError:
-        return PlanError(f"scheduler '{self.policy}' makes no progress: {message}")
+        return PlanError(f"{self._name} makes no progress: {message}")

@@ -27,6 +27,8 @@ SETTLE_S = 3.0
 """For the head node to hear what has just become free."""
 LOOK_S = 0.2
 """Between two looks at what is free."""
+MOST_NODES = 16
+"""Most nodes that an error names."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,7 @@ class RayReservation:
             raise RankError(
                 f"engine.executor=ray: {wanted.size} ranks need {needed} free {kind}s, and this Ray cluster, which has "
                 f"{there}, did not have them within {wanted.patience_s:g} s {START_KEY}"
+                f"{self._free_now(kind, self._bundle_size * each)}"
             )
         actor_class = ray.remote(RankActor)
         for rank in range(wanted.size):
@@ -95,6 +98,28 @@ class RayReservation:
             needs = {"num_gpus": 1, "num_cpus": 0, "runtime_env": {"env_vars": KEEP_GPUS_VISIBLE}}
             options = needs if self.uses_gpus else {"num_cpus": each}
             self.actors.append(actor_class.options(scheduling_strategy=placed, max_restarts=0, **options).remote())
+
+    def _free_now(self, kind: str, piece: int) -> str:
+        """The end of an error: what each node has free, most first. piece: how much of it has to be on one node."""
+
+        def _found() -> list[tuple[float, float, str]]:
+            nodes = [node for node in self.ray.nodes() if node["Alive"]]
+            free = free_resources(self.ray)
+            return [
+                (rest.get(kind, 0), node["Resources"][kind], node["NodeManagerAddress"])
+                for node, rest in zip(nodes, free, strict=False)  # asked one after the other: a node may have gone
+                if node["Resources"].get(kind, 0)
+            ]
+
+        try:
+            found = sorted(within(RELEASE_S, _found), key=lambda one: -one[0])
+        except Exception:  # the head node is gone; the error is told without it
+            return ""
+        told = [f"{free:g} of {size:g} on {address}" for free, size, address in found[:MOST_NODES]]
+        if len(found) > MOST_NODES:
+            told.append(f"and {len(found) - MOST_NODES} more nodes")
+        together = f"; {piece} have to be on one node" if piece > 1 else ""
+        return f"; free now: {', '.join(told)}{together}" if told else ""
 
     def _ranks_a_bundle(self, kind: str, each: int) -> int:
         """How many ranks are reserved in one piece, and so on one node: a whole group, or one.

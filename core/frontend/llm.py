@@ -44,7 +44,7 @@ class LLM(PoolingCalls):
     Not thread-safe, but calls may nest: what one call's steps bring for another one is kept for it.
 
     An option is a name, or a mapping with `name` and the option's fields; the keys are those of the command line, and
-    what is left out has the same default: python -m core.run --help. observers: names, or such mappings.
+    what is left out has the same default: hookline run --help. observers: names, or such mappings.
     processors: {name: {field: value}}, arguments of logits processors for requests that do not say otherwise.
     checkpoint: short for model's `checkpoint` field. engine: {field: value}, as engine.* of the command line.
     tp: tensor-parallel ranks, one GPU each. seed: of requests that bring none, and of random weights. dtype: of weights

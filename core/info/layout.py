@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from hookline.core.util.process import called_as
 from hookline.core.util.text import joined
 
 _HEAD = ("kind", "name", "available", "from", "summary")
@@ -48,7 +49,7 @@ def _plugin_row(plugin: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _key_row(key: dict[str, Any]) -> tuple[str, ...]:
-    return (key["key"], key["command"], key["default"], key["doc"] or f"python -m core.info {key['key']}")
+    return (key["key"], key["command"], key["default"], key["doc"] or f"{called_as('info')} {key['key']}")
 
 
 def _available(one: dict[str, Any]) -> str:

@@ -51,7 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _write(options: argparse.Namespace, _: Sequence[str]) -> int:
     folder = write_skeleton(options.kind, options.name, options.folder)
     print(f'{folder} is {_what(options.kind)} that runs. Next:\n  cd {folder} && pip install -e ".[dev]"')
-    print("  python -m pytest\n" + "\n".join(f"  {line}" for line in _commands(options.kind, options.name)))
+    commands = [line.replace("python -m core.", called_as("")) for line in _commands(options.kind, options.name)]
+    print("\n".join(f"  {line}" for line in ("python -m pytest", *commands)))
     return 0
 
 

@@ -13,6 +13,7 @@ from hookline.core.cli.output import say
 from hookline.core.errors import ConfigError
 from hookline.core.sweep.job_status import DONE
 from hookline.core.sweep.results import RESULTS, objective_value, read_results
+from hookline.core.util.process import called_as
 
 NEEDED = ("end_s", "num_drawn", "running", "waiting", "free_blocks", "preemptions")
 """Columns of the records of steps that the report reads."""
@@ -76,7 +77,8 @@ def _names(folders: Sequence[Path]) -> list[str]:
 
 def _jobs_of(folder: Path, name: str) -> Iterable[Job]:
     if not (folder / RESULTS).is_file():
-        raise ConfigError(f"there is no {folder / RESULTS}; give the folder of a sweep (python -m core.bench -m ...)")
+        sweep = f"{called_as('bench')} -m ..."
+        raise ConfigError(f"there is no {folder / RESULTS}; give the folder of a sweep ({sweep})")
     records = read_results(folder)
     if not records:
         raise ConfigError(f"{folder / RESULTS} is empty: no job of the sweep has ended yet")

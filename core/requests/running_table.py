@@ -137,13 +137,14 @@ class RunningTable:
         return gaps_s
 
     def to_look_at(self, entries_N: IntArray, tokens_N: IntArray, is_over_N: BoolArray | None = None) -> IntArray:
-        """Indices of committed tokens whose requests are watched or may end: by max_len or by a stop token.
+        """Indices of committed tokens whose requests are watched or may end: by max_len, a stop token or NO_TOKEN.
 
         is_over_N: tokens that end their requests in any case.
         """
         is_candidate = self.num_known_tokens_S[entries_N] >= self.max_len_S[entries_N]
         is_candidate |= self.is_watched_S[entries_N].astype(np.bool_)
         is_candidate |= self._num_stopping.take(tokens_N, mode="clip") > 0
+        is_candidate |= tokens_N < 0
         if is_over_N is not None:
             is_candidate |= is_over_N
         return is_candidate.nonzero()[0]

@@ -30,6 +30,11 @@ class Scores:
         if self.num_logprobs is not None:
             self._sampled.append(row_X.copy())
 
+    def drop_last(self) -> None:
+        """Forget the newest sampled token, which is not part of the answer."""
+        if self._sampled:
+            self._sampled.pop()
+
     def add_prompt(self, first: int, rows_PX: IntArray) -> None:
         """Keep the rows of the prompt's tokens from position `first` on."""
         self._prompt.update(enumerate(rows_PX.copy(), start=first))

@@ -37,6 +37,7 @@ def _run(arguments: list[str], engine: str) -> int:
     from hookline.core.plugin.host import PluginHost
     from hookline.core.serve.extra import check_extra
     from hookline.core.serve.settings import ServeKeys, validate_serve
+    from hookline.core.util.process import called_as
 
     host = PluginHost.load()
     host.log_problems()
@@ -46,7 +47,7 @@ def _run(arguments: list[str], engine: str) -> int:
     if not jobs:
         return 0
     run = validate_serve(jobs[0].tree, host)
-    check_extra("hookline serve")
+    check_extra(called_as("serve"))
     return _serve(run, host, engine)
 
 

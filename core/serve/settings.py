@@ -76,7 +76,7 @@ class ServeConfig:
     """Log a line for each request, without its content."""
     reasoning_parser: Any = None
     """Who tells reasoning from the answer in chats: a name, or a mapping with name and fields; None: none does.
-    python -m core.info lists them."""
+    hookline info lists them."""
     tool_parser: Any = None
     """Who finds tool calls in the answers of chats with tools, likewise."""
     reasoning_field: str = "both"

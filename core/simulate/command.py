@@ -51,12 +51,13 @@ def measure(tree: Mapping[str, Any], host: PluginHost) -> tuple[dict[str, Any], 
     from hookline.core.errors import ConfigError
     from hookline.core.simulate.engine import check_machine, simulated_engine
     from hookline.core.simulate.settings import SimulateKeys
+    from hookline.core.util.process import called_as
 
     bench = validate_bench(tree, host, SimulateKeys)
     if bench.profile is not None:
         raise ConfigError("profile has no effect in a simulation: nothing is computed that could be traced")
     if bench.address is not None:
-        raise ConfigError("url has no effect in a simulation: no server is asked; python -m core.bench does")
+        raise ConfigError(f"url has no effect in a simulation: no server is asked; {called_as('bench')} does")
     cost = cost_model(tree)
     check_machine(tree, bench.config, cost, host)
     with closing(simulated_engine(bench.config, cost, host)) as engine:

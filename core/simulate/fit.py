@@ -27,6 +27,7 @@ from hookline.core.simulate.cost import (
 from hookline.core.step.captured import MOST_MIXED
 from hookline.core.sweep.job_status import DONE
 from hookline.core.sweep.results import RESULTS, read_lines
+from hookline.core.util.process import called_as
 
 Column = np.ndarray[Any, Any]
 NUM_REWEIGHTINGS = 4
@@ -141,7 +142,7 @@ def read_measured(folder: Path) -> list[Measured]:
     if not found:
         raise ConfigError(
             f"fit={folder} holds no finished benchmark with {RESULTS} and {STEPS}; make one with "
-            f"python -m core.bench records={folder} result={folder / RESULTS}"
+            f"{called_as('bench')} records={folder} result={folder / RESULTS}"
         )
     return found
 

@@ -28,6 +28,7 @@ from hookline.core.sweep.job_status import DONE, FAILED
 from hookline.core.sweep.ray_gpus import on_gpus
 from hookline.core.sweep.results import FORMAT, RESULTS, append_line, read_lines
 from hookline.core.util.child_python import python_command
+from hookline.core.util.process import called_as
 
 LOG = "log.txt"
 """In a job's folder: what the job printed."""
@@ -145,8 +146,8 @@ def _refuse_studies(arguments: Sequence[str]) -> None:
         key, _, name = argument.lstrip("+").partition("=")
         if key == "hydra/sweeper" and name in STUDIES:
             raise ConfigError(
-                f"{argument} looks for the best figure, and the jobs of `hookline run` measure none; use `hookline "
-                "bench -m`, or leave it out"
+                f"{argument} looks for the best figure, and the jobs of `{called_as('run')}` measure none; use "
+                f"`{called_as('bench')} -m`, or leave it out"
             )
 
 

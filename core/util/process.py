@@ -49,12 +49,16 @@ def ending_of(code: int) -> str:
     """How a process ended, in words. code: its exit code, or minus the number of the signal that killed it."""
     if code >= 0:
         return f"ended with exit code {code}"
-    name = signal.Signals(-code).name
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:  # one of the real-time signals, of which only the first and the last have names
+        name = f"signal {-code}"
     return f"was killed by {name}" + (", as the system does when memory runs out" if name == "SIGKILL" else "")
 
 
 def called_as(command: str) -> str:
     """What to type for a command: `python -m core.X` if this process was started like that, else `hookline X`."""
-    folder = Path(sys.argv[0]).parent
-    is_module = folder.parent.name == "core" and folder.name != "hookline"
+    script = Path(sys.argv[0])
+    folder = script.parent
+    is_module = script.name == "__main__.py" and folder.parent.name == "core" and folder.name != "hookline"
     return f"python -m core.{command}" if is_module else f"hookline {command}"

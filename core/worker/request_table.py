@@ -150,16 +150,21 @@ class RequestTable:
         Device: no host sync; graph-safe.
         """
         context_N = self.length_R.index_select(0, rows_N)
-        return self.last_token_R.index_select(0, rows_N), context_N.long() - 1, context_N
+        positions_N = torch.sub(context_N, 1, out=torch.empty_like(context_N, dtype=torch.int64))
+        return self.last_token_R.index_select(0, rows_N), positions_N, context_N
 
     def write_back(self, sampled: SampleRows, tokens_N: Tensor) -> None:
-        """Keep the sampled tokens, so that the next step can start from them. Device: no host sync; graph-safe."""
-        self.last_token_R[sampled.rows_N] = tokens_N
+        """Keep the sampled tokens, so that the next step can start from them. Device: no host sync; graph-safe.
+
+        Token 0 in place of NO_TOKEN: a step may be launched for its request before the host ends it.
+        """
+        self.last_token_R[sampled.rows_N] = tokens_N.clamp(min=0)
         self.lengthen(sampled)
 
     def lengthen(self, sampled: SampleRows) -> None:
         """Count a sampled token in each of these rows; its value is not needed. Device: no host sync; graph-safe."""
-        self.length_R[sampled.rows_N] = (sampled.params.position_N + 1).to(torch.int32)
+        position_N = sampled.params.position_N
+        self.length_R[sampled.rows_N] = torch.add(position_N, 1, out=torch.empty_like(position_N, dtype=torch.int32))
 
     def reset_padding(self) -> None:
         """Set the padding row's length back to one token, after a step that drew for it. Device: graph-safe."""

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Size, Tensor
 
-from hookline.core.contracts import Kernels, is_offered
+from hookline.core.contracts import NO_TOKEN, Kernels, is_offered
 from hookline.core.errors import StepFault, shown
 
 ROWS_LOOKED_AT = 8
@@ -63,17 +63,22 @@ class StepChecks:
         if not bool(((before_NV == after_NV) | (before_NV.isnan() & after_NV.isnan())).all()):
             raise self.fault("sampler", method, "it wrote to the logits")
 
-    def tokens(self, method: str, tokens_N: Any, num_rows: int, vocab_size: int) -> None:
-        """Check what a sampler drew: one token of the vocabulary for each row."""
+    def tokens(self, method: str, tokens_N: Any, logits_NV: Tensor) -> None:
+        """Check what a sampler drew: one token of the vocabulary for each row, or NO_TOKEN if the row holds NaN."""
+        num_rows, vocab_size = logits_NV.shape
         self.form("sampler", method, tokens_N, (num_rows,), torch.int64)
-        self._inside("sampler", method, tokens_N, "token id", "the vocabulary", 0, vocab_size)
+        has_token_N = (tokens_N != NO_TOKEN) | ~logits_NV.isnan().any(1)
+        self.inside("sampler", method, tokens_N[has_token_N], "token id", "the vocabulary", 0, vocab_size)
 
     def shard(self, found: Any, num_rows: int, first: int, end: int) -> None:
-        """Check what `sample_shard` drew: for each row a score and a token of the shard, `first` <= token < `end`."""
+        """Check what `sample_shard` drew: for each row a score and a token of the shard, `first` <= token < `end`; or
+        NaN and NO_TOKEN.
+        """
         scores_N, tokens_N = self.shard_form(found, num_rows)
-        if bool(scores_N.isnan().any()):
+        has_token_N = ~scores_N.isnan() | (tokens_N != NO_TOKEN)
+        if bool(scores_N[has_token_N].isnan().any()):
             raise self.fault("sampler", "sample_shard", "a score is NaN")
-        self._inside("sampler", "sample_shard", tokens_N, "token id", "the shard", first, end)
+        self.inside("sampler", "sample_shard", tokens_N[has_token_N], "token id", "the shard", first, end)
 
     def shard_form(self, found: Any, num_rows: int) -> tuple[Tensor, Tensor]:
         """The scores and tokens that `sample_shard` returned, of which only shapes and dtypes are checked."""
@@ -87,8 +92,8 @@ class StepChecks:
         self.form("sampler", "score", scored_NX, (len(tokens_N), 2 + 2 * num_logprobs), torch.int64)
         if not torch.equal(scored_NX[:, 0], tokens_N):
             raise self.fault("sampler", "score", "its first column is not the tokens that it was given")
-        ids_NK = scored_NX[:, 2 : 2 + num_logprobs]
-        self._inside("sampler", "score", ids_NK, "token id", "the vocabulary", 0, vocab_size)
+        ids_NK = scored_NX[tokens_N != NO_TOKEN, 2 : 2 + num_logprobs]
+        self.inside("sampler", "score", ids_NK, "token id", "the vocabulary", 0, vocab_size)
 
     def parts(self, kind: str, method: str, found: Any, count: int) -> Sequence[Any]:
         """What a method returned, as a sequence of `count` results."""
@@ -97,7 +102,8 @@ class StepChecks:
             raise self.fault(kind, method, f"it returned {described(found)}, not {count} tensors")
         return parts
 
-    def _inside(self, kind: str, method: str, ids: Tensor, what: str, of: str, first: int, end: int) -> None:
+    def inside(self, kind: str, method: str, ids: Tensor, what: str, of: str, first: int, end: int) -> None:
+        """Check that ids lie in a range."""
         outside = ids[(ids < first) | (ids >= end)]
         if len(outside):
             verb = "drew" if kind == "sampler" else "returned"
@@ -139,7 +145,7 @@ class StepChecks:
         ):
             self.form("kernels", name, part, shape, *allowed)
         if name == "route_experts":
-            self._inside("kernels", name, found[0], "expert", "the experts", 0, arguments[0].shape[1])
+            self.inside("kernels", name, found[0], "expert", "the experts", 0, arguments[0].shape[1])
         return found
 
 

@@ -272,9 +272,10 @@ class Worker(SizedExecutor):
             return None
         tokens_N = self.table.last_token_R[torch.from_numpy(step.decode_rows)]
         is_sharded = self.runner.ranks.size > 1 and self.runner.shards_vocabulary
+        method = "sample_shard" if is_sharded else "sample"
         try:
-            self.runner.checks.tokens(
-                "sample_shard" if is_sharded else "sample", tokens_N, len(tokens_N), self.runner.vocab_size
+            self.runner.checks.inside(
+                "sampler", method, tokens_N, "token id", "the vocabulary", 0, self.runner.vocab_size
             )
         except StepFault as fault:
             return fault

@@ -64,7 +64,8 @@ def _best_kernel(
     go_at = go_at_of(addresses, rank)
     count = tl.load(counts + slot)
     bits = tl.load(scores_ptr + rows, mask=is_row, other=0.0).to(tl.int32, bitcast=True).to(tl.int64)
-    own = (bits << 32) | tl.load(tokens_ptr + rows, mask=is_row, other=0)  # no token is all ones
+    token = tl.load(tokens_ptr + rows, mask=is_row, other=0) & 0x7FFFFFFF  # no pair is all ones, nor is NO_TOKEN's
+    own = (bits << 32) | token
     for step in tl.static_range(1, SIZE):
         theirs = place(addresses, (rank + step) % SIZE, slot, count, rank, tl.int64, SIZE, SLOT_BYTES)
         tl.store(theirs + lane, own, mask=is_row)
@@ -81,14 +82,14 @@ def _best_kernel(
             pair = tl.load(here + source * stride + lane, mask=is_row & (ranks != source), other=own, volatile=True)
             is_missing |= pair == -1
             score = (pair >> 32).to(tl.int32).to(tl.float32, bitcast=True)
-            is_better = (score > best) | (winner < 0)  # of equal ones the lowest rank's
+            is_better = (score > best) | (score != score) | (winner < 0)  # of equal ones the lowest rank's
             best = tl.where(is_better, score, best)
             winner = tl.where(is_better, pair & 0xFFFFFFFF, winner)
         waiting = must_wait(is_missing, go_at)
     empty = tl.full((ROWS,), -1, tl.int64)
     for source in tl.static_range(SIZE):
         tl.store(here + source * stride + lane, empty, mask=is_row & (ranks != source))
-    tl.store(out_ptr + rows, winner, mask=is_row)
+    tl.store(out_ptr + rows, tl.where(winner == 0x7FFFFFFF, -1, winner), mask=is_row)
     tl.store(counts + slot, count + 1)
 
 

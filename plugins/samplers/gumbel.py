@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import Sampler, SamplingBatch
+from hookline.core.contracts import NO_TOKEN, Sampler, SamplingBatch
 from hookline.plugins.samplers import GumbelConfig
 
 _MASK = 0xFFFFFFFF
@@ -47,7 +47,7 @@ class Gumbel(Sampler):
         if not greedy:
             scores_NV = perturbed(scores_NV, params, first_token)
         scores_N, tokens_N = scores_NV.max(dim=-1)
-        return scores_N, tokens_N + first_token
+        return scores_N, torch.where(scores_N.isnan(), NO_TOKEN, tokens_N + first_token)
 
 
 def perturbed(logits_NV: Tensor, params: SamplingBatch, first_token: int) -> Tensor:

@@ -18,6 +18,8 @@ STRETCH = 4096
 LANE = 8
 """Tokens of a lane: the one with the highest bound has its noise computed."""
 WARPS = 4
+PIECE = 512
+"""Tokens of a row without a winner that are looked at for NaN at a time."""
 
 
 @triton.jit
@@ -115,7 +117,11 @@ def _best_of_stretch(
 
 
 @triton.jit
-def _best_of_row(scores, winners, best_scores, tokens, num_stretches, BLOCK: tl.constexpr):
+def _best_of_row(
+    logits, row_stride, scores, winners, best_scores, tokens, num_tokens, num_stretches,
+    BLOCK: tl.constexpr, PIECE: tl.constexpr,
+):  # fmt: skip
+    """The best of a row's stretches; NaN and NO_TOKEN if nothing in the row is above -inf and something is NaN."""
     row = tl.program_id(0)
     stretch = tl.arange(0, BLOCK)
     is_stretch = stretch < num_stretches
@@ -123,8 +129,19 @@ def _best_of_row(scores, winners, best_scores, tokens, num_stretches, BLOCK: tl.
     winner = tl.load(winners + row * num_stretches + stretch, mask=is_stretch, other=2147483647)
     best = tl.max(score, axis=0)
     first = tl.min(tl.where((score == best) & is_stretch, winner, 2147483647), axis=0)
+    token = tl.where(first == 2147483647, tl.min(winner, axis=0), first).to(tl.int64)
+    # The largest of NaN and -inf is -inf: only a row without a winner is looked at again, so others pay nothing.
+    if (best != best) | (best == -float("inf")):
+        num_nan = tl.full((), 0, tl.int32)
+        for start in range(0, num_tokens, PIECE):
+            columns = start + tl.arange(0, PIECE)
+            at = logits + row.to(tl.int64) * row_stride + columns
+            value = tl.load(at, mask=columns < num_tokens, other=0.0).to(tl.float32)
+            num_nan += tl.sum((value != value).to(tl.int32), axis=0)
+        best = tl.where(num_nan > 0, float("nan"), best)
+        token = tl.where(num_nan > 0, -1, token)
     tl.store(best_scores + row, best)
-    tl.store(tokens + row, tl.where(first == 2147483647, tl.min(winner, axis=0), first).to(tl.int64))
+    tl.store(tokens + row, token)
 
 
 def best_tokens(
@@ -135,7 +152,7 @@ def best_tokens(
     first_token: int,
     greedy: bool,
 ) -> tuple[Tensor, Tensor]:
-    """(score, token id) of the winner of each row; of equals the first.
+    """(score, token id) of the winner of each row; of equals the first. NaN and NO_TOKEN for a row of NaN.
 
     Shapes: logits_NV (N, V) with contiguous rows, the rest (N,); returns scores_N float32, tokens_N int64.
     Device: two launches, no host sync; safe inside a CUDA graph.
@@ -153,7 +170,7 @@ def best_tokens(
         GREEDY=greedy, STRETCH=STRETCH, LANE=LANE, num_warps=WARPS,
     )  # fmt: skip
     _best_of_row[(num_rows,)](
-        scores_NP, winners_NP, scores_N, tokens_N, num_stretches,
-        BLOCK=triton.next_power_of_2(num_stretches), num_warps=1,
+        logits_NV, logits_NV.stride(0), scores_NP, winners_NP, scores_N, tokens_N, num_tokens, num_stretches,
+        BLOCK=triton.next_power_of_2(num_stretches), PIECE=PIECE, num_warps=1,
     )  # fmt: skip
     return scores_N, tokens_N

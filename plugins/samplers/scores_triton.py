@@ -57,7 +57,7 @@ def _of_row(
     token = tl.load(tokens + row)
     out_row = out + row * (2 + 2 * num_top)
     tl.store(out_row, token)
-    chosen = tl.load(logits + row * row_stride + token).to(tl.float32) - total
+    chosen = tl.load(logits + row * row_stride + tl.maximum(token, 0)).to(tl.float32) - total  # -1: NO_TOKEN
     tl.store(out_row + 1, chosen.to(tl.int32, bitcast=True).to(tl.int64))
     places = tl.arange(0, TOPS)
     is_here = places < num_stretches * num_top

@@ -14,7 +14,7 @@ if __name__ == "__main__":  # where a test imports it, the kernels of the tests 
 import numpy as np
 import torch
 
-from hookline.core.contracts import HEADER_BYTES, PeerMemory
+from hookline.core.contracts import HEADER_BYTES, NO_TOKEN, PeerMemory
 from hookline.core.distributed.peer_memory import block_bytes
 from hookline.core.executor.shared_memory import WORD, SharedWords
 from hookline.plugins.kernels.peer_memory import triton_slots
@@ -98,6 +98,9 @@ def check_step(exchange, rank, size, step):
     tokens = torch.arange(size)[:, None] * 100 + torch.arange(rows)
     best = exchange.best_tokens(scores[rank].contiguous(), tokens[rank].contiguous())
     assert torch.equal(best, tokens.gather(0, scores.argmax(0, keepdim=True))[0])
+    scores[size - 1, ::2], tokens[size - 1, ::2] = torch.nan, NO_TOKEN
+    drawn = exchange.best_tokens(scores[rank].contiguous(), tokens[rank].contiguous())
+    assert drawn[::2].eq(NO_TOKEN).all() and torch.equal(drawn[1::2], best[1::2]), (step, rows)
 
 
 def check_what_looks_like_nothing(exchange, rank, size):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import SamplingBatch
+from hookline.core.contracts import NO_TOKEN, SamplingBatch
 from hookline.core.testing.sampler_suite import LEAST_P_VALUE, SamplerSuite
 from hookline.core.testing.sampler_suite.counts import chi_square_p_value
 from hookline.plugins.samplers import GumbelConfig
@@ -68,6 +68,20 @@ def test_a_temperature_that_float32_can_hardly_hold_is_greedy() -> None:
     logits_NV = torch.randn(32, 50, generator=torch.Generator().manual_seed(0)) - 6
     params = SamplingBatch(torch.full((32,), 1e-40), torch.arange(32), torch.arange(32))
     assert torch.equal(Gumbel(GumbelConfig()).sample(logits_NV, params), logits_NV.argmax(-1))
+
+
+@pytest.mark.parametrize("all_greedy", [False, True])
+def test_a_row_of_nan_draws_no_token_and_others_draw_what_they_would(all_greedy: bool) -> None:
+    logits_NV = torch.randn(6, 50, generator=torch.Generator().manual_seed(0))
+    params = SamplingBatch(torch.tensor([0.0, 1.0] * 3), torch.arange(6), torch.arange(6), all_greedy)
+    sampler = Gumbel(GumbelConfig())
+    before_N = sampler.sample(logits_NV, params)
+    logits_NV[2:4] = torch.nan
+    logits_NV[3, :40] = -torch.inf  # as a grammar leaves it
+    scores_N, tokens_N = sampler.sample_shard(logits_NV, params, 100)
+    assert tokens_N[2:4].tolist() == [NO_TOKEN] * 2 and bool(scores_N[2:4].isnan().all())
+    others = [0, 1, 4, 5]
+    assert sampler.sample(logits_NV, params)[others].equal(before_N[others])
 
 
 def draw(logits_NV: Tensor, temperature: float, first_seed: int) -> Tensor:

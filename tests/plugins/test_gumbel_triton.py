@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 
-from hookline.core.contracts import SamplingBatch
+from hookline.core.contracts import NO_TOKEN, SamplingBatch
 from hookline.plugins.samplers import GumbelConfig
 from hookline.plugins.samplers.gumbel import Gumbel, log_exponential, random_bits
 
@@ -81,6 +81,24 @@ def test_where_nearly_all_tokens_are_forbidden_the_plain_version_draws_the_same(
     expected = plain.sample(logits_NV, SamplingBatch(temperature_N, seed_N, position_N)).tolist()
     arguments = (x.to(DEVICE) for x in (logits_NV, temperature_N, seed_N, position_N))
     assert best_tokens(*arguments, 0, False)[1].cpu().tolist() == expected
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of NaN under the interpreter
+@pytest.mark.parametrize("greedy", [False, True])
+@pytest.mark.parametrize("vocab", [7, 4096, 5000])
+def test_a_row_of_nan_draws_no_token_and_others_draw_what_they_would(best_tokens, vocab, greedy):
+    logits_NV = torch.randn(6, vocab + 3, generator=torch.Generator().manual_seed(vocab)).to(torch.bfloat16)
+    logits_NV = logits_NV.to(DEVICE)[:, :vocab]
+    others = [torch.tensor([0.0, 1.0] * 3), torch.arange(6), torch.arange(6)]
+    arguments = [logits_NV, *(x.to(DEVICE) for x in others), 100, greedy]
+    before_N = best_tokens(*arguments)[1]
+    logits_NV[1:4] = torch.nan
+    logits_NV[3, : vocab - 2] = -torch.inf  # as a grammar leaves it
+    logits_NV[4] = -torch.inf  # a row that is forbidden as a whole has no NaN, and any token will do
+    scores_N, tokens_N = best_tokens(*arguments)
+    assert tokens_N[1:4].tolist() == [NO_TOKEN] * 3 and bool(scores_N[1:4].isnan().all())
+    assert 100 <= tokens_N[4] < 100 + vocab and scores_N[4] == -torch.inf
+    assert tokens_N[[0, 5]].equal(before_N[[0, 5]])
 
 
 def test_greedy_ignores_temperature_and_takes_the_first_of_equals(best_tokens):

@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from hookline.core.contracts import LogitsRows, ProcessorSpec, SamplingBatch
+from hookline.core.contracts import NO_TOKEN, LogitsRows, ProcessorSpec, SamplingBatch
 from hookline.plugins.samplers.penalties import Penalties
 from hookline.plugins.samplers.truncation import safe_temperature, thresholds
 
@@ -116,6 +116,21 @@ def test_scores_equal_the_plain_ones(vocab_size, num_logprobs, dtype):
     named = logits_NV.gather(1, found_NX[:, 2 : 2 + num_logprobs])
     assert torch.equal(named, logits_NV.gather(1, expected_NX[:, 2 : 2 + num_logprobs]))  # ties may be named otherwise
     assert all(len(set(row)) == num_logprobs for row in found_NX[:, 2 : 2 + num_logprobs].tolist())
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of NaN under the interpreter
+@pytest.mark.parametrize("num_logprobs", [0, 3])
+def test_a_row_without_a_token_disturbs_no_other_row_s_scores(num_logprobs):
+    from hookline.core.worker.runner.model_runner import scored
+    from hookline.plugins.samplers.scores_triton import score
+
+    logits_NV = torch.randn(3, 5000, generator=torch.Generator().manual_seed(4))
+    tokens_N = torch.tensor([5, NO_TOKEN, 4999])
+    before_NX = score(logits_NV.to(DEVICE), tokens_N.clamp(min=0).to(DEVICE), num_logprobs).cpu()
+    logits_NV[1] = torch.nan
+    found_NX = score(logits_NV.to(DEVICE), tokens_N.to(DEVICE), num_logprobs).cpu()
+    assert found_NX[1, 0] == NO_TOKEN and torch.equal(found_NX[::2], before_NX[::2])
+    assert torch.equal(scored(logits_NV, tokens_N, num_logprobs)[:, 0], tokens_N)
 
 
 @pytest.mark.gpu

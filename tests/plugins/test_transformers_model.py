@@ -49,7 +49,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "gptj": ({}, "its attention does not go through transformers' attention interface"),
     "xglm": ({}, "it works on attention masks itself, and none is built here"),
     "mamba": ({}, "its layers carry a state from token to token, as Mamba's do, and only layers that attend"),
-    "jamba": ({}, "it needs a model of its own: python -m core.info lists those installed, docs/plugins.md is"),
+    "jamba": ({}, "it needs a model of its own: hookline info lists those installed, docs/plugins.md is"),
     "bert": ({}, "its mask is neither causal nor a sliding window"),
     "bart": ({}, "does not support is_encoder_decoder = True; supported: decoders alone"),
     "deepseek_v3": ({}, "its queries, keys and values have unlike head dims or counts (192, 192 and 128)"),

@@ -52,7 +52,9 @@ async def tokenize(surface: Surface, request: Request) -> Response:
         text = await surface.in_time(size, lambda: _rendered(surface, fields))
     adds = is_text if fields.add_special_tokens is None else fields.add_special_tokens
     (ids,) = await surface.encoded([text], add_special_tokens=adds)
-    texts = [surface.spelling.text(one) for one in ids] if fields.return_token_strs else None
+    texts = None
+    if fields.return_token_strs:
+        texts = await surface.in_time(len(ids), lambda: [surface.spelling.text(one) for one in ids])
     found = {"count": len(ids), "max_model_len": surface.facts.max_model_len, "tokens": ids, "token_strs": texts}
     return json_response(found, headers=headers)
 
@@ -72,18 +74,21 @@ async def detokenize(surface: Surface, request: Request) -> Response:
     """The text of token ids, special tokens included."""
     fields, headers = await read(request, DetokenizeRequest)
     surface.model_name(fields.model)
-    for token_id in fields.tokens:
-        if not 0 <= token_id < surface.facts.vocab_size:
-            largest = surface.facts.vocab_size - 1
+    text = await surface.in_time(4 * len(fields.tokens), lambda: _text(surface, fields.tokens))
+    return json_response({"prompt": text}, headers=headers)
+
+
+def _text(surface: Surface, tokens: list[int]) -> str:
+    largest = surface.facts.vocab_size - 1
+    for token_id in tokens:
+        if not 0 <= token_id <= largest:
             raise invalid(f"token id {shown(token_id)} is outside the vocabulary (0 to {largest})", "tokens")
     if surface.codec.tokenizer is None:
         raise RequestError("the checkpoint has no tokenizer")
-    codec, tokens = surface.codec, fields.tokens
     try:
-        text = await surface.in_time(4 * len(tokens), lambda: codec.decode(tokens, skip_special_tokens=False))
+        return surface.codec.decode(tokens, skip_special_tokens=False)
     except Exception as error:
         raise RequestError(f"the tokens cannot be read: {one_short_line(error)}") from None
-    return json_response({"prompt": text}, headers=headers)
 
 
 async def tokenizer_info(surface: Surface, request: Request) -> Response:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import Sampler, SamplingBatch, is_offered
+from hookline.core.contracts import NO_TOKEN, Sampler, SamplingBatch, is_offered
 from hookline.core.testing.checks import check, check_contract, check_form, check_unchanged
 from hookline.core.testing.host_sync import no_host_sync
 from hookline.core.testing.sampler_suite.counts import chi_square_p_value
@@ -164,6 +164,17 @@ class SamplerSuite:
                 tokens_N = self.make().sample(logits_NV, self._params(512, temperature=temperature))
                 allowed = bool((tokens_N % 2 == 1).all())
                 check(allowed, f"a token whose logit is -inf was drawn at temperature {temperature} ({dtype})")
+
+    def test_a_row_of_nan_disturbs_no_other(self) -> None:
+        """It draws NO_TOKEN, or any token of the vocabulary; the rows beside it draw what they would have drawn."""
+        logits_NV, params = self._logits(9, 64, torch.float32), self._params(9, temperature=1.0)
+        before_N = self.make().sample(logits_NV, params)
+        logits_NV[4] = torch.nan
+        tokens_N = self.make().sample(logits_NV, params)
+        drawn = int(tokens_N[4])
+        check(drawn == NO_TOKEN or 0 <= drawn < 64, f"a row of NaN draws {drawn}, neither a token nor NO_TOKEN")
+        before_N[4] = drawn
+        check(torch.equal(tokens_N, before_N), "rows beside a row of NaN draw other tokens than without it")
 
     def test_writes_to_nothing_it_is_given(self) -> None:
         """Neither logits nor parameters."""

@@ -128,8 +128,7 @@ class DecodeGraphs:
         else:
             results_G = runner.sample_extra(hidden_GD, sampled, extras, self.max_model_len)
             tokens_G = results_G if results_G.ndim == 1 else results_G[:, 0]
-        table.last_token_R[rows_G] = tokens_G
-        table.length_R[rows_G] = batch.context_lens_B + 1
+        table.write_back(sampled, tokens_G)
         table.reset_padding()
         return results_G
 

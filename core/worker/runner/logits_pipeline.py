@@ -185,7 +185,8 @@ class Pipeline:
     def write_back(self, processors: int, rows_N: Tensor, params: SamplingBatch, tokens_N: Tensor) -> None:
         """Store the sampled tokens where processors of the next draw read them. Device: no host sync; graph-safe."""
         if self.reads_tokens(processors):
-            self.tokens_RL[rows_N, params.position_N] = tokens_N.to(torch.int32)
+            kept_N = torch.empty_like(tokens_N, dtype=torch.int32)  # any token will do in place of NO_TOKEN
+            self.tokens_RL[rows_N, params.position_N] = torch.remainder(tokens_N, self.spec.vocab_size, out=kept_N)
 
 
 def _floats(bits: Tensor) -> Tensor:

@@ -183,7 +183,7 @@ class ModelRunner:
             return tokens_N
         with self.checks.sampling("sample", logits_NV):
             tokens_N = self.sampler.sample(logits_NV, params)
-        self.checks.tokens("sample", tokens_N, len(logits_NV), self.vocab_size)
+        self.checks.tokens("sample", tokens_N, logits_NV)
         return tokens_N
 
     def _logits(self, hidden_ND: Tensor) -> Tensor:
@@ -290,10 +290,11 @@ def scored_alone(raw_NV: Tensor, tokens_N: Tensor, num_logprobs: int) -> Tensor:
 
 def _scored(raw_NV: Tensor, tokens_N: Tensor, top: tuple[Tensor, Tensor] | None) -> Tensor:
     total_N1 = raw_NV.float().logsumexp(1, keepdim=True)
-    columns = [tokens_N.unsqueeze(1), _bits(raw_NV.gather(1, tokens_N.unsqueeze(1)).float() - total_N1)]
+    drawn_N1 = tokens_N.unsqueeze(1)
+    columns = [drawn_N1, _bits(raw_NV.gather(1, drawn_N1.clamp(min=0)) - total_N1)]  # NO_TOKEN may be among them
     if top is not None:
         top_NK, ids_NK = top
-        columns += [ids_NK, _bits(top_NK.float() - total_N1)]
+        columns += [ids_NK, _bits(top_NK - total_N1)]
     return torch.cat(columns, dim=1)
 
 

@@ -23,7 +23,7 @@ SIZES = {"num_hidden_layers": 1000, "num_attention_heads": 2**16, "hidden_size":
 """Sizes that a config.json must state, with the largest value that is accepted."""
 STATES = (
     "its layers carry a state from token to token, as Mamba's do, and only layers that attend to earlier tokens are "
-    "served; it needs a model of its own: python -m core.info lists those installed, docs/plugins.md is the guide"
+    "served; it needs a model of its own: hookline info lists those installed, docs/plugins.md is the guide"
 )
 OFF = ("use_cache", "output_attentions", "output_hidden_states", "output_router_logits")
 """Config values that ask a forward for results which the engine does not use, switched off."""

@@ -37,6 +37,11 @@ def test_a_child_that_fails_is_no_reason_not_to_start_and_is_said_and_remembered
     )
 
 
+def test_a_child_that_was_killed_is_told_with_its_signal(tmp_path, caplog):
+    assert child(tmp_path, "import os; os.kill(os.getpid(), 9)").wait() is None
+    assert "(it was killed by SIGKILL" in caplog.text
+
+
 @pytest.fixture
 def resolved(monkeypatch, tmp_path):
     """A configuration on a card, as far as it matters here."""

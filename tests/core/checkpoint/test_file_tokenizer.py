@@ -3,12 +3,14 @@
 import copy
 import json
 import shutil
+import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from hookline.core.checkpoint.checkpoint import load_tokenizer
-from hookline.core.checkpoint.file_tokenizer import FileTokenizer, file_tokenizer
+from hookline.core.checkpoint.file_tokenizer import LONG, FileTokenizer, file_tokenizer
 from hookline.plugins import models
 
 BUNDLED = Path(models.__file__).parent / "qwen3_tiny"
@@ -18,6 +20,7 @@ TEXTS = [
     "<|im_start|>user\nhi<|im_end|><|endoftext|>",
     " e\u0301 \u00e9 \U0001f600\u200d <|im_",
     "\x00\t\r\n 12345 Ünïcode",
+    "<|im_start|> e\u0301\U0001f600\u200d 12345\n" * (LONG // 20),
 ]
 CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
 
@@ -68,6 +71,29 @@ def test_texts_become_the_same_ids_and_ids_the_same_texts(both, text):
         for skips in (False, True):
             plain = dict(skip_special_tokens=skips, clean_up_tokenization_spaces=False)
             assert ours.decode(ids, **plain) == theirs.decode(ids, **plain)
+
+
+@pytest.mark.parametrize("work", ["encode", "decode"])
+def test_other_threads_run_while_a_long_text_is_handled(work):
+    ours, begun, ended, turns = load_tokenizer(BUNDLED), threading.Event(), threading.Event(), []
+    given = "The quick brown fox. " * 25_000 if work == "encode" else [65] * 1_000_000
+
+    def do_it():
+        begun.set()
+        ours.encode(given) if work == "encode" else ours.decode(given, clean_up_tokenization_spaces=False)
+        ended.set()
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)  # so that a thread has its turn only where another one releases the lock
+    try:
+        thread = threading.Thread(target=do_it)
+        thread.start()
+        begun.wait()
+        turns.append(ended.is_set())
+        thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert turns == [False]
 
 
 @pytest.mark.slow

@@ -396,9 +396,9 @@ def test_a_policy_that_only_preempts_and_recomputes_is_stopped():
                 return Plan(preempt=[view.running[0].id])
             return Plan(prefill=[(view.waiting[0].id, 1)])
 
-    engine = fake_engine(Churns(), policy="churn")
+    engine = fake_engine(Churns(), policy="churn", origin="plugin 'x' (hookline-x 1.0)")
     engine.add([1, 2, 3], greedy())
-    with pytest.raises(PlanError, match="'churn' makes no progress"):
+    with pytest.raises(PlanError, match=r"^scheduler 'churn' of plugin 'x' \(hookline-x 1\.0\) makes no progress"):
         while True:
             engine.step()
 

@@ -88,7 +88,14 @@ class FakeCluster:
         self.PlacementGroupSchedulingStrategy = lambda group, index: index
 
     def nodes(self):
-        return [{"Alive": True, "Resources": {"CPU": 8.0, **({"GPU": count} if count else {})}} for count in self.gpus]
+        return [
+            {
+                "Alive": True,
+                "NodeManagerAddress": f"10.0.0.{number}",
+                "Resources": {"CPU": 8.0, **({"GPU": count} if count else {})},
+            }
+            for number, count in enumerate(self.gpus, 1)
+        ]
 
     def is_initialized(self):
         return True
@@ -261,6 +268,49 @@ def test_a_cluster_that_never_has_enough_is_named_with_the_numbers_and_given_bac
     with pytest.raises(RankError, match=r"4 ranks need 4 free GPUs, and this Ray cluster, which has 2, did not have"):
         reserve(monkeypatch, cluster, 4, 2)
     assert "waits for 4 GPUs; this Ray cluster has 2 now" in caplog.text and len(cluster.removed) == 1
+
+
+@pytest.mark.parametrize(
+    ("gpus", "free", "told"),
+    [
+        ([2, 4, 0], [1, 3, 0], "; free now: 3 of 4 on 10.0.0.2, 1 of 2 on 10.0.0.1; 2 have to be on one node"),
+        ([2] * 20, [0] * 19 + [1], ", 0 of 2 on 10.0.0.15, and 4 more nodes; 2 have to be on one node"),
+        ([1], [1], "; free now: 1 of 1 on 10.0.0.1"),
+    ],
+    ids=["some", "many", "no_pieces"],
+)
+def test_what_is_not_free_in_time_is_told_with_what_each_node_has(monkeypatch, gpus, free, told):
+    cluster = FakeCluster(gpus, [], [free])
+    cluster.placement_group = lambda bundles, strategy: SimpleNamespace(wait=lambda seconds: False)
+    monkeypatch.setattr(ray_reservation, "SETTLE_S", 0.0)
+    with pytest.raises(RankError) as found:
+        reserve(monkeypatch, cluster, 2, 2)
+    assert str(found.value).endswith(told) and "2 free GPUs" in str(found.value)
+
+
+def test_free_cpus_are_told_for_ranks_on_cpus(monkeypatch):
+    cluster = FakeCluster([0, 0], [])
+    cluster.placement_group = lambda bundles, strategy: SimpleNamespace(wait=lambda seconds: False)
+    with pytest.raises(
+        RankError, match=r"20 free CPUs, and .*; free now: 8 of 8 on 10\.0\.0\.1, 8 of 8 on 10\.0\.0\.2$"
+    ):
+        reserve(monkeypatch, cluster, 20, 1)
+
+
+def test_a_head_node_that_is_gone_keeps_no_error_of_a_start_waiting(monkeypatch):
+    cluster, is_over = FakeCluster([1], []), threading.Event()
+    asked = []
+
+    def wait(seconds):
+        cluster.nodes = lambda: [asked.append(1), is_over.wait()]
+        return False
+
+    cluster.placement_group = lambda bundles, strategy: SimpleNamespace(wait=wait)
+    monkeypatch.setattr(ray_reservation, "RELEASE_S", 0.01)
+    with pytest.raises(RankError, match=r"did not have them within 1 s \(engine.start_timeout_s\)$"):
+        reserve(monkeypatch, cluster, 1, 1)
+    assert asked
+    is_over.set()
 
 
 class SilentHead:

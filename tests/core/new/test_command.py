@@ -60,7 +60,7 @@ def test_it_says_what_to_do_next(
     assert main(["scheduler", "my_policy"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "hookline-my-policy is a scheduler policy that runs. Next:"
-    assert "  python -m core.run scheduler=my_policy" in lines
+    assert "  hookline run scheduler=my_policy" in lines
     assert (tmp_path / "hookline-my-policy" / "hookline_my_policy" / "policy.py").is_file()
 
 

@@ -518,7 +518,7 @@ def test_a_file_of_bad_lines_alone_starts_nothing(llm: type[FakeLLM], capsys: py
         (["scheduler=theirs"], "scheduler 'theirs' of plugin 'plugin1' (their-dist 1.2) cannot be used: scheduler "),
         (["kernels=quik"], "no kernels named 'quik'. Did you mean 'quick'? Available: auto, quick, slow"),
         (["experiment=latncy"], "no experiment named 'latncy'. Did you mean 'latency'? Available: "),
-        (["workload=smoke"], "this command takes no 'workload'; python -m core.bench takes it"),
+        (["workload=smoke"], "this command takes no 'workload'; hookline bench takes it"),
         (["modle=tiny"], "unknown key 'modle'. Did you mean 'model'? Available: "),
         (["+modle=tiny"], "unknown key 'modle'. Did you mean 'model'? Available: "),
         (
@@ -575,7 +575,7 @@ def test_a_mistake_on_the_command_line_is_one_line(
 
 def test_a_deleted_option_is_refused(llm: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*(one for one in CHOSEN if "scheduler" not in one), "~scheduler"]) == 2
-    assert capsys.readouterr().err.endswith("python -m core.info lists them\n")
+    assert capsys.readouterr().err.endswith("hookline info lists them\n")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """How a job's process can end, and what is said about it. Each ends in its own way, in a real process."""
 
+import signal
 import sys
 
 import pytest
@@ -39,6 +40,13 @@ def test_a_killed_job_is_named_with_its_signal(tmp_path):
     assert done["status"] == "killed" and done["exit_code"] == -9
     assert done["error"] == "killed by SIGKILL, as the system does when memory runs out"
     assert ended("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", tmp_path)["error"] == "killed by SIGTERM"
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGRTMIN"), reason="no real-time signals on this system")
+def test_a_job_that_a_signal_without_a_name_killed_is_told_with_its_number(tmp_path):
+    number = signal.SIGRTMIN + 6
+    done = ended(f"import os; os.kill(os.getpid(), {number})", tmp_path)
+    assert (done["status"], done["error"], done["exit_code"]) == ("killed", f"killed by signal {number:d}", -number)
 
 
 def test_a_job_that_takes_too_long_is_killed(tmp_path):

@@ -1,14 +1,16 @@
-"""What of a step travels to the device, and what is there already."""
+"""The request table on its device: what of a step travels there, and what is kept of a draw, in how few operations."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from hookline.core.contracts import NO_TOKEN, SamplingBatch
 from hookline.core.step.message import SECTIONS, Step
 from hookline.core.worker import request_table
-from hookline.core.worker.request_table import RequestTable
+from hookline.core.worker.request_table import RequestTable, SampleRows
 
 ROWS = np.array([2, 0, 3])
 
@@ -66,3 +68,38 @@ def test_whatever_comes_beside_decodes_is_sent(sent):
     assert count == [5] and table.block_table_RM[1, 1] == 1 and table.shared_len_R[2] == 16
     received(table, Step(decode_rows=ROWS))
     assert count == [5]
+
+
+class Operations(TorchDispatchMode):
+    """Counts what would be launched: all operations but allocations."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names += [] if "empty" in str(func) else [str(func)]
+        return func(*args, **(kwargs or {}))
+
+
+def test_token_0_stands_for_no_token_and_costs_no_operation_more():
+    table = RequestTable(4, 8, 16, 0, torch.device("cpu"))
+    rows_N, position_N = torch.tensor([2, 0]), torch.tensor([7, 9])
+    sampled = SampleRows(rows_N, None, SamplingBatch(torch.zeros(2), torch.zeros(2).long(), position_N))
+    tokens_N = torch.tensor([NO_TOKEN, 5])
+    with Operations() as operations:
+        table.write_back(sampled, tokens_N)
+    assert table.last_token_R[rows_N].tolist() == [0, 5]
+    assert table.length_R[rows_N].tolist() == [8, 10] and table.length_R.dtype == torch.int32
+    assert len(operations.names) == 4, operations.names  # as many as without NO_TOKEN: two stores, and one for each
+
+
+def test_what_decodes_compute_takes_three_operations():
+    table = RequestTable(4, 8, 16, 0, torch.device("cpu"))
+    table.length_R[:] = torch.arange(5, dtype=torch.int32) + 3
+    rows_N = torch.tensor([2, 0])
+    with Operations() as operations:
+        tokens_N, positions_N, context_N = table.newest(rows_N)
+    assert (positions_N.dtype, context_N.dtype) == (torch.int64, torch.int32)
+    assert (positions_N.tolist(), context_N.tolist(), tokens_N.tolist()) == ([4, 2], [5, 3], [0, 0])
+    assert len(operations.names) == 3, operations.names

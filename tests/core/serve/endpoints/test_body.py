@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hookline.core.serve.endpoints import body
 from hookline.core.testing.engine_client import FakeEngineClient
 from hookline.core.tokenizer.codec import Codec
+from hookline.core.tokenizer.token_spelling import TokenSpelling
 from tests.core.serve.conftest import Ask
 from tests.fuzzing import examples
 
@@ -100,6 +101,56 @@ def test_a_chat_with_long_tools_is_written_in_a_thread_and_a_short_one_is_not(
         request = {"messages": messages, "input": messages, "max_tokens": 2, **fields}
         assert ask(FakeEngineClient(), "POST", path, json=request).status_code == 200
     assert threads[0] is threading.main_thread() and threads[1] is not threading.main_thread()
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_too_many_biases_are_refused_by_their_number_before_one_is_decoded(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr(body, "_decoded", lambda *given: pytest.fail("decoded"))
+    fields = {"prompt": "x", "messages": [], "logit_bias": dict.fromkeys(map(str, range(90_000)), 0.5)}
+    response = ask(FakeEngineClient(), "POST", path, json=fields)
+    message = "logit_bias has 90000 tokens; at most 16384 are allowed"
+    assert response.status_code == 400
+    assert response.json()["error"] == {
+        "message": message,
+        "type": "invalid_request_error",
+        "param": "logit_bias",
+        "code": None,
+    }
+
+
+@pytest.mark.parametrize("bias", ["7", '{"7": 1}', '{"7": 1,}', '"{,"', "[1, 2]"])
+def test_a_large_body_with_another_bias_is_answered_as_a_small_one_is(ask: Ask, bias: str) -> None:
+    small, large = f'{{"logit_bias": {bias}, "prompt": "x", "user": "', "x" * 600_000
+    answers = [ask(FakeEngineClient(), "POST", "/v1/completions", content=small + end) for end in ('"}', large + '"}')]
+    said = [(one.status_code, one.json().get("error")) for one in answers]
+    assert said[0] == said[1]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [("/tokenize", {"prompt": "x" * 10_000, "return_token_strs": True}), ("/detokenize", {"tokens": [65] * 10_000})],
+)
+def test_many_tokens_are_looked_at_in_a_thread(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch, path: str, fields: dict[str, Any]
+) -> None:
+    class WatchedFacts:
+        """The model's facts, which note who asks for the size of the vocabulary."""
+
+        def __getattr__(self, name: str) -> Any:
+            if name == "vocab_size":
+                threads.add(threading.current_thread())
+            return getattr(facts, name)
+
+    threads: set[threading.Thread] = set()
+    spelt = TokenSpelling.text
+    monkeypatch.setattr(TokenSpelling, "text", lambda *given: threads.add(threading.current_thread()) or spelt(*given))
+    client = FakeEngineClient()
+    facts = client.facts
+    client.facts = WatchedFacts()  # type: ignore[assignment]
+    assert ask(client, "POST", path, json=fields).status_code == 200
+    assert threads and threading.main_thread() not in threads
 
 
 def test_names_of_ignored_fields_cannot_write_a_header_of_their_own() -> None:
