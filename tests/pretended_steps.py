@@ -2,7 +2,8 @@
 
 What a GPU alone runs is not run by tests on a CPU otherwise: the start with its graphs and warm-up, and launches, which
 may not wait for the device. A process of its own, since it pretends to have a card.
-Arguments: a JSON list of engine configurations.
+Arguments: a JSON list of engine configurations. With a further one, numbers are sent to the card so that all who send
+some wait for it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from hookline import LLM, PoolingParams, SamplingParams, StructuredOutputs
 from hookline.core.assembly import worker as assembly
 from hookline.core.prebuild.dry_run import unloaded_model
 from hookline.core.prebuild.pretended import CARDS, pretended
+from hookline.core.worker import request_table
 from hookline.core.worker.worker import Worker
 
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
@@ -101,8 +103,10 @@ def serve(options: dict[str, Any], watched: Watched) -> list[str]:
     return faults
 
 
-def main(configurations: list[dict[str, Any]]) -> None:
+def main(configurations: list[dict[str, Any]], *, waits: bool) -> None:
     watched, found = Watched(), []
+    if waits:
+        request_table.on_device = lambda array, device: torch.from_numpy(array).to(device)
     assembly.load_model = unloaded_model
     with pretended(CARDS["h200"], lambda *_: None), watched, watching_launches(watched):
         for options in configurations:
@@ -110,9 +114,10 @@ def main(configurations: list[dict[str, Any]]) -> None:
                 faults = serve(options, watched)
             except BaseException as error:
                 faults = ["".join(traceback.format_exception(error))[-2500:]]
+                watched.is_ready = False
             found.append([options, faults])
     print(json.dumps(found))
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    main(json.loads(sys.argv[1]), waits=len(sys.argv) > 2)

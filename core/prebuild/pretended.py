@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 from hookline.core.errors import ConfigError
@@ -70,7 +70,6 @@ Seen = Callable[[Any, str], None]
 @contextmanager
 def pretended(card: Card, seen: Seen, *, num_devices: int = 1) -> Iterator[None]:
     """Inside, this process seems to have such cards; `seen` is called with each variant that is launched, once."""
-    mode = _FakeTensors(allow_non_fake_inputs=True)
     with ExitStack() as stack:
         for name, value in _torch_cuda(card, num_devices).items():
             stack.enter_context(patch.object(torch.cuda, name, value))
@@ -79,8 +78,8 @@ def pretended(card: Card, seen: Seen, *, num_devices: int = 1) -> Iterator[None]
             stack.enter_context(patch.object(fake_tensor, "init_gpu_context", lambda *_: None))
         stack.enter_context(patch.object(ModelRunner, "checking", nullcontext))  # there are no results to look at
         stack.enter_context(_recorded_launches(card, seen))
-        stack.enter_context(mode)
-        stack.enter_context(_Addresses(mode))
+        stack.enter_context(_FakeTensors(allow_non_fake_inputs=True))
+        stack.enter_context(_Addresses())
         yield
 
 
@@ -93,10 +92,6 @@ class _FakeTensors(FakeTensorMode):  # type: ignore[no-untyped-call]
 class _Addresses(TorchFunctionMode):
     """Gives fake tensors addresses that are aligned as real ones are, and skips operations that need a driver."""
 
-    def __init__(self, mode: FakeTensorMode) -> None:
-        super().__init__()
-        self._mode = mode
-
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, kwargs = getattr(func, "__name__", ""), dict(kwargs or {})
         if name == "data_ptr":
@@ -105,8 +100,8 @@ class _Addresses(TorchFunctionMode):
             return args[0]
         if name == "numpy":
             return np.zeros(tuple(args[0].shape), dtype=np.int64)
-        if name == "from_numpy":
-            return self._mode.from_tensor(func(*args, **kwargs))
+        if name == "to" and isinstance(args[0], FakeTensor):
+            args[0].constant = None  # a single number would really be sent, to a card that is not there
         if name == "__getitem__":
             return _indexed(*args)
         if name == "__setitem__":

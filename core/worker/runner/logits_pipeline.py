@@ -21,6 +21,7 @@ from hookline.core.errors import PASSES, RequestError, RequestFault
 from hookline.core.plugin.blame import with_place
 from hookline.core.plugin.processors import Stage
 from hookline.core.step.message import Step
+from hookline.core.worker.request_table import on_device
 from hookline.core.worker.step_checks import form_fault
 
 
@@ -32,16 +33,16 @@ class Processor:
         self.processor: Any = stage.cls(spec)
         self.float_names = [name for name, kind in stage.columns.items() if kind is float]
         self.int_names = [name for name, kind in stage.columns.items() if kind is int]
-        self.defaults = np.array(stage.column_values(stage.defaults), dtype=np.int64)
-        columns_CR = torch.from_numpy(self.defaults).to(spec.device).unsqueeze(1).repeat(1, spec.num_rows)
+        self.defaults_C = on_device(np.array(stage.column_values(stage.defaults), dtype=np.int64), spec.device)
+        columns_CR = self.defaults_C.unsqueeze(1).repeat(1, spec.num_rows)
         self.floats_FR = _floats(columns_CR[: len(self.float_names)])
         self.ints_IR = columns_CR[len(self.float_names) :].contiguous()
 
     def load(self, row: int, values_X: Tensor) -> None:
         """Store the arguments of the request that owns the row from now on; without values, the defaults."""
-        num_floats, num_columns = len(self.float_names), len(self.defaults)
+        num_floats, num_columns = len(self.float_names), len(self.defaults_C)
         if num_columns:
-            given_C = values_X[:num_columns] if len(values_X) else torch.from_numpy(self.defaults).to(values_X.device)
+            given_C = values_X[:num_columns] if len(values_X) else self.defaults_C
             self.floats_FR[:, row] = _floats(given_C[:num_floats])
             self.ints_IR[:, row] = given_C[num_floats:]
         self.processor.load(row, values_X[num_columns:])

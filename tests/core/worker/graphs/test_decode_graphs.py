@@ -5,9 +5,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from hookline.core.contracts import NO_TOKEN
 from hookline.core.step.message import Step
 from hookline.core.util.arrays import ints
 from hookline.core.worker.graphs.decode_graphs import DecodeGraphs, _Graph
+from hookline.core.worker.request_table import RequestTable
 from hookline.core.worker.runner.model_runner import PLAIN, Extras
 
 
@@ -68,3 +70,12 @@ def test_no_graph_holds_chunks_forbidden_tokens_or_processors_that_cannot_be_cap
     assert not graphs.can_replay(Step(decode_rows=ints([1])), Extras(4))
     assert not graphs.can_replay(Step(chunk_rows=ints([1])), PLAIN)
     assert not graphs.can_replay(Step(decode_rows=ints([1]), mask_rows=ints([0])), PLAIN)
+
+
+def test_a_captured_step_that_draws_no_token_leaves_token_0_behind():
+    table = RequestTable(4, 8, 16, 0, torch.device("cpu"))
+    table.length_R[:2] = torch.tensor([3, 4], dtype=torch.int32)
+    drawn_N = torch.tensor([NO_TOKEN, 7])
+    runner = SimpleNamespace(table=table, forward=lambda batch: torch.zeros(2, 1), sample=lambda hidden_GD, _: drawn_N)
+    assert DecodeGraphs(runner, [2], 64).step(torch.tensor([0, 1])) is drawn_N
+    assert table.last_token_R[:2].tolist() == [0, 7] and table.length_R[:2].tolist() == [4, 5]
