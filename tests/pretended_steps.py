@@ -2,8 +2,8 @@
 
 What a GPU alone runs is not run by tests on a CPU otherwise: the start with its graphs and warm-up, and launches, which
 may not wait for the device. A process of its own, since it pretends to have a card.
-Arguments: a JSON list of engine configurations. With a further one, numbers are sent to the card so that all who send
-some wait for it.
+Arguments: a JSON list of configurations, each the overrides of `python -m core.run`; with a further argument, whoever
+sends numbers to the card waits for it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ from torch.overrides import TorchFunctionMode
 
 from hookline import LLM, PoolingParams, SamplingParams, StructuredOutputs
 from hookline.core.assembly import worker as assembly
+from hookline.core.config.compose import compose
+from hookline.core.plugin.host import PluginHost
 from hookline.core.prebuild.dry_run import unloaded_model
 from hookline.core.prebuild.pretended import CARDS, pretended
+from hookline.core.run.settings import RunKeys, validate_run
 from hookline.core.worker import request_table
 from hookline.core.worker.worker import Worker
 
@@ -86,12 +89,14 @@ def watching_launches(watched: Watched) -> Any:
             setattr(Worker, name, method)
 
 
-def serve(options: dict[str, Any], watched: Watched) -> list[str]:
+def serve(overrides: list[str], host: PluginHost, watched: Watched) -> list[str]:
     """The faults of one engine: errors of its requests, with the place."""
-    prompts = [list(range(1, 3 + 7 * index)) for index in range(len(KINDS))]
-    with LLM(device="cuda", engine={"num_blocks": 512, **options}) as llm:
-        prompts = [prompt[: options["max_model_len"] - 12] for prompt in prompts]
-        faults = []
+    given = ["device=cuda", "engine.num_blocks=512", *overrides]
+    config = validate_run(compose(given, host, RunKeys)[0].tree, host).config
+    longest = (config.engine.max_model_len or 0) - 12
+    prompts = [list(range(1, 3 + 7 * index))[:longest] for index in range(len(KINDS))]
+    faults = []
+    with LLM.from_config(config, host) as llm:
         for kinds in (KINDS, KINDS, [{}] * 3, KINDS[:3] * 3, KINDS[-1:] * 2):
             params = [SamplingParams(max_tokens=8, **GREEDY, **kind) for kind in kinds]
             outputs = llm.generate((prompts * 2)[: len(kinds)], params)
@@ -103,19 +108,19 @@ def serve(options: dict[str, Any], watched: Watched) -> list[str]:
     return faults
 
 
-def main(configurations: list[dict[str, Any]], *, waits: bool) -> None:
-    watched, found = Watched(), []
+def main(configurations: list[list[str]], *, waits: bool) -> None:
+    host, watched, found = PluginHost.load(), Watched(), []
     if waits:
         request_table.on_device = lambda array, device: torch.from_numpy(array).to(device)
     assembly.load_model = unloaded_model
     with pretended(CARDS["h200"], lambda *_: None), watched, watching_launches(watched):
-        for options in configurations:
+        for overrides in configurations:
             try:
-                faults = serve(options, watched)
+                faults = serve(overrides, host, watched)
             except BaseException as error:
                 faults = ["".join(traceback.format_exception(error))[-2500:]]
                 watched.is_ready = False
-            found.append([options, faults])
+            found.append([overrides, faults])
     print(json.dumps(found))
 
 

@@ -10,8 +10,26 @@ from pathlib import Path
 
 import pytest
 
+from hookline.plugins import models
+
 SCRIPT = Path(__file__).parent / "pretended_steps.py"
-SMALL = {"max_num_seqs": 8, "max_model_len": 256, "max_num_batched_tokens": 512}
+TOKENIZER = Path(models.__path__[0]) / "qwen3_tiny"
+
+
+def sizes(seqs, length, tokens, *overrides):
+    """The overrides of one configuration."""
+    limits = [
+        f"engine.max_num_seqs={seqs}",
+        f"engine.max_model_len={length}",
+        f"engine.max_num_batched_tokens={tokens}",
+    ]
+    return [*limits, *overrides]
+
+
+def shape(name, *overrides):
+    """A preset's layers, two of them, of which none has to be loaded."""
+    layers = ("model.random_shape.num_hidden_layers=2", f"model.tokenizer={TOKENIZER}", "model.weights=random")
+    return sizes(8, 256, 512, f"model={name}", *layers, *overrides)
 
 
 def faults_of(configurations, *waits):
@@ -29,12 +47,18 @@ def faults_of(configurations, *waits):
 @pytest.mark.parametrize(
     "configurations",
     [
-        [SMALL, {**SMALL, "overlap": False}],
-        [{**SMALL, "max_num_seqs": 3, "max_model_len": 64}, {**SMALL, "cuda_graphs": False}],
-        [{"max_num_seqs": 1, "max_model_len": 32, "max_num_batched_tokens": 4096}],
-        [{"max_num_seqs": 11, "max_model_len": 128, "max_num_batched_tokens": 32}],
+        [sizes(8, 256, 512), sizes(8, 256, 512, "engine.overlap=false")],
+        [sizes(3, 64, 512), sizes(8, 256, 512, "engine.cuda_graphs=false")],
+        [sizes(1, 32, 4096), sizes(11, 128, 32, "scheduler=chunked")],
+        [shape("gemma3_4b", "model.random_shape.sliding_window_pattern=2")],
+        pytest.param(
+            [shape("gpt_oss_20b"), shape("qwen3_30b_a3b", "engine.batch_invariant=true")], marks=pytest.mark.nightly
+        ),
+        pytest.param(
+            [shape("qwen3_next_80b_a3b", "model.random_shape.full_attention_interval=2")], marks=pytest.mark.nightly
+        ),
     ],
-    ids=["plain, in turn", "three, eager", "one", "small steps"],
+    ids=["plain, in turn", "three, eager", "one, small steps", "windows", "experts", "states"],
 )
 def test_all_kinds_of_requests_are_served_without_a_wait(configurations):
     assert faults_of(configurations) == [[]] * len(configurations)
@@ -42,5 +66,5 @@ def test_all_kinds_of_requests_are_served_without_a_wait(configurations):
 
 @pytest.mark.slow
 def test_a_launch_that_waits_is_noticed():
-    (faults,) = faults_of([SMALL], "waits")
+    (faults,) = faults_of([sizes(8, 256, 512)], "waits")
     assert len(faults) == 1 and "a copy that waits for the card" in faults[0]

@@ -100,7 +100,7 @@ class _Addresses(TorchFunctionMode):
             return args[0]
         if name == "numpy":
             return np.zeros(tuple(args[0].shape), dtype=np.int64)
-        if name == "to" and isinstance(args[0], FakeTensor):
+        if name == "to" and isinstance(args[0], FakeTensor) and "cuda" in str((args[1:], kwargs.get("device"))):
             args[0].constant = None  # a single number would really be sent, to a card that is not there
         if name == "__getitem__":
             return _indexed(*args)
