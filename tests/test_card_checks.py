@@ -11,6 +11,7 @@ import json
 import os
 import runpy
 import select
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -74,6 +75,13 @@ def test_the_presets_that_are_named_are_there():
     assert names == {"batch32", "batch32_json", "batch32_records"}
     assert all((CONF / "workload" / f"{name}.yaml").is_file() for name in names)
     assert all((CONF / "model" / f"{name}.yaml").is_file() for name in DECODES)
+
+
+@pytest.mark.parametrize("cores, processes", [(None, "1"), (1, "1"), (6, "3"), (64, "8")])
+def test_kernels_tests_have_a_process_for_two_cores(cores, processes, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    (one,) = jobs_of("tests", "--from", "tests/test_gpu_memory.py")
+    assert one.command[3:] == ["--processes", processes, "--from", "tests/test_gpu_memory.py"]
 
 
 def test_budgets_and_starts_of_all_checks_fit_into_calls_of_ten_minutes():
@@ -337,14 +345,14 @@ def test_each_file_is_told_with_its_outcomes_even_if_it_cannot_be_imported(files
     monkeypatch.setattr(gpu_tests, "TOLD_EVERY_S", -1)
     code, one = run_files(capsys, *files)
     assert code == pytest.ExitCode.TESTS_FAILED
-    assert [told["left"] for told in one.records if told.get("file") == "test_a.py"] == [1, 0]
+    assert [told["left"] for told in one.records if told.get("file") == "test_a.py"] == [1, 1, 0]  # a failure at once
     assert [row[:5] for row in CHECKS["tests"].table([one])[1:]] == [
         ["test_a.py", "1", "1", "0", "0"],
         ["FAILED test_a.py::test_two", "", "", "", ""],
         ["test_d.py", "1", "0", "1", "0"],
-        ["test_b.py", "0", "0", "1", "0"],
         ["test_c.py", "0", "1", "0", "0"],
         ["FAILED test_c.py", "", "", "", ""],
+        ["test_b.py", "0", "0", "1", "0"],
     ]
 
 
@@ -353,7 +361,138 @@ def test_when_the_time_is_up_the_rest_is_left(files, capsys):
     code, one = run_files(capsys, "--seconds", "0", "test_d.py", "test_a.py")
     assert code == pytest.ExitCode.INTERRUPTED
     rows = CHECKS["tests"].table([one])
-    assert [row[:5] for row in rows[1:]] == [["test_d.py", "0", "0", "1", "1"], ["test_a.py", "0", "0", "0", "2"]]
+    assert [row[:5] for row in rows[1:]] == [["test_d.py", "0", "0", "0", "2"], ["test_a.py", "0", "0", "0", "2"]]
+
+
+def command_in(folder: Path, files: dict[str, str], *arguments: str) -> list[str]:
+    """The tool's, with these files of the folder."""
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    settings = [f"--rootdir={folder}", "-p", "no:schemathesis"]  # which takes a second of each process
+    return [sys.executable, str(ROOT / "tools" / "gpu_tests.py"), *arguments, *files, "--", *settings]
+
+
+def run_in(folder: Path, files: dict[str, str], *arguments: str) -> tuple[int, Job]:
+    ran = subprocess.run(command_in(folder, files, *arguments), cwd=folder, capture_output=True, text=True, check=False)
+    return ran.returncode, Job("tests", [], lines=ran.stdout.splitlines())
+
+
+PROCESS = "import os\n\n\ndef test_process(): assert 'PYTEST_XDIST_WORKER' {} os.environ\n"
+KERNELS = {f"tests/plugins/test_triton_{name[5:]}": text for name, text in FILES.items()}
+
+
+@pytest.mark.slow
+def test_kernels_have_processes_of_their_own_after_engines(tmp_path):
+    files = {
+        "tests/plugins/test_cublaslt.py": PROCESS.format("in"),
+        **KERNELS,
+        "tests/test_gpu_one.py": PROCESS.format("not in"),
+    }
+    code, one = run_in(tmp_path, files, "--processes", "2")
+    assert code == pytest.ExitCode.TESTS_FAILED
+    rows = [row[:5] for row in CHECKS["tests"].table([one])[1:]]
+    assert sorted(rows) == [
+        ["FAILED tests/plugins/test_triton_a.py::test_two", "", "", "", ""],
+        ["FAILED tests/plugins/test_triton_c.py", "", "", "", ""],
+        ["tests/plugins/test_cublaslt.py", "1", "0", "0", "0"],
+        ["tests/plugins/test_triton_a.py", "1", "1", "0", "0"],
+        ["tests/plugins/test_triton_b.py", "0", "0", "1", "0"],
+        ["tests/plugins/test_triton_c.py", "0", "1", "0", "0"],
+        ["tests/plugins/test_triton_d.py", "1", "0", "1", "0"],
+        ["tests/test_gpu_one.py", "1", "0", "0", "0"],
+    ]
+    ended = [told["file"] for told in one.records if "file" in told and told["left"] == 0 and told["passed"]]
+    assert ended[0] == "tests/test_gpu_one.py"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folder, told", [("tests/plugins/test_triton", "in"), ("tests/test_gpu", "not in")])
+def test_one_file_has_the_processes_of_its_kind(tmp_path, folder, told):
+    name = f"{folder}_one.py"
+    files = {"tests/test_gpu_before.py": "", name: PROCESS.format(told)}
+    code, one = run_in(tmp_path, files, "--processes", "2", "--from", name)
+    assert code == 0 and [row[:5] for row in CHECKS["tests"].table([one])[1:]] == [[name, "1", "0", "0", "0"]]
+
+
+ENDS_THE_TIME = """import pytest
+
+@pytest.mark.parametrize("number", range(40))
+def test_it(number, request):
+    request.config.pluginmanager.get_plugin("time limit").ends_at = 0
+"""
+
+
+@pytest.mark.slow
+def test_workers_keep_the_files_order_and_end_with_the_test_in_which_the_time_is_up(tmp_path):
+    (tmp_path / "conftest.py").write_text("def pytest_collection_modifyitems(items): items.reverse()\n")
+    files = {"tests/plugins/test_triton_a.py": ENDS_THE_TIME, "tests/plugins/test_triton_b.py": ENDS_THE_TIME}
+    code, one = run_in(tmp_path, files, "--processes", "2")
+    assert code == pytest.ExitCode.INTERRUPTED
+    assert [row[:5] for row in CHECKS["tests"].table([one])[1:]] == [
+        ["tests/plugins/test_triton_a.py", "2", "0", "0", "38"],  # one of each worker
+        ["tests/plugins/test_triton_b.py", "0", "0", "0", "40"],
+    ]
+
+
+@pytest.mark.slow
+def test_kernels_for_which_no_time_was_left_are_counted(tmp_path):
+    files = {**KERNELS, "tests/test_gpu_a.py": FILES["test_a.py"]}
+    code, one = run_in(tmp_path, files, "--processes", "2", "--seconds", "0")
+    left = {row[0]: row[4] for row in CHECKS["tests"].table([one])[1:]}
+    assert code == pytest.ExitCode.INTERRUPTED
+    assert (left["tests/test_gpu_a.py"], left["tests/plugins/test_triton_a.py"]) == ("2", "2")
+
+
+@pytest.mark.slow
+def test_a_worker_s_end_fails_its_test_alone(tmp_path):
+    text = "import os\n\n\ndef test_one(): os._exit(3)\n\n\ndef test_two(): pass\n"
+    code, one = run_in(tmp_path, {"tests/plugins/test_triton_a.py": text}, "--processes", "2")
+    assert code == pytest.ExitCode.TESTS_FAILED
+    assert [row[:5] for row in CHECKS["tests"].table([one])[1:]] == [
+        ["tests/plugins/test_triton_a.py", "1", "1", "0", "0"],
+        ["FAILED tests/plugins/test_triton_a.py::test_one", "", "", "", ""],
+    ]
+
+
+FAILS_AND_STAYS = """import threading
+
+def test_fails():
+    left = 3
+    assert left == 4, "the reason"
+
+def test_stays(): threading.Event().wait()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_failure_is_told_with_its_traceback_while_other_tests_run(tmp_path, processes):
+    command = command_in(tmp_path, {"tests/plugins/test_triton_a.py": FAILS_AND_STAYS}, "--processes", processes)
+    lines: list[str] = []
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, process_group=0) as process:
+        for line in process.stdout:
+            lines.append(line.rstrip("\n"))
+            if line.startswith('{"file":'):
+                break
+        os.killpg(process.pid, signal.SIGKILL)
+    rows = CHECKS["tests"].table([Job("tests", [], lines=lines)])
+    assert rows[1][2] == "1" and rows[2][0] == "FAILED tests/plugins/test_triton_a.py::test_fails"
+    assert "E   AssertionError: the reason" in lines
+
+
+@pytest.mark.slow
+def test_without_pytest_xdist_one_process_runs_all(tmp_path, monkeypatch, capsys):
+    name = "tests/plugins/test_triton_a.py"
+    command = command_in(tmp_path, {name: PROCESS.format("not in")}, "--processes", "2")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    monkeypatch.setattr(gpu_tests, "find_spec", lambda name: None)
+    assert gpu_tests.main([*command[2:], "-p", "no:timeout"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "pytest-xdist is not installed: one process runs all tests"
+    assert CHECKS["tests"].table([Job("tests", [], lines=lines)])[1][:2] == [name, "1"]
 
 
 def test_a_later_call_goes_on_with_a_file(files, monkeypatch):

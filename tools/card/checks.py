@@ -117,7 +117,8 @@ def serving_jobs(options: argparse.Namespace) -> list[Job]:
 
 def tests_jobs(options: argparse.Namespace) -> list[Job]:
     first = ["--from", options.first] if options.first else []
-    return [Job("tests", ["tools/gpu_tests.py", "--seconds", SECONDS_LEFT, *first, *options.overrides])]
+    processes = ["--processes", str(max(1, min(8, (os.cpu_count() or 1) // 2)))]
+    return [Job("tests", ["tools/gpu_tests.py", "--seconds", SECONDS_LEFT, *processes, *first, *options.overrides])]
 
 
 @dataclass(frozen=True)
@@ -137,5 +138,5 @@ CHECKS = {
     "decode": Check("decode steps beside their floors", 240, decode_jobs, tables.decode_table),
     "invariance": Check("batch-invariant: speed and bits", 300, invariance_jobs, tables.invariance_table),
     "serving": Check("AsyncLLM's waits, first minutes", 310, serving_jobs, tables.serving_table),
-    "tests": Check("the GPU tests in one process", 500, tests_jobs, tables.tests_table),
+    "tests": Check("the GPU tests, those of kernels in several processes", 500, tests_jobs, tables.tests_table),
 }
