@@ -5,8 +5,10 @@ The only place where all kinds of plugins meet. Plugins that do not fit are refu
 
 from __future__ import annotations
 
+import gc
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -43,6 +45,7 @@ from hookline.core.requests.pooling import Poolers
 from hookline.core.requests.structured_output import GrammarChoice, StructuredOutput
 from hookline.core.step.executor import SizedExecutor
 from hookline.core.util.start_phases import StartPhases
+from hookline.core.util.tracebacks import forget_locals
 from hookline.core.worker.worker import Worker
 
 logger = logging.getLogger("hookline")
@@ -74,10 +77,12 @@ def build_engine(
     model's, if it was opened already. on_resolved: called before the weights are loaded, with the resolved
     configuration and the engine's grammars.
 
-    Raises: PluginError, ConfigError, CheckpointError, CapacityError or RankError, each with the cause and the fix.
+    Raises: PluginError, ConfigError, CheckpointError, CapacityError or RankError, each with the cause and the fix, and
+    none keeps the model or its cache in memory.
     """
     phases = StartPhases("imports and configuration" if is_command else None)
-    with Blaming(chosen_entries(config, host), "while starting"), reserved(config) as reservation:
+    blaming = Blaming(chosen_entries(config, host), "while starting")
+    with _keeping_nothing(), blaming, reserved(config) as reservation:
         with phases.part("checkpoint and choice"):
             observers = Observers(host.manager, make_observers(config.observers))
             resolved = resolve(config, host, place=place_of(reservation), checkpoint=checkpoint)
@@ -98,6 +103,19 @@ def build_engine(
         except BaseException:
             executor.close()  # else its processes and its memory would stay until Python ends
             raise
+
+
+@contextmanager
+def _keeping_nothing() -> Iterator[None]:
+    """Around a start: what it made is free when it fails, also while somebody keeps the error."""
+    try:
+        yield
+    except BaseException as error:
+        forget_locals(error)
+        gc.collect()  # what circles hold
+        with suppress(RuntimeError):  # of a device that computes nothing any more
+            torch.cuda.empty_cache()
+        raise
 
 
 def build_executor(

@@ -5,9 +5,7 @@ It is the same for a single rank and for each of several.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 from dataclasses import replace
 
 import torch
@@ -27,7 +25,6 @@ from hookline.core.plugin.registry import Entry
 from hookline.core.requests.logits_processing import Processing
 from hookline.core.step.captured import PromptShape, graph_sizes, prompt_shapes
 from hookline.core.util.start_phases import StartPhases
-from hookline.core.util.tracebacks import forget_locals
 from hookline.core.worker.startup.late_work import LateWork, logger
 from hookline.core.worker.startup.memory import GIB, count_blocks
 from hookline.core.worker.worker import Worker
@@ -53,24 +50,9 @@ def build_worker(
     processing: the logits processors that are installed, the same on every rank; poolers: likewise. phases: notes how
     long the parts of the start take.
 
-    Raises: CheckpointError, ConfigError or CapacityError, each with the cause and the fix; none of them keeps the
-    model or its cache in memory.
+    Raises: CheckpointError, ConfigError or CapacityError, each with the cause and the fix.
     """
-    try:
-        return _build_worker(resolved, processing, phases or StartPhases(), poolers)
-    except BaseException as error:
-        forget_locals(error)
-        gc.collect()  # what circles hold
-        if resolved.device.type == "cuda":
-            with suppress(RuntimeError):  # of a device that computes nothing any more
-                torch.cuda.empty_cache()
-        raise
-
-
-def _build_worker(
-    resolved: ResolvedConfig, processing: Processing, phases: StartPhases, poolers: Sequence[Entry]
-) -> Worker:
-    build = None
+    phases, build = phases or StartPhases(), None
     try:
         with phases.part("device and kernels"):
             if resolved.device.type == "cuda":
