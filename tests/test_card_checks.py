@@ -374,7 +374,9 @@ def command_in(folder: Path, files: dict[str, str], *arguments: str) -> list[str
 
 
 def run_in(folder: Path, files: dict[str, str], *arguments: str) -> tuple[int, Job]:
-    ran = subprocess.run(command_in(folder, files, *arguments), cwd=folder, capture_output=True, text=True, check=False)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    command = command_in(folder, files, *arguments)
+    ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     return ran.returncode, Job("tests", [], lines=ran.stdout.splitlines())
 
 

@@ -9,6 +9,7 @@ from hookline.core.assembly import worker as assembly
 from hookline.core.errors import CapacityError
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["the cache", "the worker"])
 def test_a_kept_error_of_a_start_keeps_no_model(where, monkeypatch):
     models, load = [], assembly.load_model
