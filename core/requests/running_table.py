@@ -27,8 +27,8 @@ class Sampled:
 
     entries_N: IntArray
     ids_N: IntArray
-    num_changes: int = -1
-    """RunningTable.num_changes at that moment; -1 if it is not known."""
+    num_departures: int = -1
+    """RunningTable.num_departures at that moment; -1 if it is not known."""
 
 
 class RunningTable:
@@ -54,7 +54,7 @@ class RunningTable:
         """How many requests here draw by masks."""
         self.num_pooled = 0
         """How many requests here are pooled."""
-        self.num_changes = 0
+        self.num_departures = 0
         """How many requests have left so far."""
         self.id_S[:] = NO_REQUEST
         self.tokens_SL: TokenArray = np.empty((num_entries, max_len), dtype=np.int32)
@@ -84,7 +84,7 @@ class RunningTable:
         request.counts, request.tokens = request.counts.copy(), request.tokens.copy()
         self._requests[entry], request.entry = None, -1
         self.id_S[entry] = NO_REQUEST
-        self.num_changes += 1
+        self.num_departures += 1
         self._free.append(entry)
         self.num_constrained -= request.is_constrained
         self.num_pooled -= request.pooling is not None
@@ -99,11 +99,11 @@ class RunningTable:
 
     def sampled(self, entries_N: IntArray) -> Sampled:
         """The requests in these entries, for which a step draws."""
-        return Sampled(entries_N, self.id_S[entries_N], self.num_changes)
+        return Sampled(entries_N, self.id_S[entries_N], self.num_departures)
 
     def still_there(self, sampled: Sampled) -> Sampled:
         """Those of the sampled requests that are still in their entries."""
-        if sampled.num_changes == self.num_changes:
+        if sampled.num_departures == self.num_departures:
             return sampled
         is_here = self.id_S[sampled.entries_N] == sampled.ids_N
         return Sampled(sampled.entries_N[is_here], sampled.ids_N[is_here])
@@ -119,7 +119,7 @@ class RunningTable:
             "an executor returned another number of tokens than it was to draw"
         )
         entries_N = sampled.entries_N
-        if sampled.num_changes != self.num_changes:
+        if sampled.num_departures != self.num_departures:
             is_here = self.id_S[entries_N] == sampled.ids_N
             entries_N, tokens_N = entries_N[is_here], tokens_N[is_here]  # the others were aborted, or had their last
         places = self.num_known_tokens_S[entries_N]

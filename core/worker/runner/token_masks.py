@@ -76,13 +76,13 @@ class TokenMasks:
     def index(self, num_draws: int, masked_draws_K: Tensor, masks_K: Tensor | None = None) -> Tensor:
         """The row that masks each draw: k for the k-th of the masked ones, one that forbids nothing for the others.
 
-        masks_K: of each masked draw, the row, where they are some of a step's.
+        masks_K: on the device, of each masked draw the row, where they are some of a step's.
         """
         index_N = torch.empty(num_draws, dtype=torch.int64, device=self._device_RW.device)
         if masks_K is None:
             self.write_index(index_N, num_draws, masked_draws_K)
         else:
-            index_N.fill_(self.unmasked_row)[masked_draws_K] = masks_K.to(index_N.device)
+            index_N.fill_(self.unmasked_row)[masked_draws_K] = masks_K
         return index_N
 
     def write_index(self, index_G: Tensor, num_draws: int, masked_draws_K: Tensor) -> None:

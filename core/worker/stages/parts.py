@@ -17,7 +17,7 @@ from hookline.core.contracts import AttentionSpec, Batch, Stage
 from hookline.core.errors import RequestFault
 from hookline.core.step.message import Step
 from hookline.core.step.micro_batches import MicroBatch
-from hookline.core.worker.request_table import DeviceStep, SampleRows
+from hookline.core.worker.request_table import DeviceStep, SampleRows, on_device
 from hookline.core.worker.runner.model_runner import PLAIN, Extras, ModelRunner
 from hookline.core.worker.stages.graphs import StageGraphs
 from hookline.core.worker.stages.pooling import NOTHING_POOLED, Pooled
@@ -128,7 +128,8 @@ class PartWorker(Worker):
             return one.graphs.draw(len(rows_N)).clone()
         forbid = None
         if masked:
-            index_N = self.masks.index(step.num_sampled, views["masked_draws"], torch.from_numpy(one.part.masks))
+            masks_K = on_device(one.part.masks, self.table.device)
+            index_N = self.masks.index(step.num_sampled, views["masked_draws"], masks_K)
             forbid = partial(self.masks.forbid, index_N=index_N)
         sampled = self.table.decode_draws(rows_N) if one.sampled is None else one.sampled
         with self._checking_once(step, extras):

@@ -70,7 +70,7 @@ def within(spec: AttentionSpec, shape: StepShape) -> StepShape:
         num_decodes -= 1  # the prompt needs a place, too
     num_tokens = min(shape.num_tokens, spec.max_num_batched_tokens - num_decodes)
     context_len = min(shape.context_len or max(num_tokens, 1), spec.max_model_len)
-    num_tokens = min(num_tokens, (spec.max_num_seqs - num_decodes) * context_len)  # so many prompts are there at most
+    num_tokens = min(num_tokens, (spec.max_num_seqs - num_decodes) * context_len)  # each prompt is drawn from
     return StepShape(num_decodes, num_tokens, context_len, shape.is_shared and num_decodes > 1)
 
 
