@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,9 +16,20 @@ from hookline.core.testing.plain_kernels import PlainKernels
 pytest.importorskip("triton")
 pytestmark = pytest.mark.slow  # under the interpreter
 
+from hookline.plugins.kernels.attention.triton_tiles import Card  # noqa: E402
 from hookline.plugins.kernels.invariant import triton_attention, triton_kernels, triton_product  # noqa: E402
 from hookline.plugins.kernels.invariant.triton_kernels import InvariantTritonKernels  # noqa: E402
-from hookline.plugins.kernels.invariant.triton_product import TILES, row_product, row_tile, row_tiles  # noqa: E402
+from hookline.plugins.kernels.invariant.triton_product import (  # noqa: E402
+    MOST_PARTS,
+    TILES,
+    PartsScratch,
+    apart_tile,
+    row_product,
+    row_tile,
+    row_tiles,
+    takes_parts_apart,
+    weight_parts,
+)
 from hookline.plugins.kernels.triton_backend import TritonKernels  # noqa: E402
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -63,11 +75,52 @@ def test_more_rows_and_outputs_take_larger_tiles():
     assert [tile.block_t for tile in chosen] == sorted(tile.block_t for tile in chosen)
     assert (chosen[0].block_t, chosen[-1].block_t) == (16, 256)
     assert row_tile(4096, 4096, 2, torch.bfloat16).block_t == 128, "gate and up share the registers"
+    assert row_tile(144, 4096, 1, torch.bfloat16).block_t == 64, "256 rows for 144 are too many"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_parts_of_a_weight_give_the_bits_of_one_program_for_all(dtype):
+    width, num_out = (1100 if dtype == torch.float16 else 600), 150
+    x_TD, weight_OD = numbers(70, width, dtype=dtype), numbers(num_out, width, dtype=dtype, seed=1) * 0.1
+    bias_O = numbers(num_out, dtype=dtype, seed=2)
+    assert weight_parts(num_out, width, dtype.itemsize) == 2
+    scratch = PartsScratch.make(DEVICE)
+    expected = row_product(x_TD, weight_OD, bias_O)
+    exact = PlainKernels(None, spec()).linear(x_TD.double(), weight_OD, bias_O)
+    torch.testing.assert_close(expected.double(), exact, atol=5e-2 if dtype == torch.float16 else 1e-4, rtol=0)
+    for num_rows in (70, 33, 1):
+        scratch.partials.fill_(torch.nan)
+        apart = row_product(x_TD[:num_rows], weight_OD, bias_O, scratch=scratch)
+        assert torch.equal(apart, expected[:num_rows]), num_rows
+        assert not scratch.partials.isnan().all(), "each part was left there"
+        assert not scratch.counters.any(), "as the next launch wants them"
+
+
+def test_parts_are_a_matter_of_the_weight():
+    assert [weight_parts(1024, width, 2) for width in (64, 1024, 2048, 3072, 20_000)] == [1, 2, 4, 4, 4]
+    assert weight_parts(4096, 4096, 2) == 1, "enough outputs for a card"
+    scratch = PartsScratch.make(torch.device("meta"))
+    for num_rows in (1, 16, 128, 300, 640, 5000):
+        for num_out in (1, 128, 1024, 2048):
+            tiles = row_tiles(1, torch.bfloat16, is_apart=True)
+            if takes_parts_apart(num_rows, num_out):
+                assert apart_tile(num_rows, num_out, 4, torch.bfloat16) in tiles
+                numbers_of_tiles = {tile: tile.number(num_rows, num_out) for tile in tiles}
+                largest = max(tile.block_t * tile.block_o * number for tile, number in numbers_of_tiles.items())
+                assert largest * MOST_PARTS <= len(scratch.partials), "with any tile"
+                assert max(numbers_of_tiles.values()) <= len(scratch.counters)
 
 
 def test_one_switch_leaves_a_single_tile(monkeypatch):
     monkeypatch.setattr(triton_product, "ONLY_TILE", TILES[3])
     assert {row_tile(rows, out, 1, torch.bfloat16) for rows in (1, 40, 4096) for out in (64, 4096)} == {TILES[3]}
+    assert apart_tile(40, 64, 2, torch.bfloat16) == TILES[3]
+
+
+def has_four_programs_at_once(monkeypatch):
+    card = replace(Card.of(DEVICE), num_sms=4)
+    monkeypatch.setattr(triton_kernels, "Card", SimpleNamespace(of=lambda device: card))
+    monkeypatch.setattr(triton_kernels, "PROGRAMS_PER_SM", 1)
 
 
 def attended(kernels, rows, num_decodes, q_THE, kv_2NSKE, window=None, form=None):
@@ -82,7 +135,7 @@ def attended(kernels, rows, num_decodes, q_THE, kv_2NSKE, window=None, form=None
 def test_a_token_attends_alike_in_a_prompt_a_chunk_and_as_one_of_few_or_many_decodes(monkeypatch, window, form):
     for module in (triton_attention, triton_kernels):
         monkeypatch.setattr(module, "SEGMENT", 32)
-    monkeypatch.setattr(triton_kernels, "PROGRAMS_PER_SM", 1)  # of four: up to four decodes are cut
+    has_four_programs_at_once(monkeypatch)  # so up to four decodes are cut
     kernels = TritonKernels(None, spec())
     [row] = scatter_rows([(75, 75)], 16, 12, seed=0)
     q_THE, kv_2NSKE = numbers(75, 2, 16), random_cache(kernels.spec, 12, seed=1)[:, 0]
@@ -101,7 +154,7 @@ def test_a_token_attends_alike_in_a_prompt_a_chunk_and_as_one_of_few_or_many_dec
 
 
 def test_few_decodes_of_long_contexts_have_a_program_for_each_segment(monkeypatch):
-    monkeypatch.setattr(triton_kernels, "PROGRAMS_PER_SM", 1)
+    has_four_programs_at_once(monkeypatch)
     kernels = TritonKernels(None, spec(max_model_len=3000))
     assert isinstance(kernels, InvariantTritonKernels)
     row = Row(20, 1, (0, 1))

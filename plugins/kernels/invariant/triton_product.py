@@ -1,8 +1,10 @@
 """Triton products in which an output's sum is taken in one order, however many rows there are.
 
-A program adds up the input features of its outputs from the first to the last, in steps of a fixed depth, into one
-float32 accumulator: nothing is cut along the input. The weight is the left operand, so that 16 rows and 256 take the
-same matrix instruction (Hopper's wgmma has the rows as its N, from 8 to 256) and a tile's size only says which rows and
+The input features of a weight are one part, or a few if it has few outputs: the weight alone says how many. A part is
+added up from its first feature to its last, in steps of a fixed depth, into a float32 accumulator, and the parts are
+added up in their order: by a program that computes them all, or by the last one to finish of programs that have a part
+each, so that a few rows keep the whole card busy. The weight is the left operand, so that 16 rows and 256 take the same
+matrix instruction (Hopper's wgmma has the rows as its N, from 8 to 256) and a tile's size only says which rows and
 outputs a program has; tests/test_gpu_batch_invariant.py compares all of them bit by bit.
 Legend: T rows, D input features, O output features, F half of gate and up.
 """
@@ -33,6 +35,11 @@ GROUP = 8
 """Tiles of outputs that take turns over the rows together, so that rows and weights are read from the L2."""
 STEP_BYTES = 128
 """Input features of a step, in bytes of one row: the same for every tile of a weight."""
+MOST_PARTS = 4
+MOST_CUT = 2048
+"""Most outputs of a weight whose input features are cut into parts."""
+FEWEST_STEPS = 8
+"""Of a part: shorter ones cost more to start and add up than they gain."""
 
 
 @dataclass(frozen=True)
@@ -44,38 +51,108 @@ class RowTile:
     num_warps: int
     num_stages: int
 
+    def number(self, num_rows: int, num_out: int) -> int:
+        """Tiles of a product."""
+        return int(triton.cdiv(num_rows, self.block_t) * triton.cdiv(num_out, self.block_o))
+
 
 TILES = (
     RowTile(256, 128, 8, 4),
     RowTile(128, 128, 8, 4),
     RowTile(128, 64, 4, 4),
     RowTile(64, 64, 4, 6),
+    RowTile(64, 64, 4, 4),
     RowTile(32, 64, 4, 8),
+    RowTile(32, 64, 4, 4),
     RowTile(16, 64, 4, 8),
 )
 """From large to small."""
 MOST_ACCUMULATED = 128 * 256
 """Most elements of a tile, gate and up counted twice, that registers hold."""
 FLOAT32_TILES = TILES[3:]
+FEW_ROWS = 32
+"""Up to this many rows, parts are read fastest by the smallest tiles."""
+SMALL_WEIGHT = 8192
+"""Most outputs of a weight that is read again more quickly than rows that are none are multiplied."""
+MOST_APART = 396
+"""Programs of a part each beyond which larger tiles are faster: three for a multiprocessor of an H200."""
 
 
-def row_tiles(num_operands: int, dtype: torch.dtype) -> list[RowTile]:
-    """The tiles for such a product: its choice may be among these. num_operands: 2 for gate and up, else 1."""
+LARGEST_APART = TILES[2]
+"""The largest tile whose parts may have a program each."""
+
+
+@dataclass(frozen=True)
+class PartsScratch:
+    """Where programs leave their parts; made once, so that graphs see fixed addresses. One product at a time uses it.
+
+    Room for all that `takes_parts_apart` is true of: up to FULL tiles of 128 by 64, cut as may be.
+    Shapes: partials, flat, float32; counters, one a tile, int32, zero between launches.
+    """
+
+    partials: Tensor
+    counters: Tensor
+
+    @classmethod
+    def make(cls, device: torch.device) -> PartsScratch:
+        """Allocate."""
+        largest, smallest = (tile.block_t * tile.block_o for tile in (LARGEST_APART, TILES[-1]))
+        return cls(
+            torch.empty(FULL * MOST_PARTS * largest, dtype=torch.float32, device=device),
+            torch.zeros(FULL * largest // smallest, dtype=torch.int32, device=device),
+        )
+
+
+def weight_parts(num_out: int, width: int, itemsize: int) -> int:
+    """Parts of the input features of a weight, which is all that this depends on."""
+    if num_out > MOST_CUT:
+        return 1
+    return max(1, min(MOST_PARTS, triton.cdiv(width, STEP_BYTES // itemsize) // FEWEST_STEPS))
+
+
+def takes_parts_apart(num_rows: int, num_out: int) -> bool:
+    """Whether a product of several parts has a program for each: where one for all of them would leave a card idle."""
+    return LARGEST_APART.number(num_rows, num_out) < FULL
+
+
+def row_tiles(num_operands: int, dtype: torch.dtype, *, is_apart: bool = False) -> list[RowTile]:
+    """The tiles for such a product, from large to small: its choice may be among these.
+
+    num_operands: accumulators of a program: 2 for gate and up, and for several parts, else 1. is_apart: a program has a
+    part.
+    """
+    most = LARGEST_APART.block_t * LARGEST_APART.block_o if is_apart else MOST_ACCUMULATED // num_operands
     tiles = FLOAT32_TILES if dtype == torch.float32 else TILES
-    return [tile for tile in tiles if tile.block_t * tile.block_o * num_operands <= MOST_ACCUMULATED]
+    return [tile for tile in tiles if tile.block_t * tile.block_o <= most]
 
 
 def row_tile(num_rows: int, num_out: int, num_operands: int, dtype: torch.dtype) -> RowTile:
-    """The largest tile that has no more rows than there are, up to a power of two, and still fills the card."""
+    """The largest tile that still fills the card, without many rows that are none; the fastest on an H200."""
     tiles = row_tiles(num_operands, dtype)
     if ONLY_TILE is not None and ONLY_TILE in tiles:
         return ONLY_TILE
-    most_rows = max(16, triton.next_power_of_2(num_rows))
+    is_small = num_rows <= 128
+    most_padding = 64 if 128 < num_rows <= 256 and num_operands == 1 and num_out <= SMALL_WEIGHT else 256
     for tile in tiles:
-        programs = triton.cdiv(num_rows, tile.block_t) * triton.cdiv(num_out, tile.block_o)
-        if tile.block_t <= most_rows and programs >= FULL:
+        if tile.block_t == 64 and (tile.num_stages > 4) != (is_small and num_operands == 1):
+            continue
+        if is_small and tile.block_t == tile.block_o == 128:  # its weight is read more slowly
+            continue
+        padding = -num_rows % tile.block_t
+        fits = tile.block_t <= max(16, triton.next_power_of_2(num_rows)) and padding < most_padding
+        if fits and tile.number(num_rows, num_out) >= FULL:
             return tile
     return tiles[-1]
+
+
+def apart_tile(num_rows: int, num_out: int, parts: int, dtype: torch.dtype) -> RowTile:
+    """The tile for programs of a part each; the fastest on an H200."""
+    *_, shallow, smallest = tiles = row_tiles(1, dtype, is_apart=True)
+    if ONLY_TILE is not None and ONLY_TILE in tiles:
+        return ONLY_TILE
+    if num_rows <= FEW_ROWS:
+        return smallest
+    return shallow if shallow.number(num_rows, num_out) * parts <= MOST_APART else tiles[0]
 
 
 @triton.jit
@@ -92,35 +169,17 @@ def _ask_for_weight(weight_ptr, first_out, num_outs, width, weight_stride, used,
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["num_rows", "steps"])
-def _row_product_kernel(
-    x, weight, weight_ptr, bias_ptr, out_ptr, num_rows, num_out, width, steps, x_stride, weight_stride: tl.int64,
-    BIAS: tl.constexpr, SILU: tl.constexpr, ASK: tl.constexpr, COPIED: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_T: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr, PDL: tl.constexpr,
+@triton.jit
+def _added_up(
+    first, last, x, weight, first_row, first_out, rows, outs, num_out, width, x_stride, weight_stride,
+    SILU: tl.constexpr, COPIED: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    if ASK:
-        gdc_launch_dependents()
-    num_row_tiles, num_out_tiles = tl.cdiv(num_rows, BLOCK_T), tl.cdiv(num_out, BLOCK_O)
-    group = tl.program_id(0) // (GROUP * num_row_tiles)
-    inside = tl.program_id(0) % (GROUP * num_row_tiles)
-    size = tl.minimum(num_out_tiles - group * GROUP, GROUP)
-    first_out = (group * GROUP + inside % size) * BLOCK_O
-    first_row = inside // size * BLOCK_T
+    """These steps of the input features from zero on: (sums, sums of what is up)."""
     row, out = first_row + tl.arange(0, BLOCK_T), first_out + tl.arange(0, BLOCK_O)
-    rows, outs = row < num_rows, out < num_out
-    bias = tl.zeros([BLOCK_O], tl.float32)
-    if BIAS:
-        bias = tl.load(bias_ptr + out, mask=outs, other=0.0).to(tl.float32)
-    if ASK:
-        _ask_for_weight(weight_ptr, first_out, num_out, width, weight_stride, first_row == 0, BLOCK_O)
-        if SILU:
-            ups = first_out + num_out
-            _ask_for_weight(weight_ptr, ups, 2 * num_out, width, weight_stride, first_row == 0, BLOCK_O)
-    if PDL:
-        gdc_wait()
     acc = tl.zeros([BLOCK_O, BLOCK_T], tl.float32)
     up_acc = tl.zeros([BLOCK_O, BLOCK_T], tl.float32)
-    for step in range(steps):
+    for step in range(first, last):
         if COPIED:  # by the copy engine; beyond the operands it gives zeros
             x_TD = x.load([first_row, step * BLOCK_D])
             weight_OD = weight.load([first_out, step * BLOCK_D])
@@ -139,22 +198,83 @@ def _row_product_kernel(
         acc = tl.dot(weight_OD, x_TD.T, acc, input_precision=PRECISION)
         if SILU:
             up_acc = tl.dot(up_OD, x_TD.T, up_acc, input_precision=PRECISION)
+    return acc, up_acc
+
+
+@triton.jit(do_not_specialize=["num_rows", "steps"])
+def _row_product_kernel(
+    x, weight, weight_ptr, bias_ptr, out_ptr, partials_ptr, counters_ptr, num_rows, num_out, width, steps, x_stride,
+    weight_stride: tl.int64, PARTS: tl.constexpr, APART: tl.constexpr,
+    BIAS: tl.constexpr, SILU: tl.constexpr, ASK: tl.constexpr, COPIED: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """A tile with all its parts; with APART one of them, and the last program of a tile adds them up."""
+    if ASK:
+        gdc_launch_dependents()
+    num_row_tiles, num_out_tiles = tl.cdiv(num_rows, BLOCK_T), tl.cdiv(num_out, BLOCK_O)
+    group = tl.program_id(0) // (GROUP * num_row_tiles)
+    inside = tl.program_id(0) % (GROUP * num_row_tiles)
+    size = tl.minimum(num_out_tiles - group * GROUP, GROUP)
+    first_out = (group * GROUP + inside % size) * BLOCK_O
+    first_row = inside // size * BLOCK_T
+    part = tl.program_id(1)
+    row, out = first_row + tl.arange(0, BLOCK_T), first_out + tl.arange(0, BLOCK_O)
+    rows, outs = row < num_rows, out < num_out
+    bias = tl.zeros([BLOCK_O], tl.float32)
+    if BIAS:
+        bias = tl.load(bias_ptr + out, mask=outs, other=0.0).to(tl.float32)
+    if ASK:
+        is_first = (first_row == 0) & (part == 0)
+        _ask_for_weight(weight_ptr, first_out, num_out, width, weight_stride, is_first, BLOCK_O)
+        if SILU:
+            ups = first_out + num_out
+            _ask_for_weight(weight_ptr, ups, 2 * num_out, width, weight_stride, is_first, BLOCK_O)
+    if PDL:
+        gdc_wait()
+    if PARTS == 1 or APART:
+        acc, up_acc = _added_up(
+            part * steps // PARTS, (part + 1) * steps // PARTS, x, weight, first_row, first_out, rows, outs, num_out,
+            width, x_stride, weight_stride, SILU, COPIED, PRECISION, BLOCK_T, BLOCK_O, BLOCK_D,
+        )  # fmt: skip
+    else:
+        acc = tl.zeros([BLOCK_O, BLOCK_T], tl.float32)
+        for one in range(PARTS):
+            part_acc, up_acc = _added_up(
+                one * steps // PARTS, (one + 1) * steps // PARTS, x, weight, first_row, first_out, rows, outs, num_out,
+                width, x_stride, weight_stride, SILU, COPIED, PRECISION, BLOCK_T, BLOCK_O, BLOCK_D,
+            )  # fmt: skip
+            acc += part_acc
     if PDL and not ASK:
         gdc_launch_dependents()  # not before: the next kernel's programs would take the places of this one's
-    if BIAS:
-        acc += bias[:, None]
-    if SILU:
-        acc = acc / (1.0 + tl.exp(-acc)) * up_acc
-    to_out = out_ptr + row.to(tl.int64)[:, None] * num_out + out[None, :]
-    tl.store(to_out, acc.to(out_ptr.dtype.element_ty).T, mask=rows[:, None] & outs[None, :])
+    is_last = True
+    if APART:
+        place = tl.arange(0, BLOCK_O)[:, None] * BLOCK_T + tl.arange(0, BLOCK_T)[None, :]
+        parts_ptr = partials_ptr + tl.program_id(0) * PARTS * BLOCK_O * BLOCK_T + place
+        tl.store(parts_ptr + part * BLOCK_O * BLOCK_T, acc)
+        tl.debug_barrier()  # every thread's part is written before one thread publishes it
+        is_last = tl.atomic_add(counters_ptr + tl.program_id(0), 1, sem="acq_rel") == PARTS - 1
+        if is_last:
+            tl.store(counters_ptr + tl.program_id(0), 0)  # for the next launch
+            acc = tl.zeros([BLOCK_O, BLOCK_T], tl.float32)
+            for one in tl.static_range(PARTS):
+                acc += tl.load(parts_ptr + one * BLOCK_O * BLOCK_T, cache_modifier=".cg")
+    if is_last:
+        if BIAS:
+            acc += bias[:, None]
+        if SILU:
+            acc = acc / (1.0 + tl.exp(-acc)) * up_acc
+        to_out = out_ptr + row.to(tl.int64)[:, None] * num_out + out[None, :]
+        tl.store(to_out, acc.to(out_ptr.dtype.element_ty).T, mask=rows[:, None] & outs[None, :])
 
 
 def row_product(
-    x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, *, silu: bool = False, tile: RowTile | None = None
-) -> Tensor:
+    x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, *, silu: bool = False, tile: RowTile | None = None,
+    scratch: PartsScratch | None = None,
+) -> Tensor:  # fmt: skip
     """x @ W.T + b, or silu(first half of x @ W.T) * second half, which takes no bias.
 
-    tile: in place of the one of choice; another one changes no bit.
+    tile: one of `row_tiles` in place of the one of choice; it changes no bit. scratch: lets few rows have a program for
+    each part, which changes no bit either.
     Shapes: (T, D) -> (T, O), or (T, O / 2) with silu.
     Device: one launch, and a copy of rows that do not lie as the copy engine wants them; no host sync.
     """
@@ -166,7 +286,12 @@ def row_product(
     if x_TD.stride(1) != 1 or (is_copied and not has_aligned_rows(x_TD)):
         x_TD = x_TD.clone(memory_format=torch.contiguous_format)
     weight_OD = weight_OD if weight_OD.stride(1) == 1 else weight_OD.contiguous()
-    tile = tile or row_tile(num_rows, num_out, 1 + silu, x_TD.dtype)
+    parts = 1 if silu else weight_parts(num_out, width, x_TD.element_size())
+    is_apart = parts > 1 and scratch is not None and takes_parts_apart(num_rows, num_out)
+    if tile is None and is_apart:
+        tile = apart_tile(num_rows, num_out, parts, x_TD.dtype)
+    elif tile is None:
+        tile = row_tile(num_rows, num_out, 2 if silu or parts > 1 else 1, x_TD.dtype)
     block_d = STEP_BYTES // x_TD.element_size()
     x, weight = x_TD, weight_OD
     if is_copied:
@@ -174,10 +299,11 @@ def row_product(
         x = TensorDescriptor(x_TD, [reach, width], list(x_TD.stride()), [tile.block_t, block_d])
         weight = TensorDescriptor(weight_OD, list(weight_OD.shape), list(weight_OD.stride()), [tile.block_o, block_d])
     out = empty_with_room(num_rows, num_out, like=x_TD)
-    num_programs = triton.cdiv(num_rows, tile.block_t) * triton.cdiv(num_out, tile.block_o)
-    _row_product_kernel[(num_programs,)](
-        x, weight, weight_OD, weight_OD if bias_O is None else bias_O, out, num_rows, num_out, width,
-        triton.cdiv(width, block_d), x_TD.stride(0), weight_OD.stride(0), BIAS=bias_O is not None, SILU=silu,
+    partials, counters = (out, out) if scratch is None else (scratch.partials, scratch.counters)
+    _row_product_kernel[(tile.number(num_rows, num_out), parts if is_apart else 1)](
+        x, weight, weight_OD, weight_OD if bias_O is None else bias_O, out, partials, counters, num_rows, num_out,
+        width, triton.cdiv(width, block_d), x_TD.stride(0), weight_OD.stride(0), PARTS=parts, APART=is_apart,
+        BIAS=bias_O is not None, SILU=silu,
         ASK=_asks_early(weight_OD), COPIED=is_copied, PRECISION="ieee" if x_TD.dtype == torch.float32 else "tf32",
         BLOCK_T=tile.block_t, BLOCK_O=tile.block_o, BLOCK_D=block_d, GROUP=GROUP,
         num_warps=tile.num_warps, num_stages=tile.num_stages, **launch_options(x_TD.device),
