@@ -19,7 +19,7 @@ if not torch.cuda.is_available():
 from hookline import LLM
 from hookline.core.contracts import AttentionForm, AttentionSpec
 from hookline.core.testing.batches import Row, make_batch, random_cache, scatter_rows
-from hookline.plugins.kernels.invariant.triton_product import row_product, row_tiles
+from hookline.plugins.kernels.invariant.triton_product import PartsScratch, row_product, row_tiles, weight_parts
 from hookline.plugins.kernels.triton_backend import TritonKernels
 from tests.batch_invariance import alone, make_load, try_batches
 
@@ -43,27 +43,33 @@ def numbers(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> 
 @pytest.mark.parametrize(("width", "num_out", "dtype"), PRODUCTS)
 def test_every_tile_gives_the_same_bits(width, num_out, dtype, silu):
     x_TD, weight_OD = numbers(300, width, dtype=dtype), numbers(num_out, width, dtype=dtype, seed=1) * width**-0.5
-    tiles = row_tiles(1 + silu, dtype)
-    expected, *others = (row_product(x_TD, weight_OD, None, silu=silu, tile=tile) for tile in tiles)
+    parts = 1 if silu else weight_parts(num_out, width, dtype.itemsize)
+    tiles, scratch = row_tiles(2 if silu or parts > 1 else 1, dtype), PartsScratch.make(DEVICE)
+    found = [row_product(x_TD, weight_OD, None, silu=silu, tile=tile) for tile in tiles]
+    if parts > 1:  # a program for each
+        apart = row_tiles(1, dtype, is_apart=True)
+        found += [row_product(x_TD, weight_OD, None, tile=tile, scratch=scratch) for tile in apart]
+        tiles += apart
+        assert not scratch.counters.any()
+    expected, *others = found
     product = x_TD.double() @ weight_OD.double().T
     if silu:
         gate, up = product.chunk(2, -1)
         product = torch.nn.functional.silu(gate) * up
     assert float((expected - product).abs().max()) < (1e-4 if dtype == torch.float32 else 0.1)
-    assert {str(tile): torch.equal(other, expected) for tile, other in zip(tiles[1:], others, strict=True)} == {
-        str(tile): True for tile in tiles[1:]
-    }
+    assert [tile for tile, other in zip(tiles[1:], others, strict=True) if not torch.equal(other, expected)] == []
 
 
 @pytest.mark.parametrize(("width", "num_out", "dtype"), PRODUCTS)
 def test_a_row_of_a_product_has_the_same_bits_among_any_number_of_rows(width, num_out, dtype):
     x_TD, weight_OD = numbers(1100, width, dtype=dtype), numbers(num_out, width, dtype=dtype, seed=1)
     bias_O = numbers(num_out, dtype=dtype, seed=2)
-    expected = row_product(x_TD, weight_OD, bias_O)
+    expected, scratch = row_product(x_TD, weight_OD, bias_O), PartsScratch.make(DEVICE)
     for num_rows in ROWS:
         for first in (0, 1, 1100 - num_rows):
             some = slice(first, first + num_rows)
-            assert torch.equal(row_product(x_TD[some], weight_OD, bias_O), expected[some]), (num_rows, first)
+            product_TO = row_product(x_TD[some], weight_OD, bias_O, scratch=scratch)
+            assert torch.equal(product_TO, expected[some]), (num_rows, first)
 
 
 def spec_of(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, block_size: int = 64) -> AttentionSpec:

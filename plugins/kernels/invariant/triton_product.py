@@ -107,7 +107,7 @@ def weight_parts(num_out: int, width: int, itemsize: int) -> int:
     """Parts of the input features of a weight, which is all that this depends on."""
     if num_out > MOST_CUT:
         return 1
-    return max(1, min(MOST_PARTS, triton.cdiv(width, STEP_BYTES // itemsize) // FEWEST_STEPS))
+    return max(1, min(MOST_PARTS, int(triton.cdiv(width, STEP_BYTES // itemsize)) // FEWEST_STEPS))
 
 
 def takes_parts_apart(num_rows: int, num_out: int) -> bool:
