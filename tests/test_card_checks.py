@@ -30,7 +30,7 @@ from hookline.core.plugin.presets import CONF
 from hookline.core.prebuild.dry_run import on_cuda, unloaded_model
 from hookline.core.prebuild.pretended import CARDS, pretended
 from tools import gpu_tests
-from tools.bench_decode import BYTES_PER_S, step_bytes
+from tools.bench_decode import BYTES_PER_S, IDLE, added_times, step_bytes
 from tools.card import jobs as card_jobs
 from tools.card.__main__ import main, parsed
 from tools.card.checks import CHECKS, DECODES, other_tree
@@ -279,6 +279,41 @@ def test_the_bytes_of_a_step_are_what_its_rows_need():
     assert found["weights"] == 4 * (1600 + 32 + 128 * (1 - 0.75**2))  # no embedding; a fused weight once
     assert found["cache"] == 2 * (10 + 10) * 2 * 2 * 8 * 2
     assert found["states"] == 2 * 2 * (20 * 4 + 3 * 2)
+
+
+def test_a_kernel_counts_with_what_it_adds_behind_those_before_it():
+    spans = [
+        ("norm", 14.0, 15.0),
+        ("product", 0.0, 10.0),
+        ("norm", 4.0, 11.0),
+        ("inside", 5.0, 6.0),
+        ("copy", 15.0, 17.5),
+    ]
+    found = added_times(spans)
+    assert {name: (one.launches, one.added_us, one.own_us) for name, one in found.items()} == {
+        "product": (1, 10.0, 10.0),
+        IDLE: (1, 3.0, 3.0),
+        "copy": (1, 2.5, 2.5),
+        "norm": (2, 2.0, 8.0),  # the first waited for the product
+        "inside": (1, 0.0, 1.0),
+    }
+    assert next(iter(found)) == "product", "the largest first"
+    assert sum(one.added_us for one in found.values()) == 17.5
+
+
+@pytest.mark.slow
+def test_a_decode_step_is_told_by_kernel(capsys):
+    arguments = ["--rows", "2", "--prompt", "4", "--tokens", "16", "--kernels", "engine.max_num_seqs=8", "repeats=1"]
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as left:
+        patch.setattr(sys, "argv", ["tools/bench_decode.py", *arguments])
+        runpy.run_path(str(ROOT / "tools/bench_decode.py"), run_name="__main__")
+    assert left.value.code == 0
+    lines = capsys.readouterr().out.splitlines()
+    record = json.loads(next(line for line in lines if line.startswith("{")))
+    added = {name: one["added_us"] for name, one in record["kernels"].items()}
+    assert added["aten::linear"] > 0 and "aten::argmax" not in added, "products are there, a greedy draw is not"
+    step_us = float(next(line for line in lines if line.startswith("a step")).split()[-1])
+    assert step_us == pytest.approx(sum(added.values()) / 8, abs=0.1)
 
 
 # ---- the tools, in small

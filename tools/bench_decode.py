@@ -2,9 +2,13 @@
 
     python tools/bench_decode.py model=gemma3_4b model.weights=random
     python tools/bench_decode.py --rows 32 --prompt 512 --tokens 128 model=qwen3_8b model.weights=random
+    python tools/bench_decode.py --kernels model=qwen3_8b model.weights=random   # and what each kernel adds to a step
 
 The floor counts weights (of an embedding that is no head, and of experts, what the rows need), the keys and values that
 queries see, and recurrent states, which are read and written. Further arguments are overrides of conf/bench.yaml.
+
+A kernel that is launched early waits inside for the one before it, so its own duration holds that wait. --kernels
+counts what each adds behind the end of all that began before it; times in which nothing runs are idle.
 """
 
 from __future__ import annotations
@@ -12,14 +16,17 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
-from hookline.core.bench.command import run_load
+from hookline import SamplingParams
+from hookline.core.bench.command import make_load, run_load
 from hookline.core.bench.facts import describe, describe_engine, first_token_s
 from hookline.core.bench.metrics import summarise
 from hookline.core.bench.settings import BenchKeys
@@ -30,12 +37,16 @@ from hookline.core.cli.command import guarded
 from hookline.core.config.compose import compose
 from hookline.core.config.settings import ENGINE_KEYS, validate
 from hookline.core.contracts import FullAttention, ModelSpec, RecurrentState, SharedCache, SlidingWindow, WeightTarget
+from hookline.core.engine.engine import Engine
 from hookline.core.frontend.llm import LLM
 from hookline.core.plugin.host import PluginHost
 from hookline.core.util.garbage import settled
 
+TRACED_STEPS = 32
 BYTES_PER_S = 4.2e12
 """What an H200 reads."""
+IDLE = "(nothing)"
+NAME_WIDTH = 72
 
 
 def step_bytes(
@@ -97,6 +108,73 @@ def _state_bytes(state: RecurrentState, dtype: torch.dtype) -> int:
     return 2 * sum(torch.Size(shape).numel() * kind.itemsize for shape, kind in sizes)
 
 
+@dataclass
+class Added:
+    """launches: how many. added_us: beyond the end of what began before. own_us: from each one's begin to its end."""
+
+    launches: int = 0
+    added_us: float = 0.0
+    own_us: float = 0.0
+
+
+def added_times(spans: Iterable[tuple[str, float, float]]) -> dict[str, Added]:
+    """By name, the largest first, of (name, begin, end) in microseconds; IDLE for gaps. They sum up to the whole."""
+    found: dict[str, Added] = {}
+    reached: float | None = None
+    for name, begin, end in sorted(spans, key=lambda span: span[1:]):
+        if reached is not None and begin > reached:
+            gap = found.setdefault(IDLE, Added())
+            gap.launches += 1
+            gap.added_us += begin - reached
+            gap.own_us += begin - reached
+        since = begin if reached is None else max(begin, reached)
+        one = found.setdefault(name, Added())
+        one.launches += 1
+        one.added_us += max(0.0, end - since)
+        one.own_us += end - begin
+        reached = end if reached is None else max(reached, end)
+    return dict(sorted(found.items(), key=lambda item: -item[1].added_us))
+
+
+def traced_decodes(engine: Engine, device: torch.device, prompts: list[list[int]], num_steps: int) -> dict[str, Added]:
+    """Times of so many steps in which all of these requests decode; they end then.
+
+    On a CPU what is traced are torch's operations.
+    Raises: ValueError if they never decode together.
+    """
+    params = SamplingParams(temperature=0.6, max_tokens=num_steps + 8, ignore_eos=True)
+    ids = [engine.add(prompt, params) for prompt in prompts]
+    while engine.step() is not None and (stats := engine.last_stats) and stats.num_decode_tokens < len(prompts):
+        if not engine.has_work:
+            raise ValueError(f"{len(prompts)} requests never decoded in one step: raise engine.max_num_seqs")
+    _finish(device)
+    on_gpu = device.type == "cuda"
+    with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as trace:
+        for _ in range(num_steps):
+            engine.step()
+        _finish(device)
+    engine.abort(ids)
+    while engine.has_work:
+        engine.step()
+    events = [event for event in trace.events() if (event.device_type.name == "CUDA") == on_gpu]
+    return added_times((event.name, event.time_range.start, event.time_range.end) for event in events)
+
+
+def table(found: dict[str, Added], num_steps: int) -> list[str]:
+    """Lines: of each kernel and a step, how often it was launched, what it added, its own duration, its share."""
+    whole_us = sum(one.added_us for one in found.values())
+    lines = [f"{'kernel':{NAME_WIDTH}} launches   added us     own us  share"]
+    for name, one in found.items():
+        each = f"{one.launches / num_steps:8.1f} {one.added_us / num_steps:10.1f} {one.own_us / num_steps:10.1f}"
+        lines.append(f"{name[:NAME_WIDTH]:{NAME_WIDTH}} {each} {100 * one.added_us / whole_us:5.1f}%")
+    return [*lines, f"{'a step':{NAME_WIDTH}} {'':8} {whole_us / num_steps:10.1f}"]
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def run(options: argparse.Namespace, arguments: list[str]) -> int:
     host = PluginHost.load()
     tree = compose(arguments, host, BenchKeys, "bench")[0].tree
@@ -116,6 +194,13 @@ def run(options: argparse.Namespace, arguments: list[str]) -> int:
         floor_ms = 1000 * sum(num_bytes.values()) / BYTES_PER_S
         found = {"rows": options.rows, "context": context, "device_ms": best, "first_device_ms": first}
         found |= {"floor_ms": round(floor_ms, 3), "bytes": num_bytes, "late_work": dict(llm.engine.late_work)}
+        if options.kernels:
+            load = make_load(workload, llm.engine.limits.vocab_size, tree["repeats"])
+            prompts = [list(request.tokens) for request in load.requests]
+            device, num_steps = runner.runner.kv_layers[0].device, min(TRACED_STEPS, options.tokens - 8)
+            times = traced_decodes(llm.engine, device, prompts, num_steps)
+            found["kernels"] = {name: asdict(one) for name, one in times.items()}
+            print(*table(times, num_steps), sep="\n")
         print(json.dumps({**describe(tree), **describe_engine(llm), **found}))
     parts = " + ".join(f"{name} {size / 1e9:.2f}" for name, size in num_bytes.items())
     print(f"{options.rows} rows that see {context:g} tokens: {parts} GB at {BYTES_PER_S / 1e12} TB/s")
@@ -128,7 +213,10 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=256)
     parser.add_argument("--prompt", type=int, default=512, help="tokens of each prompt")
     parser.add_argument("--tokens", type=int, default=128, help="tokens that each request asks for")
+    parser.add_argument("--kernels", action="store_true", help="trace some steps: what each kernel adds to them")
     options, arguments = parser.parse_known_args()
+    if options.kernels and options.tokens < 16:
+        parser.error("--kernels needs --tokens 16 or more")
     return guarded(partial(run, options), arguments)
 
 

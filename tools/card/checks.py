@@ -88,10 +88,12 @@ def grammars_jobs(options: argparse.Namespace) -> list[Job]:
 
 def decode_jobs(options: argparse.Namespace) -> list[Job]:
     if options.small:
-        lengths = ["--rows", "2", "--prompt", "4", "--tokens", "4"]
+        lengths = ["--rows", "2", "--prompt", "4", "--tokens", "16", "--kernels"]
         return [Job("the bundled checkpoint", ["tools/bench_decode.py", *lengths, *engine(options)])]
     shapes = options.shapes or DECODES
-    return [Job(one, ["tools/bench_decode.py", *engine(options, one), *DECODES.get(one, ())]) for one in shapes]
+    return [
+        Job(one, ["tools/bench_decode.py", "--kernels", *engine(options, one), *DECODES.get(one, ())]) for one in shapes
+    ]
 
 
 def invariance_jobs(options: argparse.Namespace) -> list[Job]:
