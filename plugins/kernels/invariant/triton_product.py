@@ -71,11 +71,11 @@ MOST_ACCUMULATED = 128 * 256
 """Most elements of a tile, gate and up counted twice, that registers hold."""
 FLOAT32_TILES = TILES[3:]
 FEW_ROWS = 32
-"""Up to this many rows, parts are read fastest by the smallest tiles."""
+"""Up to this many rows the smallest tiles read parts fastest; up to twice as many, those with many steps under way."""
 SMALL_WEIGHT = 8192
-"""Most outputs of a weight that is read again more quickly than rows that are none are multiplied."""
+"""Up to this many outputs, reading a weight again for another tile of rows is faster than computing rows of padding."""
 MOST_APART = 396
-"""Programs of a part each beyond which larger tiles are faster: three for a multiprocessor of an H200."""
+"""With more programs of a part each, larger tiles are faster: that is three for a multiprocessor of an H200."""
 
 
 LARGEST_APART = TILES[2]
@@ -127,7 +127,7 @@ def row_tiles(num_operands: int, dtype: torch.dtype, *, is_apart: bool = False) 
 
 
 def row_tile(num_rows: int, num_out: int, num_operands: int, dtype: torch.dtype) -> RowTile:
-    """The largest tile that still fills the card, without many rows that are none; the fastest on an H200."""
+    """The largest tile that still fills the card and has little padding; the fastest on an H200 (docs/log.md)."""
     tiles = row_tiles(num_operands, dtype)
     if ONLY_TILE is not None and ONLY_TILE in tiles:
         return ONLY_TILE
@@ -146,12 +146,14 @@ def row_tile(num_rows: int, num_out: int, num_operands: int, dtype: torch.dtype)
 
 
 def apart_tile(num_rows: int, num_out: int, parts: int, dtype: torch.dtype) -> RowTile:
-    """The tile for programs of a part each; the fastest on an H200."""
-    *_, shallow, smallest = tiles = row_tiles(1, dtype, is_apart=True)
+    """The tile for programs of a part each; the fastest on an H200 (docs/log.md)."""
+    *_, deep, shallow, smallest = tiles = row_tiles(1, dtype, is_apart=True)
     if ONLY_TILE is not None and ONLY_TILE in tiles:
         return ONLY_TILE
     if num_rows <= FEW_ROWS:
         return smallest
+    if num_rows <= 2 * FEW_ROWS:
+        return deep
     return shallow if shallow.number(num_rows, num_out) * parts <= MOST_APART else tiles[0]
 
 
