@@ -19,8 +19,8 @@ class TestTritonKernels(KernelsSuite):
     graph_prefill = True
     attention = ATTENTION_FEATURES
     device = "cuda" if ON_GPU else "cpu"
-    dtypes = (torch.float32, torch.bfloat16) if ON_GPU else (torch.float32,)
-    block_sizes = (16, 256) if ON_GPU else (16,)
+    dtypes = (torch.bfloat16,) if ON_GPU else (torch.float32,)
+    block_sizes = (16,)
     head_dims = (64, 128) if ON_GPU else (32,)
     groups = (1, 2, 4, 8) if ON_GPU else (4,)
 
@@ -28,6 +28,23 @@ class TestTritonKernels(KernelsSuite):
         from hookline.plugins.kernels.triton_backend import TritonKernels
 
         return TritonKernels(None, spec)
+
+
+needs_gpu = pytest.mark.skipif(not ON_GPU, reason="the class above is what the interpreter has time for")
+
+
+@needs_gpu
+class TestTritonKernelsInFloat32(TestTritonKernels):
+    dtypes = (torch.float32,)
+    head_dims = (128,)
+    groups = (2, 8)
+
+
+@needs_gpu
+class TestTritonKernelsWithLargeBlocks(TestTritonKernels):
+    block_sizes = (256,)
+    head_dims = (128,)
+    groups = (4,)
 
 
 @pytest.mark.skipif(not ON_GPU, reason="takes minutes under the interpreter; see test_triton_invariant.py")
