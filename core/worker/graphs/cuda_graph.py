@@ -86,6 +86,15 @@ class GraphPool:
         self.handle = torch.cuda.graph_pool_handle()
 
 
+def run_before(step: Callable[[], Tensor], device: torch.device, first: AbstractContextManager[None]) -> None:
+    """A run of what will be captured: it compiles kernels and lets libraries allocate their workspaces."""
+    side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side), first:
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+
+
 def record(
     step: Callable[[], Tensor], pool: GraphPool | None, device: torch.device, first: AbstractContextManager[None]
 ) -> tuple[torch.cuda.CUDAGraph, Tensor]:
@@ -96,12 +105,7 @@ def record(
     Raises: what `step` raises; the capture is ended then, and the current stream is as before.
     """
     started = time.perf_counter()
-    # A first run outside the capture compiles kernels and lets libraries allocate their workspaces.
-    side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side), first:
-        step()
-    torch.cuda.current_stream().wait_stream(side)
+    run_before(step, device, first)
     graph, outside = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
     cause: BaseException | None = None
     try:
