@@ -204,6 +204,27 @@ def test_a_decode_step_stands_beside_its_floor():
     assert rows[2][4] == "out of time" and rows[2][1] == "–"
 
 
+def test_shapes_have_a_row_for_each_workload_and_the_waits_of_an_open_loop():
+    waits = {"ttft_s": {"p50": 0.0144, "p99": 0.0171}, "tpot_s": {"p50": 0.0068, "p99": 0.0096}}
+    open_loop = bench("poisson", 3916, 3900)
+    open_loop["metrics"] = {**open_loop["metrics"], **waits}
+    closed = job("qwen3_8b", bench("single", 240, 237, device_ms=4.19), bench("batch32", 5000, 4000))
+    rows = CHECKS["shapes"].table([closed, job("qwen3_8b 60/s", open_loop), job("other", status="left")])
+    assert rows[1:] == [
+        ["qwen3_8b single", "240", "0.988", "4.190", "", ""],
+        ["qwen3_8b batch32", "5,000", "0.800", "–", "", ""],
+        ["qwen3_8b 60/s poisson", "3,916", "0.996", "–", "14.4, 17.1", "6.8, 9.6"],
+        ["other", "left", "", "", "", ""],
+    ]
+    assert {len(row) for row in rows} == {6}
+
+
+def test_shapes_are_asked_for_by_preset():
+    closed, open_loop = jobs_of("shapes", "--shapes", "llama3_8b")
+    assert "model=llama3_8b" in closed.command and "workload.request_rate=60" in open_loop.command
+    assert "poisson" in open_loop.command and open_loop.label == "llama3_8b 60/s"
+
+
 def test_the_mode_s_table_has_its_tests_too():
     tests = job("bits", {"files": {"a.py": 9}}, lines=(".as it is, chunked: 125 batches, 3 preemptions, 9 cached",))
     rows = CHECKS["invariance"].table([job("off", bench("single", 100, 1)), job("on", bench("single", 60, 1)), tests])

@@ -52,7 +52,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--turns", type=int, help="how often variants take turns")
     parser.add_argument("--before", type=Path, help="workloads: a wheel, or a folder with tools/, to compare with")
     parser.add_argument("--tokenizer", type=Path, help="grammars: a folder, whose vocabulary the grammars are for")
-    parser.add_argument("--shapes", nargs="+", help="decode: presets of models, in place of all")
+    parser.add_argument("--shapes", nargs="+", help="decode and shapes: presets, in place of all")
     parser.add_argument("--batches", type=int, default=1000, help="invariance: random batches")
     parser.add_argument("--from", dest="first", help="tests: the file to go on with")
     return parser.parse_intermixed_args(arguments)

@@ -35,6 +35,8 @@ DECODES = {
     "qwen3_8b": (),
 }
 """Presets, and what fits them into the memory of one card."""
+OPEN_RATE = 60
+"""Requests per second of the open loop of `shapes`."""
 
 
 def engine(options: argparse.Namespace, preset: str = "qwen3_0_6b") -> list[str]:
@@ -96,6 +98,16 @@ def decode_jobs(options: argparse.Namespace) -> list[Job]:
     ]
 
 
+def shapes_jobs(options: argparse.Namespace) -> list[Job]:
+    names = [*(INVARIANT[:1] if options.small else INVARIANT)]
+    repeats = [] if options.small else ["repeats=2"]
+    shapes = options.shapes or ("qwen3_8b", "qwen3_30b_a3b")
+    jobs = [Job(one, ["tools/bench_all.py", *names, *engine(options, one), *repeats]) for one in shapes]
+    rate = f"workload.request_rate={OPEN_RATE}"
+    open_loop = ["tools/bench_all.py", "poisson", rate, *engine(options, shapes[0]), *repeats]
+    return [*jobs, Job(f"{shapes[0]} {OPEN_RATE}/s", open_loop)]
+
+
 def invariance_jobs(options: argparse.Namespace) -> list[Job]:
     bench = ["tools/bench_all.py", *INVARIANT, *engine(options)]
     modes = [("off", "false"), ("on", "true")] * (options.turns or 1)
@@ -138,6 +150,7 @@ CHECKS = {
     "workloads": Check("six workloads, host time, --before", 240, workloads_jobs, tables.workloads_table),
     "grammars": Check("batch32 with schemas beside plain", 140, grammars_jobs, tables.grammars_table),
     "decode": Check("decode steps beside their floors", 240, decode_jobs, tables.decode_table),
+    "shapes": Check("three workloads of larger models, an open loop", 260, shapes_jobs, tables.shapes_table),
     "invariance": Check("batch-invariant: speed and bits", 300, invariance_jobs, tables.invariance_table),
     "serving": Check("AsyncLLM's waits, first minutes", 310, serving_jobs, tables.serving_table),
     "tests": Check("the GPU tests, those of kernels in several processes", 500, tests_jobs, tables.tests_table),

@@ -88,6 +88,27 @@ def decode_table(jobs: list[Job]) -> list[Row]:
     return rows
 
 
+def shapes_table(jobs: list[Job]) -> list[Row]:
+    """A row for each shape and workload; of an open loop, first tokens and the time per token."""
+    rows = [["shape", "output tok/s", "first run", "decode step: device ms", "ms: first token p50, p99", "per token"]]
+    for job in jobs:
+        found = [best([job], job.label, one["name"]) for one in job.records if "metrics" in one]
+        for one in found:
+            metrics, is_open = one["metrics"], one["name"] == "poisson"
+            waits = [_percentiles_ms(metrics, key) if is_open else "" for key in ("ttft_s", "tpot_s")]
+            step = (metrics.get("step_times") or {}).get("decode", {})
+            cells = cell(speed(one)), ratio(speed(one, "first"), speed(one)), cell(step.get("device_ms"), 3)
+            rows.append([f"{job.label} {one['name']}", *cells, *waits])
+        if not found:
+            rows.append([job.label, job.status, "", "", "", ""])
+    return rows
+
+
+def _percentiles_ms(metrics: dict[str, Any], key: str) -> str:
+    found = metrics.get(key) or {}
+    return ", ".join(cell(1000 * found[one] if one in found else None, 1) for one in ("p50", "p99"))
+
+
 def invariance_table(jobs: list[Job]) -> list[Row]:
     """A row for each workload, then the tests' outcome, and what each way of making batches had in it."""
     rows = [["output tok/s", "off", "on", "on / off"]]
