@@ -25,7 +25,17 @@ from tests.batch_invariance import alone, make_load, try_batches
 
 pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda")
-SHAPES = ((1024, 4096), (2048, 1024), (3072, 1024), (1024, 6144), (4096, 4096), (12288, 4096), (96, 200), (1030, 130))
+SHAPES = (
+    (1024, 4096),
+    (2048, 1024),
+    (3072, 1024),
+    (1024, 6144),
+    (4096, 4096),
+    (12288, 4096),
+    (1536, 1024),
+    (96, 200),
+    (1030, 130),
+)
 """Input and output features: those of Qwen3-0.6B and 8B, and some that no tile divides."""
 PRODUCTS = (
     *((*shape, torch.bfloat16) for shape in SHAPES),

@@ -121,7 +121,7 @@ def added_times(spans: Iterable[tuple[str, float, float]]) -> dict[str, Added]:
     """By name, the largest first, of (name, begin, end) in microseconds; IDLE for gaps. They sum up to the whole."""
     found: dict[str, Added] = {}
     reached: float | None = None
-    for name, begin, end in sorted(spans, key=lambda span: span[1:]):
+    for name, begin, end in sorted(spans, key=lambda span: (span[1], -span[2])):
         if reached is not None and begin > reached:
             gap = found.setdefault(IDLE, Added())
             gap.launches += 1
@@ -142,22 +142,32 @@ def traced_decodes(engine: Engine, device: torch.device, prompts: list[list[int]
     On a CPU what is traced are torch's operations.
     Raises: ValueError if they never decode together.
     """
-    params = SamplingParams(temperature=0.6, max_tokens=num_steps + 8, ignore_eos=True)
-    ids = [engine.add(prompt, params) for prompt in prompts]
-    while engine.step() is not None and (stats := engine.last_stats) and stats.num_decode_tokens < len(prompts):
+    most = engine.limits.plan.max_model_len
+    params = [SamplingParams(temperature=0.6, max_tokens=most - len(one), ignore_eos=True) for one in prompts]
+    ids = [engine.add(prompt, one) for prompt, one in zip(prompts, params, strict=True)]
+    before = engine.last_stats  # of a run before this one
+    while engine.last_stats is before or not _all_decode(engine, len(prompts)):
         if not engine.has_work:
             raise ValueError(f"{len(prompts)} requests never decoded in one step: raise engine.max_num_seqs")
+        engine.step()
     _finish(device)
     on_gpu = device.type == "cuda"
     with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as trace:
         for _ in range(num_steps):
             engine.step()
+            if not _all_decode(engine, len(prompts)):
+                raise ValueError(f"{len(prompts)} requests do not go on decoding in one step: they need more blocks")
         _finish(device)
     engine.abort(ids)
     while engine.has_work:
         engine.step()
     events = [event for event in trace.events() if (event.device_type.name == "CUDA") == on_gpu]
     return added_times((event.name, event.time_range.start, event.time_range.end) for event in events)
+
+
+def _all_decode(engine: Engine, num_requests: int) -> bool:
+    stats = engine.last_stats
+    return stats is not None and stats.num_decode_tokens == num_requests and not stats.num_prefill_tokens
 
 
 def table(found: dict[str, Added], num_steps: int) -> list[str]:

@@ -78,16 +78,11 @@ def pretended(card: Card, seen: Seen, *, num_devices: int = 1) -> Iterator[None]
         if hasattr(fake_tensor, "init_gpu_context"):  # which puts a real tensor on the card before the first fake one
             stack.enter_context(patch.object(fake_tensor, "init_gpu_context", lambda *_: None))
         stack.enter_context(patch.object(ModelRunner, "checking", nullcontext))  # there are no results to look at
-        stack.enter_context(patch.object(cuda_graph, "run_before", _not_run))  # a capture launches the same
+        stack.enter_context(patch.object(cuda_graph, "run_before", lambda *_: None))  # a capture launches the same
         stack.enter_context(_recorded_launches(card, seen))
         stack.enter_context(_FakeTensors(allow_non_fake_inputs=True))
         stack.enter_context(_Addresses())
         yield
-
-
-def _not_run(step: Any, device: torch.device, first: Any) -> None:
-    with first:
-        pass
 
 
 class _FakeTensors(FakeTensorMode):  # type: ignore[no-untyped-call]

@@ -20,8 +20,8 @@ from hookline.plugins.kernels.attention.triton_tiles import Card  # noqa: E402
 from hookline.plugins.kernels.invariant import triton_attention, triton_kernels, triton_product  # noqa: E402
 from hookline.plugins.kernels.invariant.triton_kernels import InvariantTritonKernels  # noqa: E402
 from hookline.plugins.kernels.invariant.triton_product import (  # noqa: E402
+    FLOAT32_TILES,
     MOST_PARTS,
-    TILES,
     PartsScratch,
     apart_tile,
     row_product,
@@ -80,10 +80,10 @@ def test_more_rows_and_outputs_take_larger_tiles():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_parts_of_a_weight_give_the_bits_of_one_program_for_all(dtype):
-    width, num_out = (1100 if dtype == torch.float16 else 600), 150
+    width, num_out = (1600 if dtype == torch.float16 else 800), 150
     x_TD, weight_OD = numbers(70, width, dtype=dtype), numbers(num_out, width, dtype=dtype, seed=1) * 0.1
     bias_O = numbers(num_out, dtype=dtype, seed=2)
-    assert weight_parts(num_out, width, dtype.itemsize) == 2
+    assert weight_parts(num_out, width, dtype.itemsize) == 3, "of two, either order gives the same bits"
     scratch = PartsScratch.make(DEVICE)
     expected = row_product(x_TD, weight_OD, bias_O)
     exact = PlainKernels(None, spec()).linear(x_TD.double(), weight_OD, bias_O)
@@ -111,10 +111,16 @@ def test_parts_are_a_matter_of_the_weight():
                 assert max(numbers_of_tiles.values()) <= len(scratch.counters)
 
 
-def test_one_switch_leaves_a_single_tile(monkeypatch):
-    monkeypatch.setattr(triton_product, "ONLY_TILE", TILES[3])
-    assert {row_tile(rows, out, 1, torch.bfloat16) for rows in (1, 40, 4096) for out in (64, 4096)} == {TILES[3]}
-    assert apart_tile(40, 64, 2, torch.bfloat16) == TILES[3]
+@pytest.mark.parametrize("tile", FLOAT32_TILES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_one_switch_leaves_a_single_tile(monkeypatch, tile, dtype):
+    monkeypatch.setattr(triton_product, "ONLY_TILE", tile)
+    sizes = [(rows, out) for rows in (1, 40, 4096) for out in (64, 1024, 4096)]
+    chosen = {row_tile(*size, operands, dtype) for size in sizes for operands in (1, 2)}
+    assert chosen | {apart_tile(*size, 4, dtype) for size in sizes} == {tile}
+    assert all(
+        tile in row_tiles(operands, dtype, is_apart=apart) for operands, apart in ((1, False), (2, False), (1, True))
+    )
 
 
 def has_four_programs_at_once(monkeypatch):

@@ -52,7 +52,7 @@ class _Tiles:
 class InvariantTritonKernels(TritonKernels):
     """TritonKernels whose choices depend on weights and contexts alone, never on the rows of a step."""
 
-    own_row_counts = (1, *range(16, 257, 16), 17, 257, 320, 384, 448, 512, 640, 768, 1024, 1536, 2048, 3072, 4096)
+    own_row_counts = (1, *range(16, 257, 16), 17, 257, 320, 384, 448, 512, 640, 768, 1024, 1536, 2048, 3072, 4096, 8192)
 
     def __init__(self, config: Any, spec: AttentionSpec) -> None:
         super().__init__(config, spec)

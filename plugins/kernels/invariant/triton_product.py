@@ -26,7 +26,7 @@ from hookline.plugins.kernels.products.triton_wide import empty_with_room, rows_
 from hookline.plugins.kernels.triton_launch import launch_options, launches_early
 
 ONLY_TILE: RowTile | None = None
-"""Set to one of TILES on a card where tiles should not give the same bits: every product then takes that one."""
+"""Set to one of FLOAT32_TILES on a card where tiles should not give the same bits: every product then takes it."""
 FULL = 90
 """Programs that fill a card well enough: a tile so large that fewer are left is slower."""
 MOST_ASKED = 6 << 20
@@ -70,6 +70,7 @@ TILES = (
 MOST_ACCUMULATED = 128 * 256
 """Most elements of a tile, gate and up counted twice, that registers hold."""
 FLOAT32_TILES = TILES[3:]
+"""Those that every product may take."""
 FEW_ROWS = 32
 """Up to this many rows the smallest tiles read parts fastest; up to twice as many, those with many steps under way."""
 SMALL_WEIGHT = 8192
@@ -129,7 +130,7 @@ def row_tiles(num_operands: int, dtype: torch.dtype, *, is_apart: bool = False) 
 def row_tile(num_rows: int, num_out: int, num_operands: int, dtype: torch.dtype) -> RowTile:
     """The largest tile that still fills the card and has little padding; the fastest on an H200 (docs/log.md)."""
     tiles = row_tiles(num_operands, dtype)
-    if ONLY_TILE is not None and ONLY_TILE in tiles:
+    if ONLY_TILE is not None:
         return ONLY_TILE
     is_small = num_rows <= 128
     most_padding = 64 if 128 < num_rows <= 256 and num_operands == 1 and num_out <= SMALL_WEIGHT else 256
@@ -148,7 +149,7 @@ def row_tile(num_rows: int, num_out: int, num_operands: int, dtype: torch.dtype)
 def apart_tile(num_rows: int, num_out: int, parts: int, dtype: torch.dtype) -> RowTile:
     """The tile for programs of a part each; the fastest on an H200 (docs/log.md)."""
     *_, deep, shallow, smallest = tiles = row_tiles(1, dtype, is_apart=True)
-    if ONLY_TILE is not None and ONLY_TILE in tiles:
+    if ONLY_TILE is not None:
         return ONLY_TILE
     if num_rows <= FEW_ROWS:
         return smallest
@@ -276,7 +277,7 @@ def row_product(
     """x @ W.T + b, or silu(first half of x @ W.T) * second half, which takes no bias.
 
     tile: one of `row_tiles` in place of the one of choice; it changes no bit. scratch: lets few rows have a program for
-    each part, which changes no bit either.
+    each part, which changes no bit either; a tile is then one for programs of a part.
     Shapes: (T, D) -> (T, O), or (T, O / 2) with silu.
     Device: one launch, and a copy of rows that do not lie as the copy engine wants them; no host sync.
     """
@@ -294,6 +295,7 @@ def row_product(
         tile = apart_tile(num_rows, num_out, parts, x_TD.dtype)
     elif tile is None:
         tile = row_tile(num_rows, num_out, 2 if silu or parts > 1 else 1, x_TD.dtype)
+    assert not is_apart or tile.block_t * tile.block_o <= LARGEST_APART.block_t * LARGEST_APART.block_o
     block_d = STEP_BYTES // x_TD.element_size()
     x, weight = x_TD, weight_OD
     if is_copied:
