@@ -19,7 +19,7 @@ if not torch.cuda.is_available():
 from hookline import LLM
 from hookline.core.contracts import AttentionForm, AttentionSpec
 from hookline.core.testing.batches import Row, make_batch, random_cache, scatter_rows
-from hookline.plugins.kernels.invariant.triton_product import PartsScratch, row_product, row_tiles, weight_parts
+from hookline.plugins.kernels.invariant.triton_product import RowScratch, row_product, row_tiles, weight_parts
 from hookline.plugins.kernels.triton_backend import TritonKernels
 from tests.batch_invariance import alone, make_load, try_batches
 
@@ -54,7 +54,7 @@ def numbers(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> 
 def test_every_tile_gives_the_same_bits(width, num_out, dtype, silu):
     x_TD, weight_OD = numbers(300, width, dtype=dtype), numbers(num_out, width, dtype=dtype, seed=1) * width**-0.5
     parts = 1 if silu else weight_parts(num_out, width, dtype.itemsize)
-    tiles, scratch = row_tiles(2 if silu or parts > 1 else 1, dtype), PartsScratch.make(DEVICE)
+    tiles, scratch = row_tiles(2 if silu or parts > 1 else 1, dtype), RowScratch.make(DEVICE)
     found = [row_product(x_TD, weight_OD, None, silu=silu, tile=tile) for tile in tiles]
     if parts > 1:  # a program for each
         apart = row_tiles(1, dtype, is_apart=True)
@@ -74,7 +74,7 @@ def test_every_tile_gives_the_same_bits(width, num_out, dtype, silu):
 def test_a_row_of_a_product_has_the_same_bits_among_any_number_of_rows(width, num_out, dtype):
     x_TD, weight_OD = numbers(1100, width, dtype=dtype), numbers(num_out, width, dtype=dtype, seed=1)
     bias_O = numbers(num_out, dtype=dtype, seed=2)
-    expected, scratch = row_product(x_TD, weight_OD, bias_O), PartsScratch.make(DEVICE)
+    expected, scratch = row_product(x_TD, weight_OD, bias_O), RowScratch.make(DEVICE)
     for num_rows in ROWS:
         for first in (0, 1, 1100 - num_rows):
             some = slice(first, first + num_rows)

@@ -22,7 +22,7 @@ from hookline.plugins.kernels.invariant.triton_kernels import InvariantTritonKer
 from hookline.plugins.kernels.invariant.triton_product import (  # noqa: E402
     FLOAT32_TILES,
     MOST_PARTS,
-    PartsScratch,
+    RowScratch,
     apart_tile,
     row_product,
     row_tile,
@@ -84,7 +84,7 @@ def test_parts_of_a_weight_give_the_bits_of_one_program_for_all(dtype):
     x_TD, weight_OD = numbers(70, width, dtype=dtype), numbers(num_out, width, dtype=dtype, seed=1) * 0.1
     bias_O = numbers(num_out, dtype=dtype, seed=2)
     assert weight_parts(num_out, width, dtype.itemsize) == 3, "of two, either order gives the same bits"
-    scratch = PartsScratch.make(DEVICE)
+    scratch = RowScratch.make(DEVICE)
     expected = row_product(x_TD, weight_OD, bias_O)
     exact = PlainKernels(None, spec()).linear(x_TD.double(), weight_OD, bias_O)
     torch.testing.assert_close(expected.double(), exact, atol=5e-2 if dtype == torch.float16 else 1e-4, rtol=0)
@@ -99,7 +99,7 @@ def test_parts_of_a_weight_give_the_bits_of_one_program_for_all(dtype):
 def test_parts_are_a_matter_of_the_weight():
     assert [weight_parts(1024, width, 2) for width in (64, 1024, 2048, 3072, 20_000)] == [1, 2, 4, 4, 4]
     assert weight_parts(4096, 4096, 2) == 1, "enough outputs for a card"
-    scratch = PartsScratch.make(torch.device("meta"))
+    scratch = RowScratch.make(torch.device("meta"))
     for num_rows in (1, 16, 128, 300, 640, 5000):
         for num_out in (1, 128, 1024, 2048):
             tiles = row_tiles(1, torch.bfloat16, is_apart=True)

@@ -32,7 +32,7 @@ from hookline.plugins.kernels.invariant.triton_attention import (
     longest_first,
 )
 from hookline.plugins.kernels.invariant.triton_experts import clamped_expert_mlp, expert_mlp
-from hookline.plugins.kernels.invariant.triton_product import PartsScratch, row_product
+from hookline.plugins.kernels.invariant.triton_product import RowScratch, row_product
 from hookline.plugins.kernels.products.triton_wide import empty_with_room
 from hookline.plugins.kernels.triton_backend import TritonKernels
 
@@ -62,7 +62,7 @@ class InvariantTritonKernels(TritonKernels):
         self._tokens_a_tile = self._tiling.block_m // group
         most_split = min(spec.max_num_seqs, PROGRAMS_PER_SM * self._card.num_sms // spec.num_kv_heads)
         self._segments = Segments.make(most_split, spec.max_model_len, spec.num_heads, spec.head_dim, spec.device)
-        self._parts = PartsScratch.make(spec.device)
+        self._parts = RowScratch.make(spec.device)
         rows_B = torch.arange(spec.max_num_seqs + 1, dtype=torch.int32, device=spec.device)
         self._decode_tiles_B2 = torch.stack((rows_B, torch.zeros_like(rows_B)), 1)
 

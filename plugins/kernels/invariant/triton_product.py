@@ -22,6 +22,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from hookline.plugins.kernels.products.operands import has_aligned_rows
+from hookline.plugins.kernels.products.triton_parts import PartsScratch, leave_part
 from hookline.plugins.kernels.products.triton_wide import empty_with_room, rows_in_reach
 from hookline.plugins.kernels.triton_launch import launch_options, launches_early
 
@@ -83,25 +84,14 @@ LARGEST_APART = TILES[2]
 """The largest tile whose parts may have a program each."""
 
 
-@dataclass(frozen=True)
-class PartsScratch:
-    """Where programs leave their parts; made once, so that graphs see fixed addresses. One product at a time uses it.
-
-    Room for all that `takes_parts_apart` is true of: up to FULL tiles of 128 by 64, cut as may be.
-    Shapes: partials, flat, float32; counters, one a tile, int32, zero between launches.
-    """
-
-    partials: Tensor
-    counters: Tensor
+class RowScratch(PartsScratch):
+    """Room for all that `takes_parts_apart` is true of: up to FULL tiles of 128 by 64, cut as may be."""
 
     @classmethod
-    def make(cls, device: torch.device) -> PartsScratch:
+    def make(cls, device: torch.device) -> RowScratch:
         """Allocate."""
         largest, smallest = (tile.block_t * tile.block_o for tile in (LARGEST_APART, TILES[-1]))
-        return cls(
-            torch.empty(FULL * MOST_PARTS * largest, dtype=torch.float32, device=device),
-            torch.zeros(FULL * largest // smallest, dtype=torch.int32, device=device),
-        )
+        return cls.allocate(device, FULL * MOST_PARTS * largest, FULL * largest // smallest)
 
 
 def weight_parts(num_out: int, width: int, itemsize: int) -> int:
@@ -253,11 +243,9 @@ def _row_product_kernel(
     if APART:
         place = tl.arange(0, BLOCK_O)[:, None] * BLOCK_T + tl.arange(0, BLOCK_T)[None, :]
         parts_ptr = partials_ptr + tl.program_id(0) * PARTS * BLOCK_O * BLOCK_T + place
-        tl.store(parts_ptr + part * BLOCK_O * BLOCK_T, acc)
-        tl.debug_barrier()  # every thread's part is written before one thread publishes it
-        is_last = tl.atomic_add(counters_ptr + tl.program_id(0), 1, sem="acq_rel") == PARTS - 1
+        at = parts_ptr + part * BLOCK_O * BLOCK_T
+        is_last = leave_part(acc, at, counters_ptr + tl.program_id(0), PARTS)
         if is_last:
-            tl.store(counters_ptr + tl.program_id(0), 0)  # for the next launch
             acc = tl.zeros([BLOCK_O, BLOCK_T], tl.float32)
             for one in tl.static_range(PARTS):
                 acc += tl.load(parts_ptr + one * BLOCK_O * BLOCK_T, cache_modifier=".cg")
@@ -272,7 +260,7 @@ def _row_product_kernel(
 
 def row_product(
     x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, *, silu: bool = False, tile: RowTile | None = None,
-    scratch: PartsScratch | None = None,
+    scratch: RowScratch | None = None,
 ) -> Tensor:  # fmt: skip
     """x @ W.T + b, or silu(first half of x @ W.T) * second half, which takes no bias.
 

@@ -23,6 +23,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from hookline.plugins.kernels.peer_memory.triton_slots import Sends, send_tile, sending_arguments, sending_constants
 from hookline.plugins.kernels.products.operands import has_aligned_rows
+from hookline.plugins.kernels.products.triton_parts import PartsScratch, leave_part
 from hookline.plugins.kernels.products.triton_product import DTYPES, MAX_WEIGHT, Kind
 from hookline.plugins.kernels.triton_launch import launch_options, launches_early
 
@@ -55,23 +56,13 @@ class WideTiling:
     parts: int = 1
 
 
-@dataclass(frozen=True)
-class WideScratch:
-    """Where programs leave their parts; made once, so that graphs see fixed addresses. One product at a time uses it.
-
-    Shapes: partials (FULL_CARD * MAX_SHARED_TILE,) float32; counters (FULL_CARD,) int32, zero between launches.
-    """
-
-    partials: Tensor
-    counters: Tensor
+class WideScratch(PartsScratch):
+    """Room for the parts of every wide product."""
 
     @classmethod
     def make(cls, device: torch.device) -> WideScratch:
         """Allocate."""
-        return cls(
-            torch.empty(FULL_CARD * MAX_SHARED_TILE, dtype=torch.float32, device=device),
-            torch.zeros(FULL_CARD, dtype=torch.int32, device=device),
-        )
+        return cls.allocate(device, FULL_CARD * MAX_SHARED_TILE, FULL_CARD)
 
 
 def wide_tiling(kind: Kind, num_rows: int, num_out: int, width: int, *, sends: bool = False) -> WideTiling | None:
@@ -201,11 +192,8 @@ def _wide_kernel(
     if PARTS > 1:
         place = tl.arange(0, BLOCK_O)[:, None] * BLOCK_T + row[None, :]
         parts_ptr = partials_ptr + tile * PARTS * BLOCK_O * BLOCK_T + place
-        tl.store(parts_ptr + part * BLOCK_O * BLOCK_T, acc)
-        tl.debug_barrier()  # every thread's part is written before one thread publishes it
-        is_last = tl.atomic_add(counters_ptr + tile, 1, sem="acq_rel") == PARTS - 1
+        is_last = leave_part(acc, parts_ptr + part * BLOCK_O * BLOCK_T, counters_ptr + tile, PARTS)
         if is_last:
-            tl.store(counters_ptr + tile, 0)  # for the next launch
             acc = tl.load(parts_ptr, cache_modifier=".cg")
             for other in tl.static_range(1, PARTS):
                 acc += tl.load(parts_ptr + other * BLOCK_O * BLOCK_T, cache_modifier=".cg")
