@@ -324,36 +324,6 @@ def test_a_kernel_counts_with_what_it_adds_behind_those_before_it():
     assert sum(one.added_us for one in found.values()) == 17.5
 
 
-@pytest.mark.slow
-def test_a_decode_step_is_told_by_kernel(capsys):
-    """Of decodes alone: with overlap the first step that is committed is one of prompts, of which there are several."""
-    sizes = ["engine.max_num_seqs=8", "engine.max_num_batched_tokens=16", "engine.overlap=true", "repeats=1"]
-    arguments = ["--rows", "2", "--prompt", "40", "--tokens", "16", "--kernels", *sizes]
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as left:
-        patch.setattr(sys, "argv", ["tools/bench_decode.py", *arguments])
-        runpy.run_path(str(ROOT / "tools/bench_decode.py"), run_name="__main__")
-    assert left.value.code == 0
-    record = next(json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{"))
-    launches = {name: one["launches"] for name, one in record["kernels"].items()}
-    assert launches["aten::log_"] == 8, "one random draw in each of eight steps"
-    assert launches["aten::linear"] % 8 == 0 and record["kernels"]["aten::linear"]["added_us"] > 0
-
-
-@pytest.mark.slow
-def test_what_does_not_go_on_decoding_is_not_told_as_a_decode_step(capsys):
-    """Two rows for three requests: they never decode in one step."""
-    sizes = ["engine.max_num_seqs=2", "engine.max_model_len=64", "repeats=1"]
-    with pytest.MonkeyPatch.context() as patch, pytest.raises((SystemExit, ValueError)) as left:
-        patch.setattr(
-            sys,
-            "argv",
-            ["tools/bench_decode.py", "--rows", "3", "--prompt", "8", "--tokens", "16", "--kernels", *sizes],
-        )
-        runpy.run_path(str(ROOT / "tools/bench_decode.py"), run_name="__main__")
-    told = str(left.value) + capsys.readouterr().err
-    assert "never decoded in one step" in told
-
-
 # ---- the tools, in small
 
 
@@ -384,6 +354,30 @@ def test_a_check_in_small_fills_its_table(check, tmp_path, capsys):
     assert [row for row in told["table"] if row[1].startswith("–") and row[0] not in missing] == []
     shown = capsys.readouterr().out.splitlines()
     assert shown[-len(told["table"]) + 1] == f"| {' | '.join(told['table'][1])} |"
+
+
+def decode_kernels(*arguments: str) -> Job:
+    one = Job("decode", ["tools/bench_decode.py", "--tokens", "16", "--kernels", *arguments, "repeats=1"])
+    run_here(one, 60, io.StringIO())
+    return one
+
+
+@pytest.mark.slow
+def test_a_decode_step_is_told_by_kernel():
+    """Of decodes alone: with overlap the first step that is committed is one of prompts, of which there are several."""
+    sizes = ["engine.max_num_seqs=8", "engine.max_num_batched_tokens=16", "engine.overlap=true"]
+    one = decode_kernels("--rows", "2", "--prompt", "40", *sizes)
+    assert one.status == "done"
+    kernels = one.record("kernels")["kernels"]
+    launches = {name: each["launches"] for name, each in kernels.items()}
+    assert launches["aten::log_"] == 8, "one random draw in each of eight steps"
+    assert launches["aten::linear"] % 8 == 0 and kernels["aten::linear"]["added_us"] > 0
+
+
+@pytest.mark.slow
+def test_what_does_not_go_on_decoding_is_not_told_as_a_decode_step():
+    with pytest.raises(ValueError, match="never decoded in one step"):
+        decode_kernels("--rows", "3", "--prompt", "8", "engine.max_num_seqs=2", "engine.max_model_len=64")
 
 
 # ---- test files until a time is up

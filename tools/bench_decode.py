@@ -121,18 +121,17 @@ def added_times(spans: Iterable[tuple[str, float, float]]) -> dict[str, Added]:
     """By name, the largest first, of (name, begin, end) in microseconds; IDLE for gaps. They sum up to the whole."""
     found: dict[str, Added] = {}
     reached: float | None = None
-    for name, begin, end in sorted(spans, key=lambda span: (span[1], -span[2])):
-        if reached is not None and begin > reached:
-            gap = found.setdefault(IDLE, Added())
-            gap.launches += 1
-            gap.added_us += begin - reached
-            gap.own_us += begin - reached
-        since = begin if reached is None else max(begin, reached)
+
+    def count(name: str, added_us: float, own_us: float) -> None:
         one = found.setdefault(name, Added())
-        one.launches += 1
-        one.added_us += max(0.0, end - since)
-        one.own_us += end - begin
-        reached = end if reached is None else max(reached, end)
+        one.launches, one.added_us, one.own_us = one.launches + 1, one.added_us + added_us, one.own_us + own_us
+
+    for name, begin, end in sorted(spans, key=lambda span: (span[1], -span[2])):
+        reached = begin if reached is None else reached
+        if begin > reached:
+            count(IDLE, begin - reached, begin - reached)
+        count(name, max(0.0, end - max(begin, reached)), end - begin)
+        reached = max(reached, end)
     return dict(sorted(found.items(), key=lambda item: -item[1].added_us))
 
 

@@ -92,7 +92,7 @@ def shapes_table(jobs: list[Job]) -> list[Row]:
     """A row for each shape and workload; of an open loop, first tokens and the time per token."""
     rows = [["shape", "output tok/s", "first run", "decode step: device ms", "ms: first token p50, p99", "per token"]]
     for job in jobs:
-        found = [best([job], job.label, one["name"]) for one in job.records if "metrics" in one]
+        found = [one for one in job.records if "metrics" in one]
         for one in found:
             metrics, is_open = one["metrics"], one["name"] == "poisson"
             waits = [_percentiles_ms(metrics, key) if is_open else "" for key in ("ttft_s", "tpot_s")]
