@@ -99,7 +99,7 @@ def test_the_page_fits_is_quiet_and_asks_its_server_alone(browser, server, fake,
 @needs_chromium
 @pytest.mark.slow
 def test_a_completion_streams_with_its_figures(browser, server, fake):
-    fake.pause_s = 0.01  # tokens that come at once have no rate
+    fake.pause_s = 0.1  # tokens that a busy browser reads at once have no rate
     show(browser, server)
     ask(browser, "import os")
     browser.wait_for(IS_IDLE)
