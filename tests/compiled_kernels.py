@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -15,6 +16,7 @@ import torch
 from triton import knobs
 from triton.runtime.jit import JITFunction
 
+from hookline.core.assembly.kernel_build import key_of
 from hookline.core.prebuild.build import compile_one
 from hookline.core.prebuild.pretended import CARDS, pretended
 from hookline.core.worker.startup.late_work import variant_of
@@ -33,6 +35,7 @@ def launch() -> None:
 
 def main() -> None:
     card, launched, heard = CARDS["h200"], list[tuple[str, str, str]](), list[tuple[str, bool]]()
+    keys = list[str]()
 
     def seen(kernel: Any, specialization: str) -> None:
         launched.append((kernel.__module__, kernel.__name__, specialization))
@@ -50,10 +53,16 @@ def main() -> None:
         heard.append((variant_of(src, metadata), cache_hit))
 
     knobs.compilation.listener = listen
+
+    def asked(*, fn: Any, compile: Any, **_: Any) -> bool:
+        keys.append(key_of(fn.jit_function, compile["specialization_data"]))
+        return False
+
     with pretended(card, seen), patch.object(JITFunction, "run", only_compile):
-        knobs.runtime.jit_cache_hook = None
+        knobs.runtime.jit_cache_hook = asked
         launch()
-    print(json.dumps({"built": built, "launched": heard}))
+    told = [key_of(SimpleNamespace(__module__=module, __name__=name), of) for module, name, of in launched]
+    print(json.dumps({"built": built, "launched": heard, "told": told, "asked": keys}))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""Has an engine's kernels compiled in other processes while its weights load, once for each model and card.
+"""Has an engine's kernels compiled in other processes while it starts, once for each model and card.
 
-A child process runs `core.prebuild`, which finds out the kernels and compiles them.
+A child process runs `core.prebuild`, which finds out the kernels and compiles them. The engine goes on meanwhile: where
+it launches a kernel that is not there yet, it waits for that one, and then reads it from Triton's cache.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ import json
 import logging
 import os
 import subprocess
-from collections.abc import Mapping
-from dataclasses import dataclass
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Condition, Thread, get_ident
 from typing import Any
 
 import torch
@@ -23,34 +27,97 @@ from hookline.core.assembly.config_tree import config_tree
 from hookline.core.assembly.resolve import ResolvedConfig
 from hookline.core.util.child_python import python_command
 from hookline.core.util.process import ending_of
+from hookline.core.util.start_phases import StartPhases
 
 CHILD = "hookline.core.prebuild.child:main"
 """What the child process runs. It is named and not imported, since it stands above this package."""
+COMPILED = "kernel-compiled"
+"""The first word of a line in which a child tells of a kernel."""
+AWAITED = "kernels compiled ahead"
+"""The part of a start in which it waits for kernels that other processes compile."""
 PATIENCE_S = 300.0
 MOST_TOLD = 300
 """Most characters of a failed child's error that are shown."""
 logger = logging.getLogger("hookline")
 
 
-@dataclass
 class KernelBuild:
-    """A child process that compiles. stamp: the file that is written once it is done."""
+    """A child process that compiles, and what it has said so far.
 
-    process: subprocess.Popen[str]
-    stamp: Path
+    command: of the child, see `core.prebuild.child`. stamp: the file that is written once it is done.
+    """
 
-    def wait(self) -> str | None:
+    def __init__(self, command: Sequence[str], stamp: Path, environment: Mapping[str, str] | None = None) -> None:
+        """Start the child."""
+        self.stamp = stamp
+        self.variants: set[str] = set()
+        """Variants of kernels that are compiled by now, as `late_work.variant_of` names them."""
+        self._compiled: set[str] = set()
+        self._last_line, self._has_ended = "", False
+        self._news = Condition()
+        self._deadline = time.monotonic() + PATIENCE_S
+        self._errors = tempfile.TemporaryFile()
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._errors, text=True, env=environment
+        )
+        self._reader = Thread(target=self._read, name="kernel-build", daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                told = progress_in(line)
+                if told is None:
+                    self._last_line = line
+                    continue
+                with self._news:
+                    self._compiled.add(told[0])
+                    self.variants.update(told[1:])
+                    self._news.notify_all()
+        with self._news:
+            self._has_ended = True
+            self._news.notify_all()
+
+    @contextmanager
+    def awaited(self, phases: StartPhases) -> Iterator[None]:
+        """Inside, the first launch of a kernel waits until the child has compiled it, or has ended; see AWAITED.
+
+        Of this thread alone: other threads' kernels are none of this engine's.
+        """
+        from triton import knobs
+
+        before, owner = knobs.runtime.jit_cache_hook, get_ident()
+
+        def _hook(*, fn: Any, compile: Any, **others: Any) -> bool:
+            if get_ident() == owner:
+                with phases.part(AWAITED):
+                    self._wait_for(key_of(fn.jit_function, compile["specialization_data"]))
+            return False if before is None else bool(before(fn=fn, compile=compile, **others))
+
+        knobs.runtime.jit_cache_hook = _hook
+        try:
+            yield
+        finally:
+            knobs.runtime.jit_cache_hook = before
+
+    def _wait_for(self, key: str) -> None:
+        """Wait until this kernel is compiled, the child has ended, or patience has."""
+        with self._news:
+            self._news.wait_for(lambda: key in self._compiled or self._has_ended, self._deadline - time.monotonic())
+
+    def finish(self) -> str | None:
         """Wait for the child; returns a summary in one line, or None if it failed: the engine then compiles by itself.
 
         A failure is stamped, too, so that the next start does not wait for it again.
         """
-        why = f"nothing came of it in {PATIENCE_S:.0f} s"
+        self._reader.join(max(0.0, self._deadline - time.monotonic()))
+        why = self._complaint() if self._has_ended else f"nothing came of it in {PATIENCE_S:.0f} s"
+        self.end()
         try:
-            told, complaint = self.process.communicate(timeout=PATIENCE_S)
-            why = complaint.strip().rpartition("\n")[2][:MOST_TOLD] or f"it {ending_of(self.process.returncode)}"
-            found: dict[str, Any] = json.loads(told.strip().rpartition("\n")[2])
-        except (subprocess.TimeoutExpired, ValueError):
-            self.end()
+            found: dict[str, Any] = json.loads(self._last_line)
+            summary = "{num_compiled} of {num_kernels} kernels compiled ahead in {seconds:.1f} s".format(**found)
+        except (ValueError, KeyError):
             mark_done(self.stamp, {"failed": [why]})
             logger.warning(
                 "kernels could not be compiled ahead (%s), so they are compiled as they are needed; "
@@ -60,12 +127,36 @@ class KernelBuild:
         mark_done(self.stamp, found)
         for line in found["failed"]:
             logger.debug("not compiled ahead: %s", line)
-        return f"{found['num_compiled']} of {found['num_kernels']} kernels compiled ahead in {found['seconds']:.1f} s"
+        return summary
+
+    def _complaint(self) -> str:
+        """The last line of the child's errors, or how it ended."""
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").strip()
+        return lines.rpartition("\n")[2][:MOST_TOLD] or f"it {ending_of(self._process.wait())}"
 
     def end(self) -> None:
         """Kill the child if it still runs."""
-        self.process.kill()
-        self.process.communicate()
+        self._process.kill()
+        self._process.wait()
+        self._reader.join()
+        self._errors.close()
+
+
+def key_of(kernel: Any, specialization: str) -> str:
+    """What the child and its engine call one variant of a kernel: a JITFunction and Triton's JSON of the variant."""
+    return hashlib.sha256(f"{kernel.__module__} {kernel.__name__} {specialization}".encode()).hexdigest()[:32]
+
+
+def progress_line(key: str, variant: str | None) -> str:
+    """The line by which a child says that a kernel is compiled. variant: its name by `late_work.variant_of`."""
+    return " ".join(filter(None, (COMPILED, key, variant)))
+
+
+def progress_in(line: str) -> list[str] | None:
+    """The key and the name, if there is one, of the kernel of which such a line tells; None for any other line."""
+    first, *told = line.split()
+    return told if first == COMPILED and told else None
 
 
 def start_build(resolved: ResolvedConfig, stamp: Path | None) -> KernelBuild | None:
@@ -81,11 +172,7 @@ def start_build(resolved: ResolvedConfig, stamp: Path | None) -> KernelBuild | N
         "plugins": resolved.plugins,
     }
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}  # it needs no GPU, and must not
-    process = subprocess.Popen(
-        python_command(CHILD, json.dumps(task)),
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
-    )  # fmt: skip
-    return KernelBuild(process, stamp)
+    return KernelBuild(python_command(CHILD, json.dumps(task)), stamp, environment)
 
 
 def stamp_ahead(resolved: ResolvedConfig) -> Path | None:

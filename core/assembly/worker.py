@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import torch
 
-from hookline.core.assembly.kernel_build import stamp_ahead, start_build, variants_ahead
+from hookline.core.assembly.kernel_build import AWAITED, stamp_ahead, start_build, variants_ahead
 from hookline.core.assembly.rank_parts import RankParts
 from hookline.core.assembly.resolve import ResolvedConfig, chosen
 from hookline.core.checkpoint.headless import fitted
@@ -65,11 +65,14 @@ def build_worker(
             resolved = replace(resolved, ranks=summing_ranks(resolved, kernels))
         with phases.part("weights"):
             model = load_model(resolved, kernels)
-        if build is not None:
-            with phases.part("kernels compiled ahead"):
-                told, build = build.wait(), None
-            phases.notes.append(told or "kernels compiled as they were needed")
-        return make_worker(resolved, model, kernels, processing, phases, poolers, variants_ahead(stamp))
+        if build is None:
+            return make_worker(resolved, model, kernels, processing, phases, poolers, variants_ahead(stamp))
+        with build.awaited(phases):
+            worker = make_worker(resolved, model, kernels, processing, phases, poolers, build.variants)
+        with phases.part(AWAITED):
+            told, build = build.finish(), None
+        phases.notes.append(told or "kernels compiled as they were needed")
+        return worker
     except torch.OutOfMemoryError as error:
         raise CapacityError(_out_of_memory(resolved, error)) from error
     except RuntimeError as error:

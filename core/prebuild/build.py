@@ -12,13 +12,16 @@ import importlib
 import json
 import logging
 import multiprocessing
+import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
+from hookline.core.assembly.kernel_build import key_of
 from hookline.core.config.settings import Config
 from hookline.core.errors import HooklineError
 from hookline.core.plugin.host import PluginHost
@@ -28,6 +31,8 @@ from hookline.core.worker.startup.late_work import variant_of
 
 LEAST_LAYERS = 2
 """Layers to run of a model whose layers are alike: two, since the last one computes only the wanted rows."""
+GIVES_WAY = 5
+"""By how much the processes that compile are nicer than others."""
 
 
 @dataclass(frozen=True)
@@ -54,15 +59,18 @@ class Outcome(NamedTuple):
     variant: str | None = None
 
 
-def build(config: Config, host: PluginHost, card: Card, num_processes: int) -> Built:
+def build(
+    config: Config, host: PluginHost, card: Card, num_processes: int, told: Callable[[str, Outcome], None] | None = None
+) -> Built:
     """Compile what an engine of this configuration launches on such a card.
 
+    told: called with each kernel's `kernel_build.key_of` as soon as it is compiled or has failed, from any thread.
     Raises: PluginError, ConfigError or CheckpointError, as an engine does that does not fit.
     """
     importlib.import_module("triton")  # once, and not in each of the processes
     started, pending = time.perf_counter(), list[Future[Outcome]]()
     launched: dict[tuple[str, str], None] = {}
-    with ProcessPoolExecutor(num_processes, multiprocessing.get_context("fork"), initializer=gc.enable) as pool:
+    with ProcessPoolExecutor(num_processes, multiprocessing.get_context("fork"), initializer=_begin_process) as pool:
         for _ in range(num_processes):
             pool.submit(int)  # so that all processes are there before this one pretends anything
 
@@ -70,7 +78,10 @@ def build(config: Config, host: PluginHost, card: Card, num_processes: int) -> B
 
         def _seen(kernel: Any, specialization: str) -> None:
             name = kernel.__module__, kernel.__name__
-            pending.append(pool.submit(compile_one, card, *name, specialization, tuple(launched)))
+            future = pool.submit(compile_one, card, *name, specialization, tuple(launched))
+            if told is not None:
+                future.add_done_callback(partial(_tell, told, key_of(kernel, specialization)))
+            pending.append(future)
             launched[name] = None
 
         with _quietly():
@@ -79,6 +90,18 @@ def build(config: Config, host: PluginHost, card: Card, num_processes: int) -> B
     failed = tuple(one.failure for one in done if one.failure is not None)
     variants = tuple(one.variant for one in done if one.variant is not None)
     return Built(len(done), sum(one.is_new for one in done), time.perf_counter() - started, failed, variants)
+
+
+def _tell(told: Callable[[str, Outcome], None], key: str, future: Future[Outcome]) -> None:
+    if not future.cancelled() and future.exception() is None:
+        told(key, future.result())
+
+
+def _begin_process() -> None:
+    """What a process that compiles does first: it gives way to the engine and to the dry run, which others wait for."""
+    gc.enable()
+    with suppress(OSError):
+        os.nice(GIVES_WAY)
 
 
 @contextmanager

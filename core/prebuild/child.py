@@ -1,4 +1,7 @@
-"""The child process of an engine's start that compiles kernels: its argument is a task, its last line the result."""
+"""The child process of an engine's start that compiles kernels: its argument is a task, its last line the result.
+
+Before that it prints a line for each kernel that is compiled, see `core.assembly.kernel_build.progress_line`.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,10 @@ def main() -> int:
     """
     gc.disable()
     task = json.loads(sys.argv[1])
+    from hookline.core.assembly.kernel_build import progress_line
     from hookline.core.config.settings import validate
     from hookline.core.plugin.host import PluginHost
-    from hookline.core.prebuild.build import build
+    from hookline.core.prebuild.build import Outcome, build
     from hookline.core.prebuild.pretended import Card
 
     host = PluginHost.load()
@@ -28,7 +32,12 @@ def main() -> int:
     config = validate(task["config"], host)
     card = task["card"]
     card = Card(tuple(card["compute_capability"]), card["num_sms"], card["shared_memory_bytes"])
-    print(json.dumps(asdict(build(config, host, card, num_processes()))))
+
+    def _told(key: str, outcome: Outcome) -> None:
+        sys.stdout.write(progress_line(key, outcome.variant) + "\n")
+        sys.stdout.flush()
+
+    print(json.dumps(asdict(build(config, host, card, num_processes(), _told))))
     gc.freeze()
     return 0
 

@@ -1,6 +1,7 @@
 """How long the parts of an engine's start took, for the log and for records of benchmarks.
 
-The code that starts an engine names the parts. They do not overlap; the time outside of them is called the rest.
+The code that starts an engine names the parts. The time of a part inside another counts for the inner one alone; the
+time outside of all is called the rest. One thread notes them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ class StartPhases:
 
     def __init__(self, before: str | None = None) -> None:
         self._started = time.perf_counter()
+        self._inner_s = 0.0
+        """Seconds of the parts inside the part that goes on."""
         self.seconds: dict[str, float] = {}
         self.notes: list[str] = []
         """What happened within the parts."""
@@ -28,12 +31,15 @@ class StartPhases:
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
         """Around a part; one of the same name as an earlier one is added to it."""
-        begun = time.perf_counter()
+        begun, outer_inner_s = time.perf_counter(), self._inner_s
         self.seconds.setdefault(name, 0.0)
+        self._inner_s = 0.0
         try:
             yield
         finally:
-            self.seconds[name] += time.perf_counter() - begun
+            seconds = time.perf_counter() - begun
+            self.seconds[name] += seconds - self._inner_s
+            self._inner_s = outer_inner_s + seconds
 
     def end(self) -> None:
         """Note that the engine is ready; time that no part had is the rest."""

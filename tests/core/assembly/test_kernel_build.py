@@ -1,36 +1,46 @@
 """The child process that compiles kernels while weights load: once for each model and card, and never in the way."""
 
 import json
-import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from threading import Timer
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from hookline.core.assembly import kernel_build
-from hookline.core.assembly.kernel_build import KernelBuild, code_files, stamp_ahead, variants_ahead
+from hookline.core.assembly.kernel_build import (
+    AWAITED,
+    KernelBuild,
+    code_files,
+    key_of,
+    stamp_ahead,
+    variants_ahead,
+)
 from hookline.core.contracts import Needs
 from hookline.core.distributed.ranks import LocalRanks
+from hookline.core.util.start_phases import StartPhases
 
 FOUND = {"num_kernels": 3, "num_compiled": 2, "seconds": 1.25, "failed": [], "variants": ["_norm-1"]}
+KERNEL = SimpleNamespace(__module__="plugin.kernels", __name__="_norm_kernel")
 
 
 def child(tmp_path, code):
-    pipe = subprocess.PIPE
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=pipe, stderr=pipe, text=True)
-    return KernelBuild(process, tmp_path / "cache" / "stamp.json")
+    return KernelBuild([sys.executable, "-c", code], tmp_path / "cache" / "stamp.json")
 
 
 def test_what_came_of_it_is_its_last_line_and_is_noted_beside_the_kernels(tmp_path):
     build = child(tmp_path, f"print('a plugin says hello'); print({json.dumps(json.dumps(FOUND))})")
-    assert build.wait() == "2 of 3 kernels compiled ahead in 1.2 s"
+    assert build.finish() == "2 of 3 kernels compiled ahead in 1.2 s"
     assert json.loads(build.stamp.read_text()) == FOUND
 
 
 def test_a_child_that_fails_is_no_reason_not_to_start_and_is_said_and_remembered(tmp_path, caplog):
     build = child(tmp_path, "raise RuntimeError('no compiler here')")
-    assert build.wait() is None and json.loads(build.stamp.read_text())["failed"] == ["RuntimeError: no compiler here"]
+    assert build.finish() is None and json.loads(build.stamp.read_text())["failed"] == [
+        "RuntimeError: no compiler here"
+    ]
     assert (
         f"(RuntimeError: no compiler here), so they are compiled as they are needed; remove {build.stamp}"
         in caplog.text
@@ -38,8 +48,85 @@ def test_a_child_that_fails_is_no_reason_not_to_start_and_is_said_and_remembered
 
 
 def test_a_child_that_was_killed_is_told_with_its_signal(tmp_path, caplog):
-    assert child(tmp_path, "import os; os.kill(os.getpid(), 9)").wait() is None
+    assert child(tmp_path, "import os; os.kill(os.getpid(), 9)").finish() is None
     assert "(it was killed by SIGKILL" in caplog.text
+
+
+def test_a_child_of_which_nothing_comes_is_ended(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(kernel_build, "PATIENCE_S", 0.2)
+    assert child(tmp_path, "import time; time.sleep(600)").finish() is None
+    assert "(nothing came of it in 0 s)" in caplog.text
+
+
+def launch(specialization):
+    """What Triton does when a kernel of ours is launched for the first time in this process; whether it compiles it."""
+    from triton import knobs
+
+    hook = knobs.runtime.jit_cache_hook
+    return hook is None or not hook(
+        key="", fn=SimpleNamespace(jit_function=KERNEL), compile={"specialization_data": specialization}
+    )
+
+
+WAITING_CHILD = """
+import pathlib, sys, time
+def wait_for(name):
+    while not pathlib.Path({folder!r}, name).exists():
+        time.sleep(0.01)
+for name, key in {keys!r}:
+    wait_for(name)
+    pathlib.Path({folder!r}, name + "-done").touch()
+    print("kernel-compiled", key, "_norm-" + name, flush=True)
+wait_for("end")
+print({found!r})
+"""
+
+
+@pytest.fixture
+def waiting(tmp_path):
+    """A child that says that the kernels "first" and "second" are compiled once there is a file of that name."""
+    pytest.importorskip("triton")
+    keys = [(name, key_of(KERNEL, name)) for name in ("first", "second")]
+    build = child(tmp_path, WAITING_CHILD.format(folder=str(tmp_path), keys=keys, found=json.dumps(FOUND)))
+    yield build
+    build.end()
+
+
+def test_an_engine_waits_for_the_kernel_that_it_launches_and_for_no_other(waiting, tmp_path):
+    phases = StartPhases()
+    with phases.part("graphs"), waiting.awaited(phases):
+        timer = Timer(0.3, (tmp_path / "first").touch)
+        timer.start()
+        assert launch("first") and (tmp_path / "first-done").exists() and not (tmp_path / "second-done").exists()
+        assert waiting.variants == {"_norm-first"}
+        assert launch("first")
+    assert launch("second") and not (tmp_path / "second-done").exists()  # outside, it would be compiled here
+    assert list(phases.seconds) == ["graphs", AWAITED] and phases.seconds[AWAITED] > 0.2 > phases.seconds["graphs"]
+    (tmp_path / "second").touch()
+    (tmp_path / "end").touch()
+    assert waiting.finish() == "2 of 3 kernels compiled ahead in 1.2 s"
+    assert waiting.variants == {"_norm-first", "_norm-second"}
+
+
+def test_a_kernel_that_the_child_never_compiles_is_waited_for_until_it_has_ended(waiting, tmp_path):
+    for name in ("first", "second"):
+        (tmp_path / name).touch()
+    timer = Timer(0.3, (tmp_path / "end").touch)
+    with waiting.awaited(StartPhases()):
+        timer.start()
+        assert launch("third") and (tmp_path / "end").exists()
+
+
+def test_the_kernels_of_other_threads_do_not_wait_and_a_hook_of_somebody_else_is_asked(waiting, monkeypatch):
+    from triton import knobs
+
+    asked = []
+    monkeypatch.setattr(knobs.runtime, "jit_cache_hook", lambda **given: asked.append(given) or True)
+    with waiting.awaited(StartPhases()), ThreadPoolExecutor(1) as pool:
+        assert not pool.submit(launch, "first").result(10)
+    assert asked == [
+        {"key": "", "fn": SimpleNamespace(jit_function=KERNEL), "compile": {"specialization_data": "first"}}
+    ]
 
 
 @pytest.fixture
@@ -72,10 +159,10 @@ def test_nothing_is_begun_twice_for_a_model_and_a_card(resolved, monkeypatch):
     )
     build = start_build(resolved)
     assert variants_ahead(stamp_ahead(resolved)) == frozenset()
-    assert build.wait() and start_build(resolved) is None and variants_ahead(stamp_ahead(resolved)) == {"_norm-1"}
+    assert build.finish() and start_build(resolved) is None and variants_ahead(stamp_ahead(resolved)) == {"_norm-1"}
     resolved.checkpoint.config = {"hidden_size": 2048}
     other = start_build(resolved)
-    assert other.wait() and other.stamp != build.stamp
+    assert other.finish() and other.stamp != build.stamp
 
 
 def test_nothing_is_begun_where_nothing_is_compiled_or_somebody_said_so(resolved):

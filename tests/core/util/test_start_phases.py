@@ -20,6 +20,18 @@ def test_parts_of_one_name_are_added_and_the_rest_makes_up_the_sum(monkeypatch):
     assert str(phases) == "10.0 s = weights 3.0 + graphs 0.5 + rest 6.5; kernels compiled 2 in 1.5 s"
 
 
+def test_a_part_inside_another_counts_for_itself_alone(monkeypatch):
+    now = iter([0.0, 1.0, 2.0, 5.0, 6.0, 8.0, 9.0, 10.0])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(now))
+    phases = StartPhases()
+    with phases.part("graphs"):
+        for _ in range(2):
+            with phases.part("kernels"):
+                pass
+    phases.end()
+    assert phases.seconds == {"graphs": 3.0, "kernels": 5.0, "rest": 2.0}
+
+
 def test_a_part_that_fails_keeps_its_time():
     phases = StartPhases()
     with pytest.raises(ValueError), phases.part("weights"):
