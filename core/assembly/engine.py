@@ -44,6 +44,7 @@ from hookline.core.requests.logits_processing import Processing
 from hookline.core.requests.pooling import Poolers
 from hookline.core.requests.structured_output import GrammarChoice, StructuredOutput
 from hookline.core.step.executor import SizedExecutor
+from hookline.core.util.garbage import unsearched
 from hookline.core.util.start_phases import StartPhases
 from hookline.core.util.tracebacks import forget_locals
 from hookline.core.worker.worker import Worker
@@ -82,7 +83,7 @@ def build_engine(
     """
     phases = StartPhases("imports and configuration" if is_command else None)
     blaming = Blaming(chosen_entries(config, host), "while starting")
-    with _keeping_nothing(), blaming, reserved(config) as reservation:
+    with _keeping_nothing(), unsearched(), blaming, reserved(config) as reservation:
         with phases.part("checkpoint and choice"):
             observers = Observers(host.manager, make_observers(config.observers))
             resolved = resolve(config, host, place=place_of(reservation), checkpoint=checkpoint)

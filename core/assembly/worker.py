@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import torch
 
-from hookline.core.assembly.kernel_build import AWAITED, stamp_ahead, start_build, variants_ahead
+from hookline.core.assembly.kernel_build import AWAITED, hash_compiler_aside, stamp_ahead, start_build, variants_ahead
 from hookline.core.assembly.rank_parts import RankParts
 from hookline.core.assembly.resolve import ResolvedConfig, chosen
 from hookline.core.checkpoint.headless import fitted
@@ -60,11 +60,14 @@ def build_worker(
             if resolved.ranks.links is not None:
                 resolved.ranks.links.smallest(0)  # so that links have their memory before what is left is counted
             kernels = make_kernels(resolved)
+            hashing = hash_compiler_aside(resolved)
             stamp = stamp_ahead(resolved)
             build = start_build(resolved, stamp)
             resolved = replace(resolved, ranks=summing_ranks(resolved, kernels))
         with phases.part("weights"):
             model = load_model(resolved, kernels)
+            if hashing is not None:
+                hashing.join()
         if build is None:
             return make_worker(resolved, model, kernels, processing, phases, poolers, variants_ahead(stamp))
         with build.awaited(phases):

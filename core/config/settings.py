@@ -73,8 +73,8 @@ class EngineConfig:
     GPU computes in about the time that the host would take to launch the step: 1,280 for a model of 8 billion weights,
     4,096 for one of 0.6 billion. More of them make the start slower; 0 captures none."""
     compile_ahead: bool = True
-    """If kernels that the engine needs are not in their compiler's cache at its start, compile them while the weights
-    load, in processes of their own, one for each core. hookline warm compiles them ahead of any start."""
+    """If kernels that the engine needs are not in their compiler's cache at its start, compile them in processes of
+    their own, one for each core, while it goes on. hookline warm compiles them ahead of any start."""
     freeze_gc: bool | None = None
     """When the engine is ready, collect garbage once. From then on until the engine is closed, leave all objects that
     exist then, yours too, out of full collections, which would stop steps for 0.1 s and more. Reference cycles among

@@ -39,6 +39,21 @@ def imports_kept() -> Iterator[None]:
         gc.enable()
 
 
+@contextmanager
+def unsearched() -> Iterator[None]:
+    """Around a start: no search for garbage. A start makes little, and each search goes through all of torch's objects.
+
+    Afterwards as before: if it was switched off, it stays so.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 class FrozenHeap:
     """While it lives, what existed when its engine was ready is left out of full collections; see `freeze_heap`."""
 

@@ -6,7 +6,7 @@ import weakref
 import pytest
 
 from hookline.core.util import garbage
-from hookline.core.util.garbage import freeze_heap, imports_kept, search_frozen
+from hookline.core.util.garbage import freeze_heap, imports_kept, search_frozen, unsearched
 
 
 @pytest.fixture(autouse=True)
@@ -136,3 +136,15 @@ def test_what_others_froze_is_not_searched_nor_anything_without_an_engine(collec
     del collector.searched[:]
     search_frozen()
     assert collector.searched == [] and collector.num_frozen == 101
+
+
+@pytest.mark.parametrize("was_enabled", [True, False])
+def test_a_start_is_not_searched_and_leaves_the_collector_as_it_was(was_enabled):
+    (gc.enable if was_enabled else gc.disable)()
+    try:
+        with pytest.raises(ValueError), unsearched():
+            assert not gc.isenabled()
+            raise ValueError
+        assert gc.isenabled() is was_enabled
+    finally:
+        gc.enable()
