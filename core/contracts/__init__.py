@@ -70,6 +70,7 @@ from hookline.core.contracts.processor import (
     TokenTexts,
 )
 from hookline.core.contracts.ranks import Ranks
+from hookline.core.contracts.request_rows import DecodeInputs, RequestRows
 from hookline.core.contracts.sampler import NO_TOKEN, Sampler, SamplingBatch
 from hookline.core.contracts.scheduler import (
     ALL,
@@ -112,6 +113,7 @@ __all__ = [
     "BlockBudget",
     "CheckpointSource",
     "CommittedStep",
+    "DecodeInputs",
     "Ended",
     "EngineView",
     "Everyone",
@@ -157,6 +159,7 @@ __all__ = [
     "RenamesTensors",
     "RequestBegin",
     "RequestFacts",
+    "RequestRows",
     "RequestView",
     "Rope",
     "RunsInStages",

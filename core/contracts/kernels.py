@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hookline.core.contracts.norms import NormsAndGates
 from hookline.core.contracts.optional import optional
+from hookline.core.contracts.request_rows import RequestRowOperations
 
 if TYPE_CHECKING:
     from torch import Tensor, device, dtype
@@ -117,7 +118,7 @@ class StepShape:
     is_shared: bool = False
 
 
-class Kernels(NormsAndGates, Protocol):
+class Kernels(NormsAndGates, RequestRowOperations, Protocol):
     """The numerical back end of one rank, for classes to extend. Constructed as `Kernels(config, spec)`.
 
     Holds no request state. The KV cache of a layer is `kv_2NSKE`: (2, blocks, block_size, K, E), keys then values.

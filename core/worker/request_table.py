@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import Batch, SamplingBatch
+from hookline.core.contracts import Batch, RequestRows, SamplingBatch
 from hookline.core.step.message import SECTIONS, Sections, Step, pack
 from hookline.core.util.arrays import IntArray, no_ints
 
@@ -55,6 +55,13 @@ class RequestTable:
         self.group_tables = torch.split(self.block_table_RM, max_blocks, dim=1)
         """Each group's part of it, (R, max_blocks)."""
         self._tables_GRM = self.block_table_RM.view(size, len(windows), max_blocks).transpose(0, 1)
+        self.requests = RequestRows(
+            self.last_token_R, self.length_R, self.temperature_R, self.seed_R, self.group_tables[0], block_size,
+            self.padding_row,
+        )  # fmt: skip
+        """What kernels are given of it."""
+        self.starts = torch.arange(size + 1, dtype=torch.int32, device=device)
+        """The first token of each row where every row has one; query_starts_B1 of decodes is its beginning."""
         self.is_plain = self.windows == (None,) and states is None and is_by_layer
         self.shared_len_R = torch.zeros(size, dtype=torch.int32, device=device)
         self.host_length_R = np.ones(size, dtype=np.int32)
@@ -152,14 +159,6 @@ class RequestTable:
         context_N = self.length_R.index_select(0, rows_N)
         positions_N = torch.sub(context_N, 1, out=torch.empty_like(context_N, dtype=torch.int64))
         return self.last_token_R.index_select(0, rows_N), positions_N, context_N
-
-    def write_back(self, sampled: SampleRows, tokens_N: Tensor) -> None:
-        """Keep the sampled tokens, so that the next step can start from them. Device: no host sync; graph-safe.
-
-        Token 0 in place of NO_TOKEN: a step may be launched for its request before the host ends it.
-        """
-        self.last_token_R[sampled.rows_N] = tokens_N.clamp(min=0)
-        self.lengthen(sampled)
 
     def lengthen(self, sampled: SampleRows) -> None:
         """Count a sampled token in each of these rows; its value is not needed. Device: no host sync; graph-safe."""

@@ -344,7 +344,8 @@ class Worker(SizedExecutor):
             return None
         if self.graphs is not None and self.graphs.can_replay(step, extras):
             self.table.mirror(step)
-            return self.graphs.launch(device_step.views["decode_rows"], extras, is_shared=step.shared_len > 0)
+            rows_D = device_step.views["decode_rows"]
+            return self.graphs.launch(rows_D, step.decode_rows, extras, is_shared=step.shared_len > 0)
         if self.prompt_graphs is not None and (shape := self.prompt_graphs.shape(step)) is not None:
             tokens_N = self.prompt_graphs.launch(step, shape)
             self.table.mirror(step)
@@ -406,7 +407,7 @@ class Worker(SizedExecutor):
         return hidden_XD[: len(wanted_N)], states.run(groups, hidden_XD[len(wanted_N) :])
 
     def _write_back(self, sampled: SampleRows, results_N: Tensor) -> None:
-        self.table.write_back(sampled, results_N if results_N.ndim == 1 else results_N[: len(sampled.rows_N), 0])
+        self.runner.keep_tokens(sampled, results_N if results_N.ndim == 1 else results_N[: len(sampled.rows_N), 0])
 
     def _draw_all(
         self,

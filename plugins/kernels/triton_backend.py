@@ -12,7 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import AttentionSpec, Batch, PeerMemory, QKNorm, Rope, StateRows
+from hookline.core.contracts import (
+    AttentionSpec,
+    Batch,
+    DecodeInputs,
+    PeerMemory,
+    QKNorm,
+    RequestRows,
+    Rope,
+    StateRows,
+)
+from hookline.plugins.kernels import triton_request_rows
 from hookline.plugins.kernels.experts import triton_experts, triton_few_experts, triton_routing
 from hookline.plugins.kernels.norms import triton_gates, triton_norms, triton_rotary
 from hookline.plugins.kernels.products import cublaslt, triton_thin
@@ -148,6 +158,14 @@ class TritonKernels(TritonAttention):
     def mask_logits(self, logits_NV: Tensor, masks_RW: Tensor, index_N: Tensor) -> Tensor:
         """See Kernels.mask_logits; one launch."""
         return mask_logits(logits_NV, masks_RW, index_N)
+
+    def gather_decodes(self, rows_N: Tensor, requests: RequestRows) -> DecodeInputs:
+        """See Kernels.gather_decodes; one launch."""
+        return triton_request_rows.gather_decodes(rows_N, requests)
+
+    def keep_tokens(self, rows_N: Tensor, tokens_N: Tensor, draw_position_N: Tensor, requests: RequestRows) -> None:
+        """See Kernels.keep_tokens; one launch."""
+        triton_request_rows.keep_tokens(rows_N, tokens_N, draw_position_N, requests)
 
     def route_experts(self, logits_TX: Tensor, top_k: int, normalise: bool) -> tuple[Tensor, Tensor]:
         """See Kernels.route_experts; one launch."""

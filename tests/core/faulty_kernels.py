@@ -14,8 +14,10 @@ from hookline.core.contracts import (
     AttentionForm,
     AttentionSpec,
     Batch,
+    DecodeInputs,
     Kernels,
     QKNorm,
+    RequestRows,
     Rope,
 )
 from hookline.core.layers import every_expert
@@ -312,6 +314,24 @@ class TakesMasksInOrder(PlainKernels):
         return super().mask_logits(logits_NV, masks_RW, torch.arange(len(index_N)))
 
 
+class CountsTheNewestTokenTwice(PlainKernels):
+    def gather_decodes(self, rows_N: Tensor, requests: RequestRows) -> DecodeInputs:
+        given = super().gather_decodes(rows_N, requests)
+        return given._replace(position_N=given.position_N + 1)
+
+
+class KeepsNoToken(PlainKernels):
+    def keep_tokens(self, rows_N: Tensor, tokens_N: Tensor, draw_position_N: Tensor, requests: RequestRows) -> None:
+        super().keep_tokens(rows_N, tokens_N, draw_position_N, requests)
+        requests.last_token_R[rows_N] = tokens_N
+
+
+class LengthensThePaddingRow(PlainKernels):
+    def keep_tokens(self, rows_N: Tensor, tokens_N: Tensor, draw_position_N: Tensor, requests: RequestRows) -> None:
+        super().keep_tokens(rows_N, tokens_N, draw_position_N, requests)
+        requests.length_R[requests.padding_row] = 2
+
+
 class AttendsToAnothersBlocks(PlainKernels):
     def prepare_alike(self, batch: Batch, prepared: Batch) -> None:
         batch.block_table_BM.copy_(prepared.block_table_BM)
@@ -424,6 +444,9 @@ FAULTS = {
     AddsBeforeItGates: "sigmoid_mul of 1 x 96 by 96 gates, and a sum",
     ForgetsTheRate: "the decays that delta_gates of 1 x 4 returns",
     TakesMasksInOrder: "mask_logits of 1 x 33",
+    CountsTheNewestTokenTwice: "position_N of gather_decodes of 1 rows of 5 blocks",
+    KeepsNoToken: "leaves last_token_R other than it should",
+    LengthensThePaddingRow: "leaves length_R other than it should",
     AttendsToAnothersBlocks: "attend of a batch that was prepared like another",
     AttendsBeforeItWrites: "what qkv_attend with norm and rope of 4 rows returns",
     WritesNoKeys: "the keys that qkv_attend with norm and rope leaves in the cache",

@@ -42,6 +42,7 @@ from hookline.core.testing.kernels_suite.gates import GateCases
 from hookline.core.testing.kernels_suite.graphs import GraphSuite
 from hookline.core.testing.kernels_suite.invariance import InvarianceCases
 from hookline.core.testing.kernels_suite.recurrent import RecurrentCases
+from hookline.core.testing.kernels_suite.request_rows import RequestRowCases
 from hookline.core.testing.plain_kernels import PlainKernels
 
 EPS = 1e-5
@@ -55,7 +56,14 @@ MAX_POSITION = 512
 
 
 class KernelsSuite(
-    InvarianceCases, GraphSuite, GateCases, ExpertCases, RecurrentCases, AttentionFormSuite, AttentionSuite
+    InvarianceCases,
+    GraphSuite,
+    GateCases,
+    RequestRowCases,
+    ExpertCases,
+    RecurrentCases,
+    AttentionFormSuite,
+    AttentionSuite,
 ):
     """`class TestMyKernels(KernelsSuite): def make(self, spec): return MyKernels(MyConfig(), spec)`.
 

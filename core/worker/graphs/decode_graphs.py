@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -19,10 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import Batch
+from hookline.core.contracts import Batch, SamplingBatch
 from hookline.core.step.message import Step
+from hookline.core.util.arrays import IntArray, no_ints
 from hookline.core.worker.graphs.cuda_graph import ExtraGraphs, GraphPool, record
-from hookline.core.worker.request_table import RequestTable, SampleRows, slot_mapping
+from hookline.core.worker.request_table import SampleRows
 from hookline.core.worker.runner.model_runner import PLAIN, Extras, ModelRunner
 from hookline.core.worker.startup.memory import GIB
 
@@ -32,11 +33,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger("hookline")
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Graph:
     graph: torch.cuda.CUDAGraph
     rows_G: Tensor
     tokens_G: Tensor
+    rows: IntArray = field(default_factory=no_ints)
+    """What rows_G begins with, on the host; the rest is padding."""
 
 
 @torch.inference_mode()
@@ -98,11 +101,12 @@ class DecodeGraphs:
         pipeline = self.runner.pipeline
         return not extras.processors or (pipeline is not None and pipeline.is_graph_safe(extras.processors))
 
-    def launch(self, rows_D: Tensor, extras: Extras = PLAIN, *, is_shared: bool = False) -> Tensor:
+    def launch(self, rows_D: Tensor, rows: IntArray, extras: Extras = PLAIN, *, is_shared: bool = False) -> Tensor:
         """Replay the smallest graph that has room for these rows; returns their tokens, or their scored rows.
 
-        They are valid until the next launch. extras: what the draws need besides plain sampling; a graph for it is
-        captured when a step first needs it. is_shared: some rows share a prefix, as the table's shared_len_R says.
+        They are valid until the next launch. rows: rows_D, on the host. extras: what the draws need besides plain
+        sampling; a graph for it is captured when a step first needs it. is_shared: some rows share a prefix, as the
+        table's shared_len_R says.
         """
         count = rows_D.shape[0]
         size = self.sizes[int(np.searchsorted(self.sizes, count))]
@@ -111,43 +115,44 @@ class DecodeGraphs:
         else:
             key = (size, is_shared, extras)
             graph = self._extra_graphs.get(key, lambda: self._record_extra(*key))
-        graph.rows_G[:count].copy_(rows_D)
-        graph.rows_G[count:].fill_(self.runner.table.padding_row)
+        if not np.array_equal(rows, graph.rows):
+            graph.rows_G[:count].copy_(rows_D)
+            graph.rows_G[count:].fill_(self.runner.table.padding_row)
+            graph.rows = rows.copy()
         self.runner.begin()
         graph.graph.replay()
         return graph.tokens_G[:count]
 
     def step(self, rows_G: Tensor, is_shared: bool = False, extras: Extras = PLAIN) -> Tensor:
         """One decode step of these rows: everything that a graph captures. Returns what goes to the host."""
-        runner, table = self.runner, self.runner.table
-        batch = decode_batch(table, rows_G, self.max_model_len, is_shared=is_shared)
+        runner = self.runner
+        batch, sampled = decode_step(runner, rows_G, self.max_model_len, is_shared=is_shared)
         hidden_GD = runner.forward(batch)
-        sampled = SampleRows(rows_G, None, table.sampling(rows_G, batch.context_lens_B.long()))
         if extras == PLAIN:
             results_G = tokens_G = runner.sample(hidden_GD, sampled)
         else:
             results_G = runner.sample_extra(hidden_GD, sampled, extras, self.max_model_len)
             tokens_G = results_G if results_G.ndim == 1 else results_G[:, 0]
-        table.write_back(sampled, tokens_G)
-        table.reset_padding()
+        runner.keep_tokens(sampled, tokens_G)
         return results_G
 
 
-def decode_batch(table: RequestTable, rows_G: Tensor, max_context_len: int, *, is_shared: bool = False) -> Batch:
-    """The batch of a pure decode step, made from the table on the device alone.
+def decode_step(
+    runner: ModelRunner, rows_G: Tensor, max_context_len: int, *, is_shared: bool = False
+) -> tuple[Batch, SampleRows]:
+    """The batch of a pure decode step and its draws, made from the table on the device alone.
 
     is_shared: some rows share a prefix, as the table's shared_len_R says.
     """
-    size = rows_G.shape[0]
-    token_ids_G, positions_G, context_G = table.newest(rows_G)
-    block_table_GM = table.group_tables[0].index_select(0, rows_G)
+    table, size = runner.table, rows_G.shape[0]
+    given = runner.kernels.gather_decodes(rows_G, table.requests)
     batch = Batch(
-        token_ids_T=token_ids_G,
-        positions_T=positions_G,
-        slot_mapping_T=slot_mapping(block_table_GM, None, positions_G, table.block_size),
-        query_starts_B1=torch.arange(size + 1, dtype=torch.int32, device=table.device),
-        context_lens_B=context_G,
-        block_table_BM=block_table_GM,
+        token_ids_T=given.token_ids_N,
+        positions_T=given.position_N,
+        slot_mapping_T=given.slot_mapping_N,
+        query_starts_B1=table.starts[: size + 1],
+        context_lens_B=given.context_lens_N,
+        block_table_BM=given.block_table_NM,
         num_decodes=size,
         max_query_len=1,
         max_context_len=max_context_len,
@@ -156,4 +161,4 @@ def decode_batch(table: RequestTable, rows_G: Tensor, max_context_len: int, *, i
     batch = table.grouped(batch, rows_G, None)
     if is_shared:
         batch.shared_lens_B = table.shared_len_R.index_select(0, rows_G)
-    return batch
+    return batch, SampleRows(rows_G, None, SamplingBatch(given.temperature_N, given.seed_N, given.draw_position_N))

@@ -20,7 +20,7 @@ from torch import Tensor
 from hookline.core.step.message import Step
 from hookline.core.util.arrays import IntArray, no_ints
 from hookline.core.worker.graphs.cuda_graph import ExtraGraphs, GraphPool, record
-from hookline.core.worker.graphs.decode_graphs import decode_batch
+from hookline.core.worker.graphs.decode_graphs import decode_step
 from hookline.core.worker.request_table import DeviceStep, SampleRows
 from hookline.core.worker.runner.model_runner import Extras, ModelRunner
 from hookline.core.worker.runner.token_masks import TokenMasks
@@ -113,7 +113,8 @@ class MaskedDecodes:
 
     def forward(self, rows_G: Tensor, is_shared: bool = False) -> Tensor:
         """The first half: the hidden states of a decode step of these rows."""
-        return self.runner.forward(decode_batch(self.runner.table, rows_G, self.max_model_len, is_shared=is_shared))
+        batch, _ = decode_step(self.runner, rows_G, self.max_model_len, is_shared=is_shared)
+        return self.runner.forward(batch)
 
     def draw(
         self, rows_G: Tensor, hidden_GD: Tensor, index_G: Tensor, extras: Extras, *, fetches: bool = False
@@ -128,6 +129,5 @@ class MaskedDecodes:
         sampled = table.decode_draws(rows_G)
         forbid = partial(self.masks.forbid, index_N=index_G)
         results_G = self.runner.sample_extra(hidden_GD, sampled, extras, self.max_model_len, forbid=forbid)
-        table.write_back(sampled, results_G if results_G.ndim == 1 else results_G[:, 0])
-        table.reset_padding()
+        self.runner.keep_tokens(sampled, results_G if results_G.ndim == 1 else results_G[:, 0])
         return results_G

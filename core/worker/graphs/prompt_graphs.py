@@ -122,8 +122,7 @@ class PromptGraphs:
         sampled = prompt_sample_rows(table, inputs)
         hidden_ND = runner.forward(batch, sampled.token_indices_N)
         tokens_N = runner.sample(hidden_ND, sampled)
-        table.write_back(sampled, tokens_N)
-        table.reset_padding()
+        runner.keep_tokens(sampled, tokens_N)
         return tokens_N
 
 

@@ -160,6 +160,13 @@ class ModelRunner:
         logits_NV = self._logits(hidden_ND)
         return self._sample(logits_NV, sampled.params, self.ranks.rank * logits_NV.shape[1])
 
+    def keep_tokens(self, sampled: SampleRows, tokens_N: Tensor) -> None:
+        """Write drawn tokens into the table, so that the next step can start from them; pads as it was.
+
+        Device: no host sync; graph-safe.
+        """
+        self.kernels.keep_tokens(sampled.rows_N, tokens_N, sampled.params.position_N, self.table.requests)
+
     def _sample(self, logits_NV: Tensor, params: SamplingBatch, first_token: int) -> Tensor:
         if self.ranks.size == 1:
             return self._draw(logits_NV[:, : self.vocab_size], params)

@@ -21,7 +21,7 @@ from torch import Tensor
 from hookline.core.contracts import Stage
 from hookline.core.step.message import Step
 from hookline.core.worker.graphs.cuda_graph import GraphPool, record
-from hookline.core.worker.graphs.decode_graphs import decode_batch
+from hookline.core.worker.graphs.decode_graphs import decode_step
 from hookline.core.worker.runner.model_runner import ModelRunner
 from hookline.core.worker.startup.memory import GIB
 
@@ -114,7 +114,7 @@ class StageGraphs:
 
     def forward_step(self, rows_G: Tensor, is_shared: bool = False) -> Tensor:
         """The layers of a decode step of these rows: what a graph of layers captures."""
-        batch = decode_batch(self.runner.table, rows_G, self.max_model_len, is_shared=is_shared)
+        batch, _ = decode_step(self.runner, rows_G, self.max_model_len, is_shared=is_shared)
         stream_GD = None if self.stream_GD is None else self.stream_GD[: len(rows_G)]
         return self.runner.forward(batch, stream_TD=stream_GD)
 
@@ -123,6 +123,5 @@ class StageGraphs:
         table = self.runner.table
         sampled = table.decode_draws(rows_G)
         tokens_G = self.runner.sample(hidden_GD, sampled)
-        table.write_back(sampled, tokens_G)
-        table.reset_padding()
+        self.runner.keep_tokens(sampled, tokens_G)
         return tokens_G

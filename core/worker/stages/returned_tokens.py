@@ -72,7 +72,7 @@ class Arrival:
         count = len(self.rows_N)
         if count:
             tokens_N = self.results_NX if self.results_NX.ndim == 1 else self.results_NX[:count, 0]
-            table.last_token_R[self.rows_N] = tokens_N.clamp(min=0)  # NO_TOKEN: see RequestTable.write_back
+            table.last_token_R[self.rows_N] = tokens_N.clamp(min=0)  # NO_TOKEN: see Kernels.keep_tokens
 
     @property
     def is_on_host(self) -> bool:

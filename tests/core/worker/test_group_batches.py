@@ -26,7 +26,7 @@ from hookline.core.step.captured import PromptShape
 from hookline.core.step.message import Step
 from hookline.core.testing.host_sync import no_host_sync
 from hookline.core.testing.plain_kernels import PlainKernels
-from hookline.core.worker.graphs.decode_graphs import decode_batch
+from hookline.core.worker.graphs.decode_graphs import decode_step
 from hookline.core.worker.graphs.prompt_graphs import Inputs, lay_out, prompt_batch
 from hookline.core.worker.request_table import RequestTable
 from hookline.core.worker.runner.attention import PagedAttention, grouped_attention
@@ -95,7 +95,9 @@ def test_each_group_has_its_own_blocks_and_slots_in_an_eager_step(table):
 
 
 def test_each_group_has_its_own_blocks_and_slots_in_a_captured_decode(table):
-    check_batches(table, decode_batch(table, torch.tensor([3, 5, 8]), 40), [3, 5], SPANS[:2])
+    runner = SimpleNamespace(table=table, kernels=PlainKernels(None, SIZES))
+    batch, _ = decode_step(runner, torch.tensor([3, 5, 8]), 40)
+    check_batches(table, batch, [3, 5], SPANS[:2])
 
 
 def test_each_group_has_its_own_blocks_and_slots_in_a_captured_step_with_prompts(table):
@@ -183,7 +185,7 @@ def test_no_step_of_groups_or_states_waits_for_the_device(table):
     with torch.no_grad(), no_host_sync("a step", but=("hookline.core.testing.plain_kernels",)):
         table.states.clear(rows_G)
         prompt_batch(table, inputs, 2, 40)
-        batch = decode_batch(table, rows_G, 40)
+        batch, _ = decode_step(SimpleNamespace(table=table, kernels=kernels), rows_G, 40)
         attend = grouped_attention(kernels, list(cache.unbind(1)), GROUPS, batch, None, [0], table.states)
         attend(1, qkv_TC, None)
         attend(3, qkv_TC[:, :8], None)
