@@ -21,7 +21,8 @@ from hookline.plugins.kernels.attention.triton_tiles import Card
 ITEM_WIDTH = 8
 """Integers of a work item: row (-1: none), first and end position, first item of the row, items of the row, and with
 a window the first position that the row sees."""
-ITEMS_PER_PROGRAM = 16
+ROWS_PER_PROGRAM = 16
+"""Rows whose items one program of the scheduling kernel writes."""
 FEW_ROWS = 32
 """Batches up to this size are cut by a smaller variant of the scheduling kernel."""
 MIN_ITEM_TOKENS = 64
@@ -104,73 +105,79 @@ def _even_parts(tiles, tiles_an_item):
     return tl.where(tiles > 0, tl.cdiv(tiles, tl.maximum(even, 1)), 0), even
 
 
+@triton.jit
+def _left_to_attend(
+    context_lens_ptr, shared_lens_ptr, row, is_row, window, TILE: tl.constexpr, WINDOW: tl.constexpr,
+    SHARED: tl.constexpr,
+):  # fmt: skip
+    """Of these rows: the length, the first position that is seen, and where the items begin."""
+    length = tl.load(context_lens_ptr + row, mask=is_row, other=0)
+    seen = tl.zeros_like(length)
+    begin = tl.zeros_like(length)
+    if WINDOW:
+        seen = first_seen(length, window)
+        begin += seen // TILE * TILE
+    if SHARED:
+        begin += tl.load(shared_lens_ptr + row, mask=is_row, other=0)
+    return length, seen, begin
+
+
 @triton.jit(do_not_specialize=["num_rows", "num_items", "target", "shared_parts", "window"])
 def _schedule_kernel(
     context_lens_ptr, shared_lens_ptr, items_ptr, shared_info_ptr, num_rows, num_items, target, shared_parts, window,
     TILE: tl.constexpr, MIN_TILES: tl.constexpr, WINDOW: tl.constexpr, SHARED: tl.constexpr, SHARED_TILE: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_OTHERS: tl.constexpr, BLOCK_ITEMS: tl.constexpr,
-    ITEM_WIDTH: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, MY_ROWS: tl.constexpr, BLOCK_PARTS: tl.constexpr, ITEM_WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Cut the rows into at most `num_items` items; every program derives the whole cut and writes its few items."""
-    row = tl.arange(0, BLOCK_ROWS)
-    is_row = row < num_rows
-    length = tl.load(context_lens_ptr + row, mask=is_row, other=0)
-    if WINDOW:
-        length -= first_seen(length, window) // TILE * TILE
-    if SHARED:
-        shared = tl.load(shared_lens_ptr + row, mask=is_row, other=0)
-        length -= shared
-        if tl.program_id(0) == 0:
-            shared_tokens = tl.max(shared, axis=0)
-            shared_tiles = tl.cdiv(shared_tokens, SHARED_TILE)
-            tiles_a_part = tl.maximum(tl.cdiv(shared_tiles, shared_parts), 1)
-            tl.store(shared_info_ptr, tl.argmax(shared, axis=0))
-            tl.store(shared_info_ptr + 1, shared_tokens)
-            tl.store(shared_info_ptr + 2, tl.cdiv(shared_tiles, tiles_a_part))
-            tl.store(shared_info_ptr + 3, tiles_a_part * SHARED_TILE)
-    tiles = tl.cdiv(length, TILE)
+    """Cut the rows into at most `num_items` items; every program finds the cut and writes the items of its few rows."""
+    other = tl.arange(0, BLOCK_ROWS)
+    is_other = other < num_rows
+    length, _, begin = _left_to_attend(
+        context_lens_ptr, shared_lens_ptr, other, is_other, window, TILE, WINDOW, SHARED
+    )  # fmt: skip
+    tiles = tl.cdiv(length - begin, TILE)
     tiles_an_item = tl.maximum(tl.cdiv(tl.sum(tiles, axis=0), target), MIN_TILES)
     while tl.sum(tl.cdiv(tiles, tiles_an_item), axis=0) > num_items:
         tiles_an_item += tl.cdiv(tiles_an_item, 4)
-    parts, even = _even_parts(tiles, tiles_an_item)
-    # Long items come first, so that short ones fill up the end; of equal ones the earlier row's.
-    first_item = tl.zeros([BLOCK_ROWS], tl.int32)
-    for begin_other in range(0, num_rows, BLOCK_OTHERS):
-        other = begin_other + tl.arange(0, BLOCK_OTHERS)
-        other_length = tl.load(context_lens_ptr + other, mask=other < num_rows, other=0)
-        if WINDOW:
-            other_length -= first_seen(other_length, window) // TILE * TILE
-        if SHARED:
-            other_length -= tl.load(shared_lens_ptr + other, mask=other < num_rows, other=0)
-        other_parts, other_even = _even_parts(tl.cdiv(other_length, TILE), tiles_an_item)
-        is_earlier = (other_even[None, :] == even[:, None]) & (other[None, :] < row[:, None])
-        is_before = (other_even[None, :] > even[:, None]) | is_earlier
-        first_item += tl.sum(tl.where(is_before, other_parts[None, :], 0), axis=1)
-    end = first_item + parts
+    other_parts, other_even = _even_parts(tiles, tiles_an_item)
+    if SHARED and tl.program_id(0) == 0:
+        shared = tl.load(shared_lens_ptr + other, mask=is_other, other=0)
+        shared_tokens = tl.max(shared, axis=0)
+        shared_tiles = tl.cdiv(shared_tokens, SHARED_TILE)
+        tiles_a_part = tl.maximum(tl.cdiv(shared_tiles, shared_parts), 1)
+        tl.store(shared_info_ptr, tl.argmax(shared, axis=0))
+        tl.store(shared_info_ptr + 1, shared_tokens)
+        tl.store(shared_info_ptr + 2, tl.cdiv(shared_tiles, tiles_a_part))
+        tl.store(shared_info_ptr + 3, tiles_a_part * SHARED_TILE)
 
-    item = tl.program_id(0) * BLOCK_ITEMS + tl.arange(0, BLOCK_ITEMS)
-    mine = (item[:, None] >= (end - parts)[None, :]) & (item[:, None] < end[None, :])
-    item_row = tl.sum(tl.where(mine, row[None, :] + 1, 0), axis=1) - 1
-    first = tl.sum(tl.where(mine, (end - parts)[None, :], 0), axis=1)
-    item_parts = tl.sum(tl.where(mine, parts[None, :], 0), axis=1)
-    stride = tl.sum(tl.where(mine, even[None, :], 0), axis=1) * TILE
-    used = item_row >= 0
-    begin = (item - first) * stride
-    if SHARED:
-        begin += tl.load(shared_lens_ptr + item_row, mask=used, other=0)
-    item_length = tl.load(context_lens_ptr + item_row, mask=used, other=0)
-    at = items_ptr + item * ITEM_WIDTH
-    inside = item < num_items
-    if WINDOW:
-        seen = first_seen(item_length, window)
-        begin += seen // TILE * TILE
-        tl.store(at + 5, seen, mask=inside)
-    stop = tl.minimum(begin + stride, item_length)
-    tl.store(at, item_row, mask=inside)
-    tl.store(at + 1, begin, mask=inside)
-    tl.store(at + 2, stop, mask=inside)
-    tl.store(at + 3, first, mask=inside)
-    tl.store(at + 4, item_parts, mask=inside)
+    row = tl.program_id(0) * MY_ROWS + tl.arange(0, MY_ROWS)
+    length, seen, begin = _left_to_attend(
+        context_lens_ptr, shared_lens_ptr, row, row < num_rows, window, TILE, WINDOW, SHARED
+    )  # fmt: skip
+    parts, even = _even_parts(tl.cdiv(length - begin, TILE), tiles_an_item)
+    # Long items come first, so that short ones fill up the end; of equal ones the earlier row's.
+    is_earlier = (other_even[None, :] == even[:, None]) & (other[None, :] < row[:, None])
+    is_before = (other_even[None, :] > even[:, None]) | is_earlier
+    first = tl.sum(tl.where(is_before, other_parts[None, :], 0), axis=1)
+    for first_part in range(0, tl.max(parts, axis=0), BLOCK_PARTS):
+        part = first_part + tl.arange(0, BLOCK_PARTS)[None, :]
+        mine = part < parts[:, None]
+        at = items_ptr + (first[:, None] + part) * ITEM_WIDTH
+        item_begin = begin[:, None] + part * (even[:, None] * TILE)
+        tl.store(at, row[:, None] + tl.zeros_like(part), mask=mine)
+        tl.store(at + 1, item_begin, mask=mine)
+        tl.store(at + 2, tl.minimum(item_begin + even[:, None] * TILE, length[:, None]), mask=mine)
+        tl.store(at + 3, first[:, None] + tl.zeros_like(part), mask=mine)
+        tl.store(at + 4, parts[:, None] + tl.zeros_like(part), mask=mine)
+        if WINDOW:
+            tl.store(at + 5, seen[:, None] + tl.zeros_like(part), mask=mine)
+    num_used = tl.sum(other_parts, axis=0)
+    for first_item in range(tl.program_id(0) * BLOCK_ROWS, num_items, tl.num_programs(0) * BLOCK_ROWS):
+        item = first_item + other
+        tl.store(
+            items_ptr + item * ITEM_WIDTH,
+            tl.full([BLOCK_ROWS], -1, tl.int32),
+            mask=(item >= num_used) & (item < num_items),
+        )
 
 
 def schedule_decode(
@@ -194,14 +201,13 @@ def schedule_decode(
     assert num_items <= len(scratch.items_W8)
     # Two variants only, so that a new batch size never compiles.
     block_rows = FEW_ROWS if num_rows <= FEW_ROWS else triton.next_power_of_2(len(scratch.counters_BK))
-    _schedule_kernel[(triton.cdiv(num_items, ITEMS_PER_PROGRAM),)](
+    _schedule_kernel[(triton.cdiv(num_rows, ROWS_PER_PROGRAM),)](
         context_lens_B, context_lens_B if shared_lens_B is None else shared_lens_B,
         scratch.items_W8, scratch.shared_info_4, num_rows, num_items,
         target_items(num_kv_heads, scratch.card.num_sms, tiling.programs_per_sm), max_shared_parts,
         0 if window is None else window, WINDOW=window is not None, TILE=tiling.tile,
         MIN_TILES=max(1, MIN_ITEM_TOKENS // tiling.tile), SHARED=shared_lens_B is not None,
-        SHARED_TILE=shared_tile, BLOCK_ROWS=block_rows, BLOCK_OTHERS=16,
-        BLOCK_ITEMS=ITEMS_PER_PROGRAM, ITEM_WIDTH=ITEM_WIDTH,
-        num_warps=4 if block_rows <= FEW_ROWS else 8,
+        SHARED_TILE=shared_tile, BLOCK_ROWS=block_rows, MY_ROWS=ROWS_PER_PROGRAM, BLOCK_PARTS=16,
+        ITEM_WIDTH=ITEM_WIDTH, num_warps=4,
     )  # fmt: skip
     return num_items
