@@ -23,6 +23,7 @@ KINDS = (
     "kernels",
     "norms",
     "batch",
+    "request_rows",
     "ranks",
     "exchange",
     "sampler",

@@ -36,7 +36,8 @@ class DecodeInputs(NamedTuple):
     """What a step needs of rows that each compute the token that was drawn last, and draw the next one.
 
     Shapes: context_lens_N int32, with that token; block_table_NM int32; temperature_N float32; the others int64:
-    position_N in the request, slot_mapping_N in the cache, draw_position_N of the token to be drawn.
+    token_ids_N, position_N in the request, slot_mapping_N in the cache, seed_N, and draw_position_N of the token to be
+    drawn.
     """
 
     token_ids_N: Tensor
