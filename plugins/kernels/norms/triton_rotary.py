@@ -1,7 +1,8 @@
 """q/k-norm, rotation and the KV write in one launch, of whole heads and of the first values of each head.
 
 Heads that are rotated as a whole are loaded by halves; a rotary table narrower than a head takes another kernel.
-Each reads its input once and writes its output once; arithmetic is float32, results are rounded once.
+Each reads its input once and writes its output once; arithmetic is float32, results are rounded once. The work on
+whole heads is a function of its own, which a kernel of attention can call for the same bits.
 Legend: T tokens, H heads, K kv heads, E head dim, R rotated values of a head, C = (H + 2K) * E, P positions,
 N cache blocks, S block size.
 """
@@ -25,49 +26,70 @@ VALUES_PER_PROGRAM = 2048
 """Of heads of which some values stay."""
 
 
-@triton.jit
-def _normed(low, high, weight_ptr, dim, dims, eps, HEAD_DIM: tl.constexpr):
-    """RMS-normalise heads given as two halves (heads, HEAD_DIM / 2)."""
-    scale = tl.rsqrt((tl.sum(low * low, axis=1) + tl.sum(high * high, axis=1)) / HEAD_DIM + eps)[:, None]
-    weight_low = tl.load(weight_ptr + dim, mask=dims, other=0.0).to(tl.float32)[None, :]
-    weight_high = tl.load(weight_ptr + HEAD_DIM // 2 + dim, mask=dims, other=0.0).to(tl.float32)[None, :]
-    return low * scale * weight_low, high * scale * weight_high
+@triton.constexpr_function
+def _halvings(width):
+    """How often a power of two can be halved."""
+    return width.bit_length() - 1
 
 
 @triton.jit
-def _qk_norm_rope_write_kernel(
-    qkv_ptr, q_out_ptr, cache_ptr, positions_ptr, slots_ptr, table_ptr, q_weight_ptr, k_weight_ptr,
-    token_stride, half_stride: tl.int64, block_stride, offset_stride, head_stride, table_stride, eps,
-    NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    NORM: tl.constexpr, ROPE: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_HALF: tl.constexpr, PDL: tl.constexpr,
+def _sums_of_rows(x):
+    """The sum of each row (n, 1): of neighbours, then of those sums, and so on.
+
+    Two numbers have one sum, so that how the values lie in threads shows in no bit; a reduction of a row as a whole
+    takes them in an order that follows its layout.
+    """
+    for _ in tl.static_range(_halvings(x.shape[1])):
+        x = tl.sum(tl.reshape(x, [x.shape[0], x.shape[1] // 2, 2]), axis=2)
+    return x
+
+
+@triton.jit
+def load_halves(
+    q_weight_ptr, k_weight_ptr, rope_row_ptr, dim, dims, HEAD_DIM: tl.constexpr, BLOCK_HALF: tl.constexpr,
+    NORM: tl.constexpr, ROPE: tl.constexpr,
 ):  # fmt: skip
-    if PDL:
-        gdc_launch_dependents()
-    token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
-    dim = tl.arange(0, BLOCK_HALF)
-    dims = dim < HEAD_DIM // 2
+    """What no kernel writes of what `norm_rope_write` takes: cosine and sine, and the weights of q's and k's halves."""
+    nothing = tl.zeros([BLOCK_HALF], tl.float32)
+    cos, sin, q_low, q_high, k_low, k_high = nothing, nothing, nothing, nothing, nothing, nothing
+    if ROPE:
+        cos = tl.load(rope_row_ptr + dim, mask=dims, other=0.0)
+        sin = tl.load(rope_row_ptr + HEAD_DIM // 2 + dim, mask=dims, other=0.0)
+    if NORM:
+        q_low = tl.load(q_weight_ptr + dim, mask=dims, other=0.0).to(tl.float32)
+        q_high = tl.load(q_weight_ptr + HEAD_DIM // 2 + dim, mask=dims, other=0.0).to(tl.float32)
+        k_low = tl.load(k_weight_ptr + dim, mask=dims, other=0.0).to(tl.float32)
+        k_high = tl.load(k_weight_ptr + HEAD_DIM // 2 + dim, mask=dims, other=0.0).to(tl.float32)
+    return cos, sin, q_low, q_high, k_low, k_high
+
+
+@triton.jit
+def norm_rope_write(
+    qkv_ptr, q_out_ptr, cache_ptr, token, slot, head, dim, dims, cos, sin, q_low, q_high, k_low, k_high,
+    token_stride, half_stride, block_stride, offset_stride, head_stride, eps,
+    NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    NORM: tl.constexpr, ROPE: tl.constexpr,
+):  # fmt: skip
+    """Normalise and rotate these heads of a token, and leave queries in q_out, keys and values in the cache.
+
+    head: counted over those of q, k and v; any beyond them is none. The same bits in any kernel and for any choice of
+    heads: sums of squares have one order, and what a compiler might contract is contracted here.
+    """
     is_q = head < NUM_HEADS
     is_v = head >= NUM_HEADS + NUM_KV_HEADS
     inside = (head < NUM_HEADS + 2 * NUM_KV_HEADS)[:, None] & dims[None, :]
-
-    if PDL:
-        gdc_wait()
     source = qkv_ptr + token * token_stride + head[:, None] * HEAD_DIM + dim[None, :]
     low_in = tl.load(source, mask=inside, other=0.0).to(tl.float32)
     high_in = tl.load(source + HEAD_DIM // 2, mask=inside, other=0.0).to(tl.float32)
-    slot = tl.load(slots_ptr + token)
     low, high = low_in, high_in
     if NORM:
-        q_low, q_high = _normed(low, high, q_weight_ptr, dim, dims, eps, HEAD_DIM)
-        k_low, k_high = _normed(low, high, k_weight_ptr, dim, dims, eps, HEAD_DIM)
-        low = tl.where(is_q[:, None], q_low, k_low)
-        high = tl.where(is_q[:, None], q_high, k_high)
+        squares = _sums_of_rows(tl.fma(low, low, high * high))
+        scale = tl.rsqrt(tl.fma(squares, 1.0 / HEAD_DIM, eps))
+        low = low * scale * tl.where(is_q[:, None], q_low[None, :], k_low[None, :])
+        high = high * scale * tl.where(is_q[:, None], q_high[None, :], k_high[None, :])
     if ROPE:
-        row = table_ptr + tl.load(positions_ptr + token) * table_stride
-        cos = tl.load(row + dim, mask=dims, other=0.0)[None, :]
-        sin = tl.load(row + HEAD_DIM // 2 + dim, mask=dims, other=0.0)[None, :]
-        low, high = low * cos - high * sin, high * cos + low * sin
+        cos, sin, minus_sin = cos[None, :], sin[None, :], -sin[None, :]  # the product negated is one that can be fused
+        low, high = tl.fma(low, cos, high * minus_sin), tl.fma(high, cos, low * sin)
     low = tl.where(is_v[:, None], low_in, low)
     high = tl.where(is_v[:, None], high_in, high)
 
@@ -84,6 +106,35 @@ def _qk_norm_rope_write_kernel(
     kv_mask = inside & (head >= NUM_HEADS)[:, None]
     tl.store(to_cache, low.to(cache_ptr.dtype.element_ty), mask=kv_mask)
     tl.store(to_cache + HEAD_DIM // 2, high.to(cache_ptr.dtype.element_ty), mask=kv_mask)
+
+
+@triton.jit
+def _qk_norm_rope_write_kernel(
+    qkv_ptr, q_out_ptr, cache_ptr, positions_ptr, slots_ptr, table_ptr, q_weight_ptr, k_weight_ptr,
+    token_stride, half_stride: tl.int64, block_stride, offset_stride, head_stride, table_stride, eps,
+    NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    NORM: tl.constexpr, ROPE: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_HALF: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    if PDL:
+        gdc_launch_dependents()
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+    dim = tl.arange(0, BLOCK_HALF)
+    dims = dim < HEAD_DIM // 2
+    if PDL:
+        gdc_wait()
+    rope_row_ptr = table_ptr
+    if ROPE:
+        rope_row_ptr += tl.load(positions_ptr + token) * table_stride
+    cos, sin, q_low, q_high, k_low, k_high = load_halves(
+        q_weight_ptr, k_weight_ptr, rope_row_ptr, dim, dims, HEAD_DIM, BLOCK_HALF, NORM, ROPE
+    )
+    norm_rope_write(
+        qkv_ptr, q_out_ptr, cache_ptr, token, tl.load(slots_ptr + token), head, dim, dims,
+        cos, sin, q_low, q_high, k_low, k_high,
+        token_stride, half_stride, block_stride, offset_stride, head_stride, eps,
+        NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, NORM, ROPE,
+    )  # fmt: skip
 
 
 def qk_norm_rope_write(
