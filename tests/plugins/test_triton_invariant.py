@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from hookline.core.contracts import AttentionForm, AttentionSpec
+from hookline.core.contracts import AttentionForm, AttentionSpec, QKNorm, Rope
 from hookline.core.testing.batches import Row, make_batch, random_cache, scatter_rows
 from hookline.core.testing.plain_kernels import PlainKernels
 
@@ -157,6 +157,70 @@ def test_a_token_attends_alike_in_a_prompt_a_chunk_and_as_one_of_few_or_many_dec
         many = attended(kernels, [one] * 5, 5, q_THE[token : token + 1].expand(5, -1, -1), kv_2NSKE, window, form)
         assert torch.equal(few[0], whole[token]), f"token {token} alone"
         assert torch.equal(many[4], whole[token]), f"token {token} in a crowd"
+
+
+def qkv_attended(kernels, lengths, window, form, *, with_norm=True, rotary_dim=None):
+    """What decodes of these contexts give, and the cache after them, which holds NaN where a newest token belongs."""
+    spec = kernels.spec
+    num_blocks = sum(-(-length // spec.block_size) for length in lengths)
+    rows = scatter_rows([(length, 1) for length in lengths], spec.block_size, num_blocks, seed=0)
+    batch = replace(make_batch(rows, spec, num_decodes=len(rows)), window=window)
+    kv_2NSKE = random_cache(spec, num_blocks, seed=1)[:, 0]
+    kv_2NSKE.flatten(1, 2)[:, batch.slot_mapping_T] = torch.nan
+    qkv_TC = numbers(len(rows), (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim, dtype=spec.dtype, seed=2)
+    weight_E = numbers(spec.head_dim, dtype=spec.dtype, seed=3)
+    norm = QKNorm(weight_E, weight_E.flip(0), 1e-6) if with_norm else None
+    rope = None if rotary_dim is None else Rope(numbers(max(lengths), rotary_dim, seed=4))
+    kernels.prepare(batch)
+    return kernels.qkv_attend(qkv_TC, kv_2NSKE, batch, rope, norm, form or AttentionForm()), kv_2NSKE
+
+
+@pytest.mark.parametrize(
+    ("window", "form"), [(None, None), (25, AttentionForm(sinks_H=torch.ones(6, device=DEVICE)))], ids=["plain", "both"]
+)
+@pytest.mark.parametrize(
+    ("head_dim", "dtype", "with_norm", "with_rope"),
+    [
+        (16, torch.float16, True, True),
+        (40, torch.float32, True, False),
+        (16, torch.float32, False, True),
+        (16, torch.float16, False, False),
+    ],
+)
+def test_decodes_write_their_newest_token_themselves_and_attend_alike(
+    monkeypatch, head_dim, dtype, with_norm, with_rope, window, form
+):
+    for module in (triton_attention, triton_kernels):
+        monkeypatch.setattr(module, "SEGMENT", 32)
+    has_four_programs_at_once(monkeypatch)  # so up to two decodes are cut
+    kernels = TritonKernels(None, AttentionSpec(6, 2, head_dim, 16, 8, 64, 256, DEVICE, dtype, batch_invariant=True))
+    written, write = [], kernels.qk_norm_rope_write
+    monkeypatch.setattr(kernels, "qk_norm_rope_write", lambda *given: (written.append(1), write(*given))[1])
+    what = dict(with_norm=with_norm, rotary_dim=head_dim if with_rope else None)
+    for lengths in ([33, 75], [64], [1, 2, 16, 17, 32, 33, 75]):
+        monkeypatch.setattr(triton_kernels, "fuses_decode", lambda *_: False)
+        expected, expected_kv = qkv_attended(kernels, lengths, window, form, **what)
+        assert written.pop() and expected.isfinite().all() and expected_kv.isfinite().all()
+        monkeypatch.setattr(triton_kernels, "fuses_decode", lambda *_: True)
+        found, found_kv = qkv_attended(kernels, lengths, window, form, **what)
+        assert not written
+        assert torch.equal(found, expected), lengths
+        assert torch.equal(found_kv, expected_kv), lengths
+
+
+def test_heads_that_are_rotated_in_part_and_prompts_have_a_launch_for_the_newest_tokens(monkeypatch):
+    kernels, written = TritonKernels(None, spec()), []
+    monkeypatch.setattr(
+        kernels, "qk_norm_rope_write", lambda qkv_TC, *_: (written.append(1), numbers(len(qkv_TC), 2, 16))[1]
+    )
+    qkv_attended(kernels, [5], None, None, rotary_dim=8)
+    assert written.pop()
+    batch = make_batch(scatter_rows([(5, 1), (5, 5)], 16, 2, seed=0), kernels.spec, num_decodes=1)
+    kernels.prepare(batch)
+    kernels.qkv_attend(numbers(6, 64), random_cache(kernels.spec, 2, seed=1)[:, 0], batch, None, None)
+    assert written.pop()
+    qkv_attended(kernels, [5], None, None, rotary_dim=16)
+    assert not written
 
 
 def test_few_decodes_of_long_contexts_have_a_program_for_each_segment(monkeypatch):

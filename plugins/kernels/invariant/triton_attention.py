@@ -3,7 +3,9 @@
 One kernel serves both, with tiles of as many queries and of as many positions, so that a decode is a prompt of one
 token. A query takes the tiles of its context in order, from position 0 on, and starts afresh every SEGMENT positions;
 segments are merged in order, too. So a few decodes of long contexts may have a program for each segment, and others one
-for all: the same numbers meet in the same order. Tiles that a query does not see leave its bits alone.
+for all: the same numbers meet in the same order. Tiles that a query does not see leave its bits alone. Programs of
+decodes can normalise, rotate and write the newest token themselves: they call what the launch for it calls, and read
+from memory what it would have left there.
 Legend: T tokens, B requests, H heads, K kv heads, G = H / K, E head dim, M blocks in a table row, N cache blocks,
 S block size, W query tiles, P segments.
 """
@@ -19,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from hookline.core.contracts import Batch
+from hookline.core.contracts import Batch, QKNorm, Rope
 from hookline.plugins.kernels.attention.triton_forms import LOWEST, Scoring, load_sinks, scored
 from hookline.plugins.kernels.attention.triton_tiles import (
     Card,
@@ -31,6 +33,7 @@ from hookline.plugins.kernels.attention.triton_tiles import (
     tile_blocks,
     tile_places,
 )
+from hookline.plugins.kernels.norms.triton_rotary import load_halves, norm_rope_write
 from hookline.plugins.kernels.triton_launch import launch_options
 
 SEGMENT = 1024
@@ -82,6 +85,18 @@ class Segments:
         return min(-(-max_context_len // SEGMENT), self.partial_BPHE.shape[1])
 
 
+@dataclass(frozen=True)
+class Newest:
+    """Decodes' newest tokens as they are projected: norm, rotation and the cache write are left to do.
+
+    Shapes: qkv_TC (T, (H + 2K) * E). A rotary table is as wide as a head.
+    """
+
+    qkv_TC: Tensor
+    rope: Rope | None
+    norm: QKNorm | None
+
+
 @triton.jit
 def _taken_in(maximum, total, acc, other_maximum, other_total, other_acc):
     """Two (maximum, sum, weighted values) as one. Rounded as written: the compiler has nothing left to fuse."""
@@ -119,16 +134,33 @@ def _attend_tile(
     return new_maximum, total, acc
 
 
+@triton.jit
+def _own_heads(
+    kv_head, has_newest, GROUP: tl.constexpr, NUM_KV_HEADS: tl.constexpr, BLOCK_OWN: tl.constexpr
+):  # fmt: skip
+    """The heads of a kv head, counted over those of q, k and v: its queries, and its key and value if wanted."""
+    NUM_HEADS: tl.constexpr = NUM_KV_HEADS * GROUP
+    member = tl.arange(0, BLOCK_OWN)
+    newest = NUM_HEADS + (member - GROUP) * NUM_KV_HEADS + kv_head
+    is_newest = (member < GROUP + 2) & has_newest
+    return tl.where(member < GROUP, kv_head * GROUP + member, tl.where(is_newest, newest, NUM_HEADS + 2 * NUM_KV_HEADS))
+
+
 @triton.jit(do_not_specialize=["table_stride", "window", "most_segments"])
 def _attend_kernel(
     q_ptr, cache_ptr, table_ptr, tiles_ptr, query_starts_ptr, context_lens_ptr, out_ptr, partial_ptr, stats_ptr,
     q_stride, half_stride: tl.int64, block_stride, offset_stride, head_stride, table_stride, factor, cap, sinks_ptr,
-    window, most_segments, WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr, SPLIT: tl.constexpr,
+    window, most_segments, qkv_ptr, slots_ptr, rope_ptr, q_weight_ptr, k_weight_ptr, token_stride, rope_stride, eps,
+    FUSED: tl.constexpr, NORM: tl.constexpr, ROPE: tl.constexpr, BLOCK_OWN: tl.constexpr, BLOCK_HALF: tl.constexpr,
+    WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr, SPLIT: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_DIM: tl.constexpr, TILE: tl.constexpr, SEGMENT: tl.constexpr,
     PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A tile of queries with all its segments; with SPLIT a decode with one of them, for `_merge_kernel`."""
+    """A tile of queries with all its segments; with SPLIT a decode with one of them, for `_merge_kernel`.
+
+    FUSED: tiles are of one decode each, whose queries, key and value come from qkv; q is where its queries are left.
+    """
     kv_head = tl.program_id(0)
     TOKENS: tl.constexpr = BLOCK_M // GROUP
     NUM_HEADS: tl.constexpr = NUM_KV_HEADS * GROUP
@@ -143,10 +175,12 @@ def _attend_kernel(
     if WINDOW:
         seen = tl.maximum(past + first - window + 1, 0)
     first_segment, num_segments = seen // SEGMENT, tl.cdiv(stop, SEGMENT)
+    has_newest = True
     if SPLIT:
         first_segment = tl.program_id(2)
         if first_segment >= num_segments:
             return
+        has_newest = first_segment == num_segments - 1
         num_segments = first_segment + 1
 
     token, head, is_query = query_members(first, query_len, kv_head, GROUP, TOKENS, BLOCK_M)
@@ -157,9 +191,26 @@ def _attend_kernel(
     last_position = past + token
     table_row_ptr = table_ptr + row.to(tl.int64) * table_stride
     head_ptr = cache_ptr + kv_head * head_stride + dim[None, :]
+    if FUSED:
+        slot = tl.load(slots_ptr + query_start)
+        half = tl.arange(0, BLOCK_HALF)
+        halves = half < HEAD_DIM // 2
+        cos, sin, q_low, q_high, k_low, k_high = load_halves(
+            q_weight_ptr, k_weight_ptr, rope_ptr + past.to(tl.int64) * rope_stride, half, halves, HEAD_DIM, BLOCK_HALF,
+            NORM, ROPE,
+        )  # fmt: skip
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
+    if FUSED:
+        norm_rope_write(
+            qkv_ptr, q_ptr, cache_ptr, query_start.to(tl.int64), slot,
+            _own_heads(kv_head, has_newest, GROUP, NUM_KV_HEADS, BLOCK_OWN), half, halves,
+            cos, sin, q_low, q_high, k_low, k_high,
+            token_stride, half_stride, block_stride, offset_stride, head_stride, eps,
+            NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, NORM, ROPE,
+        )  # fmt: skip
+        tl.debug_barrier()  # what one thread has written, others read below
     q = tl.load(q_ptr + (at_token * q_stride + head * HEAD_DIM)[:, None] + dim[None, :], mask=mask_md, other=0.0)
 
     all_maximum, all_total, all_acc = nothing_seen(LOWEST, BLOCK_M, BLOCK_DIM)
@@ -253,9 +304,11 @@ def longest_first(context_lens_B: Tensor) -> Tensor:
 
 def attend_tiles(
     q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch, tiles_W2: Tensor, scoring: Scoring, out_THE: Tensor,
-    tiling: AttentionTiling, segments: Segments, num_segments: int = 1,
+    tiling: AttentionTiling, segments: Segments, num_segments: int = 1, newest: Newest | None = None,
 ) -> None:  # fmt: skip
     """Causal attention of the listed query tiles; other rows of out are left alone.
+
+    newest: for tiles that are decodes; q_THE is then written, contiguous, and so is the cache. It changes no bit.
 
     num_segments: more than one for tiles that are the first decodes of the batch, without a window: each segment then
     has a program of its own. It changes no bit.
@@ -274,13 +327,20 @@ def attend_tiles(
     block_dim = max(16, triton.next_power_of_2(head_dim))
     most_segments = segments.partial_BPHE.shape[1]
     sinks = q_THE if scoring.sinks_H is None else scoring.sinks_H
+    group = num_heads // num_kv_heads
+    qkv_TC, rope, norm = (newest.qkv_TC, newest.rope, newest.norm) if newest is not None else (q_THE, None, None)
+    table = rope.table_PE if rope is not None else qkv_TC
+    q_weight, k_weight = (norm.q_weight_E, norm.k_weight_E) if norm is not None else (qkv_TC, qkv_TC)
     _attend_kernel[(num_kv_heads, len(tiles_W2), num_segments)](
         q_THE, kv_2NSKE, batch.block_table_BM, tiles_W2, batch.query_starts_B1, batch.context_lens_B, out_THE,
         segments.partial_BPHE, segments.stats_BPH2,
         q_THE.stride(0), half_stride, block_stride, offset_stride, head_stride, batch.block_table_BM.stride(0),
         scoring.factor, scoring.cap, sinks, 0 if window is None else window, most_segments,
+        qkv_TC, batch.slot_mapping_T, table, q_weight, k_weight, qkv_TC.stride(0), table.stride(0),
+        norm.eps if norm is not None else 0.0, FUSED=newest is not None, NORM=norm is not None, ROPE=rope is not None,
+        BLOCK_OWN=triton.next_power_of_2(group + 2), BLOCK_HALF=triton.next_power_of_2(head_dim // 2),
         WINDOW=window is not None, CAP=scoring.cap != 0, SINKS=scoring.sinks_H is not None, SPLIT=is_split,
-        NUM_KV_HEADS=num_kv_heads, GROUP=num_heads // num_kv_heads, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
+        NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
         BLOCK_M=tiling.block_m, BLOCK_DIM=block_dim, TILE=tiling.tile, SEGMENT=SEGMENT,
         PRECISION="ieee", num_warps=tiling.num_warps, num_stages=tiling.num_stages, **launch_options(q_THE.device),
     )  # fmt: skip

@@ -27,6 +27,7 @@ from hookline.plugins.kernels.attention.triton_tiles import Card
 from hookline.plugins.kernels.invariant.triton_attention import (
     SEGMENT,
     AttentionTiling,
+    Newest,
     Segments,
     attend_tiles,
     longest_first,
@@ -35,6 +36,7 @@ from hookline.plugins.kernels.invariant.triton_experts import clamped_expert_mlp
 from hookline.plugins.kernels.invariant.triton_product import RowScratch, row_product
 from hookline.plugins.kernels.products.triton_wide import empty_with_room
 from hookline.plugins.kernels.triton_backend import TritonKernels
+from hookline.plugins.kernels.triton_launch import fuses_decode
 
 PROGRAMS_PER_SM = 2
 """Decodes whose kv heads give fewer programs than this have a program for each segment."""
@@ -131,16 +133,26 @@ class InvariantTritonKernels(TritonKernels):
         norm: QKNorm | None,
         form: AttentionForm = PLAIN_ATTENTION,
     ) -> Tensor:
-        """See Kernels.qkv_attend."""
-        q_THE = self.qk_norm_rope_write(qkv_TC, kv_2NSKE, batch, rope, norm)
-        return self.attend(q_THE, kv_2NSKE, batch, form)
+        """See Kernels.qkv_attend; one launch for decode rows alone, where that is faster: it changes no bit."""
+        spec, rows = self.spec, batch.num_decodes
+        is_whole = rope is None or rope.table_PE.shape[1] == spec.head_dim
+        if batch.num_requests > rows or not is_whole or not fuses_decode(rows, spec.num_heads // spec.num_kv_heads):
+            q_THE = self.qk_norm_rope_write(qkv_TC, kv_2NSKE, batch, rope, norm)
+            return self.attend(q_THE, kv_2NSKE, batch, form)
+        q_THE = qkv_TC.new_empty(rows, spec.num_heads, spec.head_dim)
+        return self._attend(q_THE, kv_2NSKE, batch, form, Newest(qkv_TC, rope, norm))
 
     def attend(self, q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch, form: AttentionForm = PLAIN_ATTENTION) -> Tensor:
         """See Kernels.attend. `prepare` must have seen this batch."""
+        return self._attend(q_THE, kv_2NSKE, batch, form)
+
+    def _attend(
+        self, q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch, form: AttentionForm, newest: Newest | None = None
+    ) -> Tensor:
         tiles: _Tiles = batch.scratch["tiles"]
         out_THE = empty_with_room(*q_THE.shape, like=q_THE)
         given = self._scoring(form), out_THE, self._tiling, self._segments
-        attend_tiles(q_THE, kv_2NSKE, batch, tiles.decodes_W2, *given, tiles.num_segments)
+        attend_tiles(q_THE, kv_2NSKE, batch, tiles.decodes_W2, *given, tiles.num_segments, newest)
         if tiles.prompts_W2 is not None:
             attend_tiles(q_THE, kv_2NSKE, batch, tiles.prompts_W2, *given)
         return out_THE
