@@ -191,6 +191,10 @@ def _attend_kernel(
     last_position = past + token
     table_row_ptr = table_ptr + row.to(tl.int64) * table_stride
     head_ptr = cache_ptr + kv_head * head_stride + dim[None, :]
+    first_start = first_segment * SEGMENT
+    if WINDOW:
+        first_start = tl.maximum(first_start, seen // TILE * TILE)
+    blocks = tile_blocks(table_row_ptr, first_start, stop, BLOCK_SIZE, TILE)
     if FUSED:
         slot = tl.load(slots_ptr + query_start)
         half = tl.arange(0, BLOCK_HALF)
@@ -224,13 +228,12 @@ def _attend_kernel(
         if WINDOW:
             begin = tl.maximum(begin, seen // TILE * TILE)
         maximum, total, acc = nothing_seen(LOWEST, BLOCK_M, BLOCK_DIM)
-        blocks = tile_blocks(table_row_ptr, begin, end, BLOCK_SIZE, TILE)
         for start in range(begin, end, TILE):
             maximum, total, acc = _attend_tile(
                 q, maximum, total, acc, start, end, seen, last_position, window, blocks, head_ptr, dims,
                 half_stride, block_stride, offset_stride, factor, cap, BLOCK_SIZE, TILE, WINDOW, CAP, PRECISION,
             )  # fmt: skip
-            blocks = tile_blocks(table_row_ptr, start + TILE, end, BLOCK_SIZE, TILE)
+            blocks = tile_blocks(table_row_ptr, start + TILE, stop, BLOCK_SIZE, TILE)
         if SPLIT:
             at = (row.to(tl.int64) * most_segments + segment) * NUM_HEADS + head
             store_part(partial_ptr, stats_ptr, at, maximum, total, acc, dim, is_query, mask_md, HEAD_DIM)
