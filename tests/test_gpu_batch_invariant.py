@@ -17,9 +17,11 @@ if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
 from hookline import LLM
-from hookline.core.contracts import AttentionForm, AttentionSpec
+from hookline.core.contracts import AttentionForm, AttentionSpec, QKNorm, Rope
 from hookline.core.testing.batches import Row, make_batch, random_cache, scatter_rows
+from hookline.plugins.kernels.invariant import triton_kernels
 from hookline.plugins.kernels.invariant.triton_product import RowScratch, row_product, row_tiles, weight_parts
+from hookline.plugins.kernels.norms import triton_rotary
 from hookline.plugins.kernels.triton_backend import TritonKernels
 from tests.batch_invariance import alone, make_load, try_batches
 
@@ -92,8 +94,8 @@ def attended(kernels, q_THE, kv_2NSKE, rows, num_decodes, spec, form, window):
     return kernels.attend(q_THE, kv_2NSKE, batch, *([form] if form.features else []))
 
 
-@pytest.mark.parametrize(("form", "window"), [("plain", None), ("sinks", 2000), ("softcap", 100)])
-@pytest.mark.parametrize(
+FORMS = pytest.mark.parametrize(("form", "window"), [("plain", None), ("sinks", 2000), ("softcap", 100)])
+HEADS = pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim", "dtype"),
     [
         (16, 8, 128, torch.bfloat16),
@@ -103,15 +105,23 @@ def attended(kernels, q_THE, kv_2NSKE, rows, num_decodes, spec, form, window):
         (8, 2, 64, torch.float32),
     ],
 )
+
+
+def form_of(name: str, heads: int, dtype: torch.dtype) -> AttentionForm:
+    return AttentionForm(
+        softcap=30.0 if name == "softcap" else None,
+        sinks_H=torch.linspace(-2, 4, heads, device=DEVICE).to(dtype) if name == "sinks" else None,
+    )
+
+
+@FORMS
+@HEADS
 def test_a_token_attends_alike_as_a_decode_in_any_chunk_and_beside_others(
     heads, kv_heads, head_dim, dtype, form, window
 ):
     spec = spec_of(heads, kv_heads, head_dim, dtype)
     kernels = TritonKernels(None, spec)
-    form = AttentionForm(
-        softcap=30.0 if form == "softcap" else None,
-        sinks_H=torch.linspace(-2, 4, heads, device=DEVICE).to(dtype) if form == "sinks" else None,
-    )
+    form = form_of(form, heads, dtype)
     length, num_blocks = 2500, 140
     sequence, *others = scatter_rows([(length, length), (700, 1), (40, 1), (3000, 1), (90, 90)], 64, num_blocks, seed=1)
     kv_2NSKE = random_cache(spec, num_blocks, seed=2)[:, 0]
@@ -133,6 +143,97 @@ def test_a_token_attends_alike_as_a_decode_in_any_chunk_and_beside_others(
             )
             many_THE = attended(kernels, q, kv_2NSKE, rows, len(rows) - 1, spec, form, window)
             assert torch.equal(many_THE[len(rows) - 2], expected[at]), f"token {at} beside {len(rows) - 1} rows"
+
+
+def norm_and_rope(
+    head_dim: int, dtype: torch.dtype, *, with_norm: bool = True, with_rope: bool = True
+) -> tuple[QKNorm | None, Rope | None]:
+    weights = (1 + 0.3 * numbers(2, head_dim, seed=5)).to(dtype)
+    angle_PR = 7 * numbers(4000, head_dim // 2, dtype=torch.float32, seed=6)
+    norm, rope = QKNorm(*weights, 1e-6), Rope(torch.cat((angle_PR.cos(), angle_PR.sin()), 1))
+    return norm if with_norm else None, rope if with_rope else None
+
+
+def qkv_attended(kernels, qkv_TC, kv_2NSKE, rows, num_decodes, given, window=None):
+    """What rows attend to, and the cache after it; before it the cache holds NaN where their tokens belong."""
+    batch, kv_2NSKE = replace(make_batch(rows, kernels.spec, num_decodes=num_decodes), window=window), kv_2NSKE.clone()
+    kv_2NSKE.flatten(1, 2)[:, batch.slot_mapping_T] = torch.nan
+    kernels.prepare(batch)
+    norm, rope, form = given
+    return kernels.qkv_attend(qkv_TC, kv_2NSKE, batch, rope, norm, form), kv_2NSKE
+
+
+ENDS = (1, 2, 63, 64, 65, 512, 1023, 1024, 1025, 2048, 2049, 3100)
+"""Contexts whose newest token begins or ends a block, a tile or a segment."""
+
+
+@pytest.mark.parametrize(
+    ("form", "window", "with_norm", "with_rope"),
+    [
+        ("plain", None, True, True),
+        ("plain", None, True, False),
+        ("plain", None, False, True),
+        ("plain", None, False, False),
+        ("sinks", 2000, True, True),
+        ("softcap", 100, True, True),
+    ],
+)
+@HEADS
+def test_decodes_that_write_their_newest_token_get_the_bits_of_a_launch_for_it(
+    monkeypatch, heads, kv_heads, head_dim, dtype, form, window, with_norm, with_rope
+):
+    spec = replace(spec_of(heads, kv_heads, head_dim, dtype), max_num_seqs=256)
+    kernels, width = TritonKernels(None, spec), (heads + 2 * kv_heads) * head_dim
+    given = *norm_and_rope(head_dim, dtype, with_norm=with_norm, with_rope=with_rope), form_of(form, heads, dtype)
+    for lengths in ([1], [2500], list(ENDS), [*ENDS, *(1 + 37 * row % 900 for row in range(256 - len(ENDS)))]):
+        num_blocks = sum(-(-length // 64) for length in lengths)
+        rows = scatter_rows([(length, 1) for length in lengths], 64, num_blocks, seed=1)
+        kv_2NSKE = numbers(2, num_blocks, 64, kv_heads, head_dim, dtype=dtype, seed=2)
+        step = kernels, numbers(len(rows), width, dtype=dtype, seed=3), kv_2NSKE, rows, len(rows), given, window
+        monkeypatch.setattr(triton_kernels, "fuses_decode", lambda *_: False)
+        expected_THE, expected_kv = qkv_attended(*step)
+        assert expected_THE.isfinite().all() and expected_kv.isfinite().all()
+        monkeypatch.setattr(triton_kernels, "fuses_decode", lambda *_: True)
+        for _ in range(5):  # what one thread reads too early might be there by chance
+            found_THE, found_kv = qkv_attended(*step)
+            assert torch.equal(found_kv, expected_kv), f"the cache after {len(rows)} rows"
+            assert torch.equal(found_THE, expected_THE), f"{len(rows)} rows"
+
+
+@FORMS
+@HEADS
+def test_a_token_leaves_and_finds_alike_as_a_decode_and_in_a_prompt(
+    monkeypatch, heads, kv_heads, head_dim, dtype, form, window
+):
+    monkeypatch.setattr(triton_kernels, "fuses_decode", lambda *_: True)
+    spec = spec_of(heads, kv_heads, head_dim, dtype)
+    kernels, length, num_blocks = TritonKernels(None, spec), 2500, 80
+    sequence, other = scatter_rows([(length, length), (700, 1)], 64, num_blocks, seed=1)
+    qkv_TC = numbers(length, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
+    given = *norm_and_rope(head_dim, dtype), form_of(form, heads, dtype)
+    kv_2NSKE = random_cache(spec, num_blocks, seed=2)[:, 0]
+    expected_THE, written = qkv_attended(kernels, qkv_TC, kv_2NSKE, [sequence], 0, given, window)
+    for at in (0, 1, 62, 63, 64, 511, 1022, 1023, 1024, 1025, 2047, 2048, 2300, 2499):
+        row = Row(at + 1, 1, sequence.blocks[: at // 64 + 1])
+        for others in (0, 1, 39):  # few have a program for each segment, many have one for all
+            rows, qkv = [*[other] * others, row], torch.cat((qkv_TC[:1].expand(others, -1), qkv_TC[at : at + 1]))
+            found_THE, found_kv = qkv_attended(kernels, qkv, written, rows, len(rows), given, window)
+            assert torch.equal(found_THE[others], expected_THE[at]), f"token {at} beside {others} rows"
+            slot = row.blocks[-1], at % 64
+            assert torch.equal(found_kv[:, *slot], written[:, *slot]), f"key and value of token {at}"
+
+
+@HEADS
+def test_heads_get_the_same_bits_however_many_a_program_has(monkeypatch, heads, kv_heads, head_dim, dtype):
+    (norm, rope), qkv_TC = norm_and_rope(head_dim, dtype), numbers(300, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
+    found = []
+    for heads_a_program in (16, 1, 2, 4, 8, 32):
+        monkeypatch.setattr(triton_rotary, "HEADS_PER_PROGRAM", heads_a_program)
+        kv_2NSKE = torch.zeros(2, 5, 64, kv_heads, head_dim, dtype=dtype, device=DEVICE)
+        place_T = torch.arange(300, device=DEVICE)
+        q_THE = triton_rotary.qk_norm_rope_write(qkv_TC, kv_2NSKE, place_T, place_T, rope, norm)
+        found.append((q_THE, kv_2NSKE))
+    assert all(torch.equal(*pair) for other in found[1:] for pair in zip(other, found[0], strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
