@@ -34,7 +34,7 @@ from hookline.plugins.kernels.attention.triton_tiles import (
     tile_places,
 )
 from hookline.plugins.kernels.norms.triton_rotary import load_halves, norm_rope_write
-from hookline.plugins.kernels.triton_launch import launch_options
+from hookline.plugins.kernels.triton_launch import launch_options, launches_early
 
 SEGMENT = 1024
 """Positions after which a query starts afresh."""
@@ -146,13 +146,30 @@ def _own_heads(
     return tl.where(member < GROUP, kv_head * GROUP + member, tl.where(is_newest, newest, NUM_HEADS + 2 * NUM_KV_HEADS))
 
 
+@triton.jit
+def _ask_for_tile(
+    head_ptr, block, start, stop, half_stride, block_stride, offset_stride,
+    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Fetch a tile's keys and values into the L2: a row by each thread. What is written later is written there too."""
+    one = tl.arange(0, 2 * TILE)
+    offset = (start % BLOCK_SIZE + one // 2) * offset_stride
+    address = head_ptr + (block.to(tl.int64) * block_stride + offset) + one % 2 * half_stride
+    num_bytes = tl.zeros([2 * TILE], tl.int32) + HEAD_DIM * head_ptr.dtype.element_ty.primitive_bitwidth // 8
+    tl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p cp.async.bulk.prefetch.L2.global [$1], $3; mov.u32 $0, 0; }",
+        "=r,l,r,r", [address.to(tl.int64, bitcast=True), (start + one // 2 < stop).to(tl.int32), num_bytes],
+        dtype=tl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
 @triton.jit(do_not_specialize=["table_stride", "window", "most_segments"])
 def _attend_kernel(
     q_ptr, cache_ptr, table_ptr, tiles_ptr, query_starts_ptr, context_lens_ptr, out_ptr, partial_ptr, stats_ptr,
     q_stride, half_stride: tl.int64, block_stride, offset_stride, head_stride, table_stride, factor, cap, sinks_ptr,
     window, most_segments, qkv_ptr, slots_ptr, rope_ptr, q_weight_ptr, k_weight_ptr, token_stride, rope_stride, eps,
     FUSED: tl.constexpr, NORM: tl.constexpr, ROPE: tl.constexpr, BLOCK_OWN: tl.constexpr, BLOCK_HALF: tl.constexpr,
-    WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr, SPLIT: tl.constexpr,
+    ASK: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr, SPLIT: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_DIM: tl.constexpr, TILE: tl.constexpr, SEGMENT: tl.constexpr,
     PRECISION: tl.constexpr, PDL: tl.constexpr,
@@ -202,6 +219,11 @@ def _attend_kernel(
         cos, sin, q_low, q_high, k_low, k_high = load_halves(
             q_weight_ptr, k_weight_ptr, rope_ptr + past.to(tl.int64) * rope_stride, half, halves, HEAD_DIM, BLOCK_HALF,
             NORM, ROPE,
+        )  # fmt: skip
+    if ASK:  # what comes before the newest token was there before this step
+        _ask_for_tile(
+            cache_ptr + kv_head * head_stride, blocks, first_start, past, half_stride, block_stride, offset_stride,
+            HEAD_DIM, BLOCK_SIZE, TILE,
         )  # fmt: skip
     if PDL:
         gdc_wait()
@@ -342,6 +364,7 @@ def attend_tiles(
         qkv_TC, batch.slot_mapping_T, table, q_weight, k_weight, qkv_TC.stride(0), table.stride(0),
         norm.eps if norm is not None else 0.0, FUSED=newest is not None, NORM=norm is not None, ROPE=rope is not None,
         BLOCK_OWN=triton.next_power_of_2(group + 2), BLOCK_HALF=triton.next_power_of_2(head_dim // 2),
+        ASK=newest is not None and _asks_early(kv_2NSKE, tiling),
         WINDOW=window is not None, CAP=scoring.cap != 0, SINKS=scoring.sinks_H is not None, SPLIT=is_split,
         NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
         BLOCK_M=tiling.block_m, BLOCK_DIM=block_dim, TILE=tiling.tile, SEGMENT=SEGMENT,
@@ -354,3 +377,18 @@ def attend_tiles(
             SINKS=scoring.sinks_H is not None, NUM_HEADS=num_heads, HEAD_DIM=head_dim, BLOCK_HEADS=block_heads,
             BLOCK_DIM=block_dim, SEGMENT=SEGMENT, num_warps=1,
         )  # fmt: skip
+
+
+def _asks_early(kv_2NSKE: Tensor, tiling: AttentionTiling) -> bool:
+    """Whether programs ask for their first keys and values before they wait.
+
+    They lie in one block, a row for each thread, and as the copy engine wants them.
+    """
+    if (
+        not launches_early(kv_2NSKE.device)
+        or kv_2NSKE.shape[2] % tiling.tile
+        or 2 * tiling.tile < 32 * tiling.num_warps
+    ):
+        return False
+    sizes = (*kv_2NSKE.stride()[:-1], kv_2NSKE.shape[-1], kv_2NSKE.storage_offset())
+    return all(size * kv_2NSKE.element_size() % 16 == 0 for size in sizes)
