@@ -1,7 +1,8 @@
 """kernels=triton in batch-invariant mode: what is the same for every batch, in place of what is fastest for each.
 
 Norms, rotations, cache writes and routing are those of TritonKernels, which compute a row by itself. Products, experts
-and attention are those of this package. Legend: as in triton_backend.py.
+and attention are those of this package; of decodes alone, attention does the rotation too.
+Legend: as in triton_backend.py.
 """
 
 from __future__ import annotations
