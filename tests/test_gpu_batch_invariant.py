@@ -190,10 +190,10 @@ def test_decodes_that_write_their_newest_token_get_the_bits_of_a_launch_for_it(
         rows = scatter_rows([(length, 1) for length in lengths], 64, num_blocks, seed=1)
         kv_2NSKE = numbers(2, num_blocks, 64, kv_heads, head_dim, dtype=dtype, seed=2)
         step = kernels, numbers(len(rows), width, dtype=dtype, seed=3), kv_2NSKE, rows, len(rows), given, window
-        monkeypatch.setattr(triton_kernels, "fuses_decode", lambda *_: False)
+        monkeypatch.setattr(triton_kernels, "MOST_FUSED_ROWS", 0)
         expected_THE, expected_kv = qkv_attended(*step)
         assert expected_THE.isfinite().all() and expected_kv.isfinite().all()
-        monkeypatch.setattr(triton_kernels, "fuses_decode", lambda *_: True)
+        monkeypatch.setattr(triton_kernels, "MOST_FUSED_ROWS", 1 << 20)
         for _ in range(5):  # what one thread reads too early might be there by chance
             found_THE, found_kv = qkv_attended(*step)
             assert torch.equal(found_kv, expected_kv), f"the cache after {len(rows)} rows"
@@ -205,7 +205,7 @@ def test_decodes_that_write_their_newest_token_get_the_bits_of_a_launch_for_it(
 def test_a_token_leaves_and_finds_alike_as_a_decode_and_in_a_prompt(
     monkeypatch, heads, kv_heads, head_dim, dtype, form, window
 ):
-    monkeypatch.setattr(triton_kernels, "fuses_decode", lambda *_: True)
+    monkeypatch.setattr(triton_kernels, "MOST_FUSED_ROWS", 1 << 20)
     spec = spec_of(heads, kv_heads, head_dim, dtype)
     kernels, length, num_blocks = TritonKernels(None, spec), 2500, 80
     sequence, other = scatter_rows([(length, length), (700, 1)], 64, num_blocks, seed=1)
@@ -231,7 +231,7 @@ def test_heads_get_the_same_bits_however_many_a_program_has(monkeypatch, heads, 
         monkeypatch.setattr(triton_rotary, "HEADS_PER_PROGRAM", heads_a_program)
         kv_2NSKE = torch.zeros(2, 5, 64, kv_heads, head_dim, dtype=dtype, device=DEVICE)
         place_T = torch.arange(300, device=DEVICE)
-        q_THE = triton_rotary.qk_norm_rope_write(qkv_TC, kv_2NSKE, place_T, place_T, rope, norm)
+        q_THE = triton_rotary.qk_norm_rope_write(qkv_TC, kv_2NSKE, place_T, place_T, rope, norm, is_ordered=True)
         found.append((q_THE, kv_2NSKE))
     assert all(torch.equal(*pair) for other in found[1:] for pair in zip(other, found[0], strict=True))
 

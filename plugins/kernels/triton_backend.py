@@ -214,7 +214,10 @@ class TritonKernels(TritonAttention):
         self, qkv_TC: Tensor, kv_2NSKE: Tensor, batch: Batch, rope: Rope | None, norm: QKNorm | None
     ) -> Tensor:
         """See Kernels.qk_norm_rope_write; one launch."""
-        return triton_rotary.qk_norm_rope_write(qkv_TC, kv_2NSKE, batch.positions_T, batch.slot_mapping_T, rope, norm)
+        return triton_rotary.qk_norm_rope_write(
+            qkv_TC, kv_2NSKE, batch.positions_T, batch.slot_mapping_T, rope, norm,
+            is_ordered=self.spec.batch_invariant,
+        )  # fmt: skip
 
     def exchange(self, peers: PeerMemory) -> TritonExchange:
         """See core.contracts.Exchange."""

@@ -40,7 +40,7 @@ def fuses_decode(num_rows: int, group: int = 1) -> bool:
     They then delay every program of it, but save a launch; and where programs of the next kernel find their place among
     those still running decides more than either. As measured on an H200 (docs/log.md).
     """
-    return num_rows <= 24 or 64 < num_rows <= 256 or (group >= WIDE_GROUP and num_rows <= 256)
+    return num_rows <= 32 or (group >= WIDE_GROUP and num_rows <= 256)
 
 
 LARGE_WIDTH = 4096
@@ -52,4 +52,4 @@ def triggers_late(num_rows: int, *, is_large: bool = False) -> bool:
 
     is_large: the model's hidden size is at least LARGE_WIDTH, or its attention has wide groups.
     """
-    return num_rows > 4 and (is_large or fuses_decode(num_rows))
+    return num_rows > 4 and (is_large or num_rows <= 24 or 64 < num_rows <= 256)

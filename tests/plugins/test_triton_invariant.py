@@ -198,10 +198,10 @@ def test_decodes_write_their_newest_token_themselves_and_attend_alike(
     monkeypatch.setattr(kernels, "qk_norm_rope_write", lambda *given: (written.append(1), write(*given))[1])
     what = dict(with_norm=with_norm, rotary_dim=head_dim if with_rope else None)
     for lengths in ([33, 75], [64], [1, 2, 16, 17, 32, 33, 75]):
-        monkeypatch.setattr(triton_kernels, "fuses_decode", lambda *_: False)
+        monkeypatch.setattr(triton_kernels, "MOST_FUSED_ROWS", 0)
         expected, expected_kv = qkv_attended(kernels, lengths, window, form, **what)
         assert written.pop() and expected.isfinite().all() and expected_kv.isfinite().all()
-        monkeypatch.setattr(triton_kernels, "fuses_decode", lambda *_: True)
+        monkeypatch.setattr(triton_kernels, "MOST_FUSED_ROWS", 1 << 20)
         found, found_kv = qkv_attended(kernels, lengths, window, form, **what)
         assert not written
         assert torch.equal(found, expected), lengths

@@ -578,8 +578,8 @@ def test_qkv_attend_equals_its_parts_where_the_newest_token_begins_a_block_an_it
 
 
 def test_qkv_attend_of_wide_groups_equals_its_parts(monkeypatch):
-    assert not fuses_decode(25)
-    check_qkv_attend([1 + row % 3 for row in range(24)] + [70], torch.float16, 64, 8, num_kv_heads=1)
+    assert not fuses_decode(33)
+    check_qkv_attend([1 + row % 3 for row in range(32)] + [70], torch.float16, 64, 8, num_kv_heads=1)
     monkeypatch.setattr(triton_attention, "decode_tiling", lambda *_: DecodeTiling(64, 4, 2, 2))
     check_qkv_attend([1, 64, 65, 129, 400], torch.float16, 64, 8, num_kv_heads=1)
 

@@ -37,8 +37,10 @@ from hookline.plugins.kernels.invariant.triton_experts import clamped_expert_mlp
 from hookline.plugins.kernels.invariant.triton_product import RowScratch, row_product
 from hookline.plugins.kernels.products.triton_wide import empty_with_room
 from hookline.plugins.kernels.triton_backend import TritonKernels
-from hookline.plugins.kernels.triton_launch import fuses_decode
 
+MOST_FUSED_ROWS = 32
+"""Most decode rows whose rotation is faster inside attention; more programs than run at once would each delay the next
+(docs/log.md)."""
 PROGRAMS_PER_SM = 2
 """Decodes whose kv heads give fewer programs than this have a program for each segment."""
 
@@ -134,10 +136,10 @@ class InvariantTritonKernels(TritonKernels):
         norm: QKNorm | None,
         form: AttentionForm = PLAIN_ATTENTION,
     ) -> Tensor:
-        """See Kernels.qkv_attend; one launch for decode rows alone, where that is faster: it changes no bit."""
+        """See Kernels.qkv_attend; one launch for few decode rows alone, where that is faster: it changes no bit."""
         spec, rows = self.spec, batch.num_decodes
         is_whole = rope is None or rope.table_PE.shape[1] == spec.head_dim
-        if batch.num_requests > rows or not is_whole or not fuses_decode(rows, spec.num_heads // spec.num_kv_heads):
+        if batch.num_requests > rows or not is_whole or rows > MOST_FUSED_ROWS:
             q_THE = self.qk_norm_rope_write(qkv_TC, kv_2NSKE, batch, rope, norm)
             return self.attend(q_THE, kv_2NSKE, batch, form)
         q_THE = qkv_TC.new_empty(rows, spec.num_heads, spec.head_dim)

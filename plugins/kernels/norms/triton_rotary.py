@@ -68,12 +68,13 @@ def norm_rope_write(
     qkv_ptr, q_out_ptr, cache_ptr, token, slot, head, dim, dims, cos, sin, q_low, q_high, k_low, k_high,
     token_stride, half_stride, block_stride, offset_stride, head_stride, eps,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    NORM: tl.constexpr, ROPE: tl.constexpr,
+    NORM: tl.constexpr, ROPE: tl.constexpr, ORDERED: tl.constexpr,
 ):  # fmt: skip
     """Normalise and rotate these heads of a token, and leave queries in q_out, keys and values in the cache.
 
-    head: counted over those of q, k and v; any beyond them is none. The same bits in any kernel and for any choice of
-    heads: sums of squares have one order, and what a compiler might contract is contracted here.
+    head: counted over those of q, k and v; any beyond them is none. ORDERED: the same bits in any kernel and for any
+    choice of heads; sums of squares then have one order, which takes longer. What a compiler might contract is
+    contracted here.
     """
     is_q = head < NUM_HEADS
     is_v = head >= NUM_HEADS + NUM_KV_HEADS
@@ -83,7 +84,8 @@ def norm_rope_write(
     high_in = tl.load(source + HEAD_DIM // 2, mask=inside, other=0.0).to(tl.float32)
     low, high = low_in, high_in
     if NORM:
-        squares = _sums_of_rows(tl.fma(low, low, high * high))
+        squares = tl.fma(low, low, high * high)
+        squares = _sums_of_rows(squares) if ORDERED else tl.sum(squares, axis=1)[:, None]
         scale = tl.rsqrt(tl.fma(squares, 1.0 / HEAD_DIM, eps))
         low = low * scale * tl.where(is_q[:, None], q_low[None, :], k_low[None, :])
         high = high * scale * tl.where(is_q[:, None], q_high[None, :], k_high[None, :])
@@ -113,7 +115,8 @@ def _qk_norm_rope_write_kernel(
     qkv_ptr, q_out_ptr, cache_ptr, positions_ptr, slots_ptr, table_ptr, q_weight_ptr, k_weight_ptr,
     token_stride, half_stride: tl.int64, block_stride, offset_stride, head_stride, table_stride, eps,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    NORM: tl.constexpr, ROPE: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_HALF: tl.constexpr, PDL: tl.constexpr,
+    NORM: tl.constexpr, ROPE: tl.constexpr, ORDERED: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_HALF: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_launch_dependents()
@@ -133,7 +136,7 @@ def _qk_norm_rope_write_kernel(
         qkv_ptr, q_out_ptr, cache_ptr, token, tl.load(slots_ptr + token), head, dim, dims,
         cos, sin, q_low, q_high, k_low, k_high,
         token_stride, half_stride, block_stride, offset_stride, head_stride, eps,
-        NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, NORM, ROPE,
+        NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, NORM, ROPE, ORDERED,
     )  # fmt: skip
 
 
@@ -144,9 +147,12 @@ def qk_norm_rope_write(
     slot_mapping_T: Tensor,
     rope: Rope | None,
     norm: QKNorm | None,
+    *,
+    is_ordered: bool = False,
 ) -> Tensor:
     """Split qkv, normalise and rotate q and k, store k and v in the paged cache, return q.
 
+    is_ordered: see `norm_rope_write`.
     Shapes: qkv_TC (T, (H + 2K) * E); positions_T, slot_mapping_T (T,) integer; returns q_THE (T, H, E), contiguous.
     Device: one launch, no host sync.
     """
@@ -168,7 +174,7 @@ def qk_norm_rope_write(
         qkv_TC.stride(0), half_stride, block_stride, offset_stride, head_stride, table.stride(0),
         norm.eps if norm is not None else 0.0,
         NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
-        NORM=norm is not None, ROPE=rope is not None,
+        NORM=norm is not None, ROPE=rope is not None, ORDERED=is_ordered,
         BLOCK_HEADS=block_heads, BLOCK_HALF=triton.next_power_of_2(head_dim // 2), num_warps=4,
         **launch_options(qkv_TC.device),
     )  # fmt: skip
