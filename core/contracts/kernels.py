@@ -252,6 +252,20 @@ class Kernels(NormsAndGates, RequestRowOperations, Protocol):
         raise AssertionError("left out")
 
     @optional
+    def expert_mlp_add_rms_norm(
+        self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor,
+        residual_TD: Tensor, norm_weight_D: Tensor, eps: float,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """add_rms_norm of `expert_mlp` and the residual, called only if the class has `expert_mlp`.
+
+        Shapes: those of expert_mlp; residual_TD and both results (T, D). The sum over a token's experts may stay in
+        float32. May overwrite the residual, and none of the other inputs.
+        Device: as expert_mlp.
+        """
+        out_TD = self.expert_mlp(x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF)
+        return self.add_rms_norm(out_TD, residual_TD, norm_weight_D, eps)
+
+    @optional
     def clamped_expert_mlp(
         self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, gate_up_bias_XF: Tensor,
         down_XDF: Tensor, down_bias_XD: Tensor | None, alpha: float, limit: float,

@@ -60,10 +60,13 @@ class ParallelExperts:
     def add_rms_norm(
         self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, residual_TD: Tensor, norm_weight_D: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
-        """Kernels.add_rms_norm of the weighted sum and the residual, fused with the sum over ranks where these can.
+        """Kernels.add_rms_norm of the weighted sum and the residual, fused with either sum where kernels or ranks can.
 
         May overwrite the residual.
         """
+        if self.ranks.size == 1 and self._has_mlp:
+            given = x_TD, expert_TA, weight_TA, self.gate_up_XFD, self.down_XDF
+            return self.kernels.expert_mlp_add_rms_norm(*given, residual_TD, norm_weight_D, eps)
         partial_TD = self.local(x_TD, expert_TA, weight_TA)
         return self.ranks.add_rms_norm(self.kernels, partial_TD, residual_TD, norm_weight_D, eps)
 

@@ -194,10 +194,11 @@ FORMS: dict[str, Form] = {
     "gated_delta_rule": lambda q_TKE, k_TKE, v_THF, log_decay_TH, beta_TH, state_RHEF, states: [v_THF.shape],
     "route_experts": lambda logits_TX, top_k, normalise: [(len(logits_TX), top_k)] * 2,
     "expert_mlp": lambda x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF: [x_TD.shape],
+    "expert_mlp_add_rms_norm": lambda x_TD, *others: [x_TD.shape] * 2,
     "clamped_expert_mlp": lambda x_TD, *others: [x_TD.shape],
 }
 """Shapes of what kernels return, by method, from what they are given."""
 DTYPES = {"route_experts": (torch.int64, torch.float32), "delta_gates": (torch.float32, torch.float32)}
 """Dtypes of the results that do not have their first argument's."""
-_BY_DEFAULT = ("qkv_attend", "linear_add_rms_norm")
+_BY_DEFAULT = ("qkv_attend", "linear_add_rms_norm", "expert_mlp_add_rms_norm")
 """Optional operations that every class of kernels has, since their base class computes them by others."""

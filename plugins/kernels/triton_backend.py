@@ -179,6 +179,18 @@ class TritonKernels(TritonAttention):
             return triton_few_experts.few_expert_mlp(x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF)
         return triton_experts.expert_mlp(x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF)
 
+    def expert_mlp_add_rms_norm(
+        self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor,
+        residual_TD: Tensor, norm_weight_D: Tensor, eps: float,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """See Kernels.expert_mlp_add_rms_norm; a few tokens' product adds up experts, others' norm."""
+        given = x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF
+        if triton_few_experts.fits(expert_TA, len(down_XDF)):
+            out_TD = triton_few_experts.few_expert_mlp(*given)
+            return self.add_rms_norm(out_TD, residual_TD, norm_weight_D, eps)
+        parts_ATD = triton_experts.expert_outputs(*given).transpose(0, 1)
+        return triton_norms.add_parts_rms_norm(parts_ATD, residual_TD.contiguous(), norm_weight_D, eps)
+
     def clamped_expert_mlp(
         self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, gate_up_bias_XF: Tensor,
         down_XDF: Tensor, down_bias_XD: Tensor | None, alpha: float, limit: float,

@@ -274,6 +274,12 @@ class ForgetsTheResidual(PlainKernels):
         return self.add_rms_norm(product_TO, torch.zeros_like(residual_TO), norm_weight_O, eps)
 
 
+class ForgetsTheResidualOfExperts(PlainKernels):
+    def expert_mlp_add_rms_norm(self, *given: Any) -> tuple[Tensor, Tensor]:
+        *experts, residual_TD, norm_weight_D, eps = given
+        return self.add_rms_norm(self.expert_mlp(*experts), torch.zeros_like(residual_TD), norm_weight_D, eps)
+
+
 class ForgetsTheLastPart(PlainKernels):
     def add_parts_rms_norm(
         self, parts_PTD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float, out_TD: Tensor
@@ -438,6 +444,7 @@ FAULTS = {
     ForgetsTheBias: "linear of (1, 64) with bias",
     ComputesOneRowOnly: "linear_silu_mul of (2, 64)",
     ForgetsTheResidual: "the norm that linear_add_rms_norm of (1, 64) without bias",
+    ForgetsTheResidualOfExperts: "the norm that expert_mlp_add_rms_norm of 1 tokens by any experts, 1 of 4",
     ForgetsTheLastPart: "the norm that add_parts_rms_norm of (2, 5, 48) writes",
     KeepsTheResidual: "the sum that add_parts_rms_norm of (2, 5, 48) leaves",
     ForgetsTheInnerNorm: "the norm that norm_add_rms_norm of 1 x 96 returns",

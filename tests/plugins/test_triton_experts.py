@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -50,6 +52,12 @@ def make(shape: tuple[int, ...], dtype: torch.dtype, favourite: bool = False) ->
     return x_TD, expert_TA, weight_TA, gate_up_XFD, random(num_experts, hidden, inner, scale=inner**-0.5).to(dtype)
 
 
+def triton_kernels() -> Any:
+    from hookline.plugins.kernels.triton_backend import TritonKernels
+
+    return TritonKernels(None, AttentionSpec(2, 2, 64, 16, 4, 64, 64, DEVICE, torch.float32))
+
+
 def relative_error(out: Tensor, expected: Tensor) -> float:
     """|out - expected| / |expected|; NaN counts as infinite."""
     error = ((out.double() - expected.double()).norm() / expected.double().norm()).item()
@@ -71,6 +79,22 @@ def check(given: tuple[Tensor, ...], cut: Tiling | None = None) -> None:
 @pytest.mark.parametrize("favourite", [False, True])
 def test_experts_equal_plain_torch(shape: tuple[int, ...], dtype: torch.dtype, favourite: bool) -> None:
     check(make(shape, dtype, favourite))
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, (9, 12, 4, 40, 24), (5, 12, 10, 48, 24)], ids=str)
+def test_the_norm_adds_up_any_number_of_experts(shape: tuple[int, ...]) -> None:
+    given = make(shape, torch.float32)
+    x_TD, expert_TA, weight_TA, *weights = given
+    generator = torch.Generator().manual_seed(1)
+    residual_TD, norm_weight_D = torch.randn(x_TD.shape, generator=generator), torch.rand(shape[3], generator=generator)
+    residual_TD, norm_weight_D = residual_TD.to(DEVICE), norm_weight_D.to(DEVICE)
+    expected_TD = every_expert(x_TD.double(), expert_TA, weight_TA.double(), *(one.double() for one in weights))
+    expected_TD += residual_TD
+    normed_TD, sum_TD = triton_kernels().expert_mlp_add_rms_norm(*given, residual_TD, norm_weight_D, 1e-6)
+    assert sum_TD.data_ptr() == residual_TD.data_ptr()
+    assert relative_error(sum_TD, expected_TD) < RELATIVE_ERROR[torch.float32]
+    expected_TD *= norm_weight_D / (expected_TD.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    assert relative_error(normed_TD, expected_TD) < RELATIVE_ERROR[torch.float32]
 
 
 @pytest.mark.parametrize(
@@ -141,13 +165,14 @@ def test_a_token_alone_gets_what_it_gets_in_a_crowd() -> None:
 
 
 def test_no_token_is_no_work() -> None:
-    assert expert_mlp(*make((0, 4, 2, 16, 16), torch.float32)).shape == (0, 16)
+    given, none_TD = make((0, 4, 2, 16, 16), torch.float32), torch.empty(0, 16, device=DEVICE)
+    assert expert_mlp(*given).shape == (0, 16)
+    normed_TD, _ = triton_kernels().expert_mlp_add_rms_norm(*given, none_TD, torch.ones(16, device=DEVICE), 1e-6)
+    assert normed_TD.shape == (0, 16)
 
 
 def test_the_triton_kernels_offer_both_operations() -> None:
-    from hookline.plugins.kernels.triton_backend import TritonKernels
-
-    kernels = TritonKernels(None, AttentionSpec(2, 2, 64, 16, 4, 64, 64, DEVICE, torch.float32))
+    kernels = triton_kernels()
     given = make((7, 5, 5, 32, 17), torch.float32)
     assert torch.equal(kernels.expert_mlp(*given), expert_mlp(*given))
     logits_TX = torch.randn(3, 5, device=DEVICE)

@@ -18,12 +18,13 @@ from hookline.core.testing.host_sync import no_host_sync
 from hookline.core.testing.kernels_suite.cases import AttentionCases, describe, exact
 from hookline.core.testing.plain_kernels import PlainKernels
 
+EPS = 1e-5
 SHAPES = ((1, 4, 1, 16, 16), (17, 5, 3, 48, 40))
 """T, X, A, D, F."""
 
 
 class ExpertCases(AttentionCases):
-    """Tests of route_experts, expert_mlp and clamped_expert_mlp; kernels without them pass."""
+    """Tests of route_experts, expert_mlp, what follows it, and clamped_expert_mlp; kernels without them pass."""
 
     def test_route_experts(self) -> None:
         """The most probable experts, best first, and their probabilities."""
@@ -53,6 +54,25 @@ class ExpertCases(AttentionCases):
                 check_close(what, out_TD, expected_TD, 2 * self.tolerance(spec))  # Two products, both rounded.
                 for name, old, new in zip(("x", "expert", "weight", "gate_up", "down"), before, given, strict=True):
                     check_unchanged(f"{name}, which expert_mlp was given,", old, new)
+
+    def test_expert_mlp_add_rms_norm(self) -> None:
+        """Returns (normalised sum, sum), in this order; kernels with expert_mlp have it, if only by inheritance."""
+        for spec, kernels in self._offering("expert_mlp"):
+            for what, given in self._inputs(spec):
+                residual_TD = self.random(spec, *given[0].shape) * 2
+                weight_D, plain = 1.5 - self.random(spec, given[0].shape[1]) * 0.2, PlainKernels(None, exact(spec))
+                summed_TD = plain.expert_mlp(given[0].double(), *given[1:])
+                expected = plain.add_rms_norm(summed_TD, residual_TD.double(), weight_D, EPS)
+                before = [tensor.clone() for tensor in given]
+                with PoisonedMemory():
+                    actual = kernels.expert_mlp_add_rms_norm(*given, residual_TD, weight_D, EPS)
+                check(len(actual) == 2, "expert_mlp_add_rms_norm must return (normalised, residual)")
+                for part, found, wanted in zip(("norm", "sum"), actual, expected, strict=True):
+                    name = f"the {part} that {what.replace('expert_mlp', 'expert_mlp_add_rms_norm')} returns"
+                    check_form(name, found, given[0].shape, spec.dtype)
+                    check_close(name, found, wanted, 2 * self.tolerance(spec))  # Two products, both rounded.
+                for name, old, new in zip(("x", "expert", "weight", "gate_up", "down"), before, given, strict=True):
+                    check_unchanged(f"{name}, which expert_mlp_add_rms_norm was given,", old, new)
 
     def test_clamped_expert_mlp(self) -> None:
         """With both biases, and without that of the second product; values on both sides of the limit."""

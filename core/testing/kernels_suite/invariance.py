@@ -138,6 +138,7 @@ class InvarianceCases(AttentionCases):
         yield "qk_norm_rope", self._rotation(spec, kernels)
         if is_offered(kernels.expert_mlp):
             yield "expert_mlp", self._experts(spec, kernels)
+            yield "expert_mlp_add_rms_norm", self._experts(spec, kernels, with_norm=True)
         if is_offered(kernels.clamped_expert_mlp):
             yield "clamped_expert_mlp", self._clamped_experts(spec, kernels)
 
@@ -173,7 +174,7 @@ class InvarianceCases(AttentionCases):
         norm = QKNorm(weight_E, weight_E.flip(0), EPS)
         return lambda rows_N: kernels.qk_norm_rope(q_THE[rows_N], k_TKE[rows_N], rows_N, rope, norm)
 
-    def _experts(self, spec: AttentionSpec, kernels: Any) -> Pick:
+    def _experts(self, spec: AttentionSpec, kernels: Any, *, with_norm: bool = False) -> Pick:
         num_experts, top_k, width, inner = 5, 3, 64, 48
         x_TD = self.random(spec, NUM_ROWS, width)
         gate_up_XFD = self.random(spec, num_experts, 2 * inner, width) * width**-0.5
@@ -181,7 +182,15 @@ class InvarianceCases(AttentionCases):
         order_TX = torch.rand(NUM_ROWS, num_experts, generator=torch.Generator().manual_seed(5)).argsort(-1)
         expert_TA = order_TX[:, :top_k].to(spec.device)
         weight_TA = self.random(spec, NUM_ROWS, top_k).float().softmax(-1)
-        return lambda rows: kernels.expert_mlp(x_TD[rows], expert_TA[rows], weight_TA[rows], gate_up_XFD, down_XDF)
+        weights, residual_TD, norm_weight_D = (gate_up_XFD, down_XDF), x_TD.flip(0), torch.ones_like(x_TD[0])
+
+        def _pick_rows(rows_N: Tensor) -> Any:
+            given = x_TD[rows_N], expert_TA[rows_N], weight_TA[rows_N], *weights
+            if with_norm:
+                return kernels.expert_mlp_add_rms_norm(*given, residual_TD[rows_N], norm_weight_D, EPS)
+            return kernels.expert_mlp(*given)
+
+        return _pick_rows
 
     def _clamped_experts(self, spec: AttentionSpec, kernels: Any) -> Pick:
         num_experts, top_k, width, inner = 5, 3, 64, 48

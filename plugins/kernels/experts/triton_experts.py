@@ -13,11 +13,15 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from hookline.plugins.kernels.experts.triton_routing import Tiling, clamped_tiling, group_by_expert, tiling
+from hookline.plugins.kernels.triton_launch import launch_options
 
 GROUP_TILES = 8
 """Tiles that take turns over the columns together, so that an expert's weights are read from the L2."""
+SUM_COLUMNS = 1024
+"""Columns of a program that sums up."""
 
 
 @triton.jit
@@ -185,6 +189,20 @@ def _biased_down_kernel(
     _store(out_ptr, out, pair, column, rows, columns, width)
 
 
+@triton.jit
+def _sum_kernel(parts_ptr, out_ptr, width, CHOSEN: tl.constexpr, COLUMNS: tl.constexpr, PDL: tl.constexpr):
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < width
+    total = tl.zeros([COLUMNS], tl.float32)
+    for place in tl.static_range(CHOSEN):
+        total += tl.load(parts_ptr + (row * CHOSEN + place) * width + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + row * width + column, total.to(out_ptr.dtype.element_ty), mask=inside)
+
+
 def expert_mlp(
     x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor, cut: Tiling | None = None
 ) -> Tensor:
@@ -193,7 +211,7 @@ def expert_mlp(
     Each expert's output is rounded to x's dtype once it is weighted; their sum is float32, rounded once.
     Device: four launches (some more beyond MOST_PAIRS_SCANNED pairs), no host sync.
     """
-    return expert_outputs(x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF, cut).sum(1)
+    return summed(expert_outputs(x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF, cut))
 
 
 def clamped_expert_mlp(
@@ -201,9 +219,23 @@ def clamped_expert_mlp(
     down_XDF: Tensor, down_bias_XD: Tensor | None, alpha: float, limit: float, cut: Tiling | None = None,
 ) -> Tensor:  # fmt: skip
     """See Kernels.clamped_expert_mlp; else as `expert_mlp`."""
-    return expert_outputs(
-        x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF, cut, gate_up_bias_XF, down_bias_XD, alpha, limit
-    ).sum(1)
+    clamps = gate_up_bias_XF, down_bias_XD, alpha, limit
+    return summed(expert_outputs(x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF, cut, *clamps))
+
+
+def summed(parts_TAD: Tensor) -> Tensor:
+    """The sum of each token's parts, in their order, in float32 and rounded once: (T, A, D) -> (T, D).
+
+    Shapes: parts_TAD contiguous. Device: one launch, no host sync.
+    """
+    num_tokens, num_chosen, width = parts_TAD.shape
+    out_TD = torch.empty((num_tokens, width), dtype=parts_TAD.dtype, device=parts_TAD.device)
+    if num_tokens:
+        _sum_kernel[(num_tokens, triton.cdiv(width, SUM_COLUMNS))](
+            parts_TAD, out_TD, width, CHOSEN=num_chosen, COLUMNS=SUM_COLUMNS, num_warps=4,
+            **launch_options(out_TD.device),
+        )  # fmt: skip
+    return out_TD
 
 
 def expert_outputs(
@@ -211,7 +243,7 @@ def expert_outputs(
     cut: Tiling | None = None, gate_up_bias_XF: Tensor | None = None, down_bias_XD: Tensor | None = None,
     alpha: float = 1.0, limit: float = 0.0,
 ) -> Tensor:  # fmt: skip
-    """What `expert_mlp` sums up, or `clamped_expert_mlp` if there is a gate_up_bias_XF: (T, A, D)."""
+    """What `expert_mlp` sums up, or `clamped_expert_mlp` if there is a gate_up_bias_XF: (T, A, D), contiguous."""
     (num_tokens, hidden), num_chosen = x_TD.shape, expert_TA.shape[1]
     num_experts, _, inner = down_XDF.shape
     num_pairs = num_tokens * num_chosen

@@ -95,16 +95,18 @@ def add_parts_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """(rms_norm(sum of the parts + residual), that sum); the sum is written over residual, the norm to `out_TD` if any.
 
-    Shapes: parts_PTD (P, T, D), each part contiguous; residual_TD (T, D), contiguous, gives the dtype of both results.
+    Shapes: parts_PTD (P, T, D), each row contiguous, with one stride between rows and one between parts; residual_TD
+    (T, D), contiguous, gives the dtype of both results.
     Device: one launch, no host sync.
     """
     num_parts, num_rows, width = parts_PTD.shape
+    assert parts_PTD.stride(2) == 1
     block = triton.next_power_of_2(width)
     if out_TD is None:
         out_TD = torch.empty((num_rows, width), dtype=residual_TD.dtype, device=residual_TD.device)
     if out_TD.numel():
         _rms_norm_kernel[(num_rows,)](
-            parts_PTD, residual_TD, weight_D, out_TD, width, parts_PTD.stride(0), width, eps,
+            parts_PTD, residual_TD, weight_D, out_TD, parts_PTD.stride(1), parts_PTD.stride(0), width, eps,
             PARTS=num_parts, ADD=True, BLOCK=block, num_warps=_norm_warps(block),
             LATE=triggers_late(num_rows, is_large=width >= LARGE_WIDTH), **launch_options(out_TD.device),
         )  # fmt: skip

@@ -140,6 +140,31 @@ def test_the_sum_over_ranks_and_the_norm_that_follows_are_one_operation_of_the_r
     torch.testing.assert_close(handed[1], experts.local(x_TD, expert_TA, weight_TA))
 
 
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_kernels_join_the_sum_over_experts_to_the_norm_where_there_is_no_sum_over_ranks(num_ranks: int) -> None:
+    class Joins(PlainKernels):
+        calls = 0
+
+        def expert_mlp_add_rms_norm(self, *given: Any) -> tuple[Tensor, Tensor]:
+            self.calls += 1
+            return super().expert_mlp_add_rms_norm(*given)
+
+    class TwiceTheSame(LocalRanks):
+        def all_reduce(self, x: Tensor) -> Tensor:
+            return x * self.size
+
+    kernels = Joins(None, None)  # type: ignore[arg-type]
+    runtime = runtime_of(kernels, TwiceTheSame(0, num_ranks))
+    experts = ParallelExperts(NUM_EXPERTS, HIDDEN, INNER, runtime, what="inner")
+    random_weights(experts.targets("experts", "gate", "up", "down"), 1)
+    x_TD, expert_TA, weight_TA, *_ = inputs(3, 2)
+    residual_TD, norm_weight_D = torch.randn(3, HIDDEN), torch.randn(HIDDEN)
+    found = experts.add_rms_norm(x_TD, expert_TA, weight_TA, residual_TD.clone(), norm_weight_D, 1e-5)
+    expected = kernels.add_rms_norm(experts(x_TD, expert_TA, weight_TA), residual_TD, norm_weight_D, 1e-5)
+    torch.testing.assert_close(found, expected)
+    assert kernels.calls == (num_ranks == 1)
+
+
 @pytest.mark.parametrize("has_bias", [True, False])
 @pytest.mark.parametrize("is_cpu", [True, False])
 def test_clamped_experts_equal_their_definition(monkeypatch: pytest.MonkeyPatch, has_bias: bool, is_cpu: bool) -> None:
