@@ -2,7 +2,8 @@
 
 There are two forms: plain (SiLU·mul), and with biases and a clamped gate (gpt-oss). Both are finished in float32 where
 the products end, so that nothing in between goes through memory. A launch is sized for the worst routing; programs that
-find no tile return at once.
+find no tile return at once. Every program waits before it reads how many tiles there are, and lets the next kernel
+start only after its last step: programs of that kernel would take the places of this one's that are still to start.
 Legend: T tokens, D hidden, F intermediate features, X experts, A experts of a token, P = T * A pairs, W most tiles.
 """
 
@@ -99,8 +100,11 @@ def _gate_up_kernel(
     x_ptr, weight_ptr, out_ptr, order_ptr, ends_ptr, tile_expert_ptr, tile_row_ptr, num_tiles_ptr,
     x_stride, expert_stride, weight_stride, half_stride, num_chosen, depth, width, most_tiles,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """silu(gate) * up of each pair, in the order of pairs."""
+    if PDL:
+        gdc_wait()
     num_tiles = tl.load(num_tiles_ptr)
     tile, block = _tile_and_columns(most_tiles, tl.cdiv(width, BLOCK_N), GROUP)
     if tile >= num_tiles:
@@ -112,6 +116,8 @@ def _gate_up_kernel(
     gate_at = _weight_at(weight_ptr, expert, column, step, expert_stride, weight_stride)
     up_at = gate_at + half_stride
     gate, up = _gate_up(x_at, gate_at, up_at, rows, columns, step, depth, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION)
+    if PDL:
+        gdc_launch_dependents()
     out = gate / (1.0 + tl.exp(-gate)) * up
     _store(out_ptr, out, row, column, rows, columns, width)
 
@@ -122,8 +128,11 @@ def _clamped_gate_up_kernel(
     x_stride, expert_stride, weight_stride, half_stride, bias_stride, num_chosen, depth, width, most_tiles,
     alpha, limit,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """As _gate_up_kernel with biases, and the gate of Kernels.clamped_expert_mlp."""
+    if PDL:
+        gdc_wait()
     num_tiles = tl.load(num_tiles_ptr)
     tile, block = _tile_and_columns(most_tiles, tl.cdiv(width, BLOCK_N), GROUP)
     if tile >= num_tiles:
@@ -138,6 +147,8 @@ def _clamped_gate_up_kernel(
     gate_bias = tl.load(bias_at, mask=columns, other=0.0).to(tl.float32)
     up_bias = tl.load(bias_at + width, mask=columns, other=0.0).to(tl.float32)
     gate, up = _gate_up(x_at, gate_at, up_at, rows, columns, step, depth, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION)
+    if PDL:
+        gdc_launch_dependents()
     gate = tl.minimum(gate + gate_bias[None, :], limit)
     up = tl.maximum(tl.minimum(up + up_bias[None, :], limit), -limit)
     out = (up + 1.0) * gate / (1.0 + tl.exp(-alpha * gate))
@@ -149,8 +160,11 @@ def _down_kernel(
     hidden_ptr, weight_ptr, pair_weight_ptr, out_ptr, order_ptr, ends_ptr, tile_expert_ptr, tile_row_ptr, num_tiles_ptr,
     expert_stride, weight_stride, depth, width, most_tiles,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Each pair's output times its weight, at the pair's own place."""
+    if PDL:
+        gdc_wait()
     num_tiles = tl.load(num_tiles_ptr)
     tile, block = _tile_and_columns(most_tiles, tl.cdiv(width, BLOCK_N), GROUP)
     if tile >= num_tiles:
@@ -161,6 +175,8 @@ def _down_kernel(
     hidden_at = hidden_ptr + row[:, None].to(tl.int64) * depth + step[None, :]
     weight_at = _weight_at(weight_ptr, expert, column, step, expert_stride, weight_stride)
     out = _down(hidden_at, weight_at, rows, columns, step, depth, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION)
+    if PDL:
+        gdc_launch_dependents()
     out *= tl.load(pair_weight_ptr + pair, mask=rows, other=0.0)[:, None]
     _store(out_ptr, out, pair, column, rows, columns, width)
 
@@ -171,8 +187,11 @@ def _biased_down_kernel(
     order_ptr, ends_ptr, tile_expert_ptr, tile_row_ptr, num_tiles_ptr,
     expert_stride, weight_stride, bias_stride, depth, width, most_tiles, BIAS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """As _down_kernel with a bias, if there is one."""
+    if PDL:
+        gdc_wait()
     num_tiles = tl.load(num_tiles_ptr)
     tile, block = _tile_and_columns(most_tiles, tl.cdiv(width, BLOCK_N), GROUP)
     if tile >= num_tiles:
@@ -183,6 +202,8 @@ def _biased_down_kernel(
     hidden_at = hidden_ptr + row[:, None].to(tl.int64) * depth + step[None, :]
     weight_at = _weight_at(weight_ptr, expert, column, step, expert_stride, weight_stride)
     out = _down(hidden_at, weight_at, rows, columns, step, depth, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION)
+    if PDL:
+        gdc_launch_dependents()
     if BIAS:
         out += tl.load(bias_ptr + expert * bias_stride + column, mask=columns, other=0.0).to(tl.float32)[None, :]
     out *= tl.load(pair_weight_ptr + pair, mask=rows, other=0.0)[:, None]
@@ -295,4 +316,5 @@ def _options(block_m: int, cut: tuple[int, int, int, int], x_TD: Tensor) -> dict
         "PRECISION": "ieee" if x_TD.dtype == torch.float32 else "tf32",
         "num_warps": num_warps,
         "num_stages": num_stages,
+        **launch_options(x_TD.device),
     }

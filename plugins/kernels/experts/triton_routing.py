@@ -115,8 +115,11 @@ class Groups:
 @triton.jit(do_not_specialize=["num_pairs"])
 def _group_kernel(
     expert_ptr, order_ptr, ends_ptr, tile_expert_ptr, tile_row_ptr, num_tiles_ptr, num_pairs,
-    BLOCK_M: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_X: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_X: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     mine = tl.program_id(0)
     index = tl.arange(0, BLOCK_X)
     counts = tl.zeros([BLOCK_X], tl.int32)
@@ -161,7 +164,7 @@ def group_by_expert(expert_TA: Tensor, num_experts: int, block_m: int) -> Groups
     _group_kernel[(num_experts,)](
         expert_P, order_P, ends_X, tile_expert_W, tile_row_W, num_tiles_1, num_pairs,
         BLOCK_M=block_m, BLOCK_P=min(SCAN_BLOCK, max(32, triton.next_power_of_2(num_pairs))),
-        BLOCK_X=max(32, triton.next_power_of_2(num_experts)), num_warps=4,
+        BLOCK_X=max(32, triton.next_power_of_2(num_experts)), num_warps=4, **launch_options(expert_P.device),
     )  # fmt: skip
     return Groups(order_P, ends_X, tile_expert_W, tile_row_W, num_tiles_1)
 
