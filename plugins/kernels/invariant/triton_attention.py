@@ -220,7 +220,7 @@ def _attend_kernel(
             q_weight_ptr, k_weight_ptr, rope_ptr + past.to(tl.int64) * rope_stride, half, halves, HEAD_DIM, BLOCK_HALF,
             NORM, ROPE,
         )  # fmt: skip
-    if ASK:  # what comes before the first of these queries was there before this step
+    if ASK:  # what comes before the newest token was there before this step
         _ask_for_tile(
             cache_ptr + kv_head * head_stride, blocks, first_start, past, half_stride, block_stride, offset_stride,
             HEAD_DIM, BLOCK_SIZE, TILE,
@@ -364,7 +364,7 @@ def attend_tiles(
         qkv_TC, batch.slot_mapping_T, table, q_weight, k_weight, qkv_TC.stride(0), table.stride(0),
         norm.eps if norm is not None else 0.0, FUSED=newest is not None, NORM=norm is not None, ROPE=rope is not None,
         BLOCK_OWN=triton.next_power_of_2(group + 2), BLOCK_HALF=triton.next_power_of_2(head_dim // 2),
-        ASK=_asks_early(kv_2NSKE, tiling),
+        ASK=newest is not None and _asks_early(kv_2NSKE, tiling),
         WINDOW=window is not None, CAP=scoring.cap != 0, SINKS=scoring.sinks_H is not None, SPLIT=is_split,
         NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
         BLOCK_M=tiling.block_m, BLOCK_DIM=block_dim, TILE=tiling.tile, SEGMENT=SEGMENT,
