@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
-import triton
 from torch import Tensor
 
 from hookline.core.contracts import PLAIN_ATTENTION, AttentionForm, AttentionSpec, Batch, QKNorm, Rope, StepShape
@@ -40,7 +39,7 @@ from hookline.plugins.kernels.attention.triton_shared_prefix import (
 )
 from hookline.plugins.kernels.products.triton_wide import empty_with_room
 from hookline.plugins.kernels.torch_reference import TorchKernels
-from hookline.plugins.kernels.triton_launch import WIDE_GROUP, fuses_decode, triggers_late
+from hookline.plugins.kernels.triton_launch import WIDE_GROUP, fuses_decode, next_power_of_2, triggers_late
 
 _PROMPT_TOKENS = tuple(1 << exponent for exponent in range(15))
 _CONTEXTS = (1024, 2048)
@@ -119,7 +118,7 @@ class TritonAttention(TorchKernels):
         group = spec.num_heads // spec.num_kv_heads
         longest = max_context_len if window is None else min(max_context_len, window)
         tiling = prefill_tiling(num_tokens, longest, spec.num_heads, group, spec.head_dim, spec.dtype, card)
-        return tiling if group <= tiling.block_m else replace(tiling, block_m=triton.next_power_of_2(group))
+        return tiling if group <= tiling.block_m else replace(tiling, block_m=next_power_of_2(group))
 
     def prepare(self, batch: Batch) -> None:
         """Cut the decode rows on the device, and the query tiles on the host, or on the device in a captured step.

@@ -37,7 +37,7 @@ from hookline.plugins.kernels.products.triton_wide import (
     fitting_wide_tiling,
     send_wide_product,
 )
-from hookline.plugins.kernels.triton_launch import launch_options
+from hookline.plugins.kernels.triton_launch import cdiv, launch_options, next_power_of_2
 
 BEST_ROWS = 128
 """Draws per program of `best_tokens`."""
@@ -163,8 +163,8 @@ class TritonExchange(Exchange):
         """See Exchange."""
         out_N = torch.empty_like(tokens_N)
         num_rows = scores_N.shape[0]
-        rows = min(BEST_ROWS, triton.next_power_of_2(num_rows))
-        _best_kernel[(triton.cdiv(num_rows, rows),)](
+        rows = min(BEST_ROWS, next_power_of_2(num_rows))
+        _best_kernel[(cdiv(num_rows, rows),)](
             scores_N.contiguous(), tokens_N.contiguous(), out_N, *place_arguments(self.peers), num_rows,
             **place_constants(self.peers), ROWS=rows, num_warps=4, **launch_options(scores_N.device),
         )  # fmt: skip

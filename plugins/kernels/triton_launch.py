@@ -30,6 +30,16 @@ def launch_options(device: torch.device) -> dict[str, bool]:
     return {"PDL": True, "launch_pdl": True} if launches_early(device) else {"PDL": False}
 
 
+def cdiv(amount: int, size: int) -> int:
+    """How many parts of this size an amount takes: triton.cdiv, which takes the host over 1 us a call."""
+    return -(-amount // size)
+
+
+def next_power_of_2(number: int) -> int:
+    """The least power of two that is not less: triton.next_power_of_2, likewise."""
+    return 1 << max(0, number - 1).bit_length()
+
+
 WIDE_GROUP = 8
 """From this many query heads per kv head on, attention behaves as measured at Qwen3-32B's shapes."""
 

@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from hookline.plugins.kernels.triton_launch import cdiv
+
 TOKENS = 4096
 """Tokens of a program."""
 
@@ -39,7 +41,7 @@ def mask_logits(logits_NV: Tensor, masks_RW: Tensor, index_N: Tensor) -> Tensor:
     num_rows, num_tokens = logits_NV.shape
     out_NV = torch.empty((num_rows, num_tokens), dtype=logits_NV.dtype, device=logits_NV.device)
     if num_rows:
-        _mask_logits_kernel[(num_rows, triton.cdiv(num_tokens, TOKENS))](
+        _mask_logits_kernel[(num_rows, cdiv(num_tokens, TOKENS))](
             logits_NV, masks_RW, index_N, out_NV, logits_NV.stride(0), num_tokens, masks_RW.stride(0), TOKENS=TOKENS,
             num_warps=4,
         )  # fmt: skip

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hookline.core.contracts import DecodeInputs, RequestRows
+from hookline.plugins.kernels.triton_launch import cdiv, next_power_of_2
 
 MOST_COLUMNS = 1024
 """Blocks of a table row that are copied at a time."""
@@ -82,7 +83,7 @@ def gather_decodes(rows_N: Tensor, requests: RequestRows) -> DecodeInputs:
             rows_N, requests.last_token_R, requests.length_R, requests.temperature_R, requests.seed_R,
             requests.block_table_RM, token_ids_N, position_N, context_N, table_NM, slot_mapping_N, temperature_N,
             seed_N, draw_position_N, requests.block_table_RM.stride(0), num_columns, BLOCK_SIZE=requests.block_size,
-            COLUMNS=min(MOST_COLUMNS, triton.next_power_of_2(num_columns)), num_warps=1,
+            COLUMNS=min(MOST_COLUMNS, next_power_of_2(num_columns)), num_warps=1,
         )  # fmt: skip
     return DecodeInputs(
         token_ids_N, position_N, context_N, table_NM, slot_mapping_N, temperature_N, seed_N, draw_position_N
@@ -94,7 +95,7 @@ def keep_tokens(rows_N: Tensor, tokens_N: Tensor, draw_position_N: Tensor, reque
     num_rows = rows_N.shape[0]
     assert rows_N.stride(0) == 1 and draw_position_N.stride(0) == 1
     if num_rows:
-        _keep_tokens_kernel[(triton.cdiv(num_rows, KEPT_ROWS),)](
+        _keep_tokens_kernel[(cdiv(num_rows, KEPT_ROWS),)](
             rows_N, tokens_N, draw_position_N, requests.last_token_R, requests.length_R, num_rows, tokens_N.stride(0),
             requests.padding_row, ROWS=KEPT_ROWS, num_warps=4,
         )  # fmt: skip

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow  # under the interpreter
 GPU = torch.cuda.is_available()
 if not GPU:
     os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are defined
-pytest.importorskip("triton")
+triton = pytest.importorskip("triton")
 
 from hookline.core.contracts import (  # noqa: E402
     AttentionSpec,
@@ -52,7 +52,7 @@ from hookline.plugins.kernels.products.triton_product import (  # noqa: E402
 )
 from hookline.plugins.kernels.torch_reference import TorchKernels  # noqa: E402
 from hookline.plugins.kernels.triton_backend import TritonKernels  # noqa: E402
-from hookline.plugins.kernels.triton_launch import fuses_decode  # noqa: E402
+from hookline.plugins.kernels.triton_launch import cdiv, fuses_decode, next_power_of_2  # noqa: E402
 
 DEVICE = torch.device("cuda" if GPU else "cpu")
 needs_gpu = pytest.mark.skipif(not GPU, reason="needs a CUDA device")
@@ -758,3 +758,9 @@ def test_captured_prefill_follows_the_lengths_on_the_device():
 @pytest.mark.parametrize("num_tokens", [1, 500, 3000])
 def test_full_size_qk_norm_rope_write_equals_reference(dtype, num_tokens):
     check_qk_norm_rope_write(dtype, 128, group=2, num_kv_heads=8, num_tokens=num_tokens)
+
+
+def test_sizes_of_launches_are_tritons():
+    assert [next_power_of_2(number) for number in range(1, 5000)] == list(map(triton.next_power_of_2, range(1, 5000)))
+    pairs = [(amount, size) for amount in range(200) for size in (1, 2, 3, 16, 64)]
+    assert [cdiv(*pair) for pair in pairs] == [triton.cdiv(*pair) for pair in pairs]

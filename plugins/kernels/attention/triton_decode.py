@@ -37,7 +37,7 @@ from hookline.plugins.kernels.attention.triton_tiles import (
     tile_places,
     without_padding,
 )
-from hookline.plugins.kernels.triton_launch import WIDE_GROUP, launch_options, triggers_late
+from hookline.plugins.kernels.triton_launch import WIDE_GROUP, launch_options, next_power_of_2, triggers_late
 
 MERGE_ROWS = 32
 """Rows merged at a time: partial results times heads of a kv head."""
@@ -241,7 +241,7 @@ def decode_attention(
     num_rows, num_heads, head_dim = out_BHE.shape
     _, _, block_size, num_kv_heads, _ = kv_2NSKE.shape
     group = num_heads // num_kv_heads
-    block_group = triton.next_power_of_2(group)
+    block_group = next_power_of_2(group)
     half_stride, block_stride, offset_stride, head_stride, _ = kv_2NSKE.stride()
     with_shared = shared_lens_B is not None and shared is not None
     rope, norm = (newest.rope, newest.norm) if newest is not None else (None, None)
@@ -260,7 +260,7 @@ def decode_attention(
         ROTARY_DIM=table.shape[1] if rope is not None else head_dim,
         NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, SHARED=with_shared,
         FUSED=newest is not None, NORM=norm is not None, ROPE=rope is not None,
-        BLOCK_M=max(16, triton.next_power_of_2(group)), BLOCK_DIM=max(16, triton.next_power_of_2(head_dim)),
+        BLOCK_M=max(16, next_power_of_2(group)), BLOCK_DIM=max(16, next_power_of_2(head_dim)),
         BLOCK_GROUP=block_group, TILE=tiling.tile, PARTS=max(1, MERGE_ROWS // block_group),
         SHARED_PARTS=max(1, MERGE_ROWS // 2 // block_group), ITEM_WIDTH=ITEM_WIDTH,
         PRECISION="ieee", num_warps=tiling.num_warps, num_stages=tiling.num_stages,

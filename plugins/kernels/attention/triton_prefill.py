@@ -30,7 +30,7 @@ from hookline.plugins.kernels.attention.triton_tiles import (
     tile_blocks,
     tile_places,
 )
-from hookline.plugins.kernels.triton_launch import WIDE_GROUP
+from hookline.plugins.kernels.triton_launch import WIDE_GROUP, cdiv, next_power_of_2
 
 TILES_PER_PROGRAM = 16
 """For the kernel that lists the query tiles."""
@@ -130,9 +130,9 @@ def query_tiles_on_device(
     num_rows = len(query_starts_B1) - 1
     num_tiles = num_tokens // tokens_a_tile + num_rows - first_row  # each row has at most one that is not full
     tiles_W2 = torch.empty((num_tiles, 2), dtype=torch.int32, device=query_starts_B1.device)
-    _query_tiles_kernel[(triton.cdiv(num_tiles, TILES_PER_PROGRAM),)](
+    _query_tiles_kernel[(cdiv(num_tiles, TILES_PER_PROGRAM),)](
         query_starts_B1, tiles_W2, first_row, num_rows, num_tiles,
-        TOKENS=tokens_a_tile, BLOCK_ROWS=block_rows or triton.next_power_of_2(num_rows), BLOCK_TILES=TILES_PER_PROGRAM,
+        TOKENS=tokens_a_tile, BLOCK_ROWS=block_rows or next_power_of_2(num_rows), BLOCK_TILES=TILES_PER_PROGRAM,
     )  # fmt: skip
     return tiles_W2
 
@@ -292,6 +292,6 @@ def prefill_attention(
         0 if window is None else window,
         WINDOW=window is not None, CAP=scoring.cap != 0, SINKS=scoring.sinks_H is not None,
         NUM_KV_HEADS=num_kv_heads, GROUP=num_heads // num_kv_heads, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
-        BLOCK_M=tiling.block_m, BLOCK_DIM=max(16, triton.next_power_of_2(head_dim)), TILE=tiling.tile,
+        BLOCK_M=tiling.block_m, BLOCK_DIM=max(16, next_power_of_2(head_dim)), TILE=tiling.tile,
         PRECISION="ieee", num_warps=tiling.num_warps, num_stages=tiling.num_stages,
     )  # fmt: skip

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from hookline.plugins.kernels.attention.triton_forms import first_seen
 from hookline.plugins.kernels.attention.triton_tiles import Card
+from hookline.plugins.kernels.triton_launch import cdiv, next_power_of_2
 
 ITEM_WIDTH = 8
 """Integers of a work item: row (-1: none), first and end position, first item of the row, items of the row, and with
@@ -200,8 +201,8 @@ def schedule_decode(
     num_items = max_num_items(num_rows, num_kv_heads, scratch.card.num_sms, tiling.programs_per_sm)
     assert num_items <= len(scratch.items_W8)
     # Two variants only, so that a new batch size never compiles.
-    block_rows = FEW_ROWS if num_rows <= FEW_ROWS else triton.next_power_of_2(len(scratch.counters_BK))
-    _schedule_kernel[(triton.cdiv(num_rows, ROWS_PER_PROGRAM),)](
+    block_rows = FEW_ROWS if num_rows <= FEW_ROWS else next_power_of_2(len(scratch.counters_BK))
+    _schedule_kernel[(cdiv(num_rows, ROWS_PER_PROGRAM),)](
         context_lens_B, context_lens_B if shared_lens_B is None else shared_lens_B,
         scratch.items_W8, scratch.shared_info_4, num_rows, num_items,
         target_items(num_kv_heads, scratch.card.num_sms, tiling.programs_per_sm), max_shared_parts,

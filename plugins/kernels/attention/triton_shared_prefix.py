@@ -27,6 +27,7 @@ from hookline.plugins.kernels.attention.triton_tiles import (
     tile_blocks,
     tile_places,
 )
+from hookline.plugins.kernels.triton_launch import cdiv, next_power_of_2
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ def shared_tiling(num_queries: int, num_kv_heads: int, head_dim: int, dtype: tor
     small = num_queries <= 128 or dtype == torch.float32 or not card.large_shared_memory
     is_scarce = head_dim > 128 and dtype == torch.float32 and not card.large_shared_memory
     block_m = 32 if is_scarce else 64 if small else 128
-    programs = triton.cdiv(num_queries, block_m) * num_kv_heads
+    programs = cdiv(num_queries, block_m) * num_kv_heads
     max_parts = max(1, min(8, card.num_sms // programs))  # every row reads all parts: few, if that fills the card
     if head_dim > 128:  # half the tile, for as much memory
         tile, num_stages = (16, 2) if dtype == torch.float32 else (32, 3 if card.large_shared_memory else 2)
@@ -143,12 +144,12 @@ def shared_prefix_attention(
     group = num_heads // num_kv_heads
     assert tiling.max_parts * num_rows <= len(shared.stats_PH2)
     half_stride, block_stride, offset_stride, head_stride, _ = kv_2NSKE.stride()
-    grid = (triton.cdiv(num_rows * group, tiling.block_m), num_kv_heads, tiling.max_parts)
+    grid = (cdiv(num_rows * group, tiling.block_m), num_kv_heads, tiling.max_parts)
     _shared_prefix_kernel[grid](
         q_BHE, kv_2NSKE, block_table_BM, scratch.shared_info_4, shared.partial_PHE, shared.stats_PH2, num_rows,
         q_BHE.stride(0), half_stride, block_stride, offset_stride, head_stride, block_table_BM.stride(0),
         scoring.factor, scoring.cap,
         NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, BLOCK_M=tiling.block_m,
-        BLOCK_DIM=max(16, triton.next_power_of_2(head_dim)), TILE=tiling.tile, CAP=scoring.cap != 0, PRECISION="ieee",
+        BLOCK_DIM=max(16, next_power_of_2(head_dim)), TILE=tiling.tile, CAP=scoring.cap != 0, PRECISION="ieee",
         num_warps=tiling.num_warps, num_stages=tiling.num_stages,
     )  # fmt: skip

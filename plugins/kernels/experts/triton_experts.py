@@ -17,7 +17,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from hookline.plugins.kernels.experts.triton_routing import Tiling, clamped_tiling, group_by_expert, tiling
-from hookline.plugins.kernels.triton_launch import launch_options
+from hookline.plugins.kernels.triton_launch import cdiv, launch_options
 
 GROUP_TILES = 8
 """Tiles that take turns over the columns together, so that an expert's weights are read from the L2."""
@@ -252,7 +252,7 @@ def summed(parts_TAD: Tensor) -> Tensor:
     num_tokens, num_chosen, width = parts_TAD.shape
     out_TD = torch.empty((num_tokens, width), dtype=parts_TAD.dtype, device=parts_TAD.device)
     if num_tokens:
-        _sum_kernel[(num_tokens, triton.cdiv(width, SUM_COLUMNS))](
+        _sum_kernel[(num_tokens, cdiv(width, SUM_COLUMNS))](
             parts_TAD, out_TD, width, CHOSEN=num_chosen, COLUMNS=SUM_COLUMNS, num_warps=4,
             **launch_options(out_TD.device),
         )  # fmt: skip
@@ -279,8 +279,8 @@ def expert_outputs(
     most_tiles, weight_TA = len(groups.tile_expert_W), weight_TA.contiguous()
     hidden_PF = torch.empty((num_pairs, inner), dtype=x_TD.dtype, device=x_TD.device)
     out_PD = torch.empty((num_pairs, hidden), dtype=x_TD.dtype, device=x_TD.device)
-    gate_up_grid = (most_tiles * triton.cdiv(inner, cut.gate_up[0]),)
-    down_grid = (most_tiles * triton.cdiv(hidden, cut.down[0]),)
+    gate_up_grid = (most_tiles * cdiv(inner, cut.gate_up[0]),)
+    down_grid = (most_tiles * cdiv(hidden, cut.down[0]),)
     strides = x_TD.stride(0), gate_up_XFD.stride(0), gate_up_XFD.stride(1), inner * gate_up_XFD.stride(1)
     if gate_up_bias_XF is None:
         _gate_up_kernel[gate_up_grid](

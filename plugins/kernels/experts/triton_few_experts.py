@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from hookline.plugins.kernels.triton_launch import launch_options
+from hookline.plugins.kernels.triton_launch import cdiv, launch_options, next_power_of_2
 
 MAX_TOKENS = 4
 FEWEST_EXPERTS_A_PAIR = 4
@@ -112,9 +112,9 @@ def few_expert_mlp(
     options = launch_options(x_TD.device)
     hidden_PF = torch.empty((num_tokens * num_chosen, inner), dtype=x_TD.dtype, device=x_TD.device)
     bias_XF = gate_up_XFD if gate_up_bias_XF is None else gate_up_bias_XF
-    block_d, block_f = (triton.next_power_of_2(size) for size in (hidden, inner))
+    block_d, block_f = (next_power_of_2(size) for size in (hidden, inner))
     block_o = max(1, GATE_UP_ELEMENTS // (2 * block_d))
-    _few_gate_up_kernel[(triton.cdiv(inner, block_o), len(hidden_PF))](
+    _few_gate_up_kernel[(cdiv(inner, block_o), len(hidden_PF))](
         x_TD, expert_TA, gate_up_XFD, bias_XF, hidden_PF, x_TD.stride(0), gate_up_XFD.stride(0),
         gate_up_XFD.stride(1), inner * gate_up_XFD.stride(1), bias_XF.stride(0), num_chosen, hidden, inner,
         float(alpha), float(limit),
@@ -122,9 +122,9 @@ def few_expert_mlp(
     )  # fmt: skip
     out_TD = torch.empty((num_tokens, hidden), dtype=x_TD.dtype, device=x_TD.device)
     bias_XD = down_XDF if down_bias_XD is None else down_bias_XD
-    block_a = triton.next_power_of_2(num_chosen)
+    block_a = next_power_of_2(num_chosen)
     block_o = max(1, DOWN_ELEMENTS // (block_a * block_f))
-    _few_down_kernel[(triton.cdiv(hidden, block_o), num_tokens)](
+    _few_down_kernel[(cdiv(hidden, block_o), num_tokens)](
         hidden_PF, expert_TA, weight_TA, down_XDF, bias_XD, out_TD, down_XDF.stride(0), down_XDF.stride(1),
         bias_XD.stride(0), inner, hidden, CHOSEN=num_chosen, BIAS=down_bias_XD is not None, BLOCK_A=block_a,
         BLOCK_O=block_o, BLOCK_F=block_f, num_warps=8, **options,

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from hookline.plugins.kernels.triton_launch import launch_options
+from hookline.plugins.kernels.triton_launch import launch_options, next_power_of_2
 
 MOST_PAIRS_SCANNED = 32768
 """Up to here every expert's program reads all pairs; a sort is faster for more."""
@@ -59,8 +59,8 @@ def route_experts(logits_TX: Tensor, top_k: int, normalise: bool) -> tuple[Tenso
     if num_tokens:
         _route_kernel[(num_tokens,)](
             logits_TX, expert_TA, weight_TA, logits_TX.stride(0), num_experts,
-            TOP_K=top_k, NORMALISE=normalise, BLOCK_X=triton.next_power_of_2(num_experts),
-            BLOCK_A=triton.next_power_of_2(top_k), num_warps=1 if num_experts <= 256 else 4,
+            TOP_K=top_k, NORMALISE=normalise, BLOCK_X=next_power_of_2(num_experts),
+            BLOCK_A=next_power_of_2(top_k), num_warps=1 if num_experts <= 256 else 4,
             **launch_options(logits_TX.device),
         )  # fmt: skip
     return expert_TA, weight_TA
@@ -163,8 +163,8 @@ def group_by_expert(expert_TA: Tensor, num_experts: int, block_m: int) -> Groups
     )
     _group_kernel[(num_experts,)](
         expert_P, order_P, ends_X, tile_expert_W, tile_row_W, num_tiles_1, num_pairs,
-        BLOCK_M=block_m, BLOCK_P=min(SCAN_BLOCK, max(32, triton.next_power_of_2(num_pairs))),
-        BLOCK_X=max(32, triton.next_power_of_2(num_experts)), num_warps=4, **launch_options(expert_P.device),
+        BLOCK_M=block_m, BLOCK_P=min(SCAN_BLOCK, max(32, next_power_of_2(num_pairs))),
+        BLOCK_X=max(32, next_power_of_2(num_experts)), num_warps=4, **launch_options(expert_P.device),
     )  # fmt: skip
     return Groups(order_P, ends_X, tile_expert_W, tile_row_W, num_tiles_1)
 

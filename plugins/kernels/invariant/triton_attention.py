@@ -34,7 +34,7 @@ from hookline.plugins.kernels.attention.triton_tiles import (
     tile_places,
 )
 from hookline.plugins.kernels.norms.triton_rotary import load_halves, norm_rope_write
-from hookline.plugins.kernels.triton_launch import launch_options, launches_early
+from hookline.plugins.kernels.triton_launch import cdiv, launch_options, launches_early, next_power_of_2
 
 SEGMENT = 1024
 """Positions after which a query starts afresh."""
@@ -54,7 +54,7 @@ class AttentionTiling:
     @classmethod
     def of(cls, group: int, head_dim: int, dtype: torch.dtype, card: Card) -> AttentionTiling:
         """By the model and the card. 64 queries are the fewest that Hopper's matrix instruction takes."""
-        block_m = max(64, triton.next_power_of_2(group))
+        block_m = max(64, next_power_of_2(group))
         if dtype == torch.float32:
             return cls(block_m, 16 if head_dim > MEASURED_HEAD else 32, num_warps=8, num_stages=2)
         is_wide = head_dim > MEASURED_HEAD or not card.large_shared_memory
@@ -74,7 +74,7 @@ class Segments:
     @classmethod
     def make(cls, num_rows: int, max_context_len: int, num_heads: int, head_dim: int, device: torch.device) -> Segments:
         """Allocate for `num_rows` decodes of contexts of up to `max_context_len` tokens."""
-        shape = num_rows, triton.cdiv(max_context_len, SEGMENT), num_heads
+        shape = num_rows, cdiv(max_context_len, SEGMENT), num_heads
         sizes = ((*shape, head_dim), (*shape, 2))
         return cls(*(torch.empty(size, dtype=torch.float32, device=device) for size in sizes))
 
@@ -321,7 +321,7 @@ def longest_first(context_lens_B: Tensor) -> Tensor:
     """
     num_rows = len(context_lens_B)
     tiles_B2 = torch.empty((num_rows, 2), dtype=torch.int32, device=context_lens_B.device)
-    _longest_first_kernel[(triton.cdiv(num_rows, 16),)](
+    _longest_first_kernel[(cdiv(num_rows, 16),)](
         context_lens_B, tiles_B2, num_rows, BLOCK_ROWS=16, BLOCK_OTHERS=128, num_warps=4
     )
     return tiles_B2
@@ -349,7 +349,7 @@ def attend_tiles(
     assert not is_split or window is None
     if not len(tiles_W2):
         return
-    block_dim = max(16, triton.next_power_of_2(head_dim))
+    block_dim = max(16, next_power_of_2(head_dim))
     most_segments = segments.partial_BPHE.shape[1]
     sinks = q_THE if scoring.sinks_H is None else scoring.sinks_H
     group = num_heads // num_kv_heads
@@ -363,7 +363,7 @@ def attend_tiles(
         scoring.factor, scoring.cap, sinks, 0 if window is None else window, most_segments,
         qkv_TC, batch.slot_mapping_T, table, q_weight, k_weight, qkv_TC.stride(0), table.stride(0),
         norm.eps if norm is not None else 0.0, FUSED=newest is not None, NORM=norm is not None, ROPE=rope is not None,
-        BLOCK_OWN=triton.next_power_of_2(group + 2), BLOCK_HALF=triton.next_power_of_2(head_dim // 2),
+        BLOCK_OWN=next_power_of_2(group + 2), BLOCK_HALF=next_power_of_2(head_dim // 2),
         ASK=newest is not None and _asks_early(kv_2NSKE, tiling),
         WINDOW=window is not None, CAP=scoring.cap != 0, SINKS=scoring.sinks_H is not None, SPLIT=is_split,
         NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
@@ -371,8 +371,8 @@ def attend_tiles(
         PRECISION="ieee", num_warps=tiling.num_warps, num_stages=tiling.num_stages, **launch_options(q_THE.device),
     )  # fmt: skip
     if is_split:
-        block_heads = min(4, triton.next_power_of_2(num_heads))
-        _merge_kernel[(len(tiles_W2), triton.cdiv(num_heads, block_heads))](
+        block_heads = min(4, next_power_of_2(num_heads))
+        _merge_kernel[(len(tiles_W2), cdiv(num_heads, block_heads))](
             batch.context_lens_B, out_THE, segments.partial_BPHE, segments.stats_BPH2, sinks, most_segments,
             SINKS=scoring.sinks_H is not None, NUM_HEADS=num_heads, HEAD_DIM=head_dim, BLOCK_HEADS=block_heads,
             BLOCK_DIM=block_dim, SEGMENT=SEGMENT, num_warps=1,

@@ -24,7 +24,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from hookline.plugins.kernels.products.operands import has_aligned_rows
 from hookline.plugins.kernels.products.triton_parts import PartsScratch, leave_part
 from hookline.plugins.kernels.products.triton_wide import empty_with_room, rows_in_reach
-from hookline.plugins.kernels.triton_launch import launch_options, launches_early
+from hookline.plugins.kernels.triton_launch import cdiv, launch_options, launches_early, next_power_of_2
 
 ONLY_TILE: RowTile | None = None
 """Set to one of FLOAT32_TILES on a card where tiles should not give the same bits: every product then takes it."""
@@ -54,7 +54,7 @@ class RowTile:
 
     def number(self, num_rows: int, num_out: int) -> int:
         """Tiles of a product."""
-        return int(triton.cdiv(num_rows, self.block_t) * triton.cdiv(num_out, self.block_o))
+        return int(cdiv(num_rows, self.block_t) * cdiv(num_out, self.block_o))
 
 
 TILES = (
@@ -98,7 +98,7 @@ def weight_parts(num_out: int, width: int, itemsize: int) -> int:
     """Parts of the input features of a weight, which is all that this depends on."""
     if num_out > MOST_CUT:
         return 1
-    return max(1, min(MOST_PARTS, int(triton.cdiv(width, STEP_BYTES // itemsize)) // FEWEST_STEPS))
+    return max(1, min(MOST_PARTS, int(cdiv(width, STEP_BYTES // itemsize)) // FEWEST_STEPS))
 
 
 def takes_parts_apart(num_rows: int, num_out: int) -> bool:
@@ -130,7 +130,7 @@ def row_tile(num_rows: int, num_out: int, num_operands: int, dtype: torch.dtype)
         if is_small and tile.block_t == tile.block_o == 128:  # its weight is read more slowly
             continue
         padding = -num_rows % tile.block_t
-        fits = tile.block_t <= max(16, triton.next_power_of_2(num_rows)) and padding < most_padding
+        fits = tile.block_t <= max(16, next_power_of_2(num_rows)) and padding < most_padding
         if fits and tile.number(num_rows, num_out) >= FULL:
             return tile
     return tiles[-1]
@@ -287,14 +287,14 @@ def row_product(
     block_d = STEP_BYTES // x_TD.element_size()
     x, weight = x_TD, weight_OD
     if is_copied:
-        reach = min(rows_in_reach(x_TD), triton.cdiv(num_rows, tile.block_t) * tile.block_t)
+        reach = min(rows_in_reach(x_TD), cdiv(num_rows, tile.block_t) * tile.block_t)
         x = TensorDescriptor(x_TD, [reach, width], list(x_TD.stride()), [tile.block_t, block_d])
         weight = TensorDescriptor(weight_OD, list(weight_OD.shape), list(weight_OD.stride()), [tile.block_o, block_d])
     out = empty_with_room(num_rows, num_out, like=x_TD)
     partials, counters = (out, out) if scratch is None else (scratch.partials, scratch.counters)
     _row_product_kernel[(tile.number(num_rows, num_out), parts if is_apart else 1)](
         x, weight, weight_OD, weight_OD if bias_O is None else bias_O, out, partials, counters, num_rows, num_out,
-        width, triton.cdiv(width, block_d), x_TD.stride(0), weight_OD.stride(0), PARTS=parts, APART=is_apart,
+        width, cdiv(width, block_d), x_TD.stride(0), weight_OD.stride(0), PARTS=parts, APART=is_apart,
         BIAS=bias_O is not None, SILU=silu,
         ASK=_asks_early(weight_OD), COPIED=is_copied, PRECISION="ieee" if x_TD.dtype == torch.float32 else "tf32",
         BLOCK_T=tile.block_t, BLOCK_O=tile.block_o, BLOCK_D=block_d, GROUP=GROUP,

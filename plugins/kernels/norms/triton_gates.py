@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from hookline.plugins.kernels.triton_launch import launch_options
+from hookline.plugins.kernels.triton_launch import cdiv, launch_options
 
 COLUMNS = 1024
 """Columns per program."""
@@ -71,7 +71,7 @@ def gated_mul(gate_up_TF: Tensor, *, gelu: bool = False) -> Tensor:
     out_TF = torch.empty((*gate_up_TF.shape[:-1], width), dtype=gate_up_TF.dtype, device=gate_up_TF.device)
     if out_TF.numel():
         kernel: Any = _gelu_tanh_mul_kernel if gelu else _silu_mul_kernel
-        kernel[(len(rows_TF), triton.cdiv(width, COLUMNS))](
+        kernel[(len(rows_TF), cdiv(width, COLUMNS))](
             rows_TF, out_TF, rows_TF.stride(0), width, BLOCK=COLUMNS, num_warps=4, **launch_options(out_TF.device)
         )  # fmt: skip
     return out_TF
@@ -110,7 +110,7 @@ def sigmoid_mul(x_TD: Tensor, gate_TG: Tensor, added_TD: Tensor | None = None) -
     x_TD, gate_TG, added = (one if one.stride(1) == 1 else one.contiguous() for one in (x_TD, gate_TG, added))
     out_TD = torch.empty((num_rows, width), dtype=x_TD.dtype, device=x_TD.device)
     if out_TD.numel():
-        _sigmoid_mul_kernel[(num_rows, triton.cdiv(width, COLUMNS))](
+        _sigmoid_mul_kernel[(num_rows, cdiv(width, COLUMNS))](
             x_TD, gate_TG, added, out_TD, x_TD.stride(0), gate_TG.stride(0), added.stride(0), width,
             IS_ONE=gate_TG.shape[1] == 1, ADD=added_TD is not None, BLOCK=COLUMNS, num_warps=4,
             **launch_options(x_TD.device),
@@ -146,7 +146,7 @@ def delta_gates(beta_TH: Tensor, decay_TH: Tensor, log_rate_H: Tensor, decay_bia
         torch.empty(beta_TH.shape, dtype=torch.float32, device=beta_TH.device) for _ in "ab"
     )
     if num_values:
-        _delta_gates_kernel[(triton.cdiv(num_values, FEW_COLUMNS),)](
+        _delta_gates_kernel[(cdiv(num_values, FEW_COLUMNS),)](
             beta_TH, decay_TH, log_rate_H, decay_bias_H, log_decay_out_TH, beta_out_TH,
             beta_TH.stride(0), decay_TH.stride(0), num_values, num_heads,
             BLOCK=FEW_COLUMNS, num_warps=2, **launch_options(beta_TH.device),

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from hookline.plugins.kernels.triton_launch import LARGE_WIDTH, launch_options, triggers_late
+from hookline.plugins.kernels.triton_launch import LARGE_WIDTH, cdiv, launch_options, next_power_of_2, triggers_late
 
 ELEMENTS = 1024
 """Values of some heads that a program of `rms_norm_silu_mul` takes."""
@@ -62,7 +62,7 @@ def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     out_TD = torch.empty(rows_TD.shape, dtype=x_TD.dtype, device=x_TD.device)
     if rows_TD.stride(1) != 1:
         rows_TD = rows_TD.contiguous()
-    block = triton.next_power_of_2(width)
+    block = next_power_of_2(width)
     if len(rows_TD):
         _rms_norm_kernel[(len(rows_TD),)](
             rows_TD, rows_TD, weight_D, out_TD, rows_TD.stride(0), 0, width, eps,
@@ -79,7 +79,7 @@ def add_rms_norm(x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float
     Device: one launch, no host sync.
     """
     width = x_TD.shape[-1]
-    block = triton.next_power_of_2(width)
+    block = next_power_of_2(width)
     x_TD, residual_TD = x_TD.contiguous(), residual_TD.contiguous()
     if x_TD.numel():
         _rms_norm_kernel[(x_TD.numel() // width,)](
@@ -101,7 +101,7 @@ def add_parts_rms_norm(
     """
     num_parts, num_rows, width = parts_PTD.shape
     assert parts_PTD.stride(2) == 1
-    block = triton.next_power_of_2(width)
+    block = next_power_of_2(width)
     if out_TD is None:
         out_TD = torch.empty((num_rows, width), dtype=residual_TD.dtype, device=residual_TD.device)
     if out_TD.numel():
@@ -147,7 +147,7 @@ def norm_add_rms_norm(
     Device: one launch, no host sync.
     """
     num_rows, width = x_TD.shape
-    block = triton.next_power_of_2(width)
+    block = next_power_of_2(width)
     x_TD, residual_TD = x_TD if x_TD.stride(1) == 1 else x_TD.contiguous(), residual_TD.contiguous()
     out_TD = torch.empty((num_rows, width), dtype=x_TD.dtype, device=x_TD.device)
     if out_TD.numel():
@@ -190,10 +190,10 @@ def rms_norm_silu_mul(x_THE: Tensor, weight_E: Tensor, eps: float, gate_THE: Ten
     num_tokens, num_heads, head_dim = x_THE.shape
     x_THE, gate_THE = _with_whole_tokens(x_THE), _with_whole_tokens(gate_THE)
     out_THE = torch.empty(x_THE.shape, dtype=x_THE.dtype, device=x_THE.device)
-    block_e = triton.next_power_of_2(head_dim)
-    block_h = max(1, min(ELEMENTS // block_e, triton.next_power_of_2(num_heads)))
+    block_e = next_power_of_2(head_dim)
+    block_h = max(1, min(ELEMENTS // block_e, next_power_of_2(num_heads)))
     if out_THE.numel():
-        _rms_norm_silu_mul_kernel[(num_tokens, triton.cdiv(num_heads, block_h))](
+        _rms_norm_silu_mul_kernel[(num_tokens, cdiv(num_heads, block_h))](
             x_THE, weight_E, gate_THE, out_THE, x_THE.stride(0), gate_THE.stride(0), num_heads, head_dim, eps,
             BLOCK_H=block_h, BLOCK_E=block_e, num_warps=4, **launch_options(x_THE.device),
         )  # fmt: skip

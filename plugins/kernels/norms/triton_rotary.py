@@ -18,7 +18,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from hookline.core.contracts import QKNorm, Rope
 from hookline.plugins.kernels.attention.triton_forms import load_rotation, rotary_partner
-from hookline.plugins.kernels.triton_launch import launch_options
+from hookline.plugins.kernels.triton_launch import cdiv, launch_options, next_power_of_2
 
 HEADS_PER_PROGRAM = 16
 """Of whole heads: the fastest at 1 token and at 16,384 (docs/log.md)."""
@@ -167,15 +167,15 @@ def qk_norm_rope_write(
     table = rope.table_PE if rope is not None else qkv_TC
     q_weight, k_weight = (norm.q_weight_E, norm.k_weight_E) if norm is not None else (qkv_TC, qkv_TC)
     total_heads = num_heads + 2 * num_kv_heads
-    block_heads = min(triton.next_power_of_2(total_heads), HEADS_PER_PROGRAM)
+    block_heads = min(next_power_of_2(total_heads), HEADS_PER_PROGRAM)
     half_stride, block_stride, offset_stride, head_stride, _ = kv_2NSKE.stride()
-    _qk_norm_rope_write_kernel[(num_tokens, triton.cdiv(total_heads, block_heads))](
+    _qk_norm_rope_write_kernel[(num_tokens, cdiv(total_heads, block_heads))](
         qkv_TC, q_THE, kv_2NSKE, positions_T, slot_mapping_T, table, q_weight, k_weight,
         qkv_TC.stride(0), half_stride, block_stride, offset_stride, head_stride, table.stride(0),
         norm.eps if norm is not None else 0.0,
         NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
         NORM=norm is not None, ROPE=rope is not None, ORDERED=is_ordered,
-        BLOCK_HEADS=block_heads, BLOCK_HALF=triton.next_power_of_2(head_dim // 2), num_warps=4,
+        BLOCK_HEADS=block_heads, BLOCK_HALF=next_power_of_2(head_dim // 2), num_warps=4,
         **launch_options(qkv_TC.device),
     )  # fmt: skip
     return q_THE
@@ -243,10 +243,10 @@ def norm_partial_rope_write(
     """
     (num_tokens, num_heads, head_dim), (_, _, block_size, num_kv_heads, _) = q_THE.shape, kv_2NSKE.shape
     q_weight, k_weight = (norm.q_weight_E, norm.k_weight_E) if norm is not None else (qkv_TC, qkv_TC)
-    total_heads, block_dim = num_heads + 2 * num_kv_heads, triton.next_power_of_2(head_dim)
-    block_heads = min(triton.next_power_of_2(total_heads), max(1, VALUES_PER_PROGRAM // block_dim))
+    total_heads, block_dim = num_heads + 2 * num_kv_heads, next_power_of_2(head_dim)
+    block_heads = min(next_power_of_2(total_heads), max(1, VALUES_PER_PROGRAM // block_dim))
     half_stride, block_stride, offset_stride, head_stride, _ = kv_2NSKE.stride()
-    _norm_partial_rope_write_kernel[(num_tokens, triton.cdiv(total_heads, block_heads))](
+    _norm_partial_rope_write_kernel[(num_tokens, cdiv(total_heads, block_heads))](
         qkv_TC, q_THE, kv_2NSKE, positions_T, slot_mapping_T, rope.table_PE, q_weight, k_weight,
         qkv_TC.stride(0), half_stride, block_stride, offset_stride, head_stride, rope.table_PE.stride(0),
         norm.eps if norm is not None else 0.0,

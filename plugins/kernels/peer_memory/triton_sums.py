@@ -45,7 +45,7 @@ from hookline.plugins.kernels.peer_memory.triton_slots import (
     place_constants,
     sendable,
 )
-from hookline.plugins.kernels.triton_launch import launch_options
+from hookline.plugins.kernels.triton_launch import cdiv, launch_options, next_power_of_2
 
 
 @triton.jit
@@ -274,7 +274,7 @@ def launch_sum(
     part = part_words(num_words, peers.size)
     _KERNELS[way][(num_rows,)](
         x_TD, residual_TD, weight_D, out_TD, *place_arguments(peers), width, num_words, eps, **place_constants(peers),
-        PART=part, TILE=triton.next_power_of_2(part), LANES=triton.next_power_of_2(peers.size), NORM=norm, SENT=sent,
+        PART=part, TILE=next_power_of_2(part), LANES=next_power_of_2(peers.size), NORM=norm, SENT=sent,
         **_options(num_words, LAUNCHES[way], x_TD.device),
     )  # fmt: skip
 
@@ -286,14 +286,14 @@ def launch_sum_by_rows(peers: PeerMemory, x_TD: Tensor, residual_TD: Tensor, wei
     """
     num_rows, width = x_TD.shape
     num_words, num_sent = width * x_TD.element_size() // WORD_BYTES, peers.size - 1
-    _sum_by_rows_kernel[(triton.cdiv(num_rows, peers.size),)](
+    _sum_by_rows_kernel[(cdiv(num_rows, peers.size),)](
         x_TD, residual_TD, weight_D, *place_arguments(peers), width, num_words, num_rows, eps, **place_constants(peers),
-        LANES=triton.next_power_of_2(num_sent), **_options(num_words, LAUNCHES_BY_ROWS[min(num_sent, 2)], x_TD.device),
+        LANES=next_power_of_2(num_sent), **_options(num_words, LAUNCHES_BY_ROWS[min(num_sent, 2)], x_TD.device),
     )  # fmt: skip
 
 
 def _options(num_words: int, limits: tuple[int, int], device: torch.device) -> dict[str, Any]:
     most_warps, most_registers = limits
-    words = triton.next_power_of_2(num_words)
+    words = next_power_of_2(num_words)
     num_warps = max(1, min(most_warps, words // 128))
     return {"WORDS": words, "num_warps": num_warps, "maxnreg": most_registers, **launch_options(device)}

@@ -19,7 +19,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from hookline.plugins.kernels.products.operands import has_aligned_rows
-from hookline.plugins.kernels.triton_launch import launch_options, launches_early
+from hookline.plugins.kernels.triton_launch import cdiv, launch_options, launches_early
 
 MAX_WEIGHT = 6 << 20
 """Most elements of a weight: beside the time to read a larger one, a launch hardly counts."""
@@ -56,7 +56,7 @@ def product_tiling(kind: Kind, num_rows: int, width: int) -> ProductTiling | Non
     """The fastest on an H200 at Qwen3-0.6B's shapes (docs/log.md); None where the general product is faster."""
     if num_rows <= 64 and kind is Kind.PARTS:
         block_t = 16 if num_rows <= 16 and width > 2048 else 64
-        all_at_once = triton.cdiv(width // 4, 128) + 1
+        all_at_once = cdiv(width // 4, 128) + 1
         return ProductTiling(block_t, 32, 128, num_stages=min(all_at_once, 8), parts=4)
     if num_rows <= 16:
         return ProductTiling(16, 32, 128, num_stages=4)
@@ -90,7 +90,7 @@ def fitting_tiling(kind: Kind, x_TD: Tensor, weight_OD: Tensor) -> ProductTiling
     tiling = product_tiling(kind, len(x_TD), width)
     if tiling is None or width % (tiling.parts * tiling.block_d) or num_out % tiling.block_o:
         return None
-    num_programs = num_out // tiling.block_o * triton.cdiv(len(x_TD), tiling.block_t) * tiling.parts
+    num_programs = num_out // tiling.block_o * cdiv(len(x_TD), tiling.block_t) * tiling.parts
     return tiling if num_programs >= MIN_PROGRAMS else None
 
 
@@ -160,7 +160,7 @@ def product(kind: Kind, x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, 
         out = torch.empty((tiling.parts, num_rows, num_out), dtype=torch.float32, device=x_TD.device)
     else:
         out = torch.empty((num_rows, num_out), dtype=x_TD.dtype, device=x_TD.device)
-    grid = (num_out // tiling.block_o, triton.cdiv(num_rows, tiling.block_t), tiling.parts)
+    grid = (num_out // tiling.block_o, cdiv(num_rows, tiling.block_t), tiling.parts)
     _product_kernel[grid](
         x_TD, weight_OD, weight_OD if bias_O is None else bias_O, out, num_rows, num_out,
         x_TD.stride(0), weight_OD.stride(0), num_rows * num_out,

@@ -15,7 +15,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from hookline.plugins.kernels.peer_memory.triton_slots import Sends, send_tile, sending_arguments, sending_constants
-from hookline.plugins.kernels.triton_launch import launch_options, launches_early
+from hookline.plugins.kernels.triton_launch import cdiv, launch_options, launches_early, next_power_of_2
 
 MAX_ROWS = 4
 """Most rows a thin product takes."""
@@ -118,7 +118,7 @@ def send_thin_linear(x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, sen
 
 
 def _block_d(width: int) -> int:
-    return int(max(16, triton.next_power_of_2(width)))
+    return int(max(16, next_power_of_2(width)))
 
 
 def _launch(
@@ -127,7 +127,7 @@ def _launch(
     (num_rows, width), num_out = x_TD.shape, weight_OD.shape[0] // (2 if silu else 1)
     block_d = _block_d(width)
     block_o, num_warps = _tiling(block_d, silu)
-    _thin_linear_kernel[(triton.cdiv(num_out, block_o),)](
+    _thin_linear_kernel[(cdiv(num_out, block_o),)](
         x_TD, weight_OD, weight_OD if bias_O is None else bias_O, out_TO, *sending_arguments(sends, x_TD),
         x_TD.stride(0), weight_OD.stride(0), width, num_out, ROWS=num_rows, BIAS=bias_O is not None, SILU=silu,
         **sending_constants(sends, num_out), BLOCK_O=block_o, BLOCK_D=block_d, num_warps=num_warps,

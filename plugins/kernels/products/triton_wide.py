@@ -25,7 +25,7 @@ from hookline.plugins.kernels.peer_memory.triton_slots import Sends, send_tile, 
 from hookline.plugins.kernels.products.operands import has_aligned_rows
 from hookline.plugins.kernels.products.triton_parts import PartsScratch, leave_part
 from hookline.plugins.kernels.products.triton_product import DTYPES, MAX_WEIGHT, Kind
-from hookline.plugins.kernels.triton_launch import launch_options, launches_early
+from hookline.plugins.kernels.triton_launch import cdiv, launch_options, launches_early, next_power_of_2
 
 MAX_ROWS = 128
 FEW_ROWS = 32
@@ -71,7 +71,7 @@ def wide_tiling(kind: Kind, num_rows: int, num_out: int, width: int, *, sends: b
     sends: tiles go to the ranks that sum them up, which makes up for a slower product.
     """
     block_t = _tile_rows(num_rows)
-    num_tiles = triton.cdiv(num_out, 64)
+    num_tiles = cdiv(num_out, 64)
     if kind is Kind.SILU:
         is_narrow = num_tiles <= FULL_CARD
         if block_t <= FEW_ROWS:
@@ -86,7 +86,7 @@ def wide_tiling(kind: Kind, num_rows: int, num_out: int, width: int, *, sends: b
         return None
     parts = 1
     if num_tiles < MIN_PROGRAMS and block_t * 64 <= MAX_SHARED_TILE:
-        parts = max(1, min(FULL_CARD // num_tiles, MAX_PARTS, triton.cdiv(width, 128) // MIN_STEPS))
+        parts = max(1, min(FULL_CARD // num_tiles, MAX_PARTS, cdiv(width, 128) // MIN_STEPS))
     return _filling(block_t, 64, 128, num_out, parts=parts)
 
 
@@ -102,7 +102,7 @@ def _filling(
 
     operands: tiles of the weight that a step takes.
     """
-    num_programs = triton.cdiv(num_out, block_o) * parts
+    num_programs = cdiv(num_out, block_o) * parts
     if num_programs < MIN_PROGRAMS:
         return None
     step_bytes = (block_o * operands + block_t) * block_d * 2
@@ -113,7 +113,7 @@ def _filling(
 
 
 def _tile_rows(num_rows: int) -> int:
-    return int(max(16, triton.next_power_of_2(num_rows)))
+    return int(max(16, next_power_of_2(num_rows)))
 
 
 def empty_with_room(num_rows: int, *sizes: int, like: Tensor) -> Tensor:
@@ -245,7 +245,7 @@ def _launch(
 ) -> None:  # fmt: skip
     assert kind is not Kind.PARTS and (bias_O is None or kind is not Kind.SILU)
     (num_rows, width), num_out = x_TD.shape, weight_OD.shape[0] // (2 if kind is Kind.SILU else 1)
-    num_tiles = triton.cdiv(num_out, tiling.block_o)
+    num_tiles = cdiv(num_out, tiling.block_o)
     assert tiling.parts == 1 or (kind is Kind.PLAIN and num_tiles * tiling.parts <= FULL_CARD)
     assert tiling.parts == 1 or tiling.block_o * tiling.block_t <= MAX_SHARED_TILE
     reach = min(rows_in_reach(x_TD), tiling.block_t)
@@ -255,7 +255,7 @@ def _launch(
     _wide_kernel[(num_tiles, tiling.parts)](
         x_desc, weight_desc, weight_OD if bias_O is None else bias_O, out, scratch.partials, scratch.counters,
         *sending_arguments(sends, scratch.counters), num_rows, num_out,
-        STEPS=triton.cdiv(width, tiling.block_d), PARTS=tiling.parts, BIAS=bias_O is not None, SILU=kind is Kind.SILU,
+        STEPS=cdiv(width, tiling.block_d), PARTS=tiling.parts, BIAS=bias_O is not None, SILU=kind is Kind.SILU,
         **sending_constants(sends, num_out), BLOCK_T=tiling.block_t, BLOCK_O=tiling.block_o, BLOCK_D=tiling.block_d,
         num_warps=tiling.num_warps, num_stages=tiling.num_stages, **launch_options(x_TD.device),
     )  # fmt: skip

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from hookline.core.contracts import StateRows
 from hookline.plugins.kernels.attention.triton_prefill import query_tiles_on_device
+from hookline.plugins.kernels.triton_launch import cdiv, next_power_of_2
 
 CHUNK = 32
 """Its size and that of VALUES fill the registers of eight warps."""
@@ -29,7 +30,7 @@ FEW_ROWS, MANY_ROWS = 32, 1024
 
 def rows_in_a_block(num_rows: int) -> int:
     """A power of two that the rows do not exceed: one of two, so that a new number of them hardly ever compiles."""
-    return FEW_ROWS if num_rows <= FEW_ROWS else max(MANY_ROWS, triton.next_power_of_2(num_rows))
+    return FEW_ROWS if num_rows <= FEW_ROWS else max(MANY_ROWS, next_power_of_2(num_rows))
 
 
 def precision(dtype: torch.dtype) -> str:
@@ -165,12 +166,12 @@ def chunked_delta_rule(
     inverse_WHNN = torch.empty((len(tiles_W2), num_heads, CHUNK, CHUNK), dtype=torch.float32, device=q_TKE.device)
     sizes: dict[str, Any] = {"NUM_HEADS": num_heads, "GROUP": group, "KEY_DIM": key_dim, "CHUNK": CHUNK}
     sizes["PRECISION"] = precision(q_TKE.dtype)
-    block_e = max(16, triton.next_power_of_2(key_dim))
+    block_e = max(16, next_power_of_2(key_dim))
     _invert_kernel[(len(tiles_W2), num_heads)](
         k_TKE, log_decay_TH, beta_TH, inverse_WHNN, tiles_W2, states.query_starts_B1, k_TKE.stride(0), num_heads,
         BLOCK_E=block_e, num_warps=4, **sizes,
     )  # fmt: skip
-    _scan_kernel[(triton.cdiv(value_dim, VALUES), num_heads, num_requests - first)](
+    _scan_kernel[(cdiv(value_dim, VALUES), num_heads, num_requests - first)](
         q_TKE, k_TKE, v_THF, log_decay_TH, beta_TH, inverse_WHNN, state_RHEF, out_THF, states.rows_B,
         states.query_starts_B1, first, q_TKE.stride(0), k_TKE.stride(0), v_THF.stride(0), num_heads,
         state_RHEF.stride(0), state_RHEF.stride(1), key_dim**-0.5,

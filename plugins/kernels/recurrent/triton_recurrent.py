@@ -17,7 +17,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from hookline.core.contracts import StateRows
 from hookline.plugins.kernels.recurrent.triton_delta_chunks import chunked_delta_rule, rows_in_a_block
-from hookline.plugins.kernels.triton_launch import launch_options
+from hookline.plugins.kernels.triton_launch import cdiv, launch_options, next_power_of_2
 
 CHANNELS = 256
 """Channels a program, of one token or a few."""
@@ -129,15 +129,15 @@ def short_convolution(x_TC: Tensor, weight_CW: Tensor, state_RCP: Tensor, states
     assert state_RCP.stride(1) == width - 1 and weight_CW.is_contiguous()
     out_TC = torch.empty((num_tokens, num_channels), dtype=x_TC.dtype, device=x_TC.device)
     row_stride, options = state_RCP.stride(0), launch_options(x_TC.device)
-    past = {"PAST": width - 1, "BLOCK_PAST": triton.next_power_of_2(width - 1), "BLOCK_C": CHANNELS}
-    num_blocks = triton.cdiv(num_channels, CHANNELS)
+    past = {"PAST": width - 1, "BLOCK_PAST": next_power_of_2(width - 1), "BLOCK_C": CHANNELS}
+    num_blocks = cdiv(num_channels, CHANNELS)
     if num_requests == states.num_decodes:
         _convolve_one_kernel[(num_tokens, num_blocks)](
             x_TC, weight_CW, state_RCP, out_TC, states.rows_B, x_TC.stride(0), row_stride, num_channels,
             **past, num_warps=4, **options,
         )  # fmt: skip
         return out_TC
-    _convolve_kernel[(triton.cdiv(num_tokens, TOKENS), num_blocks)](
+    _convolve_kernel[(cdiv(num_tokens, TOKENS), num_blocks)](
         x_TC, weight_CW, state_RCP, out_TC, states.rows_B, states.query_starts_B1, x_TC.stride(0), row_stride,
         num_channels, num_tokens, num_requests,
         WIDTH=width, BLOCK_ROWS=rows_in_a_block(num_requests), BLOCK_T=TOKENS, BLOCK_C=CHANNELS, num_warps=4,
@@ -210,12 +210,12 @@ def gated_delta_rule(
     in_chunks = states.max_query_len >= FEWEST_IN_CHUNKS
     num_one_by_one = states.num_decodes if in_chunks else num_requests
     if num_one_by_one:
-        _delta_rule_kernel[(triton.cdiv(value_dim, VALUES), num_heads, num_one_by_one)](
+        _delta_rule_kernel[(cdiv(value_dim, VALUES), num_heads, num_one_by_one)](
             q_TKE, k_TKE, v_THF, log_decay_TH, beta_TH, state_RHEF, out_THF, states.rows_B, states.query_starts_B1, 0,
             q_TKE.stride(0), k_TKE.stride(0), v_THF.stride(0), num_heads, state_RHEF.stride(0), state_RHEF.stride(1),
             key_dim**-0.5,
             NUM_HEADS=num_heads, GROUP=num_heads // q_TKE.shape[1], KEY_DIM=key_dim, VALUE_DIM=value_dim,
-            BLOCK_E=triton.next_power_of_2(key_dim), BLOCK_F=VALUES, num_warps=4, **launch_options(q_TKE.device),
+            BLOCK_E=next_power_of_2(key_dim), BLOCK_F=VALUES, num_warps=4, **launch_options(q_TKE.device),
         )  # fmt: skip
     if in_chunks and num_requests > states.num_decodes:
         chunked_delta_rule(q_TKE, k_TKE, v_THF, log_decay_TH, beta_TH, state_RHEF, states, out_THF)
