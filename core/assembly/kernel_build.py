@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import os
+import signal
 import subprocess
 import tempfile
 import time
@@ -31,11 +32,14 @@ from hookline.core.util.start_phases import StartPhases
 
 CHILD = "hookline.core.prebuild.child:main"
 """What the child process runs. It is named and not imported, since it stands above this package."""
-COMPILED = "kernel-compiled"
+DONE = "kernel-done"
 """The first word of a line in which a child tells of a kernel."""
 AWAITED = "kernels compiled ahead"
 """The part of a start in which it waits for kernels that other processes compile."""
 PATIENCE_S = 300.0
+"""From the child's begin on."""
+ENDING_S = 5.0
+"""How long to wait for the end of a process that is about to end."""
 MOST_TOLD = 300
 """Most characters of a failed child's error that are shown."""
 logger = logging.getLogger("hookline")
@@ -48,63 +52,65 @@ class KernelBuild:
     """
 
     def __init__(self, command: Sequence[str], stamp: Path, environment: Mapping[str, str] | None = None) -> None:
-        """Start the child."""
+        """Start the child, with a process group of its own, in which its processes can be ended with it."""
         self.stamp = stamp
         self.variants: set[str] = set()
         """Variants of kernels that are compiled by now, as `late_work.variant_of` names them."""
-        self._compiled: set[str] = set()
-        self._last_line, self._has_ended = "", False
+        self._told: set[str] = set()
+        self._result: dict[str, Any] | None = None
+        self._has_ended = False
         self._news = Condition()
         self._deadline = time.monotonic() + PATIENCE_S
         self._errors = tempfile.TemporaryFile()
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._errors, text=True, env=environment
-        )
+        try:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._errors, text=True,
+                errors="replace", env=environment, process_group=0,
+            )  # fmt: skip
+        except BaseException:
+            self._errors.close()
+            raise
         self._reader = Thread(target=self._read, name="kernel-build", daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        with self._process.stdout as lines:
-            for line in lines:
-                told = progress_in(line)
-                if told is None:
-                    self._last_line = line
-                    continue
-                with self._news:
-                    self._compiled.add(told[0])
-                    self.variants.update(told[1:])
-                    self._news.notify_all()
+        try:
+            with self._process.stdout as lines:
+                for line in lines:
+                    self._hear(line)
+        finally:
+            with self._news:
+                self._has_ended = True
+                self._news.notify_all()
+
+    def _hear(self, line: str) -> None:
+        told = progress_in(line)
+        if told is None:
+            self._result = result_in(line) or self._result
+            return
         with self._news:
-            self._has_ended = True
+            self._told.add(told[0])
+            self.variants.update(told[1:])
             self._news.notify_all()
 
     @contextmanager
     def awaited(self, phases: StartPhases) -> Iterator[None]:
-        """Inside, the first launch of a kernel waits until the child has compiled it, or has ended; see AWAITED.
+        """Inside, the first launch of a kernel waits until the child is done with it, or has ended; see AWAITED.
 
         Of this thread alone: other threads' kernels are none of this engine's.
         """
-        from triton import knobs
-
-        before, owner = knobs.runtime.jit_cache_hook, get_ident()
-
-        def _hook(*, fn: Any, compile: Any, **others: Any) -> bool:
-            if get_ident() == owner:
-                with phases.part(AWAITED):
-                    self._wait_for(key_of(fn.jit_function, compile["specialization_data"]))
-            return False if before is None else bool(before(fn=fn, compile=compile, **others))
-
-        knobs.runtime.jit_cache_hook = _hook
+        _hook_triton()
+        _WAITING[get_ident()] = self, phases
         try:
             yield
         finally:
-            knobs.runtime.jit_cache_hook = before
+            del _WAITING[get_ident()]
 
-    def _wait_for(self, key: str) -> None:
-        """Wait until this kernel is compiled, the child has ended, or patience has."""
+    def wait_for(self, key: str) -> None:
+        """Wait until the child is done with this kernel, see `key_of`, or has ended, or patience has."""
         with self._news:
-            self._news.wait_for(lambda: key in self._compiled or self._has_ended, self._deadline - time.monotonic())
+            self._news.wait_for(lambda: key in self._told or self._has_ended, self._deadline - time.monotonic())
 
     def finish(self) -> str | None:
         """Wait for the child; returns a summary in one line, or None if it failed: the engine then compiles by itself.
@@ -112,12 +118,15 @@ class KernelBuild:
         A failure is stamped, too, so that the next start does not wait for it again.
         """
         self._reader.join(max(0.0, self._deadline - time.monotonic()))
-        why = self._complaint() if self._has_ended else f"nothing came of it in {PATIENCE_S:.0f} s"
-        self.end()
-        try:
-            found: dict[str, Any] = json.loads(self._last_line)
-            summary = "{num_compiled} of {num_kernels} kernels compiled ahead in {seconds:.1f} s".format(**found)
-        except (ValueError, KeyError):
+        has_ended = self._has_ended
+        if has_ended:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(ENDING_S)
+        self._kill()
+        found = self._result
+        why = self._complaint() if has_ended else f"nothing came of it in {PATIENCE_S:.0f} s"
+        self._errors.close()
+        if found is None:
             mark_done(self.stamp, {"failed": [why]})
             logger.warning(
                 "kernels could not be compiled ahead (%s), so they are compiled as they are needed; "
@@ -127,20 +136,48 @@ class KernelBuild:
         mark_done(self.stamp, found)
         for line in found["failed"]:
             logger.debug("not compiled ahead: %s", line)
-        return summary
+        return "{num_compiled} of {num_kernels} kernels compiled ahead in {seconds:.1f} s".format(**found)
 
     def _complaint(self) -> str:
-        """The last line of the child's errors, or how it ended."""
+        """The last line of the ended child's errors, or how it ended."""
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").strip()
-        return lines.rpartition("\n")[2][:MOST_TOLD] or f"it {ending_of(self._process.wait())}"
+        return lines.rpartition("\n")[2][:MOST_TOLD] or f"it {ending_of(self._process.returncode)}"
 
     def end(self) -> None:
-        """Kill the child if it still runs."""
-        self._process.kill()
-        self._process.wait()
-        self._reader.join()
+        """Kill the child, and the processes that it made, if they still run."""
+        self._kill()
         self._errors.close()
+
+    def _kill(self) -> None:
+        with suppress(ProcessLookupError, PermissionError):  # there is no process left in the group
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._reader.join(ENDING_S)
+
+
+_WAITING: dict[int, tuple[KernelBuild, StartPhases]] = {}
+"""Of each thread that starts an engine while its kernels are compiled: by whom, and where its waits are noted."""
+
+
+def _hook_triton() -> None:
+    """Have Triton ask us before it compiles a kernel in this process. The hook stays, and matters in a start alone."""
+    from triton import knobs
+
+    before = knobs.runtime.jit_cache_hook
+    if getattr(before, "is_hooklines", False):
+        return
+
+    def _hook(*, fn: Any, compile: Any, **others: Any) -> bool:
+        waiting = _WAITING.get(get_ident())
+        if waiting is not None:
+            build, phases = waiting
+            with phases.part(AWAITED):
+                build.wait_for(key_of(fn.jit_function, compile["specialization_data"]))
+        return False if before is None else bool(before(fn=fn, compile=compile, **others))
+
+    _hook.is_hooklines = True  # type: ignore[attr-defined]
+    knobs.runtime.jit_cache_hook = _hook
 
 
 def key_of(kernel: Any, specialization: str) -> str:
@@ -149,14 +186,27 @@ def key_of(kernel: Any, specialization: str) -> str:
 
 
 def progress_line(key: str, variant: str | None) -> str:
-    """The line by which a child says that a kernel is compiled. variant: its name by `late_work.variant_of`."""
-    return " ".join(filter(None, (COMPILED, key, variant)))
+    """The line by which a child says that it is done with a kernel.
+
+    variant: its name by `late_work.variant_of`; None if it could not be compiled, so that the engine will try.
+    """
+    return " ".join(filter(None, (DONE, key, variant)))
 
 
 def progress_in(line: str) -> list[str] | None:
     """The key and the name, if there is one, of the kernel of which such a line tells; None for any other line."""
-    first, *told = line.split()
-    return told if first == COMPILED and told else None
+    words = line.split()
+    return words[1:] if words[:1] == [DONE] and words[1:] else None
+
+
+def result_in(line: str) -> dict[str, Any] | None:
+    """A `core.prebuild.build.Built` as the child prints it; None for any other line."""
+    try:
+        found: Any = json.loads(line)
+    except ValueError:
+        return None
+    needed = {"num_kernels", "num_compiled", "seconds", "failed"}
+    return found if isinstance(found, dict) and needed <= found.keys() else None
 
 
 def start_build(resolved: ResolvedConfig, stamp: Path | None) -> KernelBuild | None:

@@ -7,12 +7,14 @@ threads.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import importlib
 import json
 import logging
 import multiprocessing
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -32,7 +34,9 @@ from hookline.core.worker.startup.late_work import variant_of
 LEAST_LAYERS = 2
 """Layers to run of a model whose layers are alike: two, since the last one computes only the wanted rows."""
 GIVES_WAY = 5
-"""By how much the processes that compile are nicer than others."""
+"""By how much the processes that compile are nicer than the engine and the dry run."""
+PR_SET_PDEATHSIG = 1
+"""Of Linux' prctl: the signal that a process gets when its parent ends."""
 
 
 @dataclass(frozen=True)
@@ -98,10 +102,12 @@ def _tell(told: Callable[[str, Outcome], None], key: str, future: Future[Outcome
 
 
 def _begin_process() -> None:
-    """What a process that compiles does first: it gives way to the engine and to the dry run, which others wait for."""
+    """What a process that compiles does first: it gives way to those that others wait for, and ends with its parent."""
     gc.enable()
     with suppress(OSError):
         os.nice(GIVES_WAY)
+    with suppress(OSError, AttributeError):  # Linux alone has it
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 @contextmanager

@@ -3,9 +3,9 @@
 A kernel with it starts while the one before it still runs, does what does not depend on that one, and waits
 (`gdc_wait`) before it reads or writes anything else. Two rules keep that correct. A kernel may run ahead of its wait
 only with what no kernel launched this way writes: weights, and whatever ordinary launches prepared for the step, if
-another ordinary launch lies in between, as the embedding does; what the launch right before it wrote may not be there
-yet. And one that lets the next start early must wait itself, so that whatever waits for it waits for all
-before it.
+another ordinary launch lies in between, as the embedding does, or the copy of the stream on a later stage; what the
+launch right before it wrote may not be there yet. And one that lets the next start early must wait itself, so that
+whatever waits for it waits for all before it.
 
 A third holds where a kernel reads ahead of its wait what such a kernel wrote, as sums of what a product sends do: the
 product lets the next start only after its own wait, so that all before the product is done, and the sum asks past the

@@ -115,7 +115,9 @@ class StageGraphs:
     def forward_step(self, rows_G: Tensor, is_shared: bool = False) -> Tensor:
         """The layers of a decode step of these rows: what a graph of layers captures."""
         batch, _ = decode_step(self.runner, rows_G, self.max_model_len, is_shared=is_shared)
-        stream_GD = None if self.stream_GD is None else self.stream_GD[: len(rows_G)]
+        # A copy, so that an ordinary launch lies between what prepares a step and its first layer, as the embedding
+        # does on the first stage: kernels that start early count on it.
+        stream_GD = None if self.stream_GD is None else self.stream_GD[: len(rows_G)].clone()
         return self.runner.forward(batch, stream_TD=stream_GD)
 
     def draw_step(self, rows_G: Tensor, hidden_GD: Tensor) -> Tensor:

@@ -92,14 +92,6 @@ class InvariantTritonKernels(TritonKernels):
         """See Kernels.expert_mlp."""
         return expert_mlp(x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF)
 
-    def expert_mlp_add_rms_norm(
-        self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor,
-        residual_TD: Tensor, norm_weight_D: Tensor, eps: float,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """See Kernels.expert_mlp_add_rms_norm."""
-        out_TD = self.expert_mlp(x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF)
-        return self.add_rms_norm(out_TD, residual_TD, norm_weight_D, eps)
-
     def clamped_expert_mlp(
         self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, gate_up_bias_XF: Tensor,
         down_XDF: Tensor, down_bias_XD: Tensor | None, alpha: float, limit: float,

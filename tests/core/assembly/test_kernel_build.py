@@ -1,9 +1,13 @@
-"""The child process that compiles kernels while weights load: once for each model and card, and never in the way."""
+"""The child process that compiles kernels while an engine starts: once for each model and card, never in the way."""
 
 import json
+import os
+import signal
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
-from threading import Timer
+from pathlib import Path
+from threading import Event, Timer
 from types import SimpleNamespace
 
 import pytest
@@ -58,6 +62,78 @@ def test_a_child_of_which_nothing_comes_is_ended(tmp_path, caplog, monkeypatch):
     assert "(nothing came of it in 0 s)" in caplog.text
 
 
+@pytest.mark.parametrize("line", [b"", b"\xff\xfe", b"kernel-done", b"[1]", b'{"seconds": 1}', b"5"])
+def test_lines_that_say_nothing_stop_nobody(tmp_path, line):
+    written = b"\n".join([line, json.dumps(FOUND).encode(), line, b""])
+    build = child(tmp_path, f"import sys; sys.stdout.buffer.write({written!r})")
+    started = time.monotonic()
+    assert build.finish() == "2 of 3 kernels compiled ahead in 1.2 s"
+    assert time.monotonic() - started < 30
+
+
+CHILD_WITH_PROCESSES = """
+import multiprocessing, os, time
+from hookline.core.prebuild.build import _begin_process
+def work():
+    _begin_process()
+    print(f"worker {{os.getpid()}}", flush=True)
+    time.sleep(600)
+multiprocessing.get_context("fork").Process(target=work).start()
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_child_that_ends_early_takes_its_processes_along_and_nobody_waits_on(tmp_path, monkeypatch, is_killed):
+    pytest.importorskip("triton")
+    heard, hear = [], KernelBuild._hear
+    monkeypatch.setattr(KernelBuild, "_hear", lambda build, line: heard.append(line) or hear(build, line))
+    build = child(tmp_path, CHILD_WITH_PROCESSES.replace("{{", "{").replace("}}", "}"))
+    started = time.monotonic()
+    while not heard:
+        assert time.monotonic() - started < 60
+        time.sleep(0.02)
+    worker = int(heard[0].split()[1])
+    started = time.monotonic()
+    if is_killed:  # by the system, for its memory
+        os.kill(build._process.pid, signal.SIGKILL)
+        with build.awaited(StartPhases()):
+            assert launch("first")
+        assert build.finish() is None
+    else:
+        build.end()
+    assert time.monotonic() - started < 20
+    while Path(f"/proc/{worker}").exists() and "Z" not in Path(f"/proc/{worker}/stat").read_text().split()[2]:
+        assert time.monotonic() - started < 30
+        time.sleep(0.02)
+
+
+def test_engines_that_start_in_several_threads_wait_each_for_its_own_kernels(tmp_path):
+    pytest.importorskip("triton")
+    builds = []
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        keys = [("first", key_of(KERNEL, "first"))]
+        builds.append(child(tmp_path / name, waiting_child(tmp_path / name, keys)))
+    phases, is_inside = [StartPhases(), StartPhases()], Event()
+
+    def start(index):
+        with builds[index].awaited(phases[index]):
+            if index:
+                is_inside.set()
+                return launch("first")
+            return is_inside.wait(30)
+
+    with ThreadPoolExecutor(2) as pool:
+        other = pool.submit(start, 1)
+        assert pool.submit(start, 0).result(30)  # the one has left by now, and the other waits on
+        assert not other.done()
+        (tmp_path / "other" / "first").touch()
+        assert other.result(30) and phases[1].seconds[AWAITED] > 0 and not phases[0].seconds
+    for build in builds:
+        build.end()
+
+
 def launch(specialization):
     """What Triton does when a kernel of ours is launched for the first time in this process; whether it compiles it."""
     from triton import knobs
@@ -76,10 +152,15 @@ def wait_for(name):
 for name, key in {keys!r}:
     wait_for(name)
     pathlib.Path({folder!r}, name + "-done").touch()
-    print("kernel-compiled", key, "_norm-" + name, flush=True)
+    print("kernel-done", key, "_norm-" + name, flush=True)
 wait_for("end")
 print({found!r})
 """
+
+
+def waiting_child(folder, keys):
+    """Its code: it is done with each of these kernels once there is a file of its name in the folder."""
+    return WAITING_CHILD.format(folder=str(folder), keys=keys, found=json.dumps(FOUND))
 
 
 @pytest.fixture
@@ -87,7 +168,7 @@ def waiting(tmp_path):
     """A child that says that the kernels "first" and "second" are compiled once there is a file of that name."""
     pytest.importorskip("triton")
     keys = [(name, key_of(KERNEL, name)) for name in ("first", "second")]
-    build = child(tmp_path, WAITING_CHILD.format(folder=str(tmp_path), keys=keys, found=json.dumps(FOUND)))
+    build = child(tmp_path, waiting_child(tmp_path, keys))
     yield build
     build.end()
 
