@@ -2,7 +2,10 @@
 
 import gzip
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -51,9 +54,18 @@ def test_a_trace_ends_with_the_run(tmp_path, caplog):
     assert "wrote a profile of 3 steps to" in caplog.text
 
 
-def test_nothing_of_torchs_own_is_printed_while_tracing(tmp_path, capfd):
-    traced(tmp_path / "trace.json", num_skipped=2)
-    assert capfd.readouterr().err == ""
+@pytest.mark.slow
+def test_nothing_of_torchs_own_is_printed_while_tracing(tmp_path):
+    """In a process of its own: torch asks how much to print when a process traces for the first time."""
+    code = (
+        f"from pathlib import Path; from test_profiling import traced; traced(Path({str(tmp_path / 'trace.json')!r}))"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "KINETO_LOG_LEVEL"}
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**environment, "PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "") and (tmp_path / "trace.json").exists()
 
 
 def test_too_few_steps_are_an_error_that_says_how_many_there_were(tmp_path):
