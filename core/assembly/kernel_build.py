@@ -150,8 +150,9 @@ class KernelBuild:
         self._errors.close()
 
     def _kill(self) -> None:
-        with suppress(ProcessLookupError, PermissionError):  # there is no process left in the group
-            os.killpg(self._process.pid, signal.SIGKILL)
+        if self._process.poll() is None or not self._has_ended:  # else the group's number may be another's by now
+            with suppress(ProcessLookupError, PermissionError):  # they ended meanwhile
+                os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._reader.join(ENDING_S)
 

@@ -1,6 +1,6 @@
 """The child process of an engine's start that compiles kernels: its argument is a task, its last line the result.
 
-Before that it prints a line for each kernel that is compiled, see `core.assembly.kernel_build.progress_line`.
+Before that it prints a line for each kernel that it is done with, see `core.assembly.kernel_build.progress_line`.
 """
 
 from __future__ import annotations

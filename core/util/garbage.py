@@ -31,12 +31,9 @@ def settled() -> Iterator[None]:
 @contextmanager
 def imports_kept() -> Iterator[None]:
     """Around the imports of a child process of ours: their objects are never searched for garbage."""
-    gc.disable()
-    try:
+    with unsearched():
         yield
         gc.freeze()
-    finally:
-        gc.enable()
 
 
 @contextmanager

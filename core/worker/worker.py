@@ -311,7 +311,7 @@ class Worker(SizedExecutor):
         forbid = partial(self.masks.forbid, index_N=index_N)
         with self._checking_once(step, waiting.extras):
             results_N = self._draw_all(waiting.hidden_TD, waiting.sampled, waiting.device_step, waiting.extras, forbid)
-        self._write_back(waiting.sampled, results_N)
+        self.runner.keep_tokens(waiting.sampled, results_N)
         return results_N
 
     def _begin_masked(self, device_step: DeviceStep, extras: Extras) -> None:
@@ -358,7 +358,7 @@ class Worker(SizedExecutor):
         with self._checking_once(step, extras):
             sampled, hidden_TD = self._forward_step(device_step)
             results_N = self._draw_all(hidden_TD, sampled, device_step, extras)
-        self._write_back(sampled, results_N)
+        self.runner.keep_tokens(sampled, results_N)
         self.table.mirror(step)
         return results_N
 
@@ -405,9 +405,6 @@ class Worker(SizedExecutor):
             return hidden_TD if scores_prompts else hidden_TD.index_select(0, wanted_N), vectors
         hidden_XD = self.runner.forward(batch, torch.cat([wanted_N, tokens_P]), stream_TD)
         return hidden_XD[: len(wanted_N)], states.run(groups, hidden_XD[len(wanted_N) :])
-
-    def _write_back(self, sampled: SampleRows, results_N: Tensor) -> None:
-        self.runner.keep_tokens(sampled, results_N if results_N.ndim == 1 else results_N[: len(sampled.rows_N), 0])
 
     def _draw_all(
         self,

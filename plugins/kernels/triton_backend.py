@@ -185,11 +185,9 @@ class TritonKernels(TritonAttention):
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """See Kernels.expert_mlp_add_rms_norm; a few tokens' product adds up experts, others' norm."""
         given = x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF
-        if type(self).expert_mlp is not TritonKernels.expert_mlp:  # a class that computes experts in its own way
+        has_its_own = type(self).expert_mlp is not TritonKernels.expert_mlp  # a class that computes experts otherwise
+        if has_its_own or triton_few_experts.fits(expert_TA, len(down_XDF)):
             return super().expert_mlp_add_rms_norm(*given, residual_TD, norm_weight_D, eps)
-        if triton_few_experts.fits(expert_TA, len(down_XDF)):
-            out_TD = triton_few_experts.few_expert_mlp(*given)
-            return self.add_rms_norm(out_TD, residual_TD, norm_weight_D, eps)
         parts_ATD = triton_experts.expert_outputs(*given).transpose(0, 1)
         return triton_norms.add_parts_rms_norm(parts_ATD, residual_TD.contiguous(), norm_weight_D, eps)
 

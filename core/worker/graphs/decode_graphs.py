@@ -129,11 +129,10 @@ class DecodeGraphs:
         batch, sampled = decode_step(runner, rows_G, self.max_model_len, is_shared=is_shared)
         hidden_GD = runner.forward(batch)
         if extras == PLAIN:
-            results_G = tokens_G = runner.sample(hidden_GD, sampled)
+            results_G = runner.sample(hidden_GD, sampled)
         else:
             results_G = runner.sample_extra(hidden_GD, sampled, extras, self.max_model_len)
-            tokens_G = results_G if results_G.ndim == 1 else results_G[:, 0]
-        runner.keep_tokens(sampled, tokens_G)
+        runner.keep_tokens(sampled, results_G)
         return results_G
 
 

@@ -129,5 +129,5 @@ class MaskedDecodes:
         sampled = table.decode_draws(rows_G)
         forbid = partial(self.masks.forbid, index_N=index_G)
         results_G = self.runner.sample_extra(hidden_GD, sampled, extras, self.max_model_len, forbid=forbid)
-        self.runner.keep_tokens(sampled, results_G if results_G.ndim == 1 else results_G[:, 0])
+        self.runner.keep_tokens(sampled, results_G)
         return results_G

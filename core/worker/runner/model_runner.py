@@ -160,11 +160,13 @@ class ModelRunner:
         logits_NV = self._logits(hidden_ND)
         return self._sample(logits_NV, sampled.params, self.ranks.rank * logits_NV.shape[1])
 
-    def keep_tokens(self, sampled: SampleRows, tokens_N: Tensor) -> None:
-        """Write drawn tokens into the table, so that the next step can start from them; pads as it was.
+    def keep_tokens(self, sampled: SampleRows, results: Tensor) -> None:
+        """Write drawn tokens into the table, so that the next step can start from them; the padding row is as it was.
 
+        results: the tokens (N,), or scored rows (N or more, X), whose first column they are.
         Device: no host sync; graph-safe.
         """
+        tokens_N = results if results.ndim == 1 else results[: len(sampled.rows_N), 0]
         self.kernels.keep_tokens(sampled.rows_N, tokens_N, sampled.params.position_N, self.table.requests)
 
     def _sample(self, logits_NV: Tensor, params: SamplingBatch, first_token: int) -> Tensor:

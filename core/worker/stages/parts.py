@@ -134,5 +134,5 @@ class PartWorker(Worker):
         sampled = self.table.decode_draws(rows_N) if one.sampled is None else one.sampled
         with self._checking_once(step, extras):
             results_NX = self._draw_all(one.hidden_ND, sampled, one.device_step, extras, forbid)
-        self._write_back(sampled, results_NX)
+        self.runner.keep_tokens(sampled, results_NX)
         return results_NX

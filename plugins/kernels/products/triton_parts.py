@@ -27,7 +27,7 @@ class PartsScratch:
 
     @classmethod
     def allocate(cls, device: torch.device, num_partials: int, num_tiles: int) -> Self:
-        """For so many numbers of all parts, and so many tiles."""
+        """Allocate room for num_partials numbers in all, and for the counters of num_tiles tiles."""
         return cls(
             torch.empty(num_partials, dtype=torch.float32, device=device),
             torch.zeros(num_tiles, dtype=torch.int32, device=device),
