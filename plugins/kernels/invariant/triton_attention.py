@@ -1,11 +1,11 @@
 """Paged attention cut by the context alone: a token gets the same bits as a decode and in any chunk of a prompt.
 
-One kernel serves both, with tiles of as many queries and of as many positions, so that a decode is a prompt of one
-token. A query takes the tiles of its context in order, from position 0 on, and starts afresh every SEGMENT positions;
-segments are merged in order, too. So a few decodes of long contexts may have a program for each segment, and others one
-for all: the same numbers meet in the same order. Tiles that a query does not see leave its bits alone. Programs of
-decodes can normalise, rotate and write the newest token themselves: they call what the launch for it calls, and read
-from memory what it would have left there.
+One kernel serves both, with tiles of as many positions, so that a decode is a prompt of one token; of queries a
+decode's tiles may have fewer. A query takes the tiles of its context in order, from position 0 on, and starts afresh
+every SEGMENT positions; segments are merged in order, too. So a few decodes of long contexts may have a program for
+each segment, and others one for all: the same numbers meet in the same order. Tiles that a query does not see leave its
+bits alone. Programs of decodes can normalise, rotate and write the newest token themselves: they call what the launch
+for it calls, and read from memory what it would have left there.
 Legend: T tokens, B requests, H heads, K kv heads, G = H / K, E head dim, M blocks in a table row, N cache blocks,
 S block size, W query tiles, P segments.
 """
@@ -44,21 +44,31 @@ MEASURED_HEAD = 128
 
 @dataclass(frozen=True)
 class AttentionTiling:
-    """block_m queries (tokens times G) by tile positions: one choice for every batch."""
+    """block_m queries (tokens times G) by tile positions: one choice for all decodes, and one for all prompts.
+
+    keys_left: keys and values are the left operands, of which Hopper's matrix instruction takes 64 rows and more, in
+    place of queries and weights; of the right one it takes few. by_products: sums of weights are matrix products too.
+    An element of a product has the same bits either way, and among any number of rows, but a sum over keys that threads
+    share has the order of their layout.
+    """
 
     block_m: int
     tile: int
     num_warps: int
     num_stages: int
+    keys_left: bool = False
+    by_products: bool = False
 
     @classmethod
-    def of(cls, group: int, head_dim: int, dtype: torch.dtype, card: Card) -> AttentionTiling:
-        """By the model and the card. 64 queries are the fewest that Hopper's matrix instruction takes."""
+    def of(cls, group: int, head_dim: int, dtype: torch.dtype, card: Card, *, decodes: bool = False) -> AttentionTiling:
+        """By the model and the card; on Hopper few queries for decodes, of which 64 would be padding."""
         block_m = max(64, next_power_of_2(group))
         if dtype == torch.float32:
             return cls(block_m, 16 if head_dim > MEASURED_HEAD else 32, num_warps=8, num_stages=2)
-        is_wide = head_dim > MEASURED_HEAD or not card.large_shared_memory
-        return cls(block_m, 32 if is_wide else 64, num_warps=8 if head_dim > MEASURED_HEAD else 4, num_stages=3)
+        if head_dim > MEASURED_HEAD or not card.large_shared_memory:
+            return cls(block_m, 32, num_warps=8 if head_dim > MEASURED_HEAD else 4, num_stages=3)
+        block_m = max(16, next_power_of_2(group)) if decodes else block_m
+        return cls(block_m, 64, num_warps=4, num_stages=3, keys_left=decodes, by_products=True)
 
 
 @dataclass(frozen=True)
@@ -98,14 +108,36 @@ class Newest:
 
 
 @triton.jit
-def _taken_in(maximum, total, acc, other_maximum, other_total, other_acc):
+def _along(per_query, KEYS_LEFT: tl.constexpr):
+    """A number of each query, beside what queries are the columns of, or the rows."""
+    if KEYS_LEFT:
+        return per_query[None, :]
+    else:
+        return per_query[:, None]
+
+
+@triton.jit
+def _taken_in(maximum, total, acc, other_maximum, other_total, other_acc, KEYS_LEFT: tl.constexpr):
     """Two (maximum, sum, weighted values) as one. Rounded as written: the compiler has nothing left to fuse."""
     new_maximum = tl.maximum(maximum, other_maximum)
     scale, other_scale = tl.exp2(maximum - new_maximum), tl.exp2(other_maximum - new_maximum)
     total = tl.fma(total, scale, other_total * other_scale)
-    wide_scale = tl.broadcast_to(scale[:, None], acc.shape)
-    acc = tl.fma(acc, wide_scale, other_acc * other_scale[:, None])
+    wide_scale = tl.broadcast_to(_along(scale, KEYS_LEFT), acc.shape)
+    acc = tl.fma(acc, wide_scale, other_acc * _along(other_scale, KEYS_LEFT))
     return new_maximum, total, acc
+
+
+@triton.jit
+def _no_weights(
+    BLOCK_M: tl.constexpr, BLOCK_DIM: tl.constexpr, KEYS_LEFT: tl.constexpr, BY_PRODUCTS: tl.constexpr
+):  # fmt: skip
+    """A running softmax as `_attend_tile` goes on with it: sums of weights by products are a few times the same."""
+    maximum = tl.full([BLOCK_M], LOWEST, tl.float32)
+    acc = tl.zeros([BLOCK_DIM, BLOCK_M] if KEYS_LEFT else [BLOCK_M, BLOCK_DIM], tl.float32)
+    if BY_PRODUCTS:
+        return maximum, tl.zeros([64, BLOCK_M] if KEYS_LEFT else [BLOCK_M, 8], tl.float32), acc
+    else:
+        return maximum, tl.zeros([BLOCK_M], tl.float32), acc
 
 
 @triton.jit
@@ -113,24 +145,40 @@ def _attend_tile(
     q, maximum, total, acc, start, stop, seen, last_position, window, blocks, head_ptr, dims,
     half_stride, block_stride, offset_stride, factor, cap,
     BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr,
+    KEYS_LEFT: tl.constexpr, BY_PRODUCTS: tl.constexpr,
 ):  # fmt: skip
     """One tile of keys and values, which lies in these blocks, into the running softmax."""
+    KEYS: tl.constexpr = 0 if KEYS_LEFT else 1
     position = start + tl.arange(0, TILE)
     inside = position < stop
-    visible = position[None, :] <= last_position[:, None]
+    at, last = _along(position, not KEYS_LEFT), _along(last_position, KEYS_LEFT)
+    visible = at <= last
     if WINDOW:
         inside &= position >= seen
-        visible &= position[None, :] > last_position[:, None] - window
+        visible &= at > last - window
     place = tile_places(blocks, start, block_stride, offset_stride, BLOCK_SIZE, TILE)
     k, v = load_tile(head_ptr, half_stride, place, inside[:, None] & dims[None, :])
-    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    if KEYS_LEFT:
+        scores = tl.dot(k, tl.trans(q), input_precision=PRECISION)
+    else:
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     scores = scored(scores, factor, cap, CAP)
     scores = tl.where(visible, scores, -float("inf"))
-    new_maximum = tl.maximum(maximum, tl.max(scores, axis=1))
-    weights = tl.exp2(scores - new_maximum[:, None])
+    new_maximum = tl.maximum(maximum, tl.max(scores, axis=KEYS))
+    weights = tl.exp2(scores - _along(new_maximum, KEYS_LEFT))
     rescale = tl.exp2(maximum - new_maximum)
-    total = tl.fma(total, rescale, tl.sum(weights, axis=1))
-    acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision=PRECISION)
+    given = weights.to(v.dtype)
+    if BY_PRODUCTS:
+        if KEYS_LEFT:
+            total = tl.dot(tl.full([64, TILE], 1.0, v.dtype), given, total * rescale[None, :])
+        else:
+            total = tl.dot(given, tl.full([TILE, 8], 1.0, v.dtype), total * rescale[:, None])
+    else:
+        total = tl.fma(total, rescale, tl.sum(weights, axis=KEYS))
+    if KEYS_LEFT:
+        acc = tl.dot(tl.trans(v), given, acc * rescale[None, :], input_precision=PRECISION)
+    else:
+        acc = tl.dot(given, v, acc * rescale[:, None], input_precision=PRECISION)
     return new_maximum, total, acc
 
 
@@ -172,7 +220,7 @@ def _attend_kernel(
     ASK: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr, SPLIT: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_DIM: tl.constexpr, TILE: tl.constexpr, SEGMENT: tl.constexpr,
-    PRECISION: tl.constexpr, PDL: tl.constexpr,
+    PRECISION: tl.constexpr, KEYS_LEFT: tl.constexpr, BY_PRODUCTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A tile of queries with all its segments; with SPLIT a decode with one of them, for `_merge_kernel`.
 
@@ -239,7 +287,7 @@ def _attend_kernel(
         tl.debug_barrier()  # what one thread has written, others read below
     q = tl.load(q_ptr + (at_token * q_stride + head * HEAD_DIM)[:, None] + dim[None, :], mask=mask_md, other=0.0)
 
-    all_maximum, all_total, all_acc = nothing_seen(LOWEST, BLOCK_M, BLOCK_DIM)
+    all_maximum, all_total, all_acc = _no_weights(BLOCK_M, BLOCK_DIM, KEYS_LEFT, False)
     if SINKS:
         if not SPLIT:
             all_maximum = load_sinks(sinks_ptr, head, is_query)
@@ -249,22 +297,29 @@ def _attend_kernel(
         end = tl.minimum(begin + SEGMENT, stop)
         if WINDOW:
             begin = tl.maximum(begin, seen // TILE * TILE)
-        maximum, total, acc = nothing_seen(LOWEST, BLOCK_M, BLOCK_DIM)
+        maximum, total, acc = _no_weights(BLOCK_M, BLOCK_DIM, KEYS_LEFT, BY_PRODUCTS)
         for start in range(begin, end, TILE):
             maximum, total, acc = _attend_tile(
                 q, maximum, total, acc, start, end, seen, last_position, window, blocks, head_ptr, dims,
                 half_stride, block_stride, offset_stride, factor, cap, BLOCK_SIZE, TILE, WINDOW, CAP, PRECISION,
+                KEYS_LEFT, BY_PRODUCTS,
             )  # fmt: skip
             blocks = tile_blocks(table_row_ptr, start + TILE, stop, BLOCK_SIZE, TILE)
+        if BY_PRODUCTS:
+            total = tl.max(total, axis=0 if KEYS_LEFT else 1)
         if SPLIT:
             at = (row.to(tl.int64) * most_segments + segment) * NUM_HEADS + head
+            acc = tl.trans(acc) if KEYS_LEFT else acc
             store_part(partial_ptr, stats_ptr, at, maximum, total, acc, dim, is_query, mask_md, HEAD_DIM)
         else:
-            all_maximum, all_total, all_acc = _taken_in(all_maximum, all_total, all_acc, maximum, total, acc)
+            all_maximum, all_total, all_acc = _taken_in(
+                all_maximum, all_total, all_acc, maximum, total, acc, KEYS_LEFT
+            )  # fmt: skip
     if not SPLIT:
         all_total = tl.where(is_query, all_total, 1.0)
         to_out = out_ptr + (at_token * NUM_HEADS * HEAD_DIM + head * HEAD_DIM)[:, None] + dim[None, :]
-        tl.store(to_out, (all_acc / all_total[:, None]).to(out_ptr.dtype.element_ty), mask=mask_md)
+        out = (all_acc / _along(all_total, KEYS_LEFT)).to(out_ptr.dtype.element_ty)
+        tl.store(to_out, tl.trans(out) if KEYS_LEFT else out, mask=mask_md)
 
 
 @triton.jit(do_not_specialize=["most_segments"])
@@ -288,7 +343,7 @@ def _merge_kernel(
         maximum = tl.load(stats_ptr + at * 2, mask=heads, other=0.0)
         total = tl.load(stats_ptr + at * 2 + 1, mask=heads, other=0.0)
         acc = tl.load(partial_ptr + at[:, None] * HEAD_DIM + dim[None, :], mask=mask, other=0.0)
-        all_maximum, all_total, all_acc = _taken_in(all_maximum, all_total, all_acc, maximum, total, acc)
+        all_maximum, all_total, all_acc = _taken_in(all_maximum, all_total, all_acc, maximum, total, acc, False)
     all_total = tl.where(heads, all_total, 1.0)
     to_out = out_ptr + (row.to(tl.int64) * NUM_HEADS + head)[:, None] * HEAD_DIM + dim[None, :]
     tl.store(to_out, (all_acc / all_total[:, None]).to(out_ptr.dtype.element_ty), mask=mask)
@@ -368,7 +423,8 @@ def attend_tiles(
         WINDOW=window is not None, CAP=scoring.cap != 0, SINKS=scoring.sinks_H is not None, SPLIT=is_split,
         NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
         BLOCK_M=tiling.block_m, BLOCK_DIM=block_dim, TILE=tiling.tile, SEGMENT=SEGMENT,
-        PRECISION="ieee", num_warps=tiling.num_warps, num_stages=tiling.num_stages, **launch_options(q_THE.device),
+        PRECISION="ieee", KEYS_LEFT=tiling.keys_left, BY_PRODUCTS=tiling.by_products,
+        num_warps=tiling.num_warps, num_stages=tiling.num_stages, **launch_options(q_THE.device),
     )  # fmt: skip
     if is_split:
         block_heads = min(4, next_power_of_2(num_heads))

@@ -63,7 +63,8 @@ class InvariantTritonKernels(TritonKernels):
         super().__init__(config, spec)
         self._card = Card.of(spec.device)
         group = spec.num_heads // spec.num_kv_heads
-        self._tiling = AttentionTiling.of(group, spec.head_dim, spec.dtype, self._card)
+        given = group, spec.head_dim, spec.dtype, self._card
+        self._decode_tiling, self._tiling = (AttentionTiling.of(*given, decodes=decodes) for decodes in (True, False))
         self._tokens_a_tile = self._tiling.block_m // group
         most_split = min(spec.max_num_seqs, PROGRAMS_PER_SM * self._card.num_sms // spec.num_kv_heads)
         self._segments = Segments.make(most_split, spec.max_model_len, spec.num_heads, spec.head_dim, spec.device)
@@ -154,8 +155,9 @@ class InvariantTritonKernels(TritonKernels):
     ) -> Tensor:
         tiles: _Tiles = batch.scratch["tiles"]
         out_THE = empty_with_room(*q_THE.shape, like=q_THE)
-        given = self._scoring(form), out_THE, self._tiling, self._segments
-        attend_tiles(q_THE, kv_2NSKE, batch, tiles.decodes_W2, *given, tiles.num_segments, newest)
+        scoring, tiling, segments = self._scoring(form), self._decode_tiling, self._segments
+        decodes = tiles.decodes_W2, scoring, out_THE, tiling, segments, tiles.num_segments
+        attend_tiles(q_THE, kv_2NSKE, batch, *decodes, newest)
         if tiles.prompts_W2 is not None:
-            attend_tiles(q_THE, kv_2NSKE, batch, tiles.prompts_W2, *given)
+            attend_tiles(q_THE, kv_2NSKE, batch, tiles.prompts_W2, scoring, out_THE, self._tiling, segments)
         return out_THE
