@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hookline import LLM, SamplingParams
+from hookline.plugins.samplers.gumbel import Gumbel
 from hookline.plugins.samplers.penalties import Penalties
 
 pytestmark = pytest.mark.gpu
@@ -261,6 +262,46 @@ def test_a_graph_with_processors_is_captured_once():
         for _ in range(3):
             llm.generate([[1, 2, 3]], SamplingParams(max_tokens=4, top_k=5, ignore_eos=True))
         assert len(graphs) == 1
+
+
+def test_graphs_are_captured_again_if_a_plugin_keeps_what_it_makes_for_a_size(monkeypatch, plain):
+    sample, made, captured = Gumbel.sample, dict[int, torch.Tensor](), list[int]()
+
+    def sample_beside(self, logits_NV, params):
+        """Adds zeros of this size, which a sampler keeps and later steps of the size use."""
+        size = len(logits_NV)
+        if size not in made:
+            made[size] = torch.ones(size, dtype=torch.int64, device="cuda").sub_(1)
+            captured.extend([size] * torch.cuda.is_current_stream_capturing())
+        return sample(self, logits_NV, params) + made[size]
+
+    monkeypatch.setattr(Gumbel, "sample", sample_beside)
+    llm = make()
+    assert len(captured) == 1 and not llm.engine.executor.graphs.pool.captures_at_once
+    assert tokens(llm) == plain
+    assert len(made) > 10 and not any(zeros.any() for zeros in made.values())
+
+
+def test_graphs_are_captured_again_if_a_plugin_has_to_wait_for_the_device_at_a_size(monkeypatch, plain):
+    sample, seen, refused = Gumbel.sample, set[int](), list[int]()
+
+    def sample_seen(self, logits_NV, params):
+        size = len(logits_NV)
+        if torch.cuda.is_current_stream_capturing() and size not in seen:
+            refused.append(size)
+            logits_NV.sum().item()  # as one that measures does, and no capture survives
+        seen.add(size)
+        return sample(self, logits_NV, params)
+
+    monkeypatch.setattr(Gumbel, "sample", sample_seen)
+    llm = make()
+    assert len(refused) == 1 and not llm.engine.executor.graphs.pool.captures_at_once
+    assert tokens(llm) == plain
+
+
+def test_graphs_of_hookline_s_own_plugins_are_captured_at_once():
+    with make(max_num_seqs=16) as llm:
+        assert llm.engine.executor.graphs.pool.captures_at_once
 
 
 @pytest.mark.parametrize("how", ["raises", "waits"])

@@ -11,11 +11,14 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from hookline.core.errors import one_short_line
 from hookline.core.worker.runner.model_runner import ModelRunner
 from hookline.core.worker.startup.late_work import CAPTURED, note
 
 MAX_EXTRA_GRAPHS = 64
 """Most graphs of one ExtraGraphs. Each keeps some 20 MiB, and requests combine processors freely."""
+ALLOCATED_BYTES = 512
+"""torch allocates multiples of so many."""
 Key = TypeVar("Key", bound=Hashable)
 Captured = TypeVar("Captured")
 
@@ -62,11 +65,21 @@ _BROKEN: list[torch.cuda.CUDAGraph] = []
 """Graphs whose captures CUDA broke off: torch's allocator of pinned memory still asks them which streams are theirs."""
 
 
-class GraphPool:
-    """The memory that captured graphs share. handle: of torch."""
+class NotAtOnce(Exception):
+    """A step cannot be captured without a run before it: see `GraphPool.captures_at_once`."""
 
-    def __init__(self) -> None:
+
+class GraphPool:
+    """The memory that captured graphs share. handle: of torch.
+
+    captures_at_once: whether a graph is captured without a run before it, if one of its kind was captured already. That
+    is for graphs that can all be dropped when it turns out that a plugin does not bear it. Ranks must not, since they
+    would have to find out together.
+    """
+
+    def __init__(self, *, captures_at_once: bool = False) -> None:
         self.handle: Any = torch.cuda.graph_pool_handle()
+        self.captures_at_once = captures_at_once
 
     def end_broken(self, graph: torch.cuda.CUDAGraph) -> None:
         """After a capture that failed: end it if CUDA broke it off, as torch up to 2.13 does not, or not in all parts.
@@ -96,20 +109,57 @@ def run_before(step: Callable[[], Tensor], device: torch.device, first: Abstract
 
 
 def record(
-    step: Callable[[], Tensor], pool: GraphPool | None, device: torch.device, first: AbstractContextManager[None]
+    step: Callable[[], Tensor],
+    pool: GraphPool | None,
+    device: torch.device,
+    first: AbstractContextManager[None],
+    *,
+    is_known: bool = False,
 ) -> tuple[torch.cuda.CUDAGraph, Tensor]:
     """A graph of what `step` launches, and the tensor that each replay writes.
 
-    step: called twice, once to warm up and once inside the capture. pool: the memory of the graph; None: its own.
-    first: a context around the first of these calls.
-    Raises: what `step` raises; the capture is ended then, and the current stream is as before.
+    step: called once to warm up and once inside the capture; in a pool that captures at once, only inside the capture
+    if is_known. pool: the memory of the graph; None: its own. first: a context around the first of these calls.
+    is_known: a graph of this kind was captured before, for another size.
+    Raises: what `step` raises; the capture is ended then, and the current stream is as before. NotAtOnce.
     """
     started = time.perf_counter()
-    run_before(step, device, first)
+    if is_known and pool is not None and pool.captures_at_once:
+        found = _captured_at_once(step, pool, device)
+    else:
+        run_before(step, device, first)
+        found = _captured(step, pool, "global")
+    note(CAPTURED, f"of {device}", time.perf_counter() - started)
+    return found
+
+
+def _captured_at_once(
+    step: Callable[[], Tensor], pool: GraphPool, device: torch.device
+) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    """As `record` returns. What plugins made meanwhile is computed by a replay.
+
+    Raises: NotAtOnce if the step failed, as one does that has to wait for the device at the sight of a new size; or if
+    a plugin kept memory that it made: earlier graphs of the pool write there, too. It is as computed until they do.
+    """
+    before = torch.cuda.memory_allocated(device)
+    try:
+        graph, tokens = _captured(step, pool, "relaxed")  # kernels may be loaded meanwhile
+    except Exception as error:
+        raise NotAtOnce(f"the step failed: {one_short_line(error)}") from error
+    graph.replay()
+    of_tokens = -(-tokens.untyped_storage().nbytes() // ALLOCATED_BYTES) * ALLOCATED_BYTES
+    kept = torch.cuda.memory_allocated(device) - before - of_tokens
+    if kept > 0:
+        raise NotAtOnce(f"{kept} bytes that were made for its size are kept")
+    return graph, tokens
+
+
+def _captured(step: Callable[[], Tensor], pool: GraphPool | None, mode: str) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    """As `record` returns. mode: what the capture forbids, as CUDA names it."""
     graph, outside = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
     cause: BaseException | None = None
     try:
-        with torch.cuda.graph(graph, pool=None if pool is None else pool.handle):
+        with torch.cuda.graph(graph, pool=None if pool is None else pool.handle, capture_error_mode=mode):
             try:
                 tokens = step()
             except BaseException as error:
@@ -122,5 +172,4 @@ def record(
         if cause is not None:
             raise cause from cause.__cause__
         raise
-    note(CAPTURED, f"of {device}", time.perf_counter() - started)
     return graph, tokens

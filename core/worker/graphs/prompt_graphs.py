@@ -78,10 +78,13 @@ class PromptGraphs:
 
     def capture(self, pool: GraphPool) -> int:
         """Capture every shape, the largest first so that the others fit into its memory; returns how many."""
+        self._graphs = {}
         for shape in reversed(self.shapes):
             inputs_X = self.inputs(Step(), shape).to(self.runner.table.device)
-            checking = nullcontext() if self._graphs else self.runner.checking()  # shapes are of one kind
-            graph, tokens_N = record(partial(self.step, inputs_X, shape), pool, inputs_X.device, checking)
+            is_known = bool(self._graphs)  # shapes are of one kind
+            checking = nullcontext() if is_known else self.runner.checking()
+            step = partial(self.step, inputs_X, shape)
+            graph, tokens_N = record(step, pool, inputs_X.device, checking, is_known=is_known)
             self._graphs[shape] = _Graph(graph, inputs_X, tokens_N)
         return len(self._graphs)
 

@@ -18,7 +18,7 @@ from hookline.core.worker.runner.token_masks import TokenMasks
 SIZES = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 128, "cpu_cache_gib": 0.1}
 
 
-def at_once(step, pool, device, first):
+def at_once(step, pool, device, first, *, is_known=False):
     """In place of `record`: a graph whose replay runs the function, and writes to the tensor of the first run."""
     with first:
         out = step()
