@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from hookline import LLM, SamplingParams
-from hookline.plugins.samplers.gumbel import Gumbel
+from hookline.core.assembly.resolve import ResolvedConfig
+from hookline.core.worker.graphs import cuda_graph
 from hookline.plugins.samplers.penalties import Penalties
 
 pytestmark = pytest.mark.gpu
@@ -264,44 +265,22 @@ def test_a_graph_with_processors_is_captured_once():
         assert len(graphs) == 1
 
 
-def test_graphs_are_captured_again_if_a_plugin_keeps_what_it_makes_for_a_size(monkeypatch, plain):
-    sample, made, captured = Gumbel.sample, dict[int, torch.Tensor](), list[int]()
+@pytest.mark.parametrize("at_once", [False, True])
+def test_graphs_give_the_same_whether_each_size_ran_before_its_capture_or_not(monkeypatch, plain, at_once):
+    runs, run_before = list[object](), cuda_graph.run_before
 
-    def sample_beside(self, logits_NV, params):
-        """Adds zeros of this size, which a sampler keeps and later steps of the size use."""
-        size = len(logits_NV)
-        if size not in made:
-            made[size] = torch.ones(size, dtype=torch.int64, device="cuda").sub_(1)
-            captured.extend([size] * torch.cuda.is_current_stream_capturing())
-        return sample(self, logits_NV, params) + made[size]
+    def counted(step, *given):
+        runs.append(step)
+        run_before(step, *given)
 
-    monkeypatch.setattr(Gumbel, "sample", sample_beside)
+    monkeypatch.setattr(cuda_graph, "run_before", counted)
+    if not at_once:
+        monkeypatch.setattr(ResolvedConfig, "captures_at_once", False)
     llm = make()
-    assert len(captured) == 1 and not llm.engine.executor.graphs.pool.captures_at_once
+    executor = llm.engine.executor
+    num_graphs = len(executor.graphs._graphs) + len(executor.prompt_graphs._graphs)
+    assert num_graphs > 20 and len(runs) == (3 if at_once else num_graphs)  # of prompts, decodes, and such that share
     assert tokens(llm) == plain
-    assert len(made) > 10 and not any(zeros.any() for zeros in made.values())
-
-
-def test_graphs_are_captured_again_if_a_plugin_has_to_wait_for_the_device_at_a_size(monkeypatch, plain):
-    sample, seen, refused = Gumbel.sample, set[int](), list[int]()
-
-    def sample_seen(self, logits_NV, params):
-        size = len(logits_NV)
-        if torch.cuda.is_current_stream_capturing() and size not in seen:
-            refused.append(size)
-            logits_NV.sum().item()  # as one that measures does, and no capture survives
-        seen.add(size)
-        return sample(self, logits_NV, params)
-
-    monkeypatch.setattr(Gumbel, "sample", sample_seen)
-    llm = make()
-    assert len(refused) == 1 and not llm.engine.executor.graphs.pool.captures_at_once
-    assert tokens(llm) == plain
-
-
-def test_graphs_of_hookline_s_own_plugins_are_captured_at_once():
-    with make(max_num_seqs=16) as llm:
-        assert llm.engine.executor.graphs.pool.captures_at_once
 
 
 @pytest.mark.parametrize("how", ["raises", "waits"])

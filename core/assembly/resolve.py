@@ -75,6 +75,15 @@ class ResolvedConfig:
         return not self.groups.has_states or _computes_states(self.kernels.load())
 
     @property
+    def captures_at_once(self) -> bool:
+        """Whether steps are captured without a run before, if one of another size was captured already.
+
+        Not with several ranks, whose collectives are set up for a size in ways of their own.
+        """
+        entries = self.kernels, chosen(self.config.model), chosen(self.config.sampler)
+        return self.config.tp == 1 and all(entry.needs.sizes_alike for entry in entries)
+
+    @property
     def captured_prompt_tokens(self) -> int:
         """Tokens of the largest captured step of prompts."""
         stated = self.config.engine.captured_prompt_tokens

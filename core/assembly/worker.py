@@ -159,7 +159,13 @@ def make_worker(
     if resolved.uses_graphs:
         sizes = graph_sizes(resolved.attention.max_num_seqs)
         with phases.part("graphs"):
-            worker.capture(resolved.attention, sizes, shapes, shares_prefixes=resolved.shares_prefixes)
+            worker.capture(
+                resolved.attention,
+                sizes,
+                shapes,
+                shares_prefixes=resolved.shares_prefixes,
+                at_once=resolved.captures_at_once,
+            )
     if resolved.device.type == "cuda":
         with phases.part("warm-up"):
             worker.warm_up(resolved.attention, shares_prefixes=resolved.shares_prefixes)

@@ -169,15 +169,21 @@ class Worker(SizedExecutor):
             prompts.step(prompts.inputs(Step(), shape).to(spec.device), shape)
 
     def capture(
-        self, spec: AttentionSpec, sizes: Sequence[int], shapes: Sequence[PromptShape], *, shares_prefixes: bool
+        self,
+        spec: AttentionSpec,
+        sizes: Sequence[int],
+        shapes: Sequence[PromptShape],
+        *,
+        shares_prefixes: bool,
+        at_once: bool = False,
     ) -> None:
         """Capture decode steps of these numbers of rows, ascending, and steps with prompts of these shapes.
 
-        `launch` then replays these CUDA graphs.
+        `launch` then replays these CUDA graphs. at_once: whether only the first of each kind runs before its capture.
         """
         self.graphs = DecodeGraphs(self.runner, sizes, spec.max_model_len, shares_prefixes=shares_prefixes)
         self.prompt_graphs = PromptGraphs(self.runner, shapes, spec.max_model_len)
-        capture_graphs(self.graphs, self.prompt_graphs)
+        capture_graphs(self.graphs, self.prompt_graphs, at_once=at_once)
 
     @torch.inference_mode()
     def warm_up(self, spec: AttentionSpec, *, shares_prefixes: bool) -> None:

@@ -45,6 +45,7 @@ def register_kernels(register: Registrar) -> None:
             packages=("triton",),
             graph_safe=True,
             graph_prefill=True,
+            sizes_alike=True,
             shared_prefix=True,
             batch_invariant=True,
             attention=("window", "scale", "softcap", "sinks"),

@@ -93,7 +93,9 @@ class TritonAttention(TorchKernels):
     def step_shapes(self) -> Sequence[StepShape]:
         """See Kernels.step_shapes: one for each way that decodes beside prompts are cut, and prompts are."""
         spec = self.spec
-        decodes = first_of_each(range(1, spec.max_num_seqs + 1), self._decode_choice)
+        decodes = first_of_each(
+            range(1, spec.max_num_seqs + 1), lambda rows: (self._decode_choice(rows), rows > 1)  # one shares nothing
+        )  # fmt: skip
         sizes = [(tokens, context) for context in _CONTEXTS for tokens in _PROMPT_TOKENS]
         prompts = first_of_each(sizes, lambda size: self._prefill_tiling(*size))
         kinds = [(tokens, is_shared) for tokens in (0, 1) for is_shared in (False, True)]

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from hookline.core.contracts import ModelConfig, Needs, Registrar, hookimpl
 
 API_VERSION = 2
-ROW_BY_ROW = Needs(batch_invariant=True)
-"""Needs of models that compute all products and norms by their kernels."""
+SIZES_ALIKE = Needs(sizes_alike=True)
+"""Needs of models that keep nothing of a step."""
+ROW_BY_ROW = Needs(sizes_alike=True, batch_invariant=True)
+"""Needs of those that compute all products and norms by their kernels, too."""
 
 
 @dataclass
@@ -123,6 +125,7 @@ def register_models(register: Registrar) -> None:
         config=GptOssConfig,
         help="gpt-oss: attention with sinks, windows on every second layer, experts with biases; MXFP4 dequantised",
         architectures=("GptOssForCausalLM",),
+        needs=SIZES_ALIKE,
     )
     register(
         "qwen3_next",
@@ -130,4 +133,5 @@ def register_models(register: Registrar) -> None:
         config=Qwen3NextConfig,
         help="Qwen3-Next: gated delta nets, gated attention on every fourth layer, experts and a shared one",
         architectures=("Qwen3NextForCausalLM",),
+        needs=SIZES_ALIKE,
     )

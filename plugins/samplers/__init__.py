@@ -74,7 +74,7 @@ def register_samplers(register: Registrar) -> None:
         "hookline.plugins.samplers.gumbel:Gumbel",
         config=GumbelConfig,
         help="Gumbel-max with a stateless RNG keyed by seed, position and token id; temperature 0 is greedy",
-        needs=Needs(graph_safe=True, vocabulary_shards=True, batch_invariant=True),
+        needs=Needs(graph_safe=True, sizes_alike=True, vocabulary_shards=True, batch_invariant=True),
     )
 
 

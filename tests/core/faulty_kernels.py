@@ -27,7 +27,7 @@ from hookline.core.testing.plain_kernels import PlainKernels
 class DenseKernels(PlainKernels):
     """No fault, and graph-safe: every query looks at the whole of its table row, and a mask says what it sees."""
 
-    graph_safe = graph_prefill = True
+    graph_safe = graph_prefill = sizes_alike = True
     attention = ATTENTION_FEATURES
 
     def write_kv(self, k_TKE: Tensor, v_TKE: Tensor, kv_2NSKE: Tensor, slot_mapping_T: Tensor) -> None:
@@ -62,6 +62,18 @@ class DenseKernels(PlainKernels):
 class AsksForTheLongestContext(DenseKernels):
     def prepare(self, batch: Batch) -> None:
         batch.scratch["longest"] = int(batch.context_lens_B.max())
+
+
+class KeepsAMaskForEachSize(DenseKernels):
+    def __init__(self, config: Any, spec: AttentionSpec) -> None:
+        super().__init__(config, spec)
+        self.ones = dict[int, Tensor]()
+
+    def silu_mul(self, gate_up_TF: Tensor) -> Tensor:
+        rows = len(gate_up_TF)
+        if rows not in self.ones:
+            self.ones[rows] = gate_up_TF.new_ones(rows, 1)
+        return super().silu_mul(gate_up_TF) * self.ones[rows]
 
 
 class AttendsRowByRow(DenseKernels):
@@ -410,6 +422,7 @@ class SetsItsMethodsLate(Kernels):
 
 
 FAULTS = {
+    KeepsAMaskForEachSize: "a step of 1 rows (",
     AsksForTheLongestContext: "waits for the device: Tensor.__int__ in faulty_kernels.py:",
     AttendsRowByRow: "attend of a captured decode",
     NormalisesOnTheHost: "waits for the device: Tensor.cpu in faulty_kernels.py:",

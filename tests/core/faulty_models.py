@@ -25,6 +25,12 @@ class LoadsTwoTensorsToOnePlace(PlainModel):
         return {**targets, "layers.0.k.weight": targets["layers.0.v.weight"]}
 
 
+class KeepsItsLatestTokens(PlainModel):
+    def forward(self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+        self.latest_T = token_ids_T + 0
+        return super().forward(token_ids_T, positions_T, attend)
+
+
 class KeepsAWeightInIntegers(PlainModel):
     """As a model with quantised weights would, which the suite cannot compare."""
 
@@ -197,6 +203,7 @@ def _first_of(ranks: LocalRanks) -> LocalRanks:
 
 
 FAULTS = {
+    KeepsItsLatestTokens: "a step of 1 tokens keeps what it made for a new size: 1 tensors, (1,) of torch.int64",
     AsksTheHost: "forward waits for the device: Tensor.__int__ in faulty_models.py:",
     MasksTheLogits: "logits waits for the device: torch's index in faulty_models.py:",
     DropsFeaturesAtRandom: "the same step computed again gives other logits",

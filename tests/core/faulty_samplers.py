@@ -22,6 +22,12 @@ class IgnoresTheSeed(PlainSampler):
         return -(-torch.rand(len(seed_N), num_tokens, generator=self.generator).double().log()).log()
 
 
+class KeepsTheLatestPositions(PlainSampler):
+    def sample(self, logits_NV: Tensor, params: SamplingBatch) -> Tensor:
+        self.latest_N = params.position_N + 0
+        return super().sample(logits_NV, params)
+
+
 class AsksWhetherAllAreGreedy(PlainSampler):
     def sample(self, logits_NV: Tensor, params: SamplingBatch) -> Tensor:
         if bool((params.temperature_N == 0).all()):
@@ -136,6 +142,7 @@ class IsSlightlyBiased(PlainSampler):
 
 
 FAULTS = {
+    KeepsTheLatestPositions: "sample of 1 rows keeps what it made for a new size: 1 tensors, (1,) of torch.int64",
     AsksWhetherAllAreGreedy: "sample waits for the device: Tensor.__bool__ in faulty_samplers.py:",
     DrawsTheSampledRowsAlone: "sample waits for the device: torch's index in faulty_samplers.py:",
     CountsItsCalls: "the same call twice draws different tokens",

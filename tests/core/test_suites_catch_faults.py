@@ -108,6 +108,7 @@ class SmallInvarianceSuite(InvarianceCases):
 
 class SmallSamplerSuite(SamplerSuite):
     plugin: Any
+    sizes_alike = True
 
     def make(self) -> Any:
         return self.plugin()
@@ -137,6 +138,7 @@ class SmallPoolerSuite(PoolerSuite):
 
 class SmallModelSuite(ModelSuite):
     plugin: Any
+    sizes_alike = True
 
     def hf_config(self) -> dict[str, Any]:
         return dict(PLAIN_CONFIG)
@@ -161,7 +163,7 @@ def suite_for(plugin: type) -> type:
         return type("Suite", (SmallSamplerSuite,), {"plugin": plugin})
     if issubclass(plugin, faulty_invariance.InvariantKernels):
         return type("Suite", (SmallInvarianceSuite,), {"plugin": plugin})
-    declared = {name: getattr(plugin, name, False) for name in ("graph_safe", "graph_prefill")}
+    declared = {name: getattr(plugin, name, False) for name in ("graph_safe", "graph_prefill", "sizes_alike")}
     declared["attention"] = getattr(plugin, "attention", ())
     return type("Suite", (SmallKernelsSuite,), {"plugin": plugin, **declared})
 

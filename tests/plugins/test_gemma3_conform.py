@@ -18,6 +18,7 @@ from tests.small_models import CONFIGS, reference_logits
 
 
 class TestGemma3(ModelSuite):
+    sizes_alike = True
     model_class = Gemma3
     name = "gemma3"
 

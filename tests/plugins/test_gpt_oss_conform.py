@@ -23,6 +23,7 @@ from tests.small_models import CONFIGS, reference_logits, transformers_model
 
 
 class TestGptOss(ModelSuite):
+    sizes_alike = True
     model_class = GptOss
     name = "gpt_oss"
 

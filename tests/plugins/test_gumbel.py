@@ -16,6 +16,8 @@ ROWS_AT_ONCE = 1024
 
 
 class TestGumbel(SamplerSuite):
+    sizes_alike = True
+
     def make(self) -> Gumbel:
         return Gumbel(GumbelConfig())
 

@@ -17,6 +17,7 @@ from tests.small_models import CONFIGS, reference_logits
 
 
 class TestLlama(ModelSuite):
+    sizes_alike = True
     model_class = Llama
     name = "llama"
 

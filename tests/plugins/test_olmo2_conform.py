@@ -14,6 +14,7 @@ from tests.small_models import CONFIGS, reference_logits
 
 
 class TestOlmo2(ModelSuite):
+    sizes_alike = True
     model_class = Olmo2
     name = "olmo2"
 
@@ -37,6 +38,7 @@ class TestOlmo2(ModelSuite):
 class TestOlmo2OnMoreRanksThanKVHeads(ModelSuite):
     """Each key head is on two ranks, and the norm over all heads counts it once."""
 
+    sizes_alike = True
     model_class = Olmo2
     dtypes = (torch.float32,)
     ranks = (4,)

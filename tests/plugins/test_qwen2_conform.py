@@ -17,6 +17,7 @@ from tests.small_models import CONFIGS, reference_logits
 
 
 class TestQwen2(ModelSuite):
+    sizes_alike = True
     model_class = Qwen2
     name = "qwen2"
 

@@ -29,6 +29,7 @@ CONFIG = {
 
 
 class TestQwen3(ModelSuite):
+    sizes_alike = True
     model_class = Qwen3
 
     def hf_config(self) -> dict[str, Any]:
@@ -60,6 +61,7 @@ class TestQwen3WithYarn(TestQwen3):
 
 
 class TestQwen3OnMoreRanksThanKVHeads(ModelSuite):
+    sizes_alike = True
     model_class = Qwen3
     dtypes = (torch.float32,)
     ranks = (4,)

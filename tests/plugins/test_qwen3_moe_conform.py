@@ -34,6 +34,7 @@ CONFIG = {
 
 
 class TestQwen3Moe(ModelSuite):
+    sizes_alike = True
     model_class = Qwen3Moe
     ranks = (2, 4)
 

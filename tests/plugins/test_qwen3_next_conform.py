@@ -19,6 +19,7 @@ from tests.small_models import CONFIGS, reference_logits
 
 
 class TestQwen3Next(ModelSuite):
+    sizes_alike = True
     model_class = Qwen3Next
     name = "qwen3_next"
 

@@ -16,7 +16,7 @@ ON_GPU = torch.cuda.is_available()
 
 
 class TestTritonKernels(KernelsSuite):
-    graph_prefill = True
+    graph_prefill = sizes_alike = True
     attention = ATTENTION_FEATURES
     device = "cuda" if ON_GPU else "cpu"
     dtypes = (torch.bfloat16,) if ON_GPU else (torch.float32,)
@@ -49,7 +49,7 @@ class TestTritonKernelsWithLargeBlocks(TestTritonKernels):
 
 @pytest.mark.skipif(not ON_GPU, reason="takes minutes under the interpreter; see test_triton_invariant.py")
 class TestTritonKernelsInBatchInvariantMode(KernelsSuite):
-    graph_prefill = batch_invariant = True
+    graph_prefill = sizes_alike = batch_invariant = True
     attention = ATTENTION_FEATURES
     device = "cuda"
     head_dims = (64, 128)

@@ -35,6 +35,7 @@ class AttentionCases:
     captured_decodes: ClassVar[bool] = True
     graph_safe: ClassVar[bool] = True
     graph_prefill: ClassVar[bool] = False
+    sizes_alike: ClassVar[bool] = False
     attention: ClassVar[Sequence[str]] = ()
     tolerances: ClassVar[Mapping[torch.dtype, float]] = {
         torch.float32: 2e-5,  # Sums of some hundred terms, each rounded to 24 bits.

@@ -12,9 +12,17 @@ from dataclasses import replace
 
 import torch
 
-from hookline.core.contracts import ATTENTION_FEATURES, PLAIN_ATTENTION, AttentionForm, AttentionSpec, Batch, QKNorm
+from hookline.core.contracts import (
+    ATTENTION_FEATURES,
+    PLAIN_ATTENTION,
+    AttentionForm,
+    AttentionSpec,
+    Batch,
+    Kernels,
+    QKNorm,
+)
 from hookline.core.testing.batches import Row, make_batch
-from hookline.core.testing.checks import check_close
+from hookline.core.testing.checks import check_close, check_nothing_kept
 from hookline.core.testing.host_sync import no_host_sync
 from hookline.core.testing.kernels_suite.cases import AttentionCases, cache_blocks, describe, exact, forms, with_window
 from hookline.core.testing.plain_kernels import PlainKernels
@@ -52,6 +60,27 @@ class GraphSuite(AttentionCases):
             form = self.form(spec, *ATTENTION_FEATURES)
             for window in {self.window(spec.block_size // 2 + 1), self.window(spec.block_size + 2)}:
                 self._attend_captured(spec, 2, window, form)
+
+    def test_another_number_of_rows_leaves_nothing_behind(self) -> None:
+        """Kernels that do not declare sizes_alike pass."""
+        for spec in self.specs(self.groups[:1]) if self.sizes_alike else ():
+            kernels = self.make(spec)
+            self._use(spec, kernels, 3)
+            for num_rows in (1, 5):
+                with check_nothing_kept(f"a step of {num_rows} rows ({describe(spec)})"):
+                    self._use(spec, kernels, num_rows)
+
+    def _use(self, spec: AttentionSpec, kernels: Kernels, num_rows: int) -> None:
+        """The operations of a decode step of so many rows."""
+        for call in self._operations(spec, kernels, num_rows).values():
+            call()
+        rows = self.scattered(spec, [(spec.block_size + 1, 1)] * num_rows)
+        batch = make_batch(rows, spec, num_decodes=num_rows, filler=cache_blocks(spec))
+        _, kv_2NSKE = self.inputs(spec, rows)
+        num_heads = spec.num_heads + 2 * spec.num_kv_heads
+        with torch.no_grad():
+            kernels.prepare(batch)
+            kernels.qkv_attend(self.random(spec, num_rows, num_heads * spec.head_dim), kv_2NSKE, batch, None, None)
 
     def _attend_captured(
         self,
@@ -94,13 +123,14 @@ class GraphSuite(AttentionCases):
         num_others = batch.num_tokens - num_decodes
         return rows, replace(on_device, max_query_len=num_others, max_context_len=4 * spec.block_size)
 
-    def _watch_operations(self, spec: AttentionSpec) -> None:
-        kernels, x_TD = self.make(spec), self.random(spec, 3, 64)
+    def _operations(self, spec: AttentionSpec, kernels: Kernels, num_rows: int) -> dict[str, Callable[[], object]]:
+        """Calls of the operations on so many rows that are no attention."""
+        x_TD = self.random(spec, num_rows, 64)
         weight_OD, weight_D = self.random(spec, 32, 64), self.random(spec, 64)
-        q_THE = self.random(spec, 3, spec.num_heads, spec.head_dim)
-        k_TKE = self.random(spec, 3, spec.num_kv_heads, spec.head_dim)
-        positions_T = torch.arange(3, device=spec.device)
-        calls: dict[str, Callable[[], object]] = {
+        q_THE = self.random(spec, num_rows, spec.num_heads, spec.head_dim)
+        k_TKE = self.random(spec, num_rows, spec.num_kv_heads, spec.head_dim)
+        positions_T = torch.arange(num_rows, device=spec.device)
+        return {
             "rms_norm": lambda: kernels.rms_norm(x_TD, weight_D, EPS),
             "add_rms_norm": lambda: kernels.add_rms_norm(x_TD.clone(), x_TD.clone(), weight_D, EPS),
             "linear": lambda: kernels.linear(x_TD, weight_OD, None),
@@ -108,7 +138,9 @@ class GraphSuite(AttentionCases):
             "silu_mul": lambda: kernels.silu_mul(x_TD),
             "qk_norm_rope": lambda: kernels.qk_norm_rope(q_THE.clone(), k_TKE.clone(), positions_T, None, None),
         }
-        for name, call in calls.items():
+
+    def _watch_operations(self, spec: AttentionSpec) -> None:
+        for name, call in self._operations(spec, self.make(spec), 3).items():
             call()  # the first call may compile
             with torch.no_grad(), no_host_sync(f"{name} ({describe(spec)})"):
                 call()

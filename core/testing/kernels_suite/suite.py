@@ -68,10 +68,10 @@ class KernelsSuite(
     """`class TestMyKernels(KernelsSuite): def make(self, spec): return MyKernels(MyConfig(), spec)`.
 
     Class attributes narrow what is tested to what the kernels are made for: dtypes, block_sizes, head_dims, groups
-    (query heads per kv head), device; graph_safe, graph_prefill, batch_invariant and attention as in the entry's
-    Needs; and captured_decodes (False if decodes need their lengths on the host). tolerances: dtype -> largest error
-    relative to 1 + |expected|; widen it only with a reason. Kernels that offer operations for experts or recurrent
-    states are held to them, too.
+    (query heads per kv head), device; graph_safe, graph_prefill, sizes_alike, batch_invariant and attention as in the
+    entry's Needs; and captured_decodes (False if decodes need their lengths on the host). tolerances: dtype -> largest
+    error relative to 1 + |expected|; widen it only with a reason. Kernels that offer operations for experts or
+    recurrent states are held to them, too.
     """
 
     def test_has_the_methods_of_its_contract(self) -> None:

@@ -18,7 +18,7 @@ from hookline.core.contracts import ATTENTION_FEATURES, WeightTarget
 from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.errors import ConfigError
 from hookline.core.kv_cache.groups import keeps_tokens
-from hookline.core.testing.checks import check, check_close, check_contract
+from hookline.core.testing.checks import check, check_close, check_contract, check_nothing_kept
 from hookline.core.testing.host_sync import no_host_sync
 from hookline.core.testing.model_suite.driver import Chunk, ModelDriver, fill, stored_weights, tensors_with_nan
 from hookline.core.testing.model_suite.stage_checks import check_stages
@@ -40,7 +40,8 @@ class ModelSuite:
     narrow what is tested. ranks: numbers of ranks that split the config. uses_positions: False for a model without any
     notion of position. unused_weights: names of tensors that are loaded and yet may change nothing.
     captures_prompts: True for a model with states that computes prompts without their lengths on the host, as a
-    captured step of kernels with `graph_prefill` has them; its states are then tested without.
+    captured step of kernels with `graph_prefill` has them; its states are then tested without. sizes_alike: as in the
+    entry's Needs.
     """
 
     model_class: ClassVar[Any] = None
@@ -50,6 +51,7 @@ class ModelSuite:
     uses_positions: ClassVar[bool] = True
     unused_weights: ClassVar[Sequence[str]] = ()
     captures_prompts: ClassVar[bool] = False
+    sizes_alike: ClassVar[bool] = False
 
     def hf_config(self) -> dict[str, Any]:
         """A small config.json."""
@@ -216,6 +218,22 @@ class ModelSuite:
             batch, rows_N = driver.batch([Chunk(1, 0, self._prompt(5))]), torch.tensor([4, 1], device=self.device)
             with no_host_sync("forward", but=(REFERENCE,)):
                 driver.model.forward(batch.token_ids_T, batch.positions_T, driver.attend_of(batch, rows_N))
+
+    def test_another_number_of_tokens_leaves_nothing_behind(self) -> None:
+        """Models that do not declare sizes_alike pass."""
+        driver = self._driver() if self.sizes_alike else None
+        if driver is not None:
+            self._compute(driver, 3)
+            for num_tokens in (1, 5):
+                with check_nothing_kept(f"a step of {num_tokens} tokens"):
+                    self._compute(driver, num_tokens)
+
+    def _compute(self, driver: ModelDriver, num_tokens: int) -> None:
+        batch = driver.batch([Chunk(0, 0, self._prompt(num_tokens))])
+        with torch.no_grad():
+            driver.model.logits(
+                driver.model.forward(batch.token_ids_T, batch.positions_T, driver.attend_of(batch))
+            )  # fmt: skip
 
     def test_the_same_step_gives_the_same_logits(self) -> None:
         """Not a bit differs when it is computed again: nothing is drawn, and nothing counts the steps."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hookline.core.contracts import NO_TOKEN, Sampler, SamplingBatch, is_offered
-from hookline.core.testing.checks import check, check_contract, check_form, check_unchanged
+from hookline.core.testing.checks import check, check_contract, check_form, check_nothing_kept, check_unchanged
 from hookline.core.testing.host_sync import no_host_sync
 from hookline.core.testing.sampler_suite.counts import chi_square_p_value
 
@@ -31,14 +31,15 @@ SEEDS = (0, 1, 2, 7, 1 << 31, 1 << 32, (1 << 32) + 1, (1 << 63) - 1)
 class SamplerSuite:
     """`class TestMySampler(SamplerSuite): def make(self): return MySampler(MyConfig())`.
 
-    dtypes, device and temperatures narrow what is tested; graph_safe as in the entry's Needs; override `distribution`
-    if the sampler means to draw from another one than softmax(logits / T). A sampler must not write to the logits or
-    the parameters it is given.
+    dtypes, device and temperatures narrow what is tested; graph_safe and sizes_alike as in the entry's Needs; override
+    `distribution` if the sampler means to draw from another one than softmax(logits / T). A sampler must not write to
+    the logits or the parameters it is given.
     """
 
     dtypes: ClassVar[Sequence[torch.dtype]] = (torch.float32, torch.bfloat16)
     device: ClassVar[str] = "cpu"
     graph_safe: ClassVar[bool] = True
+    sizes_alike: ClassVar[bool] = False
     temperatures: ClassVar[Sequence[float]] = (0.3, 0.7, 1.0, 2.5)
 
     def make(self) -> Any:
@@ -73,6 +74,15 @@ class SamplerSuite:
             sampler.sample(logits_NV, batch)  # the first call may compile
             with torch.no_grad(), no_host_sync("sample"):
                 sampler.sample(logits_NV, batch)
+
+    def test_another_number_of_rows_leaves_nothing_behind(self) -> None:
+        """Samplers that do not declare sizes_alike pass."""
+        sampler = self.make() if self.sizes_alike else None
+        if sampler is not None:
+            sampler.sample(self._logits(3, 50, torch.float32), self._params(3, temperature=1.0))
+            for num_rows in (1, 5):
+                with check_nothing_kept(f"sample of {num_rows} rows"):
+                    sampler.sample(self._logits(num_rows, 50, torch.float32), self._params(num_rows, temperature=1.0))
 
     def test_temperature_zero_takes_the_largest_logit(self) -> None:
         """Whatever the seed, and whether or not params.all_greedy says so."""

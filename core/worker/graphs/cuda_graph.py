@@ -11,14 +11,11 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from hookline.core.errors import one_short_line
 from hookline.core.worker.runner.model_runner import ModelRunner
 from hookline.core.worker.startup.late_work import CAPTURED, note
 
 MAX_EXTRA_GRAPHS = 64
 """Most graphs of one ExtraGraphs. Each keeps some 20 MiB, and requests combine processors freely."""
-ALLOCATED_BYTES = 512
-"""torch allocates multiples of so many."""
 Key = TypeVar("Key", bound=Hashable)
 Captured = TypeVar("Captured")
 
@@ -65,16 +62,10 @@ _BROKEN: list[torch.cuda.CUDAGraph] = []
 """Graphs whose captures CUDA broke off: torch's allocator of pinned memory still asks them which streams are theirs."""
 
 
-class NotAtOnce(Exception):
-    """A step cannot be captured without a run before it: see `GraphPool.captures_at_once`."""
-
-
 class GraphPool:
     """The memory that captured graphs share. handle: of torch.
 
-    captures_at_once: whether a graph is captured without a run before it, if one of its kind was captured already. That
-    is for graphs that can all be dropped when it turns out that a plugin does not bear it. Ranks must not, since they
-    would have to find out together.
+    captures_at_once: whether a graph is captured without a run before it, if one of its kind was captured already.
     """
 
     def __init__(self, *, captures_at_once: bool = False) -> None:
@@ -121,36 +112,16 @@ def record(
     step: called once to warm up and once inside the capture; in a pool that captures at once, only inside the capture
     if is_known. pool: the memory of the graph; None: its own. first: a context around the first of these calls.
     is_known: a graph of this kind was captured before, for another size.
-    Raises: what `step` raises; the capture is ended then, and the current stream is as before. NotAtOnce.
+    Raises: what `step` raises; the capture is ended then, and the current stream is as before.
     """
     started = time.perf_counter()
     if is_known and pool is not None and pool.captures_at_once:
-        found = _captured_at_once(step, pool, device)
+        graph, tokens = _captured(step, pool, "relaxed")  # kernels may be loaded meanwhile
+        graph.replay()  # which loads the graph onto the device
     else:
         run_before(step, device, first)
-        found = _captured(step, pool, "global")
+        graph, tokens = _captured(step, pool, "global")
     note(CAPTURED, f"of {device}", time.perf_counter() - started)
-    return found
-
-
-def _captured_at_once(
-    step: Callable[[], Tensor], pool: GraphPool, device: torch.device
-) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-    """As `record` returns. What plugins made meanwhile is computed by a replay.
-
-    Raises: NotAtOnce if the step failed, as one does that has to wait for the device at the sight of a new size; or if
-    a plugin kept memory that it made: earlier graphs of the pool write there, too. It is as computed until they do.
-    """
-    before = torch.cuda.memory_allocated(device)
-    try:
-        graph, tokens = _captured(step, pool, "relaxed")  # kernels may be loaded meanwhile
-    except Exception as error:
-        raise NotAtOnce(f"the step failed: {one_short_line(error)}") from error
-    graph.replay()
-    of_tokens = -(-tokens.untyped_storage().nbytes() // ALLOCATED_BYTES) * ALLOCATED_BYTES
-    kept = torch.cuda.memory_allocated(device) - before - of_tokens
-    if kept > 0:
-        raise NotAtOnce(f"{kept} bytes that were made for its size are kept")
     return graph, tokens
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from hookline.core.contracts import Batch, SamplingBatch
 from hookline.core.step.message import Step
 from hookline.core.util.arrays import IntArray, no_ints
-from hookline.core.worker.graphs.cuda_graph import ExtraGraphs, GraphPool, NotAtOnce, record
+from hookline.core.worker.graphs.cuda_graph import ExtraGraphs, GraphPool, record
 from hookline.core.worker.request_table import SampleRows
 from hookline.core.worker.runner.model_runner import PLAIN, Extras, ModelRunner
 from hookline.core.worker.startup.memory import GIB
@@ -43,18 +43,12 @@ class _Graph:
 
 
 @torch.inference_mode()
-def capture_graphs(decodes: DecodeGraphs, prompts: PromptGraphs) -> None:
-    """Capture all graphs into one memory pool; log how long it took and how much memory."""
+def capture_graphs(decodes: DecodeGraphs, prompts: PromptGraphs, *, at_once: bool = False) -> None:
+    """Capture all graphs into one memory pool; log how long it took and how much memory. at_once: see GraphPool."""
     device = decodes.runner.table.device
     started, before = time.perf_counter(), torch.cuda.memory_reserved(device)
-    try:
-        pool = GraphPool(captures_at_once=decodes.runner.ranks.size == 1)
-        num_prompts, num_decodes = prompts.capture(pool), decodes.capture(pool)
-    except NotAtOnce as reason:
-        logger.info("graphs are captured again, each after a run: %s", reason)
-        torch.cuda.synchronize(device)  # those that were captured may still be running
-        pool = GraphPool()
-        num_prompts, num_decodes = prompts.capture(pool), decodes.capture(pool)
+    pool = GraphPool(captures_at_once=at_once)
+    num_prompts, num_decodes = prompts.capture(pool), decodes.capture(pool)
     torch.cuda.synchronize(device)
     seconds, grown = time.perf_counter() - started, torch.cuda.memory_reserved(device) - before
     what = f"{num_decodes} graphs of decodes and {num_prompts} with prompts"
@@ -77,7 +71,7 @@ class DecodeGraphs:
 
     def capture(self, pool: GraphPool | None) -> int:
         """Capture every size, the largest first so that the others fit into its memory; returns how many."""
-        self.pool, self._graphs = pool, {}
+        self.pool = pool
         for size in reversed(self.sizes):
             for is_shared in (False, True) if self._shares else (False,):
                 self._graphs[size, is_shared] = self._record(size, is_shared, PLAIN)
@@ -98,7 +92,7 @@ class DecodeGraphs:
         self._kinds.add((is_shared, extras))
         checking = nullcontext() if is_looked_at else self.runner.checking()  # sizes are not kinds
         step = partial(self.step, rows_G, is_shared, extras)
-        is_known = is_looked_at and extras == PLAIN  # others may be captured later, when no graph can be dropped
+        is_known = is_looked_at and extras == PLAIN  # processors do not say whether they make something for a size
         graph, tokens_G = record(step, self.pool, device, checking, is_known=is_known)
         return _Graph(graph, rows_G, tokens_G)
 

@@ -78,7 +78,6 @@ class PromptGraphs:
 
     def capture(self, pool: GraphPool) -> int:
         """Capture every shape, the largest first so that the others fit into its memory; returns how many."""
-        self._graphs = {}
         for shape in reversed(self.shapes):
             inputs_X = self.inputs(Step(), shape).to(self.runner.table.device)
             is_known = bool(self._graphs)  # shapes are of one kind

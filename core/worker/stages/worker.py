@@ -89,9 +89,15 @@ class StageWorker(PartWorker):
         )
 
     def capture(
-        self, spec: AttentionSpec, sizes: Sequence[int], shapes: Sequence[PromptShape], *, shares_prefixes: bool
+        self,
+        spec: AttentionSpec,
+        sizes: Sequence[int],
+        shapes: Sequence[PromptShape],
+        *,
+        shares_prefixes: bool,
+        at_once: bool = False,
     ) -> None:
-        """See Worker: micro-batches of decodes; those with prompts are computed eagerly."""
+        """See Worker: micro-batches of decodes, each run before; those with prompts are computed eagerly."""
         self.stage_graphs = self._make_graphs(spec, shares_prefixes=shares_prefixes)
         self.stage_graphs.capture()
 

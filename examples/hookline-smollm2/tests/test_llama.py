@@ -29,6 +29,7 @@ CONFIG = {
 
 class TestLlama(ModelSuite):
     model_class = Llama
+    sizes_alike = True
 
     def hf_config(self) -> dict[str, Any]:
         return dict(CONFIG)

@@ -98,7 +98,10 @@ def _store_out(out_row_ptr, total, acc, head, dim, rows, mask, HEAD_DIM: tl.cons
     tl.store(to_out, out.to(out_row_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["num_rows", "table_stride"])
+@triton.jit(
+    do_not_specialize=["num_rows", "table_stride"],
+    do_not_specialize_on_alignment=["table_ptr", "shared_lens_ptr", "context_lens_ptr"],
+)
 def _decode_kernel(
     q_ptr, cache_ptr, table_ptr, items_ptr, out_ptr, partial_ptr, stats_ptr, counters_ptr,
     shared_lens_ptr, shared_info_ptr, shared_partial_ptr, shared_stats_ptr, num_rows,

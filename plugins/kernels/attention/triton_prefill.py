@@ -195,7 +195,7 @@ def _attend_tiles(
     return maximum, total, acc, blocks
 
 
-@triton.jit(do_not_specialize=["table_stride", "window"])
+@triton.jit(do_not_specialize=["table_stride", "window"], do_not_specialize_on_alignment=["table_ptr"])
 def _prefill_kernel(
     q_ptr, cache_ptr, table_ptr, tiles_ptr, query_starts_ptr, context_lens_ptr, out_ptr,
     q_stride, half_stride: tl.int64, block_stride, offset_stride, head_stride, table_stride, factor, cap, sinks_ptr,

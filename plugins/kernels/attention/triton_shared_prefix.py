@@ -74,7 +74,7 @@ def make_shared_partials(
     )
 
 
-@triton.jit(do_not_specialize=["num_rows", "table_stride"])
+@triton.jit(do_not_specialize=["num_rows", "table_stride"], do_not_specialize_on_alignment=["table_ptr"])
 def _shared_prefix_kernel(
     q_ptr, cache_ptr, table_ptr, shared_info_ptr, partial_ptr, stats_ptr, num_rows,
     q_stride, half_stride: tl.int64, block_stride, offset_stride, head_stride, table_stride, factor, cap,

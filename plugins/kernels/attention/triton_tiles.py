@@ -22,6 +22,8 @@ class Card:
     num_sms: int
     large_shared_memory: bool
     """Room for 200 KB a program, as on Hopper; the tilings for less are checked for results only."""
+    is_hopper: bool = True
+    """Whether its matrix instructions are Hopper's: of no others it was seen that few columns get the bits of many."""
 
     @classmethod
     def of(cls, device: torch.device) -> Card:
@@ -30,7 +32,7 @@ class Card:
             return cls(num_sms=4, large_shared_memory=False)
         properties = torch.cuda.get_device_properties(device)
         shared_memory_bytes = getattr(properties, "shared_memory_per_block_optin", 0)
-        return cls(properties.multi_processor_count, shared_memory_bytes >= 200_000)
+        return cls(properties.multi_processor_count, shared_memory_bytes >= 200_000, properties.major == 9)
 
 
 @triton.jit

@@ -48,8 +48,8 @@ class AttentionTiling:
 
     keys_left: keys and values are the left operands, of which Hopper's matrix instruction takes 64 rows and more, in
     place of queries and weights; of the right one it takes few. by_products: sums of weights are matrix products too.
-    An element of a product has the same bits either way, and among any number of rows, but a sum over keys that threads
-    share has the order of their layout.
+    On an H200 an element of a product has the same bits either way, and among any number of rows (docs/log.md); a sum
+    over keys that threads share has the order of their layout.
     """
 
     block_m: int
@@ -67,6 +67,8 @@ class AttentionTiling:
             return cls(block_m, 16 if head_dim > MEASURED_HEAD else 32, num_warps=8, num_stages=2)
         if head_dim > MEASURED_HEAD or not card.large_shared_memory:
             return cls(block_m, 32, num_warps=8 if head_dim > MEASURED_HEAD else 4, num_stages=3)
+        if not card.is_hopper or head_dim < 64:
+            return cls(block_m, 64, num_warps=4, num_stages=3)
         block_m = max(16, next_power_of_2(group)) if decodes else block_m
         return cls(block_m, 64, num_warps=4, num_stages=3, keys_left=decodes, by_products=True)
 
@@ -211,7 +213,10 @@ def _ask_for_tile(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["table_stride", "window", "most_segments"])
+@triton.jit(
+    do_not_specialize=["table_stride", "window", "most_segments"],
+    do_not_specialize_on_alignment=["table_ptr", "slots_ptr"],
+)
 def _attend_kernel(
     q_ptr, cache_ptr, table_ptr, tiles_ptr, query_starts_ptr, context_lens_ptr, out_ptr, partial_ptr, stats_ptr,
     q_stride, half_stride: tl.int64, block_stride, offset_stride, head_stride, table_stride, factor, cap, sinks_ptr,

@@ -110,7 +110,7 @@ def norm_rope_write(
     tl.store(to_cache + HEAD_DIM // 2, high.to(cache_ptr.dtype.element_ty), mask=kv_mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots_ptr"])
 def _qk_norm_rope_write_kernel(
     qkv_ptr, q_out_ptr, cache_ptr, positions_ptr, slots_ptr, table_ptr, q_weight_ptr, k_weight_ptr,
     token_stride, half_stride: tl.int64, block_stride, offset_stride, head_stride, table_stride, eps,
@@ -181,7 +181,7 @@ def qk_norm_rope_write(
     return q_THE
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots_ptr"])
 def _norm_partial_rope_write_kernel(
     qkv_ptr, q_out_ptr, cache_ptr, positions_ptr, slots_ptr, table_ptr, q_weight_ptr, k_weight_ptr,
     token_stride, half_stride: tl.int64, block_stride, offset_stride, head_stride, table_stride, eps,

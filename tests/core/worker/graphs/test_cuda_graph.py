@@ -1,4 +1,4 @@
-"""How steps are captured, with a recorder in the place of CUDA's graphs."""
+"""Which steps are run before they are captured, with a recorder in the place of CUDA's graphs."""
 
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
@@ -6,30 +6,34 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hookline.core.worker.graphs import cuda_graph
-from hookline.core.worker.graphs.cuda_graph import GraphPool, NotAtOnce, record
-from hookline.core.worker.graphs.decode_graphs import capture_graphs
+from hookline.core.step.captured import PromptShape
+from hookline.core.worker.graphs import cuda_graph, decode_graphs, prompt_graphs
+from hookline.core.worker.graphs.cuda_graph import GraphPool, record
+from hookline.core.worker.graphs.decode_graphs import DecodeGraphs, capture_graphs
+from hookline.core.worker.graphs.prompt_graphs import PromptGraphs
+from hookline.core.worker.runner.model_runner import PLAIN, Extras
 
 DEVICE = torch.device("cpu")
+RUN_BEFORE, AT_ONCE = ["run", "global", "captured"], ["relaxed", "captured", "replay"]
 
 
 @pytest.fixture
-def told(monkeypatch):
-    """What happened, in order; `allocated` is what torch has allocated on the device."""
-    told = SimpleNamespace(events=[], allocated=0, is_capturing=False)
+def cuda(monkeypatch):
+    """What happens, in order."""
+    cuda = SimpleNamespace(events=[], is_capturing=False)
 
     class Graph:
         def replay(self):
-            told.events.append("replay")
+            cuda.events.append("replay")
 
     @contextmanager
     def graph(graph, pool=None, capture_error_mode="global"):
-        told.events.append(capture_error_mode)
-        told.is_capturing = True
+        cuda.events.append(capture_error_mode)
+        cuda.is_capturing = True
         try:
             yield
         finally:
-            told.is_capturing = False
+            cuda.is_capturing = False
 
     names = {
         "CUDAGraph": Graph,
@@ -38,88 +42,87 @@ def told(monkeypatch):
         "current_stream": lambda: None,
         "set_stream": lambda stream: None,
         "synchronize": lambda device: None,
-        "memory_allocated": lambda device: told.allocated,
         "memory_reserved": lambda device: 0,
     }
     for name, value in names.items():
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(cuda_graph, "run_before", lambda step, device, first: step())
-    monkeypatch.setattr(GraphPool, "end_broken", lambda self, graph: told.events.append("ended"))
-    return told
+    monkeypatch.setattr(GraphPool, "end_broken", lambda self, graph: cuda.events.append("ended"))
+    return cuda
 
 
-def stepping(told, keeps=0, fails=False):
-    """A step of 100 tokens, which keeps this many bytes besides them."""
-
+@pytest.fixture
+def step(cuda):
     def step():
-        told.events.append("captured" if told.is_capturing else "run")
-        if fails and told.is_capturing:
-            raise RuntimeError("waits for the device")
-        told.allocated += 1024 + keeps  # of 800 bytes
+        cuda.events.append("captured" if cuda.is_capturing else "run")
         return torch.zeros(100, dtype=torch.int64)
 
     return step
 
 
-def test_a_step_of_a_new_kind_is_run_before_its_capture(told):
-    record(stepping(told), GraphPool(captures_at_once=True), DEVICE, nullcontext())
-    assert told.events == ["run", "global", "captured"]
+def test_a_step_of_a_new_kind_is_run_before_its_capture(cuda, step):
+    record(step, GraphPool(captures_at_once=True), DEVICE, nullcontext())
+    assert cuda.events == RUN_BEFORE
 
 
-def test_a_step_of_a_known_kind_is_captured_at_once_and_replayed(told):
-    record(stepping(told), GraphPool(captures_at_once=True), DEVICE, nullcontext(), is_known=True)
-    assert told.events == ["relaxed", "captured", "replay"]
+def test_a_step_of_a_known_kind_is_captured_at_once_and_loaded_by_a_replay(cuda, step):
+    record(step, GraphPool(captures_at_once=True), DEVICE, nullcontext(), is_known=True)
+    assert cuda.events == AT_ONCE
 
 
-@pytest.mark.parametrize("pool", [None, "plain"])
-def test_only_a_pool_whose_graphs_can_be_dropped_captures_at_once(told, pool):
-    record(stepping(told), GraphPool() if pool else None, DEVICE, nullcontext(), is_known=True)
-    assert told.events == ["run", "global", "captured"]
+@pytest.mark.parametrize("has_pool", [False, True])
+def test_without_leave_to_do_so_a_known_kind_is_run_before_too(cuda, step, has_pool):
+    record(step, GraphPool() if has_pool else None, DEVICE, nullcontext(), is_known=True)
+    assert cuda.events == RUN_BEFORE
 
 
-def test_what_is_kept_is_computed_and_told(told):
-    with pytest.raises(NotAtOnce, match="512 bytes that were made for its size are kept"):
-        record(stepping(told, keeps=512), GraphPool(captures_at_once=True), DEVICE, nullcontext(), is_known=True)
-    assert told.events[-1] == "replay"
+def test_a_step_that_fails_when_it_is_captured_at_once_says_why_and_ends_the_capture(cuda):
+    def failing():
+        raise ValueError("on purpose")
+
+    with pytest.raises(ValueError, match="on purpose"):
+        record(failing, GraphPool(captures_at_once=True), DEVICE, nullcontext(), is_known=True)
+    assert cuda.events == ["relaxed", "ended"]
 
 
-def test_a_step_that_fails_is_ended_and_told(told):
-    with pytest.raises(NotAtOnce, match="waits for the device"):
-        record(stepping(told, fails=True), GraphPool(captures_at_once=True), DEVICE, nullcontext(), is_known=True)
-    assert told.events == ["relaxed", "captured", "ended"]
+@pytest.fixture
+def recorded(cuda, monkeypatch):
+    """What the graphs of an engine ask `record` for: (rows or tokens, is_known, captures_at_once)."""
+    recorded = []
+
+    def note(step, pool, device, first, *, is_known=False):
+        recorded.append((step.args[0].numel(), is_known, pool.captures_at_once))
+        return None, None
+
+    monkeypatch.setattr(decode_graphs, "record", note)
+    monkeypatch.setattr(prompt_graphs, "record", note)
+    return recorded
 
 
-class Sizes:
-    """Captures its sizes; from `bad` on, steps keep memory."""
-
-    def __init__(self, told, sizes, bad=0):
-        table = SimpleNamespace(device=DEVICE)
-        self.runner = SimpleNamespace(table=table, ranks=SimpleNamespace(size=1))
-        self.told, self.sizes, self.bad, self.graphs = told, sizes, bad, {}
-
-    def capture(self, pool):
-        self.graphs = {}
-        for size in self.sizes:
-            step = stepping(self.told, keeps=512 * (size == self.bad))
-            self.graphs[size] = record(step, pool, DEVICE, nullcontext(), is_known=bool(self.graphs))
-        self.pool = pool
-        return len(self.graphs)
+def graphs():
+    """Decodes of 2, 4 and 8 rows, with and without shared prefixes, and steps with prompts of 4, 6 and 8 tokens."""
+    table = SimpleNamespace(device=DEVICE, padding_row=0)
+    pipeline = SimpleNamespace(generation=0)
+    runner = SimpleNamespace(table=table, pipeline=pipeline, checking=nullcontext)
+    prompts = PromptGraphs(runner, [PromptShape(tokens, 1, 0) for tokens in (4, 6, 8)], 64)
+    prompts.inputs = lambda step, shape: torch.zeros(shape.num_tokens)
+    return DecodeGraphs(runner, [2, 4, 8], 64, shares_prefixes=True), prompts
 
 
-def test_graphs_are_captured_again_each_after_a_run_if_a_plugin_does_not_bear_it(told, caplog):
-    decodes, prompts = Sizes(told, [8, 4, 2], bad=4), Sizes(told, [64, 32])
-    with caplog.at_level("INFO", logger="hookline"):
-        capture_graphs(decodes, prompts)
-    first = ["run", "global", "captured"]
-    at_once = ["relaxed", "captured", "replay"]
-    assert told.events == [*first, *at_once, *first, *at_once, *first * 5]
-    assert decodes.pool is prompts.pool and not decodes.pool.captures_at_once
-    assert "graphs are captured again, each after a run: 512 bytes" in caplog.text
-    assert "captured 3 graphs of decodes and 2 with prompts" in caplog.text
+@pytest.mark.parametrize("at_once", [False, True])
+def test_the_first_size_of_each_kind_is_run_before(recorded, at_once):
+    decodes, prompts = graphs()
+    capture_graphs(decodes, prompts, at_once=at_once)
+    of_prompts = [(8, False), (6, True), (4, True)]
+    of_decodes = [(8, False), (8, False), (4, True), (4, True), (2, True), (2, True)]
+    assert recorded == [(*one, at_once) for one in of_prompts + of_decodes]
 
 
-def test_ranks_run_each_step_before_its_capture(told):
-    decodes, prompts = Sizes(told, [8, 4]), Sizes(told, [64])
-    decodes.runner.ranks.size = 2
-    capture_graphs(decodes, prompts)
-    assert told.events == ["run", "global", "captured"] * 3
+def test_graphs_with_processors_are_run_before_whatever_their_size(recorded):
+    decodes, prompts = graphs()
+    capture_graphs(decodes, prompts, at_once=True)
+    recorded.clear()
+    extras = Extras(processors=1)
+    for size in (2, 4):
+        decodes._record(size, False, extras)
+    assert extras != PLAIN and recorded == [(2, False, True), (4, False, True)]
