@@ -131,10 +131,10 @@ def _taken_in(maximum, total, acc, other_maximum, other_total, other_acc, KEYS_L
 
 @triton.jit
 def _no_weights(
-    BLOCK_M: tl.constexpr, BLOCK_DIM: tl.constexpr, KEYS_LEFT: tl.constexpr, BY_PRODUCTS: tl.constexpr
+    lowest, BLOCK_M: tl.constexpr, BLOCK_DIM: tl.constexpr, KEYS_LEFT: tl.constexpr, BY_PRODUCTS: tl.constexpr
 ):  # fmt: skip
     """A running softmax as `_attend_tile` goes on with it: sums of weights by products are a few times the same."""
-    maximum = tl.full([BLOCK_M], LOWEST, tl.float32)
+    maximum = tl.full([BLOCK_M], lowest, tl.float32)
     acc = tl.zeros([BLOCK_DIM, BLOCK_M] if KEYS_LEFT else [BLOCK_M, BLOCK_DIM], tl.float32)
     if BY_PRODUCTS:
         return maximum, tl.zeros([64, BLOCK_M] if KEYS_LEFT else [BLOCK_M, 8], tl.float32), acc
@@ -292,7 +292,7 @@ def _attend_kernel(
         tl.debug_barrier()  # what one thread has written, others read below
     q = tl.load(q_ptr + (at_token * q_stride + head * HEAD_DIM)[:, None] + dim[None, :], mask=mask_md, other=0.0)
 
-    all_maximum, all_total, all_acc = _no_weights(BLOCK_M, BLOCK_DIM, KEYS_LEFT, False)
+    all_maximum, all_total, all_acc = _no_weights(LOWEST, BLOCK_M, BLOCK_DIM, KEYS_LEFT, False)
     if SINKS:
         if not SPLIT:
             all_maximum = load_sinks(sinks_ptr, head, is_query)
@@ -302,7 +302,7 @@ def _attend_kernel(
         end = tl.minimum(begin + SEGMENT, stop)
         if WINDOW:
             begin = tl.maximum(begin, seen // TILE * TILE)
-        maximum, total, acc = _no_weights(BLOCK_M, BLOCK_DIM, KEYS_LEFT, BY_PRODUCTS)
+        maximum, total, acc = _no_weights(LOWEST, BLOCK_M, BLOCK_DIM, KEYS_LEFT, BY_PRODUCTS)
         for start in range(begin, end, TILE):
             maximum, total, acc = _attend_tile(
                 q, maximum, total, acc, start, end, seen, last_position, window, blocks, head_ptr, dims,
