@@ -81,7 +81,7 @@ class ResolvedConfig:
         Not with several ranks, whose collectives are set up for a size in ways of their own.
         """
         entries = self.kernels, chosen(self.config.model), chosen(self.config.sampler)
-        return self.config.tp == 1 and all(entry.needs.sizes_alike for entry in entries)
+        return self.config.tp == self.config.pp == 1 and all(entry.needs.sizes_alike for entry in entries)
 
     @property
     def captured_prompt_tokens(self) -> int:

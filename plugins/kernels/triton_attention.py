@@ -93,9 +93,7 @@ class TritonAttention(TorchKernels):
     def step_shapes(self) -> Sequence[StepShape]:
         """See Kernels.step_shapes: one for each way that decodes beside prompts are cut, and prompts are."""
         spec = self.spec
-        decodes = first_of_each(
-            range(1, spec.max_num_seqs + 1), lambda rows: (self._decode_choice(rows), rows > 1)  # one shares nothing
-        )  # fmt: skip
+        decodes = first_of_each(range(1, spec.max_num_seqs + 1), self._decode_choice)
         sizes = [(tokens, context) for context in _CONTEXTS for tokens in _PROMPT_TOKENS]
         prompts = first_of_each(sizes, lambda size: self._prefill_tiling(*size))
         kinds = [(tokens, is_shared) for tokens in (0, 1) for is_shared in (False, True)]
@@ -112,7 +110,7 @@ class TritonAttention(TorchKernels):
         return (
             decode_tiling(num_rows, spec.num_kv_heads, spec.head_dim, spec.dtype, card),
             triggers_late(num_rows, is_large=group >= WIDE_GROUP), fuses_decode(num_rows, group),
-            num_rows <= FEW_ROWS, replace(shared, max_parts=0),
+            num_rows <= FEW_ROWS, replace(shared, max_parts=0), num_rows > 1,  # one row shares no prefix
         )  # fmt: skip
 
     def _prefill_tiling(self, num_tokens: int, max_context_len: int, window: int | None = None) -> PrefillTiling:

@@ -8,9 +8,9 @@ from hookline.core.contracts import ModelConfig, Needs, Registrar, hookimpl
 
 API_VERSION = 2
 SIZES_ALIKE = Needs(sizes_alike=True)
-"""Needs of models that keep nothing of a step."""
+"""Needs of models that keep no tensor when a step is over."""
 ROW_BY_ROW = Needs(sizes_alike=True, batch_invariant=True)
-"""Needs of those that compute all products and norms by their kernels, too."""
+"""Needs of models that, besides, compute all products and norms by their kernels."""
 
 
 @dataclass

@@ -71,7 +71,7 @@ class GraphSuite(AttentionCases):
                     self._use(spec, kernels, num_rows)
 
     def _use(self, spec: AttentionSpec, kernels: Kernels, num_rows: int) -> None:
-        """The operations of a decode step of so many rows."""
+        """Compute what a decode step of num_rows rows computes."""
         for call in self._operations(spec, kernels, num_rows).values():
             call()
         rows = self.scattered(spec, [(spec.block_size + 1, 1)] * num_rows)
@@ -124,7 +124,7 @@ class GraphSuite(AttentionCases):
         return rows, replace(on_device, max_query_len=num_others, max_context_len=4 * spec.block_size)
 
     def _operations(self, spec: AttentionSpec, kernels: Kernels, num_rows: int) -> dict[str, Callable[[], object]]:
-        """Calls of the operations on so many rows that are no attention."""
+        """Functions that each call one operation on num_rows rows, by its name; attention is not among them."""
         x_TD = self.random(spec, num_rows, 64)
         weight_OD, weight_D = self.random(spec, 32, 64), self.random(spec, 64)
         q_THE = self.random(spec, num_rows, spec.num_heads, spec.head_dim)

@@ -133,13 +133,16 @@ def _taken_in(maximum, total, acc, other_maximum, other_total, other_acc, KEYS_L
 def _no_weights(
     lowest, BLOCK_M: tl.constexpr, BLOCK_DIM: tl.constexpr, KEYS_LEFT: tl.constexpr, BY_PRODUCTS: tl.constexpr
 ):  # fmt: skip
-    """A running softmax as `_attend_tile` goes on with it: sums of weights by products are a few times the same."""
-    maximum = tl.full([BLOCK_M], lowest, tl.float32)
-    acc = tl.zeros([BLOCK_DIM, BLOCK_M] if KEYS_LEFT else [BLOCK_M, BLOCK_DIM], tl.float32)
+    """A running softmax of no position, as `_attend_tile` goes on with it.
+
+    A sum of weights by products stands there 64 or 8 times, since a product has no fewer rows or columns.
+    """
+    maximum, total, acc = nothing_seen(lowest, BLOCK_M, BLOCK_DIM)
     if BY_PRODUCTS:
-        return maximum, tl.zeros([64, BLOCK_M] if KEYS_LEFT else [BLOCK_M, 8], tl.float32), acc
-    else:
-        return maximum, tl.zeros([BLOCK_M], tl.float32), acc
+        total = tl.zeros([64, BLOCK_M] if KEYS_LEFT else [BLOCK_M, 8], tl.float32)
+    if KEYS_LEFT:
+        acc = tl.zeros([BLOCK_DIM, BLOCK_M], tl.float32)
+    return maximum, total, acc
 
 
 @triton.jit
@@ -172,9 +175,9 @@ def _attend_tile(
     given = weights.to(v.dtype)
     if BY_PRODUCTS:
         if KEYS_LEFT:
-            total = tl.dot(tl.full([64, TILE], 1.0, v.dtype), given, total * rescale[None, :])
+            total = tl.dot(tl.full([total.shape[0], TILE], 1.0, v.dtype), given, total * rescale[None, :])
         else:
-            total = tl.dot(given, tl.full([TILE, 8], 1.0, v.dtype), total * rescale[:, None])
+            total = tl.dot(given, tl.full([TILE, total.shape[1]], 1.0, v.dtype), total * rescale[:, None])
     else:
         total = tl.fma(total, rescale, tl.sum(weights, axis=KEYS))
     if KEYS_LEFT:
