@@ -6,10 +6,12 @@ Each case: a model type, options over SIZES, and whether transformers has a tens
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
+from packaging.version import Version
 
 SIZES: dict[str, Any] = {
     "vocab_size": 97,
@@ -28,14 +30,15 @@ SIZES: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Case:
-    """One architecture."""
+    """One architecture. since: the first release of transformers in which its attention can be replaced."""
 
     model_type: str
     options: dict[str, Any] = field(default_factory=dict)
     has_plan: bool = True
+    since: str = "0"
 
 
-CASES = {
+ALL_CASES = {
     "llama": Case("llama"),
     "phi3": Case("phi3"),
     "gpt2": Case("gpt2", {"n_positions": 256}, has_plan=False),
@@ -94,7 +97,12 @@ CASES = {
          "query_pre_attn_scalar": 20},
     ),
     "cohere2": Case("cohere2", {"sliding_window": 12, "layer_types": ["sliding_attention", "full_attention"]}),
+    "gptj": Case("gptj", {"rotary_dim": 4, "n_positions": 256}, has_plan=False, since="5.24"),
+    "codegen": Case("codegen", {"rotary_dim": 4, "n_positions": 256}, has_plan=False, since="5.24"),
+    "ctrl": Case("ctrl", {"dff": 48, "n_positions": 256}, has_plan=False, since="5.24"),
 }  # fmt: skip
+CASES = {name: case for name, case in ALL_CASES.items() if Version(case.since) <= Version(version("transformers"))}
+"""Those that the installed transformers can serve."""
 WINDOWED = ("mistral", "gemma2", "cohere2", "gpt_oss")
 """Cases with sliding windows."""
 FEW = ("phi3", "gpt2", "opt", "granite", "mixtral", "gemma2")

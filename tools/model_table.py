@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ Generated from the registry by `python tools/model_table.py`; a test keeps it tr
 with `model=auto` a checkpoint is served by the model that claims the `architectures` of its config.json. Whatever a
 checkpoint asks for and a model does not implement is refused by name, before a weight is read.
 
-Each model equals transformers {version} token by token, in float32, on random small checkpoints: alone, in crowds, in
+Each model equals transformers token by token, in float32, on random small checkpoints: alone, in crowds, in
 chunks, after preemptions, from the prefix cache, at `tp=2` (`tests/test_model_parity.py`, `tests/test_parity.py`). `pp`
 says which can be cut into [stages](several_gpus.md#stages-pp2).
 
@@ -62,8 +61,7 @@ class Shown:
 def page() -> str:
     """The whole file."""
     host = PluginHost.load(environ={})
-    release = ".".join(version("transformers").split(".")[:2])
-    return HEAD.format(version=release) + _lines(_models(host)) + PRESETS_HEAD + _lines(_presets(host))
+    return HEAD + _lines(_models(host)) + PRESETS_HEAD + _lines(_presets(host))
 
 
 def _lines(rows: Iterable[tuple[str, ...]]) -> str:

@@ -46,7 +46,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "bloom": ({}, "its forward takes no position_ids, as batches of several sequences need"),
     "mpt": ({}, "its forward takes no position_ids"),
     "falcon": ({"alibi": True}, "does not support alibi = True; supported: False"),
-    "gptj": ({}, "its attention does not go through transformers' attention interface"),
+    "gpt_neo": ({}, "its attention does not go through transformers' attention interface"),
     "xglm": ({}, "it works on attention masks itself, and none is built here"),
     "mamba": ({}, "its layers carry a state from token to token, as Mamba's do, and only layers that attend"),
     "jamba": ({}, "it needs a model of its own: hookline info lists those installed, docs/plugins.md is"),
