@@ -34,12 +34,15 @@ def count_blocks(
 
     num_layers: how many layers a block has room for; with none, blocks take no memory, and there are twice as many as
     the longest requests hold, since policies keep a part of them free. rehearsals: each computes a largest step that
-    the limits allow; on a GPU the sum of their peaks is left free, since a captured graph keeps its memory while other
-    steps run.
+    the limits allow, the first one a step of prompts; on a GPU the sum of their peaks is left free, since a captured
+    graph keeps its memory while other steps run. With engine.num_blocks the first one alone is computed there, for the
+    kernels that it compiles.
 
     Raises: CapacityError if not even a request of two blocks fits.
     """
     if engine.num_blocks is not None:
+        if spec.device.type == "cuda":
+            rehearsals[0]()
         return engine.num_blocks
     if not num_layers:
         return min(2 * spec.max_num_seqs * -(-spec.max_model_len // spec.block_size), MAX_COUNT)

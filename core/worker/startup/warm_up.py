@@ -59,7 +59,9 @@ def common_shapes(spec: AttentionSpec) -> Iterator[StepShape]:
 
 def row_shape(spec: AttentionSpec, num_rows: int) -> StepShape:
     """A step of `num_rows` tokens with a draw for each, or with max_num_seqs draws if that is less."""
-    num_decodes = min(num_rows, spec.max_num_seqs) - 1
+    num_draws = min(num_rows, spec.max_num_seqs)
+    num_prompts = max(1, -(-(num_rows - num_draws) // max(1, spec.max_model_len - 1)))
+    num_decodes = max(0, num_draws - num_prompts)
     return StepShape(num_decodes=num_decodes, num_tokens=num_rows - num_decodes)
 
 

@@ -1,5 +1,7 @@
 """What is decided before and while an engine starts: devices, sizes of graphs, memory, text."""
 
+from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -38,6 +40,15 @@ def test_a_cpu_cache_takes_its_stated_budget_less_the_scratch_block():
     assert count_blocks(engine, 3, SPEC, []) == 2**20 // block_bytes(3, SPEC) - 1
     assert count_blocks(EngineConfig(num_blocks=7), 3, SPEC, []) == 7
     assert count_blocks(EngineConfig(cpu_cache_gib=1e12), 3, SPEC, []) == 2**31 - 1
+
+
+@pytest.mark.parametrize(("device", "computed"), [("cuda", ["prompts"]), ("cpu", [])])
+def test_with_a_stated_number_of_blocks_a_gpu_still_computes_its_largest_step(device, computed):
+    done: list[str] = []
+    rehearsals = [partial(done.append, "prompts"), partial(done.append, "graphs")]
+    spec = replace(SPEC, device=torch.device(device))
+    assert count_blocks(EngineConfig(num_blocks=7), 3, spec, rehearsals) == 7
+    assert done == computed
 
 
 def test_a_cache_that_does_not_fit_is_refused_with_the_arithmetic_and_the_keys():

@@ -15,7 +15,7 @@ from hookline.core.testing.plain_kernels import PlainKernels
 from hookline.core.worker.graphs.decode_graphs import DecodeGraphs
 from hookline.core.worker.graphs.prompt_graphs import PromptGraphs
 from hookline.core.worker.runner.model_runner import ModelRunner
-from hookline.core.worker.startup.warm_up import eager_steps
+from hookline.core.worker.startup.warm_up import eager_steps, padding_step, row_shape, within
 from hookline.core.worker.worker import Worker
 from tests.hf_models import one_prompt
 
@@ -152,6 +152,16 @@ def test_a_warm_up_draws_for_no_more_requests_than_there_may_be(seqs, tokens, le
     assert max(step.num_sampled for step in steps) <= seqs
     assert all(0 < step.num_tokens <= tokens and (step.chunk_lens > 0).all() for step in steps)
     assert all((step.chunk_starts >= 0).all() and step.max_context_len <= length for step in steps)
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "draws"), [(1, 1), (16, 16), (64, 64), (100, 100), (101, 100), (4096, 100), (4097, 100), (8192, 100)]
+)
+def test_a_step_of_so_many_rows_has_them_all_and_as_many_draws_as_may_be(num_rows, draws):
+    spec = AttentionSpec(4, 2, 64, 16, 100, 16384, 4096, torch.device("cpu"), torch.float32)
+    step = padding_step(spec, within(spec, row_shape(spec, num_rows)), 100)
+    assert step.num_tokens == num_rows
+    assert step.num_sampled == draws
 
 
 def test_a_warm_up_leaves_the_padding_row_as_it_was(served):
