@@ -87,6 +87,11 @@ class PlanDraft:
         return len(self.view.running) - len(self.preempt)
 
     @property
+    def num_decodes(self) -> int:
+        """Running requests that can decode, before any is preempted."""
+        return len(self.view.running) - len(self.view.prefilling)
+
+    @property
     def seats_left(self) -> int:
         """How many waiting requests max_num_seqs lets in, before any is admitted."""
         return max(0, self.view.limits.max_num_seqs - self.num_running)
@@ -106,7 +111,7 @@ def make_room(draft: PlanDraft, request: RequestView, num_tokens: int) -> bool:
 def decode_running(draft: PlanDraft) -> None:
     """One token for every running request that can decode; those of highest rank are preempted if blocks run out."""
     if not draft.preempt and draft.view.budget.take_decodes():
-        draft.tokens_left -= len(draft.view.running) - len(draft.view.prefilling)
+        draft.tokens_left -= draft.num_decodes
         draft.decode = ALL
         return
     decode: list[int] = []
@@ -166,6 +171,20 @@ def admit_waiting(draft: PlanDraft, waiting: Iterable[RequestView] | None = None
         seats -= 1
 
 
+def join_decodes(draft: PlanDraft) -> None:
+    """One token for every running request beside the prompts of the draft, if that is quicker than a step of its own.
+
+    Whether it is, `Limits.joining` knows. No request is preempted for it.
+    """
+    view, num_decodes = draft.view, draft.num_decodes
+    num_tokens = sum(count for _, count in draft.prefill)
+    if draft.preempt or num_decodes > draft.tokens_left:
+        return
+    if view.limits.joining.pays(num_decodes, len(draft.prefill), num_tokens) and view.budget.take_decodes():
+        draft.tokens_left -= num_decodes
+        draft.decode = ALL
+
+
 def plan_prompts_first(
     view: SchedulerView,
     watermark: float,
@@ -175,6 +194,8 @@ def plan_prompts_first(
 ) -> Plan:
     """Chunks of prompts, running ones before new ones; if none can go on or decodes are due, all requests decode.
 
+    They also decode beside prompts where that is worth it, see `join_decodes`.
+
     waiting: as of `admit_waiting`. max_prompt_steps: as of `decodes_are_due`. rank: as of `PlanDraft`.
     """
     if can_simply_decode(view):
@@ -182,7 +203,9 @@ def plan_prompts_first(
     draft = PlanDraft(view, watermark, max_prompt_steps, rank)
     continue_prompts(draft)
     admit_waiting(draft, waiting)
-    if not draft.prefill:
+    if draft.prefill:
+        join_decodes(draft)
+    else:
         decode_running(draft)
     return draft.plan()
 

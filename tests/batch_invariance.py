@@ -83,6 +83,32 @@ def try_batches(
     return seen
 
 
+def one_after_the_other(llm: LLM, load: Load) -> list[list[int]]:
+    """Tokens of requests that arrive one in each step, so that others decode while a prompt is computed."""
+    engine, outputs = llm.engine, {}
+    asked = list(zip(load.prompts, load.params, strict=True))
+    ids = []
+    while asked or engine.has_work:
+        if asked:
+            ids.append(engine.add(*asked.pop(0)))
+        outputs.update({output.request_id: output.token_ids for output in engine.step()})
+    return [outputs[id_] for id_ in ids]
+
+
+def joined_steps(llm: LLM) -> list[int]:
+    """A list that the number of decodes is added to of each step in which decodes join prompts in a graph."""
+    graphs, counts = llm.engine.executor.prompt_graphs, []
+    launch = graphs.launch
+
+    def _launch(step: Any, shape: Any) -> Any:
+        if shape.is_padded:
+            counts.append(len(step.decode_rows))
+        return launch(step, shape)
+
+    graphs.launch = _launch
+    return counts
+
+
 def _where(output: RequestOutput, expected: tuple[Any, ...]) -> str:
     for what, mine, theirs in zip(("token", "logprob", "prompt logprob"), bits(output), expected, strict=True):
         for place, (one, other) in enumerate(zip(mine or (), theirs or (), strict=False)):

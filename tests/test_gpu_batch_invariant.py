@@ -16,14 +16,14 @@ pytest.importorskip("triton")
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
-from hookline import LLM
+from hookline import LLM, SamplingParams
 from hookline.core.contracts import AttentionForm, AttentionSpec, QKNorm, Rope
 from hookline.core.testing.batches import Row, make_batch, random_cache, scatter_rows
 from hookline.plugins.kernels.invariant import triton_kernels
 from hookline.plugins.kernels.invariant.triton_product import RowScratch, row_product, row_tiles, weight_parts
 from hookline.plugins.kernels.norms import triton_rotary
 from hookline.plugins.kernels.triton_backend import TritonKernels
-from tests.batch_invariance import alone, make_load, try_batches
+from tests.batch_invariance import Load, alone, joined_steps, make_load, one_after_the_other, try_batches
 
 pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda")
@@ -300,6 +300,18 @@ def test_requests_in_random_batches_get_the_bits_that_they_get_alone(expected, w
     assert not seen.other, f"{len(seen.other)} differ: {seen.other[:5]}"
     assert seen.cached_tokens
     assert seen.preemptions or way != "preempted"
+
+
+def test_requests_that_join_prompts_get_the_tokens_that_they_get_alone():
+    asked = make_load(40, 150_000, 900, most_tokens=40)
+    params = [SamplingParams(temperature=0.8, max_tokens=one.max_tokens, seed=one.seed, ignore_eos=True)
+              for one in asked.params]  # fmt: skip
+    load = Load(asked.prompts, params)
+    with engine("prefill_first", max_num_seqs=64, max_num_batched_tokens=2048) as llm:
+        answers = [tokens for tokens, *_ in alone(llm, load)]
+        joined = joined_steps(llm)
+        assert one_after_the_other(llm, load) == answers
+    assert len(joined) >= 8 and len(set(joined)) > 5
 
 
 def test_without_the_mode_some_request_gets_other_bits(expected):

@@ -9,6 +9,7 @@ from hookline import LLM, SamplingParams
 from hookline.core.assembly.resolve import ResolvedConfig
 from hookline.core.worker.graphs import cuda_graph
 from hookline.plugins.samplers.penalties import Penalties
+from tests.batch_invariance import Load, joined_steps, one_after_the_other
 
 pytestmark = pytest.mark.gpu
 
@@ -162,6 +163,30 @@ def test_graphs_of_mixed_steps_give_the_tokens_of_plain_torch(plain, engine):
     launched = launches_of(llm.engine.executor.prompt_graphs)
     assert tokens(llm) == plain
     assert has_left_over(launched)
+
+
+@pytest.fixture(scope="module")
+def plain_one_after_the_other():
+    with make(kernels="torch", overlap=False, cuda_graphs=False) as llm:
+        return one_after_the_other(llm, Load(*load(120)))
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        dict(),
+        dict(overlap=False, prefix_caching=False),
+        dict(scheduler="chunked"),
+        dict(max_num_seqs=20, num_blocks=400),
+        dict(max_num_batched_tokens=600),
+    ],
+    ids=str,
+)
+def test_decodes_that_join_prompts_give_the_tokens_of_plain_torch(plain_one_after_the_other, engine):
+    with make(**{"block_size": 16, **engine}) as llm:
+        joined = joined_steps(llm)
+        assert one_after_the_other(llm, Load(*load(120))) == plain_one_after_the_other
+    assert len(joined) >= 8 and len(set(joined)) > 5
 
 
 def test_a_forbidden_token_or_a_larger_step_takes_no_prefill_graph():

@@ -47,7 +47,7 @@ def faults_of(configurations, *waits):
 @pytest.mark.parametrize(
     "configurations",
     [
-        [sizes(8, 256, 512), sizes(1, 32, 4096)],
+        [sizes(8, 256, 512), sizes(1, 32, 4096), sizes(2, 256, 600)],
         *(
             pytest.param(configurations, marks=pytest.mark.nightly)
             for configurations in (
@@ -59,7 +59,7 @@ def faults_of(configurations, *waits):
             )
         ),
     ],
-    ids=["plain, one", "in turn, small steps", "three, eager", "windows", "experts", "states"],
+    ids=["plain, one, joining", "in turn, small steps", "three, eager", "windows", "experts", "states"],
 )
 def test_all_kinds_of_requests_are_served_without_a_wait(configurations):
     assert faults_of(configurations) == [[]] * len(configurations)

@@ -232,6 +232,24 @@ def test_the_shipped_model_predicts_the_jobs_it_was_fitted_to(job):
     assert guess["ttft_s"]["p50"] == pytest.approx(result["metrics"]["ttft_s"]["p50"], rel=0.25)
 
 
+@pytest.mark.parametrize(
+    ("measured", "stated", "joined"), [(128, {}, 8), (0, {}, 0), (128, {"joined_decodes": 4}, 4), (3, {}, 3)]
+)
+def test_decodes_join_prompts_where_they_did_on_the_machine_that_was_measured(measured, stated, joined):
+    host = PluginHost.load()
+    cost = replace(COST, captures=True, captured_joined_decodes=measured)
+    sizes = {"max_num_seqs": 16, "max_num_batched_tokens": 2048, "max_model_len": 256, "block_size": 16}
+    engine_config = {**sizes, "num_blocks": 400, **stated}
+    with closing(simulated_engine(validate({"engine": engine_config}, host), cost, host)) as engine:
+        assert engine.limits.plan.joining.max_decodes == joined
+        mixed = []
+        for index in range(9):
+            engine.add([1 + index] * 30, SamplingParams(max_tokens=12, seed=1))
+            engine.step()
+            mixed.append(bool(engine.last_stats.num_prefill_tokens and engine.last_stats.num_decode_tokens))
+        assert mixed == [False, *(0 < index <= joined for index in range(1, 9))]
+
+
 def test_a_simulation_has_the_groups_of_layers_that_were_measured():
     host = PluginHost.load()
     cost = replace(COST, origin={"cache_groups": {"windows": [None, 8, 8], "has_states": False}})

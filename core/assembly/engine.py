@@ -43,6 +43,7 @@ from hookline.core.requests.admission import EngineLimits
 from hookline.core.requests.logits_processing import Processing
 from hookline.core.requests.pooling import Poolers
 from hookline.core.requests.structured_output import GrammarChoice, StructuredOutput
+from hookline.core.step.captured import joining
 from hookline.core.step.executor import SizedExecutor
 from hookline.core.util.garbage import unsearched
 from hookline.core.util.start_phases import StartPhases
@@ -167,6 +168,7 @@ def assemble(
         block_size=attention.block_size,
         num_blocks=executor.num_blocks,
         max_blocks_per_token=groups.num_groups,
+        joining=joining(resolved.prompt_shapes),
     )
     timeout_s, vocab_size = config.engine.stall_timeout_s, resolved.spec.vocab_size
     limits = EngineLimits(

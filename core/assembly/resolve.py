@@ -21,7 +21,7 @@ from hookline.core.kv_cache.groups import CacheGroups, keeps_tokens
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.needs import Facts, choose_kernels, unmet, unmet_invariance
 from hookline.core.plugin.registry import Entry, Option
-from hookline.core.step.captured import captured_prompt_tokens
+from hookline.core.step.captured import PromptShape, captured_prompt_tokens, prompt_shapes
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,15 @@ class ResolvedConfig:
         if stated is not None:
             return stated
         return captured_prompt_tokens(self.spec.num_layers, self.spec.hidden_size, self.config.tp)
+
+    @property
+    def prompt_shapes(self) -> list[PromptShape]:
+        """The shapes of steps with prompts for which graphs are captured."""
+        if not self.captures_prompts:
+            return []
+        sizes = self.attention
+        limits = sizes.max_num_seqs, sizes.max_num_batched_tokens, sizes.max_model_len
+        return prompt_shapes(*limits, self.captured_prompt_tokens, self.config.engine.joined_decodes)
 
     @property
     def caches_prefixes(self) -> bool:

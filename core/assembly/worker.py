@@ -23,7 +23,7 @@ from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.errors import CapacityError
 from hookline.core.plugin.registry import Entry
 from hookline.core.requests.logits_processing import Processing
-from hookline.core.step.captured import PromptShape, graph_sizes, prompt_shapes
+from hookline.core.step.captured import PromptShape, graph_sizes
 from hookline.core.util.start_phases import StartPhases
 from hookline.core.worker.startup.late_work import LateWork, logger
 from hookline.core.worker.startup.memory import GIB, count_blocks
@@ -149,7 +149,7 @@ def make_worker(
 ) -> Worker:
     """Size the KV cache, make the worker, capture its graphs and warm it up. ahead: see LateWork."""
     phases, parts = phases or StartPhases(), RankParts(resolved, model, kernels, processing, poolers)
-    shapes = _prompt_shapes(resolved)
+    shapes = resolved.prompt_shapes
     compiled = LateWork(is_late=False, ahead=ahead)
     compiled.begin()
     with phases.part("memory rehearsal"):
@@ -173,13 +173,6 @@ def make_worker(
     _tell_of_compiles(compiled, phases)
     worker.late.begin()
     return worker
-
-
-def _prompt_shapes(resolved: ResolvedConfig) -> list[PromptShape]:
-    """The shapes of steps with prompts for which graphs are captured."""
-    sizes = resolved.attention
-    limits = sizes.max_num_seqs, sizes.max_num_batched_tokens, sizes.max_model_len
-    return prompt_shapes(*limits, resolved.captured_prompt_tokens) if resolved.captures_prompts else []
 
 
 def _num_blocks(resolved: ResolvedConfig, parts: RankParts, shapes: Sequence[PromptShape]) -> int:

@@ -66,12 +66,17 @@ class EngineConfig:
     cuda_graphs: bool = True
     """Replay decodes and small prefills as CUDA graphs, where kernels and sampler allow it; no effect on a CPU.
 
-    Steps with both are replayed too if max_num_batched_tokens is at most 512 and max_model_len at most 16,384.
+    Steps with both are replayed too if max_num_batched_tokens is at most 512 and max_model_len at most 16,384, and
+    otherwise as joined_decodes says.
     """
     captured_prompt_tokens: int | None = bounded(None, 0, MAX_COUNT)
     """Tokens of the largest step of prompts that is captured as a CUDA graph, padded to a few sizes. None: as many as a
     GPU computes in about the time that the host would take to launch the step: 1,280 for a model of 8 billion weights,
     4,096 for one of 0.6 billion. More of them make the start slower; 0 captures none."""
+    joined_decodes: int = bounded(128, 0, 128)
+    """Most requests that decode in the same CUDA graph as new prompts: they need not wait for the prompts' step, and
+    weights are read once less; first tokens come a little later. 0: policies that put prompts first compute these
+    alone."""
     compile_ahead: bool = True
     """If kernels that the engine needs are not in their compiler's cache at its start, compile them in processes of
     their own, one for each core, while it goes on. hookline warm compiles them ahead of any start."""

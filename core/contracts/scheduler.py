@@ -75,6 +75,26 @@ class RequestView(Protocol):
 
 
 @dataclass(frozen=True)
+class Joining:
+    """Which steps of decodes and prompts take less time than a step of each, as far as the engine knows.
+
+    Those of at most max_decodes, max_prompts and max_prompt_tokens, which are one CUDA graph; by default none.
+    """
+
+    max_decodes: int = 0
+    max_prompts: int = 0
+    max_prompt_tokens: int = 0
+
+    def pays(self, num_decodes: int, num_prompts: int, num_prompt_tokens: int) -> bool:
+        """Whether such a step takes less time than one of its prompts and one of its decodes; both must be there."""
+        return (
+            0 < num_decodes <= self.max_decodes
+            and 0 < num_prompts <= self.max_prompts
+            and num_prompt_tokens <= self.max_prompt_tokens
+        )
+
+
+@dataclass(frozen=True)
 class Limits:
     """The bounds every plan must keep.
 
@@ -83,6 +103,7 @@ class Limits:
     block. num_blocks: all blocks there are.
     max_blocks_per_token: most blocks that one more token of a request can take; more than 1 where layers that cache
     different things have blocks of their own.
+    joining: which steps with decodes and prompts are worth it.
     """
 
     max_num_seqs: int
@@ -91,6 +112,7 @@ class Limits:
     block_size: int
     num_blocks: int
     max_blocks_per_token: int = 1
+    joining: Joining = Joining()
 
 
 class BlockBudget(Protocol):

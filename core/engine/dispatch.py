@@ -11,6 +11,7 @@ import numpy as np
 from hookline.core.engine.plan_check import CheckedPlan
 from hookline.core.engine.step_builder import ArgumentWriter, Dispatched, StepDraft, StepWriter
 from hookline.core.kv_cache.manager import KVCacheManager
+from hookline.core.kv_cache.shared_prefix import shared_prefix
 from hookline.core.requests.request import Request
 from hookline.core.requests.request_queue import RequestQueue
 from hookline.core.requests.running_table import NO_REQUEST, Sampled
@@ -50,6 +51,17 @@ class Dispatcher:
             self.start_chunk(request, num_tokens, draft)
         self.cache.end_step(plan.decode, draft.chunks)
         return self.writer.write(draft, plan.decode)
+
+    def may_join(self) -> bool:
+        """Whether the running requests' next tokens may be drawn in a step of new prompts, as Limits.joining says.
+
+        Not if one of them asks for more than plain sampling, since graphs with prompts have nothing else, and not if
+        they share a long prefix, which is read once in a step of decodes alone.
+        """
+        table, decoding = self.table, self.queue.decoding()
+        if table.num_beyond_sampling:
+            return False
+        return not (self.writer.shares_prefixes and shared_prefix(list(table.requests(decoding)))[1])
 
     def preempt(self, requests: Sequence[Request]) -> None:
         """Take rows and blocks from running requests and queue them again; what they computed stays cached."""

@@ -67,13 +67,20 @@ class Engine:
         self._times = times = Times()
         self.queue = RequestQueue(limits.plan.max_num_seqs, limits.max_len)
         self.cache = self._make_cache()
-        self.planner = Planner(
-            scheduler, limits, self.queue, policy=policy, origin=origin, ledger=self.ledger, times=times
-        )
-        self.feedback, self.served = self.planner.feedback, self.planner.served
         self.dispatcher = Dispatcher(
             self.cache, self.queue, limits.plan.max_num_seqs, shares_prefixes=shares_prefixes, now=times.read
         )
+        self.planner = Planner(
+            scheduler,
+            limits,
+            self.queue,
+            policy=policy,
+            origin=origin,
+            ledger=self.ledger,
+            may_join=self.dispatcher.may_join,
+            times=times,
+        )
+        self.feedback, self.served = self.planner.feedback, self.planner.served
         self._listeners = listeners = Listeners(observers)
         self._endings = Endings(
             self.queue, self.dispatcher, self.feedback, listeners, structured_output, times, names or {}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
-from hookline.core.contracts import Plan, Scheduler, SchedulerView
+from hookline.core.contracts import Joining, Plan, Scheduler, SchedulerView
 from hookline.core.engine.feedback import PolicyFeedback
 from hookline.core.engine.plan_check import CheckedPlan, check_plan
 from hookline.core.engine.served import ServedCounts
@@ -24,7 +25,8 @@ MAX_IDLE_S = 1.0
 class Planner:
     """Asks one policy for plans. policy: its name; origin: the distribution that it comes from, for errors.
 
-    ledger: makes a fresh ledger of the pool as it is now.
+    ledger: makes a fresh ledger of the pool as it is now. may_join: whether decodes may be told to join prompts now, as
+    Limits.joining says.
     """
 
     def __init__(
@@ -36,13 +38,15 @@ class Planner:
         policy: str,
         origin: str,
         ledger: Callable[[], Ledger],
+        may_join: Callable[[], bool],
         times: Times,
     ) -> None:
         self.scheduler, self.limits, self.queue = scheduler, limits, queue
         self._name = f"scheduler '{policy}'" + (f" of {origin}" if origin else "")
         self.feedback = PolicyFeedback(scheduler, self._name)
         self.served = ServedCounts()
-        self._ledger, self._times = ledger, times
+        self._ledger, self._may_join, self._times = ledger, may_join, times
+        self._apart = replace(limits.plan, joining=Joining())
         self._fruitless = 0
         self._idle_s = 0.0
 
@@ -55,7 +59,10 @@ class Planner:
         budget, prefilling = self._ledger(), queue.prefilling()
         waiting, running = Views(queue.waiting), Views(queue.running)
         num_steps = queue.num_steps_without_decode
-        view = SchedulerView(waiting, running, prefilling, limits, budget, self._times.now(), num_steps, self.served.of)
+        has_prompts = bool(prefilling) or (bool(waiting) and len(running) < limits.max_num_seqs)
+        joins = has_prompts and limits.joining.max_decodes > 0 and self._may_join()
+        seen = limits if joins else self._apart
+        view = SchedulerView(waiting, running, prefilling, seen, budget, self._times.now(), num_steps, self.served.of)
         try:
             plan = self.scheduler.plan(view)
         except (PlanError, *PASSES):

@@ -110,6 +110,7 @@ class LLM(PoolingCalls):
             "decodes": built.resolved.uses_graphs,
             "prompts": built.resolved.captures_prompts,
             "prompt_tokens": built.resolved.captured_prompt_tokens,
+            "joined_decodes": config.engine.joined_decodes,
         }
         limits, checkpoint = self.engine.limits, built.resolved.checkpoint
         self.codec.max_len = limits.max_len

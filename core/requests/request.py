@@ -237,6 +237,14 @@ class Request:
         self.parent_serial = self.prefix_root
 
     @property
+    def asks_beyond_sampling(self) -> bool:
+        """Whether its draws need more than plain sampling: masks, processors, log-probabilities, or tokens that may not
+        be drawn yet.
+        """
+        has_least = bool(self.stop_ids) and self.params.min_tokens > 0
+        return bool(self.is_constrained or self.prepared.bits) or self.params.logprobs is not None or has_least
+
+    @property
     def records(self) -> Sequence[tuple[int, IntArray]]:
         """The arguments of its processors, see Prepared; of those that follow tokens, after the last known one."""
         return self.prepared.records if self.followers is None else [*self.prepared.records, *self.followers.records]

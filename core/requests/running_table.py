@@ -54,6 +54,8 @@ class RunningTable:
         """How many requests here draw by masks."""
         self.num_pooled = 0
         """How many requests here are pooled."""
+        self.num_beyond_sampling = 0
+        """How many requests here ask for more than plain sampling."""
         self.num_departures = 0
         """How many requests have left so far."""
         self.id_S[:] = NO_REQUEST
@@ -74,6 +76,7 @@ class RunningTable:
         request.tokens = tokens
         self.num_constrained += request.is_constrained
         self.num_pooled += request.pooling is not None
+        self.num_beyond_sampling += request.asks_beyond_sampling
         self._watch(request, 1)
 
     def leave(self, request: Request) -> None:
@@ -88,6 +91,7 @@ class RunningTable:
         self._free.append(entry)
         self.num_constrained -= request.is_constrained
         self.num_pooled -= request.pooling is not None
+        self.num_beyond_sampling -= request.asks_beyond_sampling
         self._watch(request, -1)
 
     def requests(self, entries: IntArray) -> Iterator[Request]:

@@ -199,6 +199,7 @@ def _describe_engine(bench: Bench, limits: Any, cost: CostModel) -> dict[str, An
             "decodes": cost.captures,
             "prompts": cost.captures and cost.captures_prompts,
             "prompt_tokens": cost.captured_prompt_tokens,
+            "joined_decodes": min(cost.captured_joined_decodes, bench.config.engine.joined_decodes),
         },
         "scheduler": bench.config.scheduler.name,
         "block_size": limits.plan.block_size,

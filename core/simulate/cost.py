@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from hookline.core.bench.step_counts import StepCounts
+from hookline.core.contracts import Joining
 from hookline.core.errors import ConfigError, shown
 from hookline.core.sampling_params import as_float
-from hookline.core.step.captured import MOST_MIXED, PromptShape, graph_sizes, holding_shape, prompt_shapes
+from hookline.core.step.captured import MOST_MIXED, PromptShape, graph_sizes, holding_shape, joining, prompt_shapes
 from hookline.core.util.json_lines import json_fault
 
 FORMAT = 1
@@ -102,6 +103,8 @@ class CostModel:
     captures_prompts: bool = True
     captured_prompt_tokens: int = MOST_MIXED
     """Tokens of the largest captured step of prompts."""
+    captured_joined_decodes: int = 0
+    """Most decodes that such a step has room for; see engine.joined_decodes."""
     host: HostCost = field(default_factory=HostCost)
     origin: Mapping[str, Any] = field(default_factory=dict)
 
@@ -122,7 +125,7 @@ class CostModel:
     @property
     def captured(self) -> dict[str, Any]:
         """What StepShapes.of takes of it."""
-        names = "captures", "captures_prompts", "captured_prompt_tokens"
+        names = "captures", "captures_prompts", "captured_prompt_tokens", "captured_joined_decodes"
         return {name: getattr(self, name) for name in names}
 
     def device_s(self, counts: StepCounts, shape: StepShape) -> float:
@@ -159,14 +162,19 @@ class StepShapes:
     @classmethod
     def of(
         cls, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int, *, captures: bool,
-        captures_prompts: bool = True, captured_prompt_tokens: int = MOST_MIXED,
+        captures_prompts: bool = True, captured_prompt_tokens: int = MOST_MIXED, captured_joined_decodes: int = 0,
     ) -> StepShapes:  # fmt: skip
         """Those of an engine with these limits; the rest as in CostModel."""
         if not captures:
             return cls()
         limits = max_num_seqs, max_num_batched_tokens, max_model_len
-        prompts = prompt_shapes(*limits, captured_prompt_tokens) if captures_prompts else []
-        return cls(graph_sizes(max_num_seqs), prompts)
+        most = captured_prompt_tokens, captured_joined_decodes
+        return cls(graph_sizes(max_num_seqs), prompt_shapes(*limits, *most) if captures_prompts else [])
+
+    @property
+    def joining(self) -> Joining:
+        """Which steps of prompts decodes may join."""
+        return joining(self._prompts)
 
     def shape(self, counts: StepCounts) -> StepShape:
         """The shape of a step."""

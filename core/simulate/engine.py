@@ -7,6 +7,7 @@ was measured on. Whatever would change the machine's speed and is not what was m
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from hookline.core.config.job_folder import job_folder
@@ -20,7 +21,7 @@ from hookline.core.plugin.blame import Blaming
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.observers import Observers, make_observers
 from hookline.core.requests.admission import EngineLimits
-from hookline.core.simulate.cost import CostModel
+from hookline.core.simulate.cost import CostModel, StepShapes
 from hookline.core.simulate.executor import BlankExecutor, run_on
 
 VOCAB_SIZE = 1 << 30
@@ -42,13 +43,14 @@ def simulated_engine(config: Config, cost: CostModel, host: PluginHost) -> Engin
     if not block_size:
         raise ConfigError("engine.block_size must be set: the cost model does not say what it was measured with")
     groups = cache_groups(origin)
+    cost = replace(cost, captured_joined_decodes=min(cost.captured_joined_decodes, engine.joined_decodes))
+    sizes = engine.max_num_seqs, engine.max_num_batched_tokens, engine.max_model_len
     plan = Limits(
-        max_num_seqs=engine.max_num_seqs,
-        max_num_batched_tokens=engine.max_num_batched_tokens,
-        max_model_len=engine.max_model_len,
+        *sizes,
         block_size=block_size,
         num_blocks=engine.num_blocks or _measured_blocks(origin, block_size),
         max_blocks_per_token=groups.num_groups,
+        joining=StepShapes.of(*sizes, **cost.captured).joining,
     )
     vocab_size = int(origin.get("vocab_size") or VOCAB_SIZE)
     limits = EngineLimits(

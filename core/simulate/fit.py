@@ -186,6 +186,7 @@ def _captures(result: Mapping[str, Any]) -> dict[str, Any]:
         "captures": captured["decodes"],
         "captures_prompts": captured["prompts"],
         "captured_prompt_tokens": captured.get("prompt_tokens", MOST_MIXED),
+        "captured_joined_decodes": captured.get("joined_decodes", 0),
     }
 
 

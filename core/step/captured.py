@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from hookline.core.contracts import Joining
 from hookline.core.scheduling import TILE_TOKENS
 
 TOKEN_COUNTS = (32, 64, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, 2048, 2560, 3072, 4096)
@@ -22,6 +23,11 @@ DECODE_STEP = 16
 """Decodes of captured mixed steps are multiples of it; those left over are computed as prompts of one token."""
 MAX_MIXED_LEN = 16_384
 """Longest requests with which mixed steps are captured: prompts of one token read their context one after the other."""
+JOINED = (32, 64, 128)
+"""Decodes for which captured steps with prompts have room where max_num_batched_tokens is more than MOST_MIXED."""
+MOST_JOINED = 1280
+"""Tokens of the largest such step. Where larger ones of prompts alone are captured, tokens take little time, and the
+sizes double from one to the next: a start captures fewer graphs then."""
 
 
 def graph_sizes(max_num_seqs: int) -> list[int]:
@@ -49,16 +55,20 @@ class PromptShape:
     """The shape of a captured step with prompts.
 
     Its first num_decodes tokens are decodes; the others belong to num_rows requests and to a padding row. At most
-    max_left_over of these requests are decodes, too, which are computed as prompts of one token.
+    max_left_over of these requests are decodes, too, which are computed as prompts of one token. is_padded: a step may
+    have fewer decodes, but at least one; those that it lacks are the padding row's.
     """
 
     num_tokens: int
     num_decodes: int
     num_rows: int
     max_left_over: int = 0
+    is_padded: bool = False
 
     def holds(self, num_decodes: int, num_tokens: int, num_chunks: int) -> bool:
         """Whether a step with this many decodes, prompt tokens and chunks fits this shape."""
+        if self.is_padded and num_decodes:
+            num_decodes = max(num_decodes, self.num_decodes)
         left_over = num_decodes - self.num_decodes
         return (
             num_decodes + num_tokens <= self.num_tokens
@@ -75,13 +85,18 @@ def holding_shape(
 
 
 def prompt_shapes(
-    max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int, most_tokens: int = MOST_MIXED
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    max_model_len: int,
+    most_tokens: int = MOST_MIXED,
+    joined_decodes: int = 0,
 ) -> list[PromptShape]:
-    """The shapes of captured steps with prompts: with few tokens first, and among equals with many decodes first.
+    """The shapes of captured steps with prompts: with few tokens first.
 
     most_tokens: of the largest shape, see captured_prompt_tokens. Steps of prompts are padded to the next of
     TOKEN_COUNTS. If max_num_batched_tokens is small, mixed steps are captured, too: padded to multiples of TILE_TOKENS
-    or to max_num_batched_tokens, and for each such size one shape for every DECODE_STEP decodes.
+    or to max_num_batched_tokens, and for each such size one shape for every DECODE_STEP decodes, most of them first. If
+    it is larger, they are those of at most joined_decodes decodes and MOST_JOINED tokens, see joined_shapes.
     """
     most = min(max_num_batched_tokens, max_model_len, most_tokens)  # the padding row has no more blocks
     is_mixed = max_num_batched_tokens <= min(MOST_MIXED, max_model_len) and max_model_len <= MAX_MIXED_LEN
@@ -89,6 +104,7 @@ def prompt_shapes(
     sizes = {size for size in TOKEN_COUNTS if size <= most}
     tiles = range(TILE_TOKENS, max_num_batched_tokens - LEAST_SAVED + 1, TILE_TOKENS)
     mixed = {max_num_batched_tokens, *tiles} if is_mixed else set()
+    joined = [] if is_mixed else joined_shapes(sizes, max_num_seqs, joined_decodes)
 
     def _shape(num_tokens: int, num_decodes: int) -> PromptShape:
         return PromptShape(num_tokens, num_decodes, min(MAX_ROWS + left_over, max_num_seqs - num_decodes), left_over)
@@ -96,4 +112,37 @@ def prompt_shapes(
     def _decode_counts(size: int) -> Iterable[int]:
         return reversed(range(0, min(max_num_seqs, size), DECODE_STEP)) if size in mixed else (0,)
 
-    return [_shape(size, count) for size in sorted(sizes | mixed) for count in _decode_counts(size)]
+    shapes = [_shape(size, count) for size in sizes | mixed for count in _decode_counts(size)]
+    return sorted(shapes + joined, key=lambda shape: shape.num_tokens)
+
+
+def joined_shapes(sizes: Iterable[int], max_num_seqs: int, joined_decodes: int) -> list[PromptShape]:
+    """The shapes of steps in which decodes join prompts, the fewest decodes first.
+
+    sizes: numbers of tokens for which steps of prompts are captured. At least half of a step's tokens are for prompts,
+    and of max_num_seqs requests MAX_ROWS or half are.
+    """
+    all_sizes = sorted(sizes)
+    is_coarse = bool(all_sizes) and all_sizes[-1] > MOST_JOINED
+    most = min(joined_decodes, max(max_num_seqs - MAX_ROWS, max_num_seqs // 2))
+    counts = sorted({min(count, most) for count in JOINED} - {0})
+    return [
+        PromptShape(size, count, min(MAX_ROWS, max_num_seqs - count), is_padded=True)
+        for size in all_sizes
+        if size <= MOST_JOINED and not (is_coarse and size.bit_count() > 1)
+        for count in counts
+        if 2 * count <= size
+    ]
+
+
+def joining(shapes: Iterable[PromptShape]) -> Joining:
+    """What a policy is told of these shapes."""
+    joined = [shape for shape in shapes if shape.is_padded]
+    if not joined:
+        return Joining()
+    max_decodes = max(shape.num_decodes for shape in joined)
+    return Joining(
+        max_decodes=max_decodes,
+        max_prompts=min(shape.num_rows for shape in joined),
+        max_prompt_tokens=max(shape.num_tokens for shape in joined) - max_decodes,
+    )

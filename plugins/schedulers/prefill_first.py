@@ -1,4 +1,4 @@
-"""The reference policy: waiting prompts first, decode when no prompt can go on or decodes have waited long enough.
+"""The reference policy: waiting prompts first; decodes beside them where that pays, and when prompts cannot go on.
 
 First come, first served. A prompt larger than the token budget is computed in chunks. Out of blocks, the newest running
 request is preempted and recomputed later from the head of the queue.
@@ -12,8 +12,9 @@ from hookline.plugins.schedulers import PrefillFirstConfig
 
 
 class PrefillFirst:
-    """Highest throughput for batch jobs: decode steps stay pure and as wide as max_num_seqs allows.
+    """Highest throughput for batch jobs: decode steps are as wide as max_num_seqs allows.
 
+    They are pure, but where a step with prompts and decodes takes less time than one of each, decodes join the prompts.
     Worst gap, whatever arrives: a running request gets its next token at most max_prompt_steps + 1 steps after its last
     one (17 by default), and of a prompt that was begun a chunk is computed in every second step at least. A preempted
     request waits only for requests that were admitted before it.

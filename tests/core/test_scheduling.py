@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from hookline.core.contracts import ALL, Plan, SchedulerView
+from hookline.core.contracts import ALL, Joining, Plan, SchedulerView
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.scheduling import (
     MAX_PROMPT_STEPS,
@@ -72,6 +72,51 @@ def test_decodes_are_due_only_while_somebody_can_decode():
 def test_prompts_fill_a_step_up_whose_decodes_were_due():
     plan = plan_mixed(after_steps_without_decode(three_running(max_num_batched_tokens=16), 99), 0.0)
     assert (plan.decode is ALL, list(plan.prefill)) == (True, [(3, 13)])
+
+
+JOINING = Joining(max_decodes=3, max_prompts=1, max_prompt_tokens=20)
+
+
+@pytest.mark.parametrize(
+    ("step", "pays"),
+    [
+        ((3, 1, 20), True),
+        ((1, 1, 1), True),
+        ((4, 1, 20), False),
+        ((3, 2, 20), False),
+        ((3, 1, 21), False),
+        ((0, 1, 20), False),
+        ((3, 0, 0), False),
+    ],
+)
+def test_which_steps_of_decodes_and_prompts_are_worth_it(step, pays):
+    assert JOINING.pays(*step) is pays
+    assert not Joining().pays(*step)
+
+
+@pytest.mark.parametrize(
+    ("changes", "joins"),
+    [({}, True), ({"max_decodes": 2}, False), ({"max_prompts": 0}, False), ({"max_prompt_tokens": 19}, False)],
+    ids=str,
+)
+def test_decodes_join_prompts_where_the_engine_says_that_it_pays(changes, joins):
+    engine = three_running(joining=replace(JOINING, **changes))
+    plan = plan_prompts_first(look(engine), 0.0)
+    assert list(plan.prefill) == [(3, 20)]
+    assert plan.decode == (ALL if joins else [])
+
+
+@pytest.mark.parametrize(("budget", "joins"), [(23, True), (22, False)])
+def test_decodes_join_within_the_token_budget_of_a_step(budget, joins):
+    view = look(three_running(joining=JOINING))
+    plan = plan_prompts_first(replace(view, limits=replace(view.limits, max_num_batched_tokens=budget)), 0.0)
+    assert (list(plan.prefill), plan.decode is ALL) == ([(3, 20)], joins)
+
+
+def test_no_request_is_preempted_to_join_prompts():
+    view = look(three_running(joining=JOINING, num_blocks=8))  # three blocks are held, five go to the prompt
+    assert plan_prompts_first(view, 0.0) == Plan(prefill=[(3, 20)], decode=[], preempt=[])
+    assert plan_prompts_first(look(three_running(joining=JOINING, num_blocks=11)), 0.0).decode is ALL
 
 
 @pytest.mark.parametrize(("max_num_seqs", "seats"), [(3, 0), (4, 1), (8, 5)])

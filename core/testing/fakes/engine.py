@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from hookline.core.contracts import LayerCache, Limits, ModelSpec, Scheduler
+from hookline.core.contracts import Joining, LayerCache, Limits, ModelSpec, Scheduler
 from hookline.core.engine.engine import Engine
 from hookline.core.kv_cache.block_pool import BlockPool
 from hookline.core.kv_cache.groups import CacheGroups
@@ -246,13 +246,15 @@ def fake_engine(
     max_queued_tokens: int | None = None,
     tag_keys: tuple[str, ...] | None = None,
     layers: tuple[LayerCache, ...] = (),
+    joining: Joining = Joining(),  # noqa: B008
     **options: Any,
 ) -> Engine:
     """An engine over a FakeExecutor. layers: what the layers of its model keep; () stands for full attention."""
     spec = ModelSpec(max(1, len(layers)), 1, 1, 1, 1, vocab_size, max_model_len, layers)
     groups = CacheGroups.of(spec, max_model_len)
     num_cache_tokens = groups.longest(num_blocks, block_size, max_num_batched_tokens, max_model_len)
-    limits = Limits(max_num_seqs, max_num_batched_tokens, max_model_len, block_size, num_blocks, groups.num_groups)
+    sizes = max_num_seqs, max_num_batched_tokens, max_model_len, block_size, num_blocks
+    limits = Limits(*sizes, groups.num_groups, joining)
     return Engine(
         scheduler,
         FakeExecutor(limits, vocab_size, groups.windows),

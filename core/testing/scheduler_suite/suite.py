@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import cycle, product
 from typing import Any
 
-from hookline.core.contracts import Plan, Scheduler, SchedulerView
+from hookline.core.contracts import Joining, Plan, Scheduler, SchedulerView
 from hookline.core.engine.engine import Engine
 from hookline.core.outputs import FinishReason, RequestOutput
 from hookline.core.requests.request import Request
@@ -32,6 +32,8 @@ MAX_AGE_STEPS = 500
 
 MEMORY_SLACK = 40
 """Things by which a policy's memory may differ from one idle engine to another."""
+JOININGS = (Joining(), Joining(max_decodes=3, max_prompts=2, max_prompt_tokens=12))
+"""What the engines of random loads say of decodes beside prompts."""
 NUM_WAITING = 8
 """Requests that wait at any time where arrivals never end."""
 ENDLESS = {
@@ -231,7 +233,9 @@ class RandomLoad:
             "max_num_batched_tokens": rng.randint(6, 40),
             "max_model_len": 64,
         }
-        self.engine = fake_engine(scheduler, **(drawn | sizes), eos_token_ids=[0], overlap=rng.random() < 0.5)
+        joining = rng.choice(JOININGS)
+        overlap = rng.random() < 0.5
+        self.engine = fake_engine(scheduler, **(drawn | sizes), eos_token_ids=[0], overlap=overlap, joining=joining)
         self.wanted: dict[int, list[int]] = {}
         self.ended: list[RequestOutput] = []
         self.common = [rng.randrange(1, 50) for _ in range(30)]

@@ -4,7 +4,8 @@ than computing them.
 A graph's only input is one array of integers that the host lays out from the step; block tables, sampling parameters
 and the newest tokens are gathered from the request table on the device, and tokens and lengths go back into it. Tokens
 beyond the step's own are the queries of one more row, the padding row, which writes to the scratch block. Of a mixed
-step the first decodes are decodes to the kernels too, as many as the graph has; the others are chunks of one token.
+step the first decodes are decodes to the kernels too, as many as the graph has; the others are chunks of one token, or
+those that it lacks are padding.
 Legend: T tokens of a graph, B rows (the last one is padding), N = B - 1 draws.
 """
 
@@ -80,7 +81,8 @@ class PromptGraphs:
         """Capture every shape, the largest first so that the others fit into its memory; returns how many."""
         for shape in reversed(self.shapes):
             inputs_X = self.inputs(Step(), shape).to(self.runner.table.device)
-            is_known = bool(self._graphs)  # shapes are of one kind
+            has_decodes = shape.num_decodes > 0
+            is_known = any((other.num_decodes > 0) == has_decodes for other in self._graphs)
             checking = nullcontext() if is_known else self.runner.checking()
             step = partial(self.step, inputs_X, shape)
             graph, tokens_N = record(step, pool, inputs_X.device, checking, is_known=is_known)
@@ -131,15 +133,15 @@ class PromptGraphs:
 def lay_out(step: Step, shape: PromptShape, table: RequestTable) -> Inputs:
     """A step's decodes and chunks as the first of the shape's rows; the tokens that are missing form the last one.
 
-    Decodes beyond those of the shape are chunks of one token; only an empty step may have fewer. To be called
-    before `RequestTable.mirror` of this step.
+    Decodes beyond those of the shape are chunks of one token; those that a padded shape or an empty step lacks are the
+    padding row's, and nothing is drawn for them. To be called before `RequestTable.mirror` of this step.
     """
     num_draws, padding_row = shape.num_decodes + shape.num_rows, table.padding_row
     decode_rows = _filled(max(shape.num_decodes, len(step.decode_rows)), padding_row, step.decode_rows)
     count = len(decode_rows)
     rows = np.concatenate([decode_rows, step.chunk_rows])
     token_ids = np.concatenate([np.full(count, LAST_DRAWN), step.token_ids_T])
-    sampled = np.concatenate([np.arange(count), step.sampled_chunks + count])
+    sampled = np.concatenate([np.arange(len(step.decode_rows)), step.sampled_chunks + count])
     lens_B = _filled(num_draws + 1, 0, np.concatenate([np.ones(count, dtype=np.int64), step.chunk_lens]))
     lens_B[-1] = shape.num_tokens - len(token_ids)
     past_B = _filled(num_draws + 1, 0, np.concatenate([table.host_length_R[decode_rows] - 1, step.chunk_starts]))

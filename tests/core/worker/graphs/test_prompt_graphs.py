@@ -1,12 +1,23 @@
 """What a graph with prompts is fed: the step's own tokens, rows and draws as the eager path has them, then padding."""
 
+from itertools import product
 from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 
-from hookline.core.step.captured import MAX_MIXED_LEN, PromptShape, captured_prompt_tokens, holding_shape, prompt_shapes
+from hookline.core.contracts import Joining
+from hookline.core.step.captured import (
+    JOINED,
+    MAX_MIXED_LEN,
+    MAX_ROWS,
+    PromptShape,
+    captured_prompt_tokens,
+    holding_shape,
+    joining,
+    prompt_shapes,
+)
 from hookline.core.step.message import Step
 from hookline.core.worker.graphs.prompt_graphs import Inputs, PromptGraphs, lay_out, prompt_batch, prompt_sample_rows
 from hookline.core.worker.request_table import RequestTable
@@ -81,6 +92,32 @@ def test_a_step_that_fills_the_graph_leaves_the_padding_row_without_queries():
     assert (prompt_sample_rows(table, inputs).rows_N == table.padding_row).all()
 
 
+@pytest.mark.parametrize("room", [3, 4, 7])
+def test_decodes_that_a_padded_step_lacks_are_the_padding_row_and_draw_nothing(room):
+    table, step = table_and_mixed_step()
+    eager = table.batch(table.receive(step))
+    drawn = table.sample_rows(table.receive(step), eager)
+    shape = PromptShape(T, room, 4, is_padded=True)
+    inputs = Inputs.of(torch.from_numpy(lay_out(step, shape, table).flat()), shape)
+    batch = prompt_batch(table, inputs, room, 40)
+    assert (batch.num_decodes, batch.num_tokens, batch.num_requests) == (room, T, room + 5)
+    own = [0, 1, 2, *range(room, room + 17)]
+    for name in ("token_ids_T", "positions_T", "slot_mapping_T"):
+        assert torch.equal(getattr(batch, name)[own], getattr(eager, name)), name
+    assert batch.positions_T[3:room].tolist() == [0] * (room - 3)
+    assert (batch.slot_mapping_T[3:room] // 4 == SCRATCH).all()
+    assert batch.context_lens_B[3:room].tolist() == [1] * (room - 3)
+    rows = [0, 1, 2, *range(room, room + 3)]
+    assert torch.equal(batch.context_lens_B[rows], eager.context_lens_B)
+    assert torch.equal(batch.block_table_BM[rows, :8], eager.block_table_BM)
+    draws = prompt_sample_rows(table, inputs)
+    assert torch.equal(draws.rows_N[:5], drawn.rows_N)
+    assert [own.index(index) for index in draws.token_indices_N[:5].tolist()] == drawn.token_indices_N.tolist()
+    assert (draws.rows_N[5:] == table.padding_row).all()
+    for name in ("temperature_N", "seed_N", "position_N"):
+        assert torch.equal(getattr(draws.params, name)[:5], getattr(drawn.params, name)), name
+
+
 def table_and_mixed_step():
     """The chunks of `table_and_step` beside decodes of rows 7, 0 and 3."""
     table, step = table_and_step()
@@ -148,6 +185,56 @@ def test_the_smaller_the_model_the_larger_are_captured_prompts():
     assert [shape.num_tokens for shape in shapes[-5:]] == [512, 640, 768, 1024, 1280]
     assert {shape.num_decodes for shape in shapes} == {0}
     assert prompt_shapes(512, 16384, 4096, 0) == []
+
+
+def test_which_steps_are_captured_for_decodes_that_join_prompts():
+    shapes = [shape for shape in prompt_shapes(512, 16384, 4096, 1280, 128) if shape.is_padded]
+    sizes = {count: [shape.num_tokens for shape in shapes if shape.num_decodes == count] for count in JOINED}
+    assert sizes == {
+        32: [64, 128, 192, 256, 384, 512, 640, 768, 1024, 1280],
+        64: [128, 192, 256, 384, 512, 640, 768, 1024, 1280],
+        128: [256, 384, 512, 640, 768, 1024, 1280],
+    }
+    assert {(shape.num_rows, shape.max_left_over) for shape in shapes} == {(MAX_ROWS, 0)}
+    small_model = [shape for shape in prompt_shapes(512, 16384, 4096, 4096, 128) if shape.is_padded]
+    assert {shape.num_tokens for shape in small_model} == {64, 128, 256, 512, 1024}
+    assert not any(shape.is_padded for shape in prompt_shapes(512, 512, 4096, 1280, 128)), "these are mixed anyway"
+    alone = [shape for shape in prompt_shapes(512, 16384, 4096, 1280, 128) if not shape.is_padded]
+    assert alone == prompt_shapes(512, 16384, 4096, 1280)
+
+
+@pytest.mark.parametrize(
+    ("max_num_seqs", "joined_decodes", "counts"),
+    [(512, 128, {32, 64, 128}), (512, 40, {32, 40}), (512, 16, {16}), (512, 0, set()), (64, 128, {32, 48}),
+     (40, 128, {24}), (16, 128, {8}), (2, 128, {1}), (1, 128, set())],
+)  # fmt: skip
+def test_decodes_that_join_leave_prompts_their_rows(max_num_seqs, joined_decodes, counts):
+    shapes = prompt_shapes(max_num_seqs, 16384, 4096, 1280, joined_decodes)
+    assert {shape.num_decodes for shape in shapes if shape.is_padded} == counts
+    assert all(shape.num_decodes + shape.num_rows <= max_num_seqs for shape in shapes)
+
+
+@pytest.mark.parametrize("max_num_seqs", [512, 64, 40, 16, 2])
+@pytest.mark.parametrize("most_tokens", [64, 512, 1280, 4096])
+def test_what_a_policy_is_told_of_joining_fits_a_captured_step(max_num_seqs, most_tokens):
+    shapes = prompt_shapes(max_num_seqs, 16384, 4096, most_tokens, 128)
+    told = joining(shapes)
+    for num_decodes, num_prompts, num_tokens in product(
+        {1, told.max_decodes}, {1, told.max_prompts}, {told.max_prompts, told.max_prompt_tokens}
+    ):
+        assert holding_shape(shapes, num_decodes, num_tokens, num_prompts).is_padded
+        assert told.pays(num_decodes, num_prompts, num_tokens)
+    assert not holding_shape(shapes, told.max_decodes + 1, 1, 1)
+    assert not holding_shape(shapes, 1, told.max_prompts + 1, told.max_prompts + 1)
+
+
+def test_a_policy_is_told_of_no_joining_where_nothing_is_captured_for_it():
+    assert (
+        joining([])
+        == joining(prompt_shapes(512, 16384, 4096, 1280))
+        == joining(prompt_shapes(512, 512, 4096))
+        == Joining()
+    )
 
 
 @pytest.mark.parametrize(("max_num_seqs", "budget"), [(1, 32), (16, 16), (16, 32), (20, 32), (128, 128), (512, 512)])
