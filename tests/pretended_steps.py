@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from hookline import LLM, PoolingParams, SamplingParams, StructuredOutputs
 from hookline.core.assembly import worker as assembly
 from hookline.core.config.compose import compose
+from hookline.core.engine.engine import Engine
 from hookline.core.plugin.host import PluginHost
 from hookline.core.prebuild.dry_run import unloaded_model
 from hookline.core.prebuild.pretended import CARDS, pretended
@@ -89,6 +90,21 @@ def watching_launches(watched: Watched) -> Any:
             setattr(Worker, name, method)
 
 
+def joining_faults(engine: Engine, prompts: list[list[int]]) -> list[str]:
+    """What is wrong when plain requests arrive one in each step, so that others decode then."""
+    outputs, num_joined = [], 0
+    for prompt in [*prompts, *prompts]:
+        engine.add(prompt, SamplingParams(max_tokens=8, **GREEDY))
+        outputs += engine.step()
+        last = engine.last_stats
+        num_joined += last is not None and last.num_prefill_tokens > 0 and last.num_decode_tokens > 0
+    while engine.has_work:
+        outputs += engine.step()
+    faults = [one.error for one in outputs if one.error]
+    joins = engine.limits.plan.joining.max_decodes > 0
+    return [*faults, "no decode joined a prompt"] if joins and not num_joined else faults
+
+
 def serve(overrides: list[str], host: PluginHost, watched: Watched) -> list[str]:
     """The faults of one engine: errors of its requests, with the place."""
     given = ["device=cuda", "engine.num_blocks=512", *overrides]
@@ -104,6 +120,7 @@ def serve(overrides: list[str], host: PluginHost, watched: Watched) -> list[str]
             pooling = [PoolingParams(kind, normalize=kind == "mean") for kind in ("last", "mean", "cls")]
             faults += [one.error for one in llm.embed(prompts[:3], pooling) if one.error]
             watched.is_ready = True  # the first of each kind made processors, poolers and graphs
+        faults += joining_faults(llm.engine, prompts)
     watched.is_ready = False
     return faults
 

@@ -26,10 +26,14 @@ def sizes(seqs, length, tokens, *overrides):
     return [*limits, *overrides]
 
 
-def shape(name, *overrides):
+PERIODS = {"gemma3_4b": "sliding_window_pattern", "qwen3_next_80b_a3b": "full_attention_interval"}
+"""Keys that say how many layers there are until the kinds of layers come again."""
+
+
+def shape(name, *overrides, tokens=512):
     """A preset's layers, two of them, of which none has to be loaded."""
     layers = ("model.random_shape.num_hidden_layers=2", f"model.tokenizer={TOKENIZER}", "model.weights=random")
-    return sizes(8, 256, 512, f"model={name}", *layers, *overrides)
+    return sizes(8, 256, tokens, f"model={name}", *layers, *overrides)
 
 
 def faults_of(configurations, *waits):
@@ -47,7 +51,7 @@ def faults_of(configurations, *waits):
 @pytest.mark.parametrize(
     "configurations",
     [
-        [sizes(8, 256, 512), sizes(1, 32, 4096), sizes(2, 256, 600)],
+        [sizes(8, 256, 512), sizes(1, 32, 4096), sizes(40, 256, 600, "engine.joined_decodes=20")],
         *(
             pytest.param(configurations, marks=pytest.mark.nightly)
             for configurations in (
@@ -56,10 +60,11 @@ def faults_of(configurations, *waits):
                 [shape("gemma3_4b", "model.random_shape.sliding_window_pattern=2")],
                 [shape("gpt_oss_20b"), shape("qwen3_30b_a3b", "engine.batch_invariant=true")],
                 [shape("qwen3_next_80b_a3b", "model.random_shape.full_attention_interval=2")],
+                [shape(name, f"model.random_shape.{key}=2", tokens=600) for name, key in PERIODS.items()],
             )
         ),
     ],
-    ids=["plain, one, joining", "in turn, small steps", "three, eager", "windows", "experts", "states"],
+    ids=["plain, one, joining some", "in turn, small steps", "three, eager", "windows", "experts", "states", "joining"],
 )
 def test_all_kinds_of_requests_are_served_without_a_wait(configurations):
     assert faults_of(configurations) == [[]] * len(configurations)

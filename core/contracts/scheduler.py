@@ -78,7 +78,8 @@ class RequestView(Protocol):
 class Joining:
     """Which steps of decodes and prompts take less time than a step of each, as far as the engine knows.
 
-    Those of at most max_decodes, max_prompts and max_prompt_tokens, which are one CUDA graph; by default none.
+    Those of at most max_decodes, max_prompts and max_prompt_tokens, which are one CUDA graph; by default none. It holds
+    for the requests that there are: while some ask for more than plain sampling, a policy is shown the default.
     """
 
     max_decodes: int = 0
@@ -86,7 +87,7 @@ class Joining:
     max_prompt_tokens: int = 0
 
     def pays(self, num_decodes: int, num_prompts: int, num_prompt_tokens: int) -> bool:
-        """Whether such a step takes less time than one of its prompts and one of its decodes; both must be there."""
+        """Whether such a step is one of those; it has both decodes and prompts."""
         return (
             0 < num_decodes <= self.max_decodes
             and 0 < num_prompts <= self.max_prompts

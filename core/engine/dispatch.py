@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import islice
 
 import numpy as np
 
+from hookline.core.contracts import Joining
 from hookline.core.engine.plan_check import CheckedPlan
 from hookline.core.engine.step_builder import ArgumentWriter, Dispatched, StepDraft, StepWriter
 from hookline.core.kv_cache.manager import KVCacheManager
@@ -15,7 +17,7 @@ from hookline.core.kv_cache.shared_prefix import shared_prefix
 from hookline.core.requests.request import Request
 from hookline.core.requests.request_queue import RequestQueue
 from hookline.core.requests.running_table import NO_REQUEST, Sampled
-from hookline.core.util.arrays import IntArray, ints
+from hookline.core.util.arrays import IntArray, every, ints
 
 
 class Dispatcher:
@@ -52,14 +54,19 @@ class Dispatcher:
         self.cache.end_step(plan.decode, draft.chunks)
         return self.writer.write(draft, plan.decode)
 
-    def may_join(self) -> bool:
-        """Whether the running requests' next tokens may be drawn in a step of new prompts, as Limits.joining says.
+    def may_join(self, joining: Joining) -> bool:
+        """Whether `joining` holds for the requests that decode now and for those that wait the longest.
 
-        Not if one of them asks for more than plain sampling, since graphs with prompts have nothing else, and not if
-        they share a long prefix, which is read once in a step of decodes alone.
+        Not if one of them asks for more than plain sampling, or may not draw a stop token yet, since graphs with
+        prompts have nothing else. And not if decodes share a long prefix: a step of decodes alone reads it once.
         """
         table, decoding = self.table, self.queue.decoding()
-        if table.num_beyond_sampling:
+        if not 0 < len(decoding) <= joining.max_decodes or table.num_beyond_sampling:
+            return False
+        next_ones = islice(self.queue.waiting.values(), joining.max_prompts)
+        if any(request.asks_beyond_sampling for request in next_ones):
+            return False
+        if not every(table.num_tokens_S[decoding] >= table.min_len_S[decoding]):
             return False
         return not (self.writer.shares_prefixes and shared_prefix(list(table.requests(decoding)))[1])
 

@@ -25,8 +25,8 @@ MAX_IDLE_S = 1.0
 class Planner:
     """Asks one policy for plans. policy: its name; origin: the distribution that it comes from, for errors.
 
-    ledger: makes a fresh ledger of the pool as it is now. may_join: whether decodes may be told to join prompts now, as
-    Limits.joining says.
+    ledger: makes a fresh ledger of the pool as it is now. may_join: whether Limits.joining holds for the requests that
+    there are now.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Planner:
         policy: str,
         origin: str,
         ledger: Callable[[], Ledger],
-        may_join: Callable[[], bool],
+        may_join: Callable[[Joining], bool],
         times: Times,
     ) -> None:
         self.scheduler, self.limits, self.queue = scheduler, limits, queue
@@ -56,13 +56,7 @@ class Planner:
         Raises: PlanError naming the policy. PluginError if the policy fails when it is told that its plan is refused.
         """
         queue, limits = self.queue, self.limits.plan
-        budget, prefilling = self._ledger(), queue.prefilling()
-        waiting, running = Views(queue.waiting), Views(queue.running)
-        num_steps = queue.num_steps_without_decode
-        has_prompts = bool(prefilling) or (bool(waiting) and len(running) < limits.max_num_seqs)
-        joins = has_prompts and limits.joining.max_decodes > 0 and self._may_join()
-        seen = limits if joins else self._apart
-        view = SchedulerView(waiting, running, prefilling, seen, budget, self._times.now(), num_steps, self.served.of)
+        view = self.view(self._times.now())
         try:
             plan = self.scheduler.plan(view)
         except (PlanError, *PASSES):
@@ -77,6 +71,17 @@ class Planner:
             if isinstance(error, (PlanError, *PASSES)):
                 raise
             raise PlanError(f"{self._name} fails in plan: {with_place(error)}") from error
+
+    def view(self, now_s: float) -> SchedulerView:
+        """What the policy is shown at this time."""
+        queue, limits = self.queue, self.limits.plan
+        budget, prefilling = self._ledger(), queue.prefilling()
+        waiting, running = Views(queue.waiting), Views(queue.running)
+        num_steps = queue.num_steps_without_decode
+        has_prompts = bool(prefilling) or (bool(waiting) and len(running) < limits.max_num_seqs)
+        joins = has_prompts and limits.joining.max_decodes > 0 and self._may_join(limits.joining)
+        seen = limits if joins else self._apart
+        return SchedulerView(waiting, running, prefilling, seen, budget, now_s, num_steps, self.served.of)
 
     def computes(self) -> None:
         """Note that the newest plan does something, so that the time waited counts from zero again."""

@@ -238,11 +238,9 @@ class Request:
 
     @property
     def asks_beyond_sampling(self) -> bool:
-        """Whether its draws need more than plain sampling: masks, processors, log-probabilities, or tokens that may not
-        be drawn yet.
-        """
-        has_least = bool(self.stop_ids) and self.params.min_tokens > 0
-        return bool(self.is_constrained or self.prepared.bits) or self.params.logprobs is not None or has_least
+        """Whether it needs more than plain sampling: masks, logits processors, log-probabilities, or a vector."""
+        is_scored = self.params.logprobs is not None or self.params.prompt_logprobs is not None
+        return bool(self.is_constrained or self.prepared.bits) or is_scored or self.pooling is not None
 
     @property
     def records(self) -> Sequence[tuple[int, IntArray]]:

@@ -190,8 +190,9 @@ def _most_tokens(steps: Mapping[str, Any], *, with_prompts: bool) -> int:
 
 def _describe_engine(bench: Bench, limits: Any, cost: CostModel) -> dict[str, Any]:
     """What the configuration came to."""
-    from hookline.core.simulate.engine import cache_groups
+    from hookline.core.simulate.engine import as_configured, cache_groups
 
+    cost = as_configured(cost, bench.config.engine)
     return {
         "device": f"simulated {cost.origin.get('device', 'device')}",
         "kernels": str(cost.origin.get("kernels", "given")),
@@ -199,7 +200,7 @@ def _describe_engine(bench: Bench, limits: Any, cost: CostModel) -> dict[str, An
             "decodes": cost.captures,
             "prompts": cost.captures and cost.captures_prompts,
             "prompt_tokens": cost.captured_prompt_tokens,
-            "joined_decodes": min(cost.captured_joined_decodes, bench.config.engine.joined_decodes),
+            "joined_decodes": cost.captured_joined_decodes,
         },
         "scheduler": bench.config.scheduler.name,
         "block_size": limits.plan.block_size,

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from hookline.core.config.job_folder import job_folder
-from hookline.core.config.settings import Config, chosen_entries, validate
+from hookline.core.config.settings import Config, EngineConfig, chosen_entries, validate
 from hookline.core.contracts import Limits
 from hookline.core.engine.engine import Engine
 from hookline.core.errors import ConfigError
@@ -43,7 +43,7 @@ def simulated_engine(config: Config, cost: CostModel, host: PluginHost) -> Engin
     if not block_size:
         raise ConfigError("engine.block_size must be set: the cost model does not say what it was measured with")
     groups = cache_groups(origin)
-    cost = replace(cost, captured_joined_decodes=min(cost.captured_joined_decodes, engine.joined_decodes))
+    cost = as_configured(cost, engine)
     sizes = engine.max_num_seqs, engine.max_num_batched_tokens, engine.max_model_len
     plan = Limits(
         *sizes,
@@ -77,7 +77,7 @@ def simulated_engine(config: Config, cost: CostModel, host: PluginHost) -> Engin
             observers=Observers(host.manager, make_observers(config.observers)),
             model_name="simulated",
             job_folder=job_folder(),
-            shares_prefixes=engine.prefix_caching and groups.is_plain and _shares_prefixes(origin, host),
+            shares_prefixes=_shares_prefixes(config, groups, origin, host),
             groups=groups,
         )
     run_on(simulated, cost)
@@ -97,7 +97,17 @@ def _measured_blocks(origin: Mapping[str, Any], block_size: int) -> int:
     return max(1, int(num_blocks) * int(measured_size) // block_size)
 
 
-def _shares_prefixes(origin: Mapping[str, Any], host: PluginHost) -> bool:
+def as_configured(cost: CostModel, engine: EngineConfig) -> CostModel:
+    """The model of an engine that captures what this configuration says of steps with prompts."""
+    tokens, joined = engine.captured_prompt_tokens, min(cost.captured_joined_decodes, engine.joined_decodes)
+    if tokens is not None:
+        cost = replace(cost, captured_prompt_tokens=tokens)
+    return replace(cost, captured_joined_decodes=joined)
+
+
+def _shares_prefixes(config: Config, groups: CacheGroups, origin: Mapping[str, Any], host: PluginHost) -> bool:
+    if not (config.engine.prefix_caching and groups.is_plain) or config.engine.batch_invariant:
+        return False
     name = origin.get("kernels")
     entry = host.registry.find("kernels", str(name)) if name else None
     return entry is not None and entry.needs.shared_prefix

@@ -24,10 +24,12 @@ DECODE_STEP = 16
 MAX_MIXED_LEN = 16_384
 """Longest requests with which mixed steps are captured: prompts of one token read their context one after the other."""
 JOINED = (32, 64, 128)
-"""Decodes for which captured steps with prompts have room where max_num_batched_tokens is more than MOST_MIXED."""
+"""Decodes for which captured steps with prompts have room where mixed steps are not captured in any case."""
 MOST_JOINED = 1280
-"""Tokens of the largest such step. Where larger ones of prompts alone are captured, tokens take little time, and the
-sizes double from one to the next: a start captures fewer graphs then."""
+"""Tokens of the largest such step."""
+COARSE_JOINED = (64, 128, 256, 384, 512, 768, 1024)
+"""Tokens of such steps for small models, of which all TOKEN_COUNTS are captured for prompts: tokens take them little
+time, and fewer graphs make a start shorter."""
 
 
 def graph_sizes(max_num_seqs: int) -> list[int]:
@@ -56,7 +58,7 @@ class PromptShape:
 
     Its first num_decodes tokens are decodes; the others belong to num_rows requests and to a padding row. At most
     max_left_over of these requests are decodes, too, which are computed as prompts of one token. is_padded: a step may
-    have fewer decodes, but at least one; those that it lacks are the padding row's.
+    have fewer decodes, but at least one; the missing ones are filled with the padding row.
     """
 
     num_tokens: int
@@ -95,8 +97,8 @@ def prompt_shapes(
 
     most_tokens: of the largest shape, see captured_prompt_tokens. Steps of prompts are padded to the next of
     TOKEN_COUNTS. If max_num_batched_tokens is small, mixed steps are captured, too: padded to multiples of TILE_TOKENS
-    or to max_num_batched_tokens, and for each such size one shape for every DECODE_STEP decodes, most of them first. If
-    it is larger, they are those of at most joined_decodes decodes and MOST_JOINED tokens, see joined_shapes.
+    or to max_num_batched_tokens, and for each such size one shape for every DECODE_STEP decodes, most of them first.
+    Otherwise the mixed shapes are those of joined_shapes.
     """
     most = min(max_num_batched_tokens, max_model_len, most_tokens)  # the padding row has no more blocks
     is_mixed = max_num_batched_tokens <= min(MOST_MIXED, max_model_len) and max_model_len <= MAX_MIXED_LEN
@@ -122,16 +124,15 @@ def joined_shapes(sizes: Iterable[int], max_num_seqs: int, joined_decodes: int) 
     sizes: numbers of tokens for which steps of prompts are captured. At least half of a step's tokens are for prompts,
     and of max_num_seqs requests MAX_ROWS or half are.
     """
-    all_sizes = sorted(sizes)
-    is_coarse = bool(all_sizes) and all_sizes[-1] > MOST_JOINED
+    sizes = set(sizes)
+    sizes &= set(COARSE_JOINED if TOKEN_COUNTS[-1] in sizes else TOKEN_COUNTS)
     most = min(joined_decodes, max(max_num_seqs - MAX_ROWS, max_num_seqs // 2))
     counts = sorted({min(count, most) for count in JOINED} - {0})
     return [
         PromptShape(size, count, min(MAX_ROWS, max_num_seqs - count), is_padded=True)
-        for size in all_sizes
-        if size <= MOST_JOINED and not (is_coarse and size.bit_count() > 1)
+        for size in sorted(sizes)
         for count in counts
-        if 2 * count <= size
+        if 2 * count <= size <= MOST_JOINED
     ]
 
 

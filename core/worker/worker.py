@@ -164,8 +164,9 @@ class Worker(SizedExecutor):
         rows_G = torch.full((spec.max_num_seqs,), self.table.padding_row, device=spec.device)
         DecodeGraphs(self.runner, (), spec.max_model_len).step(rows_G)
         prompts = PromptGraphs(self.runner, (), spec.max_model_len)
+        alone = [shape for shape in shapes if not shape.num_decodes]
         largest = max(shapes, key=lambda shape: (shape.num_decodes, shape.num_tokens), default=None)
-        for shape in {largest, shapes[-1]} if largest else ():
+        for shape in {largest, alone[-1]} if largest else ():
             prompts.step(prompts.inputs(Step(), shape).to(spec.device), shape)
 
     def capture(

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from hookline.core.config.schema import build
-from hookline.core.contracts import ALL
+from hookline.core.contracts import ALL, Joining
 from hookline.core.errors import ConfigError
 from hookline.core.outputs import FinishReason
 from hookline.core.sampling_params import SamplingParams
@@ -31,6 +31,21 @@ ALL_OF_THEM = [
     *[lambda pace=pace: LongestFirst(LongestFirstConfig(pace=pace)) for pace in (False, True)],
     *WITH_MEMORY,
 ]
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: PrefillFirst(PrefillFirstConfig()), lambda: FairShare(FairShareConfig())], ids=["prefill", "fair"]
+)
+@pytest.mark.parametrize(("joining", "joins"), [(Joining(8, 2, 12), True), (Joining(), False)], ids=["joins", "not"])
+def test_policies_that_put_prompts_first_let_decodes_join_them_where_it_pays(make, joining, joins):
+    engine, mixed = fake_engine(make(), num_blocks=200, joining=joining), []
+    for index in range(20):
+        engine.add([1 + index] * (3 + index % 7), SamplingParams(max_tokens=3 + index % 5, seed=index))
+        engine.step()
+        mixed.append(engine.last_stats.num_prefill_tokens > 0 and engine.last_stats.num_decode_tokens > 0)
+    assert (sum(mixed) > 5) is joins
+    assert joins or not any(mixed)
+    drain(engine)
 
 
 class TestPrefillFirst(SchedulerSuite):

@@ -16,7 +16,6 @@ from hookline.core.contracts import Joining, Plan, Scheduler, SchedulerView
 from hookline.core.engine.engine import Engine
 from hookline.core.outputs import FinishReason, RequestOutput
 from hookline.core.requests.request import Request
-from hookline.core.requests.request_queue import Views
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.simulate.executor import VirtualClock
 from hookline.core.testing.checks import check_contract
@@ -301,11 +300,7 @@ def drain(engine: Engine) -> list[RequestOutput]:
 
 def look(engine: Engine, now_s: float | None = None) -> SchedulerView:
     """What the engine would show its scheduler now, or at another time on its clock."""
-    queue = engine.queue
-    budget, limits, num_steps = engine.ledger(), engine.limits.plan, queue.num_steps_without_decode
-    waiting, running, served = Views(queue.waiting), Views(queue.running), engine.served.of
-    now_s = engine.clock() if now_s is None else now_s
-    return SchedulerView(waiting, running, queue.prefilling(), limits, budget, now_s, num_steps, served)
+    return engine.planner.view(engine.clock() if now_s is None else now_s)
 
 
 def normal(plan: Plan) -> tuple[Any, ...]:

@@ -4,8 +4,8 @@ than computing them.
 A graph's only input is one array of integers that the host lays out from the step; block tables, sampling parameters
 and the newest tokens are gathered from the request table on the device, and tokens and lengths go back into it. Tokens
 beyond the step's own are the queries of one more row, the padding row, which writes to the scratch block. Of a mixed
-step the first decodes are decodes to the kernels too, as many as the graph has; the others are chunks of one token, or
-those that it lacks are padding.
+step the first decodes are decodes to the kernels too, as many as the graph has; further ones are chunks of one token,
+and if the step has fewer, the rest is padding.
 Legend: T tokens of a graph, B rows (the last one is padding), N = B - 1 draws.
 """
 

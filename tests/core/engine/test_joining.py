@@ -63,7 +63,8 @@ def test_a_policy_is_told_that_plain_decodes_may_join():
     "more",
     [
         {"logprobs": 0},
-        {"min_tokens": 2},
+        {"prompt_logprobs": 0},
+        {"min_tokens": 4},
         {"extra_args": {"follows": {"amount": 1.0}}},
         {"structured_outputs": StructuredOutputs(choice=("\n\n cc",))},
     ],
@@ -73,14 +74,27 @@ def test_it_is_not_told_so_while_a_running_request_asks_for_more_than_sampling(m
     assert told_with_running(SamplingParams(seed=1, max_tokens=9, **more)) == Joining()
 
 
-def test_what_can_never_be_drawn_does_not_count():
-    assert told_with_running(SamplingParams(seed=1, max_tokens=9, min_tokens=2, ignore_eos=True)) == JOINING
+@pytest.mark.parametrize("more", [{"min_tokens": 4, "ignore_eos": True}, {"min_tokens": 1}], ids=str)
+def test_tokens_that_may_be_drawn_by_now_do_not_count(more):
+    assert told_with_running(SamplingParams(seed=1, max_tokens=9, **more)) == JOINING
+
+
+def test_it_is_not_told_so_while_one_that_waits_asks_for_more():
+    engine = make(max_num_seqs=2)
+    engine.add([1, 2, 3], PLAIN)
+    engine.step()
+    engine.add([4, 5], SamplingParams(seed=1, max_tokens=9, logprobs=1))
+    engine.add([6, 7], PLAIN)
+    engine.step()
+    assert engine.scheduler.told[-1] == Joining()
+    drain(engine)
+    assert engine.queue.table.num_beyond_sampling == 0
 
 
 def test_decodes_that_share_a_long_prefix_stay_by_themselves(monkeypatch):
     monkeypatch.setattr("hookline.core.kv_cache.shared_prefix.MIN_SAVED_TOKENS", 64)
     shared = list(range(1, 33))
-    prompts = [[*shared, 40 + index] for index in range(5)]
+    prompts = [[*shared, 40 + index] for index in range(4)]
     sizes = {"num_blocks": 200, "max_num_batched_tokens": 512}
     assert told_with_running(PLAIN, prompts, shares_prefixes=True, **sizes) == Joining()
     assert told_with_running(PLAIN, prompts, shares_prefixes=False, **sizes) == JOINING

@@ -9,6 +9,7 @@ import torch
 
 from hookline.core.contracts import Joining
 from hookline.core.step.captured import (
+    COARSE_JOINED,
     JOINED,
     MAX_MIXED_LEN,
     MAX_ROWS,
@@ -196,8 +197,9 @@ def test_which_steps_are_captured_for_decodes_that_join_prompts():
         128: [256, 384, 512, 640, 768, 1024, 1280],
     }
     assert {(shape.num_rows, shape.max_left_over) for shape in shapes} == {(MAX_ROWS, 0)}
+    assert [shape for shape in prompt_shapes(512, 16384, 4096, 3072, 128) if shape.is_padded] == shapes
     small_model = [shape for shape in prompt_shapes(512, 16384, 4096, 4096, 128) if shape.is_padded]
-    assert {shape.num_tokens for shape in small_model} == {64, 128, 256, 512, 1024}
+    assert {shape.num_tokens for shape in small_model} == set(COARSE_JOINED)
     assert not any(shape.is_padded for shape in prompt_shapes(512, 512, 4096, 1280, 128)), "these are mixed anyway"
     alone = [shape for shape in prompt_shapes(512, 16384, 4096, 1280, 128) if not shape.is_padded]
     assert alone == prompt_shapes(512, 16384, 4096, 1280)
