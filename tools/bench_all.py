@@ -3,7 +3,7 @@
 python tools/bench_all.py [WORKLOAD ...] model=qwen3_0_6b model.weights=random: names pick workloads, none means the six
 of docs/benchmarks.md; other arguments are overrides of conf/bench.yaml, workload.KEY one of every workload. The prefix
 cache is emptied before each repetition. Shown are the best repetition and what the first one, which is a user's first,
-has of its speed.
+has of its speed; of open loops also latencies.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ from hookline.core.util.garbage import settled
 WORKLOADS = ("single", "batch32", "mixed256", "short1024", "shared_prefix", "prefill")
 PRESETS = {path.stem for path in (CONF / "workload").glob("*.yaml")}
 OF_ALL = "workload."
+LATENCIES = {"first token": "ttft_s", "per token": "tpot_s", "between tokens": "itl_s"}
+"""What is shown of loads whose requests arrive one after the other."""
 
 
 def preset(name: str) -> dict[str, Any]:
@@ -40,6 +42,11 @@ def preset(name: str) -> dict[str, Any]:
     values: dict[str, Any] = yaml.safe_load((CONF / "workload" / f"{name}.yaml").read_text())
     base = values.pop("defaults", ["_self_"])[0]
     return values if base == "_self_" else {**preset(base), **values}
+
+
+def shown_ms(spread: dict[str, float | None]) -> str:
+    """Two percentiles of a distribution in seconds."""
+    return " and ".join("-" if (value := spread[one]) is None else f"{1000 * value:.1f}" for one in ("p50", "p99"))
 
 
 def run(arguments: list[str]) -> int:
@@ -71,6 +78,8 @@ def run(arguments: list[str]) -> int:
             f"first run {best['seconds'] / first['seconds']:.3f} of that; "
             f"{best['steps']:5} steps of {mean_ms:7.3f} ms, {best['cached_tokens']} cached"
         )
+        if workloads[name].request_rate is not None:
+            print("; ".join(f"{what} {shown_ms(best[key])}" for what, key in LATENCIES.items()) + " ms (p50, p99)")
         print(*time_lines(best["step_times"]), sep="\n")
     return 0
 
