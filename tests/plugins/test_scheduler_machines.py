@@ -6,6 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from hookline.core.contracts import Joining
 from hookline.core.errors import RequestError
 from hookline.core.outputs import FinishReason
 from hookline.core.sampling_params import SamplingParams
@@ -38,8 +39,9 @@ class EngineMachine(RuleBasedStateMachine):
         budget=st.integers(5, 30),
         caching=st.booleans(),
         overlap=st.booleans(),
+        joining=st.sampled_from([Joining(), Joining(max_decodes=3, max_prompts=2, max_prompt_tokens=12)]),
     )
-    def start(self, num_blocks, block_size, max_num_seqs, budget, caching, overlap):
+    def start(self, num_blocks, block_size, max_num_seqs, budget, caching, overlap, joining):
         self.engine = fake_engine(
             type(self).scheduler(),
             num_blocks=num_blocks,
@@ -51,6 +53,7 @@ class EngineMachine(RuleBasedStateMachine):
             eos_token_ids=[0],
             prefix_caching=caching,
             overlap=overlap,
+            joining=joining,
         )
         self.now_s = 0.0
         self.engine.clock = lambda: self.now_s
