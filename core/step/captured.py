@@ -28,8 +28,8 @@ JOINED = (32, 64, 128)
 MOST_JOINED = 1280
 """Tokens of the largest such step."""
 COARSE_JOINED = (64, 128, 256, 384, 512, 768, 1024)
-"""Tokens of such steps for small models, of which all TOKEN_COUNTS are captured for prompts: tokens take them little
-time, and fewer graphs make a start shorter."""
+"""Tokens of such steps for small models, which have graphs for prompts of all TOKEN_COUNTS: tokens take little time
+there, and fewer graphs make a start shorter."""
 
 
 def graph_sizes(max_num_seqs: int) -> list[int]:
@@ -106,7 +106,8 @@ def prompt_shapes(
     sizes = {size for size in TOKEN_COUNTS if size <= most}
     tiles = range(TILE_TOKENS, max_num_batched_tokens - LEAST_SAVED + 1, TILE_TOKENS)
     mixed = {max_num_batched_tokens, *tiles} if is_mixed else set()
-    joined = [] if is_mixed else joined_shapes(sizes, max_num_seqs, joined_decodes)
+    joinable = sizes & set(COARSE_JOINED) if most_tokens >= TOKEN_COUNTS[-1] else sizes
+    joined = [] if is_mixed else joined_shapes(joinable, max_num_seqs, joined_decodes)
 
     def _shape(num_tokens: int, num_decodes: int) -> PromptShape:
         return PromptShape(num_tokens, num_decodes, min(MAX_ROWS + left_over, max_num_seqs - num_decodes), left_over)
@@ -121,11 +122,9 @@ def prompt_shapes(
 def joined_shapes(sizes: Iterable[int], max_num_seqs: int, joined_decodes: int) -> list[PromptShape]:
     """The shapes of steps in which decodes join prompts, the fewest decodes first.
 
-    sizes: numbers of tokens for which steps of prompts are captured. At least half of a step's tokens are for prompts,
-    and of max_num_seqs requests MAX_ROWS or half are.
+    sizes: numbers of tokens that they may have. At least half of a step's tokens are for prompts, and of max_num_seqs
+    requests MAX_ROWS or half are.
     """
-    sizes = set(sizes)
-    sizes &= set(COARSE_JOINED if TOKEN_COUNTS[-1] in sizes else TOKEN_COUNTS)
     most = min(joined_decodes, max(max_num_seqs - MAX_ROWS, max_num_seqs // 2))
     counts = sorted({min(count, most) for count in JOINED} - {0})
     return [
