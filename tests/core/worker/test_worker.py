@@ -1,5 +1,6 @@
 """Which of a step's tokens a worker asks a model for, and what it takes for the answer."""
 
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from hookline import LLM, SamplingParams
 from hookline.core.contracts import Attend, AttentionSpec, Batch, StepShape, wanted_rows
-from hookline.core.step.captured import PromptShape, prompt_shapes
+from hookline.core.step.captured import PromptShape, joining, prompt_shapes
 from hookline.core.step.message import Step
 from hookline.core.testing.plain_kernels import PlainKernels
 from hookline.core.worker.graphs.decode_graphs import DecodeGraphs
@@ -17,6 +18,7 @@ from hookline.core.worker.graphs.prompt_graphs import PromptGraphs
 from hookline.core.worker.runner.model_runner import ModelRunner
 from hookline.core.worker.startup.warm_up import eager_steps, padding_step, row_shape, within
 from hookline.core.worker.worker import Worker
+from tests.batch_invariance import Load, one_after_the_other
 from tests.hf_models import one_prompt
 
 
@@ -183,8 +185,8 @@ def test_a_rehearsal_of_graphs_computes_those_that_hold_most(served, monkeypatch
 class AtOnce(PromptGraphs):
     """Computes what a graph would replay, and notes which shapes were taken."""
 
-    def __init__(self, runner: ModelRunner, *limits: int) -> None:
-        super().__init__(runner, prompt_shapes(*limits), limits[-1])
+    def __init__(self, runner: ModelRunner, shapes: list[PromptShape], max_model_len: int) -> None:
+        super().__init__(runner, shapes, max_model_len)
         self.taken: list[tuple[int, int]] = []
         prepare = runner.kernels.prepare
 
@@ -210,10 +212,13 @@ class AtOnce(PromptGraphs):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("scheduler", ["chunked", "longest_first"])
-def test_what_graphs_of_mixed_steps_compute_gives_the_same_tokens(scheduler, overlap):
-    sizes = dict(max_num_batched_tokens=48, max_num_seqs=20, max_model_len=96, block_size=16, num_blocks=60)
+@pytest.mark.parametrize(
+    ("scheduler", "tokens"), [("chunked", 48), ("longest_first", 48), ("chunked", 2048), ("prefill_first", 2048)]
+)
+def test_what_graphs_of_mixed_steps_compute_gives_the_same_tokens(scheduler, tokens, overlap):
+    sizes = dict(max_num_batched_tokens=tokens, max_num_seqs=20, max_model_len=96, block_size=16, num_blocks=60)
     sizes["overlap"] = overlap
+    shapes = prompt_shapes(20, tokens, 96, joined_decodes=128)
     prompts = [[(7 * index + place) % 250 for place in range(3 + 11 * index % 60)] for index in range(40)]
     params = [
         SamplingParams(max_tokens=4 + index % 25, ignore_eos=True, temperature=index % 2, seed=index)
@@ -223,10 +228,17 @@ def test_what_graphs_of_mixed_steps_compute_gives_the_same_tokens(scheduler, ove
         plain = [output.token_ids for output in llm.generate(prompts, params)]
         llm.engine.pool.reset_cache()
         worker: Worker = llm.engine.executor
-        graphs = worker.prompt_graphs = AtOnce(worker.runner, 20, 48, 96)
-        assert [output.token_ids for output in llm.generate(prompts, params)] == plain
-        assert {decodes for _, decodes in graphs.taken} == {0, 16}
-        assert any(0 < rows < 16 for rows, _ in graphs.taken) and any(rows > 16 for rows, _ in graphs.taken)
+        graphs = worker.prompt_graphs = AtOnce(worker.runner, shapes, 96)
+        plan = replace(llm.engine.limits.plan, joining=joining(shapes))
+        llm.engine.planner.limits = replace(llm.engine.limits, plan=plan)
+        if tokens == 48:
+            assert [output.token_ids for output in llm.generate(prompts, params)] == plain
+            assert {decodes for _, decodes in graphs.taken} == {0, 16}
+            assert any(0 < rows < 16 for rows, _ in graphs.taken) and any(rows > 16 for rows, _ in graphs.taken)
+        else:
+            assert one_after_the_other(llm, Load(prompts, params)) == plain
+            assert {decodes for _, decodes in graphs.taken} == {0, 10}
+            assert len({rows for rows, decodes in graphs.taken if decodes}) > 5
 
 
 def test_a_closed_worker_has_let_go_of_the_cache_even_where_a_broken_steps_attention_still_names_it(served):
