@@ -95,18 +95,16 @@ def one_after_the_other(llm: LLM, load: Load) -> list[list[int]]:
     return [outputs[id_] for id_ in ids]
 
 
-def joined_steps(llm: LLM) -> list[int]:
-    """A list that the number of decodes is added to of each step in which decodes join prompts in a graph."""
-    graphs, counts = llm.engine.executor.prompt_graphs, []
-    launch = graphs.launch
+def launches_of(graphs: Any) -> list[tuple[Any, Any]]:
+    """The steps that graphs with prompts will be, and their shapes."""
+    launch, launched = graphs.launch, []
+    graphs.launch = lambda step, shape: (launched.append((step, shape)), launch(step, shape))[1]
+    return launched
 
-    def _launch(step: Any, shape: Any) -> Any:
-        if shape.is_padded:
-            counts.append(len(step.decode_rows))
-        return launch(step, shape)
 
-    graphs.launch = _launch
-    return counts
+def decodes_that_joined(launched: Sequence[tuple[Any, Any]]) -> list[int]:
+    """How many decodes there are in each of these steps in which decodes join prompts."""
+    return [len(step.decode_rows) for step, shape in launched if shape.is_padded]
 
 
 def _where(output: RequestOutput, expected: tuple[Any, ...]) -> str:

@@ -23,7 +23,15 @@ from hookline.plugins.kernels.invariant import triton_kernels
 from hookline.plugins.kernels.invariant.triton_product import RowScratch, row_product, row_tiles, weight_parts
 from hookline.plugins.kernels.norms import triton_rotary
 from hookline.plugins.kernels.triton_backend import TritonKernels
-from tests.batch_invariance import Load, alone, joined_steps, make_load, one_after_the_other, try_batches
+from tests.batch_invariance import (
+    Load,
+    alone,
+    decodes_that_joined,
+    launches_of,
+    make_load,
+    one_after_the_other,
+    try_batches,
+)
 
 pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda")
@@ -309,8 +317,9 @@ def test_requests_that_join_prompts_get_the_tokens_that_they_get_alone():
     load = Load(asked.prompts, params)
     with engine("prefill_first", max_num_seqs=64, max_num_batched_tokens=2048) as llm:
         answers = [tokens for tokens, *_ in alone(llm, load)]
-        joined = joined_steps(llm)
+        launched = launches_of(llm.engine.executor.prompt_graphs)
         assert one_after_the_other(llm, load) == answers
+    joined = decodes_that_joined(launched)
     assert len(joined) >= 8 and len(set(joined)) > 5
 
 

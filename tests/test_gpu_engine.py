@@ -9,7 +9,7 @@ from hookline import LLM, SamplingParams
 from hookline.core.assembly.resolve import ResolvedConfig
 from hookline.core.worker.graphs import cuda_graph
 from hookline.plugins.samplers.penalties import Penalties
-from tests.batch_invariance import Load, joined_steps, one_after_the_other
+from tests.batch_invariance import Load, decodes_that_joined, launches_of, one_after_the_other
 
 pytestmark = pytest.mark.gpu
 
@@ -112,13 +112,6 @@ def prefill_tokens(llm):
     return found
 
 
-def launches_of(graphs):
-    """The steps that graphs with prompts will be, and their shapes."""
-    launch, launched = graphs.launch, []
-    graphs.launch = lambda step, shape: (launched.append((step, shape)), launch(step, shape))[1]
-    return launched
-
-
 def has_left_over(launched):
     """Whether a step had decodes as such, and others left over."""
     return any(len(step.decode_rows) > shape.num_decodes > 0 for step, shape in launched)
@@ -184,8 +177,9 @@ def plain_one_after_the_other():
 )
 def test_decodes_that_join_prompts_give_the_tokens_of_plain_torch(plain_one_after_the_other, engine):
     with make(**{"block_size": 16, **engine}) as llm:
-        joined = joined_steps(llm)
+        launched = launches_of(llm.engine.executor.prompt_graphs)
         assert one_after_the_other(llm, Load(*load(120))) == plain_one_after_the_other
+    joined = decodes_that_joined(launched)
     assert len(joined) >= 8 and len(set(joined)) > 5
 
 

@@ -6,12 +6,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from hookline.core.contracts import Joining
 from hookline.core.errors import RequestError
 from hookline.core.outputs import FinishReason
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.testing.fakes import check_engine, completion, fake_engine
-from hookline.core.testing.scheduler_suite import MAX_STEPS, Gaps, endless_steps
+from hookline.core.testing.scheduler_suite import JOININGS, MAX_STEPS, Gaps, endless_steps
 from hookline.plugins.schedulers import (
     ChunkedConfig,
     DeadlineConfig,
@@ -39,7 +38,7 @@ class EngineMachine(RuleBasedStateMachine):
         budget=st.integers(5, 30),
         caching=st.booleans(),
         overlap=st.booleans(),
-        joining=st.sampled_from([Joining(), Joining(max_decodes=3, max_prompts=2, max_prompt_tokens=12)]),
+        joining=st.sampled_from(JOININGS),
     )
     def start(self, num_blocks, block_size, max_num_seqs, budget, caching, overlap, joining):
         self.engine = fake_engine(

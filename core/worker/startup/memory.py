@@ -43,6 +43,7 @@ def count_blocks(
     if engine.num_blocks is not None:
         if spec.device.type == "cuda":
             rehearsals[0]()
+            torch.cuda.empty_cache()
         return engine.num_blocks
     if not num_layers:
         return min(2 * spec.max_num_seqs * -(-spec.max_model_len // spec.block_size), MAX_COUNT)

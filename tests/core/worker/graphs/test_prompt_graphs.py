@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from hookline.core.config.settings import EngineConfig
 from hookline.core.contracts import Joining
 from hookline.core.step.captured import (
     COARSE_JOINED,
@@ -197,6 +198,7 @@ def test_which_steps_are_captured_for_decodes_that_join_prompts():
         128: [256, 384, 512, 640, 768, 1024, 1280],
     }
     assert {(shape.num_rows, shape.max_left_over) for shape in shapes} == {(MAX_ROWS, 0)}
+    assert EngineConfig().joined_decodes == JOINED[-1]
     assert [shape for shape in prompt_shapes(512, 16384, 4096, 3072, 128) if shape.is_padded] == shapes
     small_model = [shape for shape in prompt_shapes(512, 16384, 4096, 4096, 128) if shape.is_padded]
     assert {shape.num_tokens for shape in small_model} == set(COARSE_JOINED)
