@@ -19,7 +19,7 @@ from hookline.core.bench.workload import MAX_PROMPT_TOKENS, Load, LoadRequest, T
 from hookline.core.config.schema import build
 from hookline.core.errors import ConfigError, RequestError, shown
 from hookline.core.request_info import INFO_KEYS, RequestInfo
-from hookline.core.sampling_params import UNTRUNCATED, SamplingParams, as_float
+from hookline.core.sampling_params import as_float
 from hookline.core.util.json_lines import json_object, numbered_lines
 
 PROMPT_KEYS = ("prompt_token_ids", "prompt", "prompt_tokens")
@@ -43,7 +43,7 @@ def read_trace(
     requests = []
     for number, line in numbered_lines(_text(path)):
         try:
-            requests.append(_request(json_object(line), workload.temperature, source, encode))
+            requests.append(_request(json_object(line), workload, source, encode))
         except (ValueError, RequestError, ConfigError) as error:
             raise ConfigError(f"workload.trace={path}, line {number}: {error}") from None
     if not requests:
@@ -61,13 +61,13 @@ def _text(path: Path) -> str:
 
 
 def _request(
-    line: Mapping[str, Any], temperature: float, source: TokenSource, encode: Callable[[str], list[int]] | None
+    line: Mapping[str, Any], workload: WorkloadConfig, source: TokenSource, encode: Callable[[str], list[int]] | None
 ) -> LoadRequest:
     arrival_s = as_float(line.get("arrival_s"))
     if not 0 <= arrival_s < math.inf:
         raise ValueError(f"arrival_s={shown(line.get('arrival_s'))} must be a number of seconds, at least 0")
     max_tokens = _count("output_tokens", line.get("output_tokens"))
-    params = SamplingParams(temperature=temperature, max_tokens=max_tokens, ignore_eos=True, **UNTRUNCATED)
+    params = workload.params(max_tokens)
     info = RequestInfo.validated(**{key: line[key] for key in INFO_KEYS if line.get(key) is not None})
     return LoadRequest(_prompt(line, source, encode), params, arrival_s, info=info, slo=_slo(line.get("slo")))
 

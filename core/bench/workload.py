@@ -15,7 +15,7 @@ from hookline.core.bench.slo import Slo
 from hookline.core.config.schema import build
 from hookline.core.errors import ConfigError, RequestError, shown
 from hookline.core.request_info import INFO_KEYS, PLAIN, RequestInfo
-from hookline.core.sampling_params import UNTRUNCATED, SamplingParams
+from hookline.core.sampling_params import NEUTRAL, SamplingParams
 from hookline.core.structured_outputs import StructuredOutputs
 from hookline.core.util.ranges import bounded, check_ranges
 
@@ -25,6 +25,9 @@ Z_90 = 1.6449
 NO_BOUNDS = Slo()
 MAX_PROMPT_TOKENS = 2**24
 """Most tokens of a prompt; no checkpoint has more positions."""
+
+BESIDE_TRACE = ("trace", "max_token_id", "temperature", "top_k", "top_p", "seed")
+"""What can be said of a load whose requests a trace brings."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,10 @@ class WorkloadConfig:
     """Token ids are drawn from 0 to this; a smaller vocabulary lowers it."""
     temperature: float = 0.6
     """Temperature of all requests; 0 is greedy."""
+    top_k: int = bounded(0, 0)
+    """Each token is one of so many most likely ones; 0: of all. A model's own default, if it has one, is not taken."""
+    top_p: float = bounded(1.0, above=0, high=1)
+    """Each token is of the fewest most likely ones that have this probability together; 1: of all."""
     json_schema: str | None = None
     """A JSON schema, as JSON text, that every completion follows; None leaves them free."""
     seed: int = 0
@@ -125,11 +132,17 @@ class WorkloadConfig:
             return
         for one in fields(self):
             value = getattr(self, one.name)
-            if one.name not in ("trace", "max_token_id", "temperature", "seed") and value != one.default:
+            if one.name not in BESIDE_TRACE and value != one.default:
                 raise ConfigError(
                     f"workload.{one.name}={shown(value)} has no effect beside workload.trace={self.trace}, "
                     "which brings its own requests"
                 )
+
+    def params(self, max_tokens: int, structured: StructuredOutputs | None = None) -> SamplingParams:
+        """Sampling parameters of a request that asks for so many tokens: those of this load, none of a model's."""
+        own = {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
+        more = {"max_tokens": max_tokens, "ignore_eos": True, "structured_outputs": structured}
+        return SamplingParams(**{**NEUTRAL, **own, **more})
 
 
 def _check_lengths(key: str, pair: Sequence[int]) -> None:
@@ -221,14 +234,7 @@ def draw_load(workload: WorkloadConfig, vocab_size: int, repetition: int = 0) ->
     prompts = [source.draw(_draw_len(rng, workload, one.prompt_len or workload.prompt_len)) for one in classes]
     structured = None if workload.json_schema is None else StructuredOutputs(json=workload.json_schema)
     params = [
-        SamplingParams(
-            structured_outputs=structured,
-            temperature=workload.temperature,
-            max_tokens=_draw_len(rng, workload, one.output_len or workload.output_len),
-            ignore_eos=True,
-            **UNTRUNCATED,
-        )
-        for one in classes
+        workload.params(_draw_len(rng, workload, one.output_len or workload.output_len), structured) for one in classes
     ]
     shared = source.draw(workload.shared_prefix_len)
     requests: list[LoadRequest] = []

@@ -6,20 +6,21 @@ import pytest
 
 from hookline.core.bench.slo import Slo
 from hookline.core.bench.trace import read_trace
-from hookline.core.bench.workload import WorkloadConfig
+from hookline.core.bench.workload import WorkloadConfig, draw_load
 from hookline.core.errors import ConfigError
 from hookline.core.request_info import PLAIN as NOTHING_SAID
 from hookline.core.request_info import RequestInfo
+from hookline.core.sampling_params import NEUTRAL
 
 PLAIN = {"arrival_s": 0, "output_tokens": 1, "prompt_tokens": 1}
 
 
 @pytest.fixture
 def trace(tmp_path):
-    def write(*lines):
+    def write(*lines, **values):
         path = tmp_path / "trace.jsonl"
         path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
-        return WorkloadConfig(trace=str(path))
+        return WorkloadConfig(trace=str(path), **values)
 
     return write
 
@@ -36,6 +37,15 @@ def test_prompts_come_as_ids_as_text_and_as_a_number_of_tokens(trace):
     assert (text.tokens, text.arrival_s) == ([4], 0.5)
     assert len(drawn.tokens) == 30 and max(drawn.tokens) < 100
     assert drawn.params.ignore_eos and drawn.params.temperature == workload.temperature
+
+
+def test_all_requests_are_sampled_as_the_workload_says_and_as_no_checkpoint_does(trace):
+    how = {"temperature": 0.7, "top_k": 20, "top_p": 0.95}
+    for load in (read_trace(trace(PLAIN, **how), 100), draw_load(WorkloadConfig(**how), 100)):
+        for request in load.requests:
+            assert {name: getattr(request.params, name) for name in NEUTRAL} == NEUTRAL | how
+    (plain,) = read_trace(trace(PLAIN), 100).requests
+    assert (plain.params.top_k, plain.params.top_p) == (0, 1)
 
 
 def test_a_line_says_whose_the_request_is_and_what_it_must_keep(trace):

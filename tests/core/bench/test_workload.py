@@ -50,6 +50,8 @@ def test_token_ids_stay_inside_a_small_vocabulary():
         ({"shared_prefix_len": 2**24 + 1}, "shared_prefix_len=16777217 must be at least 0 and at most 16777216"),
         ({"output_len": (9, 4)}, r"workload.output_len=\[9, 4\]"),
         ({"num_prompts": 0}, "num_prompts"),
+        ({"top_k": -1}, "workload.top_k=-1 must be at least 0"),
+        ({"top_p": 0.0}, "workload.top_p=0.0 must be above 0 and at most 1"),
     ],
 )
 def test_impossible_workloads_are_refused(values, message):
