@@ -83,22 +83,22 @@ def try_batches(
     return seen
 
 
-def one_after_the_other(llm: LLM, load: Load) -> list[list[int]]:
-    """Tokens of requests that arrive one in each step, so that others decode while a prompt is computed."""
+def one_after_the_other(llm: LLM, load: Load) -> list[RequestOutput]:
+    """What requests get that arrive one in each step, so that others decode while a prompt is computed."""
     engine, outputs = llm.engine, {}
     asked = list(zip(load.prompts, load.params, strict=True))
     ids = []
     while asked or engine.has_work:
         if asked:
             ids.append(engine.add(*asked.pop(0)))
-        outputs.update({output.request_id: output.token_ids for output in engine.step()})
+        outputs.update({output.request_id: output for output in engine.step()})
     return [outputs[id_] for id_ in ids]
 
 
 def launches_of(graphs: Any) -> list[tuple[Any, Any]]:
     """The steps that graphs with prompts will be, and their shapes."""
-    launch, launched = graphs.launch, []
-    graphs.launch = lambda step, shape: (launched.append((step, shape)), launch(step, shape))[1]
+    launch, launched = graphs.launch_layers, []
+    graphs.launch_layers = lambda step, shape: (launched.append((step, shape)), launch(step, shape))[1]
     return launched
 
 

@@ -1,6 +1,8 @@
 """The engine on a GPU: every fast path gives the tokens of the plain one. Float32, so that equality is exact."""
 
 import random
+from dataclasses import replace
+from itertools import cycle
 
 import pytest
 import torch
@@ -158,10 +160,20 @@ def test_graphs_of_mixed_steps_give_the_tokens_of_plain_torch(plain, engine):
     assert has_left_over(launched)
 
 
-@pytest.fixture(scope="module")
-def plain_one_after_the_other():
+def joining_load(asks_more):
+    """Requests that may join prompts; with `asks_more`, they ask for all that EXTRAS has but scores of prompts."""
+    prompts, params = load(120)
+    params = [replace(one, max_tokens=one.max_tokens + 5) for one in params]  # as many as EXTRAS want at least
+    asked = [{**extra, "prompt_logprobs": None} for extra in EXTRAS] if asks_more else [{}]
+    return Load(prompts, [replace(one, **extra) for one, extra in zip(params, cycle(asked), strict=False)])
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "asks_more"])
+def one_by_one(request):
+    """Requests, and their tokens if they arrive one after the other."""
+    asked = joining_load(request.param)
     with make(kernels="torch", overlap=False, cuda_graphs=False) as llm:
-        return one_after_the_other(llm, Load(*load(120)))
+        return asked, [output.token_ids for output in one_after_the_other(llm, asked)]
 
 
 @pytest.mark.parametrize(
@@ -175,20 +187,23 @@ def plain_one_after_the_other():
     ],
     ids=str,
 )
-def test_decodes_that_join_prompts_give_the_tokens_of_plain_torch(plain_one_after_the_other, engine):
+def test_decodes_that_join_prompts_give_the_tokens_of_plain_torch(one_by_one, engine):
+    asked, expected = one_by_one
     with make(**{"block_size": 16, **engine}) as llm:
         launched = launches_of(llm.engine.executor.prompt_graphs)
-        assert one_after_the_other(llm, Load(*load(120))) == plain_one_after_the_other
+        assert [output.token_ids for output in one_after_the_other(llm, asked)] == expected
     joined = decodes_that_joined(launched)
     assert len(joined) >= 8 and len(set(joined)) > 5
 
 
-def test_a_forbidden_token_or_a_larger_step_takes_no_prefill_graph():
+def test_only_steps_that_fit_and_whose_prompts_are_not_scored_take_graphs():
     with make(max_num_seqs=4, captured_prompt_tokens=512) as llm:
-        graphs = llm.engine.executor.prompt_graphs
-        graphs.launch = lambda step, shape: pytest.fail("this step fits no graph")
-        llm.generate([[1, 2, 3]], SamplingParams(max_tokens=1, min_tokens=1, stop_token_ids=(7,)))
+        launched = launches_of(llm.engine.executor.prompt_graphs)
         llm.generate([[1] * 513], SamplingParams(max_tokens=1))
+        llm.generate([[1, 2, 3]], SamplingParams(max_tokens=1, prompt_logprobs=1))
+        assert not launched
+        llm.generate([[1, 2, 3]], SamplingParams(max_tokens=1, min_tokens=1, stop_token_ids=(7,), logprobs=1))
+        assert len(launched) == 1
 
 
 def test_kernels_that_do_not_declare_it_capture_no_prefill():

@@ -5,7 +5,6 @@ The reference computes a whole sequence at once, from the checkpoint's tensors a
 
 import json
 from functools import cache
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,8 +15,9 @@ from hookline import LLM, SamplingParams
 from hookline.core.errors import CapacityError, RequestError
 from hookline.core.layers import rope_settings, rope_table
 from hookline.core.testing.model_suite.driver import ModelDriver
-from hookline.core.worker.graphs.decode_graphs import DecodeGraphs, _Graph
+from hookline.core.worker.graphs.decode_graphs import DecodeGraphs
 from tests.layered_model import DECAY, EPS, LAYERED_CONFIG, LayeredModel
+from tests.replayed_at_once import replay_at_once
 
 KINDS = {
     "windows": [5, 5, 5, "full"],
@@ -184,30 +184,17 @@ def test_a_crowd_gets_what_a_whole_recomputation_gives(checkpoints, kinds, way):
         assert sum(output.num_preemptions for output in outputs) >= 2
 
 
-class ReplayedEagerly(DecodeGraphs):
-    """Captured decodes without a GPU: a replay computes what the graph would hold, padding rows and all."""
-
-    num_replays = 0
-
-    def _record(self, size, is_shared, extras):
-        rows_G, tokens_G = torch.full((size,), self.runner.table.padding_row), torch.zeros(size, dtype=torch.int64)
-
-        def replay():
-            self.num_replays += 1
-            tokens_G.copy_(self.step(rows_G, is_shared, extras))
-
-        return _Graph(SimpleNamespace(replay=replay), rows_G, tokens_G)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kinds", ["windows", "all kinds"])
-def test_captured_decodes_give_the_same(checkpoints, kinds):
+def test_captured_decodes_give_the_same(checkpoints, kinds, monkeypatch):
+    replayed = replay_at_once(monkeypatch)
     with LLM(**options_of(checkpoints[kinds], num_blocks=66)) as llm:
         worker = llm.engine.executor
-        worker.graphs = ReplayedEagerly(worker.runner, [3, 8], 64)
-        worker.graphs.capture(None)
+        worker.graphs = DecodeGraphs(worker.runner, [3, 8], 64)
+        with torch.inference_mode():
+            worker.graphs.capture(None)
         outputs = llm.generate(*load())
-        assert worker.graphs.num_replays > 20
+    assert sum(graph.count for graph in replayed) > 40
     check_outputs(checkpoints[kinds], outputs)
 
 

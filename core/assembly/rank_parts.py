@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from hookline.core.assembly.poolers import pooler_makers
+from hookline.core.assembly.prepared_draws import prepared_draws
 from hookline.core.assembly.resolve import ResolvedConfig, chosen
 from hookline.core.assembly.stages import stage_of
 from hookline.core.checkpoint.locate import locate
@@ -54,13 +55,14 @@ class RankParts:
         self._sampler = chosen(resolved.config.sampler).load()(resolved.config.sampler.config)
         self._blaming = blaming_in_steps(resolved, processing)
         self._states = make_states(resolved)
+        self._prepared = prepared_draws(resolved, processing)
 
     def worker(self, num_blocks: int) -> Worker:
         """Make the worker with a KV cache of `num_blocks` blocks."""
         resolved, runner = self._resolved, self._runner(num_blocks)
         links = resolved.ranks.links
         if links is None:
-            return Worker(runner, blaming=self._blaming)
+            return Worker(runner, blaming=self._blaming, prepared=self._prepared)
         return StageWorker(
             runner,
             resolved.stage,
@@ -70,6 +72,7 @@ class RankParts:
             is_host=resolved.ranks.number == 0,
             blaming=self._blaming,
             taps=make_stage_taps(resolved, links, runner.tap) if resolved.config.engine.taps else None,
+            prepared=self._prepared,
         )
 
     def _runner(self, num_blocks: int) -> ModelRunner:

@@ -21,7 +21,7 @@ from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.presets import default_options, preset_values
 from hookline.core.plugin.registry import AUTO, CHOSEN_KINDS, KINDS, MODEL, OBSERVER, POOLER, PROCESSOR, Entry, Option
 from hookline.core.request_info import check_tag_key
-from hookline.core.sampling_params import MAX_SEED
+from hookline.core.sampling_params import MAX_SEED, SamplingParams
 from hookline.core.util.mappings import merge
 from hookline.core.util.ranges import bounded, check_ranges
 
@@ -75,9 +75,15 @@ class EngineConfig:
     4,096 for one of 0.6 billion. More of them make the start slower; 0 captures none."""
     joined_decodes: int = bounded(128, 0, 128)
     """Most requests that decode in the same CUDA graph as new prompts: they need not wait for the prompts' step, and
-    weights are read once less; first tokens come a little later. So it is while no request asks for more than a
-    temperature and a seed. Up to 26 graphs more are captured for it; 0 captures none, and policies that put prompts
-    first compute prompts alone. No effect with max_num_batched_tokens up to 512, where all mixed steps are captured."""
+    weights are read once less; first tokens come a little later. So it is while no request has a grammar, or asks for
+    scores of its prompt or for a vector. Up to 26 graphs more are captured for it; 0 captures none, and policies that
+    put prompts first compute prompts alone. No effect with max_num_batched_tokens up to 512, where all mixed steps are
+    captured."""
+    prepared_sampling: tuple[Any, ...] = ({"temperature": 1.0, "top_p": 0.9},)
+    """Sampling parameters of requests that a GPU is made ready for at the start, so that the first of them needs no
+    compiler and no new CUDA graphs: a list of mappings with fields of SamplingParams, e.g. [{top_p: 0.9},
+    {logprobs: 5}]. Their values do not matter, but which fields are set: those with top_p serve top_k and min_p, too.
+    Always ready are plain requests and those that leave all to the checkpoint's generation_config.json."""
     compile_ahead: bool = True
     """If kernels that the engine needs are not in their compiler's cache at its start, compile them in processes of
     their own, one for each core, while it goes on. hookline warm compiles them ahead of any start."""
@@ -140,6 +146,9 @@ class EngineConfig:
             object.__setattr__(self, "taps", tuple(self.taps))
             if any(layer < 0 for layer in self.taps) or len(set(self.taps)) < len(self.taps):
                 raise ConfigError(f"engine.taps={list(self.taps)} must be different layers, from 0")
+        for place, given in enumerate(self.prepared_sampling):
+            _check_sampling(f"engine.prepared_sampling[{place}]", given)
+        object.__setattr__(self, "prepared_sampling", tuple(self.prepared_sampling))
         if self.pp_layers is not None:
             object.__setattr__(self, "pp_layers", tuple(self.pp_layers))
             if any(count < 1 for count in self.pp_layers):
@@ -162,6 +171,16 @@ def check_one_of(key: str, value: str, allowed: Sequence[str]) -> None:
     """Raise ConfigError if the value of a key is none of these words."""
     if value not in allowed:
         raise ConfigError(f"{key}={shown(value)} is not one of {', '.join(allowed)}")
+
+
+def _check_sampling(key: str, given: Any) -> None:
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{key}={shown(given)} must be a mapping of fields of SamplingParams")
+    check_keys(given, (one.name for one in fields(SamplingParams)), key)
+    try:
+        SamplingParams(**given)
+    except RequestError as error:
+        raise ConfigError(f"{key}: {error}") from error
 
 
 def _checked_tag_keys(keys: Sequence[str]) -> tuple[str, ...]:

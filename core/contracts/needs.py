@@ -33,9 +33,10 @@ class Needs:
     The lengths of such a step are known on the device only; `Batch` says what it looks like. Without this, only decode
     steps are captured."""
     sizes_alike: bool = False
-    """A capability of kernels, models and samplers: a step with a number of rows or tokens that they have not seen
-    before makes nothing on the device that is kept, measures nothing and sets nothing up. The steps of further sizes
-    are then captured without having run, which takes half the time; what a captured step does, each replay repeats."""
+    """A capability of kernels, models, samplers and logits processors: a step with a number of rows or tokens that they
+    have not seen before makes nothing on the device that is kept, measures nothing and sets nothing up. The steps of
+    further sizes are then captured without having run, which takes half the time; what a captured step does, each
+    replay repeats."""
     shared_prefix: bool = False
     """A capability of kernels: `attend` makes use of Batch.shared_lens_B."""
     attention: tuple[str, ...] = ()

@@ -79,7 +79,7 @@ class Joining:
     """Which steps of decodes and prompts take less time than a step of each, as far as the engine knows.
 
     Those of at most max_decodes, max_prompts and max_prompt_tokens, which are one CUDA graph; by default none. It holds
-    for the requests that there are: while some ask for more than plain sampling, a policy is shown the default.
+    for the requests that there are: while some ask for what graphs with prompts lack, a policy is shown the default.
     """
 
     max_decodes: int = 0

@@ -17,7 +17,7 @@ from hookline.core.kv_cache.shared_prefix import shared_prefix
 from hookline.core.requests.request import Request
 from hookline.core.requests.request_queue import RequestQueue
 from hookline.core.requests.running_table import NO_REQUEST, Sampled
-from hookline.core.util.arrays import IntArray, every, ints
+from hookline.core.util.arrays import IntArray, ints
 
 
 class Dispatcher:
@@ -57,16 +57,14 @@ class Dispatcher:
     def may_join(self, joining: Joining) -> bool:
         """Whether `joining` holds for the requests that decode now and for those that wait the longest.
 
-        Not if one of them asks for more than plain sampling, or may not draw a stop token yet, since graphs with
-        prompts have nothing else. And not if decodes share a long prefix: a step of decodes alone reads it once.
+        Not if one of them asks for what graphs with prompts do not have. And not if decodes share a long prefix: a step
+        of decodes alone reads it once.
         """
         table, decoding = self.table, self.queue.decoding()
         if not 0 < len(decoding) <= joining.max_decodes or table.num_beyond_sampling:
             return False
         next_ones = islice(self.queue.waiting.values(), joining.max_prompts)
         if any(request.asks_beyond_sampling for request in next_ones):
-            return False
-        if not every(table.num_tokens_S[decoding] >= table.min_len_S[decoding]):
             return False
         return not (self.writer.shares_prefixes and shared_prefix(list(table.requests(decoding)))[1])
 

@@ -238,9 +238,8 @@ class Request:
 
     @property
     def asks_beyond_sampling(self) -> bool:
-        """Whether it needs more than plain sampling: masks, logits processors, log-probabilities, or a vector."""
-        is_scored = self.params.logprobs is not None or self.params.prompt_logprobs is not None
-        return bool(self.is_constrained or self.prepared.bits) or is_scored or self.pooling is not None
+        """Whether it asks for what graphs of prompts do not have: a grammar's masks, scores of its prompt, a vector."""
+        return bool(self.is_constrained) or self.params.prompt_logprobs is not None or self.pooling is not None
 
     @property
     def records(self) -> Sequence[tuple[int, IntArray]]:

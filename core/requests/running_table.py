@@ -55,7 +55,7 @@ class RunningTable:
         self.num_pooled = 0
         """How many requests here are pooled."""
         self.num_beyond_sampling = 0
-        """How many requests here ask for more than plain sampling."""
+        """How many requests here ask for what graphs of prompts lack, see Request.asks_beyond_sampling."""
         self.num_departures = 0
         """How many requests have left so far."""
         self.id_S[:] = NO_REQUEST

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hookline.core.contracts import RequestFacts, TokenTexts
 from hookline.core.sampling_params import SamplingParams
-from hookline.core.testing.checks import check, check_contract, check_form
+from hookline.core.testing.checks import check, check_contract, check_form, check_nothing_kept
 from hookline.core.testing.processor_driver import NUM_ROWS, Asked, ProcessorDriver
 
 VOCAB_SIZE = 64
@@ -27,7 +27,7 @@ class ProcessorSuite:
     device: where the processor runs. examples: arguments of requests, each of which changes some logits of the suite.
     If the processor reads tokens, the suite's requests hold `tokens`, of which the first num_prompt_tokens are the
     prompt; give others for one that looks at repetition. If it reads texts, name a `tokenizer`; if it wants
-    log-probabilities, set has_logprobs.
+    log-probabilities, set has_logprobs. sizes_alike: as in the entry's Needs.
     """
 
     processor: ClassVar[Any]
@@ -38,6 +38,7 @@ class ProcessorSuite:
     num_prompt_tokens: ClassVar[int] = 6
     tokenizer: ClassVar[TokenTexts | None] = None
     has_logprobs: ClassVar[bool] = False
+    sizes_alike: ClassVar[bool] = False
 
     def test_has_the_methods_of_its_contract(self) -> None:
         """Its methods, correctly spelt, as the engine asks for them when it is chosen."""
@@ -83,6 +84,14 @@ class ProcessorSuite:
             alone.admit(NUM_ROWS - 1, self._asked(example))
             alone_NV = alone.process(logits_NV[row : row + 1], [NUM_ROWS - 1])
             check(torch.equal(alone_NV[0], found_NV[row]), f"{example} gives other logits alone than in a crowd")
+
+    def test_another_number_of_rows_leaves_nothing_behind(self) -> None:
+        """Processors that do not declare sizes_alike pass."""
+        driver, logits_NV = self._crowd()
+        driver.process(logits_NV, range(len(self.examples)))
+        for num_rows in (len(self.examples) + 1, len(self.examples) + 3) if self.sizes_alike else ():
+            with check_nothing_kept(f"process of {num_rows} rows"):
+                driver.process(logits_NV[:1].expand(num_rows, -1), [0] * num_rows)
 
     def test_a_row_forgets_its_last_owner(self) -> None:
         """A request in a used row gets the logits of one in a new row, whether or not it uses the processor."""

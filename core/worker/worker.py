@@ -42,7 +42,7 @@ from hookline.core.worker.results.token_transfer import TokenTransfer, Transferr
 from hookline.core.worker.runner.model_runner import PLAIN, Extras, ModelRunner
 from hookline.core.worker.runner.token_masks import TokenMasks
 from hookline.core.worker.startup.late_work import LateWork
-from hookline.core.worker.startup.warm_up import eager_steps, graph_steps, mask_once
+from hookline.core.worker.startup.warm_up import draw_steps, eager_steps, graph_steps, mask_once
 
 
 class States(Protocol):
@@ -83,10 +83,18 @@ class Worker(SizedExecutor):
     """The executor of a single rank: a ModelRunner, its CUDA graphs, and the transfer of tokens to the host.
 
     blaming: a context around each step, which turns an error into one that names the plugin whose code failed.
+    prepared: kinds of draws to make ready before the first step, besides plain ones.
     """
 
-    def __init__(self, runner: ModelRunner, *, blaming: AbstractContextManager[None] | None = None) -> None:
+    def __init__(
+        self,
+        runner: ModelRunner,
+        *,
+        blaming: AbstractContextManager[None] | None = None,
+        prepared: Sequence[Extras] = (),
+    ) -> None:
         self.runner, self.table = runner, runner.table
+        self.prepared = prepared
         self.blaming = nullcontext() if blaming is None else blaming
         self._checked: set[tuple[object, ...]] = set()
         """Kinds of eager steps whose results were checked once: with decodes, chunks, masks, and what draws need."""
@@ -184,7 +192,7 @@ class Worker(SizedExecutor):
         """
         self.graphs = DecodeGraphs(self.runner, sizes, spec.max_model_len, shares_prefixes=shares_prefixes)
         self.prompt_graphs = PromptGraphs(self.runner, shapes, spec.max_model_len)
-        capture_graphs(self.graphs, self.prompt_graphs, at_once=at_once)
+        capture_graphs(self.graphs, self.prompt_graphs, self.prepared, at_once=at_once)
 
     @torch.inference_mode()
     def warm_up(self, spec: AttentionSpec, *, shares_prefixes: bool) -> None:
@@ -192,6 +200,9 @@ class Worker(SizedExecutor):
         row = self.table.padding_row
         for step in eager_steps(spec, self.runner.kernels, row, shares_prefixes=shares_prefixes):
             self._warm_up(self._compute_eagerly(self.table.receive(step), PLAIN))
+        for extras in self.prepared:
+            for step in draw_steps(spec, row):
+                self._warm_up(self._compute_eagerly(self.table.receive(step), extras))
         if self.graphs is not None:
             for step in graph_steps(spec, self.graphs.sizes, row):
                 self._warm_up(self._compute(step))
@@ -306,8 +317,8 @@ class Worker(SizedExecutor):
         waiting, self._waiting = self._waiting, None
         assert waiting is not None, "no step waits for masks"
         with self._telling(waiting.device_step.step):
-            if waiting.graphs is not None:
-                return waiting.graphs.finish(waiting.device_step.step.num_sampled, num_rows, self.masks)
+            if waiting.draws is not None:
+                return waiting.draws.finish(waiting.device_step.step.num_sampled, num_rows, self.masks)
             self.masks.send(num_rows)
             return self._finish(waiting)
 
@@ -324,20 +335,16 @@ class Worker(SizedExecutor):
     def _begin_masked(self, device_step: DeviceStep, extras: Extras) -> None:
         """Compute the first half of a step whose draws wait for masks: up to its hidden states."""
         step, views = device_step.step, device_step.views
-        if self.graphs is not None and self.graphs.can_replay(step, extras):
+        if self.graphs is not None and self.graphs.holds(step) and self.graphs.draws_too(step, extras):
             if self.masked_decodes is None:
-                self.masked_decodes = MaskedDecodes(
-                    self.runner, self.masks, self.graphs.sizes, self.graphs.max_model_len
-                )
-            graphs = self.masked_decodes.graphs(step, extras, self.graphs.pool)
-            self.runner.begin()
-            graphs.begin(
-                views["decode_rows"], step.decode_rows, self.table.padding_row, self.masks, views["masked_draws"]
-            )
-            self._waiting = WaitingStep(device_step, extras, graphs=graphs)
+                self.masked_decodes = MaskedDecodes(self.runner, self.masks, self.graphs)
+            draws = self.masked_decodes.graphs(step, extras)
+            rows, is_shared = step.decode_rows, step.shared_len > 0
+            draws.begin(views["decode_rows"], rows, self.masks, views["masked_draws"], is_shared=is_shared)
+            self._waiting = WaitingStep(device_step, extras, draws=draws)
         else:
             self.masks.begin()
-            sampled, hidden_TD = self._forward_step(device_step)
+            sampled, hidden_TD = self._replayed_layers(device_step) or self._forward_step(device_step)
             self._waiting = WaitingStep(device_step, extras, sampled, hidden_TD)
         self.table.mirror(step)
 
@@ -349,21 +356,41 @@ class Worker(SizedExecutor):
         if len(step.masked_draws):
             self._begin_masked(device_step, extras)
             return None
-        if self.graphs is not None and self.graphs.can_replay(step, extras):
-            self.table.mirror(step)
-            rows_D = device_step.views["decode_rows"]
-            return self.graphs.launch(rows_D, step.decode_rows, extras, is_shared=step.shared_len > 0)
-        if self.prompt_graphs is not None and (shape := self.prompt_graphs.shape(step)) is not None:
-            tokens_N = self.prompt_graphs.launch(step, shape)
-            self.table.mirror(step)
-            return tokens_N
-        return self._compute_eagerly(device_step, extras)
+        results_N = self._replayed(device_step, extras)
+        if results_N is not None:
+            return results_N
+        return self._compute_eagerly(device_step, extras, self._replayed_layers(device_step))
 
-    def _compute_eagerly(self, device_step: DeviceStep, extras: Extras) -> Tensor:
-        """Compute a step for which there is no graph."""
+    def _replayed(self, device_step: DeviceStep, extras: Extras) -> Tensor | None:
+        """The results of a step whose layers and draws graphs compute; None for other steps."""
+        step, graphs, prompts = device_step.step, self.graphs, self.prompt_graphs
+        if graphs is not None and graphs.holds(step) and graphs.draws_too(step, extras):
+            rows_D = device_step.views["decode_rows"]
+            results_N = graphs.launch(rows_D, step.decode_rows, extras, is_shared=step.shared_len > 0)
+        elif prompts is not None and extras == PLAIN and not len(step.mask_rows) and (shape := prompts.shape(step)):
+            results_N = prompts.launch(step, shape)
+        else:
+            return None
+        self.table.mirror(step)
+        return results_N
+
+    def _replayed_layers(self, device_step: DeviceStep) -> tuple[SampleRows, Tensor] | None:
+        """The draws of a step whose layers graphs compute, and their hidden states; None for other steps."""
+        step, graphs, prompts = device_step.step, self.graphs, self.prompt_graphs
+        if graphs is not None and graphs.holds(step):
+            is_shared, rows_D = step.shared_len > 0, device_step.views["decode_rows"]
+            return graphs.launch_layers(rows_D, step.decode_rows, is_shared=is_shared, all_greedy=step.all_greedy)
+        if prompts is not None and (shape := prompts.shape(step)):
+            return prompts.launch_layers(step, shape)
+        return None
+
+    def _compute_eagerly(
+        self, device_step: DeviceStep, extras: Extras, replayed: tuple[SampleRows, Tensor] | None = None
+    ) -> Tensor:
+        """Compute a step without graphs, or its draws alone if graphs have computed the layers."""
         step = device_step.step
         with self._checking_once(step, extras):
-            sampled, hidden_TD = self._forward_step(device_step)
+            sampled, hidden_TD = replayed or self._forward_step(device_step)
             results_N = self._draw_all(hidden_TD, sampled, device_step, extras)
         self.runner.keep_tokens(sampled, results_N)
         self.table.mirror(step)

@@ -6,7 +6,7 @@ from typing import Any
 from hookline.core.contracts import FromSamplingParams, Needs, Registrar, bounded, hookimpl
 
 API_VERSION = 2
-CAPTURED = Needs(graph_safe=True)
+CAPTURED = Needs(graph_safe=True, sizes_alike=True)
 
 
 @dataclass

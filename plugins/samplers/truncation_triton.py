@@ -23,6 +23,8 @@ NUM_CANDIDATES = 2048
 """Most candidates of a row that are kept."""
 BLOCK = 8192
 """Tokens that a program reads at a time where it reads a whole row."""
+OF_ROWS = ("temperatures", "top_ks", "top_ps", "min_ps", "largest", "bounds", "totals", "num_found", "thresholds")
+"""Arguments with one number a row, which lie where the number of rows puts them: kernels need no variant for that."""
 LOWEST = tl.constexpr(-2147483648)
 """A key that every token reaches."""
 
@@ -53,7 +55,7 @@ def _weight(value, largest):
     return (tl.exp(value - largest) * 1099511627776.0).to(tl.int64)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=OF_ROWS)
 def _survey(
     logits,
     row_stride,
@@ -78,7 +80,7 @@ def _survey(
         tl.store(groups + (row * tl.num_programs(1) + stretch) * GROUPS + tl.arange(0, GROUPS), best)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=OF_ROWS)
 def _bound(top_ks, top_ps, min_ps, groups, largest, bounds, num_tokens, num_groups, ALL_GROUPS: tl.constexpr):
     """The key that candidates reach, and the row's largest key."""
     row = tl.program_id(0).to(tl.int64)
@@ -106,7 +108,7 @@ def _bound(top_ks, top_ps, min_ps, groups, largest, bounds, num_tokens, num_grou
         tl.store(bounds + row, low)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=OF_ROWS)
 def _gather(
     logits,
     row_stride,
@@ -217,7 +219,7 @@ def _threshold_of_candidates(value, is_here, top_k, top_p, has_top_k, best, boun
     return threshold
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=OF_ROWS)
 def _find(
     logits,
     row_stride,
@@ -272,7 +274,7 @@ def _find(
     tl.store(thresholds + row, threshold)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=OF_ROWS)
 def _cut(logits, row_stride, temperatures, thresholds, num_tokens, STRETCH: tl.constexpr):
     """Set what lies below the threshold to -inf."""
     row = tl.program_id(0).to(tl.int64)

@@ -89,6 +89,16 @@ class WritesToTheRows(PlainProcessor):
         return found_NV
 
 
+class KeepsSomethingForEachSize(PlainProcessor):
+    def __init__(self, spec: ProcessorSpec) -> None:
+        super().__init__(spec)
+        self.room_of: dict[int, Tensor] = {}
+
+    def process(self, logits_NV: Tensor, rows: LogitsRows) -> Tensor:
+        room_N = self.room_of.setdefault(len(logits_NV), torch.zeros(len(logits_NV), 1))
+        return super().process(logits_NV, rows) + room_N
+
+
 FAULTS = {
     KeepsTheLastOwner: "a row that changed hands gets other logits than a new one",
     AppliesTheFirstRowToAll: "process changes the logits of a row that does not use it",
@@ -100,4 +110,5 @@ FAULTS = {
     MakesNaN: "process made a logit NaN",
     WritesToTheTemperature: "process wrote to rows.rows_N or rows.sampling",
     WritesToTheRows: "process wrote to rows.rows_N or rows.sampling",
+    KeepsSomethingForEachSize: "process of 3 rows keeps what it made for a new size: 1 tensors, (3, 1)",
 }

@@ -150,6 +150,7 @@ def suite_for(plugin: type) -> type:
         return type("Suite", (SmallModelSuite,), {"model_class": plugin})
     if issubclass(plugin, PlainProcessor):
         parts = {"processor": plugin, "config": PlainProcessorArguments, "examples": ({"amount": 2.0}, {"token": 5})}
+        parts["sizes_alike"] = True
         return type("Suite", (ProcessorSuite,), parts)
     if issubclass(plugin, PlainParser):
         return type("Suite", (ParserSuite,), {"parser": plugin, "examples": faulty_parsers.EXAMPLES})

@@ -33,22 +33,28 @@ from hookline.plugins.samplers.word_ban import WordBan
 from tests.fuzzing import examples
 
 
-class TestTokenBias(ProcessorSuite):
+class AlikeSuite(ProcessorSuite):
+    """Of processors that make nothing for a number of rows."""
+
+    sizes_alike = True
+
+
+class TestTokenBias(AlikeSuite):
     processor, config = TokenBias, TokenBiasArguments
     examples = ({"logit_bias": {5: 2.0}}, {"logit_bias": {0: -1.5, 63: 100.0}}, {"logit_bias": {7: -3.0, 0: 0.0}})
 
 
-class TestTokenAllowlist(ProcessorSuite):
+class TestTokenAllowlist(AlikeSuite):
     processor, config = TokenAllowlist, TokenAllowlistArguments
     examples = ({"allowed_token_ids": [3]}, {"allowed_token_ids": [0, 63, 5]})
 
 
-class TestWordBan(ProcessorSuite):
+class TestWordBan(AlikeSuite):
     processor, config = WordBan, WordBanArguments
     examples = ({"bad_words": [[9]]}, {"bad_words": [[12, 0], [5, 6]]}, {"bad_words": [[10, 11, 12, 40]]})
 
 
-class TestPenalties(ProcessorSuite):
+class TestPenalties(AlikeSuite):
     processor, config = Penalties, PenaltyArguments
     examples = (
         {"repetition_penalty": 1.3},
@@ -58,12 +64,12 @@ class TestPenalties(ProcessorSuite):
     )
 
 
-class TestMirostat(ProcessorSuite):
+class TestMirostat(AlikeSuite):
     processor, config, has_logprobs = Mirostat, MirostatArguments, True
     examples = ({"tau": 1.0}, {"tau": 3.0, "eta": 0.5}, {"tau": 2.5, "eta": 0.01})
 
 
-class TestTruncation(ProcessorSuite):
+class TestTruncation(AlikeSuite):
     processor, config = Truncation, TruncationArguments
     examples = ({"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.2}, {"top_k": 20, "top_p": 0.8, "min_p": 0.1}, {"top_k": 1})
 

@@ -14,10 +14,11 @@ from torch import Tensor
 from hookline.core.worker.runner.model_runner import ModelRunner
 from hookline.core.worker.startup.late_work import CAPTURED, note
 
-MAX_EXTRA_GRAPHS = 64
-"""Most graphs of one ExtraGraphs. Each keeps some 20 MiB, and requests combine processors freely."""
+MAX_EXTRA_GRAPHS = 512
+"""Most graphs of one ExtraGraphs, each of draws alone. Requests combine processors freely."""
 Key = TypeVar("Key", bound=Hashable)
 Captured = TypeVar("Captured")
+Result = TypeVar("Result")
 
 
 class ExtraGraphs(Generic[Key, Captured]):
@@ -58,6 +59,23 @@ class ExtraGraphs(Generic[Key, Captured]):
         torch.cuda.synchronize(self._runner.table.device)
 
 
+class HiddenRoom:
+    """Room for at most `num_rows` hidden states, one for all graphs of layers: draws that are captured read it.
+
+    It lies outside the graphs' memory, where what stays between graphs would leave gaps.
+    """
+
+    def __init__(self, num_rows: int) -> None:
+        self._num_rows = num_rows
+        self._room_ND: Tensor | None = None
+
+    def keep(self, hidden_ND: Tensor) -> Tensor:
+        """Copy hidden states to the room's beginning; returns them there. To be called outside of captures first."""
+        if self._room_ND is None:
+            self._room_ND = hidden_ND.new_empty((self._num_rows, hidden_ND.shape[1]))
+        return self._room_ND[: len(hidden_ND)].copy_(hidden_ND)
+
+
 _BROKEN: list[torch.cuda.CUDAGraph] = []
 """Graphs whose captures CUDA broke off: torch's allocator of pinned memory still asks them which streams are theirs."""
 
@@ -90,7 +108,7 @@ class GraphPool:
         self.handle = torch.cuda.graph_pool_handle()
 
 
-def run_before(step: Callable[[], Tensor], device: torch.device, first: AbstractContextManager[None]) -> None:
+def run_before(step: Callable[[], object], device: torch.device, first: AbstractContextManager[None]) -> None:
     """A run of what will be captured: it compiles kernels and lets libraries allocate their workspaces."""
     side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
@@ -100,14 +118,14 @@ def run_before(step: Callable[[], Tensor], device: torch.device, first: Abstract
 
 
 def record(
-    step: Callable[[], Tensor],
+    step: Callable[[], Result],
     pool: GraphPool | None,
     device: torch.device,
     first: AbstractContextManager[None],
     *,
     is_known: bool = False,
-) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-    """A graph of what `step` launches, and the tensor that each replay writes.
+) -> tuple[torch.cuda.CUDAGraph, Result]:
+    """A graph of what `step` launches, and the tensors that each replay writes.
 
     step: called once to warm up and once inside the capture; in a pool that captures at once, only inside the capture
     if is_known. pool: the memory of the graph; None: its own. first: a context around the first of these calls.
@@ -116,23 +134,23 @@ def record(
     """
     started = time.perf_counter()
     if is_known and pool is not None and pool.captures_at_once:
-        graph, tokens = _captured(step, pool, "relaxed")  # kernels may be loaded meanwhile
-        graph.replay()  # which loads the graph onto the device
+        graph, written = _captured(step, pool, "relaxed")  # kernels may be loaded meanwhile
     else:
         run_before(step, device, first)
-        graph, tokens = _captured(step, pool, "global")
+        graph, written = _captured(step, pool, "global")
+    graph.replay()  # which loads the graph onto the device, and leaves results for what is captured behind it
     note(CAPTURED, f"of {device}", time.perf_counter() - started)
-    return graph, tokens
+    return graph, written
 
 
-def _captured(step: Callable[[], Tensor], pool: GraphPool | None, mode: str) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+def _captured(step: Callable[[], Result], pool: GraphPool | None, mode: str) -> tuple[torch.cuda.CUDAGraph, Result]:
     """As `record` returns. mode: what the capture forbids, as CUDA names it."""
     graph, outside = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
     cause: BaseException | None = None
     try:
         with torch.cuda.graph(graph, pool=None if pool is None else pool.handle, capture_error_mode=mode):
             try:
-                tokens = step()
+                written = step()
             except BaseException as error:
                 cause = error  # a capture that is broken off says something else at its end
                 raise
@@ -143,4 +161,4 @@ def _captured(step: Callable[[], Tensor], pool: GraphPool | None, mode: str) -> 
         if cause is not None:
             raise cause from cause.__cause__
         raise
-    return graph, tokens
+    return graph, written

@@ -1,15 +1,17 @@
-"""Decode steps as CUDA graphs: one launch for the whole step, from the request table back into the request table.
+"""Decode steps as CUDA graphs, from the request table back into the request table: the layers, then the draws.
 
 A graph's only input is which rows decode; lengths, block tables, sampling parameters and tokens are gathered from the
-table on the device. Rows beyond the step's own are the padding row, which writes to the scratch block.
-Legend: G rows of a graph.
+table on the device. Rows beyond the step's own are the padding row, which writes to the scratch block. Layers have one
+graph for each number of rows, whatever the draws ask for; draws have one for each kind, and what cannot be captured
+follows the layers eagerly.
+Legend: G rows of a graph, D hidden.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,7 +24,7 @@ from torch import Tensor
 from hookline.core.contracts import Batch, SamplingBatch
 from hookline.core.step.message import Step
 from hookline.core.util.arrays import IntArray, no_ints
-from hookline.core.worker.graphs.cuda_graph import ExtraGraphs, GraphPool, record
+from hookline.core.worker.graphs.cuda_graph import ExtraGraphs, GraphPool, HiddenRoom, Result, record
 from hookline.core.worker.request_table import SampleRows
 from hookline.core.worker.runner.model_runner import PLAIN, Extras, ModelRunner
 from hookline.core.worker.startup.memory import GIB
@@ -34,21 +36,40 @@ logger = logging.getLogger("hookline")
 
 
 @dataclass
-class _Graph:
-    graph: torch.cuda.CUDAGraph
+class _Layers:
+    """The captured layers of a decode step: they compute hidden_GD of the rows in rows_G, whose draws are `sampled`.
+
+    hidden_GD: in the room of all layers. graphs: for rows of which none shares a prefix, and for rows of which some do.
+    """
+
     rows_G: Tensor
-    tokens_G: Tensor
+    hidden_GD: Tensor
+    sampled: SampleRows
+    graphs: dict[bool, torch.cuda.CUDAGraph]
     rows: IntArray = field(default_factory=no_ints)
     """What rows_G begins with, on the host; the rest is padding."""
 
 
+@dataclass(frozen=True)
+class _Draws:
+    """The captured draws that follow some layers, or a whole step. results_G: tokens, or scored rows."""
+
+    graph: torch.cuda.CUDAGraph
+    results_G: Tensor
+
+
 @torch.inference_mode()
-def capture_graphs(decodes: DecodeGraphs, prompts: PromptGraphs, *, at_once: bool = False) -> None:
-    """Capture all graphs into one memory pool; log how long it took and how much memory. at_once: see GraphPool."""
+def capture_graphs(
+    decodes: DecodeGraphs, prompts: PromptGraphs, prepared: Sequence[Extras] = (), *, at_once: bool = False
+) -> None:
+    """Capture all graphs into one memory pool; log how long it took and how much memory.
+
+    prepared: kinds of draws that decodes have graphs of, besides plain ones. at_once: see GraphPool.
+    """
     device = decodes.runner.table.device
     started, before = time.perf_counter(), torch.cuda.memory_reserved(device)
     pool = GraphPool(captures_at_once=at_once)
-    num_prompts, num_decodes = prompts.capture(pool), decodes.capture(pool)
+    num_prompts, num_decodes = prompts.capture(pool), decodes.capture(pool, prepared)
     torch.cuda.synchronize(device)
     seconds, grown = time.perf_counter() - started, torch.cuda.memory_reserved(device) - before
     what = f"{num_decodes} graphs of decodes and {num_prompts} with prompts"
@@ -56,80 +77,173 @@ def capture_graphs(decodes: DecodeGraphs, prompts: PromptGraphs, *, at_once: boo
 
 
 class DecodeGraphs:
-    """Captured decode steps, smallest first."""
+    """Captured decode steps, by their numbers of rows.
+
+    Graphs share their memory, so what layers write is there until any graph but their draws is replayed.
+    """
 
     def __init__(
         self, runner: ModelRunner, sizes: Sequence[int], max_model_len: int, *, shares_prefixes: bool = False
     ) -> None:
         self.runner, self.sizes, self.max_model_len = runner, list(sizes), max_model_len
-        self._graphs: dict[tuple[int, bool], _Graph] = {}
-        self._extra_graphs: ExtraGraphs[tuple[int, bool, Extras], _Graph] = ExtraGraphs(runner)
-        self._kinds: set[tuple[bool, Extras]] = set()
+        self._layers: dict[int, _Layers] = {}
+        self._plain_draws: dict[int, _Draws] = {}
+        self._other_draws: ExtraGraphs[tuple[int, Extras], _Draws] = ExtraGraphs(runner)
+        self._single: _Draws | None = None
+        """A plain step of one row as a whole: it is so short that a second launch is a hundredth of it."""
+        self._room = HiddenRoom(max(self.sizes, default=0))
+        self._kinds: set[object] = set()
         """Kinds of graphs for which the plugins' results were checked, before the first capture of the kind."""
         self._shares = shares_prefixes
         self.pool: GraphPool | None = None
 
-    def capture(self, pool: GraphPool | None) -> int:
-        """Capture every size, the largest first so that the others fit into its memory; returns how many."""
+    def capture(self, pool: GraphPool | None, prepared: Sequence[Extras] = ()) -> int:
+        """Capture every size, the largest first so that the others fit into its memory; returns how many.
+
+        prepared: kinds of draws to capture besides plain ones.
+        """
         self.pool = pool
         for size in reversed(self.sizes):
-            for is_shared in (False, True) if self._shares else (False,):
-                self._graphs[size, is_shared] = self._record(size, is_shared, PLAIN)
-        return len(self._graphs)
+            layers = self._layers[size] = self._record_layers(size)
+            written = layers.hidden_GD, layers.sampled
+            self._plain_draws[size] = self._record_draws(*written, PLAIN)
+            for extras in filter(self._may_capture, prepared):
+                self._other_draws.get((size, extras), partial(self._record_draws, *written, extras))
+            if size == 1:
+                self._single = _Draws(*self._record(partial(self.step, self._layers[1].rows_G), (False, PLAIN)))
+        return len(self._layers)
 
-    def _record_extra(self, size: int, is_shared: bool, extras: Extras) -> _Graph:
-        """Capture a graph for draws that need more than plain sampling."""
-        started = time.perf_counter()
-        graph = self._record(size, is_shared, extras)
-        seconds = time.perf_counter() - started
-        logger.info("captured a decode graph of %d rows for %s in %.1f s", size, extras, seconds)
-        return graph
+    def _record(
+        self, step: Callable[[], Result], kind: Hashable, *, sizes_alike: bool = True
+    ) -> tuple[torch.cuda.CUDAGraph, Result]:
+        """Capture a step; what plugins return is checked for the first one of a kind. Sizes are not kinds."""
+        is_known = kind in self._kinds
+        self._kinds.add(kind)
+        checking = nullcontext() if is_known else self.runner.checking()
+        return record(step, self.pool, self.runner.table.device, checking, is_known=is_known and sizes_alike)
 
-    def _record(self, size: int, is_shared: bool, extras: Extras) -> _Graph:
-        device = self.runner.table.device
-        rows_G = torch.full((size,), self.runner.table.padding_row, device=device)
-        is_looked_at = (is_shared, extras) in self._kinds
-        self._kinds.add((is_shared, extras))
-        checking = nullcontext() if is_looked_at else self.runner.checking()  # sizes are not kinds
-        step = partial(self.step, rows_G, is_shared, extras)
-        is_known = is_looked_at and extras == PLAIN  # processors do not say whether they make something for a size
-        graph, tokens_G = record(step, self.pool, device, checking, is_known=is_known)
-        return _Graph(graph, rows_G, tokens_G)
+    def _record_layers(self, size: int) -> _Layers:
+        """Capture the layers of this size, which have written something then."""
+        rows_G = torch.full((size,), self.runner.table.padding_row, device=self.runner.table.device)
+        graph, (hidden_GD, sampled) = self._record(partial(self.kept_layers, rows_G), False)
+        layers = _Layers(rows_G, hidden_GD, sampled, {False: graph})
+        if self._shares:
+            layers.graphs[True], _ = self._record(partial(self.shared_layers, layers), True)
+        return layers
 
-    def can_replay(self, step: Step, extras: Extras) -> bool:
-        """Whether a graph fits this step: decodes alone, no token forbidden, and processors that may be captured."""
-        if len(step.chunk_rows) or len(step.mask_rows):
-            return False
+    def _record_draws(self, hidden_GD: Tensor, sampled: SampleRows, extras: Extras) -> _Draws:
+        """Capture draws that follow layers, which have just written this for the padding row."""
+        step = partial(self.draws, hidden_GD, sampled, extras)
+        return _Draws(*self._record(step, extras, sizes_alike=self._treats_sizes_alike(extras)))
+
+    def _draws_of(self, size: int, extras: Extras) -> _Draws:
+        """The draws of this kind, captured now if they never were."""
+        if extras == PLAIN:
+            return self._plain_draws[size]
+
+        def _captured() -> _Draws:
+            started = time.perf_counter()
+            draws = self._record_draws(*self.behind_layers(size), extras)
+            seconds = time.perf_counter() - started
+            logger.debug("captured draws of %d rows for %s in %.3f s", size, extras, seconds)
+            return draws
+
+        return self._other_draws.get((size, extras), _captured)
+
+    def _treats_sizes_alike(self, extras: Extras) -> bool:
+        pipeline = self.runner.pipeline
+        return not extras.processors or (pipeline is not None and pipeline.treats_sizes_alike(extras.processors))
+
+    def _may_capture(self, extras: Extras) -> bool:
         pipeline = self.runner.pipeline
         return not extras.processors or (pipeline is not None and pipeline.is_graph_safe(extras.processors))
 
+    def holds(self, step: Step) -> bool:
+        """Whether graphs compute the layers of this step: of decodes alone."""
+        return not len(step.chunk_rows)
+
+    def draws_too(self, step: Step, extras: Extras) -> bool:
+        """Whether they also draw: if no single token is forbidden, and all processors may be captured."""
+        return not len(step.mask_rows) and self._may_capture(extras)
+
+    def size(self, num_rows: int) -> int:
+        """The smallest number of rows with graphs that have room for so many."""
+        return self.sizes[int(np.searchsorted(self.sizes, num_rows))]
+
     def launch(self, rows_D: Tensor, rows: IntArray, extras: Extras = PLAIN, *, is_shared: bool = False) -> Tensor:
-        """Replay the smallest graph that has room for these rows; returns their tokens, or their scored rows.
+        """Replay the smallest graphs that have room for these rows; returns their tokens, or their scored rows.
 
         They are valid until the next launch. rows: rows_D, on the host. extras: what the draws need besides plain
         sampling; a graph for it is captured when a step first needs it. is_shared: some rows share a prefix, as the
         table's shared_len_R says.
         """
-        count = rows_D.shape[0]
-        size = self.sizes[int(np.searchsorted(self.sizes, count))]
-        if extras == PLAIN:
-            graph = self._graphs[size, is_shared]
-        else:
-            key = (size, is_shared, extras)
-            graph = self._extra_graphs.get(key, lambda: self._record_extra(*key))
-        if not np.array_equal(rows, graph.rows):
-            graph.rows_G[:count].copy_(rows_D)
-            graph.rows_G[count:].fill_(self.runner.table.padding_row)
-            graph.rows = rows.copy()
+        size = self.size(len(rows))
+        draws = self._draws_of(size, extras)  # before the layers, since a capture draws for the padding row
+        layers = self._layers_for(size, rows_D, rows)
         self.runner.begin()
-        graph.graph.replay()
-        return graph.tokens_G[:count]
+        if self._single is not None and size == 1 and extras == PLAIN and not is_shared:
+            self._single.graph.replay()
+            return self._single.results_G
+        layers.graphs[is_shared].replay()
+        draws.graph.replay()
+        return draws.results_G[: len(rows)]
 
-    def step(self, rows_G: Tensor, is_shared: bool = False, extras: Extras = PLAIN) -> Tensor:
-        """One decode step of these rows: everything that a graph captures. Returns what goes to the host."""
+    def launch_layers(
+        self, rows_D: Tensor, rows: IntArray, *, is_shared: bool = False, all_greedy: bool = False
+    ) -> tuple[SampleRows, Tensor]:
+        """Replay the layers alone; returns the draws and their hidden states, valid until the next launch."""
+        layers, count = self._layers_for(self.size(len(rows)), rows_D, rows), len(rows)
+        self.runner.begin()
+        layers.graphs[is_shared].replay()
+        params = layers.sampled.params
+        of_rows_D = params.temperature_N[:count], params.seed_N[:count], params.position_N[:count]
+        params = SamplingBatch(*of_rows_D, all_greedy=all_greedy)
+        return SampleRows(layers.sampled.rows_N[:count], None, params), layers.hidden_GD[:count]
+
+    def behind_layers(self, size: int) -> tuple[Tensor, SampleRows]:
+        """What the layers of this size have just written, hidden_GD and its draws, of the padding row alone.
+
+        For a capture of draws, which may run: other graphs have written over what there was before.
+        """
+        layers = self._layers[size]
+        layers.rows_G.fill_(self.runner.table.padding_row)
+        layers.rows = no_ints()
+        layers.graphs[False].replay()
+        return layers.hidden_GD, layers.sampled
+
+    def _layers_for(self, size: int, rows_D: Tensor, rows: IntArray) -> _Layers:
+        """The layers of this size, told of the rows that they compute next."""
+        layers = self._layers[size]
+        if not np.array_equal(rows, layers.rows):
+            layers.rows_G[: len(rows)].copy_(rows_D)
+            layers.rows_G[len(rows) :].fill_(self.runner.table.padding_row)
+            layers.rows = rows.copy()
+        return layers
+
+    def step(self, rows_G: Tensor) -> Tensor:
+        """One decode step of these rows with plain draws: everything that its graphs capture. Returns its tokens."""
+        return self.draws(*self.layers(rows_G), PLAIN)
+
+    def layers(self, rows_G: Tensor, is_shared: bool = False) -> tuple[Tensor, SampleRows]:
+        """The first half of a decode step of these rows: hidden states, and the draws that follow them."""
+        batch, sampled = decode_step(self.runner, rows_G, self.max_model_len, is_shared=is_shared)
+        return self.runner.forward(batch), sampled
+
+    def kept_layers(self, rows_G: Tensor) -> tuple[Tensor, SampleRows]:
+        """The same, with the hidden states where captured draws read them."""
+        hidden_GD, sampled = self.layers(rows_G)
+        return self._room.keep(hidden_GD), sampled
+
+    def shared_layers(self, layers: _Layers) -> None:
+        """The same where some rows share a prefix; writes where layers without one write."""
+        hidden_GD, sampled = self.layers(layers.rows_G, is_shared=True)
+        self._room.keep(hidden_GD)
+        for name in ("temperature_N", "seed_N", "position_N"):
+            getattr(layers.sampled.params, name).copy_(getattr(sampled.params, name))
+
+    def draws(self, hidden_GD: Tensor, sampled: SampleRows, extras: Extras) -> Tensor:
+        """The second half: draw, and write the tokens into the table. Returns what goes to the host."""
         runner = self.runner
-        batch, sampled = decode_step(runner, rows_G, self.max_model_len, is_shared=is_shared)
-        hidden_GD = runner.forward(batch)
         if extras == PLAIN:
             results_G = runner.sample(hidden_GD, sampled)
         else:

@@ -1,7 +1,8 @@
 """Steps whose draws wait for masks: the model's part at once, and the drawing when the masks are there.
 
 The host learns a token, works out what may follow it and fills the mask while the device computes the next step up to
-its hidden states. Of decodes, both halves are CUDA graphs where graphs are captured.
+its hidden states. Where graphs are captured, both halves of decodes are CUDA graphs, and the first is that of all
+decodes.
 Legend: as in core/worker/request_table.py; G rows of a graph, K draws that have masks.
 """
 
@@ -9,18 +10,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from hookline.core.step.message import Step
-from hookline.core.util.arrays import IntArray, no_ints
-from hookline.core.worker.graphs.cuda_graph import ExtraGraphs, GraphPool, record
-from hookline.core.worker.graphs.decode_graphs import decode_step
+from hookline.core.util.arrays import IntArray
+from hookline.core.worker.graphs.cuda_graph import ExtraGraphs, record
+from hookline.core.worker.graphs.decode_graphs import DecodeGraphs
 from hookline.core.worker.request_table import DeviceStep, SampleRows
 from hookline.core.worker.runner.model_runner import Extras, ModelRunner
 from hookline.core.worker.runner.token_masks import TokenMasks
@@ -32,45 +31,42 @@ logger = logging.getLogger("hookline")
 class WaitingStep:
     """A step that was computed up to its hidden states, and whose draws wait for masks.
 
-    hidden_TD: of all its tokens if prompt tokens are scored, else of the draws. graphs: those that compute the step,
-    if there are any; they keep the hidden states, and sampled and hidden_TD are None.
+    hidden_TD: of all its tokens if prompt tokens are scored, else of the draws. draws: captured ones, if there are any;
+    they know the hidden states, and sampled and hidden_TD are None.
     """
 
     device_step: DeviceStep
     extras: Extras
     sampled: SampleRows | None = None
     hidden_TD: Tensor | None = None
-    graphs: MaskedGraphs | None = None
+    draws: MaskedDraws | None = None
 
 
 @dataclass
-class MaskedGraphs:
-    """The two halves of a decode step, captured for G rows. index_G: the mask of each row.
+class MaskedDraws:
+    """Draws with masks that follow the layers of a decode step, captured for G rows. index_G: the mask of each row.
 
-    fetches: whether every row has a mask; the second half then copies them itself. rows: those that rows_G was last
-    written for. num_masked: how many rows index_G was last written for, if it fetches.
+    fetches: whether every row has a mask; the graph then copies them itself. num_masked: how many rows index_G was last
+    written for, if it fetches.
     """
 
-    forward: torch.cuda.CUDAGraph
-    draw: torch.cuda.CUDAGraph
-    rows_G: Tensor
+    decodes: DecodeGraphs
+    graph: torch.cuda.CUDAGraph
     index_G: Tensor
-    tokens_G: Tensor
+    results_G: Tensor
     fetches: bool
-    rows: IntArray = field(default_factory=no_ints)
     num_masked: int = 0
 
     def begin(
-        self, rows_D: Tensor, rows: IntArray, padding_row: int, masks: TokenMasks, masked_draws_K: Tensor
+        self, rows_D: Tensor, rows: IntArray, masks: TokenMasks, masked_draws_K: Tensor, *, is_shared: bool
     ) -> None:
-        """Compute the hidden states of these rows, and say which of them will have masks. rows: rows_D, on the host."""
-        if not np.array_equal(rows, self.rows):
-            self.rows_G[: len(rows_D)].copy_(rows_D)
-            self.rows_G[len(rows_D) :].fill_(padding_row)
-            self.rows = rows.copy()
+        """Compute the hidden states of these rows, and say which of them will have masks.
+
+        rows, is_shared: as for `DecodeGraphs.launch`.
+        """
         if not self.fetches:
             masks.begin()
-        self.forward.replay()
+        self.decodes.launch_layers(rows_D, rows, is_shared=is_shared)
         if not self.fetches or len(masked_draws_K) != self.num_masked:  # else it is written already
             masks.write_index(self.index_G, len(rows_D), masked_draws_K)  # behind the draws before, which read it
             self.num_masked = len(masked_draws_K)
@@ -79,55 +75,43 @@ class MaskedGraphs:
         """Draw by the first `num_masks` masks; returns the tokens, or scored rows, valid until the next step."""
         if not self.fetches:
             masks.send(num_masks)
-        self.draw.replay()
-        return self.tokens_G[:num_draws]
+        self.graph.replay()
+        return self.results_G[:num_draws]
 
 
 class MaskedDecodes:
-    """Pairs of graphs for decode steps with masks, captured when a step first needs one."""
+    """Draws with masks for captured decodes, each kind captured when a step first needs it."""
 
-    def __init__(self, runner: ModelRunner, masks: TokenMasks, sizes: Sequence[int], max_model_len: int) -> None:
-        self.runner, self.masks, self.sizes, self.max_model_len = runner, masks, list(sizes), max_model_len
-        self._graphs: ExtraGraphs[tuple[int, bool, Extras, bool], MaskedGraphs] = ExtraGraphs(runner)
+    def __init__(self, runner: ModelRunner, masks: TokenMasks, decodes: DecodeGraphs) -> None:
+        self.runner, self.masks, self.decodes = runner, masks, decodes
+        self._graphs: ExtraGraphs[tuple[int, Extras, bool], MaskedDraws] = ExtraGraphs(runner)
 
-    def graphs(self, step: Step, extras: Extras, pool: GraphPool | None) -> MaskedGraphs:
-        """The smallest pair of graphs with room for the rows of this step, captured now if there is none yet."""
+    def graphs(self, step: Step, extras: Extras) -> MaskedDraws:
+        """The smallest graphs with room for the rows of this step; the draws' is captured now if there is none yet."""
         num_rows = len(step.decode_rows)
-        size = self.sizes[int(np.searchsorted(self.sizes, num_rows))]
-        key = (size, step.shared_len > 0, extras, len(step.masked_draws) == num_rows)
-        return self._graphs.get(key, lambda: self._record(*key, pool))
+        key = (self.decodes.size(num_rows), extras, len(step.masked_draws) == num_rows)
+        return self._graphs.get(key, lambda: self._record(*key))
 
-    def _record(
-        self, size: int, is_shared: bool, extras: Extras, fetches: bool, pool: GraphPool | None
-    ) -> MaskedGraphs:
-        started, table = time.perf_counter(), self.runner.table
-        rows_G = torch.full((size,), table.padding_row, device=table.device)
-        index_G = torch.full((size,), self.masks.unmasked_row, device=table.device)
-        checking = self.runner.checking
-        forward, hidden_GD = record(partial(self.forward, rows_G, is_shared), pool, table.device, checking())
-        draw_ = partial(self.draw, rows_G, hidden_GD, index_G, extras, fetches=fetches)
-        draw, tokens_G = record(draw_, pool, table.device, checking())
+    def _record(self, size: int, extras: Extras, fetches: bool) -> MaskedDraws:
+        started, device = time.perf_counter(), self.runner.table.device
+        index_G = torch.full((size,), self.masks.unmasked_row, device=device)
+        draw = partial(self.draw, *self.decodes.behind_layers(size), index_G, extras, fetches=fetches)
+        graph, results_G = record(draw, self.decodes.pool, device, self.runner.checking())
         seconds = time.perf_counter() - started
-        logger.info("captured a masked decode step of %d rows for %s in %.1f s", size, extras, seconds)
-        return MaskedGraphs(forward, draw, rows_G, index_G, tokens_G, fetches)
-
-    def forward(self, rows_G: Tensor, is_shared: bool = False) -> Tensor:
-        """The first half: the hidden states of a decode step of these rows."""
-        batch, _ = decode_step(self.runner, rows_G, self.max_model_len, is_shared=is_shared)
-        return self.runner.forward(batch)
+        logger.debug("captured draws of %d rows with masks for %s in %.3f s", size, extras, seconds)
+        return MaskedDraws(self.decodes, graph, index_G, results_G, fetches)
 
     def draw(
-        self, rows_G: Tensor, hidden_GD: Tensor, index_G: Tensor, extras: Extras, *, fetches: bool = False
+        self, hidden_GD: Tensor, sampled: SampleRows, index_G: Tensor, extras: Extras, *, fetches: bool = False
     ) -> Tensor:
-        """The second half: draw, and write the tokens into the table. Returns what goes to the host.
+        """Draw with masks, and write the tokens into the table. Returns what goes to the host.
 
         fetches: whether masks of all rows are copied from the host's buffer first.
         """
-        table = self.runner.table
         if fetches:
-            self.masks.fetch(len(rows_G))
-        sampled = table.decode_draws(rows_G)
+            self.masks.fetch(len(index_G))
         forbid = partial(self.masks.forbid, index_N=index_G)
-        results_G = self.runner.sample_extra(hidden_GD, sampled, extras, self.max_model_len, forbid=forbid)
+        max_len = self.decodes.max_model_len
+        results_G = self.runner.sample_extra(hidden_GD, sampled, extras, max_len, forbid=forbid)
         self.runner.keep_tokens(sampled, results_G)
         return results_G

@@ -11,7 +11,7 @@ Legend: T tokens of a graph, B rows (the last one is padding), N = B - 1 draws.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from functools import partial
@@ -25,7 +25,7 @@ from hookline.core.contracts import Batch
 from hookline.core.step.captured import PromptShape, holding_shape
 from hookline.core.step.message import Step
 from hookline.core.util.arrays import IntArray
-from hookline.core.worker.graphs.cuda_graph import GraphPool, record
+from hookline.core.worker.graphs.cuda_graph import GraphPool, HiddenRoom, record
 from hookline.core.worker.request_table import RequestTable, SampleRows, slot_mapping
 from hookline.core.worker.runner.model_runner import ModelRunner
 
@@ -64,18 +64,27 @@ class Inputs:
 
 
 @dataclass(frozen=True)
-class _Graph:
-    graph: torch.cuda.CUDAGraph
+class _Graphs:
+    """The two halves of a step: forward computes hidden_ND of inputs_X, and draw makes tokens_N of them."""
+
     inputs_X: Tensor
+    forward: torch.cuda.CUDAGraph
+    hidden_ND: Tensor
+    draw: torch.cuda.CUDAGraph
     tokens_N: Tensor
 
 
 class PromptGraphs:
-    """Captured steps with prompts, one for each of these shapes; a step takes the first that has room for it."""
+    """Captured steps with prompts, two graphs for each of these shapes; a step takes the first that has room for it.
+
+    The first graph ends with the hidden states of the draws, the second is plain sampling. Other draws follow the first
+    one eagerly.
+    """
 
     def __init__(self, runner: ModelRunner, shapes: Sequence[PromptShape], max_model_len: int) -> None:
         self.runner, self.shapes, self.max_model_len = runner, list(shapes), max_model_len
-        self._graphs: dict[PromptShape, _Graph] = {}
+        self._graphs: dict[PromptShape, _Graphs] = {}
+        self._room = HiddenRoom(max((shape.num_decodes + shape.num_rows for shape in self.shapes), default=0))
 
     def capture(self, pool: GraphPool) -> int:
         """Capture every shape, the largest first so that the others fit into its memory; returns how many."""
@@ -83,50 +92,74 @@ class PromptGraphs:
             inputs_X = self.inputs(Step(), shape).to(self.runner.table.device)
             has_decodes = shape.num_decodes > 0
             is_known = any((other.num_decodes > 0) == has_decodes for other in self._graphs)
-            checking = nullcontext() if is_known else self.runner.checking()
-            step = partial(self.step, inputs_X, shape)
-            graph, tokens_N = record(step, pool, inputs_X.device, checking, is_known=is_known)
-            self._graphs[shape] = _Graph(graph, inputs_X, tokens_N)
+
+            def _recorded(step: Callable[[], Tensor], is_known: bool = is_known) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+                checking = nullcontext() if is_known else self.runner.checking()
+                return record(step, pool, self.runner.table.device, checking, is_known=is_known)
+
+            forward, hidden_ND = _recorded(partial(self.kept_forward, inputs_X, shape))
+            draw, tokens_N = _recorded(partial(self.draw, inputs_X, shape, hidden_ND))
+            self._graphs[shape] = _Graphs(inputs_X, forward, hidden_ND, draw, tokens_N)
         return len(self._graphs)
 
     def shape(self, step: Step) -> PromptShape | None:
-        """The shape of the graph that fits this step; None if its prompts are too many or too long, or if its draws
-        need more than plain sampling.
+        """The shape of the graphs that fit this step; None if its prompts are too many or too long, or if hidden states
+        of prompt tokens are asked for.
         """
-        if (
-            not len(step.chunk_rows)
-            or len(step.mask_rows)
-            or step.processors
-            or step.num_logprobs >= 0
-            or len(step.pooled)
-        ):
+        if not len(step.chunk_rows) or len(step.scored_chunks) or len(step.pooled):
             return None
         return holding_shape(self.shapes, len(step.decode_rows), len(step.token_ids_T), len(step.chunk_rows))
 
     def launch(self, step: Step, shape: PromptShape) -> Tensor:
-        """Replay the graph of this shape for a step that fits it; returns its tokens, valid until the next launch.
+        """Replay the graphs of this shape for a step that fits it; returns its tokens, valid until the next launch.
 
         To be called before `RequestTable.mirror` of this step.
         """
-        graph = self._graphs[shape]
-        graph.inputs_X.copy_(self.inputs(step, shape).pin_memory(), non_blocking=True)
+        self.launch_layers(step, shape)
+        graphs = self._graphs[shape]
+        graphs.draw.replay()
+        return graphs.tokens_N[: step.num_sampled]
+
+    def launch_layers(self, step: Step, shape: PromptShape) -> tuple[SampleRows, Tensor]:
+        """Replay the first half alone; returns the step's draws and their hidden states, valid until the next launch.
+
+        To be called before `RequestTable.mirror` of this step.
+        """
+        graphs = self._graphs[shape]
+        graphs.inputs_X.copy_(self.inputs(step, shape).pin_memory(), non_blocking=True)
         self.runner.begin()
-        graph.graph.replay()
-        return graph.tokens_N[: step.num_sampled]
+        graphs.forward.replay()
+        return self.draws(step, graphs.inputs_X, shape), graphs.hidden_ND[: step.num_sampled]
+
+    def draws(self, step: Step, inputs_X: Tensor, shape: PromptShape) -> SampleRows:
+        """The draws of a step without those of padding, one for each of its hidden states."""
+        inputs, count = Inputs.of(inputs_X, shape), step.num_sampled
+        rows_N, positions_N = inputs.sample_rows_N[:count], inputs.sample_positions_N[:count]
+        return SampleRows(rows_N, None, self.runner.table.sampling(rows_N, positions_N, all_greedy=step.all_greedy))
 
     def inputs(self, step: Step, shape: PromptShape) -> Tensor:
         """A step as the input of the graph of this shape, on the host."""
         return torch.from_numpy(lay_out(step, shape, self.runner.table).flat())
 
     def step(self, inputs_X: Tensor, shape: PromptShape) -> Tensor:
-        """One step with prompts: everything that a graph captures. Returns its tokens."""
-        runner, table = self.runner, self.runner.table
+        """One step with prompts: everything that its graphs capture. Returns its tokens."""
+        return self.draw(inputs_X, shape, self.forward(inputs_X, shape))
+
+    def forward(self, inputs_X: Tensor, shape: PromptShape) -> Tensor:
+        """The first half of a step: the hidden states of its draws."""
         inputs = Inputs.of(inputs_X, shape)
-        batch = prompt_batch(table, inputs, shape.num_decodes, self.max_model_len)
-        sampled = prompt_sample_rows(table, inputs)
-        hidden_ND = runner.forward(batch, sampled.token_indices_N)
-        tokens_N = runner.sample(hidden_ND, sampled)
-        runner.keep_tokens(sampled, tokens_N)
+        batch = prompt_batch(self.runner.table, inputs, shape.num_decodes, self.max_model_len)
+        return self.runner.forward(batch, inputs.sample_tokens_N)
+
+    def kept_forward(self, inputs_X: Tensor, shape: PromptShape) -> Tensor:
+        """The same, with the hidden states where captured draws read them."""
+        return self._room.keep(self.forward(inputs_X, shape))
+
+    def draw(self, inputs_X: Tensor, shape: PromptShape, hidden_ND: Tensor) -> Tensor:
+        """The second half: sample plainly, and write the tokens into the table. Returns them."""
+        sampled = prompt_sample_rows(self.runner.table, Inputs.of(inputs_X, shape))
+        tokens_N = self.runner.sample(hidden_ND, sampled)
+        self.runner.keep_tokens(sampled, tokens_N)
         return tokens_N
 
 

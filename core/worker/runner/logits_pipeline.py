@@ -121,6 +121,10 @@ class Pipeline:
         """Whether all processors whose bits are set may be captured in a CUDA graph."""
         return all(one.stage.entry.needs.graph_safe for one in self.running(processors))
 
+    def treats_sizes_alike(self, processors: int) -> bool:
+        """Whether none of the processors whose bits are set makes something for a number of rows."""
+        return all(one.stage.entry.needs.sizes_alike for one in self.running(processors))
+
     def receive(self, step: Step, views: Any) -> None:
         """Store the arguments and known tokens that a step brings. views: the step's sections on the device."""
         starts = np.concatenate([[0], np.cumsum(step.processor_lens)])

@@ -5,6 +5,7 @@ Legend: as in core/worker/request_table.py; D hidden.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -74,8 +75,9 @@ class PartWorker(Worker):
         *,
         is_host: bool,
         blaming: AbstractContextManager[None] | None = None,
+        prepared: Sequence[Extras] = (),
     ) -> None:
-        super().__init__(runner, blaming=blaming)
+        super().__init__(runner, blaming=blaming, prepared=prepared)
         self.stage, self.links, self._spec, self._hidden_size = stage, links, spec, hidden_size
         self.stage_graphs: StageGraphs | None = None
         self.returned = ReturnedTokens(self.table, links, is_host=is_host) if stage.is_first else None

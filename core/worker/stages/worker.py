@@ -27,7 +27,7 @@ from hookline.core.worker.stages.parts import ComputedPart, Links, PartWorker
 from hookline.core.worker.stages.pooling import StagePooling
 from hookline.core.worker.stages.returned_tokens import StepResults
 from hookline.core.worker.stages.taps import StageTaps
-from hookline.core.worker.startup.warm_up import eager_steps, graph_steps, mask_once
+from hookline.core.worker.startup.warm_up import draw_steps, eager_steps, graph_steps, mask_once
 from hookline.core.worker.worker import Handle
 
 
@@ -48,8 +48,9 @@ class StageWorker(PartWorker):
         is_host: bool,
         blaming: AbstractContextManager[None] | None = None,
         taps: StageTaps | None = None,
+        prepared: Sequence[Extras] = (),
     ) -> None:
-        super().__init__(runner, stage, links, spec, hidden_size, is_host=is_host, blaming=blaming)
+        super().__init__(runner, stage, links, spec, hidden_size, is_host=is_host, blaming=blaming, prepared=prepared)
         self.taps, self._pooling = taps, StagePooling(stage, links, spec.device)
         self._ones_R = torch.ones_like(self.table.length_R)
         self._waiting_parts: list[ComputedPart] = []
@@ -107,15 +108,18 @@ class StageWorker(PartWorker):
         row = self.table.padding_row
         for step in eager_steps(spec, self.runner.kernels, row, shares_prefixes=shares_prefixes):
             self._warm_up_part(self.table.receive(step), None)
+        for extras in self.prepared:
+            for step in draw_steps(spec, row):
+                self._warm_up_part(self.table.receive(step), None, extras)
         for step in graph_steps(spec, self.stage_graphs.sizes if self.stage_graphs is not None else (), row):
             self._warm_up_part(self.table.receive(step), self.stage_graphs)
         if self.stage.is_last:
             mask_once(spec, self.runner.kernels, self.runner.vocab_size)
 
-    def _warm_up_part(self, device_step: DeviceStep, graphs: StageGraphs | None) -> None:
+    def _warm_up_part(self, device_step: DeviceStep, graphs: StageGraphs | None, extras: Extras = PLAIN) -> None:
         one = self._forward(MicroBatch(device_step.step, no_ints(), no_ints()), device_step, graphs, is_alone=True)
         if self.stage.is_last:
-            results_N = self._draw(one, PLAIN)
+            results_N = self._draw(one, extras)
             if len(results_N):
                 self.transfer.send(results_N).wait()
         self.table.reset_padding()

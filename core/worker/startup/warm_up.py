@@ -17,6 +17,8 @@ from hookline.core.util.arrays import num_mask_words
 
 MOST_COMMON_TOKENS = 4096
 """Prompt tokens of the largest common step; larger ones run the same kernels, and the largest was computed before."""
+DRAWS = (1, 2, 4)
+"""Numbers of draws by which the addresses of arrays of 4 or 8 bytes differ in what they are multiples of."""
 
 
 def eager_steps(spec: AttentionSpec, kernels: Kernels, padding_row: int, *, shares_prefixes: bool) -> Iterator[Step]:
@@ -32,6 +34,16 @@ def eager_steps(spec: AttentionSpec, kernels: Kernels, padding_row: int, *, shar
     mixed = within(spec, StepShape(num_decodes=1, num_tokens=1))
     yield padding_step(spec, mixed, padding_row, all_greedy=True)
     yield padding_step(spec, within(spec, StepShape(num_tokens=1)), padding_row, draws=False)
+
+
+def draw_steps(spec: AttentionSpec, padding_row: int) -> Iterator[Step]:
+    """Steps to compute for each kind of draws that is to be ready: a single draw, and few and many of them.
+
+    A kernel may have a variant for one row, and others for addresses that are multiples of 16 bytes.
+    """
+    shapes = (within(spec, StepShape(num_tokens=num_draws, context_len=1)) for num_draws in DRAWS)
+    for shape in dict.fromkeys(shapes):
+        yield padding_step(spec, shape, padding_row)
 
 
 def graph_steps(spec: AttentionSpec, sizes: Iterable[int], padding_row: int) -> Iterator[Step]:

@@ -24,6 +24,6 @@ def register_processors(register: Registrar) -> None:
         "hookline_topnsigma.processor:TopNSigma",
         config=TopNSigmaArguments,
         help="n: keep tokens within n standard deviations of the largest logit",
-        needs=Needs(graph_safe=True),
+        needs=Needs(graph_safe=True, sizes_alike=True),
         priority=-50,  # after penalties and bans, before top_k, top_p and min_p
     )

@@ -14,7 +14,7 @@ from hookline.core.testing.processor_suite import ProcessorSuite
 
 
 class TestTopNSigma(ProcessorSuite):
-    processor, config = TopNSigma, TopNSigmaArguments
+    processor, config, sizes_alike = TopNSigma, TopNSigmaArguments, True
     examples = ({"n": 0.5}, {"n": 1.0}, {"n": 1.5})
 
 

@@ -219,14 +219,14 @@ def resolved(monkeypatch, tmp_path):
     monkeypatch.setattr(kernel_build, "find_spec", lambda name: SimpleNamespace(origin=None))
     sizes = dict(dtype=torch.bfloat16, block_size=64, num_heads=16, num_kv_heads=8)
     config = SimpleNamespace(
-        engine=SimpleNamespace(compile_ahead=True),
+        engine=SimpleNamespace(compile_ahead=True, prepared_sampling=()),
         sampler=SimpleNamespace(name="gumbel", config=None, entry=None),
         model=SimpleNamespace(name="qwen3"),
     )
     return SimpleNamespace(
         device=torch.device("cuda"), config=config, ranks=LocalRanks(), attention=SimpleNamespace(**sizes),
         kernels=SimpleNamespace(name="triton", needs=Needs(packages=("triton",)), target="plugin.kernels:Kernels"),
-        checkpoint=SimpleNamespace(config={"hidden_size": 1024}), plugins=(),
+        checkpoint=SimpleNamespace(config={"hidden_size": 1024}, sampling_defaults={}), plugins=(),
     )  # fmt: skip
 
 
@@ -244,6 +244,8 @@ def test_nothing_is_begun_twice_for_a_model_and_a_card(resolved, monkeypatch):
     resolved.checkpoint.config = {"hidden_size": 2048}
     other = start_build(resolved)
     assert other.finish() and other.stamp != build.stamp
+    resolved.checkpoint.sampling_defaults = {"top_p": 0.95}
+    assert stamp_ahead(resolved) not in (build.stamp, other.stamp)
 
 
 def test_nothing_is_begun_where_nothing_is_compiled_or_somebody_said_so(resolved):

@@ -53,6 +53,18 @@ def message(tree: dict[str, Any], host: PluginHost) -> str:
 # --- what comes out
 
 
+def test_prepared_sampling_is_checked_as_requests_are(host: PluginHost) -> None:
+    asked = [{"top_p": 0.9}, {"logprobs": 5}]
+    assert validate({"engine": {"prepared_sampling": asked}}, host).engine.prepared_sampling == tuple(asked)
+    key = "engine.prepared_sampling[1]"
+    for wrong, said in [
+        ({"top_p": 2}, f"{key}: sampling.top_p=2 must be"),
+        ({"topp": 0.5}, f"unknown key '{key}.topp'. Did you mean 'top_p'?"),
+        (0.5, f"{key}=0.5 must be a mapping of fields of SamplingParams"),
+    ]:
+        assert message({"engine": {"prepared_sampling": [{}, wrong]}}, host).startswith(said)
+
+
 def test_tag_keys_are_a_tuple_of_valid_keys(host: PluginHost) -> None:
     assert validate({"engine": {"tag_keys": ["tenant", "class"]}}, host).engine.tag_keys == ("tenant", "class")
     assert message({"engine": {"tag_keys": ["tenant", "Class"]}}, host) == (
@@ -375,7 +387,8 @@ def test_a_mistake_in_what_an_engine_says_of_a_processor_is_named(
 def test_a_composed_tree_holds_the_dataclasses_defaults_and_makes_the_same_configuration() -> None:
     tree = compose([], PluginHost.load(), RunKeys)[0].tree
     assert set(tree) - {"experiment"} == set(RUN_KEYS)
-    assert tree["engine"] == {one.name: one.default for one in fields(EngineConfig)}
+    defaults = {one.name: one.default for one in fields(EngineConfig)}
+    assert tree["engine"] == defaults | {"prepared_sampling": list(defaults["prepared_sampling"])}
     assert SamplingParams.of(tree["sampling"]) == SamplingParams()
     assert {key: tree[key] for key in plain_defaults(RunKeys)} == plain_defaults(RunKeys)
     engine = {key: tree[key] for key in ENGINE_KEYS}

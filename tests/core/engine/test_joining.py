@@ -54,36 +54,33 @@ def told_with_running(params, prompts=([1, 2, 3],), **options):
     return engine.scheduler.told[-1]
 
 
-def test_a_policy_is_told_that_plain_decodes_may_join():
-    assert told_with_running(PLAIN) == JOINING
-    assert told_with_running(PLAIN, joining=Joining()) == Joining()
+MORE = [
+    {},
+    {"logprobs": 0},
+    {"min_tokens": 4},
+    {"extra_args": {"follows": {"amount": 1.0}}},
+]
+
+
+@pytest.mark.parametrize("more", MORE, ids=str)
+def test_a_policy_is_told_that_decodes_may_join(more):
+    params = SamplingParams(seed=1, max_tokens=9, **more)
+    assert told_with_running(params) == JOINING
+    assert told_with_running(params, joining=Joining()) == Joining()
 
 
 @pytest.mark.parametrize(
-    "more",
-    [
-        {"logprobs": 0},
-        {"prompt_logprobs": 0},
-        {"min_tokens": 4},
-        {"extra_args": {"follows": {"amount": 1.0}}},
-        {"structured_outputs": StructuredOutputs(choice=("\n\n cc",))},
-    ],
-    ids=str,
+    "more", [{"prompt_logprobs": 0}, {"structured_outputs": StructuredOutputs(choice=("\n\n cc",))}], ids=str
 )
-def test_it_is_not_told_so_while_a_running_request_asks_for_more_than_sampling(more):
+def test_it_is_not_told_so_while_a_running_request_asks_for_what_graphs_lack(more):
     assert told_with_running(SamplingParams(seed=1, max_tokens=9, **more)) == Joining()
 
 
-@pytest.mark.parametrize("more", [{"min_tokens": 4, "ignore_eos": True}, {"min_tokens": 1}], ids=str)
-def test_tokens_that_may_be_drawn_by_now_do_not_count(more):
-    assert told_with_running(SamplingParams(seed=1, max_tokens=9, **more)) == JOINING
-
-
-def test_it_is_not_told_so_while_one_that_waits_asks_for_more():
+def test_it_is_not_told_so_while_one_that_waits_asks_for_it():
     engine = make(max_num_seqs=2)
     engine.add([1, 2, 3], PLAIN)
     engine.step()
-    engine.add([4, 5], SamplingParams(seed=1, max_tokens=9, logprobs=1))
+    engine.add([4, 5], SamplingParams(seed=1, max_tokens=9, prompt_logprobs=1))
     engine.add([6, 7], PLAIN)
     engine.step()
     assert engine.scheduler.told[-1] == Joining()

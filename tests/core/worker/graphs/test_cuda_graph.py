@@ -14,7 +14,7 @@ from hookline.core.worker.graphs.prompt_graphs import PromptGraphs
 from hookline.core.worker.runner.model_runner import PLAIN, Extras
 
 DEVICE = torch.device("cpu")
-RUN_BEFORE, AT_ONCE = ["run", "global", "captured"], ["relaxed", "captured", "replay"]
+RUN_BEFORE, AT_ONCE = ["run", "global", "captured", "replay"], ["relaxed", "captured", "replay"]
 
 
 @pytest.fixture
@@ -91,8 +91,11 @@ def recorded(cuda, monkeypatch):
     recorded = []
 
     def note(step, pool, device, first, *, is_known=False):
-        recorded.append((step.args[0].numel(), is_known, pool.captures_at_once))
-        return None, None
+        number = getattr(step.args[0], "rows_G", step.args[0]).numel()
+        recorded.append((number, is_known, pool.captures_at_once))
+        hidden = torch.zeros(number, 1)
+        is_layers = step.func.__name__ == "kept_layers"
+        return SimpleNamespace(replay=lambda: None), (hidden, None) if is_layers else hidden
 
     monkeypatch.setattr(decode_graphs, "record", note)
     monkeypatch.setattr(prompt_graphs, "record", note)
@@ -113,16 +116,19 @@ def graphs():
 def test_the_first_size_of_each_kind_is_run_before(recorded, at_once):
     decodes, prompts = graphs()
     capture_graphs(decodes, prompts, at_once=at_once)
-    of_prompts = [(8, False), (6, True), (4, True)]
-    of_decodes = [(8, False), (8, False), (4, True), (4, True), (2, True), (2, True)]
+    of_prompts = [(8, False), (8, False), (6, True), (6, True), (4, True), (4, True)]
+    of_decodes = [*[(8, False)] * 3, *[(4, True)] * 3, *[(2, True)] * 3]  # layers, those that share, and draws
     assert recorded == [(*one, at_once) for one in of_prompts + of_decodes]
 
 
-def test_graphs_with_processors_are_run_before_whatever_their_size(recorded):
+@pytest.mark.parametrize("sizes_alike", [False, True])
+def test_graphs_with_processors_are_run_before_unless_these_treat_sizes_alike(recorded, sizes_alike):
     decodes, prompts = graphs()
+    decodes.runner.pipeline.treats_sizes_alike = lambda processors: sizes_alike
     capture_graphs(decodes, prompts, at_once=True)
     recorded.clear()
     extras = Extras(processors=1)
-    for size in (2, 4):
-        decodes._record(size, False, extras)
-    assert extras != PLAIN and recorded == [(2, False, True), (4, False, True)]
+    with torch.inference_mode():
+        for size in (2, 4):
+            decodes._record_draws(torch.zeros(size, 1), None, extras)
+    assert extras != PLAIN and recorded == [(2, False, True), (4, sizes_alike, True)]

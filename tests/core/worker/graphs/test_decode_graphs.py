@@ -1,36 +1,51 @@
 """Which captured graph a decode step replays, with a recorder in the place of CUDA's."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from hookline.core.contracts import NO_TOKEN, AttentionSpec
+from hookline.core.contracts import NO_TOKEN, AttentionSpec, SamplingBatch
 from hookline.core.step.message import Step
 from hookline.core.testing.plain_kernels import PlainKernels
 from hookline.core.util.arrays import ints
-from hookline.core.worker.graphs.decode_graphs import DecodeGraphs, _Graph
-from hookline.core.worker.request_table import RequestTable
+from hookline.core.worker.graphs.decode_graphs import DecodeGraphs
+from hookline.core.worker.request_table import RequestTable, SampleRows
 from hookline.core.worker.runner.model_runner import PLAIN, Extras, ModelRunner
 
 
 @pytest.fixture
 def graphs(monkeypatch):
-    """Graphs of 2 and 4 rows whose replay returns the rows they were given; `recorded` lists what was captured."""
+    """Graphs of 2 and 4 rows whose draws return the rows they were given; `recorded` lists the draws captured, and
+    `replayed` what was replayed, in order.
+    """
     device = torch.device("cpu")
     pipeline = SimpleNamespace(generation=0, is_graph_safe=lambda processors: processors != 4)
-    runner = SimpleNamespace(table=SimpleNamespace(padding_row=9, device=device), pipeline=pipeline, begin=lambda: None)
+    pipeline.treats_sizes_alike = lambda processors: True
+    table = SimpleNamespace(padding_row=9, device=device)
+    runner = SimpleNamespace(table=table, pipeline=pipeline, begin=lambda: None, checking=nullcontext)
     graphs = DecodeGraphs(runner, [2, 4], 64)
-    graphs.recorded = []
+    graphs.recorded, graphs.replayed = [], []
 
-    def record(size, is_shared, extras):
-        rows_G = torch.zeros(size, dtype=torch.int64)
-        graphs.recorded.append((size, extras))
-        return _Graph(SimpleNamespace(replay=lambda: None), rows_G, rows_G)
+    def layers(rows_G, is_shared=False):
+        return 10.0 * rows_G.unsqueeze(1), SampleRows(rows_G, None, SamplingBatch(*[rows_G + 1] * 3))
 
-    monkeypatch.setattr(graphs, "_record", record)
+    def draws(hidden_GD, sampled, extras):
+        assert sampled.rows_N.tolist() == [9] * len(hidden_GD), "a capture draws for the padding row alone"
+        graphs.recorded.append((len(hidden_GD), extras))
+        return sampled.rows_N
+
+    def record(step, pool, device, first, *, is_known=False):
+        what = {graphs.kept_layers: "layers", draws: "draws"}.get(step.func, "step")
+        return SimpleNamespace(replay=lambda: graphs.replayed.append(what)), step()
+
+    monkeypatch.setattr(graphs, "layers", layers)
+    monkeypatch.setattr(graphs, "draws", draws)
+    monkeypatch.setattr("hookline.core.worker.graphs.decode_graphs.record", record)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     graphs.capture(None)
+    graphs.replayed.clear()
     return graphs
 
 
@@ -47,7 +62,7 @@ def test_rows_that_stay_are_not_sent_to_their_graph_again(graphs, monkeypatch):
     for rows in ([5, 6, 7], [5, 6, 7], [3], [5, 6, 7], [5, 6], [5, 6, 7], [3]):
         padded = [*rows, 9, 9, 9][: 4 if len(rows) > 2 else 2]
         assert graphs.launch(torch.tensor(rows), ints(rows)).tolist() == rows
-        assert graphs._graphs[len(padded), False].rows_G.tolist() == padded
+        assert graphs._layers[len(padded)].rows_G.tolist() == padded
     assert sent == [[5, 6, 7], [3], [5, 6], [3]]
 
 
@@ -77,11 +92,45 @@ def test_a_graph_with_extras_is_captured_anew_when_a_processor_was_made_anew(gra
     assert graphs.recorded[2:] == [(2, extras)] * 2
 
 
-def test_no_graph_holds_chunks_forbidden_tokens_or_processors_that_cannot_be_captured(graphs):
-    assert graphs.can_replay(Step(decode_rows=ints([1])), Extras(3, 5))
-    assert not graphs.can_replay(Step(decode_rows=ints([1])), Extras(4))
-    assert not graphs.can_replay(Step(chunk_rows=ints([1])), PLAIN)
-    assert not graphs.can_replay(Step(decode_rows=ints([1]), mask_rows=ints([0])), PLAIN)
+def test_draws_that_are_prepared_are_captured_with_the_plain_ones(graphs):
+    extras, unsafe = Extras(processors=3), Extras(processors=4)
+    graphs.recorded.clear()
+    graphs.capture(None, [extras, unsafe])
+    assert graphs.recorded == [(4, PLAIN), (4, extras), (2, PLAIN), (2, extras)]
+    graphs.launch(torch.tensor([5]), ints([5]), extras)
+    assert len(graphs.recorded) == 4
+
+
+def test_layers_are_replayed_once_and_before_the_draws(graphs):
+    graphs.launch(torch.tensor([5]), ints([5]))
+    for _ in range(2):
+        graphs.launch(torch.tensor([5]), ints([5]), Extras(processors=3))
+    assert graphs.replayed == ["layers", "draws", "layers", *["layers", "draws"] * 2], "the third for a capture"
+
+
+def test_a_plain_step_of_one_row_is_one_launch(graphs):
+    graphs.sizes = [1, 2]
+    graphs.capture(None)
+    assert graphs.launch(torch.tensor([5]), ints([5])).tolist() == [5]
+    assert graphs.replayed == ["step"]
+    graphs.launch(torch.tensor([5, 6]), ints([5, 6]))
+    graphs.launch(torch.tensor([5]), ints([5]), Extras(processors=3))
+    assert graphs.replayed[1:] == ["layers", "draws", "layers", "layers", "draws"]
+
+
+def test_layers_alone_give_the_hidden_states_of_the_rows_and_their_draws(graphs):
+    sampled, hidden_DD = graphs.launch_layers(torch.tensor([5, 6, 7]), ints([5, 6, 7]), all_greedy=True)
+    assert graphs.replayed == ["layers"]
+    assert sampled.rows_N.tolist() == [5, 6, 7] and sampled.token_indices_N is None
+    assert len(hidden_DD) == len(sampled.params.seed_N) == 3 and sampled.params.all_greedy
+
+
+def test_which_steps_graphs_hold_and_for_which_they_draw(graphs):
+    decodes = Step(decode_rows=ints([1]))
+    assert graphs.holds(decodes) and not graphs.holds(Step(chunk_rows=ints([1])))
+    assert graphs.draws_too(decodes, Extras(3, 5))
+    assert not graphs.draws_too(decodes, Extras(4)), "a processor that cannot be captured"
+    assert not graphs.draws_too(Step(decode_rows=ints([1]), mask_rows=ints([0])), PLAIN), "a forbidden token"
 
 
 def test_a_captured_step_that_draws_no_token_leaves_token_0_behind():

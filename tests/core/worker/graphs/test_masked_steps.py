@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
 
 from hookline import LLM, SamplingParams, StructuredOutputs
-from hookline.core.contracts import Batch
 from hookline.core.testing.plain_kernels import PlainKernels
-from hookline.core.worker.graphs import decode_graphs, masked_steps
 from hookline.core.worker.graphs.decode_graphs import DecodeGraphs
 from hookline.core.worker.runner.token_masks import TokenMasks
+from tests.replayed_at_once import replay_at_once, with_host_lengths
 
 SIZES = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 128, "cpu_cache_gib": 0.1}
-
-
-def at_once(step, pool, device, first, *, is_known=False):
-    """In place of `record`: a graph whose replay runs the function, and writes to the tensor of the first run."""
-    with first:
-        out = step()
-    return SimpleNamespace(replay=lambda: out.copy_(step())), out
 
 
 @pytest.mark.slow
@@ -51,9 +41,8 @@ def test_two_graphs_give_the_tokens_of_an_eager_step(monkeypatch, overlap):
         plain = tokens(llm)
         llm.engine.pool.reset_cache()
         worker = llm.engine.executor
-        with_lengths(worker.runner.kernels)
-        for module in (decode_graphs, masked_steps):
-            monkeypatch.setattr(module, "record", at_once)
+        with_host_lengths(worker.runner.kernels)
+        replay_at_once(monkeypatch)
         send = worker.transfer.send  # a copy, as to the host: the next replay may come before these are collected
         worker.transfer.send = lambda tokens_N: send(tokens_N.clone())
         worker.graphs = DecodeGraphs(worker.runner, [1, 2, 4, 8], 128)
@@ -63,18 +52,6 @@ def test_two_graphs_give_the_tokens_of_an_eager_step(monkeypatch, overlap):
         kinds = set(worker.masked_decodes._graphs)
         assert {size for size, *_ in kinds} >= {4, 8}
         assert {fetches for *_, fetches in kinds} == {True, False}
-
-
-def with_lengths(kernels):
-    """Kernels of the CPU need lengths on the host."""
-    prepare = kernels.prepare
-
-    def prepared(batch: Batch) -> None:
-        if batch.context_lens_host is None:
-            batch.context_lens_host = batch.context_lens_B.numpy()
-        prepare(batch)
-
-    kernels.prepare = prepared
 
 
 def test_a_mask_forbids_what_its_bits_do_not_allow_and_rows_without_one_are_left_alone():

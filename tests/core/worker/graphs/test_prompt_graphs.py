@@ -273,7 +273,12 @@ def test_which_graph_a_step_takes():
 
 
 @pytest.mark.parametrize(
-    "step", [{"chunk_rows": np.arange(0)}, {"mask_rows": np.arange(1)}, {"processors": 1}, {"num_logprobs": 0}], ids=str
+    "step", [{"chunk_rows": np.arange(0)}, {"scored_chunks": np.arange(1)}, {"pooled": np.arange(8)}], ids=str
 )
-def test_steps_without_prompts_or_with_draws_that_are_not_plain_take_none(step):
+def test_steps_without_prompts_or_with_those_whose_states_are_asked_for_take_none(step):
     assert held(**step) is None
+
+
+@pytest.mark.parametrize("step", [{"mask_rows": np.arange(1)}, {"processors": 1}, {"num_logprobs": 0}], ids=str)
+def test_draws_that_are_not_plain_take_the_same_graphs(step):
+    assert held(**step) == held()

@@ -1,0 +1,41 @@
+"""Which kinds of draws an engine makes ready before its first request, besides plain ones."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from hookline.core.assembly.resolve import ResolvedConfig
+from hookline.core.contracts import RequestFacts
+from hookline.core.errors import HooklineError
+from hookline.core.requests.logits_processing import Processing
+from hookline.core.sampling_params import SamplingParams
+from hookline.core.worker.runner.model_runner import PLAIN, Extras
+
+logger = logging.getLogger("hookline")
+
+
+def prepared_draws(resolved: ResolvedConfig, processing: Processing) -> list[Extras]:
+    """What draws need of requests that leave all to the checkpoint, and of those in engine.prepared_sampling.
+
+    Each kind once; none where nothing is compiled or captured. Parameters that this engine would refuse are left out.
+    """
+    if resolved.device.type != "cuda":
+        return []
+    kinds = (_kind(resolved, processing, given) for given in ({}, *resolved.config.engine.prepared_sampling))
+    return [kind for kind in dict.fromkeys(kinds) if kind != PLAIN]
+
+
+def _kind(resolved: ResolvedConfig, processing: Processing, given: Mapping[str, Any]) -> Extras:
+    """What the first draw of a request with these parameters needs."""
+    try:
+        params = SamplingParams(**given).resolved(resolved.checkpoint.sampling_defaults)
+        assert params.temperature is not None
+        facts = RequestFacts(1, params.temperature, frozenset(), resolved.spec.vocab_size, params.logprobs is not None)
+        processors = processing.prepare(params, facts).used(0)
+    except HooklineError as error:
+        logger.info("draws with %s are not made ready: %s", dict(given) or "the checkpoint's defaults", error)
+        return PLAIN
+    num_logprobs = -1 if params.logprobs is None else min(params.logprobs, resolved.spec.vocab_size)
+    return Extras(processors, num_logprobs)

@@ -1,0 +1,61 @@
+"""Which kinds of draws are made ready at a start."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from hookline.core.assembly.prepared_draws import prepared_draws
+from hookline.core.config.settings import EngineConfig
+from hookline.core.plugin.host import PluginHost
+from hookline.core.requests.logits_processing import Processing
+from hookline.core.worker.runner.model_runner import Extras
+
+
+@pytest.fixture(scope="module")
+def processing():
+    return Processing.of(PluginHost.load().registry)
+
+
+def bits(processing, *names):
+    return sum(1 << index for index, stage in enumerate(processing.stages) if stage.entry.name in names)
+
+
+def prepared(processing, defaults=None, device="cuda", **engine):
+    return prepared_draws(
+        SimpleNamespace(
+            device=torch.device(device),
+            config=SimpleNamespace(engine=EngineConfig(**engine)),
+            checkpoint=SimpleNamespace(sampling_defaults=defaults or {}),
+            spec=SimpleNamespace(vocab_size=10),
+        ),
+        processing,
+    )
+
+
+def test_truncation_is_ready_unless_the_configuration_says_otherwise(processing):
+    assert prepared(processing) == [Extras(bits(processing, "truncation"))]
+    assert prepared(processing, prepared_sampling=[]) == []
+    assert prepared(processing, device="cpu") == []
+
+
+def test_what_the_checkpoint_recommends_is_ready(processing):
+    qwen3 = {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
+    assert prepared(processing, qwen3, prepared_sampling=[]) == [Extras(bits(processing, "truncation"))]
+    qwen2 = qwen3 | {"repetition_penalty": 1.05}
+    both = Extras(bits(processing, "truncation", "penalties"))
+    assert prepared(processing, qwen2, prepared_sampling=[]) == [both]
+    assert prepared(processing, {"temperature": 0.0}, prepared_sampling=[]) == []
+
+
+def test_each_kind_is_ready_once_with_the_scores_that_are_asked_for(processing):
+    asked = [{"logprobs": 2}, {"top_p": 0.5}, {"min_p": 0.1}, {"logprobs": 20, "top_k": 5}, {"temperature": 0.5}]
+    truncated = bits(processing, "truncation")
+    expected = [Extras(0, 2), Extras(truncated), Extras(truncated, 10)]
+    assert prepared(processing, prepared_sampling=asked) == expected
+
+
+def test_what_no_processor_takes_is_left_out_with_a_line_in_the_log(caplog):
+    with caplog.at_level("INFO", "hookline"):
+        assert prepared(Processing(), prepared_sampling=[{"top_p": 0.5}, {"logprobs": 1}]) == [Extras(0, 1)]
+    assert "draws with {'top_p': 0.5} are not made ready: sampling.top_p=0.5: no logits processor" in caplog.text
