@@ -308,7 +308,11 @@ def stamp_of(resolved: ResolvedConfig, card: Mapping[str, Any]) -> Path:
         "versions": code_versions(resolved),
         "model": [resolved.config.model.name, resolved.checkpoint.config],
         "others": [resolved.kernels.name, sampler.name, str(sampler.config)],
-        "draws": [resolved.checkpoint.sampling_defaults, resolved.config.engine.prepared_sampling],
+        "draws": [
+            resolved.checkpoint.sampling_defaults,
+            resolved.config.engine.prepared_sampling,
+            {name: str(option.config) for name, option in resolved.config.processors.items()},
+        ],
         "sizes": [str(attention.dtype), attention.block_size, attention.num_heads, attention.num_kv_heads],
     }
     name = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:32]

@@ -8,6 +8,7 @@ from typing import Any
 
 from hookline.core.assembly.resolve import ResolvedConfig
 from hookline.core.contracts import RequestFacts
+from hookline.core.engine.step_builder import rounded_logprobs
 from hookline.core.errors import HooklineError
 from hookline.core.requests.logits_processing import Processing
 from hookline.core.sampling_params import SamplingParams
@@ -23,6 +24,7 @@ def prepared_draws(resolved: ResolvedConfig, processing: Processing) -> list[Ext
     """
     if resolved.device.type != "cuda":
         return []
+    processing = Processing(processing.stages)  # which finds no tokenizer, as there is none yet, and must not keep that
     kinds = (_kind(resolved, processing, given) for given in ({}, *resolved.config.engine.prepared_sampling))
     return [kind for kind in dict.fromkeys(kinds) if kind != PLAIN]
 
@@ -37,5 +39,5 @@ def _kind(resolved: ResolvedConfig, processing: Processing, given: Mapping[str, 
     except HooklineError as error:
         logger.info("draws with %s are not made ready: %s", dict(given) or "the checkpoint's defaults", error)
         return PLAIN
-    num_logprobs = -1 if params.logprobs is None else min(params.logprobs, resolved.spec.vocab_size)
-    return Extras(processors, num_logprobs)
+    num_logprobs = -1 if params.logprobs is None else rounded_logprobs(params.logprobs)
+    return Extras(processors, min(num_logprobs, resolved.spec.vocab_size))

@@ -156,6 +156,9 @@ def make_worker(
         num_blocks = _num_blocks(resolved, parts, shapes)
     with phases.part("KV cache"):
         worker = parts.worker(_smallest(resolved, num_blocks))
+    if resolved.device.type == "cuda":
+        with phases.part("warm-up"):
+            worker.prepare_draws(resolved.attention)
     if resolved.uses_graphs:
         sizes = graph_sizes(resolved.attention.max_num_seqs)
         with phases.part("graphs"):

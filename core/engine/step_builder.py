@@ -23,6 +23,11 @@ NUM_LOGPROBS = (0, 1, 5, 10, 20)
 """`num_logprobs` is rounded up to one of these, so that few graphs serve all requests."""
 
 
+def rounded_logprobs(count: int) -> int:
+    """How many alternatives a step scores whose requests ask for at most `count`."""
+    return next(size for size in NUM_LOGPROBS if size >= count)
+
+
 class ArgumentWriter:
     """Writes the arguments of logits processors into steps; one per engine.
 
@@ -78,7 +83,7 @@ class ArgumentWriter:
             wanted = [request.params.prompt_logprobs or 0 for _, request, _, _ in scored]
             step.num_logprobs = max(step.num_logprobs, *wanted)
         if step.num_logprobs >= 0:
-            step.num_logprobs = next(size for size in NUM_LOGPROBS if size >= step.num_logprobs)
+            step.num_logprobs = rounded_logprobs(step.num_logprobs)
 
     def _records(self, request: Request) -> list[Record]:
         """The request's own arguments, and the defaults of processors that the row's last owner had arguments for."""

@@ -31,7 +31,7 @@ def dry_worker(config: Config, host: PluginHost) -> tuple[Worker, ResolvedConfig
     engine = replace(config.engine, num_blocks=config.engine.num_blocks or NUM_BLOCKS)
     resolved = resolve(on_cuda(replace(config, engine=engine)), host)
     kernels = make_kernels(resolved)
-    processing = Processing.of(host.registry, resolved.facts)
+    processing = Processing.of(host.registry, resolved.facts, config.processors)
     return make_worker(resolved, unloaded_model(resolved, kernels), kernels, processing), resolved
 
 

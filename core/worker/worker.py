@@ -7,6 +7,7 @@ for the device; collecting does. Legend: as in core/worker/request_table.py.
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from hookline.core.errors import (
     EngineError,
     HooklineError,
     LostStep,
+    RequestFault,
     StepCapacityError,
     StepFault,
     is_out_of_memory,
@@ -43,6 +45,8 @@ from hookline.core.worker.runner.model_runner import PLAIN, Extras, ModelRunner
 from hookline.core.worker.runner.token_masks import TokenMasks
 from hookline.core.worker.startup.late_work import LateWork
 from hookline.core.worker.startup.warm_up import draw_steps, eager_steps, graph_steps, mask_once
+
+logger = logging.getLogger("hookline")
 
 
 class States(Protocol):
@@ -200,13 +204,28 @@ class Worker(SizedExecutor):
         row = self.table.padding_row
         for step in eager_steps(spec, self.runner.kernels, row, shares_prefixes=shares_prefixes):
             self._warm_up(self._compute_eagerly(self.table.receive(step), PLAIN))
-        for extras in self.prepared:
-            for step in draw_steps(spec, row):
-                self._warm_up(self._compute_eagerly(self.table.receive(step), extras))
         if self.graphs is not None:
             for step in graph_steps(spec, self.graphs.sizes, row):
                 self._warm_up(self._compute(step))
         mask_once(spec, self.runner.kernels, self.runner.vocab_size)
+
+    @torch.inference_mode()
+    def prepare_draws(self, spec: AttentionSpec) -> None:
+        """Draw eagerly in the ways that are to be ready; those that fail are left out, and warned of."""
+        self.prepared = [extras for extras in self.prepared if self._can_draw(spec, extras)]
+
+    def _can_draw(self, spec: AttentionSpec, extras: Extras) -> bool:
+        try:
+            for step in draw_steps(spec, self.table.padding_row):
+                self._draw_padding(step, extras)
+        except RequestFault as error:
+            logger.warning("draws are not made ready at the start: %s", error)
+            return False
+        return True
+
+    def _draw_padding(self, step: Step, extras: Extras) -> None:
+        """Compute a step of padding rows eagerly."""
+        self._warm_up(self._compute_eagerly(self.table.receive(step), extras))
 
     def _warm_up(self, tokens_N: Tensor | None) -> None:
         """Wait for a step of padding rows, and leave the table as it was."""

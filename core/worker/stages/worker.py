@@ -27,7 +27,7 @@ from hookline.core.worker.stages.parts import ComputedPart, Links, PartWorker
 from hookline.core.worker.stages.pooling import StagePooling
 from hookline.core.worker.stages.returned_tokens import StepResults
 from hookline.core.worker.stages.taps import StageTaps
-from hookline.core.worker.startup.warm_up import draw_steps, eager_steps, graph_steps, mask_once
+from hookline.core.worker.startup.warm_up import eager_steps, graph_steps, mask_once
 from hookline.core.worker.worker import Handle
 
 
@@ -108,13 +108,14 @@ class StageWorker(PartWorker):
         row = self.table.padding_row
         for step in eager_steps(spec, self.runner.kernels, row, shares_prefixes=shares_prefixes):
             self._warm_up_part(self.table.receive(step), None)
-        for extras in self.prepared:
-            for step in draw_steps(spec, row):
-                self._warm_up_part(self.table.receive(step), None, extras)
         for step in graph_steps(spec, self.stage_graphs.sizes if self.stage_graphs is not None else (), row):
             self._warm_up_part(self.table.receive(step), self.stage_graphs)
         if self.stage.is_last:
             mask_once(spec, self.runner.kernels, self.runner.vocab_size)
+
+    def _draw_padding(self, step: Step, extras: Extras) -> None:
+        """See Worker."""
+        self._warm_up_part(self.table.receive(step), None, extras)
 
     def _warm_up_part(self, device_step: DeviceStep, graphs: StageGraphs | None, extras: Extras = PLAIN) -> None:
         one = self._forward(MicroBatch(device_step.step, no_ints(), no_ints()), device_step, graphs, is_alone=True)

@@ -37,7 +37,7 @@ def eager_steps(spec: AttentionSpec, kernels: Kernels, padding_row: int, *, shar
 
 
 def draw_steps(spec: AttentionSpec, padding_row: int) -> Iterator[Step]:
-    """Steps to compute for each kind of draws that is to be ready: a single draw, and few and many of them.
+    """Steps to compute for each kind of draws that is to be ready: with one draw, and with few.
 
     A kernel may have a variant for one row, and others for addresses that are multiples of 16 bytes.
     """

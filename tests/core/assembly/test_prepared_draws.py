@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from hookline import LLM, SamplingParams
 from hookline.core.assembly.prepared_draws import prepared_draws
 from hookline.core.config.settings import EngineConfig
 from hookline.core.plugin.host import PluginHost
@@ -21,13 +22,13 @@ def bits(processing, *names):
     return sum(1 << index for index, stage in enumerate(processing.stages) if stage.entry.name in names)
 
 
-def prepared(processing, defaults=None, device="cuda", **engine):
+def prepared(processing, defaults=None, device="cuda", vocab_size=10, **engine):
     return prepared_draws(
         SimpleNamespace(
             device=torch.device(device),
             config=SimpleNamespace(engine=EngineConfig(**engine)),
             checkpoint=SimpleNamespace(sampling_defaults=defaults or {}),
-            spec=SimpleNamespace(vocab_size=10),
+            spec=SimpleNamespace(vocab_size=vocab_size),
         ),
         processing,
     )
@@ -51,8 +52,21 @@ def test_what_the_checkpoint_recommends_is_ready(processing):
 def test_each_kind_is_ready_once_with_the_scores_that_are_asked_for(processing):
     asked = [{"logprobs": 2}, {"top_p": 0.5}, {"min_p": 0.1}, {"logprobs": 20, "top_k": 5}, {"temperature": 0.5}]
     truncated = bits(processing, "truncation")
-    expected = [Extras(0, 2), Extras(truncated), Extras(truncated, 10)]
+    expected = [Extras(0, 5), Extras(truncated), Extras(truncated, 10)]
     assert prepared(processing, prepared_sampling=asked) == expected
+
+
+def test_it_is_what_steps_say_of_such_requests(processing, monkeypatch):
+    asked = [{"top_k": 5}, {"logprobs": 3}, {"repetition_penalty": 1.1, "top_p": 0.5, "logprobs": 0}]
+    with LLM(device="cpu") as llm:
+        worker, found = llm.engine.executor, []
+        compute = worker._compute_eagerly
+        monkeypatch.setattr(
+            worker, "_compute_eagerly", lambda step, extras, *rest: found.append(extras) or compute(step, extras, *rest)
+        )
+        for one in asked:
+            llm.generate([[1, 2]], SamplingParams(max_tokens=1, temperature=1, **one))
+        assert prepared(llm.engine.limits.processing, vocab_size=4096, prepared_sampling=asked) == found
 
 
 def test_what_no_processor_takes_is_left_out_with_a_line_in_the_log(caplog):

@@ -10,12 +10,13 @@ from torch import Tensor
 
 from hookline import LLM, SamplingParams
 from hookline.core.contracts import Attend, AttentionSpec, StepShape, wanted_rows
+from hookline.core.errors import RequestFault
 from hookline.core.step.captured import PromptShape, joining, prompt_shapes
 from hookline.core.step.message import Step
 from hookline.core.testing.plain_kernels import PlainKernels
 from hookline.core.worker.graphs.decode_graphs import DecodeGraphs
 from hookline.core.worker.graphs.prompt_graphs import PromptGraphs
-from hookline.core.worker.runner.model_runner import ModelRunner
+from hookline.core.worker.runner.model_runner import Extras, ModelRunner
 from hookline.core.worker.startup.warm_up import eager_steps, padding_step, row_shape, within
 from hookline.core.worker.worker import Worker
 from tests.batch_invariance import Load, one_after_the_other
@@ -171,6 +172,25 @@ def test_a_warm_up_leaves_the_padding_row_as_it_was(served):
     _, worker, _ = served
     row = worker.table.padding_row
     worker.warm_up(PLACE, shares_prefixes=True)
+    assert worker.table.host_length_R[row] == worker.table.length_R[row] == 1
+
+
+def test_draws_that_fail_at_the_start_are_left_out_with_a_warning(served, monkeypatch, caplog):
+    _, worker, _ = served
+    truncation, broken = Extras(16), Extras(2)
+    process = worker.runner.pipeline.process
+
+    def failing(logits_NV, processors, *rest, **options):
+        if processors == broken.processors:
+            raise RequestFault("no luck", processors=broken.processors)
+        return process(logits_NV, processors, *rest, **options)
+
+    monkeypatch.setattr(worker.runner.pipeline, "process", failing)
+    worker.prepared = [truncation, broken, Extras(0, 5)]
+    worker.prepare_draws(PLACE)
+    assert worker.prepared == [truncation, Extras(0, 5)]
+    assert "draws are not made ready at the start: no luck" in caplog.text
+    row = worker.table.padding_row
     assert worker.table.host_length_R[row] == worker.table.length_R[row] == 1
 
 
