@@ -14,7 +14,7 @@ from torch import Tensor
 from hookline.core.worker.runner.model_runner import ModelRunner
 from hookline.core.worker.startup.late_work import CAPTURED, note
 
-MAX_EXTRA_GRAPHS = 512
+MAX_EXTRA_GRAPHS = 192
 """Most graphs of one ExtraGraphs, each of draws alone. Requests combine processors freely."""
 Key = TypeVar("Key", bound=Hashable)
 Captured = TypeVar("Captured")
@@ -135,10 +135,10 @@ def record(
     started = time.perf_counter()
     if is_known and pool is not None and pool.captures_at_once:
         graph, written = _captured(step, pool, "relaxed")  # kernels may be loaded meanwhile
+        graph.replay()  # which loads the graph onto the device
     else:
         run_before(step, device, first)
         graph, written = _captured(step, pool, "global")
-    graph.replay()  # which loads the graph onto the device, and leaves results for what is captured behind it
     note(CAPTURED, f"of {device}", time.perf_counter() - started)
     return graph, written
 

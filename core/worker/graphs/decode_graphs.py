@@ -104,11 +104,10 @@ class DecodeGraphs:
         """
         self.pool = pool
         for size in reversed(self.sizes):
-            layers = self._layers[size] = self._record_layers(size)
-            written = layers.hidden_GD, layers.sampled
-            self._plain_draws[size] = self._record_draws(*written, PLAIN)
+            self._layers[size] = self._record_layers(size)
+            self._plain_draws[size] = self._record_draws(size, PLAIN)
             for extras in filter(self._may_capture, prepared):
-                self._other_draws.get((size, extras), partial(self._record_draws, *written, extras))
+                self._draws_of(size, extras)
             if size == 1:
                 self._single = _Draws(*self._record(partial(self.step, self._layers[1].rows_G), (False, PLAIN)))
         return len(self._layers)
@@ -123,7 +122,6 @@ class DecodeGraphs:
         return record(step, self.pool, self.runner.table.device, checking, is_known=is_known and sizes_alike)
 
     def _record_layers(self, size: int) -> _Layers:
-        """Capture the layers of this size, which have written something then."""
         rows_G = torch.full((size,), self.runner.table.padding_row, device=self.runner.table.device)
         graph, (hidden_GD, sampled) = self._record(partial(self.kept_layers, rows_G), False)
         layers = _Layers(rows_G, hidden_GD, sampled, {False: graph})
@@ -131,9 +129,8 @@ class DecodeGraphs:
             layers.graphs[True], _ = self._record(partial(self.shared_layers, layers), True)
         return layers
 
-    def _record_draws(self, hidden_GD: Tensor, sampled: SampleRows, extras: Extras) -> _Draws:
-        """Capture draws that follow layers, which have just written this for the padding row."""
-        step = partial(self.draws, hidden_GD, sampled, extras)
+    def _record_draws(self, size: int, extras: Extras) -> _Draws:
+        step = partial(self.draws, *self.behind_layers(size), extras)
         return _Draws(*self._record(step, extras, sizes_alike=self._treats_sizes_alike(extras)))
 
     def _draws_of(self, size: int, extras: Extras) -> _Draws:
@@ -143,7 +140,7 @@ class DecodeGraphs:
 
         def _captured() -> _Draws:
             started = time.perf_counter()
-            draws = self._record_draws(*self.behind_layers(size), extras)
+            draws = self._record_draws(size, extras)
             seconds = time.perf_counter() - started
             logger.debug("captured draws of %d rows for %s in %.3f s", size, extras, seconds)
             return draws
@@ -201,14 +198,16 @@ class DecodeGraphs:
         return SampleRows(layers.sampled.rows_N[:count], None, params), layers.hidden_GD[:count]
 
     def behind_layers(self, size: int) -> tuple[Tensor, SampleRows]:
-        """What the layers of this size have just written, hidden_GD and its draws, of the padding row alone.
+        """Where the layers of this size write hidden_GD and its draws, which are those of the padding row now.
 
-        For a capture of draws, which may run: other graphs have written over what there was before.
+        For a capture of draws, which may run: other graphs have written over what there was.
         """
         layers = self._layers[size]
         layers.rows_G.fill_(self.runner.table.padding_row)
         layers.rows = no_ints()
-        layers.graphs[False].replay()
+        params = layers.sampled.params
+        for values_G in (params.temperature_N, params.seed_N, params.position_N):
+            values_G.fill_(1)
         return layers.hidden_GD, layers.sampled
 
     def _layers_for(self, size: int, rows_D: Tensor, rows: IntArray) -> _Layers:

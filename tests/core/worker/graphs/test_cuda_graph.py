@@ -6,15 +6,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from hookline.core.contracts import SamplingBatch
 from hookline.core.step.captured import PromptShape
 from hookline.core.worker.graphs import cuda_graph, decode_graphs, prompt_graphs
 from hookline.core.worker.graphs.cuda_graph import GraphPool, record
 from hookline.core.worker.graphs.decode_graphs import DecodeGraphs, capture_graphs
 from hookline.core.worker.graphs.prompt_graphs import PromptGraphs
+from hookline.core.worker.request_table import SampleRows
 from hookline.core.worker.runner.model_runner import PLAIN, Extras
 
 DEVICE = torch.device("cpu")
-RUN_BEFORE, AT_ONCE = ["run", "global", "captured", "replay"], ["relaxed", "captured", "replay"]
+RUN_BEFORE, AT_ONCE = ["run", "global", "captured"], ["relaxed", "captured", "replay"]
 
 
 @pytest.fixture
@@ -95,7 +97,8 @@ def recorded(cuda, monkeypatch):
         recorded.append((number, is_known, pool.captures_at_once))
         hidden = torch.zeros(number, 1)
         is_layers = step.func.__name__ == "kept_layers"
-        return SimpleNamespace(replay=lambda: None), (hidden, None) if is_layers else hidden
+        sampled = SampleRows(hidden, None, SamplingBatch(*[hidden] * 3))
+        return SimpleNamespace(replay=lambda: None), (hidden, sampled) if is_layers else hidden
 
     monkeypatch.setattr(decode_graphs, "record", note)
     monkeypatch.setattr(prompt_graphs, "record", note)
@@ -130,5 +133,5 @@ def test_graphs_with_processors_are_run_before_unless_these_treat_sizes_alike(re
     extras = Extras(processors=1)
     with torch.inference_mode():
         for size in (2, 4):
-            decodes._record_draws(torch.zeros(size, 1), None, extras)
+            decodes._record_draws(size, extras)
     assert extras != PLAIN and recorded == [(2, False, True), (4, sizes_alike, True)]
