@@ -97,8 +97,8 @@ def one_after_the_other(llm: LLM, load: Load) -> list[RequestOutput]:
 
 def launches_of(graphs: Any) -> list[tuple[Any, Any]]:
     """The steps that graphs with prompts will be, and their shapes."""
-    launch, launched = graphs.launch_layers, []
-    graphs.launch_layers = lambda step, shape: (launched.append((step, shape)), launch(step, shape))[1]
+    replay, launched = graphs.replay_layers, []
+    graphs.replay_layers = lambda step, shape: (launched.append((step, shape)), replay(step, shape))[1]
     return launched
 
 

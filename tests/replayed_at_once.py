@@ -89,7 +89,7 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def _each_tensor(value: Any) -> Iterator[Tensor]:
-    """All tensors in tuples, lists, mappings and dataclasses."""
+    """All tensors in tuples, lists and dataclasses."""
     if isinstance(value, Tensor):
         yield value
     elif is_dataclass(value):

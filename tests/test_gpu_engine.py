@@ -291,12 +291,15 @@ def test_processors_and_scores_in_graphs_give_the_tokens_of_plain_torch(plain_ex
                 assert one is None or (one.token_id == other.token_id and abs(one.logprob - other.logprob) < 1e-3)
 
 
-def test_a_graph_with_processors_is_captured_once():
+def test_draws_with_processors_are_captured_at_the_start_or_once():
     with make(max_num_seqs=4, max_model_len=256) as llm:
-        graphs = llm.engine.executor.graphs._extra_graphs
-        for _ in range(3):
-            llm.generate([[1, 2, 3]], SamplingParams(max_tokens=4, top_k=5, ignore_eos=True))
-        assert len(graphs) == 1
+        draws = llm.engine.executor.graphs._other_draws
+        ready = set(draws)
+        assert {size for size, _ in ready} == {1, 2, 4}
+        for more in ({"top_k": 5}, {"top_k": 5}, {"presence_penalty": 1.0}, {"presence_penalty": 0.5}):
+            llm.generate([[1, 2, 3]], SamplingParams(max_tokens=4, ignore_eos=True, **more))
+            assert "presence_penalty" in more or set(draws) == ready
+        assert len(set(draws) - ready) == 1
 
 
 @pytest.mark.parametrize("at_once", [False, True])
@@ -312,8 +315,10 @@ def test_graphs_give_the_same_whether_each_size_ran_before_its_capture_or_not(mo
         monkeypatch.setattr(ResolvedConfig, "captures_at_once", False)
     llm = make()
     executor = llm.engine.executor
-    num_graphs = len(executor.graphs._graphs) + len(executor.prompt_graphs._graphs)
-    assert num_graphs > 20 and len(runs) == (3 if at_once else num_graphs)  # of prompts, decodes, and such that share
+    shapes, num_sizes = executor.prompt_graphs._graphs, len(executor.graphs._layers)
+    kinds = {shape.num_decodes > 0 for shape in shapes}
+    # Layers and draws of prompts; layers of decodes, such that share, two kinds of draws, and the single plain step.
+    assert num_sizes > 10 and len(runs) == (2 * len(kinds) + 5 if at_once else 2 * len(shapes) + 4 * num_sizes + 1)
     assert tokens(llm) == plain
 
 

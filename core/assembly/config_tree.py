@@ -18,7 +18,8 @@ def config_tree(config: Config, kernels: str) -> dict[str, Any]:
     tree: dict[str, Any] = {kind: _option(option) for kind, option in options.items()}
     tree["kernels"]["name"] = kernels
     plain = {"tp": config.tp, "pp": config.pp, "seed": config.seed, "dtype": config.dtype, "device": config.device}
-    return {**tree, **plain, "engine": asdict(config.engine)}
+    processors = {name: asdict(option.config) for name, option in config.processors.items()}
+    return {**tree, **plain, "processors": processors, "engine": asdict(config.engine)}
 
 
 def _option(option: Option) -> dict[str, Any]:

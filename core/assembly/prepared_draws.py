@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from hookline.core.assembly.resolve import ResolvedConfig
-from hookline.core.contracts import RequestFacts
+from hookline.core.contracts import RequestFacts, TokenTexts
 from hookline.core.engine.step_builder import rounded_logprobs
 from hookline.core.errors import HooklineError
 from hookline.core.requests.logits_processing import Processing
@@ -17,14 +17,18 @@ from hookline.core.worker.runner.model_runner import PLAIN, Extras
 logger = logging.getLogger("hookline")
 
 
-def prepared_draws(resolved: ResolvedConfig, processing: Processing) -> list[Extras]:
+def prepared_draws(
+    resolved: ResolvedConfig, processing: Processing, load_tokenizer: Callable[[], TokenTexts | None] = lambda: None
+) -> list[Extras]:
     """What draws need of requests that leave all to the checkpoint, and of those in engine.prepared_sampling.
 
     Each kind once; none where nothing is compiled or captured. Parameters that this engine would refuse are left out.
+    The same on all ranks. load_tokenizer: for processors that read texts.
     """
     if resolved.device.type != "cuda":
         return []
-    processing = Processing(processing.stages)  # which finds no tokenizer, as there is none yet, and must not keep that
+    processing = Processing(processing.stages)  # the engine's own has no tokenizer yet, and must not keep that
+    processing.load_tokenizer = load_tokenizer
     kinds = (_kind(resolved, processing, given) for given in ({}, *resolved.config.engine.prepared_sampling))
     return [kind for kind in dict.fromkeys(kinds) if kind != PLAIN]
 

@@ -55,7 +55,7 @@ class RankParts:
         self._sampler = chosen(resolved.config.sampler).load()(resolved.config.sampler.config)
         self._blaming = blaming_in_steps(resolved, processing)
         self._states = make_states(resolved)
-        self._prepared = prepared_draws(resolved, processing)
+        self._prepared = prepared_draws(resolved, processing, partial(rank_token_texts, resolved))
 
     def worker(self, num_blocks: int) -> Worker:
         """Make the worker with a KV cache of `num_blocks` blocks."""

@@ -82,8 +82,9 @@ class EngineConfig:
     prepared_sampling: tuple[Any, ...] = ({"temperature": 1.0, "top_p": 0.9},)
     """Sampling parameters of requests that a GPU is made ready for at the start, so that the first of them needs no
     compiler and no new CUDA graphs: a list of mappings with fields of SamplingParams, e.g. [{top_p: 0.9},
-    {logprobs: 5}]. Their values do not matter, but which fields are set: those with top_p serve top_k and min_p, too.
-    Always ready are plain requests and those that leave all to the checkpoint's generation_config.json."""
+    {top_p: 0.9, logprobs: 5}]. What counts is which logits processors they use (top_p, top_k and min_p are one's), and
+    logprobs, rounded up to 0, 1, 5, 10 or 20. A step needs what all its requests need together, so list such mixtures,
+    too. Always ready are plain requests and those that leave all to the checkpoint's generation_config.json."""
     compile_ahead: bool = True
     """If kernels that the engine needs are not in their compiler's cache at its start, compile them in processes of
     their own, one for each core, while it goes on. hookline warm compiles them ahead of any start."""

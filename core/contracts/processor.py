@@ -127,7 +127,7 @@ class LogitsProcessor(Protocol):
         It must not write to `rows`.
         Shapes: logits_NV (N, V) float32 over the whole vocabulary, not yet divided by the temperature. -inf forbids a
         token. A row's result depends on that row alone; rows whose columns hold the defaults stay as they are.
-        Device: no host sync. With Needs(graph_safe=True) it is captured in the decode step's graph.
+        Device: no host sync. With Needs(graph_safe=True) it is captured, in a graph of draws.
         """
         ...
 

@@ -72,7 +72,7 @@ def _best(score, columns, num_tokens):
     return best, tl.min(tl.min(tl.where(score == best, columns, num_tokens - 1), axis=1), axis=0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["positions"])
 def _best_of_stretch(
     logits, row_stride, temperatures, seeds, positions, scores, winners, num_tokens, num_stretches, first_token,
     GREEDY: tl.constexpr, STRETCH: tl.constexpr, LANE: tl.constexpr,

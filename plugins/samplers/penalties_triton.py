@@ -17,7 +17,7 @@ TOKENS = 1024
 """Tokens of a request that one program counts."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["rows", "positions", "prompt_lens"])
 def _count(tokens, row_stride, rows, positions, prompt_lens, counts, num_tokens, TOKENS: tl.constexpr):
     """Each token's occurrences in the output, and bit 30 if it is in the prompt."""
     row = tl.program_id(0)
@@ -30,7 +30,7 @@ def _count(tokens, row_stride, rows, positions, prompt_lens, counts, num_tokens,
     tl.atomic_add(at, 1, mask=is_known & (places >= tl.load(prompt_lens + row)), sem="relaxed")
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["repetitions", "presences", "frequencies"])
 def _apply(logits, row_stride, counts, repetitions, presences, frequencies, num_tokens, STRETCH: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * STRETCH + tl.arange(0, STRETCH)

@@ -116,10 +116,13 @@ class DecodeGraphs:
         self, step: Callable[[], Result], kind: Hashable, *, sizes_alike: bool = True
     ) -> tuple[torch.cuda.CUDAGraph, Result]:
         """Capture a step; what plugins return is checked for the first one of a kind. Sizes are not kinds."""
+        pipeline = self.runner.pipeline
+        kind = kind, 0 if pipeline is None else pipeline.generation
         is_known = kind in self._kinds
-        self._kinds.add(kind)
         checking = nullcontext() if is_known else self.runner.checking()
-        return record(step, self.pool, self.runner.table.device, checking, is_known=is_known and sizes_alike)
+        captured = record(step, self.pool, self.runner.table.device, checking, is_known=is_known and sizes_alike)
+        self._kinds.add(kind)
+        return captured
 
     def _record_layers(self, size: int) -> _Layers:
         rows_G = torch.full((size,), self.runner.table.padding_row, device=self.runner.table.device)
@@ -198,7 +201,7 @@ class DecodeGraphs:
         return SampleRows(layers.sampled.rows_N[:count], None, params), layers.hidden_GD[:count]
 
     def behind_layers(self, size: int) -> tuple[Tensor, SampleRows]:
-        """Where the layers of this size write hidden_GD and its draws, which are those of the padding row now.
+        """Where the layers of this size write hidden_GD, of any rows now, and its draws, now of the padding row.
 
         For a capture of draws, which may run: other graphs have written over what there was.
         """

@@ -115,8 +115,7 @@ class PromptGraphs:
 
         To be called before `RequestTable.mirror` of this step.
         """
-        self.launch_layers(step, shape)
-        graphs = self._graphs[shape]
+        graphs = self.replay_layers(step, shape)
         graphs.draw.replay()
         return graphs.tokens_N[: step.num_sampled]
 
@@ -125,11 +124,16 @@ class PromptGraphs:
 
         To be called before `RequestTable.mirror` of this step.
         """
+        graphs = self.replay_layers(step, shape)
+        return self.draws(step, graphs.inputs_X, shape), graphs.hidden_ND[: step.num_sampled]
+
+    def replay_layers(self, step: Step, shape: PromptShape) -> _Graphs:
+        """Replay the first half for a step; returns the graphs of its shape."""
         graphs = self._graphs[shape]
         graphs.inputs_X.copy_(self.inputs(step, shape).pin_memory(), non_blocking=True)
         self.runner.begin()
         graphs.forward.replay()
-        return self.draws(step, graphs.inputs_X, shape), graphs.hidden_ND[: step.num_sampled]
+        return graphs
 
     def draws(self, step: Step, inputs_X: Tensor, shape: PromptShape) -> SampleRows:
         """The draws of a step without those of padding, one for each of its hidden states."""

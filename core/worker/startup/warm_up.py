@@ -43,7 +43,8 @@ def draw_steps(spec: AttentionSpec, padding_row: int) -> Iterator[Step]:
     """
     shapes = (within(spec, StepShape(num_tokens=num_draws, context_len=1)) for num_draws in DRAWS)
     for shape in dict.fromkeys(shapes):
-        yield padding_step(spec, shape, padding_row)
+        for all_greedy in (False, True):
+            yield padding_step(spec, shape, padding_row, all_greedy=all_greedy)
 
 
 def graph_steps(spec: AttentionSpec, sizes: Iterable[int], padding_row: int) -> Iterator[Step]:

@@ -28,7 +28,7 @@ MORE: list[dict[str, Any]] = [
     {"min_p": 0.05, "logit_bias": {7: 2.0}},
     {"bad_words": ((3,), (4, 5)), "allowed_token_ids": tuple(range(0, 250, 2))},
     {"logprobs": 0},
-    {"min_tokens": 5, "stop_token_ids": (1, 2, 3)},
+    {"min_tokens": 5, "stop_token_ids": tuple(range(0, 4096, 2))},
 ]
 FORMS: list[dict[str, Any]] = [{"structured_outputs": StructuredOutputs(regex="[0-9]{3,12}(-[a-z]{2,9})?")}]
 PREPARED = [Extras(16), Extras(16, 0)]
@@ -69,7 +69,30 @@ def test_graphs_give_what_eager_steps_give(monkeypatch, scheduler, tokens, asked
         assert len({step.processors for step in steps}) > 2 and max(step.num_logprobs for step in steps) > 0
 
 
-def replay_steps(llm, monkeypatch, shapes):
+@pytest.mark.slow
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("asked", [MORE, MORE + FORMS], ids=["without forms", "with forms"])
+def test_rows_that_share_a_prefix_get_the_same(monkeypatch, asked, overlap):
+    sizes = dict(max_num_batched_tokens=2048, max_num_seqs=20, max_model_len=160, block_size=16, num_blocks=300)
+    common = [(5 * place) % 250 for place in range(96)]
+    prompts = [[*common, *((7 * index + place) % 250 for place in range(3 + index % 9))] for index in range(30)]
+    params = [
+        SamplingParams(max_tokens=6 + index % 25, ignore_eos=True, temperature=index % 3, seed=index, **more)
+        for index, more in zip(range(30), cycle(asked), strict=False)
+    ]
+    with LLM(device="cpu", dtype="float32", engine={**sizes, "overlap": overlap}) as llm:
+        plain = [answer(output, partial(pytest.approx, abs=1e-5)) for output in llm.generate(prompts, params)]
+        llm.engine.pool.reset_cache()
+        replay_steps(llm, monkeypatch, [], max_len=160)
+        monkeypatch.setattr("hookline.core.kv_cache.shared_prefix.MIN_SAVED_TOKENS", 100)
+        llm.engine.dispatcher.writer.shares_prefixes = True
+        shared = [layers.graphs[True] for layers in llm.engine.executor.graphs._layers.values()]
+        before = sum(graph.count for graph in shared)
+        assert [answer(output) for output in llm.generate(prompts, params)] == plain
+        assert sum(graph.count for graph in shared) > before + 20
+
+
+def replay_steps(llm, monkeypatch, shapes, max_len=96):
     """From now on the engine's steps are graphs, of which this is the list."""
     worker = llm.engine.executor
     graphs = replay_at_once(monkeypatch)
@@ -77,8 +100,8 @@ def replay_steps(llm, monkeypatch, shapes):
     monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: tensor)
     send = worker.transfer.send  # a copy, as to the host: the next replay may come before these are collected
     worker.transfer.send = lambda tokens_N: send(tokens_N.clone())
-    worker.graphs = DecodeGraphs(worker.runner, [1, 2, 4, 8, 16, 20], 96, shares_prefixes=True)
-    worker.prompt_graphs = PromptGraphs(worker.runner, shapes, 96)
+    worker.graphs = DecodeGraphs(worker.runner, [1, 2, 4, 8, 16, 20], max_len, shares_prefixes=True)
+    worker.prompt_graphs = PromptGraphs(worker.runner, shapes, max_len)
     with torch.inference_mode():
         worker.prompt_graphs.capture(None)
         worker.graphs.capture(None, PREPARED)
