@@ -91,9 +91,9 @@ class WorkloadConfig:
     temperature: float = 0.6
     """Temperature of all requests; 0 is greedy."""
     top_k: int = bounded(0, 0)
-    """Each token is one of so many most likely ones; 0: of all. A model's own default, if it has one, is not taken."""
+    """Draw from the k most likely tokens, for all requests; 0: from all. A checkpoint's own top_k is not used."""
     top_p: float = bounded(1.0, above=0, high=1)
-    """Each token is of the fewest most likely ones that have this probability together; 1: of all."""
+    """Draw from the most likely tokens that together reach this probability; 1: from all. Not the checkpoint's."""
     json_schema: str | None = None
     """A JSON schema, as JSON text, that every completion follows; None leaves them free."""
     seed: int = 0
@@ -139,7 +139,7 @@ class WorkloadConfig:
                 )
 
     def params(self, max_tokens: int, structured: StructuredOutputs | None = None) -> SamplingParams:
-        """Sampling parameters of a request that asks for so many tokens: those of this load, none of a model's."""
+        """The sampling parameters of a request for `max_tokens` tokens: the workload's, not a checkpoint's."""
         own = {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
         more = {"max_tokens": max_tokens, "ignore_eos": True, "structured_outputs": structured}
         return SamplingParams(**{**NEUTRAL, **own, **more})

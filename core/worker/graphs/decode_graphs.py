@@ -167,7 +167,7 @@ class DecodeGraphs:
         return not len(step.mask_rows) and self._may_capture(extras)
 
     def size(self, num_rows: int) -> int:
-        """The smallest number of rows with graphs that have room for so many."""
+        """The size of the smallest graphs that have room for this many rows."""
         return self.sizes[int(np.searchsorted(self.sizes, num_rows))]
 
     def launch(self, rows_D: Tensor, rows: IntArray, extras: Extras = PLAIN, *, is_shared: bool = False) -> Tensor:
@@ -192,13 +192,18 @@ class DecodeGraphs:
         self, rows_D: Tensor, rows: IntArray, *, is_shared: bool = False, all_greedy: bool = False
     ) -> tuple[SampleRows, Tensor]:
         """Replay the layers alone; returns the draws and their hidden states, valid until the next launch."""
-        layers, count = self._layers_for(self.size(len(rows)), rows_D, rows), len(rows)
-        self.runner.begin()
-        layers.graphs[is_shared].replay()
+        layers, count = self.replay_layers(rows_D, rows, is_shared=is_shared), len(rows)
         params = layers.sampled.params
         of_rows_D = params.temperature_N[:count], params.seed_N[:count], params.position_N[:count]
         params = SamplingBatch(*of_rows_D, all_greedy=all_greedy)
         return SampleRows(layers.sampled.rows_N[:count], None, params), layers.hidden_GD[:count]
+
+    def replay_layers(self, rows_D: Tensor, rows: IntArray, *, is_shared: bool) -> _Layers:
+        """Replay the layers alone, for draws that were captured behind them; returns the layers of this size."""
+        layers = self._layers_for(self.size(len(rows)), rows_D, rows)
+        self.runner.begin()
+        layers.graphs[is_shared].replay()
+        return layers
 
     def behind_layers(self, size: int) -> tuple[Tensor, SampleRows]:
         """Where the layers of this size write hidden_GD, of any rows now, and its draws, now of the padding row.

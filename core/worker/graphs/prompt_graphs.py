@@ -124,8 +124,10 @@ class PromptGraphs:
 
         To be called before `RequestTable.mirror` of this step.
         """
-        graphs = self.replay_layers(step, shape)
-        return self.draws(step, graphs.inputs_X, shape), graphs.hidden_ND[: step.num_sampled]
+        graphs, count = self.replay_layers(step, shape), step.num_sampled
+        inputs = Inputs.of(graphs.inputs_X, shape)
+        sampled = prompt_sample_rows(self.runner.table, inputs, count, all_greedy=step.all_greedy)
+        return sampled, graphs.hidden_ND[:count]
 
     def replay_layers(self, step: Step, shape: PromptShape) -> _Graphs:
         """Replay the first half for a step; returns the graphs of its shape."""
@@ -134,12 +136,6 @@ class PromptGraphs:
         self.runner.begin()
         graphs.forward.replay()
         return graphs
-
-    def draws(self, step: Step, inputs_X: Tensor, shape: PromptShape) -> SampleRows:
-        """The draws of a step without those of padding, one for each of its hidden states."""
-        inputs, count = Inputs.of(inputs_X, shape), step.num_sampled
-        rows_N, positions_N = inputs.sample_rows_N[:count], inputs.sample_positions_N[:count]
-        return SampleRows(rows_N, None, self.runner.table.sampling(rows_N, positions_N, all_greedy=step.all_greedy))
 
     def inputs(self, step: Step, shape: PromptShape) -> Tensor:
         """A step as the input of the graph of this shape, on the host."""
@@ -224,7 +220,13 @@ def prompt_batch(table: RequestTable, inputs: Inputs, num_decodes: int, max_cont
     return table.grouped(batch, inputs.table_rows_B, inputs.token_rows_T)
 
 
-def prompt_sample_rows(table: RequestTable, inputs: Inputs) -> SampleRows:
-    """The draws of a captured step with prompts: those of its decodes, then those of chunks."""
-    rows_N = inputs.sample_rows_N
-    return SampleRows(rows_N, inputs.sample_tokens_N, table.sampling(rows_N, inputs.sample_positions_N))
+def prompt_sample_rows(
+    table: RequestTable, inputs: Inputs, count: int | None = None, *, all_greedy: bool = False
+) -> SampleRows:
+    """The draws of a captured step with prompts: those of its decodes, then those of chunks, then those of padding.
+
+    count: of how many draws, from the first on; None: of all. all_greedy: see SamplingBatch.
+    """
+    rows_N, positions_N = inputs.sample_rows_N[:count], inputs.sample_positions_N[:count]
+    params = table.sampling(rows_N, positions_N, all_greedy=all_greedy)
+    return SampleRows(rows_N, inputs.sample_tokens_N[:count], params)
