@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hookline.core.contracts import Batch
-from hookline.core.worker.graphs import decode_graphs, masked_steps, prompt_graphs
+from hookline.core.worker.graphs import cuda_graph
 
 GARBAGE = 2**40
 """What takes the place of results that no longer count."""
@@ -55,8 +55,7 @@ def replay_at_once(monkeypatch: pytest.MonkeyPatch) -> list[ReplayedAtOnce]:
         graph.replay()
         return graph, graph.written
 
-    for module in (decode_graphs, masked_steps, prompt_graphs):
-        monkeypatch.setattr(module, "record", record)
+    monkeypatch.setattr(cuda_graph, "record", record)
     return every
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -15,7 +15,8 @@ from hookline.core.worker.runner.model_runner import ModelRunner
 from hookline.core.worker.startup.late_work import CAPTURED, note
 
 MAX_EXTRA_GRAPHS = 192
-"""Most graphs of one ExtraGraphs, each of draws alone. Requests combine processors freely."""
+"""Most graphs of one ExtraGraphs besides those it has reserved room for, each of draws alone. Requests combine
+processors freely."""
 Key = TypeVar("Key", bound=Hashable)
 Captured = TypeVar("Captured")
 Result = TypeVar("Result")
@@ -31,6 +32,7 @@ class ExtraGraphs(Generic[Key, Captured]):
     def __init__(self, runner: ModelRunner) -> None:
         self._runner, self._generation = runner, 0
         self._graphs: OrderedDict[Key, Captured] = OrderedDict()
+        self._num_reserved = 0
 
     def __len__(self) -> int:
         return len(self._graphs)
@@ -38,6 +40,10 @@ class ExtraGraphs(Generic[Key, Captured]):
     def __iter__(self) -> Iterator[Key]:
         """The kinds of graphs that there are now."""
         return iter(self._graphs)
+
+    def reserve(self, count: int) -> None:
+        """Have room for this many graphs besides those that there is room for."""
+        self._num_reserved += count
 
     def get(self, key: Key, capture: Callable[[], Captured]) -> Captured:
         """The graph of this kind, which `capture` makes if there is none."""
@@ -47,7 +53,7 @@ class ExtraGraphs(Generic[Key, Captured]):
             self._generation = pipeline.generation
             self._graphs.clear()
         if key not in self._graphs:
-            if len(self._graphs) >= MAX_EXTRA_GRAPHS:
+            if len(self._graphs) >= MAX_EXTRA_GRAPHS + self._num_reserved:
                 self._await_replays()
                 self._graphs.popitem(last=False)
             self._graphs[key] = capture()
@@ -141,6 +147,34 @@ def record(
         graph, written = _captured(step, pool, "global")
     note(CAPTURED, f"of {device}", time.perf_counter() - started)
     return graph, written
+
+
+class Recorder:
+    """Records the graphs of a runner into one memory, and knows which kinds of them it has recorded before.
+
+    A kind is whatever is computed alike for all numbers of rows and tokens.
+    """
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner, self._kinds = runner, set[Hashable]()
+        self.pool: GraphPool | None = None
+        """The memory of the graphs; to be set before the first one. None: each has its own."""
+
+    def record(
+        self, step: Callable[[], Result], kind: Hashable, *, sizes_alike: bool = True
+    ) -> tuple[torch.cuda.CUDAGraph, Result]:
+        """A graph of this kind, as the function `record` makes it; what plugins return is checked for the first one.
+
+        sizes_alike: whether a graph of another size stands for this one, which then needs no run before its capture.
+        """
+        pipeline = self._runner.pipeline
+        kind = kind, 0 if pipeline is None else pipeline.generation  # processors that were made anew are checked anew
+        is_known = kind in self._kinds
+        checking = nullcontext() if is_known else self._runner.checking()
+        is_alike = is_known and sizes_alike
+        recorded = record(step, self.pool, self._runner.table.device, checking, is_known=is_alike)
+        self._kinds.add(kind)
+        return recorded
 
 
 def _captured(step: Callable[[], Result], pool: GraphPool | None, mode: str) -> tuple[torch.cuda.CUDAGraph, Result]:

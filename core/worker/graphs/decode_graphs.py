@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -24,7 +23,7 @@ from torch import Tensor
 from hookline.core.contracts import Batch, SamplingBatch
 from hookline.core.step.message import Step
 from hookline.core.util.arrays import IntArray, no_ints
-from hookline.core.worker.graphs.cuda_graph import ExtraGraphs, GraphPool, HiddenRoom, Result, record
+from hookline.core.worker.graphs.cuda_graph import ExtraGraphs, GraphPool, HiddenRoom, Recorder
 from hookline.core.worker.request_table import SampleRows
 from hookline.core.worker.runner.model_runner import PLAIN, Extras, ModelRunner
 from hookline.core.worker.startup.memory import GIB
@@ -92,49 +91,37 @@ class DecodeGraphs:
         self._single: _Draws | None = None
         """A plain step of one row as a whole: it is so short that a second launch is a hundredth of it."""
         self._room = HiddenRoom(max(self.sizes, default=0))
-        self._kinds: set[object] = set()
-        """Kinds of graphs for which the plugins' results were checked, before the first capture of the kind."""
         self._shares = shares_prefixes
-        self.pool: GraphPool | None = None
+        self.recorder = Recorder(runner)
 
     def capture(self, pool: GraphPool | None, prepared: Sequence[Extras] = ()) -> int:
         """Capture every size, the largest first so that the others fit into its memory; returns how many.
 
         prepared: kinds of draws to capture besides plain ones.
         """
-        self.pool = pool
+        self.recorder.pool = pool
+        prepared = list(filter(self._may_capture, prepared))
+        self._other_draws.reserve(len(self.sizes) * len(prepared))
         for size in reversed(self.sizes):
             self._layers[size] = self._record_layers(size)
             self._plain_draws[size] = self._record_draws(size, PLAIN)
-            for extras in filter(self._may_capture, prepared):
+            for extras in prepared:
                 self._draws_of(size, extras)
             if size == 1:
-                self._single = _Draws(*self._record(partial(self.step, self._layers[1].rows_G), (False, PLAIN)))
+                self._single = _Draws(*self.recorder.record(partial(self.step, self._layers[1].rows_G), "step"))
         return len(self._layers)
-
-    def _record(
-        self, step: Callable[[], Result], kind: Hashable, *, sizes_alike: bool = True
-    ) -> tuple[torch.cuda.CUDAGraph, Result]:
-        """Capture a step; what plugins return is checked for the first one of a kind. Sizes are not kinds."""
-        pipeline = self.runner.pipeline
-        kind = kind, 0 if pipeline is None else pipeline.generation
-        is_known = kind in self._kinds
-        checking = nullcontext() if is_known else self.runner.checking()
-        captured = record(step, self.pool, self.runner.table.device, checking, is_known=is_known and sizes_alike)
-        self._kinds.add(kind)
-        return captured
 
     def _record_layers(self, size: int) -> _Layers:
         rows_G = torch.full((size,), self.runner.table.padding_row, device=self.runner.table.device)
-        graph, (hidden_GD, sampled) = self._record(partial(self.kept_layers, rows_G), False)
+        graph, (hidden_GD, sampled) = self.recorder.record(partial(self.kept_layers, rows_G), "layers")
         layers = _Layers(rows_G, hidden_GD, sampled, {False: graph})
         if self._shares:
-            layers.graphs[True], _ = self._record(partial(self.shared_layers, layers), True)
+            layers.graphs[True], _ = self.recorder.record(partial(self.shared_layers, layers), "shared layers")
         return layers
 
     def _record_draws(self, size: int, extras: Extras) -> _Draws:
         step = partial(self.draws, *self.behind_layers(size), extras)
-        return _Draws(*self._record(step, extras, sizes_alike=self._treats_sizes_alike(extras)))
+        return _Draws(*self.recorder.record(step, extras, sizes_alike=self.treats_sizes_alike(extras)))
 
     def _draws_of(self, size: int, extras: Extras) -> _Draws:
         """The draws of this kind, captured now if they never were."""
@@ -150,7 +137,8 @@ class DecodeGraphs:
 
         return self._other_draws.get((size, extras), _captured)
 
-    def _treats_sizes_alike(self, extras: Extras) -> bool:
+    def treats_sizes_alike(self, extras: Extras) -> bool:
+        """Whether these draws compute the same for all numbers of rows."""
         pipeline = self.runner.pipeline
         return not extras.processors or (pipeline is not None and pipeline.treats_sizes_alike(extras.processors))
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hookline.core.step.message import Step
 from hookline.core.util.arrays import IntArray
-from hookline.core.worker.graphs.cuda_graph import ExtraGraphs, record
+from hookline.core.worker.graphs.cuda_graph import ExtraGraphs
 from hookline.core.worker.graphs.decode_graphs import DecodeGraphs
 from hookline.core.worker.request_table import DeviceStep, SampleRows
 from hookline.core.worker.runner.model_runner import Extras, ModelRunner
@@ -93,10 +93,10 @@ class MaskedDecodes:
         return self._graphs.get(key, lambda: self._record(*key))
 
     def _record(self, size: int, extras: Extras, fetches: bool) -> MaskedDraws:
-        started, device = time.perf_counter(), self.runner.table.device
-        index_G = torch.full((size,), self.masks.unmasked_row, device=device)
+        started = time.perf_counter()
+        index_G = torch.full((size,), self.masks.unmasked_row, device=self.runner.table.device)
         draw = partial(self.draw, *self.decodes.behind_layers(size), index_G, extras, fetches=fetches)
-        graph, results_G = record(draw, self.decodes.pool, device, self.runner.checking())
+        graph, results_G = self.decodes.recorder.record(draw, ("masked", extras, fetches), sizes_alike=False)
         seconds = time.perf_counter() - started
         logger.debug("captured draws of %d rows with masks for %s in %.3f s", size, extras, seconds)
         return MaskedDraws(self.decodes, graph, index_G, results_G, fetches)

@@ -11,8 +11,7 @@ Legend: T tokens of a graph, B rows (the last one is padding), N = B - 1 draws.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
@@ -25,7 +24,7 @@ from hookline.core.contracts import Batch
 from hookline.core.step.captured import PromptShape, holding_shape
 from hookline.core.step.message import Step
 from hookline.core.util.arrays import IntArray
-from hookline.core.worker.graphs.cuda_graph import GraphPool, HiddenRoom, record
+from hookline.core.worker.graphs.cuda_graph import GraphPool, HiddenRoom, Recorder
 from hookline.core.worker.request_table import RequestTable, SampleRows, slot_mapping
 from hookline.core.worker.runner.model_runner import ModelRunner
 
@@ -85,21 +84,19 @@ class PromptGraphs:
         self.runner, self.shapes, self.max_model_len = runner, list(shapes), max_model_len
         self._graphs: dict[PromptShape, _Graphs] = {}
         self._room = HiddenRoom(max((shape.num_decodes + shape.num_rows for shape in self.shapes), default=0))
+        self._recorder = Recorder(runner)
 
     def capture(self, pool: GraphPool) -> int:
         """Capture every shape, the largest first so that the others fit into its memory; returns how many."""
+        self._recorder.pool = pool
         for shape in reversed(self.shapes):
             inputs_X = self.inputs(Step(), shape).to(self.runner.table.device)
             has_decodes = shape.num_decodes > 0
-            is_known = any((other.num_decodes > 0) == has_decodes for other in self._graphs)
-
-            def _recorded(step: Callable[[], Tensor], is_known: bool = is_known) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-                checking = nullcontext() if is_known else self.runner.checking()
-                return record(step, pool, self.runner.table.device, checking, is_known=is_known)
-
-            forward, hidden_ND = _recorded(partial(self.kept_forward, inputs_X, shape))
-            draw, tokens_N = _recorded(partial(self.draw, inputs_X, shape, hidden_ND))
-            self._graphs[shape] = _Graphs(inputs_X, forward, hidden_ND, draw, tokens_N)
+            forward = partial(self.kept_forward, inputs_X, shape)
+            forward_graph, hidden_ND = self._recorder.record(forward, ("layers", has_decodes))
+            draw = partial(self.draw, inputs_X, shape, hidden_ND)
+            draw_graph, tokens_N = self._recorder.record(draw, ("draws", has_decodes))
+            self._graphs[shape] = _Graphs(inputs_X, forward_graph, hidden_ND, draw_graph, tokens_N)
         return len(self._graphs)
 
     def shape(self, step: Step) -> PromptShape | None:

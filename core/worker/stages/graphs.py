@@ -9,10 +9,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +18,7 @@ from torch import Tensor
 
 from hookline.core.contracts import Stage
 from hookline.core.step.message import Step
-from hookline.core.worker.graphs.cuda_graph import GraphPool, record
+from hookline.core.worker.graphs.cuda_graph import GraphPool, Recorder
 from hookline.core.worker.graphs.decode_graphs import decode_step
 from hookline.core.worker.runner.model_runner import ModelRunner
 from hookline.core.worker.startup.memory import GIB
@@ -59,15 +57,16 @@ class StageGraphs:
         self.stream_GD, self._shares = stream_GD, shares_prefixes
         self._graphs: dict[tuple[int, bool], _Graph] = {}
         self._latest: _Graph | None = None
+        self._recorder = Recorder(runner)
 
     @torch.inference_mode()
     def capture(self) -> None:
         """Capture every size, the largest first so that the others fit into its memory."""
-        device, pool = self.runner.table.device, GraphPool()
+        device, self._recorder.pool = self.runner.table.device, GraphPool()
         started, before = time.perf_counter(), torch.cuda.memory_reserved(device)
         for size in reversed(self.sizes):
             for is_shared in (False, True) if self._shares else (False,):
-                self._graphs[size, is_shared] = self._record(size, is_shared, pool)
+                self._graphs[size, is_shared] = self._record(size, is_shared)
         torch.cuda.synchronize(device)
         seconds, grown = time.perf_counter() - started, torch.cuda.memory_reserved(device) - before
         logger.info(
@@ -75,14 +74,12 @@ class StageGraphs:
             len(self._graphs), self.stage.index, seconds, grown / GIB,
         )  # fmt: skip
 
-    def _record(self, size: int, is_shared: bool, pool: GraphPool) -> _Graph:
-        device = self.runner.table.device
-        rows_G = torch.full((size,), self.runner.table.padding_row, device=device)
-        checking: Any = nullcontext if self._graphs else self.runner.checking  # one size stands for all
-        forward, hidden_GD = record(partial(self.forward_step, rows_G, is_shared), pool, device, checking())
+    def _record(self, size: int, is_shared: bool) -> _Graph:
+        rows_G = torch.full((size,), self.runner.table.padding_row, device=self.runner.table.device)
+        forward, hidden_GD = self._recorder.record(partial(self.forward_step, rows_G, is_shared), ("layers", is_shared))
         if not self.stage.is_last:
             return _Graph(forward, rows_G, hidden_GD)
-        draw, tokens_G = record(partial(self.draw_step, rows_G, hidden_GD), pool, device, checking())
+        draw, tokens_G = self._recorder.record(partial(self.draw_step, rows_G, hidden_GD), "draws")
         return _Graph(forward, rows_G, hidden_GD, draw, tokens_G)
 
     def can_replay(self, step: Step) -> bool:

@@ -8,7 +8,7 @@ import torch
 
 from hookline.core.contracts import SamplingBatch
 from hookline.core.step.captured import PromptShape
-from hookline.core.worker.graphs import cuda_graph, decode_graphs, prompt_graphs
+from hookline.core.worker.graphs import cuda_graph
 from hookline.core.worker.graphs.cuda_graph import GraphPool, record
 from hookline.core.worker.graphs.decode_graphs import DecodeGraphs, capture_graphs
 from hookline.core.worker.graphs.prompt_graphs import PromptGraphs
@@ -100,8 +100,7 @@ def recorded(cuda, monkeypatch):
         sampled = SampleRows(hidden, None, SamplingBatch(*[hidden] * 3))
         return SimpleNamespace(replay=lambda: None), (hidden, sampled) if is_layers else hidden
 
-    monkeypatch.setattr(decode_graphs, "record", note)
-    monkeypatch.setattr(prompt_graphs, "record", note)
+    monkeypatch.setattr(cuda_graph, "record", note)
     return recorded
 
 

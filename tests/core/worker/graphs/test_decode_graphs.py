@@ -45,7 +45,7 @@ def graphs(monkeypatch):
 
     monkeypatch.setattr(graphs, "layers", layers)
     monkeypatch.setattr(graphs, "draws", draws)
-    monkeypatch.setattr("hookline.core.worker.graphs.decode_graphs.record", record)
+    monkeypatch.setattr("hookline.core.worker.graphs.cuda_graph.record", record)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     graphs.capture(None)
     graphs.replayed.clear()
@@ -102,6 +102,16 @@ def test_draws_that_are_prepared_are_captured_with_the_plain_ones(graphs):
     assert graphs.recorded == [(4, PLAIN), (4, extras), (2, PLAIN), (2, extras)]
     graphs.launch(torch.tensor([5]), ints([5]), extras)
     assert len(graphs.recorded) == 4
+
+
+def test_draws_that_are_prepared_do_not_displace_each_other(graphs, monkeypatch):
+    monkeypatch.setattr("hookline.core.worker.graphs.cuda_graph.MAX_EXTRA_GRAPHS", 1)
+    prepared = [Extras(processors=number) for number in (1, 2, 3)]
+    graphs.capture(None, prepared)
+    graphs.recorded.clear()
+    for extras in [*prepared, Extras(processors=5), *prepared]:
+        graphs.launch(torch.tensor([5]), ints([5]), extras)
+    assert graphs.recorded == [(2, Extras(processors=5))]
 
 
 def test_layers_are_replayed_once_and_before_the_draws(graphs):
