@@ -283,8 +283,9 @@ def code_versions(resolved: ResolvedConfig) -> dict[str, str]:
         except PackageNotFoundError:
             found[name] = ""
     digest = hashlib.sha256()
-    for target in (resolved.kernels.target, resolved.config.sampler.entry and resolved.config.sampler.entry.target):
-        for path in code_files(str(target).partition(":")[0]):
+    options = resolved.config.model, resolved.config.sampler
+    for entry in (resolved.kernels, *(option.entry for option in options if option.entry is not None)):
+        for path in code_files(entry.target.partition(":")[0]):
             digest.update(path.read_bytes())
     return {**found, "files": digest.hexdigest()}
 
@@ -306,6 +307,7 @@ def stamp_of(resolved: ResolvedConfig, card: Mapping[str, Any]) -> Path:
     facts = {
         "card": dict(card),
         "versions": code_versions(resolved),
+        "plugins": resolved.plugins,
         "model": [resolved.config.model.name, resolved.checkpoint.config],
         "others": [resolved.kernels.name, sampler.name, str(sampler.config)],
         "draws": [

@@ -216,12 +216,15 @@ def resolved(monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(kernel_build, "card_facts", lambda device: {"num_sms": 132})
     monkeypatch.setattr(kernel_build, "config_tree", lambda *_: {})
-    monkeypatch.setattr(kernel_build, "find_spec", lambda name: SimpleNamespace(origin=None))
+    of_model = SimpleNamespace(origin=__file__, parent="")
+    monkeypatch.setattr(
+        kernel_build, "find_spec", lambda name: of_model if name == "stranger" else SimpleNamespace(origin=None)
+    )
     sizes = dict(dtype=torch.bfloat16, block_size=64, num_heads=16, num_kv_heads=8)
     config = SimpleNamespace(
         engine=SimpleNamespace(compile_ahead=True, prepared_sampling=()),
         sampler=SimpleNamespace(name="gumbel", config=None, entry=None),
-        model=SimpleNamespace(name="qwen3"),
+        model=SimpleNamespace(name="qwen3", entry=None),
         processors={},
     )
     return SimpleNamespace(
@@ -246,7 +249,11 @@ def test_nothing_is_begun_twice_for_a_model_and_a_card(resolved, monkeypatch):
     other = start_build(resolved)
     assert other.finish() and other.stamp != build.stamp
     resolved.checkpoint.sampling_defaults = {"top_p": 0.95}
-    assert stamp_ahead(resolved) not in (build.stamp, other.stamp)
+    third = stamp_ahead(resolved)
+    resolved.plugins = ("processor 'top_n_sigma' of stranger 0.2 from stranger:TopNSigma",)
+    fourth = stamp_ahead(resolved)
+    resolved.config.model.entry = SimpleNamespace(target="stranger:Model")
+    assert len({build.stamp, other.stamp, third, fourth, stamp_ahead(resolved)}) == 5
 
 
 def test_nothing_is_begun_where_nothing_is_compiled_or_somebody_said_so(resolved):
