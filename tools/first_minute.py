@@ -12,6 +12,7 @@ import sys
 
 import numpy as np
 
+from hookline.core.assembly.compiler_child import begin_early
 from hookline.core.bench.command import run_load
 from hookline.core.bench.facts import describe, describe_engine
 from hookline.core.bench.recorder import Recording
@@ -21,7 +22,6 @@ from hookline.core.cli.command import guarded
 from hookline.core.config.compose import compose
 from hookline.core.config.schema import build
 from hookline.core.config.settings import ENGINE_KEYS, validate
-from hookline.core.frontend.llm import LLM
 from hookline.core.plugin.host import PluginHost
 
 FIRST_S = 20.0
@@ -46,6 +46,9 @@ def run(arguments: list[str]) -> int:
     tree = compose([*load, *(one for one in arguments if "=" in one)], host, BenchKeys, "bench")[0].tree
     config = validate({key: tree[key] for key in ENGINE_KEYS if key in tree}, host)
     workload = build(WorkloadConfig, tree["workload"], "workload")
+    begin_early(config)
+    from hookline.core.frontend.llm import LLM  # with torch
+
     with LLM.from_config(config, host) as llm:
         recording = run_load(llm.engine, workload, 0)
         found = {

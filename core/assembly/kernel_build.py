@@ -9,12 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
-import signal
 import subprocess
-import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -24,14 +21,13 @@ from typing import Any
 
 import torch
 
+from hookline.core.assembly.compiler_child import STAMP, compiler_child, end_early, triton_cache
 from hookline.core.assembly.config_tree import config_tree
 from hookline.core.assembly.resolve import ResolvedConfig
-from hookline.core.util.child_python import python_command
 from hookline.core.util.process import ending_of
 from hookline.core.util.start_phases import StartPhases
+from hookline.core.util.task_child import TaskChild
 
-CHILD = "hookline.core.prebuild.child:main"
-"""What the child process runs. It is named and not imported, since it stands above this package."""
 DONE = "kernel-done"
 """The first word of a line in which a child tells of a kernel."""
 AWAITED = "kernels compiled ahead"
@@ -48,11 +44,10 @@ logger = logging.getLogger("hookline")
 class KernelBuild:
     """A child process that compiles, and what it has said so far.
 
-    command: of the child, see `core.prebuild.child`. stamp: the file that is written once it is done.
+    child: see `core.prebuild.child`. stamp: the file that is written once it is done.
     """
 
-    def __init__(self, command: Sequence[str], stamp: Path, environment: Mapping[str, str] | None = None) -> None:
-        """Start the child, with a process group of its own, in which its processes can be ended with it."""
+    def __init__(self, child: TaskChild, stamp: Path) -> None:
         self.stamp = stamp
         self.variants: set[str] = set()
         """Variants of kernels that are compiled by now, as `late_work.variant_of` names them."""
@@ -61,22 +56,14 @@ class KernelBuild:
         self._has_ended = False
         self._news = Condition()
         self._deadline = time.monotonic() + PATIENCE_S
-        self._errors = tempfile.TemporaryFile()
-        try:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._errors, text=True,
-                errors="replace", env=environment, process_group=0,
-            )  # fmt: skip
-        except BaseException:
-            self._errors.close()
-            raise
+        self._child = child
         self._reader = Thread(target=self._read, name="kernel-build", daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
-        assert self._process.stdout is not None
+        assert self._child.process.stdout is not None
         try:
-            with self._process.stdout as lines:
+            with self._child.process.stdout as lines:
                 for line in lines:
                     self._hear(line)
         finally:
@@ -121,11 +108,11 @@ class KernelBuild:
         has_ended = self._has_ended
         if has_ended:
             with suppress(subprocess.TimeoutExpired):
-                self._process.wait(ENDING_S)
+                self._child.process.wait(ENDING_S)
         self._kill()
         found = self._result
         why = self._complaint() if has_ended else f"nothing came of it in {PATIENCE_S:.0f} s"
-        self._errors.close()
+        self._child.errors.close()
         if found is None:
             mark_done(self.stamp, {"failed": [why]})
             logger.warning(
@@ -140,20 +127,19 @@ class KernelBuild:
 
     def _complaint(self) -> str:
         """The last line of the ended child's errors, or how it ended."""
-        self._errors.seek(0)
-        lines = self._errors.read().decode(errors="replace").strip()
-        return lines.rpartition("\n")[2][:MOST_TOLD] or f"it {ending_of(self._process.returncode)}"
+        self._child.errors.seek(0)
+        lines = self._child.errors.read().decode(errors="replace").strip()
+        return lines.rpartition("\n")[2][:MOST_TOLD] or f"it {ending_of(self._child.process.returncode)}"
 
     def end(self) -> None:
         """Kill the child, and the processes that it made, if they still run."""
         self._kill()
-        self._errors.close()
+        self._child.errors.close()
 
     def _kill(self) -> None:
-        if self._process.poll() is None or not self._has_ended:  # else the group's number may be another's by now
-            with suppress(ProcessLookupError, PermissionError):  # they ended meanwhile
-                os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        if self._child.process.poll() is None or not self._has_ended:  # else its group's number may be another's by now
+            self._child.kill()
+        self._child.dismiss()
         self._reader.join(ENDING_S)
 
 
@@ -216,14 +202,16 @@ def start_build(resolved: ResolvedConfig, stamp: Path | None) -> KernelBuild | N
     stamp: what `stamp_ahead` returned.
     """
     if stamp is None or stamp.exists():
+        end_early()
         return None
     task = {
         "config": config_tree(resolved.config, resolved.kernels.name),
         "card": card_facts(resolved.device),
         "plugins": resolved.plugins,
     }
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}  # it needs no GPU, and must not
-    return KernelBuild(python_command(CHILD, json.dumps(task)), stamp, environment)
+    child = compiler_child()
+    child.give(json.dumps(task))
+    return KernelBuild(child, stamp)
 
 
 def hash_compiler_aside(resolved: ResolvedConfig) -> Thread | None:
@@ -318,8 +306,7 @@ def stamp_of(resolved: ResolvedConfig, card: Mapping[str, Any]) -> Path:
         "sizes": [str(attention.dtype), attention.block_size, attention.num_heads, attention.num_kv_heads],
     }
     name = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:32]
-    folder = os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache"
-    return Path(folder) / f"hookline-{name}.json"
+    return triton_cache() / STAMP.format(name)
 
 
 def mark_done(stamp: Path, found: Mapping[str, Any]) -> None:

@@ -88,6 +88,9 @@ def _open_lines(input: BinaryIO, done: Done) -> Iterator[Line]:
 def _answer(run: BatchRun, host: PluginHost, lines: Iterator[Line], output: int, total: int) -> Tally:
     import asyncio
 
+    from hookline.core.assembly.compiler_child import begin_early
+
+    begin_early(run.config)
     from hookline.core.data.row_answers import engine_for_rows
     from hookline.core.serve.in_process import InProcessClient
 

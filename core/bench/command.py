@@ -123,13 +123,15 @@ def measure(tree: Mapping[str, Any], host: PluginHost) -> tuple[dict[str, Any], 
 
     Raises: HooklineError for whatever keeps the engine from starting or running.
     """
-    from hookline.core.bench.metrics import summarise
-    from hookline.core.frontend.profiling import profiled
+    from hookline.core.assembly.compiler_child import begin_early
 
     bench = validate_bench(tree, host)
     if bench.address is not None:
         return measure_server(tree, bench, bench.address)
+    begin_early(bench.config)
+    from hookline.core.bench.metrics import summarise
     from hookline.core.frontend.llm import LLM
+    from hookline.core.frontend.profiling import profiled
     from hookline.core.util.garbage import settled
 
     with LLM.from_config(bench.config, host) as llm, settled():

@@ -1,4 +1,4 @@
-"""The child process of an engine's start that compiles kernels: its argument is a task, its last line the result.
+"""The child process of an engine's start that compiles kernels: it reads a line, its task, and ends with the result.
 
 Before that it prints a line for each kernel that it is done with, see `core.assembly.kernel_build.progress_line`.
 """
@@ -7,27 +7,33 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import sys
 from dataclasses import asdict
+
+from hookline.core.util.process import num_usable_cores
 
 MOST_PROCESSES = 16
 
 
 def main() -> int:
-    """Compile the kernels of the task in the only argument; prints one JSON object.
+    """Compile the kernels of the task on standard input, if one comes; prints one JSON object.
 
-    An engine waits for it and it lives for seconds, so garbage is not collected, and not at exit either.
+    All that a task may need is imported before it is read. An engine waits for this process, which lives for seconds,
+    so garbage is not collected, and not at exit either.
     """
     gc.disable()
-    task = json.loads(sys.argv[1])
     from hookline.core.assembly.kernel_build import progress_line
     from hookline.core.config.settings import validate
     from hookline.core.plugin.host import PluginHost
+    from hookline.core.prebuild import dry_run  # noqa: F401  which imports what an engine does
     from hookline.core.prebuild.build import Outcome, build
     from hookline.core.prebuild.pretended import Card
 
     host = PluginHost.load()
+    line = sys.stdin.readline()
+    if not line:
+        return 0
+    task = json.loads(line)
     host.check_same(task["plugins"], "the process that compiles kernels")
     config = validate(task["config"], host)
     card = task["card"]
@@ -44,5 +50,4 @@ def main() -> int:
 
 def num_processes() -> int:
     """How many processes compile: one for each core that this process may use, but at most MOST_PROCESSES."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(MOST_PROCESSES, cores))
+    return min(MOST_PROCESSES, num_usable_cores())

@@ -39,6 +39,9 @@ def execute(run: RunConfig, host: PluginHost) -> int:
 
     Raises: HooklineError for whatever keeps the engine from starting or running.
     """
+    from hookline.core.assembly.compiler_child import begin_early
+
+    begin_early(run.config)
     from hookline.core.frontend.llm import LLM
     from hookline.core.frontend.profiling import profiled
     from hookline.core.frontend.progress import progress_bar

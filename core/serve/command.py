@@ -101,6 +101,9 @@ def _serve_here(run: ServeRun, host: PluginHost, sockets: list[socket], keys: Ap
     import signal
     import time
 
+    from hookline.core.assembly.compiler_child import begin_early
+
+    begin_early(run.config)
     from hookline.core.frontend.async_llm import AsyncLLM
     from hookline.core.serve.http.app import make_app
     from hookline.core.serve.http.collecting import QuietCollector

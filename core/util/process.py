@@ -1,4 +1,5 @@
-"""Processes: which one an object belongs to, whether one is stopped, how one ended, and how this one was called.
+"""Processes: which one an object belongs to, whether one is stopped, how one ended, and how this one was called, on how
+many cores.
 
 A fork copies objects, but neither the threads nor the ranks behind them.
 """
@@ -62,3 +63,8 @@ def called_as(command: str) -> str:
     folder = script.parent
     is_module = script.name == "__main__.py" and folder.parent.name == "core" and folder.name != "hookline"
     return f"python -m core.{command}" if is_module else f"hookline {command}"
+
+
+def num_usable_cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

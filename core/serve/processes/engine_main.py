@@ -45,12 +45,17 @@ def _load(tree: dict[str, Any]) -> LLM:
     from hookline.core.util.garbage import imports_kept
 
     with imports_kept():
+        from hookline.core.assembly.compiler_child import begin_early
         from hookline.core.config.settings import validate
-        from hookline.core.frontend.llm import ServingLLM
         from hookline.core.plugin.host import PluginHost
 
     host = PluginHost.load()
-    return ServingLLM.from_config(validate(tree, host), host)
+    config = validate(tree, host)
+    begin_early(config)
+    with imports_kept():
+        from hookline.core.frontend.llm import ServingLLM
+
+    return ServingLLM.from_config(config, host)
 
 
 def _serve(parent: Parent, load: Load) -> int:

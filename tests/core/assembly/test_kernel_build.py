@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hookline.core.assembly import kernel_build
+from hookline.core.assembly import compiler_child, kernel_build
 from hookline.core.assembly.kernel_build import (
     AWAITED,
     KernelBuild,
@@ -25,13 +25,14 @@ from hookline.core.assembly.kernel_build import (
 from hookline.core.contracts import Needs
 from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.util.start_phases import StartPhases
+from hookline.core.util.task_child import TaskChild
 
 FOUND = {"num_kernels": 3, "num_compiled": 2, "seconds": 1.25, "failed": [], "variants": ["_norm-1"]}
 KERNEL = SimpleNamespace(__module__="plugin.kernels", __name__="_norm_kernel")
 
 
 def child(tmp_path, code):
-    return KernelBuild([sys.executable, "-c", code], tmp_path / "cache" / "stamp.json")
+    return KernelBuild(TaskChild([sys.executable, "-c", code]), tmp_path / "cache" / "stamp.json")
 
 
 def test_what_came_of_it_is_its_last_line_and_is_noted_beside_the_kernels(tmp_path):
@@ -96,7 +97,7 @@ def test_a_child_that_ends_early_takes_its_processes_along_and_nobody_waits_on(t
     worker = int(heard[0].split()[1])
     started = time.monotonic()
     if is_killed:  # by the system, for its memory
-        os.kill(build._process.pid, signal.SIGKILL)
+        os.kill(build._child.process.pid, signal.SIGKILL)
         with build.awaited(StartPhases()):
             assert launch("first")
         assert build.finish() is None
@@ -240,7 +241,7 @@ def start_build(resolved):
 
 def test_nothing_is_begun_twice_for_a_model_and_a_card(resolved, monkeypatch):
     monkeypatch.setattr(
-        kernel_build, "python_command", lambda *_: [sys.executable, "-c", f"print('''{json.dumps(FOUND)}''')"]
+        compiler_child, "python_command", lambda *_: [sys.executable, "-c", f"print('''{json.dumps(FOUND)}''')"]
     )
     build = start_build(resolved)
     assert variants_ahead(stamp_ahead(resolved)) == frozenset()

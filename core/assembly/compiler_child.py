@@ -1,0 +1,77 @@
+"""The child process that compiles an engine's kernels: begun before this process imports torch where it will be needed.
+
+On a machine that has compiled nothing yet, the child's imports would else come after the engine's own: seconds in which
+nothing is compiled. Knows no torch itself.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from hookline.core.config.settings import Config
+from hookline.core.util.child_python import python_command
+from hookline.core.util.process import num_usable_cores
+from hookline.core.util.task_child import TaskChild
+
+CHILD = "hookline.core.prebuild.child:main"
+"""What the child runs. It is named and not imported, since it stands above this package."""
+DRIVER = Path("/dev/nvidiactl")
+"""There is a GPU that torch could use where this file is."""
+LEAST_CORES = 4
+"""With fewer cores the child's imports would take time from the engine's."""
+STAMP = "hookline-{}.json"
+"""Name of the file, in Triton's cache, which records that an engine's kernels were compiled."""
+
+_early: list[TaskChild] = []
+"""At most one, begun before its task was known."""
+
+
+def begin_early(config: Config) -> None:
+    """Begin the child now if an engine of this configuration is likely to need it.
+
+    For commands, before they import the engine. `compiler_child` gives it to the engine; it ends with this process.
+    """
+    if _early or "torch" in sys.modules or not _is_likely(config):
+        return
+    atexit.register(end_early)
+    _early.append(_begun())
+
+
+def _is_likely(config: Config) -> bool:
+    """Whether an engine on this machine's card would have its kernels compiled in another process, for the first time.
+
+    Whether the very kernels of this configuration are compiled is known only with torch; so: whether any are.
+    """
+    if not config.engine.compile_ahead or config.num_ranks > 1 or config.device == "cpu" or not DRIVER.exists():
+        return False
+    kernels = config.kernels.entry
+    if kernels is not None and "triton" not in kernels.needs.packages:
+        return False
+    if num_usable_cores() < LEAST_CORES or find_spec("triton") is None:
+        return False
+    return not any(triton_cache().glob(STAMP.format("*")))
+
+
+def compiler_child() -> TaskChild:
+    """The child that was begun early, or a new one; to be given its task."""
+    return _early.pop() if _early else _begun()
+
+
+def end_early() -> None:
+    """End the child that was begun early, if there is one: the engine does not need it."""
+    while _early:
+        _early.pop().end()
+
+
+def triton_cache() -> Path:
+    """The folder where Triton keeps compiled kernels."""
+    return Path(os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache")
+
+
+def _begun() -> TaskChild:
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}  # it needs no GPU, and must not
+    return TaskChild(python_command(CHILD), environment)
