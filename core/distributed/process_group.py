@@ -6,6 +6,7 @@ collective does not end, `core.executor.monitor` finds the rank at fault and fre
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections import deque
@@ -14,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
+from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -30,6 +32,7 @@ from hookline.core.errors import RankError
 if TYPE_CHECKING:
     from hookline.core.contracts import Kernels
 
+logger = logging.getLogger("hookline")
 LOOPBACK = "127.0.0.1"
 START_TIMEOUT = timedelta(seconds=120)
 """How long ranks may take to connect once all of them have started."""
@@ -37,6 +40,9 @@ c10d: Any = torch._C._distributed_c10d
 """The module of torch.distributed with the backends' classes, which need no global process group."""
 NO_TIMEOUT = timedelta(days=7)
 """Timeout of a collective; how long a step may take is limited by engine.step_timeout_s instead."""
+ABORT_S = 0.5
+CLOSE_S = 5.0
+"""How long `abort` and `close` wait for nccl; see ProcessRanks._abort_nccl."""
 Result = TypeVar("Result")
 
 
@@ -56,6 +62,8 @@ class ProcessRanks(LocalRanks):
     """The stream that sums run on while this rank computes; None: they run on the current stream."""
     stage_heartbeat: Heartbeat | None = None
     """With several stages, used in place of `heartbeat`: it is told of waits, since stages' collectives differ."""
+    aborts: list[Thread] = field(default_factory=list)
+    """Those that have nccl abort, the newest last."""
 
     def num_chunks(self, num_rows: int) -> int:
         """See Ranks."""
@@ -107,7 +115,18 @@ class ProcessRanks(LocalRanks):
         if self.links is not None:
             self.links.abort()
         if self.device.type == "cuda":
-            self.group.abort()
+            self._abort_nccl(ABORT_S)
+
+    def _abort_nccl(self, patience_s: float) -> None:
+        """Have nccl free the device; waits at most this long.
+
+        It does so at once, but returns only when no CUDA graph is left that holds one of its collectives, so it has a
+        thread of its own: whoever ends the graphs may be waiting for the one that calls this.
+        """
+        if not self.aborts or not self.aborts[-1].is_alive():
+            self.aborts.append(Thread(target=self.group.abort, name="hookline-abort", daemon=True))
+            self.aborts[-1].start()
+        self.aborts[-1].join(patience_s)
 
     def close(self) -> None:
         """See Ranks."""
@@ -117,7 +136,9 @@ class ProcessRanks(LocalRanks):
         if self.group is None:
             return
         if self.device.type == "cuda":
-            self.group.abort()  # an orderly end would wait for the others
+            self._abort_nccl(CLOSE_S)  # an orderly end would wait for the others
+            if self.aborts[-1].is_alive():
+                logger.warning("nccl is not closed: something refers to CUDA graphs of this engine still")
         while self.shared:
             self.shared.pop()()
         object.__setattr__(self, "group", None)  # it holds sockets, and this object may live as long as its model

@@ -1,5 +1,7 @@
 """Sums on a side stream, without a GPU: a stand-in for the stream computes a sum when somebody waits for it."""
 
+from threading import Event
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -10,6 +12,7 @@ from torch import Tensor
 
 from hookline.core.contracts import AttentionSpec, Runtime
 from hookline.core.distributed import chunking as rows
+from hookline.core.distributed import process_group
 from hookline.core.distributed.process_group import LOOPBACK, ProcessRanks, behind_secret, join, listen
 from hookline.core.layers import RowParallelLinear
 from hookline.core.testing.plain_kernels import PlainKernels
@@ -66,6 +69,25 @@ def test_what_ranks_share_is_given_back_once() -> None:
     ranks.close()
     ranks.close()
     assert given_back == ["copies", "exchange"]
+
+
+def test_whoever_aborts_does_not_wait_for_graphs_that_hold_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As nccl does: abort returns once the last graph is gone, and the thread that ends graphs waits for this one."""
+    monkeypatch.setattr(process_group, "ABORT_S", 0.01)
+    graphs_are_gone, calls = Event(), list[str]()
+
+    def abort() -> None:
+        calls.append("begun")
+        graphs_are_gone.wait(60)
+        calls.append("done")
+
+    ranks = ProcessRanks(0, 2, SimpleNamespace(abort=abort))
+    ranks.abort()
+    ranks.abort()
+    assert calls == ["begun"], "the second waits for the first"
+    graphs_are_gone.set()
+    ranks.close()
+    assert calls in (["begun", "done"], ["begun", "done", "begun", "done"]) and ranks.group is None
 
 
 @settings(deadline=None)
