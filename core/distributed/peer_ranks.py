@@ -26,6 +26,8 @@ from hookline.core.errors import PluginError
 from hookline.core.plugin.check_contract import methods_fault
 
 logger = logging.getLogger("hookline")
+LETTING_GO = -3
+"""Priority of the streams on which waits for other ranks are ended, the highest that torch has; work has 0 and -1."""
 MAX_ROWS = 512
 """Most rows of a sum through the exchange: enough for decodes and captured prefills, but not for large prefills."""
 
@@ -192,8 +194,11 @@ def _is_capturing() -> bool:
 
 
 def _on_a_stream_of_its_own(launch: Callable[[], None], device: torch.device) -> Callable[[], None]:
-    """`launch` on a stream of its own: the thread that ends waits must not queue behind the work that waits."""
-    stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    """`launch` on a stream of its own: the thread that ends waits must not queue behind the work that waits.
+
+    Streams share a GPU's queues with others of their priority, so this one has a priority that no work has.
+    """
+    stream: Any = torch.cuda.Stream(device, priority=LETTING_GO)  # type: ignore[no-untyped-call]
 
     def _launched() -> None:
         with torch.cuda.device(device), torch.cuda.stream(stream):

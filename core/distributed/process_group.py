@@ -156,6 +156,8 @@ class ProcessRanks(LocalRanks):
 
     def _run(self, start: Callable[[], Any]) -> None:
         self.reached_collective()
+        if self.aborts:  # nccl would have us wait for its abort
+            raise RankError("the ranks' group was aborted")
         with losing_others():
             work = start()
             if work is None:

@@ -14,6 +14,7 @@ from hookline.core.contracts import AttentionSpec, Runtime
 from hookline.core.distributed import chunking as rows
 from hookline.core.distributed import process_group
 from hookline.core.distributed.process_group import LOOPBACK, ProcessRanks, behind_secret, join, listen
+from hookline.core.errors import RankError
 from hookline.core.layers import RowParallelLinear
 from hookline.core.testing.plain_kernels import PlainKernels
 
@@ -85,6 +86,8 @@ def test_whoever_aborts_does_not_wait_for_graphs_that_hold_collectives(monkeypat
     ranks.abort()
     ranks.abort()
     assert calls == ["begun"], "the second waits for the first"
+    with pytest.raises(RankError, match="aborted"):  # at once: nccl would wait for its abort
+        ranks.all_reduce(torch.ones(1))
     graphs_are_gone.set()
     ranks.close()
     assert calls in (["begun", "done"], ["begun", "done", "begun", "done"]) and ranks.group is None
