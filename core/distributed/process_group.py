@@ -124,7 +124,7 @@ class ProcessRanks(LocalRanks):
         thread of its own: whoever ends the graphs may be waiting for the one that calls this.
         """
         if not self.aborts or not self.aborts[-1].is_alive():
-            self.aborts.append(Thread(target=self.group.abort, name="hookline-abort", daemon=True))
+            self.aborts.append(Thread(target=_abort, args=[self.group], name="hookline-abort", daemon=True))
             self.aborts[-1].start()
         self.aborts[-1].join(patience_s)
 
@@ -167,6 +167,14 @@ class ProcessRanks(LocalRanks):
                 return
             with self.stage_heartbeat.waiting():
                 work.wait()
+
+
+def _abort(group: Any) -> None:
+    """What the thread of an abort runs: its errors must hide no cause."""
+    try:
+        group.abort()
+    except Exception as error:
+        logger.error("while nccl was aborted: %s", error)
 
 
 @contextmanager
