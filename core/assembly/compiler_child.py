@@ -1,7 +1,7 @@
-"""The child process that compiles an engine's kernels: begun before this process imports torch where it will be needed.
+"""The child process that compiles an engine's kernels.
 
-On a machine that has compiled nothing yet, the child's imports would else come after the engine's own: seconds in which
-nothing is compiled. Knows no torch itself.
+On a machine that has compiled nothing yet it is started before this process imports torch, so that both import at the
+same time, and compiling begins some seconds earlier. This module imports no torch.
 """
 
 from __future__ import annotations

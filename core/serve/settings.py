@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +11,7 @@ from hookline.core.config.settings import ENGINE_KEYS, Config, EngineKeys, valid
 from hookline.core.errors import ConfigError, shown
 from hookline.core.plugin.host import PluginHost
 from hookline.core.serve.parsers import chosen_parsers
+from hookline.core.util.process import num_usable_cores
 from hookline.core.util.ranges import bounded, check_ranges
 
 MIB = 2**20
@@ -132,5 +132,5 @@ def num_front_ends(settings: ServeConfig, num_cores: int | None = None) -> int:
     """Front ends beside the engines' processes: as asked for, else as many as the cores allow, and one for replicas."""
     if settings.processes is not None:
         return settings.processes
-    cores = len(os.sched_getaffinity(0)) if num_cores is None else num_cores
+    cores = num_usable_cores() if num_cores is None else num_cores
     return max(min(cores // CORES_PER_PROCESS, MAX_DEFAULT_PROCESSES), settings.replicas > 1)
