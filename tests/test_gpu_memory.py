@@ -37,6 +37,7 @@ def test_a_closed_engine_has_given_its_memory_back(tp):
         first = first or used(tp)  # libraries are loaded by now
         assert all(after - before < MOST_LEFT for before, after in zip(first, used(tp), strict=True))
     assert all(one < 10 * MOST_LEFT for one in first)
+    assert torch.cuda.memory_allocated() < MOST_LEFT, "of streams that products ran on, 32 MiB each"
 
 
 def test_an_error_that_is_kept_keeps_no_memory(monkeypatch):

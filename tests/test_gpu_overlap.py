@@ -1,5 +1,7 @@
 """Large prefills over several GPUs, their sums copied beside the products: the tokens of one GPU, and a lost rank."""
 
+import os
+import signal
 import time
 
 import pytest
@@ -53,14 +55,23 @@ def test_large_prefills_give_the_tokens_of_one_gpu(alone, tp):
 
 
 @pytest.mark.parametrize("tp", SIZES[:1])
-def test_a_rank_killed_in_large_prefills_ends_the_engine_within_seconds(tp):
+@pytest.mark.parametrize(
+    ("signal_number", "fault"),
+    [(signal.SIGKILL, "was killed by SIGKILL"), (signal.SIGSTOP, "has given no sign of life")],
+    ids=["killed", "stopped"],
+)
+def test_a_rank_lost_in_large_prefills_ends_the_engine_within_seconds(tp, signal_number, fault):
+    """A stopped rank is found late, when this one's GPU surely waits for it."""
     with make(tp) as llm:
         for prompt in prompts():
             llm.engine.add(prompt, SamplingParams(max_tokens=100, ignore_eos=True))
         llm.engine.step()
-        llm.engine.executor.links.children[0].process.kill()
+        executor = llm.engine.executor
+        os.kill(executor.links.children[0].process.pid, signal_number)
         started = time.monotonic()
-        with pytest.raises(RankError, match=r"rank 1 of 2 .* was killed by SIGKILL"):
+        with pytest.raises(RankError, match=rf"rank 1 of 2 .* {fault}"):
             while llm.engine.has_work:
                 llm.engine.step()
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 7
+        closing = time.monotonic()
+    assert time.monotonic() - closing < 5, "and its GPU is free"

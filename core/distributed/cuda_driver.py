@@ -16,6 +16,8 @@ HANDLE_BYTES = 64
 _LAZY_PEER_ACCESS = 1
 _OUT_OF_MEMORY = 2
 _AT_LEAST = 0
+_FOR_ALL_GPUS = ctypes.c_uint(0x1 | 0x2)
+"""CU_MEMHOSTREGISTER_PORTABLE and _DEVICEMAP."""
 _GIB = 1 << 30
 
 
@@ -64,25 +66,31 @@ class Driver:
         """Free memory that `allocate` returned."""
         self._cuda.cuMemFree_v2(ctypes.c_uint64(address))
 
+    def register(self, address: int, num_bytes: int) -> int:
+        """Make host memory, of whole pages, accessible to all GPUs; returns its address on them."""
+        found = ctypes.c_uint64()
+        self._call("cuMemHostRegister_v2", ctypes.c_void_p(address), ctypes.c_size_t(num_bytes), _FOR_ALL_GPUS)
+        self._call("cuMemHostGetDevicePointer_v2", ctypes.byref(found), ctypes.c_void_p(address), ctypes.c_uint(0))
+        return found.value
+
+    def unregister(self, address: int) -> None:
+        """Undo `register`."""
+        self._cuda.cuMemHostUnregister(ctypes.c_void_p(address))
+
     def copy(self, to: int, source: int, num_bytes: int) -> None:
         """Copy between GPUs, or within one, by a copy engine."""
         size = ctypes.c_size_t(num_bytes)
         self._call("cuMemcpyDtoDAsync_v2", ctypes.c_uint64(to), ctypes.c_uint64(source), size, _stream())
 
     def signal(self, address: int, value: int) -> None:
-        """Write a 32-bit word into any GPU's memory, once all earlier work of the stream is done."""
+        """Write a 32-bit word into any GPU's or registered memory, once all earlier work of the stream is done."""
         no_flags = ctypes.c_uint(0)
         self._call("cuStreamWriteValue32_v2", _stream(), ctypes.c_uint64(address), ctypes.c_uint32(value), no_flags)
 
     def wait(self, address: int, value: int) -> None:
-        """Let the stream wait until a 32-bit word of this GPU's memory is at least the value."""
+        """Let the stream wait until a 32-bit word of this GPU's or registered memory is at least the value."""
         at_least = ctypes.c_uint(_AT_LEAST)
         self._call("cuStreamWaitValue32_v2", _stream(), ctypes.c_uint64(address), ctypes.c_uint32(value), at_least)
-
-    def fill(self, address: int, value: int, num_words: int) -> None:
-        """Fill memory with a 32-bit value; never raises."""
-        words = ctypes.c_size_t(num_words)
-        self._cuda.cuMemsetD32Async(ctypes.c_uint64(address), ctypes.c_uint(value), words, _stream())
 
     def _call(self, name: str, *arguments: Any) -> None:
         function = getattr(self._cuda, name, None)

@@ -11,18 +11,16 @@ import torch
 from torch import Tensor
 
 from hookline.core.distributed.chunking import MOST_CHUNKS
-from hookline.core.distributed.cuda_driver import Driver
 from hookline.core.distributed.ranks import LocalRanks
+from hookline.core.distributed.signal_board import SignalBoard
 
 if TYPE_CHECKING:
     from hookline.core.contracts import Kernels
 
-WORD_BYTES = 4
-
 
 @dataclass(frozen=True)
 class Layout:
-    """Where things lie in a rank's shared memory: signals, for each kind, chunk and rank; then partials, then results.
+    """Where things lie in a rank's shared memory: partials, then results; and in its row of the signal board.
 
     Rows are counted with each chunk rounded up to R equal shares.
     """
@@ -38,18 +36,13 @@ class Layout:
 
     @property
     def num_signals(self) -> int:
-        """Number of 32-bit words for signals."""
+        """Words for signals: one for each chunk, kind and rank."""
         return MOST_CHUNKS * 2 * self.size
-
-    @property
-    def partials(self) -> int:
-        """Where partials start, in bytes."""
-        return -(-(self.num_signals + self.size) * WORD_BYTES // 512) * 512
 
     @property
     def results(self) -> int:
         """Where results start, in bytes."""
-        return self.partials + self.num_rows * self.row_bytes
+        return self.num_rows * self.row_bytes
 
     @property
     def num_bytes(self) -> int:
@@ -58,23 +51,19 @@ class Layout:
 
     def partial_row(self, row: int) -> int:
         """Offset of a row of partials."""
-        return self.partials + row * self.row_bytes
+        return row * self.row_bytes
 
     def result_row(self, row: int) -> int:
         """Offset of a row of results."""
         return self.results + row * self.row_bytes
 
-    def check_signal(self, source: int) -> int:
-        """Offset of a signal that is only used to test whether signals from a rank arrive."""
-        return (self.num_signals + source) * WORD_BYTES
-
     def partial_signal(self, chunk: int, source: int) -> int:
-        """Offset of the signal that a rank's partial of a chunk has come."""
-        return (chunk * 2 * self.size + source) * WORD_BYTES
+        """The word which says that a rank's partial of a chunk has come."""
+        return chunk * 2 * self.size + source
 
     def result_signal(self, chunk: int, source: int) -> int:
-        """Offset of the signal that a rank's share of the result has come."""
-        return ((chunk * 2 + 1) * self.size + source) * WORD_BYTES
+        """The word which says that a rank's share of the result has come."""
+        return (chunk * 2 + 1) * self.size + source
 
 
 LET_GO = 0x4000_0000
@@ -103,10 +92,11 @@ class PeerCopies:
         layout: Layout,
         addresses: list[int],
         memory_X: Tensor,
-        driver: Driver,
+        board: SignalBoard,
         side_streams: SideStreams,
     ) -> None:
-        self.rank, self.size, self.layout, self.driver = ranks.rank, ranks.size, layout, driver
+        self.rank, self.size, self.layout, self.driver = ranks.rank, ranks.size, layout, board.driver
+        self.board = board
         self.addresses, self.side_streams, self._memory_X = addresses, side_streams, memory_X
         self.others = [(ranks.rank + step) % ranks.size for step in range(1, ranks.size)]
         self._counts = [0] * MOST_CHUNKS
@@ -146,10 +136,10 @@ class PeerCopies:
     def let_go(self) -> None:
         """End all waits of this rank's GPU for other ranks; what it computes from then on is meaningless.
 
-        A signal that another GPU still writes may undo this: call it again once the other ranks are gone.
+        From any thread, and at once, whatever the GPU is at. A signal that another GPU still writes may undo this: call
+        it again once the other ranks are gone.
         """
-        value = (max(self._counts) + LET_GO) % (1 << 32)
-        self.driver.fill(self.addresses[self.rank], value, self.layout.num_signals)
+        self.board.words[: self.layout.num_signals] = (max(self._counts) + LET_GO) % (1 << 32)
 
     def count(self, chunk: int) -> int:
         """Count a call; returns the value of the chunk's signals in it. Every rank makes the same calls."""
@@ -195,11 +185,11 @@ class _Sum:
             there, part_PD = copies.addresses[other], self.partial_TD[self._own(other)]
             row = self.first_row + copies.rank * self.share
             copies.driver.copy(there + layout.partial_row(row), part_PD.data_ptr(), part_PD.nbytes)
-            copies.driver.signal(there + layout.partial_signal(self.chunk, copies.rank), self.count)
+            copies.driver.signal(copies.board.at(other, layout.partial_signal(self.chunk, copies.rank)), self.count)
 
     def _add(self, residual_TD: Tensor, normalise: Normalise) -> None:
         copies, own = self.copies, self._own(self.copies.rank)
-        parts_TD = copies.rows(copies.layout.partials, self.first_row, self.share * copies.size, self.partial_TD)
+        parts_TD = copies.rows(0, self.first_row, self.share * copies.size, self.partial_TD)
         parts_RPD = parts_TD.view(copies.size, self.share, -1)[:, : own.stop - own.start]
         mine_PD = self.partial_TD[own]
         copies.driver.copy(parts_RPD[copies.rank].data_ptr(), mine_PD.data_ptr(), mine_PD.nbytes)
@@ -214,12 +204,12 @@ class _Sum:
         for other in copies.others:
             there, row = copies.addresses[other], self.first_row + own.start
             copies.driver.copy(there + layout.result_row(row), part_PD.data_ptr(), part_PD.nbytes)
-            copies.driver.signal(there + layout.result_signal(self.chunk, copies.rank), self.count)
+            copies.driver.signal(copies.board.at(other, layout.result_signal(self.chunk, copies.rank)), self.count)
 
     def _wait_for(self, signal: Callable[[int, int], int]) -> None:
-        here = self.copies.addresses[self.copies.rank]
-        for other in self.copies.others:
-            self.copies.driver.wait(here + signal(self.chunk, other), self.count)
+        copies = self.copies
+        for other in copies.others:
+            copies.driver.wait(copies.board.at(copies.rank, signal(self.chunk, other)), self.count)
 
 
 def largest_share(num_rows: int, num_ranks: int) -> int:

@@ -7,11 +7,12 @@ other, is up to them; `core.contracts.Exchange` says what they compute.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import EMPTY, HEADER_BYTES, NUM_COPIES, WORD_BYTES, PeerMemory
+from hookline.core.contracts import EMPTY, HEADER_BYTES, NUM_COPIES, PeerMemory
 from hookline.core.distributed.cuda_driver import HANDLE_BYTES, Driver
 from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.errors import HooklineError
@@ -78,33 +79,6 @@ def _open_others(ranks: LocalRanks, addresses: list[int], device: torch.device, 
             addresses[rank] = driver.open(bytes(theirs_X.tolist()))
 
 
-def signals_arrive(ranks: LocalRanks, blocks: PeerBlocks, offsets: list[int]) -> bool:
-    """Whether a stream of each rank can write words into the others' blocks, and wait for words in its own.
-
-    offsets: one for each writing rank.
-    """
-    here, others = blocks.addresses[ranks.rank], [rank for rank in range(ranks.size) if rank != ranks.rank]
-    try:
-        for other in others:
-            blocks.driver.signal(blocks.addresses[other] + offsets[ranks.rank], 1)
-        is_written = True
-    except HooklineError:
-        is_written = False
-    torch.cuda.synchronize()
-    if not ranks.smallest(is_written):
-        return False
-    words = blocks.memory(torch.device("cuda", torch.cuda.current_device())).view(torch.int32)
-    have_come = all(int(words[offsets[other] // 4]) == 1 for other in others)
-    if have_come:
-        try:
-            for other in others:
-                blocks.driver.wait(here + offsets[other], 1)
-        except HooklineError:
-            have_come = False
-        torch.cuda.synchronize()
-    return bool(ranks.smallest(have_come))
-
-
 class _Bytes:
     """Device memory that torch can make a tensor of without a copy, by __cuda_array_interface__."""
 
@@ -122,7 +96,7 @@ def block_bytes(size: int, num_slots: int, slot_bytes: int) -> int:
 def share_memory(
     ranks: LocalRanks, num_slots: int, slot_bytes: int, device: torch.device, driver: Driver
 ) -> PeerMemory | None:
-    """Allocate a block on every rank and open all of them everywhere; None if some GPU cannot be reached.
+    """Allocate a block on every rank and open all of them everywhere; None if some GPU cannot be reached or signalled.
 
     Raises: CapacityError if there is no room.
     """
@@ -130,25 +104,33 @@ def share_memory(
     if blocks is None:
         return None
     try:
-        return _emptied(ranks, num_slots, slot_bytes, device, blocks)
+        peers = _emptied(ranks, num_slots, slot_bytes, device, blocks)
     except BaseException:
         blocks.close()
         raise
+    if peers is None:
+        blocks.close()
+    return peers
 
 
 def _emptied(
     ranks: LocalRanks, num_slots: int, slot_bytes: int, device: torch.device, blocks: PeerBlocks
-) -> PeerMemory:
-    """The blocks as memory for exchanges, after every rank has filled its own as the first exchange expects it."""
+) -> PeerMemory | None:
+    """The blocks as memory for exchanges, after every rank has filled its own as the first exchange expects it.
 
-    def _fill_header(value: int) -> None:
-        blocks.driver.fill(blocks.addresses[ranks.rank], value, HEADER_BYTES // WORD_BYTES)
-
-    _fill_header(0)  # loads what the driver needs for this: beside a waiting kernel it might not load
+    None if some rank cannot be let go.
+    """
+    here = blocks.addresses[ranks.rank]
+    try:
+        blocks.driver.signal(here, 0)
+        can_let_go = True
+    except HooklineError:
+        can_let_go = False
     blocks.memory(device)[HEADER_BYTES:] = EMPTY
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    ranks.smallest(True)  # no rank sends anything before this
+    if not ranks.smallest(can_let_go):  # no rank sends anything before this
+        return None
     return PeerMemory(
         ranks.rank,
         ranks.size,
@@ -156,6 +138,6 @@ def _emptied(
         slot_bytes,
         torch.tensor(blocks.addresses, dtype=torch.int64, device=device),
         torch.zeros(num_slots, dtype=torch.int64, device=device),
-        lambda: _fill_header(1),
+        partial(blocks.driver.signal, here, 1),
         blocks.close,
     )

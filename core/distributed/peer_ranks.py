@@ -7,27 +7,28 @@ and all others through torch.distributed, as in ProcessRanks.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hookline.core.contracts import MIN_SLOT_BYTES, AttentionSpec, Exchange, Kernels, PeerMemory, is_offered
+from hookline.core.distributed.aborts import on_every_queue
 from hookline.core.distributed.chunking import LEAST_ROWS
 from hookline.core.distributed.cuda_driver import Driver
 from hookline.core.distributed.peer_copies import Layout, PeerCopies, SideStreams
-from hookline.core.distributed.peer_memory import all_reach_each_other, share_blocks, share_memory, signals_arrive
+from hookline.core.distributed.peer_memory import all_reach_each_other, share_blocks, share_memory
 from hookline.core.distributed.process_group import ProcessRanks
 from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.distributed.side_stream import SideStream
+from hookline.core.distributed.signal_board import share_board
 from hookline.core.errors import PluginError
 from hookline.core.plugin.check_contract import methods_fault
 
 logger = logging.getLogger("hookline")
-LETTING_GO = -3
-"""Priority of the streams on which waits for other ranks are ended, the highest that torch has; work has 0 and -1."""
 MAX_ROWS = 512
 """Most rows of a sum through the exchange: enough for decodes and captured prefills, but not for large prefills."""
 
@@ -137,14 +138,15 @@ def with_exchange(ranks: LocalRanks, kernels: Kernels, spec: AttentionSpec, hidd
         return ranks
     num_slots = min(MAX_ROWS, spec.max_num_batched_tokens)
     slot_bytes = max(MIN_SLOT_BYTES, -(-hidden_size * spec.dtype.itemsize // 16) * 16)
-    reachable = all_reach_each_other(ranks, spec.device)
-    peers = share_memory(ranks, num_slots, slot_bytes, spec.device, Driver()) if reachable else None
+    reachable, driver = all_reach_each_other(ranks, spec.device), Driver()
+    peers = share_memory(ranks, num_slots, slot_bytes, spec.device, driver) if reachable else None
     if peers is None:
         if ranks.rank == 0:
-            logger.warning("the GPUs cannot read each other's memory, so nccl alone sums over the ranks")
+            logger.warning("the GPUs cannot read or signal in each other's memory, so nccl alone sums over the ranks")
         return ranks
     ranks.shared.append(peers.close)
-    ranks.releases.append(_on_a_stream_of_its_own(peers.let_go, spec.device))
+    warm_up = partial(driver.signal, int(peers.addresses_R[ranks.rank]), 0)
+    ranks.releases.add(on_every_queue(peers.let_go, warm_up, spec.device))
     return _extended(ranks, exchange=make_exchange(kernels, peers))
 
 
@@ -174,38 +176,22 @@ def with_copies(ranks: LocalRanks, spec: AttentionSpec, hidden_size: int) -> Loc
     blocks = share_blocks(ranks, layout.num_bytes, spec.device, Driver())
     if blocks is None:
         return ranks
-    ranks.shared.append(blocks.close)
-    # Loads what the driver needs for letting go: beside waiting streams it might not load.
-    blocks.driver.fill(blocks.addresses[ranks.rank], 0, layout.num_signals)
-    if not signals_arrive(ranks, blocks, [layout.check_signal(rank) for rank in range(ranks.size)]):
+    board = share_board(ranks, layout.num_signals, spec.device, blocks.driver)
+    if board is None:
+        blocks.close()
         if ranks.rank == 0:
             logger.warning("the GPUs' streams cannot signal each other, so nccl alone sums up many rows")
-        ranks.shared.pop()()
         return ranks
+    ranks.shared.extend([blocks.close, board.close])
     side_streams = SideStreams(*(SideStream(spec.device) for _ in range(3)))
-    copies = PeerCopies(ranks, layout, blocks.addresses, blocks.memory(spec.device), blocks.driver, side_streams)
-    ranks.releases.append(_on_a_stream_of_its_own(copies.let_go, spec.device))
+    copies = PeerCopies(ranks, layout, blocks.addresses, blocks.memory(spec.device), board, side_streams)
+    ranks.releases.add(copies.let_go)
     return _extended(ranks, copies=copies)
 
 
 def _is_capturing() -> bool:
     """Whether a CUDA graph is being captured: it would repeat the same signals, which the host has to count up."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-
-
-def _on_a_stream_of_its_own(launch: Callable[[], None], device: torch.device) -> Callable[[], None]:
-    """`launch` on a stream of its own: the thread that ends waits must not queue behind the work that waits.
-
-    Streams share a GPU's queues with others of their priority, so this one has a priority that no work has.
-    """
-    stream: Any = torch.cuda.Stream(device, priority=LETTING_GO)  # type: ignore[no-untyped-call]
-
-    def _launched() -> None:
-        with torch.cuda.device(device), torch.cuda.stream(stream):
-            stream.query()  # a thread's first call of the runtime: from here on the driver knows its context
-            launch()
-
-    return _launched
 
 
 def _extended(ranks: ProcessRanks, **parts: Any) -> PeerRanks:

@@ -9,19 +9,20 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from threading import Thread
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed
 from torch import Tensor
 
+from hookline.core.distributed.aborts import Aborts, Releases
 from hookline.core.distributed.chunking import sensible_chunks
 from hookline.core.distributed.heartbeat import DeviceMarks, Heartbeat
 from hookline.core.distributed.ranks import LocalRanks
@@ -40,30 +41,61 @@ c10d: Any = torch._C._distributed_c10d
 """The module of torch.distributed with the backends' classes, which need no global process group."""
 NO_TIMEOUT = timedelta(days=7)
 """Timeout of a collective; how long a step may take is limited by engine.step_timeout_s instead."""
-ABORT_S = 0.5
 CLOSE_S = 5.0
-"""How long `abort` and `close` wait for nccl; see ProcessRanks._abort_nccl."""
-Result = TypeVar("Result")
+"""How long `close` waits for nccl; see Aborts."""
+AGAIN_S = 0.1
+"""Time after which a device that does not get done is released again."""
 
 
 @dataclass(frozen=True)
-class ProcessRanks(LocalRanks):
+class ConnectedRanks(LocalRanks):
+    """One rank that may wait for others, in a group or over links between stages."""
+
+    releases: Releases = field(default_factory=Releases, kw_only=True)
+    shared: list[Callable[[], None]] = field(default_factory=list, kw_only=True)
+    """Calls that free the memory that the ranks share, for `close`."""
+    aborts: Aborts = field(default_factory=Aborts, kw_only=True)
+
+    def abort(self) -> None:
+        """Break off whatever this rank waits for; called from another thread, more than once if that did not help."""
+        self.aborts.begin(self._nccl_groups)
+        self.releases()
+
+    def close(self) -> None:
+        """See Ranks."""
+        self.aborts.begin(self._nccl_groups)  # an orderly end would wait for the others
+        deadline = time.monotonic() + CLOSE_S
+        while not (has_ended := self.aborts.join(AGAIN_S)) and time.monotonic() < deadline:
+            self.releases()
+        if not has_ended:
+            logger.warning("nccl is not closed: something refers to CUDA graphs of this engine, or the GPU is stuck")
+        self.releases.clear()
+        if has_ended or torch.cuda.current_stream().query():  # else freeing memory would wait for the GPU
+            while self.shared:
+                self.shared.pop()()
+        if self.links is not None:
+            self.links.close()
+        object.__setattr__(self, "group", None)  # it holds sockets, and this object may live as long as its model
+
+    @property
+    def _nccl_groups(self) -> list[Any]:
+        """All groups but gloo's, whose waits end with the other ranks' sockets."""
+        groups = [self.group, *(() if self.links is None else self.links.groups)]
+        return [group for group in groups if group is not None and not isinstance(group, c10d.ProcessGroupGloo)]
+
+
+@dataclass(frozen=True)
+class ProcessRanks(ConnectedRanks):
     """One rank; `group` is its torch.distributed backend. Device: no host sync on a GPU; safe inside a CUDA graph.
 
     Raises: RankError from any collective if another rank is gone.
     """
 
     heartbeat: Heartbeat | None = None
-    releases: list[Callable[[], None]] = field(default_factory=list)
-    """Further calls that end this rank's waits for others, for `abort`."""
-    shared: list[Callable[[], None]] = field(default_factory=list)
-    """Calls that free the memory that the ranks share, for `close`."""
     side_stream: SideStream | None = None
     """The stream that sums run on while this rank computes; None: they run on the current stream."""
     stage_heartbeat: Heartbeat | None = None
     """With several stages, used in place of `heartbeat`: it is told of waits, since stages' collectives differ."""
-    aborts: list[Thread] = field(default_factory=list)
-    """Those that have nccl abort, the newest last."""
 
     def num_chunks(self, num_rows: int) -> int:
         """See Ranks."""
@@ -108,41 +140,6 @@ class ProcessRanks(LocalRanks):
         """Where collectives work: the CPU, or the current GPU."""
         return torch.device("cpu" if isinstance(self.group, c10d.ProcessGroupGloo) else "cuda")
 
-    def abort(self) -> None:
-        """Break off the collective that this rank waits in; called from another thread."""
-        for release in self.releases:
-            release()
-        if self.links is not None:
-            self.links.abort()
-        if self.device.type == "cuda":
-            self._abort_nccl(ABORT_S)
-
-    def _abort_nccl(self, patience_s: float) -> None:
-        """Have nccl free the device; waits at most this long.
-
-        It does so at once, but returns only when no CUDA graph is left that holds one of its collectives, so it has a
-        thread of its own: whoever ends the graphs may be waiting for the one that calls this.
-        """
-        if not self.aborts or not self.aborts[-1].is_alive():
-            self.aborts.append(Thread(target=_abort, args=[self.group], name="hookline-abort", daemon=True))
-            self.aborts[-1].start()
-        self.aborts[-1].join(patience_s)
-
-    def close(self) -> None:
-        """See Ranks."""
-        self.releases.clear()
-        if self.links is not None:
-            self.links.close()
-        if self.group is None:
-            return
-        if self.device.type == "cuda":
-            self._abort_nccl(CLOSE_S)  # an orderly end would wait for the others
-            if self.aborts[-1].is_alive():
-                logger.warning("nccl is not closed: something refers to CUDA graphs of this engine still")
-        while self.shared:
-            self.shared.pop()()
-        object.__setattr__(self, "group", None)  # it holds sockets, and this object may live as long as its model
-
     def _sum(self, x: Tensor) -> Tensor:
         options = c10d.AllreduceOptions()
         options.asyncOp = False  # on the current stream
@@ -156,10 +153,9 @@ class ProcessRanks(LocalRanks):
 
     def _run(self, start: Callable[[], Any]) -> None:
         self.reached_collective()
-        if self.aborts:  # nccl would have us wait for its abort
-            raise RankError("the ranks' group was aborted")
         with losing_others():
-            work = start()
+            with self.aborts.starting():
+                work = start()
             if work is None:
                 return
             if self.stage_heartbeat is None:
@@ -167,14 +163,6 @@ class ProcessRanks(LocalRanks):
                 return
             with self.stage_heartbeat.waiting():
                 work.wait()
-
-
-def _abort(group: Any) -> None:
-    """What the thread of an abort runs: its errors must hide no cause."""
-    try:
-        group.abort()
-    except Exception as error:
-        logger.error("while nccl was aborted: %s", error)
 
 
 @contextmanager
@@ -226,25 +214,15 @@ def connect(
         if ranks.num_stages == 1:
             group = make_group(store, ranks.rank, ranks.size)
             return ProcessRanks(ranks.rank, ranks.size, group, heartbeat=heartbeat, side_stream=side_stream)
-        links = connect_stages(partial(_pair, make_group, store), ranks, device, heartbeat)
-        place: dict[str, Any] = {"stage": ranks.stage, "num_stages": ranks.num_stages, "links": links}
+        aborts = Aborts()
+        links = connect_stages(partial(_pair, make_group, store), ranks, device, heartbeat, aborts)
+        place: dict[str, Any] = {
+            "stage": ranks.stage, "num_stages": ranks.num_stages, "links": links, "aborts": aborts,
+        }  # fmt: skip
         if ranks.size == 1:
-            return LoneRanks(**place)
+            return ConnectedRanks(**place)
         group = make_group(c10d.PrefixStore(f"stage{ranks.stage}", store), ranks.rank, ranks.size)
         return ProcessRanks(ranks.rank, ranks.size, group, side_stream=side_stream, stage_heartbeat=heartbeat, **place)
-
-
-@dataclass(frozen=True)
-class LoneRanks(LocalRanks):
-    """The only rank of its stage: it has no collectives, but links to the other stages."""
-
-    def abort(self) -> None:
-        """Break off whatever this rank waits for, from another thread."""
-        self.links.abort()
-
-    def close(self) -> None:
-        """See Ranks."""
-        self.links.close()
 
 
 def _pair(make_group: Callable[[Any, int, int], Any], store: Any, name: str, rank: int) -> Any:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hookline.core.distributed.aborts import Aborts
 from hookline.core.distributed.heartbeat import Heartbeat
 from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.errors import RankError
@@ -35,11 +36,19 @@ class StageLinks:
     """
 
     def __init__(
-        self, ranks: LocalRanks, before: Any, after: Any, back: Any, device: torch.device, heartbeat: Heartbeat
+        self,
+        ranks: LocalRanks,
+        before: Any,
+        after: Any,
+        back: Any,
+        device: torch.device,
+        heartbeat: Heartbeat,
+        aborts: Aborts,
     ) -> None:
         self.stage, self.num_stages = ranks.stage, ranks.num_stages
         self.device, self.heartbeat = device, heartbeat
         self._before, self._after, self._back = before, after, back
+        self._aborts = aborts
         self._sent: dict[int, deque[tuple[Any, Tensor]]] = {}
 
     @property
@@ -94,27 +103,26 @@ class StageLinks:
                 self.send_back(lowest_1)
         return int(lowest_1.item())
 
-    def abort(self) -> None:
-        """Break off what this rank waits for; called from another thread."""
-        for group in (self._before, self._after, self._back):
-            if group is not None and self.device.type == "cuda":
-                group.abort()
+    @property
+    def groups(self) -> list[Any]:
+        """The groups of the links."""
+        return [group for group in (self._before, self._after, self._back) if group is not None]
 
     def close(self) -> None:
-        """Close the links; a second call does nothing."""
-        self.abort()  # an orderly end would wait for the others
+        """Forget the links, once their groups are aborted; a second call does nothing."""
         self._sent.clear()
         self._before = self._after = self._back = None
 
     def _send(self, group: Any, x: Tensor) -> None:
         sent = self._sent.setdefault(id(group), deque())
         with _losing_others():
-            sent.append((group.send([x], RECEIVER, 0), x))
+            with self._aborts.starting():
+                sent.append((group.send([x], RECEIVER, 0), x))
             if len(sent) > STEPS_AHEAD * self.num_stages:
                 self._wait(sent.popleft()[0])
 
     def _receive(self, group: Any, x: Tensor) -> Callable[[], None]:
-        with _losing_others():
+        with _losing_others(), self._aborts.starting():
             work = group.recv([x], SENDER, 0)
         return lambda: self._wait(work)
 
@@ -133,7 +141,7 @@ def _losing_others() -> Iterator[None]:
 
 
 def connect_stages(
-    pair: Callable[[str, int], Any], ranks: LocalRanks, device: torch.device, heartbeat: Heartbeat
+    pair: Callable[[str, int], Any], ranks: LocalRanks, device: torch.device, heartbeat: Heartbeat, aborts: Aborts
 ) -> StageLinks:
     """Connect with the ranks of the same number in the other stages' groups. pair(name, rank): makes a group of two.
 
@@ -145,4 +153,4 @@ def connect_stages(
     back = None
     if stage in (0, last):
         back = pair(f"back.{ranks.rank}", SENDER if stage == last else RECEIVER)
-    return StageLinks(ranks, before, after, back, device, heartbeat)
+    return StageLinks(ranks, before, after, back, device, heartbeat, aborts)

@@ -25,8 +25,8 @@ from hookline.core.executor.child import Child
 from hookline.core.executor.messages import frame_of
 from hookline.core.executor.monitor import Monitor, Timeouts
 from hookline.core.executor.peer import Peer, end, kill
-from hookline.core.executor.shared_memory import SharedWords
 from hookline.core.util.arrays import IntArray, no_ints
+from hookline.core.util.shared_memory import SharedWords
 from hookline.core.util.standard_files import open_missing
 
 FULL_S = 0.01

@@ -14,12 +14,14 @@ A stuck rank is told from a slow one by the others: all have as much to do until
 late there gets engine.step_timeout_s beyond what the others took. Until a first rank arrives, all get STEP_TIMEOUTS
 times as much, since on a CPU single layers of a large step may take that long. Time spent compiling does not count.
 
-However the group ends, rank 0 finds out at its next collective; if it does not get there, it is interrupted.
+However the group ends, rank 0 finds out at its next collective, for which its device is freed of waits for others; if
+it does not get there, it is interrupted.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import select
 import threading
 import time
@@ -63,7 +65,8 @@ class Timeouts:
 class Monitor:
     """Decides when the group is lost, and ends it. children: the ranks in processes of their own.
 
-    heartbeats: those of all ranks, rank 0's first. release: called to free rank 0's device if it is this process.
+    heartbeats: those of all ranks, rank 0's first. release: called to free rank 0's device if it is this process, once
+    the group has ended, and again until rank 0 is out of its step.
     """
 
     def __init__(self, children: Sequence[Peer], heartbeats: Sequence[Heartbeat], timeouts: Timeouts) -> None:
@@ -213,17 +216,25 @@ class Monitor:
         return max(2 * TICK_S, min(self.timeouts.rank_s, self.timeouts.step_s) / 4)
 
     def _see_rank_0_out(self) -> None:
-        """Once the group has ended: interrupt rank 0 if it does not find that out by itself."""
+        """Once the group has ended: free rank 0's device until rank 0 is out of its step; interrupt it if need be."""
         self._wait_in_step(self.timeouts.step_s)
-        if self._in_step and self.interrupter.break_off():
+        if self._is_stuck:
             logger.error("%s", self.failure)
+            self.interrupter.break_off()
         self._wait_in_step(GRACE_S)
-        if self._in_step and not self._stopped.is_set():
+        if self._is_stuck:
             self.tell_if_stuck(RankError(str(self.failure)))
+        self._wait_in_step(math.inf)
+
+    @property
+    def _is_stuck(self) -> bool:
+        """Whether rank 0 is in its step still."""
+        return self._in_step and not self._stopped.is_set()
 
     def _wait_in_step(self, seconds: float) -> None:
-        """Wait for this long, or until rank 0 has left its step."""
+        """Wait for this long, or until rank 0 has left its step, and free its device at each look."""
         while self._in_step and seconds > 0 and not self._stopped.wait(TICK_S):
+            self._release()
             seconds -= TICK_S
 
     def _hear(self, child: Peer) -> bool:

@@ -27,9 +27,9 @@ from hookline.core.executor.answers import read_words
 from hookline.core.executor.messages import JsonLines, receive_frame, send_message
 from hookline.core.executor.rank_0_loop import Answering, Rank0Worker
 from hookline.core.executor.reach import listening, unreached
-from hookline.core.executor.shared_memory import SharedWords
 from hookline.core.step.message import MASKS, TIME_STEPS, Step, is_agreed_on, masks_in, unpack
 from hookline.core.util.arrays import IntArray, MaskArray
+from hookline.core.util.shared_memory import SharedWords
 from hookline.core.util.text import one_line
 
 _HANG_UP = getattr(select, "POLLRDHUP", select.POLLHUP)

@@ -514,6 +514,8 @@ class Worker(SizedExecutor):
         self.masked_decodes = None
         self._waiting = self._masked_tokens = None
         self.__dict__.pop("masks", None)
+        if self.runner.ranks.num_all > 1 and self.table.device.type == "cuda":
+            gc.collect()  # graphs that circles hold, for which nccl would wait
         try:
             self.runner.close()
         finally:

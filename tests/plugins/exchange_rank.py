@@ -16,7 +16,7 @@ import torch
 
 from hookline.core.contracts import HEADER_BYTES, NO_TOKEN, PeerMemory
 from hookline.core.distributed.peer_memory import block_bytes
-from hookline.core.executor.shared_memory import WORD, SharedWords
+from hookline.core.util.shared_memory import WORD, SharedWords
 from hookline.plugins.kernels.peer_memory import triton_slots
 from hookline.plugins.kernels.peer_memory.triton_slots import Way
 from hookline.plugins.kernels.products import triton_wide

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hookline.core.contracts import HEADER_BYTES, NUM_COPIES
-from hookline.core.executor.shared_memory import WORD, SharedWords
+from hookline.core.util.shared_memory import WORD, SharedWords
 from hookline.plugins.kernels.peer_memory.triton_slots import Way, sums_by_rows
 from tests.plugins.exchange_rank import fill, let_go, num_words
 

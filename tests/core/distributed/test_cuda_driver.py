@@ -52,6 +52,8 @@ def test_no_room_says_how_much_was_asked_for_and_what_to_lower(driver: Any) -> N
         ("cuMemsetD8_v2", lambda made: made.allocate(64)),
         ("cuIpcGetMemHandle", lambda made: made.handle(1)),
         ("cuMemcpyDtoDAsync_v2", lambda made: made.copy(1, 2, 3)),
+        ("cuMemHostRegister_v2", lambda made: made.register(1 << 40, 4096)),
+        ("cuMemHostGetDevicePointer_v2", lambda made: made.register(1 << 40, 4096)),
         ("cuStreamWriteValue32_v2", lambda made: made.signal(1, 2)),
         ("cuStreamWaitValue32_v2", lambda made: made.wait(1, 2)),
     ],
@@ -87,3 +89,14 @@ def test_memory_that_cannot_be_opened_has_no_address(driver: Any) -> None:
     made, _ = driver(cuIpcOpenMemHandle_v2=1)
     assert made.open(bytes(HANDLE_BYTES)) == 0
     made.close(0)
+
+
+def test_host_memory_is_registered_for_all_gpus_and_unregistered(driver: Any) -> None:
+    made, library = driver()
+    made.register(3 << 40, 4096)
+    made.unregister(3 << 40)
+    assert library.calls == [
+        ("cuMemHostRegister_v2", 3 << 40, 4096, 3),
+        ("cuMemHostGetDevicePointer_v2", None, 3 << 40, 0),
+        ("cuMemHostUnregister", 3 << 40),
+    ]

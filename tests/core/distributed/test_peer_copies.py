@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -21,6 +22,7 @@ from hookline.core.contracts import AttentionSpec
 from hookline.core.distributed.chunking import MOST_CHUNKS
 from hookline.core.distributed.peer_copies import LET_GO, Layout, PeerCopies, SideStreams, normaliser
 from hookline.core.distributed.ranks import LocalRanks
+from hookline.core.distributed.signal_board import SignalBoard
 from hookline.core.testing.plain_kernels import PlainKernels
 
 WIDTH, EPS = 3, 1e-6
@@ -72,10 +74,6 @@ class Gpu:
     def wait(self, address: int, value: int) -> None:
         self.put(lambda: None, lambda: ctypes.c_int32(ctypes.c_int32.from_address(address).value - value).value >= 0)
 
-    def fill(self, address: int, value: int, num_words: int) -> None:
-        for word in range(num_words):
-            ctypes.c_int32.from_address(address + 4 * word).value = value
-
 
 class QueueingKernels(PlainKernels):
     """Adds up parts when its operation's turn comes."""
@@ -97,12 +95,16 @@ class QueueingKernels(PlainKernels):
 class Rank:
     """One rank's host program: a model of several layers, each a sum of its own multiple of the normed rows."""
 
-    def __init__(self, rank: int, gpu: Gpu, layout: Layout, memories: list[Tensor]) -> None:
+    def __init__(
+        self, rank: int, gpu: Gpu, layout: Layout, memories: list[Tensor], words: list[np.ndarray[Any, Any]]
+    ) -> None:
         self.rank, self.gpu = rank, gpu
         side_streams = SideStreams(*(gpu.side_stream(stream) for stream in STREAMS[1:]))
         addresses = [memory_X.data_ptr() for memory_X in memories]
+        rows = [row.ctypes.data for row in words]
+        self.board = SignalBoard(rank, rows, words[rank], cast(Any, None), cast(Any, gpu))
         self.copies = PeerCopies(
-            LocalRanks(rank, layout.size), layout, addresses, memories[rank], cast(Any, gpu), side_streams
+            LocalRanks(rank, layout.size), layout, addresses, memories[rank], self.board, side_streams
         )
 
     def step(self, hidden_TD: Tensor, chunk_rows: list[int], num_layers: int) -> list[Tensor]:
@@ -146,13 +148,12 @@ def expected(hidden_TD: Tensor, num_layers: int, size: int) -> tuple[Tensor, Ten
     return normed_TD, residual_TD
 
 
-def make(size: int, num_tokens: int, num_queues: int) -> tuple[list[Gpu], list[Rank], list[Tensor]]:
+def make(size: int, num_tokens: int, num_queues: int) -> tuple[list[Gpu], list[Rank]]:
     layout = Layout.of(size, num_tokens, WIDTH * 8)
     memories = [torch.full((layout.num_bytes,), 0xFF, dtype=torch.uint8) for _ in range(size)]  # NaN
-    for memory_X in memories:
-        memory_X[: layout.partials] = 0
+    words = [np.zeros(layout.num_signals, dtype=np.uint32) for _ in range(size)]
     gpus = [Gpu(num_queues) for _ in range(size)]
-    return gpus, [Rank(rank, gpu, layout, memories) for rank, gpu in enumerate(gpus)], memories
+    return gpus, [Rank(rank, gpu, layout, memories, words) for rank, gpu in enumerate(gpus)]
 
 
 def run(gpus: list[Gpu], order: random.Random) -> int:
@@ -183,7 +184,7 @@ def run(gpus: list[Gpu], order: random.Random) -> int:
 def test_every_rank_gets_the_plain_result_in_whatever_order_streams_run(
     size: int, steps: list[tuple[list[int], int]], num_queues: int, order: random.Random
 ) -> None:
-    gpus, ranks, _ = make(size, max(sum(chunk_rows) for chunk_rows, _ in steps), num_queues)
+    gpus, ranks = make(size, max(sum(chunk_rows) for chunk_rows, _ in steps), num_queues)
     inputs = [torch.randn(sum(chunk_rows), WIDTH).double() for chunk_rows, _ in steps]
     results = [[rank.step(hidden_TD, *step) for hidden_TD, step in zip(inputs, steps, strict=True)] for rank in ranks]
     assert run(gpus, random.Random(order.random())) == 0
@@ -200,9 +201,8 @@ def test_every_rank_gets_the_plain_result_in_whatever_order_streams_run(
 
 @pytest.mark.parametrize("count", [0, LET_GO, (1 << 32) - 2], ids=["first", "after_days", "around_32_bits"])
 def test_a_rank_that_is_let_go_ends_its_step_without_the_others(count: int) -> None:
-    gpus, ranks, memories = make(3, 16, len(STREAMS))
-    layout = ranks[0].copies.layout
-    gpus[0].fill(memories[0].data_ptr(), count, layout.num_signals)
+    gpus, ranks = make(3, 16, len(STREAMS))
+    ranks[0].board.words[:] = count
     ranks[0].copies._counts = [count] * MOST_CHUNKS
     ranks[0].step(torch.ones(16, WIDTH).double(), [8, 8], 3)
     assert run(gpus[:1], random.Random(0)) > 0
@@ -211,18 +211,18 @@ def test_a_rank_that_is_let_go_ends_its_step_without_the_others(count: int) -> N
 
 
 def test_what_another_rank_still_signals_undoes_letting_go_so_it_is_done_again() -> None:
-    gpus, ranks, memories = make(3, 16, len(STREAMS))
+    gpus, ranks = make(3, 16, len(STREAMS))
     copies = ranks[0].copies
     ranks[0].step(torch.ones(16, WIDTH).double(), [8, 8], 3)
     copies.let_go()
-    gpus[1].signal(memories[0].data_ptr() + copies.layout.partial_signal(0, 1), 1)
+    gpus[1].signal(copies.board.at(0, copies.layout.partial_signal(0, 1)), 1)
     assert run(gpus[1:2], random.Random(0)) == 0 and run(gpus[:1], random.Random(0)) > 0
     copies.let_go()
     assert run(gpus[:1], random.Random(0)) == 0
 
 
 def test_a_partial_whose_rows_lie_apart_is_summed_all_the_same() -> None:
-    gpus, (rank,), _ = make(1, 6, 1)
+    gpus, (rank,) = make(1, 6, 1)
     partial_TD, residual_TD = torch.randn(WIDTH, 6).double().T, torch.randn(6, WIDTH).double()
     expected_TD = PLAIN.add_rms_norm(partial_TD, residual_TD.clone(), WEIGHT_D, EPS)[0]
     kernels = QueueingKernels(gpus[0])
@@ -232,7 +232,7 @@ def test_a_partial_whose_rows_lie_apart_is_summed_all_the_same() -> None:
 
 
 def test_what_has_no_room_is_not_taken() -> None:
-    _, (rank, _), _ = make(2, 16, 1)
+    _, (rank, _) = make(2, 16, 1)
 
     def fits(*chunk_rows: int, width: int = WIDTH) -> bool:
         return rank.copies.fits([torch.zeros(num_rows, width).double() for num_rows in chunk_rows])
@@ -255,10 +255,10 @@ def test_kernels_that_add_up_no_parts_give_the_same() -> None:
 @given(size=st.integers(2, 8), num_tokens=st.integers(1, 100), row_bytes=st.integers(1, 64))
 def test_nothing_in_the_memory_overlaps(size: int, num_tokens: int, row_bytes: int) -> None:
     layout = Layout.of(size, num_tokens, row_bytes)
-    words = [layout.check_signal(source) for source in range(size)]
+    words = []
     for chunk in range(MOST_CHUNKS):
         for source in range(size):
             words += [layout.partial_signal(chunk, source), layout.result_signal(chunk, source)]
-    assert len(set(words)) == len(words) and max(words) + 4 <= layout.partials
+    assert len(set(words)) == len(words) and max(words) < layout.num_signals
     assert layout.partial_row(layout.num_rows) == layout.result_row(0)
     assert layout.result_row(layout.num_rows) == layout.num_bytes

@@ -10,20 +10,21 @@ from hookline.core.contracts import EMPTY, HEADER_BYTES, NUM_COPIES, PeerMemory
 from hookline.core.distributed.cuda_driver import HANDLE_BYTES
 from hookline.core.distributed.peer_memory import PeerBlocks, block_bytes, share_memory
 from hookline.core.distributed.ranks import LocalRanks
-from hookline.core.errors import RankError
+from hookline.core.errors import HooklineError, RankError
 from hookline.core.testing.model_suite.thread_ranks import ThreadRanks, on_ranks
 
 CPU = torch.device("cpu")
 
 
 class PlainDriver:
-    """A rank's block is a tensor, which starts as something other than it should; all ranks see it by its address."""
+    """A rank's block is a tensor, whose data start as what they should not; all ranks see it by its address."""
 
-    def __init__(self, unreachable: bool = False) -> None:
-        self.unreachable = unreachable
+    def __init__(self, unreachable: bool = False, signals: bool = True) -> None:
+        self.unreachable, self.signals, self.is_freed = unreachable, signals, False
 
     def allocate(self, num_bytes: int) -> int:
         self.block = torch.full((num_bytes,), 0x55, dtype=torch.uint8)
+        self.block[:HEADER_BYTES] = 0
         return self.block.data_ptr()
 
     def handle(self, address: int) -> bytes:
@@ -38,9 +39,11 @@ class PlainDriver:
     def free(self, address: int) -> None:
         self.is_freed = True
 
-    def fill(self, address: int, value: int, num_words: int) -> None:
+    def signal(self, address: int, value: int) -> None:
         assert address == self.block.data_ptr()
-        self.block[: 4 * num_words].view(torch.int32).fill_(value)
+        if not self.signals:
+            raise HooklineError("the CUDA driver has no cuStreamWriteValue32_v2")
+        self.block[:4].view(torch.int32).fill_(value)
 
 
 @pytest.fixture(autouse=True)
@@ -74,6 +77,12 @@ def test_data_are_empty_at_first_and_the_header_says_when_a_rank_is_let_go() -> 
 
 def test_blocks_that_cannot_be_opened_are_no_memory() -> None:
     assert on_ranks(2, lambda ranks: share(ranks, PlainDriver(unreachable=ranks.rank == 1))) == [None, None]
+
+
+def test_memory_by_which_some_rank_could_not_be_let_go_is_given_back_on_all() -> None:
+    drivers = [PlainDriver(), PlainDriver(signals=False)]
+    assert on_ranks(2, lambda ranks: share(ranks, drivers[ranks.rank])) == [None, None]
+    assert all(driver.is_freed for driver in drivers)
 
 
 def test_a_rank_that_is_lost_before_all_are_ready_leaves_no_block_behind() -> None:

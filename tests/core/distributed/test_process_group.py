@@ -13,6 +13,7 @@ from torch import Tensor
 from hookline.core.contracts import AttentionSpec, Runtime
 from hookline.core.distributed import chunking as rows
 from hookline.core.distributed import process_group
+from hookline.core.distributed.aborts import Releases
 from hookline.core.distributed.process_group import LOOPBACK, ProcessRanks, behind_secret, join, listen
 from hookline.core.errors import RankError
 from hookline.core.layers import RowParallelLinear
@@ -72,25 +73,28 @@ def test_what_ranks_share_is_given_back_once() -> None:
     assert given_back == ["copies", "exchange"]
 
 
-def test_whoever_aborts_does_not_wait_for_graphs_that_hold_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As nccl does: abort returns once the last graph is gone, and the thread that ends graphs waits for this one."""
-    monkeypatch.setattr(process_group, "ABORT_S", 0.01)
-    graphs_are_gone, calls = Event(), list[str]()
-
-    def abort() -> None:
-        calls.append("begun")
-        graphs_are_gone.wait(60)
-        calls.append("done")
-
-    ranks = ProcessRanks(0, 2, SimpleNamespace(abort=abort))
+def test_an_abort_that_does_not_end_keeps_neither_who_asks_for_it_nor_close_and_leaves_what_a_stuck_gpu_uses(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(process_group, "CLOSE_S", 0.3)
+    monkeypatch.setattr("torch.cuda.current_stream", lambda: SimpleNamespace(query=lambda: is_done))
+    is_done, end, freed = False, Event(), list[int]()
+    released, releases = list[int](), Releases()
+    monkeypatch.setattr(Releases, "__call__", lambda self: released.append(len(self._calls)))
+    releases._calls.append(lambda: None)
+    groups = [SimpleNamespace(abort=lambda: end.wait(60)) for _ in range(2)]
+    for group in groups:
+        ranks = ProcessRanks(0, 2, group, releases=releases, shared=[lambda: freed.append(1)])
+        ranks.abort()
+        with pytest.raises(RankError, match="was aborted"):
+            ranks.all_reduce(torch.ones(1))
+        ranks.close()
+        assert "nccl is not closed" in caplog.text and ranks.group is None and len(freed) == is_done
+        is_done = True
+    assert released[0] == released[1] == 1, "again and again, but not once the memory may be gone"
+    assert not releases._calls
     ranks.abort()
-    ranks.abort()
-    assert calls == ["begun"], "the second waits for the first"
-    with pytest.raises(RankError, match="aborted"):  # at once: nccl would wait for its abort
-        ranks.all_reduce(torch.ones(1))
-    graphs_are_gone.set()
-    ranks.close()
-    assert calls in (["begun", "done"], ["begun", "done", "begun", "done"]) and ranks.group is None
+    end.set()
 
 
 @settings(deadline=None)

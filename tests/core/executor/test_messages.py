@@ -16,7 +16,7 @@ from hookline.core.errors import RankError
 from hookline.core.executor.child import Child
 from hookline.core.executor.links import RankLinks
 from hookline.core.executor.messages import JsonLines, receive_frame
-from hookline.core.executor.shared_memory import SharedWords
+from hookline.core.util.shared_memory import SharedWords
 from tests.fuzzing import examples
 
 

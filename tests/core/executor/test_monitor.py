@@ -201,6 +201,27 @@ def test_rank_0_is_let_go_at_once_and_again_when_no_other_can_undo_it(group):
     assert were_gone == [[False, False], [True, True]]
 
 
+def test_rank_0_is_let_go_until_it_is_out_of_its_step_and_told_of_if_it_stays(monkeypatch, caplog):
+    """A single time might not do, as where a signal of a lost rank comes late."""
+    monkeypatch.setattr(monitor_module, "TICK_S", 0.001)
+    group, told, releases = Group(), [], []
+    group.monitor.timeouts = Timeouts(1e9, 0.003, 60.0)
+    group.monitor.tell_if_stuck = told.append
+
+    def release():
+        releases.append(1)
+        group.monitor._in_step = len(releases) < limit
+
+    group.monitor.release = release
+    for limit in (3, 600):
+        releases.clear()
+        group.monitor._in_step = True
+        group.monitor.failure = "rank 1 is gone"
+        group.monitor._see_rank_0_out()
+        assert len(releases) == limit
+        assert (len(told) == 1) == ("rank 1 is gone" in caplog.text) == (limit == 600)
+
+
 NAMED_S = 5.0
 """Within which callers are told of a dead or hung rank, by the defaults."""
 
