@@ -73,13 +73,13 @@ def chain(model, hidden_TD):
     """Qwen3.forward from the embedding on."""
     width = model.layers[0].qkv.num_heads * 128
 
-    def attend(layer, qkv_TC, rope, norm):
+    def attend(index, qkv_TC, rope, qk_norm):
         return qkv_TC[:, :width].contiguous()
 
     residual = Residual(hidden_TD.clone(), model.eps, model.runtime)
     for layer in model.layers:
         layer(residual, attend)
-    return residual.norm(model.norm_D)
+    return model.norm(residual)
 
 
 def parts(model, tokens, say):
@@ -92,13 +92,13 @@ def parts(model, tokens, say):
             ("gate_up", layer.mlp.gate_up.weight_OD), ("down", layer.mlp.down.weight_OD),
         ):  # fmt: skip
             x = torch.randn(rows, weight.shape[1], device=device).bfloat16()
-            ms = ms_of(lambda x=x, weight=weight: [model.kernels.linear(x, weight, None) for _ in range(4)]) / 4
+            ms = ms_of(lambda x=x, weight=weight: [model.runtime.kernels.linear(x, weight, None) for _ in range(4)]) / 4
             found.append(f"{name} {ms:.3f} ({2e-9 * rows * weight.numel() / ms:.0f} TFLOP/s)")
         wide = torch.randn(rows, layer.mlp.gate_up.weight_OD.shape[0], device=device).bfloat16()
         x, residual = (torch.randn(rows, 5120, device=device).bfloat16() for _ in range(2))
         for name, call in (
-            ("silu_mul", partial(model.kernels.silu_mul, wide)),
-            ("add_rms_norm", partial(model.kernels.add_rms_norm, x, residual, layer.attention_norm_D, 1e-6)),
+            ("silu_mul", partial(model.runtime.kernels.silu_mul, wide)),
+            ("add_rms_norm", partial(model.runtime.kernels.add_rms_norm, x, residual, layer.attention_norm_D, 1e-6)),
         ):
             found.append(f"{name} {ms_of(lambda call=call: [call() for _ in range(4)]) / 4:.3f}")
         say(f"{rows} rows, ms: " + ", ".join(found))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -26,19 +27,21 @@ LEAST_CORES = 4
 STAMP = "hookline-{}.json"
 """Name of the file, in Triton's cache, which records that an engine's kernels were compiled."""
 
-_early: list[TaskChild] = []
-"""At most one, begun before its task was known."""
+_early: list[tuple[int, TaskChild]] = []
+"""At most one child, begun before its task was known, and the process that began it: forks of that leave it alone."""
 
 
 def begin_early(config: Config) -> None:
     """Begin the child now if an engine of this configuration is likely to need it.
 
     For commands, before they import the engine. `compiler_child` gives it to the engine; it ends with this process.
+    Where it cannot be begun, it is begun with its task, or that says why not.
     """
     if _early or "torch" in sys.modules or not _is_likely(config):
         return
     atexit.register(end_early)
-    _early.append(_begun())
+    with suppress(OSError):
+        _early.append((os.getpid(), _begun()))
 
 
 def _is_likely(config: Config) -> bool:
@@ -47,6 +50,8 @@ def _is_likely(config: Config) -> bool:
     Whether the very kernels of this configuration are compiled is known only with torch; so: whether any are.
     """
     if not config.engine.compile_ahead or config.num_ranks > 1 or config.device == "cpu" or not DRIVER.exists():
+        return False
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return False
     kernels = config.kernels.entry
     if kernels is not None and "triton" not in kernels.needs.packages:
@@ -58,13 +63,15 @@ def _is_likely(config: Config) -> bool:
 
 def compiler_child() -> TaskChild:
     """The child that was begun early, or a new one; to be given its task."""
-    return _early.pop() if _early else _begun()
+    return _early.pop()[1] if _early and _early[0][0] == os.getpid() else _begun()
 
 
 def end_early() -> None:
     """End the child that was begun early, if there is one: the engine does not need it."""
     while _early:
-        _early.pop().end()
+        begun_by, child = _early.pop()
+        if begun_by == os.getpid():
+            child.end()
 
 
 def triton_cache() -> Path:

@@ -209,8 +209,9 @@ def start_build(resolved: ResolvedConfig, stamp: Path | None) -> KernelBuild | N
         "card": card_facts(resolved.device),
         "plugins": resolved.plugins,
     }
+    told = json.dumps(task)
     child = compiler_child()
-    child.give(json.dumps(task))
+    child.give(told)
     return KernelBuild(child, stamp)
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import torch
 
+from hookline.core.assembly.compiler_child import end_early
 from hookline.core.assembly.kernel_build import AWAITED, hash_compiler_aside, stamp_ahead, start_build, variants_ahead
 from hookline.core.assembly.rank_parts import RankParts
 from hookline.core.assembly.resolve import ResolvedConfig, chosen
@@ -83,6 +84,7 @@ def build_worker(
             raise
         raise CapacityError(f"{_NO_HOST_MEMORY}: {str(error).partition('DefaultCPUAllocator: ')[2]}") from error
     finally:
+        end_early()  # of a start that did not get as far as to need it
         if build is not None:
             build.end()
 

@@ -22,6 +22,9 @@ other work has this one, so that these lie in queues next to each other."""
 STARTING_S = 1.0
 """How long an abort waits for a collective that is just being started."""
 
+IN_TURN_S = 0.1
+"""How long the abort of a group waits for that of the group before."""
+
 
 class Releases:
     """Calls that end a rank's waits for words in memory that ranks share; from any thread, and more than once."""
@@ -94,7 +97,10 @@ class Aborts:
             yield
 
     def begin(self, groups: Sequence[Any]) -> None:
-        """Have these groups aborted unless they are already; returns at once."""
+        """Have these groups aborted unless they are already; returns soon, whatever they wait for.
+
+        One after the other, but none waits for another for long.
+        """
         with self._beginning:
             new = {
                 id(group): Thread(target=self._abort, args=[group], name="hookline-abort", daemon=True)
@@ -104,6 +110,7 @@ class Aborts:
             self._threads |= new
             for thread in new.values():
                 thread.start()
+                thread.join(IN_TURN_S)
 
     def join(self, patience_s: float) -> bool:
         """Wait for at most this long; returns whether all have ended."""

@@ -39,7 +39,7 @@ def configured(**settings):
 def test_it_is_begun_once_and_given_to_the_engine_that_asks():
     begin_early(configured())
     begin_early(configured())
-    (early,) = compiler_child._early
+    ((_, early),) = compiler_child._early
     child = compiler_child.compiler_child()
     assert child is early
     other = compiler_child.compiler_child()
@@ -50,7 +50,7 @@ def test_it_is_begun_once_and_given_to_the_engine_that_asks():
 
 def test_it_ends_if_nothing_is_to_be_compiled():
     begin_early(configured())
-    (early,) = compiler_child._early
+    ((_, early),) = compiler_child._early
     end_early()
     assert early.process.returncode is not None and not compiler_child._early
 
@@ -65,10 +65,34 @@ def test_it_is_not_begun_for_engines_that_will_not_need_it(settings):
     assert not compiler_child._early
 
 
-@pytest.mark.parametrize("lacks", ["card", "cores", "triton", "room", "torch"])
+def test_a_forked_process_neither_ends_nor_takes_it(monkeypatch):
+    begin_early(configured())
+    ((_, early),) = compiler_child._early
+    with monkeypatch.context() as forked:
+        forked.setattr(compiler_child.os, "getpid", lambda: 1)
+        other = compiler_child.compiler_child()
+        assert other is not early
+        other.end()
+        kept = list(compiler_child._early)
+        end_early()
+        assert early.process.poll() is None and not compiler_child._early
+    compiler_child._early[:] = kept
+    end_early()
+    assert early.process.returncode is not None
+
+
+def test_a_process_that_cannot_be_begun_costs_no_start(monkeypatch):
+    monkeypatch.setattr(compiler_child, "python_command", lambda target: ["/nowhere/python"])
+    begin_early(configured())
+    assert not compiler_child._early
+
+
+@pytest.mark.parametrize("lacks", ["card", "visible card", "cores", "triton", "room", "torch"])
 def test_it_is_not_begun_where_it_would_be_in_the_way(lacks, card, monkeypatch, tmp_path):
     if lacks == "card":
         card.unlink()
+    elif lacks == "visible card":
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     elif lacks == "cores":
         monkeypatch.setattr(compiler_child, "num_usable_cores", lambda: compiler_child.LEAST_CORES - 1)
     elif lacks == "triton":
