@@ -239,7 +239,7 @@ def start_ranks(
                 behind_secret(links.store, links.secret), resolved.ranks, resolved.device, links.heartbeat
             )
         monitor.release = ranks.abort
-        with monitor.interrupter.region():
+        with monitor.starting(), monitor.interrupter.region():
             built = worker = build_worker(replace(resolved, ranks=ranks), processing, phases, poolers)
         with phases.part("further ranks"):
             monitor.wait_until_all("ready")

@@ -17,8 +17,8 @@ logger = logging.getLogger("hookline")
 NUM_QUEUES = 32
 """The most queues that a process's streams on a GPU can share; 8 unless CUDA_DEVICE_MAX_CONNECTIONS says otherwise."""
 RELEASE_PRIORITY = -3
-"""Priority of the streams on which waits are ended: torch has a pool of NUM_QUEUES streams for each priority, and no
-other work has this one, so that these lie in queues next to each other."""
+"""Priority of the streams on which waits are ended. torch has a pool of NUM_QUEUES streams for each priority, and no
+other work has this one; streams made one after the other were seen to take the queues in turn."""
 STARTING_S = 1.0
 """How long an abort waits for a collective that is just being started."""
 
@@ -31,18 +31,21 @@ class Releases:
 
     def __init__(self) -> None:
         self._calls: list[Callable[[], None]] = []
+        self._has_told = False
 
-    def add(self, call: Callable[[], None]) -> None:
-        """Add one."""
-        self._calls.append(call)
+    def add(self, call: Callable[[], None], *, by_host: bool = False) -> None:
+        """Add one. by_host: it asks nothing of the CUDA driver, so it is called before those that may have to wait."""
+        self._calls.insert(0 if by_host else len(self._calls), call)
 
     def __call__(self) -> None:
-        """Call all of them, even if one fails."""
+        """Call all of them, even if one fails, which is logged once."""
         for call in self._calls:
             try:
                 call()
             except Exception as error:  # must hide no cause
-                logger.error("while a rank was let go: %s", error)
+                if not self._has_told:
+                    logger.error("while a rank was let go: %s", error)
+                self._has_told = True
 
     def clear(self) -> None:
         """Forget them: the memory is about to be freed."""
@@ -65,16 +68,17 @@ def on_every_queue(write: Callable[[], None], warm_up: Callable[[], None], devic
             warm_up()
 
     def _written() -> None:
-        for stream in streams:
-            with torch.cuda.stream(stream):
-                if stream.query():
-                    write()
+        with torch.cuda.device(device):  # of another thread, whose device would be set up when it is set back to it
+            for stream in streams:
+                with torch.cuda.stream(stream):
+                    if stream.query():
+                        write()
 
     return _written
 
 
 class Aborts:
-    """nccl's aborts of a rank's groups, in a thread each.
+    """nccl's aborts of a rank's groups, in a thread each, which begin IN_TURN_S apart at most.
 
     nccl ends the waits of a group's kernels at once, but then waits for the work of its streams, which may be queued
     behind that of another group, and for the last CUDA graph that holds one of its collectives, which the thread that
@@ -120,7 +124,7 @@ class Aborts:
         return not any(thread.is_alive() for thread in self._threads.values())
 
     def _abort(self, group: Any) -> None:
-        if self._starting.acquire(timeout=STARTING_S):  # after this no collective starts any more
+        if self._starting.acquire(timeout=STARTING_S):  # else the abort has to end that start, too
             self._starting.release()
         try:
             group.abort()

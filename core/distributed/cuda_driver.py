@@ -70,7 +70,11 @@ class Driver:
         """Make host memory, of whole pages, accessible to all GPUs; returns its address on them."""
         found = ctypes.c_uint64()
         self._call("cuMemHostRegister_v2", ctypes.c_void_p(address), ctypes.c_size_t(num_bytes), _FOR_ALL_GPUS)
-        self._call("cuMemHostGetDevicePointer_v2", ctypes.byref(found), ctypes.c_void_p(address), ctypes.c_uint(0))
+        try:
+            self._call("cuMemHostGetDevicePointer_v2", ctypes.byref(found), ctypes.c_void_p(address), ctypes.c_uint(0))
+        except HooklineError:
+            self.unregister(address)
+            raise
         return found.value
 
     def unregister(self, address: int) -> None:

@@ -176,16 +176,17 @@ def with_copies(ranks: LocalRanks, spec: AttentionSpec, hidden_size: int) -> Loc
     blocks = share_blocks(ranks, layout.num_bytes, spec.device, Driver())
     if blocks is None:
         return ranks
+    ranks.shared.append(blocks.close)
     board = share_board(ranks, layout.num_signals, spec.device, blocks.driver)
     if board is None:
-        blocks.close()
+        ranks.shared.pop()()
         if ranks.rank == 0:
-            logger.warning("the GPUs' streams cannot signal each other, so nccl alone sums up many rows")
+            logger.warning("the GPUs' streams cannot signal each other in host memory, so nccl alone sums up many rows")
         return ranks
-    ranks.shared.extend([blocks.close, board.close])
+    ranks.shared.append(board.close)
     side_streams = SideStreams(*(SideStream(spec.device) for _ in range(3)))
     copies = PeerCopies(ranks, layout, blocks.addresses, blocks.memory(spec.device), board, side_streams)
-    ranks.releases.add(copies.let_go)
+    ranks.releases.add(copies.let_go, by_host=True)
     return _extended(ranks, copies=copies)
 
 

@@ -55,27 +55,45 @@ class ConnectedRanks(LocalRanks):
     shared: list[Callable[[], None]] = field(default_factory=list, kw_only=True)
     """Calls that free the memory that the ranks share, for `close`."""
     aborts: Aborts = field(default_factory=Aborts, kw_only=True)
+    is_closed: bool = field(default=False, kw_only=True)
 
     def abort(self) -> None:
         """Break off whatever this rank waits for; called from another thread, more than once if that did not help."""
-        self.aborts.begin(self._nccl_groups)
         self.releases()
+        self.aborts.begin(self._nccl_groups)
 
     def close(self) -> None:
         """See Ranks."""
-        self.aborts.begin(self._nccl_groups)  # an orderly end would wait for the others
+        if self.is_closed:
+            return
+        object.__setattr__(self, "is_closed", True)
         deadline = time.monotonic() + CLOSE_S
-        while not (has_ended := self.aborts.join(AGAIN_S)) and time.monotonic() < deadline:
+        self.abort()  # an orderly end would wait for the others
+        while not (self.aborts.join(0) and self.is_free) and time.monotonic() < deadline:
+            time.sleep(AGAIN_S)
             self.releases()
-        if not has_ended:
-            logger.warning("nccl is not closed: something refers to CUDA graphs of this engine, or the GPU is stuck")
+        if not self.is_free:
+            logger.warning("the GPU does not get done, so its memory is not freed before this process ends")
+        elif not self.aborts.join(0):
+            logger.warning("nccl is not closed: something refers to CUDA graphs of this engine still")
         self.releases.clear()
-        if has_ended or torch.cuda.current_stream().query():  # else freeing memory would wait for the GPU
-            while self.shared:
+        try:
+            while self.shared and self.is_free:  # freeing memory waits for the GPU
                 self.shared.pop()()
-        if self.links is not None:
-            self.links.close()
-        object.__setattr__(self, "group", None)  # it holds sockets, and this object may live as long as its model
+        finally:
+            if self.links is not None:
+                self.links.close()
+            object.__setattr__(self, "group", None)  # it holds sockets, and this object may live as long as its model
+
+    @property
+    def is_free(self) -> bool:
+        """See Ranks."""
+        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return True
+        try:
+            return bool(torch.cuda.current_stream().query())
+        except RuntimeError:  # of a device that computes nothing any more
+            return True
 
     @property
     def _nccl_groups(self) -> list[Any]:

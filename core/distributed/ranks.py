@@ -131,6 +131,11 @@ class LocalRanks:
     def close(self) -> None:
         """Close the connections to other ranks and free what they share; a second call does nothing."""
 
+    @property
+    def is_free(self) -> bool:
+        """Once closed: whether this rank's GPU waits for nobody, so that whoever frees memory does not hang."""
+        return True
+
     def _alone(self, value: Value) -> Value:
         assert self.size == 1, f"{type(self).__name__} cannot reach the other {self.size - 1} ranks"
         return value

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -21,14 +22,15 @@ from hookline.core.util.shared_memory import WORD, SharedWords
 SIGNAL_BYTES = 4
 ROW_BYTES = 4096
 """A rank's words begin at a multiple of this, a page, so that GPUs do not disturb each other."""
-_PATH_BYTES = 64
+_TOLD_BYTES = 96
 
 
 @dataclass(frozen=True)
 class SignalBoard:
-    """A row of words of each rank, zero at first, as one rank sees them. words: its own row, to be written at once.
+    """A row of words of each rank, zero at first, as one rank sees them.
 
-    addresses: of the rows, in order of rank, for `Driver.signal` and `Driver.wait`.
+    addresses: of the rows, in order of rank, for `Driver.signal` and `Driver.wait`. words: its own row; what the host
+    writes there takes effect at once, whatever the GPU is at.
     """
 
     rank: int
@@ -52,41 +54,57 @@ def share_board(ranks: LocalRanks, num_words: int, device: torch.device, driver:
     One further word for each rank is used to find that out.
     """
     row_bytes = -(-(num_words + ranks.size) * SIGNAL_BYTES // ROW_BYTES) * ROW_BYTES
-    memory = _shared_words(ranks, row_bytes * ranks.size, device)
-    start = 0
+    memory, start = _shared_words(ranks, row_bytes * ranks.size, device), 0
+    found: SignalBoard | None = None
     try:
         if memory is not None:
-            start = driver.register(memory.words.ctypes.data, row_bytes * ranks.size)
-    except HooklineError:
-        start = 0
-    is_shared = ranks.smallest(start != 0)
-    if memory is None:
-        return None
-    memory.close()  # all ranks have it now
-    addresses = [start + rank * row_bytes for rank in range(ranks.size)]
-    words = memory.words.view("uint32").reshape(ranks.size, -1)[ranks.rank]
-    board = SignalBoard(ranks.rank, addresses, words, memory, driver)
-    if is_shared and _signals_arrive(ranks, board, num_words):
-        return board
-    if start:
-        board.close()
-    return None
+            with suppress(HooklineError):
+                start = driver.register(memory.words.ctypes.data, row_bytes * ranks.size)
+        if ranks.smallest(start != 0):
+            assert memory is not None
+            addresses = [start + rank * row_bytes for rank in range(ranks.size)]
+            words = memory.words.view("uint32").reshape(ranks.size, -1)[ranks.rank]
+            board = SignalBoard(ranks.rank, addresses, words, memory, driver)
+            found = board if _signals_arrive(ranks, board, num_words) else None
+    finally:
+        if memory is not None:
+            memory.close()  # its file: all ranks have opened it, or none needs it
+            if start and found is None:
+                driver.unregister(memory.words.ctypes.data)
+    return found
 
 
 def _shared_words(ranks: LocalRanks, num_bytes: int, device: torch.device) -> SharedWords | None:
-    """Memory that rank 0 makes and the others open by its file; None if this rank cannot."""
-    mine, path = None, b""
+    """Memory that rank 0 makes and the others open by its file; None if this rank has none."""
+    mine, told = None, b""
     if ranks.rank == 0:
-        mine = SharedWords.create(num_bytes // WORD)
-        path = f"/proc/{os.getpid()}/fd/{mine.fd}".encode()
-    path_X = torch.frombuffer(bytearray(path.ljust(_PATH_BYTES, b"\0")), dtype=torch.uint8).to(device)
-    first_X = ranks.all_gather_last(path_X.unsqueeze(0)).view(ranks.size, _PATH_BYTES)[0].cpu()
-    if mine is not None:
-        return mine
+        with suppress(OSError):
+            mine = SharedWords.create(num_bytes // WORD)
+            told = f"{os.fstat(mine.fd).st_ino} /proc/{os.getpid()}/fd/{mine.fd}".encode()
+    told_X = torch.frombuffer(bytearray(told.ljust(_TOLD_BYTES, b"\0")), dtype=torch.uint8).to(device)
     try:
-        return SharedWords(os.open(bytes(first_X.tolist()).rstrip(b"\0"), os.O_RDWR), num_bytes // WORD)
-    except (OSError, ValueError):
+        first_X = ranks.all_gather_last(told_X.unsqueeze(0)).view(ranks.size, _TOLD_BYTES)[0].cpu()
+    except BaseException:
+        if mine is not None:
+            mine.close()
+        raise
+    return mine if ranks.rank == 0 else _opened(bytes(first_X.tolist()).rstrip(b"\0").decode(), num_bytes)
+
+
+def _opened(told: str, num_bytes: int) -> SharedWords | None:
+    """The memory whose file has this number and path; None if this process cannot open it, as in another container."""
+    number, _, path = told.partition(" ")
+    try:
+        fd = os.open(path, os.O_RDWR)
+    except OSError:
         return None
+    try:
+        if os.fstat(fd).st_ino == int(number):
+            return SharedWords(fd, num_bytes // WORD)
+    except (OSError, ValueError):  # of another file, which is too short
+        pass
+    os.close(fd)
+    return None
 
 
 def _signals_arrive(ranks: LocalRanks, board: SignalBoard, first_word: int) -> bool:

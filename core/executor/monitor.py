@@ -89,7 +89,8 @@ class Monitor:
         self._silent_s, self._grace_s = [0.0] * len(heartbeats), 0.0
         self._stuck_s, self._taken_s, self._compiled_s = 0.0, 0.0, 0.0
         self._beats, self._progress = [0] * len(heartbeats), [0] * len(heartbeats)
-        self._in_step, self._started, self._stopped = False, False, threading.Event()
+        self._in_step, self._is_starting, self._started = False, False, False
+        self._stopped = threading.Event()
         self.late_work: dict[str, int] = {}
         """See EngineView.late_work: what rank 0's process said last, if it has one."""
         self._gone: set[int] = set()
@@ -137,6 +138,15 @@ class Monitor:
             yield
         finally:
             self._in_step = False
+
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """Around what rank 0 computes with the others while it starts."""
+        self._is_starting = True
+        try:
+            yield
+        finally:
+            self._is_starting = False
 
     def verdict(self, echo: BaseException) -> RankError:
         """The error to raise after a collective of rank 0 broke off: the cause on another rank, or else `echo`."""
@@ -217,25 +227,28 @@ class Monitor:
 
     def _see_rank_0_out(self) -> None:
         """Once the group has ended: free rank 0's device until rank 0 is out of its step; interrupt it if need be."""
-        self._wait_in_step(self.timeouts.step_s)
+        self._keep_releasing(self.timeouts.step_s)
         if self._is_stuck:
             logger.error("%s", self.failure)
             self.interrupter.break_off()
-        self._wait_in_step(GRACE_S)
+        self._keep_releasing(GRACE_S)
         if self._is_stuck:
             self.tell_if_stuck(RankError(str(self.failure)))
-        self._wait_in_step(math.inf)
+        self._keep_releasing(math.inf)
 
     @property
     def _is_stuck(self) -> bool:
         """Whether rank 0 is in its step still."""
         return self._in_step and not self._stopped.is_set()
 
-    def _wait_in_step(self, seconds: float) -> None:
-        """Wait for this long, or until rank 0 has left its step, and free its device at each look."""
-        while self._in_step and seconds > 0 and not self._stopped.wait(TICK_S):
+    def _keep_releasing(self, seconds: float) -> None:
+        """Free rank 0's device again and again for this long, or until rank 0 is out of its step or its start."""
+        last = time.monotonic()
+        while (self._in_step or self._is_starting) and seconds > 0 and not self._stopped.wait(TICK_S):
             self._release()
-            seconds -= TICK_S
+            now = time.monotonic()
+            seconds -= min(now - last, self._longest_look_s)
+            last = now
 
     def _hear(self, child: Peer) -> bool:
         """Take in a child's messages; returns False once it is gone."""

@@ -519,7 +519,7 @@ class Worker(SizedExecutor):
         try:
             self.runner.close()
         finally:
-            if self.table.device.type == "cuda":
+            if self.table.device.type == "cuda" and self.runner.ranks.is_free:
                 gc.collect()  # what circles hold
                 torch.cuda.empty_cache()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from threading import Event, Thread
 from types import SimpleNamespace
 from typing import Any
@@ -22,26 +22,28 @@ class Gpu:
     """Streams that share a few queues in turn. A queue does what is put into it, unless something waits in it."""
 
     def __init__(self, num_queues: int) -> None:
-        self.queues: list[deque[str]] = [deque() for _ in range(num_queues)]
-        self.done: list[str] = []
-        self.num_streams, self.current = 0, 0
+        self.queues: list[deque[int]] = [deque() for _ in range(num_queues)]
+        """The numbers of the streams whose work is held up; -1 for a wait."""
+        self.num_done = 0
+        self.num_streams, self.current = 0, -1
 
     def stream(self, device: Any, priority: int) -> Any:
-        queue = self.num_streams % len(self.queues)
+        number = self.num_streams
         self.num_streams += 1
-        return SimpleNamespace(queue=queue, query=lambda: not self.queues[queue])
+        return SimpleNamespace(number=number, query=lambda: all(number not in queue for queue in self.queues))
 
     @contextmanager
     def on(self, stream: Any) -> Any:
-        before, self.current = self.current, stream.queue
+        before, self.current = self.current, stream.number
         yield
         self.current = before
 
-    def write(self, word: str) -> None:
-        if self.queues[self.current]:
-            self.queues[self.current].append(word)
+    def write(self) -> None:
+        queue = self.queues[self.current % len(self.queues)]
+        if queue:
+            queue.append(self.current)
         else:
-            self.done.append(word)
+            self.num_done += 1
 
 
 @pytest.mark.parametrize("num_queues", (1, 8, 32))
@@ -51,17 +53,19 @@ def test_writes_get_past_waits_in_all_queues_but_one_and_a_queue_that_is_held_up
     gpu = Gpu(num_queues)
     monkeypatch.setattr("torch.cuda.Stream", gpu.stream)
     monkeypatch.setattr("torch.cuda.stream", gpu.on)
-    let_go = on_every_queue(lambda: gpu.write("go"), lambda: gpu.write("nothing"), CPU)
-    assert gpu.num_streams == NUM_QUEUES and gpu.done == ["nothing"] * NUM_QUEUES
+    monkeypatch.setattr("torch.cuda.device", lambda device: nullcontext())
+    let_go = on_every_queue(gpu.write, gpu.write, CPU)
+    assert gpu.num_streams == gpu.num_done == NUM_QUEUES
     for free in range(num_queues):
         for number, queue in enumerate(gpu.queues):
             queue.clear()
             if number != free:
-                queue.append("wait")
-        gpu.done.clear()
+                queue.append(-1)
+        gpu.num_done = 0
         for _ in range(100):
             let_go()
-        assert set(gpu.done) == {"go"} and max(map(len, gpu.queues)) <= 1
+        assert gpu.num_done == 100 * NUM_QUEUES // num_queues
+        assert max(map(len, gpu.queues)) <= 1 + NUM_QUEUES // num_queues, "one write of each stream waits"
 
 
 def test_each_release_is_tried_until_their_memory_is_freed(caplog: pytest.LogCaptureFixture) -> None:
@@ -71,11 +75,15 @@ def test_each_release_is_tried_until_their_memory_is_freed(caplog: pytest.LogCap
         raise RuntimeError("no such device")
 
     releases.add(fail)
-    releases.add(lambda: calls.append("second"))
+    releases.add(lambda: calls.append("by the GPU"))
+    releases.add(lambda: calls.append("by the host"), by_host=True)
     releases()
+    releases()
+    assert calls == ["by the host", "by the GPU"] * 2
+    assert caplog.text.count("no such device") == 1, "and not at each look"
     releases.clear()
     releases()
-    assert calls == ["second"] and "no such device" in caplog.text
+    assert len(calls) == 4
 
 
 def test_aborts_of_groups_that_wait_for_each_other_all_begin() -> None:

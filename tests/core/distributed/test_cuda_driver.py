@@ -100,3 +100,10 @@ def test_host_memory_is_registered_for_all_gpus_and_unregistered(driver: Any) ->
         ("cuMemHostGetDevicePointer_v2", None, 3 << 40, 0),
         ("cuMemHostUnregister", 3 << 40),
     ]
+
+
+def test_memory_without_an_address_on_the_gpu_does_not_stay_registered(driver: Any) -> None:
+    made, library = driver(cuMemHostGetDevicePointer_v2=1)
+    with pytest.raises(HooklineError):
+        made.register(3 << 40, 4096)
+    assert library.calls[-1] == ("cuMemHostUnregister", 3 << 40)

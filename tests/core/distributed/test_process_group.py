@@ -1,5 +1,6 @@
 """Sums on a side stream, without a GPU: a stand-in for the stream computes a sum when somebody waits for it."""
 
+import time
 from threading import Event
 from types import SimpleNamespace
 from typing import Any, cast
@@ -77,6 +78,7 @@ def test_an_abort_that_does_not_end_keeps_neither_who_asks_for_it_nor_close_and_
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(process_group, "CLOSE_S", 0.3)
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
     monkeypatch.setattr("torch.cuda.current_stream", lambda: SimpleNamespace(query=lambda: is_done))
     is_done, end, freed = False, Event(), list[int]()
     released, releases = list[int](), Releases()
@@ -89,11 +91,37 @@ def test_an_abort_that_does_not_end_keeps_neither_who_asks_for_it_nor_close_and_
         with pytest.raises(RankError, match="was aborted"):
             ranks.all_reduce(torch.ones(1))
         ranks.close()
-        assert "nccl is not closed" in caplog.text and ranks.group is None and len(freed) == is_done
+        assert ("nccl is not closed" if is_done else "the GPU does not get done") in caplog.text
+        assert ranks.group is None and len(freed) == is_done
         is_done = True
-    assert released[0] == released[1] == 1, "again and again, but not once the memory may be gone"
+    assert released[0] == released[1] == released[2] == 1, "again and again, but not once the memory may be gone"
     assert not releases._calls
     ranks.abort()
+    closing = time.monotonic()
+    ranks.close()
+    assert time.monotonic() - closing < 0.2, "a second call does nothing"
+    end.set()
+
+
+def test_a_rank_is_let_go_before_its_memory_is_freed_even_if_nobody_was_seen_to_be_lost() -> None:
+    calls: list[str] = []
+    ranks = ProcessRanks(0, 2, Aborted(), shared=[lambda: calls.append("freed")])
+    ranks.releases.add(lambda: calls.append("let go"))
+    ranks.close()
+    assert calls == ["let go", "freed"]
+
+
+def test_a_device_that_computes_nothing_any_more_is_closed_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> bool:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(process_group, "CLOSE_S", 0.01)
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.cuda.current_stream", lambda: SimpleNamespace(query=fail))
+    end, freed = Event(), list[int]()
+    ranks = ProcessRanks(0, 2, SimpleNamespace(abort=lambda: end.wait(60)), shared=[lambda: freed.append(1)])
+    ranks.close()
+    assert freed and ranks.group is None
     end.set()
 
 

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+from tempfile import TemporaryFile
 from typing import Any, cast
 
 import pytest
@@ -10,8 +11,9 @@ import torch
 from hookline.core.distributed import signal_board
 from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.distributed.signal_board import ROW_BYTES, SignalBoard, share_board
-from hookline.core.errors import HooklineError
-from hookline.core.testing.model_suite.thread_ranks import on_ranks
+from hookline.core.errors import HooklineError, RankError
+from hookline.core.testing.model_suite.thread_ranks import ThreadRanks, on_ranks
+from hookline.core.util.shared_memory import SharedWords
 
 CPU = torch.device("cpu")
 
@@ -78,10 +80,46 @@ def test_if_signals_do_not_get_from_each_rank_to_each_there_is_no_board(lacking:
     assert [board for board, _ in found] == [None, None] and not any(driver.registered for _, driver in found)
 
 
-def test_where_one_rank_cannot_open_the_memory_there_is_no_board(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As in a container of its own."""
-    monkeypatch.setattr(signal_board.os, "getpid", lambda: f"{os.getppid()}/nowhere")
-    found = on_ranks(2, share)
+@pytest.mark.parametrize("path", ("/nowhere", "/proc/{pid}/fd/{other}", "/dev/null"))
+def test_where_one_rank_cannot_open_the_memory_there_is_no_board(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    """As in a container of its own, where another file may have its path."""
+    with TemporaryFile() as other:
+        other.truncate(1 << 20)
+        elsewhere = path.format(pid=os.getpid(), other=other.fileno())
+        opened = signal_board._opened
+        monkeypatch.setattr(signal_board, "_opened", lambda told, num: opened(f"{told.split()[0]} {elsewhere}", num))
+        open_before = len(os.listdir("/proc/self/fd"))
+        found = on_ranks(2, share)
+        assert len(os.listdir("/proc/self/fd")) == open_before
     assert [board for board, _ in found] == [None, None] and not any(driver.registered for _, driver in found)
+
+
+def test_where_no_memory_can_be_made_there_is_no_board(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(num_words: int) -> None:
+        raise OSError("too many open files")
+
+    monkeypatch.setattr(SharedWords, "create", fail)
+    assert [board for board, _ in on_ranks(2, share)] == [None, None]
+
+
+@pytest.mark.parametrize("collective", range(4))
+def test_a_rank_that_is_lost_meanwhile_leaves_nothing_registered_or_open(collective: int) -> None:
+    class Losing(ThreadRanks):
+        def all_gather_last(self, x: torch.Tensor) -> torch.Tensor:
+            self.count()
+            return x
+
+        def smallest(self, value: int) -> int:
+            self.count()
+            return value
+
+        def count(self) -> None:
+            if len(counted) == collective:
+                raise RankError("a collective broke off")
+            counted.append(1)
+
+    counted: list[int] = []
+    driver, open_before = HostDriver(0), len(os.listdir("/proc/self/fd"))
+    with pytest.raises(RankError):
+        share_board(Losing(0, 1, None), 100, CPU, cast(Any, driver))
+    assert not driver.registered and len(os.listdir("/proc/self/fd")) == open_before

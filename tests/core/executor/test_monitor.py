@@ -222,6 +222,23 @@ def test_rank_0_is_let_go_until_it_is_out_of_its_step_and_told_of_if_it_stays(mo
         assert (len(told) == 1) == ("rank 1 is gone" in caplog.text) == (limit == 600)
 
 
+def test_rank_0_is_let_go_while_it_starts_but_not_interrupted(monkeypatch):
+    monkeypatch.setattr(monitor_module, "TICK_S", 0.001)
+    group, releases = Group(), []
+    group.monitor.timeouts = Timeouts(1e9, 0.003, 60.0)
+    group.monitor.interrupter.break_off = group.monitor.tell_if_stuck = lambda *told: pytest.fail("interrupted")
+    group.monitor.failure = "rank 1 is gone"
+    with group.monitor.starting():
+
+        def release():
+            releases.append(1)
+            group.monitor._is_starting = len(releases) < 600
+
+        group.monitor.release = release
+        group.monitor._see_rank_0_out()
+    assert len(releases) == 600 and not group.monitor._is_starting
+
+
 NAMED_S = 5.0
 """Within which callers are told of a dead or hung rank, by the defaults."""
 
