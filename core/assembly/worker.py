@@ -158,6 +158,19 @@ def make_worker(
         num_blocks = _num_blocks(resolved, parts, shapes)
     with phases.part("KV cache"):
         worker = parts.worker(_smallest(resolved, num_blocks))
+    try:
+        _make_ready(resolved, worker, phases)
+    except BaseException:
+        worker.close()  # frees its memory, whatever still refers to it
+        raise
+    compiled.end()
+    _tell_of_compiles(compiled, phases)
+    worker.late.begin()
+    return worker
+
+
+def _make_ready(resolved: ResolvedConfig, worker: Worker, phases: StartPhases) -> None:
+    """Capture the worker's graphs and warm it up."""
     if resolved.device.type == "cuda":
         with phases.part("warm-up"):
             worker.prepare_draws(resolved.attention)
@@ -167,17 +180,13 @@ def make_worker(
             worker.capture(
                 resolved.attention,
                 sizes,
-                shapes,
+                resolved.prompt_shapes,
                 shares_prefixes=resolved.shares_prefixes,
                 at_once=resolved.captures_at_once,
             )
     if resolved.device.type == "cuda":
         with phases.part("warm-up"):
             worker.warm_up(resolved.attention, shares_prefixes=resolved.shares_prefixes)
-    compiled.end()
-    _tell_of_compiles(compiled, phases)
-    worker.late.begin()
-    return worker
 
 
 def _num_blocks(resolved: ResolvedConfig, parts: RankParts, shapes: Sequence[PromptShape]) -> int:

@@ -7,6 +7,7 @@ import pytest
 from hookline import LLM
 from hookline.core.assembly import worker as assembly
 from hookline.core.errors import CapacityError
+from hookline.core.worker.worker import Worker
 
 
 @pytest.mark.slow
@@ -30,3 +31,18 @@ def test_a_kept_error_of_a_start_keeps_no_model(where, monkeypatch):
     kept = caught.value
     assert len(models) == 1 and models[0]() is None
     assert kept.__traceback__ is not None
+
+
+def test_a_worker_that_does_not_get_ready_is_closed_whoever_refers_to_it(monkeypatch):
+    workers, closed = [], []
+
+    def not_ready(resolved, worker, phases):
+        workers.append(worker)
+        raise ZeroDivisionError
+
+    close = Worker.close
+    monkeypatch.setattr(assembly, "_make_ready", not_ready)
+    monkeypatch.setattr(Worker, "close", lambda self: (closed.append(self), close(self)))
+    with pytest.raises(ZeroDivisionError):
+        LLM(engine={"max_num_seqs": 2})
+    assert len(workers) == 1 and closed == workers and not hasattr(workers[0].runner, "model")
