@@ -161,7 +161,8 @@ def make_worker(
     try:
         _make_ready(resolved, worker, phases)
     except BaseException:
-        worker.close()  # frees its memory, whatever still refers to it
+        if resolved.ranks.num_all == 1:  # others may still be writing into memory that they share with this one
+            worker.close()  # frees its memory, whatever still refers to it
         raise
     compiled.end()
     _tell_of_compiles(compiled, phases)

@@ -21,7 +21,6 @@ RELEASE_PRIORITY = -3
 other work has this one; streams made one after the other were seen to take the queues in turn."""
 STARTING_S = 1.0
 """How long an abort waits for a collective that is just being started."""
-
 IN_TURN_S = 0.1
 """How long the abort of a group waits for that of the group before."""
 
