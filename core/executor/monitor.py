@@ -21,7 +21,6 @@ it does not get there, it is interrupted.
 from __future__ import annotations
 
 import logging
-import math
 import select
 import threading
 import time
@@ -41,6 +40,8 @@ SEEN_LATE_S = BEAT_S + TICK_S
 """Between what a rank does and our seeing it, at most."""
 GRACE_S = 0.5
 """Seconds to wait for the cause: ranks whose collective broke off because of it may report earlier."""
+RELEASING_S = 60.0
+"""Seconds for which the device of a rank 0 that does not leave its step is still freed again and again."""
 START_SILENCE_S = 120.0
 """Seconds without a sign of life while a process starts, when imports and compilers keep its threads from running."""
 STEP_TIMEOUTS = 12
@@ -66,7 +67,7 @@ class Monitor:
     """Decides when the group is lost, and ends it. children: the ranks in processes of their own.
 
     heartbeats: those of all ranks, rank 0's first. release: called to free rank 0's device if it is this process, once
-    the group has ended, and again until rank 0 is out of its step.
+    the group has ended, and again until rank 0 is out of its step or a minute has passed.
     """
 
     def __init__(self, children: Sequence[Peer], heartbeats: Sequence[Heartbeat], timeouts: Timeouts) -> None:
@@ -234,7 +235,7 @@ class Monitor:
         self._keep_releasing(GRACE_S)
         if self._is_stuck:
             self.tell_if_stuck(RankError(str(self.failure)))
-        self._keep_releasing(math.inf)
+        self._keep_releasing(RELEASING_S)
 
     @property
     def _is_stuck(self) -> bool:

@@ -222,6 +222,18 @@ def test_rank_0_is_let_go_until_it_is_out_of_its_step_and_told_of_if_it_stays(mo
         assert (len(told) == 1) == ("rank 1 is gone" in caplog.text) == (limit == 600)
 
 
+def test_a_rank_0_that_never_leaves_its_step_is_given_up(monkeypatch):
+    monkeypatch.setattr(monitor_module, "TICK_S", 0.001)
+    monkeypatch.setattr(monitor_module, "GRACE_S", 0.001)
+    monkeypatch.setattr(monitor_module, "RELEASING_S", 0.1)
+    group, releases = Group(), []
+    group.monitor.timeouts = Timeouts(1e9, 0.003, 60.0)
+    group.monitor.release = lambda: releases.append(1)
+    group.monitor.failure, group.monitor._in_step = "rank 1 is gone", True
+    group.monitor._see_rank_0_out()
+    assert 10 < len(releases) < 150
+
+
 def test_rank_0_is_let_go_while_it_starts_but_not_interrupted(monkeypatch):
     monkeypatch.setattr(monitor_module, "TICK_S", 0.001)
     group, releases = Group(), []
