@@ -112,7 +112,10 @@ def test_a_group_is_aborted_once_and_an_error_of_one_hides_no_other(caplog: pyte
     assert sorted(calls) == ["first", "second"] and "no such device" in caplog.text
 
 
-def test_an_abort_waits_for_a_collective_that_is_being_started_and_none_starts_after_it() -> None:
+def test_an_abort_waits_for_a_collective_that_is_being_started_and_none_starts_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(aborts_module, "STARTING_S", 60.0)
     aborts, inside, go_on, calls = Aborts(), Event(), Event(), list[str]()
 
     def collective() -> None:
