@@ -27,21 +27,22 @@ LEAST_CORES = 4
 STAMP = "hookline-{}.json"
 """Name of the file, in Triton's cache, which records that an engine's kernels were compiled."""
 
-_early: list[tuple[int, TaskChild]] = []
-"""At most one child, begun before its task was known, and the process that began it: forks of that leave it alone."""
+_early: list[TaskChild] = []
+"""At most one, begun before its task was known."""
+os.register_at_fork(after_in_child=lambda: _early.clear())  # it belongs to the process that began it
 
 
 def begin_early(config: Config) -> None:
     """Begin the child now if an engine of this configuration is likely to need it.
 
     For commands, before they import the engine. `compiler_child` gives it to the engine; it ends with this process.
-    Where it cannot be begun, it is begun with its task, or that says why not.
+    If it cannot be started now, nothing is said: the engine will start it, or say why it cannot.
     """
     if _early or "torch" in sys.modules or not _is_likely(config):
         return
     atexit.register(end_early)
     with suppress(OSError):
-        _early.append((os.getpid(), _begun()))
+        _early.append(_begun())
 
 
 def _is_likely(config: Config) -> bool:
@@ -63,15 +64,13 @@ def _is_likely(config: Config) -> bool:
 
 def compiler_child() -> TaskChild:
     """The child that was begun early, or a new one; to be given its task."""
-    return _early.pop()[1] if _early and _early[0][0] == os.getpid() else _begun()
+    return _early.pop() if _early else _begun()
 
 
 def end_early() -> None:
     """End the child that was begun early, if there is one: the engine does not need it."""
     while _early:
-        begun_by, child = _early.pop()
-        if begun_by == os.getpid():
-            child.end()
+        _early.pop().end()
 
 
 def triton_cache() -> Path:

@@ -204,14 +204,13 @@ def start_build(resolved: ResolvedConfig, stamp: Path | None) -> KernelBuild | N
     if stamp is None or stamp.exists():
         end_early()
         return None
-    task = {
+    task = json.dumps({
         "config": config_tree(resolved.config, resolved.kernels.name),
         "card": card_facts(resolved.device),
         "plugins": resolved.plugins,
-    }
-    told = json.dumps(task)
+    })  # fmt: skip
     child = compiler_child()
-    child.give(told)
+    child.give(task)
     return KernelBuild(child, stamp)
 
 

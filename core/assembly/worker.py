@@ -159,7 +159,7 @@ def make_worker(
     with phases.part("KV cache"):
         worker = parts.worker(_smallest(resolved, num_blocks))
     try:
-        _make_ready(resolved, worker, phases)
+        _make_ready(resolved, worker, shapes, phases)
     except BaseException:
         if resolved.ranks.num_all == 1:  # others may still be writing into memory that they share with this one
             worker.close()  # frees its memory, whatever still refers to it
@@ -170,7 +170,7 @@ def make_worker(
     return worker
 
 
-def _make_ready(resolved: ResolvedConfig, worker: Worker, phases: StartPhases) -> None:
+def _make_ready(resolved: ResolvedConfig, worker: Worker, shapes: Sequence[PromptShape], phases: StartPhases) -> None:
     """Capture the worker's graphs and warm it up."""
     if resolved.device.type == "cuda":
         with phases.part("warm-up"):
@@ -181,7 +181,7 @@ def _make_ready(resolved: ResolvedConfig, worker: Worker, phases: StartPhases) -
             worker.capture(
                 resolved.attention,
                 sizes,
-                resolved.prompt_shapes,
+                shapes,
                 shares_prefixes=resolved.shares_prefixes,
                 at_once=resolved.captures_at_once,
             )

@@ -33,7 +33,7 @@ class Releases:
         self._has_told = False
 
     def add(self, call: Callable[[], None], *, by_host: bool = False) -> None:
-        """Add one. by_host: it asks nothing of the CUDA driver, so it is called before those that may have to wait."""
+        """Add a call. by_host: it does not use the CUDA driver. Such calls are made first: the others may block."""
         self._calls.insert(0 if by_host else len(self._calls), call)
 
     def __call__(self) -> None:
@@ -67,7 +67,7 @@ def on_every_queue(write: Callable[[], None], warm_up: Callable[[], None], devic
             warm_up()
 
     def _written() -> None:
-        with torch.cuda.device(device):  # of another thread, whose device would be set up when it is set back to it
+        with torch.cuda.device(device):  # else leaving a stream sets up the thread's own device, which may be another
             for stream in streams:
                 with torch.cuda.stream(stream):
                     if stream.query():

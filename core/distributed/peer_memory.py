@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hookline.core.contracts import EMPTY, HEADER_BYTES, NUM_COPIES, PeerMemory
 from hookline.core.distributed.cuda_driver import HANDLE_BYTES, Driver
-from hookline.core.distributed.ranks import LocalRanks
+from hookline.core.distributed.ranks import LocalRanks, bytes_of_all
 from hookline.core.errors import HooklineError
 
 
@@ -72,11 +72,9 @@ def _open_others(ranks: LocalRanks, addresses: list[int], device: torch.device, 
         mine = driver.handle(addresses[ranks.rank])
     except HooklineError:
         mine = bytes(HANDLE_BYTES)
-    handle_X = torch.frombuffer(bytearray(mine), dtype=torch.uint8).to(device)
-    handles_RX = ranks.all_gather_last(handle_X.unsqueeze(0)).view(ranks.size, HANDLE_BYTES).cpu()
-    for rank, theirs_X in enumerate(handles_RX):
-        if rank != ranks.rank and theirs_X.any():
-            addresses[rank] = driver.open(bytes(theirs_X.tolist()))
+    for rank, theirs in enumerate(bytes_of_all(ranks, mine, device)):
+        if rank != ranks.rank and any(theirs):
+            addresses[rank] = driver.open(theirs)
 
 
 class _Bytes:

@@ -133,12 +133,19 @@ class LocalRanks:
 
     @property
     def is_free(self) -> bool:
-        """Once closed: whether this rank's GPU waits for nobody, so that whoever frees memory does not hang."""
+        """Whether this rank's GPU is done after `close`. If it is not, freeing memory would block."""
         return True
 
     def _alone(self, value: Value) -> Value:
         assert self.size == 1, f"{type(self).__name__} cannot reach the other {self.size - 1} ranks"
         return value
+
+
+def bytes_of_all(ranks: LocalRanks, mine: bytes, device: torch.device) -> list[bytes]:
+    """What every rank gives, in order of rank; all give equally many bytes."""
+    mine_X = torch.frombuffer(bytearray(mine), dtype=torch.uint8).to(device)
+    all_RX = ranks.all_gather_last(mine_X.unsqueeze(0)).view(ranks.size, len(mine)).cpu()
+    return [bytes(one_X.tolist()) for one_X in all_RX]
 
 
 ALONE = LocalRanks()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from hookline.core.distributed.cuda_driver import Driver
-from hookline.core.distributed.ranks import LocalRanks
+from hookline.core.distributed.ranks import LocalRanks, bytes_of_all
 from hookline.core.errors import HooklineError
 from hookline.core.util.arrays import IntArray
 from hookline.core.util.shared_memory import WORD, SharedWords
@@ -81,14 +81,13 @@ def _shared_words(ranks: LocalRanks, num_bytes: int, device: torch.device) -> Sh
         with suppress(OSError):
             mine = SharedWords.create(num_bytes // WORD)
             told = f"{os.fstat(mine.fd).st_ino} /proc/{os.getpid()}/fd/{mine.fd}".encode()
-    told_X = torch.frombuffer(bytearray(told.ljust(_TOLD_BYTES, b"\0")), dtype=torch.uint8).to(device)
     try:
-        first_X = ranks.all_gather_last(told_X.unsqueeze(0)).view(ranks.size, _TOLD_BYTES)[0].cpu()
+        first = bytes_of_all(ranks, told.ljust(_TOLD_BYTES, b"\0"), device)[0]
     except BaseException:
         if mine is not None:
             mine.close()
         raise
-    return mine if ranks.rank == 0 else _opened(bytes(first_X.tolist()).rstrip(b"\0").decode(), num_bytes)
+    return mine if ranks.rank == 0 else _opened(first.rstrip(b"\0").decode(), num_bytes)
 
 
 def _opened(told: str, num_bytes: int) -> SharedWords | None:

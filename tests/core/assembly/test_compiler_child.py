@@ -1,6 +1,7 @@
 """When the process that compiles kernels is begun before an engine's imports, and what becomes of it."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -39,7 +40,7 @@ def configured(**settings):
 def test_it_is_begun_once_and_given_to_the_engine_that_asks():
     begin_early(configured())
     begin_early(configured())
-    ((_, early),) = compiler_child._early
+    (early,) = compiler_child._early
     child = compiler_child.compiler_child()
     assert child is early
     other = compiler_child.compiler_child()
@@ -50,7 +51,7 @@ def test_it_is_begun_once_and_given_to_the_engine_that_asks():
 
 def test_it_ends_if_nothing_is_to_be_compiled():
     begin_early(configured())
-    ((_, early),) = compiler_child._early
+    (early,) = compiler_child._early
     end_early()
     assert early.process.returncode is not None and not compiler_child._early
 
@@ -65,18 +66,22 @@ def test_it_is_not_begun_for_engines_that_will_not_need_it(settings):
     assert not compiler_child._early
 
 
-def test_a_forked_process_neither_ends_nor_takes_it(monkeypatch):
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_process_neither_ends_nor_takes_it():
     begin_early(configured())
-    ((_, early),) = compiler_child._early
-    with monkeypatch.context() as forked:
-        forked.setattr(compiler_child.os, "getpid", lambda: 1)
-        other = compiler_child.compiler_child()
-        assert other is not early
-        other.end()
-        kept = list(compiler_child._early)
-        end_early()
-        assert early.process.poll() is None and not compiler_child._early
-    compiler_child._early[:] = kept
+    (early,) = compiler_child._early
+    forked = os.fork()
+    if not forked:
+        try:
+            end_early()
+            other = compiler_child.compiler_child()
+            is_another = other.process.pid != early.process.pid
+            other.end()
+            os._exit(0 if is_another and not compiler_child._early else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1]) == 0
+    assert early.process.poll() is None and compiler_child._early == [early]
     end_early()
     assert early.process.returncode is not None
 

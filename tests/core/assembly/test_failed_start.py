@@ -36,7 +36,7 @@ def test_a_kept_error_of_a_start_keeps_no_model(where, monkeypatch):
 def test_a_worker_that_does_not_get_ready_is_closed_whoever_refers_to_it(monkeypatch):
     workers, closed = [], []
 
-    def not_ready(resolved, worker, phases):
+    def not_ready(resolved, worker, *others):
         workers.append(worker)
         raise ZeroDivisionError
 
