@@ -4,6 +4,7 @@ Tokens are compared as in tests/test_gpu_ranks.py. A group starts once and serve
 """
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -179,13 +180,22 @@ def test_vectors_and_hidden_states_over_two_stages_are_those_of_one_gpu():
     assert max(np.abs(states[key] - wanted_states[key]).max() for key in common) < TOLERANCE
 
 
-@pytest.mark.skipif(COUNT < 2, reason="needs 2 GPUs")
-@pytest.mark.parametrize(("fault", "message"), [("1:T7:SIGKILL", "was killed by SIGKILL"), ("1:T7:raise", "a bug in")])
-def test_a_lost_stage_ends_the_engine_with_its_name(monkeypatch, fault, message):
+@pytest.mark.parametrize(
+    ("sizes", "rank", "fault", "message"),
+    [
+        pytest.param(
+            (tp, pp), rank, fault, message, marks=pytest.mark.skipif(tp * pp > COUNT, reason="needs as many GPUs")
+        )
+        for tp, pp, rank in ((1, 2, 1), (2, 2, 1), (2, 2, 3))
+        for fault, message in (("SIGKILL", "was killed by SIGKILL"), ("raise", "a bug in"))
+    ],
+)
+def test_a_lost_stage_ends_the_engine_with_its_name(monkeypatch, sizes, rank, fault, message):
     monkeypatch.setenv("HOOKLINE_PLUGINS", "tests.faulty_rank")
-    monkeypatch.setenv(VARIABLE, fault)
+    monkeypatch.setenv(VARIABLE, f"{rank}:T7:{fault}")
     monkeypatch.chdir(Path(__file__).parent.parent)
-    options = tree(1, 2, cuda_graphs=False, **BESIDE)
+    options = tree(*sizes, cuda_graphs=False, **BESIDE)
     options["model"] = {**options["model"], "name": "faulty"}
-    with pytest.raises(RankError, match=f"rank 1 of 2 .*{message}"), LLM(**options) as llm:
+    named = f"rank {rank} of {math.prod(sizes)} .*{message}"
+    with pytest.raises(RankError, match=named), LLM(**options) as llm:
         llm.generate([list(range(7))], SamplingParams(temperature=0, max_tokens=200, ignore_eos=True))
