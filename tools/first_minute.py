@@ -26,6 +26,8 @@ from hookline.core.plugin.host import PluginHost
 
 FIRST_S = 20.0
 LENGTHS = ("workload.prompt_len=[64,1024]", "workload.output_len=[16,256]")
+AS_A_SERVER = "engine.freeze_gc=true"
+"""What AsyncLLM and the server do by themselves: else a full garbage collection stops all requests for 0.1 s."""
 
 
 def first_tokens_ms(recording: Recording, begin_s: float, end_s: float) -> dict[str, float]:
@@ -42,7 +44,7 @@ def run(arguments: list[str]) -> int:
     numbers = [float(one) for one in arguments if "=" not in one]
     rate, seconds = [*numbers, 60.0][:2]
     host = PluginHost.load()
-    load = [f"workload.request_rate={rate}", f"workload.num_prompts={round(rate * seconds)}", *LENGTHS]
+    load = [f"workload.request_rate={rate}", f"workload.num_prompts={round(rate * seconds)}", *LENGTHS, AS_A_SERVER]
     tree = compose([*load, *(one for one in arguments if "=" in one)], host, BenchKeys, "bench")[0].tree
     config = validate({key: tree[key] for key in ENGINE_KEYS if key in tree}, host)
     workload = build(WorkloadConfig, tree["workload"], "workload")

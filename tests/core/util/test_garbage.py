@@ -96,7 +96,7 @@ class FakeCollector:
         self.num_frozen, self.searched = 0, []
 
     def freeze(self):
-        self.num_frozen = 100
+        self.num_frozen = 10_000
 
     def unfreeze(self):
         self.num_frozen = 0
@@ -123,8 +123,19 @@ def test_what_is_frozen_is_searched_unless_an_engine_is_at_work(collector):
     assert collector.searched == []
     second.is_idle = True
     search_frozen()
-    assert collector.searched == [0] and collector.num_frozen == 100
+    assert collector.searched == [0] and collector.num_frozen == 10_000
     with first.thawed(), second.thawed():
+        pass
+    assert collector.num_frozen == 0
+
+
+def test_what_python_itself_has_frozen_is_nobodys(collector):
+    collector.num_frozen = 375  # with which Python 3.12 begins
+    heap = freeze_heap()
+    assert heap is not None and collector.num_frozen == 10_000
+    search_frozen()
+    assert collector.searched == [375, 0] and collector.num_frozen == 10_000
+    with heap.thawed():
         pass
     assert collector.num_frozen == 0
 
@@ -135,7 +146,7 @@ def test_what_others_froze_is_not_searched_nor_anything_without_an_engine(collec
     collector.num_frozen += 1
     del collector.searched[:]
     search_frozen()
-    assert collector.searched == [] and collector.num_frozen == 101
+    assert collector.searched == [] and collector.num_frozen == 10_001
 
 
 @pytest.mark.parametrize("was_enabled", [True, False])
