@@ -108,6 +108,7 @@ def _serve_here(run: ServeRun, host: PluginHost, sockets: list[socket], keys: Ap
     from hookline.core.serve.http.app import make_app
     from hookline.core.serve.http.collecting import QuietCollector
     from hookline.core.serve.http.server import serve_http
+    from hookline.core.serve.http.stopping import Stopping
     from hookline.core.serve.in_process import InProcessClient
     from hookline.core.serve.processes.front_main import run_loop
     from hookline.core.serve.throughput import Throughput
@@ -119,16 +120,9 @@ def _serve_here(run: ServeRun, host: PluginHost, sockets: list[socket], keys: Ap
     async def _run_server() -> int:
         client = InProcessClient(llm, run.serve, throughput)
         loop = asyncio.get_running_loop()
-        stopping: asyncio.Future[float] = loop.create_future()
-
-        def _stop() -> None:
-            if not stopping.done():
-                stopping.set_result(run.serve.drain_s)
-            else:  # told again: at once
-                client.closing = loop.create_task(client.aclose())
-
+        stopping = Stopping()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, _stop)
+            loop.add_signal_handler(number, stopping.tell, run.serve.drain_s)
         served, facts = make_app(client, run.serve, keys), client.facts
         QuietCollector(lambda: served.gate.num_open).start()
         try:

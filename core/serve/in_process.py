@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hookline.core.errors import EngineError, QueueFullError
@@ -27,8 +27,6 @@ class InProcessClient:
         self._llm, self.facts = llm, served_model(facts_of(llm.llm), settings.names, llm.llm.codec)
         self._settings, self._throughput = settings, throughput
         self._is_closed = False
-        self.closing: Awaitable[None] | None = None
-        """What closes it at once, while it drains."""
 
     def stream(
         self,

@@ -63,6 +63,8 @@ class Gate:
         self._headers = headers
         self.num_open = 0
         """Requests that have not been answered whole."""
+        self._receiving: set[_Passage] = set()
+        """Requests whose bodies have not come whole."""
         self._turns = Turns(MAX_BEGUN)
         self._is_idle = asyncio.Event()
         self._is_idle.set()
@@ -72,7 +74,7 @@ class Gate:
         if scope["type"] != "http":
             return
         scope["app"] = self  # has routes raise what they cannot answer
-        passage = _Passage(scope, receive, send, self._settings.max_body_bytes, self._headers)
+        passage = _Passage(scope, receive, send, self._settings.max_body_bytes, self._headers, self._receiving)
         self.num_open += 1
         self._is_idle.clear()
         try:
@@ -87,22 +89,25 @@ class Gate:
             if self._settings.access_log:
                 passage.log()
 
-    async def wait_until_idle(self, timeout_s: float) -> bool:
-        """Wait until every request has been answered; returns whether that came before the time was up."""
-        try:
-            await asyncio.wait_for(self._is_idle.wait(), timeout_s)
-        except TimeoutError:
-            return False
-        return True
+    async def wait_until_idle(self, timeout_s: float, sooner: asyncio.Future[None] | None = None) -> None:
+        """Wait until every request has been answered, the time is up, or `sooner` is done."""
+        idle: asyncio.Future[Any] = asyncio.ensure_future(self._is_idle.wait())
+        waits = [idle] if sooner is None else [idle, sooner]
+        await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        idle.cancel()
+
+    def drain(self) -> None:
+        """Let in nothing more to make; what has not come whole is refused, too."""
+        self._life.is_draining = True
+        for passage in list(self._receiving):
+            passage.refuse(_stopping())
 
     def _refusal(self, scope: Scope) -> ASGIApp | None:
         """Why a request is not let in, as what answers it; None if it is."""
         if len(self._keys) and scope["path"] not in OPEN_PATHS and not self._keys.accept(scope["headers"]):
             return _response(scope, _unauthorized())
         if self._life.is_draining and scope["method"] == "POST":
-            headers = {"Connection": "close"}
-            error = ApiError(503, "the server is stopping", "server_error", code="stopping", headers=headers)
-            return _response(scope, error)
+            return _response(scope, _stopping())
         for name, value in scope["headers"]:
             if name == b"content-length" and value.isdigit() and int(value) > self._settings.max_body_bytes:
                 return _response(scope, _too_large(self._settings.max_body_bytes))
@@ -110,11 +115,19 @@ class Gate:
 
 
 class _Passage:
-    """One request on its way through the gate."""
+    """One request on its way through the gate. receiving: holds it while its body has not come whole."""
 
     def __init__(
-        self, scope: Scope, receive: Receive, send: Send, max_body_bytes: int, headers: Sequence[Header] | None
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        max_body_bytes: int,
+        headers: Sequence[Header] | None,
+        receiving: set[_Passage],
     ) -> None:
+        self._receiving, self._task = receiving, asyncio.current_task()
+        self._refusal: ApiError | None = None
         self._scope, self._receive, self._send, self._max_body_bytes = scope, receive, send, max_body_bytes
         self._started_s = time.monotonic()
         self._num_bytes, self._status = 0, 0
@@ -130,11 +143,13 @@ class _Passage:
         try:
             await app(self._scope, self.receive, self.send)
         except asyncio.CancelledError:
-            if not self._has_left.is_set():
+            refusal = self._refusal
+            if not self._has_left.is_set() and refusal is None:
                 raise
-            task = asyncio.current_task()
-            assert task is not None
-            task.uncancel()
+            assert self._task is not None
+            self._task.uncancel()
+            if refusal is not None:
+                await _response(self._scope, refusal)(self._scope, self.receive, self.send)
         except ClientDisconnect:  # in the middle of its body
             self._has_left.set()
         except HTTPException as error:
@@ -144,8 +159,16 @@ class _Passage:
             await self._answer_fault(error)
         finally:
             watch, self._watch = self._watch, None  # no circle of references is left for Python to find
+            self._task = None
             if watch is not None:
                 watch.cancel()
+
+    def refuse(self, error: ApiError) -> None:
+        """Answer with this error, while the body has not come whole."""
+        assert self._task is not None
+        self._receiving.discard(self)
+        self._refusal = error
+        self._task.cancel()
 
     def send(self, message: Message) -> Awaitable[None]:
         """ASGI's send, with our headers on what comes first."""
@@ -161,15 +184,18 @@ class _Passage:
         if self._is_complete:
             await self._has_left.wait()
             return {"type": "http.disconnect"}
-        message = await self._receive()
+        self._receiving.add(self)
+        try:
+            message = await self._receive()
+        finally:
+            self._receiving.discard(self)
         self._num_bytes += len(message.get("body", b""))
         if self._num_bytes > self._max_body_bytes:
             raise _too_large(self._max_body_bytes)
         if message["type"] == "http.request" and not message.get("more_body", False):
             self._is_complete = True
-            task = asyncio.current_task()
-            assert task is not None
-            self._watch = asyncio.get_running_loop().create_task(self._watch_for_end(task))
+            assert self._task is not None
+            self._watch = asyncio.get_running_loop().create_task(self._watch_for_end(self._task))
         return message
 
     async def _watch_for_end(self, task: asyncio.Task[Any]) -> None:
@@ -213,6 +239,11 @@ def _unauthorized() -> ApiError:
     message = "the API key is missing or wrong; send it as: Authorization: Bearer KEY"
     headers = {"WWW-Authenticate": "Bearer"}
     return ApiError(401, message, "authentication_error", code="invalid_api_key", headers=headers)
+
+
+def _stopping() -> ApiError:
+    headers = {"Connection": "close"}
+    return ApiError(503, "the server is stopping", "server_error", code="stopping", headers=headers)
 
 
 def _too_large(max_body_bytes: int) -> ApiError:

@@ -1,24 +1,33 @@
 """uvicorn's protocol of a connection, with limits on how long and how large a request may be, and on unread answers.
 
-They are here since only the connection knows of them; none of them costs a chunk of a stream anything.
+They are here since only the connection knows of them; none of them costs a chunk of a stream anything. And what of HTTP
+uvicorn leaves out: bodies of requests with `Upgrade`, answers that HTTP/1.0 understands, one Host (RFC 9112).
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
+import uuid
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from hookline.core.serve.errors import ApiError
 from hookline.core.serve.http.error_forms import form_of
+from hookline.core.serve.http.request_parser import RequestParser
 from hookline.core.serve.settings import ServeConfig
 
-_TOO_LARGE = (
-    b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
-    b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%s"
-)
+_REFUSAL = """\
+HTTP/1.1 {status} {phrase}\r
+content-type: application/json\r
+x-request-id: {id}\r
+connection: close\r
+content-length: {length}\r
+\r
+"""
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -28,8 +37,9 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        self.parser = RequestParser(self)  # type: ignore[assignment]
         self._head_bytes = 0
-        self._is_in_head, self._is_refused = True, False
+        self._is_in_head, self._is_in_message, self._is_refused = True, False, False
         self._receiving: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
 
@@ -55,20 +65,31 @@ class LimitedProtocol(HttpToolsProtocol):
         super().data_received(data)
         if self._is_in_head and self._head_bytes > self.settings.max_header_bytes:
             self._refuse_head()
+        if not self._is_in_message and self._is_answering:
+            self._end_receiving()  # it was no request, but the empty line that may follow a body
+
+    def send_400_response(self, msg: str) -> None:
+        """What came is no HTTP. msg: uvicorn's words for it."""
+        self._refuse(400, msg)
 
     def on_message_begin(self) -> None:
         """See httptools."""
-        self._is_in_head = True
+        self._is_in_head = self._is_in_message = True
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         """See httptools."""
         num_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         self._is_in_head, self._head_bytes = False, 0
+        version = self.parser.get_http_version()
         if num_bytes > self.settings.max_header_bytes:
             self._refuse_head()
+        elif (num_hosts := sum(name == b"host" for name, _ in self.headers)) != 1 and (num_hosts or version == "1.1"):
+            self._refuse(400, f"the request has {num_hosts} Host headers; it needs one")
         if not self._is_refused:
             super().on_headers_complete()
+            if version == "1.0":
+                self.cycle.__class__ = _WithoutChunks
 
     def on_body(self, body: bytes) -> None:
         """See httptools."""
@@ -77,6 +98,9 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """See httptools."""
+        if self.parser.should_upgrade():
+            return  # see RequestParser
+        self._is_in_message = False
         self._end_receiving()
         if not self._is_refused:
             super().on_message_complete()
@@ -106,13 +130,42 @@ class LimitedProtocol(HttpToolsProtocol):
             self._unread.cancel()
             self._unread = None
 
+    @property
+    def _is_answering(self) -> bool:
+        """Whether a request has come that is not answered whole."""
+        cycle: RequestResponseCycle | None = self.cycle
+        return cycle is not None and not cycle.response_complete
+
     def _refuse_head(self) -> None:
+        limit = self.settings.max_header_bytes
+        self._refuse(431, f"the head of the request is larger than serve.max_header_bytes={limit}")
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answer with an error, if no answer is under way, and close the connection."""
         self._is_refused = True
-        message = f"the head of the request is larger than serve.max_header_bytes={self.settings.max_header_bytes}"
-        path = getattr(self, "url", b"").partition(b"?")[0].decode("latin-1")  # as much of it as has come
-        body = msgspec.json.encode(form_of(path).body(ApiError(431, message)))
-        self.transport.write(_TOO_LARGE % (len(body), body))
+        if not self._is_answering:
+            path = getattr(self, "url", b"").partition(b"?")[0].decode("latin-1")  # as much of it as has come
+            body = msgspec.json.encode(form_of(path).body(ApiError(status, message)))
+            phrase = HTTPStatus(status).phrase
+            head = _REFUSAL.format(status=status, phrase=phrase, id=uuid.uuid4().hex, length=len(body))
+            self.transport.write(head.encode() + body)
         self.transport.close()
+
+
+class _WithoutChunks(RequestResponseCycle):
+    """An answer in HTTP/1.0: one of unknown length ends with its connection."""
+
+    _is_endless = False
+
+    async def send(self, message: Any) -> None:
+        """See ASGI."""
+        if message["type"] == "http.response.start":
+            self._is_endless = not any(name == b"content-length" for name, _ in message.get("headers", ()))
+            if self._is_endless:
+                self.chunked_encoding, self.expected_content_length = False, sys.maxsize
+        elif self._is_endless and not message.get("more_body", False):
+            self.expected_content_length = len(message.get("body", b""))
+        await super().send(message)
 
 
 def limited(settings: ServeConfig) -> type[LimitedProtocol]:

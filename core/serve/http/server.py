@@ -13,6 +13,7 @@ import uvicorn
 
 from hookline.core.serve.futures import first_of
 from hookline.core.serve.http.protocol import limited
+from hookline.core.serve.http.stopping import Stopping
 from hookline.core.serve.http.tls import CertificateWatch
 
 if TYPE_CHECKING:
@@ -47,10 +48,10 @@ async def serve_http(
     served: Served,
     sockets: Sequence[socket.socket],
     settings: ServeConfig,
-    stopping: asyncio.Future[float],
+    stopping: Stopping,
     announce: Callable[[], None],
 ) -> None:
-    """Serve until `stopping` says for how long to drain, and then until all is answered or ended.
+    """Serve until `stopping` says for how long to drain, and then until all is answered or ended, or it is told again.
 
     announce: called once connections are taken.
     """
@@ -76,10 +77,10 @@ async def serve_http(
     for one in sockets:
         one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # see _bound
     running = asyncio.ensure_future(server.serve(list(sockets)))
-    await first_of(running, stopping)
+    await first_of(running, stopping.drain_s)
     if not running.done():
-        served.life.is_draining = True
-        await served.gate.wait_until_idle(stopping.result())
+        served.gate.drain()
+        await served.gate.wait_until_idle(stopping.drain_s.result(), stopping.at_once)
         await served.client.aclose()
         await served.gate.wait_until_idle(LAST_WORDS_S)
         server.should_exit = True

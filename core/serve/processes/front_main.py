@@ -65,14 +65,15 @@ class _FrontEnd:
         from hookline.core.serve.http.app import make_app
         from hookline.core.serve.http.collecting import QuietCollector
         from hookline.core.serve.http.server import serve_http
+        from hookline.core.serve.http.stopping import Stopping
 
         loop = asyncio.get_running_loop()
-        self._stopping: asyncio.Future[float] = loop.create_future()
+        self._stopping = Stopping()
         self._facts: asyncio.Future[Facts] = loop.create_future()
         keys = read_keys(self._settings.api_key_file)
         self._parent.follow(self._obey)
-        await first_of(self._facts, self._stopping)
-        if self._stopping.done():
+        await first_of(self._facts, self._stopping.drain_s)
+        if self._stopping.drain_s.done():
             return 0
         client = self._make_client(self._facts.result())
         served = make_app(client, self._settings, keys)
@@ -105,9 +106,9 @@ class _FrontEnd:
             shutil.rmtree(self._task["folder"], ignore_errors=True)  # as the supervisor would have done
             for engine in self._engines:
                 engine.die("the server was killed")
-            self._stop(ORPHANED_S)
+            self._stopping.tell(ORPHANED_S)
         elif "drain" in order:
-            self._stop(float(order["drain"]))
+            self._stopping.tell(float(order["drain"]))
         elif "dead" in order:
             self._engines[order["replica"]].die(order["dead"])
         elif "engine" in order:
@@ -120,13 +121,6 @@ class _FrontEnd:
         self._engines[replica].connect(address, name)
         if not self._facts.done():
             self._facts.set_result(Facts(**facts))
-
-    def _stop(self, drain_s: float) -> None:
-        if not self._stopping.done():
-            self._stopping.set_result(drain_s)
-        else:  # told again: at once
-            for engine in self._engines:
-                engine.end_all()
 
 
 class _Engine:
@@ -164,11 +158,6 @@ class _Engine:
         if self._client is not None:
             self._client.break_off(reason, is_dead=True)
         self.close()
-
-    def end_all(self) -> None:
-        """End its streams since the server is about to end."""
-        if self._client is not None:
-            self._client.end_all()
 
     def close(self) -> None:
         """Hear nothing more of it."""

@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 
 from hookline.core.errors import ConfigError
+from hookline.core.serve.http import server
 from hookline.core.serve.http.app import Served, make_app
 from hookline.core.serve.http.server import listening_sockets, serve_http
+from hookline.core.serve.http.stopping import Stopping
 from hookline.core.serve.http.tls import check_tls
 from hookline.core.serve.settings import ServeConfig
 from hookline.core.testing.engine_client import FakeEngineClient
@@ -30,7 +32,7 @@ def serve(client: FakeEngineClient, settings: ServeConfig, talk: Callable[..., A
 
     async def run() -> Any:
         sockets = listening_sockets(settings, 1)
-        stopping: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        stopping = Stopping()
         listens = asyncio.Event()
         served = make_app(client, settings)
         running = asyncio.ensure_future(serve_http(served, sockets, settings, stopping, listens.set))
@@ -38,8 +40,7 @@ def serve(client: FakeEngineClient, settings: ServeConfig, talk: Callable[..., A
         try:
             return await asyncio.wait_for(talk(sockets[0].getsockname()[1], served, stopping), 60)
         finally:
-            if not stopping.done():
-                stopping.set_result(0.0)
+            stopping.tell(0.0)
             await asyncio.wait_for(running, 60)
 
     return asyncio.run(run())
@@ -117,11 +118,11 @@ def test_who_reads_nothing_loses_its_request() -> None:
 def test_a_drain_answers_what_runs_and_refuses_what_comes() -> None:
     client = FakeEngineClient(pause_s=0.005)
 
-    async def talk(port: int, served: Served, stopping: asyncio.Future[float]) -> tuple[bytes, bytes]:
+    async def talk(port: int, served: Served, stopping: Stopping) -> tuple[bytes, bytes]:
         running = asyncio.ensure_future(exchange(port, request({**STREAM, "max_tokens": 60}, Connection="close")))
         while not client.asked:
             await asyncio.sleep(0.005)
-        stopping.set_result(10.0)
+        stopping.tell(10.0)
         await asyncio.sleep(0)
         while not served.life.is_draining:
             await asyncio.sleep(0.005)
@@ -131,6 +132,133 @@ def test_a_drain_answers_what_runs_and_refuses_what_comes() -> None:
     answer, refused = serve(client, ServeConfig(port=0), talk)
     assert b"data: [DONE]" in answer and b'"finish_reason":"length"' in answer
     assert refused.startswith(b"HTTP/1.1 503 ") and b"retry-after" in refused.lower()
+
+
+UPGRADES = ("h2c", "websocket", "TLS/1.0")
+
+
+def answers(data: bytes) -> list[bytes]:
+    """The status of each answer that came over one connection."""
+    return [part.split(b" ")[0] for part in data.split(b"HTTP/1.1 ")[1:]]
+
+
+async def in_pieces(port: int, *pieces: bytes, pause_s: float = 0.05) -> bytes:
+    """Send bytes with pauses between them, and read until the server closes the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    for piece in pieces:
+        writer.write(piece)
+        await asyncio.sleep(pause_s)
+    try:
+        return await asyncio.wait_for(reader.read(), 20)
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize("upgrade", UPGRADES)
+@pytest.mark.parametrize("cut", [0, 5, None])
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_a_request_that_would_have_another_protocol_is_answered_in_this_one(
+    upgrade: str, cut: int | None, is_chunked: bool
+) -> None:
+    """As Java's client and curl --http2 send them; the body comes with the head, apart from it, or in two parts."""
+    headers = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": upgrade, "HTTP2-Settings": "AAMAAABkAAQAAP__"}
+    first = request({"prompt": "x", "max_tokens": 1}, **headers)
+    head, _, body = first.partition(b"\r\n\r\n")
+    if is_chunked:
+        head = head.replace(b"Content-Length: %d" % len(body), b"Transfer-Encoding: chunked")
+        body = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+    whole = head + b"\r\n\r\n" + body
+    place = len(whole) if cut is None else len(head) + 4 + cut
+    second = request({"prompt": "y", "max_tokens": 1}, Connection="close")
+
+    async def talk(port: int, served: Served, stopping: Any) -> bytes:
+        return await in_pieces(port, whole[:place], whole[place:] + second)
+
+    client = FakeEngineClient()
+    assert answers(serve(client, ServeConfig(port=0), talk)) == [b"200", b"200"]
+    assert [client.facts.codec.decode(asked.prompt_token_ids) for asked in client.asked] == ["x", "y"]
+
+
+@pytest.mark.parametrize("method", [b"POST", b"CONNECT"])
+def test_a_body_is_no_request_whatever_protocol_the_head_asks_for(method: bytes) -> None:
+    inner = b"GET /version?smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
+    upgrade = b"Connection: Upgrade\r\nUpgrade: h2c\r\n"
+    head = b"%s /v1/completions HTTP/1.1\r\nHost: x\r\n%bContent-Length: %d\r\n\r\n" % (method, upgrade, len(inner))
+
+    async def talk(port: int, served: Served, stopping: Any) -> bytes:
+        return await in_pieces(port, head, inner, b"GET /ping HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+
+    answer = serve(FakeEngineClient(), ServeConfig(port=0), talk)
+    assert len(answers(answer)) == 2 and answers(answer)[1] == b"200" and b'"version"' not in answer
+
+
+def test_an_empty_line_behind_a_body_does_not_end_its_answer() -> None:
+    client = FakeEngineClient(pause_s=0.01)
+
+    async def talk(port: int, served: Served, stopping: Any) -> bytes:
+        data = request({**STREAM, "max_tokens": 60}, Connection="close")
+        return await in_pieces(port, data, b"\r\n", pause_s=0.1)
+
+    assert b"data: [DONE]" in serve(client, ServeConfig(port=0, receive_s=0.2), talk)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_http_1_0_gets_no_chunks(is_stream: bool) -> None:
+    data = request({**STREAM, "max_tokens": 3, "stream": is_stream}).replace(b"HTTP/1.1", b"HTTP/1.0", 1)
+
+    async def talk(port: int, served: Served, stopping: Any) -> bytes:
+        return await exchange(port, data)
+
+    head, _, body = serve(FakeEngineClient(), ServeConfig(port=0), talk).partition(b"\r\n\r\n")
+    assert b" 200 " in head and b"transfer-encoding" not in head.lower()
+    assert body.endswith(b"data: [DONE]\n\n") if is_stream else json.loads(body)["choices"]
+
+
+@pytest.mark.parametrize("hosts", [b"", b"Host: x\r\nHost: y\r\n"])
+def test_a_request_needs_one_host(hosts: bytes) -> None:
+    async def talk(port: int, served: Served, stopping: Any) -> bytes:
+        return await exchange(port, b"GET /version HTTP/1.1\r\n%b\r\n" % hosts)
+
+    head, _, body = serve(FakeEngineClient(), ServeConfig(port=0), talk).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 Bad Request") and b"x-request-id" in head
+    assert "Host" in json.loads(body)["error"]["message"]
+
+
+def test_what_is_no_http_is_told_so_in_the_form_of_errors() -> None:
+    async def talk(port: int, served: Served, stopping: Any) -> bytes:
+        return await exchange(port, b"garbage\r\n\r\n")
+
+    head, _, body = serve(FakeEngineClient(), ServeConfig(port=0), talk).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ") and b"x-request-id" in head
+    assert json.loads(body)["error"]["message"] == "Invalid HTTP request received."
+
+
+def test_a_drain_does_not_wait_for_a_request_that_has_not_come_whole() -> None:
+    async def talk(port: int, served: Served, stopping: Stopping) -> bytes:
+        asked = asyncio.ensure_future(exchange(port, request({"prompt": "x"})[:-3]))
+        while not served.gate.num_open:
+            await asyncio.sleep(0.005)
+        stopping.tell(30.0)
+        return await asyncio.wait_for(asked, 5)
+
+    answer = serve(FakeEngineClient(), ServeConfig(port=0), talk)
+    assert answer.startswith(b"HTTP/1.1 503 ") and b'"code":"stopping"' in answer
+
+
+def test_a_server_that_is_told_again_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "LAST_WORDS_S", 0.2)
+    client = FakeEngineClient(pause_s=0.1)
+
+    async def talk(port: int, served: Served, stopping: Stopping) -> bytes:
+        asked = asyncio.ensure_future(exchange(port, request({**STREAM, "max_tokens": 600}, Connection="close")))
+        while not client.asked:
+            await asyncio.sleep(0.005)
+        stopping.tell(60.0)
+        await asyncio.sleep(0.1)
+        stopping.tell(60.0)
+        return await asyncio.wait_for(asked, 20)
+
+    assert serve(client, ServeConfig(port=0), talk).startswith(b"HTTP/1.1 200 ")
 
 
 def test_a_port_that_is_taken_is_refused_in_one_line() -> None:
@@ -155,7 +283,7 @@ def test_nobody_else_gets_the_port_of_a_server_that_still_starts(count: int) -> 
 
 
 def test_a_server_takes_the_port_of_one_that_has_just_ended() -> None:
-    async def talk(port: int, served: Served, stopping: asyncio.Future[float]) -> int:
+    async def talk(port: int, served: Served, stopping: Stopping) -> int:
         answer = await exchange(port, b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         assert answer.startswith(b"HTTP/1.1 200 ")  # the server closed first, and its end stays for a minute
         return port
