@@ -213,3 +213,9 @@ def test_texts_in_bad_words_are_found_at_a_beginning_and_after_a_space(bundled):
     forms = [token for form in (word, f" {word}") for token in bundled.codec.encode_word(form)]
     assert found.error is None and len(forms) == 2
     assert not set(forms) & set(found.token_ids)
+
+
+def test_too_many_bad_words_are_told_as_what_they_become(bundled):
+    many, long = (f"w{number}" for number in range(600)), "漢" * 3000
+    for words, told in ((tuple(many), "its 600 words are 1200 sequences"), ((long,), "its 1 words are 2 sequences")):
+        assert told in bundled.generate("x", SamplingParams(max_tokens=1, bad_words=words))[0].error

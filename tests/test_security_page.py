@@ -14,6 +14,7 @@ from hookline.core.config.settings import EngineConfig
 from hookline.core.layers import config_values, rope_config
 from hookline.core.requests import logits_processing
 from hookline.core.tokenizer import chat_templates, codec
+from hookline.plugins.samplers import word_ban
 
 ROOT = Path(__file__).parents[1]
 SHOWN = {
@@ -30,6 +31,7 @@ SHOWN = {
         sampling_params.MAX_BAD_WORD_CHARACTERS,
         sampling_params.MAX_BAD_WORD_TOKEN_IDS,
     ],
+    "banned words as token ids, of which a text is two sequences": [word_ban.MAX_WORDS, word_ban.MAX_BEGINNING + 1],
     "`tags`": [request_info.MAX_TAGS, 32, request_info.MAX_TAG_CHARACTERS],
     "`cache_salt`": [request_info.MAX_SALT_CHARACTERS],
     "`extra_args`": [

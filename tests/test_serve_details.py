@@ -125,7 +125,7 @@ def test_4_echoed_logprobs_are_those_of_prompt_and_completion(http: httpx.Client
 def test_5_usage_comes_last_without_choices_or_always(http: httpx.Client) -> None:
     options = {"include_usage": True}
     *chunks, last = events(http, "/v1/completions", prompt=CODE, max_tokens=4, ignore_eos=True, stream_options=options)
-    assert last["choices"] == [] and not any("usage" in chunk for chunk in chunks)
+    assert last["choices"] == [] and all(chunk["usage"] is None for chunk in chunks)
     counts = {name: last["usage"][name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")}
     assert counts["completion_tokens"] == 4 and counts["total_tokens"] == counts["prompt_tokens"] + 4
     options["continuous_usage_stats"] = True

@@ -58,9 +58,9 @@ def invalid(message: str, param: str | None = None, code: str | None = None) -> 
     return ApiError(400, message, param=param, code=code)
 
 
-def too_long(max_model_len: int, detail: str) -> ApiError:
-    """Prompt and completion have no room, in the words that clients look for."""
-    return invalid(f"This model's maximum context length is {max_model_len} tokens. {detail}", "messages", TOO_LONG)
+def too_long(max_model_len: int, detail: str, param: str | None = None) -> ApiError:
+    """Prompt and completion have no room, in the words that clients look for. param: the field with the prompt."""
+    return invalid(f"This model's maximum context length is {max_model_len} tokens. {detail}", param, TOO_LONG)
 
 
 def timed_out(message: str) -> ApiError:

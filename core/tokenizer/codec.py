@@ -18,7 +18,7 @@ import numpy as np
 from hookline.core.checkpoint.checkpoint import load_tokenizer
 from hookline.core.contracts import CheckpointSource
 from hookline.core.errors import PASSES, PromptTooLongError, RequestError, one_short_line, shown
-from hookline.core.sampling_params import SamplingParams
+from hookline.core.sampling_params import MAX_BAD_WORD_TOKEN_IDS, MAX_BAD_WORDS, SamplingParams
 from hookline.core.tokenizer.chat_templates import import_renderer, rendered
 from hookline.core.tokenizer.detokenizer import Detokenizer
 
@@ -276,7 +276,7 @@ def with_word_ids(params: SamplingParams, codec: Codec) -> SamplingParams:
 
     Tokenizers write the two in different tokens. A word cut into other tokens than these, as inside of a longer word,
     is not found.
-    Raises: RequestError if there is no tokenizer.
+    Raises: RequestError if there is no tokenizer, or for more token ids than SamplingParams allows.
     """
     if not any(isinstance(word, str) for word in params.bad_words):
         return params
@@ -286,4 +286,10 @@ def with_word_ids(params: SamplingParams, codec: Codec) -> SamplingParams:
             found[tuple(codec.encode_word(form))] = None
         if not isinstance(word, str):
             found[word] = None
+    num_ids = sum(map(len, found))
+    if len(found) > MAX_BAD_WORDS or num_ids > MAX_BAD_WORD_TOKEN_IDS:
+        raise RequestError(
+            f"sampling.bad_words: its {len(params.bad_words)} words are {len(found)} sequences with {num_ids} ids "
+            f"(a text is two); at most {MAX_BAD_WORDS} sequences with {MAX_BAD_WORD_TOKEN_IDS} ids in all are allowed"
+        )
     return replace(params, bad_words=tuple(found))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from functools import cache
+from functools import cache, cached_property
 
 from hookline.core.tokenizer.codec import Codec
 
@@ -24,6 +24,18 @@ class TokenSpelling:
     def data(self, token_id: int) -> bytes:
         """The bytes that a token adds to the text; of several tokens they make characters that no single one has."""
         return self._both(token_id)[1]
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether a text may be read without this token."""
+        return token_id in self._special_ids
+
+    @cached_property
+    def _special_ids(self) -> frozenset[int]:
+        tokenizer = self._codec.tokenizer
+        if tokenizer is None:
+            return frozenset()
+        added = getattr(tokenizer, "added_tokens_decoder", {})
+        return frozenset([*tokenizer.all_special_ids, *(id_ for id_, token in added.items() if token.special)])
 
     def _both(self, token_id: int) -> tuple[str, bytes]:
         found = self._found.get(token_id)

@@ -15,6 +15,7 @@ from hookline.core.errors import RequestError, shown
 from hookline.plugins.samplers import WordBanArguments
 
 MAX_WORDS = 128
+"""Token sequences of a row. A word that is given as a text is two."""
 MAX_BEGINNING = 15
 """Most tokens of a word before its last."""
 ANY = -1
@@ -37,7 +38,8 @@ class WordBan(LogitsProcessor):
         """The words' token ids, checked."""
         if len(arguments.bad_words) > MAX_WORDS:
             raise RequestError(
-                f"sampling.bad_words has {len(arguments.bad_words)} token sequences; at most {MAX_WORDS} are allowed"
+                f"sampling.bad_words is {len(arguments.bad_words)} token sequences (a text is two, one for its place "
+                f"at a text's beginning and one after a space); at most {MAX_WORDS} are allowed"
             )
         return [value for word in arguments.bad_words for value in _encoded(word, request.vocab_size)]
 

@@ -109,4 +109,5 @@ class RequiredCalls(OutputParser):
     def finish(self) -> Sequence[ParsedPart]:
         """See OutputParser."""
         kept, self._kept = self._kept, ""
-        return [Text(kept)] if kept and not self._has_called else []
+        is_call = self._has_called or kept.lstrip().startswith("[")  # one that was cut off is no text for the user
+        return [] if is_call or not kept else [Text(kept)]

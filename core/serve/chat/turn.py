@@ -129,7 +129,7 @@ def prepared(
         structured = {"after": tag, **structured}
     if any(reader.keeps_special_tokens for reader in readers):
         further["skip_special_tokens"] = False
-    most = max_new_tokens(max_tokens, None, len(ids), surface.facts.max_model_len)
+    most = max_new_tokens(max_tokens, None, len(ids), surface.facts.max_model_len, prompt="messages")
     params = sampling_params(fields, most, structured_outputs=structured, **further)
     return Turn(prompt, ids, params, tools, readers)
 

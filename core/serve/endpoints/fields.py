@@ -123,8 +123,12 @@ def seed(value: int) -> int | None:
     return None if value == -1 else value & MAX_SEED
 
 
-def max_new_tokens(asked: int | None, default: int | None, num_prompt_tokens: int, max_model_len: int) -> int:
+def max_new_tokens(
+    asked: int | None, default: int | None, num_prompt_tokens: int, max_model_len: int, *, prompt: str | None = None
+) -> int:
     """Most tokens to generate: as many as asked for, else the default, or all that there is room for.
+
+    prompt: the field that the prompt is of.
 
     Raises: ApiError if there is no room for the prompt, or for as many tokens as were asked for.
     """
@@ -134,6 +138,7 @@ def max_new_tokens(asked: int | None, default: int | None, num_prompt_tokens: in
             max_model_len,
             f"However, your prompt has {num_prompt_tokens} tokens, which leaves no room for a completion. Please "
             "reduce the length of the prompt.",
+            prompt,
         )
     if asked is None:
         return room if default is None else min(default, room)
@@ -142,6 +147,7 @@ def max_new_tokens(asked: int | None, default: int | None, num_prompt_tokens: in
             max_model_len,
             f"However, you requested {shown(num_prompt_tokens + asked)} tokens ({num_prompt_tokens} in the prompt, "
             f"{shown(asked)} in the completion). Please reduce the length of the prompt or completion.",
+            prompt,
         )
     return asked
 

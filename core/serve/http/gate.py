@@ -34,6 +34,8 @@ OPEN_PATHS = frozenset(("/", "/health", "/ping", "/ready"))
 """What can be asked for without a key: whether the server is there, and a page that knows nothing by itself."""
 MAX_BEGUN = 16
 """Requests that begin at one turn of the event loop: each computes for some 0.3 ms before it first waits."""
+_UNASKED = (b"", b"text/plain", b"application/x-www-form-urlencoded", b"multipart/form-data")
+"""Types of bodies that browsers send for any page without asking the server first, as they do for others."""
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 _log = logging.getLogger("hookline")
 _access = logging.getLogger("hookline.access")
@@ -108,9 +110,17 @@ class Gate:
             return _response(scope, _unauthorized())
         if self._life.is_draining and scope["method"] == "POST":
             return _response(scope, _stopping())
+        is_of_page, type = False, b""
         for name, value in scope["headers"]:
             if name == b"content-length" and value.isdigit() and int(value) > self._settings.max_body_bytes:
                 return _response(scope, _too_large(self._settings.max_body_bytes))
+            if name == b"origin":
+                is_of_page = not {"*", value.decode("latin-1")} & set(self._settings.cors_origins)
+            elif name == b"content-type":
+                type = value.partition(b";")[0].strip().lower()
+        if is_of_page and scope["method"] == "POST" and type in _UNASKED:
+            message = "a page in a browser must send its body with Content-Type: application/json"
+            return _response(scope, ApiError(415, message, code="unsupported_media_type"))
         return None
 
 

@@ -91,7 +91,8 @@ class _Answer:
     async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
         """The frames of a stream."""
         fields, usage = self._fields, self._usage
-        frames = Frames(self._id, "chat.completion.chunk", self._created, self._model)
+        named = self._id, "chat.completion.chunk", self._created, self._model
+        frames = Frames(*named, ends_with_usage=fields.includes_usage)
         choices: dict[int, _ChoiceStream] = {}
         is_simple = fields.logprobs is not True and not fields.return_token_ids and not fields.shows_usage_always
         async for _, delta in generation:

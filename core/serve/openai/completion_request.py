@@ -67,7 +67,7 @@ class CompletionRequest(SamplingFields, kw_only=True):
         made: dict[int, SamplingParams] = {}
         found = []
         for length in prompt_lens:
-            most = max(1, max_new_tokens(self.max_tokens, DEFAULT_MAX_TOKENS, length, max_model_len))
+            most = max(1, max_new_tokens(self.max_tokens, DEFAULT_MAX_TOKENS, length, max_model_len, prompt="prompt"))
             if most not in made:
                 made[most] = sampling_params(self, most, **further)
             found.append(made[most])

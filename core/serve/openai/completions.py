@@ -18,6 +18,7 @@ from hookline.core.serve.errors import OPENAI_ERRORS
 from hookline.core.serve.openai.completion_request import CompletionRequest
 from hookline.core.serve.openai.frames import DONE, ChoiceFrames, Frames
 from hookline.core.serve.openai.logprobs import CompletionLogprobs, prompt_logprobs
+from hookline.core.tokenizer.token_spelling import TokenSpelling
 
 
 async def completions(surface: Surface, request: Request) -> Response:
@@ -76,7 +77,7 @@ class _Answer:
             shown_ids, shown = (
                 ([*prompt, *ids], [*(output.prompt_logprobs or []), *logprobs]) if fields.echo else (ids, logprobs)
             )
-            found = CompletionLogprobs(texts, as_ids=bool(fields.return_tokens_as_token_ids)).of(shown_ids, shown)
+            found = _logprobs(fields, texts, self._prompt_text(number) if fields.echo else "").of(shown_ids, shown)
         choice = {
             "index": number * self._n + output.index,
             "text": self._prompt_text(number) + text if fields.echo else text,
@@ -98,7 +99,7 @@ class _Answer:
     async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
         """The frames of a stream."""
         fields, usage = self._fields, self._usage
-        frames = Frames(*self._named)
+        frames = Frames(*self._named, ends_with_usage=fields.includes_usage)
         choices: dict[int, _ChoiceStream] = {}
         # A prompt's log-probabilities are known at the end; whoever wants them in front waits for them.
         waits = bool(fields.echo and fields.logprobs is not None)
@@ -131,10 +132,10 @@ class _ChoiceStream:
     """The frames of one completion: one for each Delta, and none beside."""
 
     def __init__(
-        self, frames: ChoiceFrames, fields: CompletionRequest, texts: Any, prompt: list[int], before: str
+        self, frames: ChoiceFrames, fields: CompletionRequest, texts: TokenSpelling, prompt: list[int], before: str
     ) -> None:
         self._frames, self._fields, self._prompt, self._before = frames, fields, prompt, before
-        self._logprobs = CompletionLogprobs(texts, as_ids=bool(fields.return_tokens_as_token_ids))
+        self._logprobs = _logprobs(fields, texts, before)
         self._is_first = True
         self._kept: Delta | None = None
         self._is_plain = fields.logprobs is None and not fields.return_token_ids
@@ -169,6 +170,11 @@ class _ChoiceStream:
             before = delta.output.prompt_logprobs or []
             return self._logprobs.of([*self._prompt, *delta.token_ids], [*before, *delta.logprobs])
         return self._logprobs.of(delta.token_ids, delta.logprobs)
+
+
+def _logprobs(fields: CompletionRequest, texts: TokenSpelling, echoed: str) -> CompletionLogprobs:
+    as_ids, skips_special = bool(fields.return_tokens_as_token_ids), fields.skip_special_tokens is not False
+    return CompletionLogprobs(texts, as_ids=as_ids, echoed=echoed, skips_special=skips_special)
 
 
 def _without_token(delta: Delta) -> Delta:

@@ -15,9 +15,13 @@ _END = b"}\n\n"
 
 
 class Frames:
-    """Frames of one response: `{id, object, created, model, choices: [one choice], ...}`."""
+    """Frames of one response: `{id, object, created, model, choices: [one choice], ...}`.
 
-    def __init__(self, id: str, object: str, created: int, model: str) -> None:
+    ends_with_usage: every frame but the one with the usage says that it has none, as OpenAI's do.
+    """
+
+    def __init__(self, id: str, object: str, created: int, model: str, *, ends_with_usage: bool = False) -> None:
+        self.end = b',"usage":null}\n\n' if ends_with_usage else _END
         named = dumps({"id": id, "object": object, "created": created, "model": model})
         self.head = b"data: " + named[:-1]
 
@@ -34,8 +38,8 @@ class ChoiceFrames:
         self._delta = start + b'"delta":'
         self._text = start + (b'"delta":{"content":' if is_chat else b'"text":')
         brace = b"}" if is_chat else b""
-        self._close = brace
-        self._plain = brace + b',"logprobs":null,"finish_reason":null}]}\n\n'
+        self._close, self._end = brace, frames.end
+        self._plain = brace + b',"logprobs":null,"finish_reason":null}]' + frames.end
 
     def plain(self, text: str) -> bytes:
         """Text and nothing else: nearly all frames."""
@@ -43,11 +47,14 @@ class ChoiceFrames:
 
     def text(self, text: str, choice: dict[str, Any], rest: dict[str, Any]) -> bytes:
         """Text with further fields of the choice and of the response."""
-        return self._text + dumps(text) + self._close + _fields(choice) + b"}]" + _fields(rest) + _END
+        return self._text + dumps(text) + self._close + _fields(choice) + b"}]" + self._rest(rest)
 
     def delta(self, delta: dict[str, Any], choice: dict[str, Any], rest: dict[str, Any]) -> bytes:
         """Any delta of a chat's message."""
-        return self._delta + dumps(delta) + _fields(choice) + b"}]" + _fields(rest) + _END
+        return self._delta + dumps(delta) + _fields(choice) + b"}]" + self._rest(rest)
+
+    def _rest(self, rest: dict[str, Any]) -> bytes:
+        return _fields(rest) + (_END if "usage" in rest else self._end)
 
 
 def _fields(values: dict[str, Any]) -> bytes:

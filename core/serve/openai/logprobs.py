@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,11 +16,17 @@ LEAST = -9999.0
 class CompletionLogprobs:
     """tokens, token_logprobs, top_logprobs and text_offset, of one completion whose text may come in pieces.
 
-    as_ids: tokens are written `token_id:N`.
+    as_ids: tokens are written `token_id:N`. echoed: the prompt's text, if it stands before the completion's.
+    skips_special: whether the completion's text is without special tokens.
+    text_offset counts characters. Of several tokens that make up one, each has the place where it begins.
     """
 
-    def __init__(self, texts: TokenSpelling, *, as_ids: bool = False) -> None:
+    def __init__(
+        self, texts: TokenSpelling, *, as_ids: bool = False, echoed: str = "", skips_special: bool = True
+    ) -> None:
         self._texts, self._as_ids, self._offset = texts, as_ids, 0
+        self._echoed, self._skips_special = echoed, skips_special
+        self._decoder = getincrementaldecoder("utf-8")("replace")
 
     def of(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob | None]) -> dict[str, Any]:
         """Of the next tokens; None where there is no log-probability, as for a prompt's first token."""
@@ -27,13 +34,22 @@ class CompletionLogprobs:
         offsets = []
         for token_id in token_ids:
             offsets.append(self._offset)
-            self._offset += len(self._texts.text(token_id))
+            self._offset += self._length(token_id)
         return {
             "tokens": names,
             "token_logprobs": [None if one is None else max(one.logprob, LEAST) for one in logprobs],
             "top_logprobs": [None if one is None else self._top(one) for one in logprobs],
             "text_offset": offsets,
         }
+
+    def _length(self, token_id: int) -> int:
+        """How many characters are complete with this token that were not before."""
+        if not self._texts.is_special(token_id):
+            return len(self._decoder.decode(self._texts.data(token_id)))
+        text = self._texts.text(token_id)
+        is_of_prompt = self._offset < len(self._echoed)
+        is_shown = self._echoed.startswith(text, self._offset) if is_of_prompt else not self._skips_special
+        return len(text) if is_shown else 0
 
     def _name(self, token_id: int) -> str:
         return f"token_id:{token_id}" if self._as_ids else self._texts.text(token_id)

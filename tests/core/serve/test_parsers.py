@@ -78,8 +78,9 @@ def test_forced_calls_are_read_in_any_pieces() -> None:
     assert read(PartsReader([(NamedCall("f"), None)]), *'{"a": 1}') == [ToolCall("f"), Arguments('{"a": 1}')]
 
 
-def test_an_answer_that_was_cut_before_its_first_call_stays_text() -> None:
-    assert read(PartsReader([(RequiredCalls(), None)]), '[{"na') == [Text('[{"na')]
+@pytest.mark.parametrize(("answer", "parts"), [('[{"na', []), (" [", []), ("Well, I", [Text("Well, I")]), ("", [])])
+def test_a_forced_call_that_was_cut_off_is_no_text(answer: str, parts: list[Text]) -> None:
+    assert read(PartsReader([(RequiredCalls(), None)]), answer) == parts
 
 
 def test_the_form_of_forced_calls_holds_each_function_s_parameters() -> None:

@@ -248,6 +248,21 @@ def test_bytes_of_tokens_make_the_characters_that_no_single_token_has() -> None:
     assert "�" in "".join(texts.text(one) for one in ids)
 
 
+def test_offsets_are_places_in_the_text_that_came() -> None:
+    codec = tiny_model().codec
+    texts, echoed, made = TokenSpelling(codec), "é漢 <|im_end|>x", "😀ñ <|im_end|>y"
+    prompt, ids = codec.encode_text(echoed), codec.encode_text(made)
+    for skips_special in (True, False):
+        text = echoed + codec.decode(ids, skip_special_tokens=skips_special)
+        logprobs = CompletionLogprobs(texts, echoed=echoed, skips_special=skips_special)
+        first, second = (logprobs.of(part, [None] * len(part)) for part in (prompt, ids))  # in two pieces
+        offsets = [*first["text_offset"], *second["text_offset"]]
+        assert offsets == sorted(offsets) and set(offsets) <= set(range(len(text) + 1)) and offsets[-1] < len(text)
+        for token_id, offset in zip([*prompt, *ids], offsets, strict=True):
+            if "�" not in texts.text(token_id) and not (skips_special and texts.is_special(token_id)):
+                assert text.startswith(texts.text(token_id), offset)
+
+
 def test_two_tokens_with_one_text_are_told_apart_and_minus_infinity_is_a_number() -> None:
     texts = TokenSpelling(tiny_model().codec)
     halves = [one for one in range(4000) if texts.text(one) == "�"][:2]

@@ -201,6 +201,20 @@ def test_other_origins_are_told_nothing_by_default(ask: Ask) -> None:
     assert not [name for name in response.headers if name.startswith("access-control")]
 
 
+@pytest.mark.parametrize("type", ["text/plain", "text/plain; charset=utf-8", "multipart/form-data", ""])
+def test_a_page_makes_nothing_that_its_browser_did_not_ask_for(ask: Ask, type: str) -> None:
+    """Browsers send such bodies for any page, also to http://localhost, and ask the server first for other types."""
+    body, headers = b'{"prompt": "x", "max_tokens": 1}', {"Content-Type": type} if type else {}
+    client = FakeEngineClient()
+    path, origin = "/v1/completions", {"Origin": "https://example.org"}
+    assert ask(client, "POST", path, headers=headers | origin, content=body).status_code == 415 and not client.asked
+    allowed = ServeConfig(cors_origins=("https://example.org",))
+    assert ask(client, "POST", path, allowed, headers=headers | origin, content=body).status_code == 200
+    assert ask(client, "POST", path, headers=headers, content=body).status_code == 200  # curl, for example
+    as_json = {"Content-Type": "application/json"}
+    assert ask(client, "POST", path, headers=as_json | origin, content=body).status_code == 200
+
+
 def test_an_origin_that_is_allowed_may_ask_without_its_key_what_it_may_send(ask: Ask) -> None:
     settings = ServeConfig(cors_origins=("https://example.org",))
     asked = {"Origin": "https://example.org", "Access-Control-Request-Method": "POST"}
