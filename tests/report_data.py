@@ -35,18 +35,19 @@ def make_recording(seed=0, num_requests=12, num_tokens=20, pace_s=0.01, num_bloc
     return Recording(float(end_s[-1]), num_blocks, 16, requests, steps, drawn, none, none)
 
 
-def make_job(folder, number, overrides=(), config=None, recording=None, **facts):
-    """Append a job's line to a sweep, and write what was recorded of it."""
-    (folder / str(number)).mkdir(parents=True, exist_ok=True)
+def make_job(folder, number, overrides=(), config=None, recording=None, own=None, **facts):
+    """Append a job's line to a sweep, and write what was recorded of it. own: its folder; None: named by its number."""
+    own = own or str(number)
+    (folder / own).mkdir(parents=True, exist_ok=True)
     record = {
-        "format": 1, "job": number, "key": f"key{number}", "folder": str(number), "overrides": list(overrides),
+        "format": 1, "job": number, "key": f"key{number}", "folder": own, "overrides": list(overrides),
         "started_at": "2026-11-21T08:00:00+00:00", "wall_s": 2.5, "status": "done", "error": None, "exit_code": 0,
     }  # fmt: skip
     if config is not None:
         slo, workload = {"slo": NO_SLO}, {"workload": {"num_prompts": 12}}
         record |= {"config": {**slo, **workload, **config}, "versions": {"hookline": "0.1.0", "torch": "2.13"}}
     if recording is not None:
-        write_recording(recording, folder / str(number))
+        write_recording(recording, folder / own)
         record |= {"device": "a device", "kernels": "plain", "metrics": summarise(recording, Slo(ttft_s=1))}
     append_line(folder / "results.jsonl", {**record, **facts})
 

@@ -4,8 +4,10 @@ Each needs its extra: pip install "hookline[joblib,submitit,ray,optuna]". Withou
 """
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from hookline.core.config import hydra_options
 from hookline.core.config.hydra_errors import explain
 from hookline.core.config.hydra_options import let_join_ray
 from hookline.core.plugin.host import PluginHost
+from hookline.core.simulate.command import main as simulate
 from hookline.core.sweep.results import read_results
 from tests.ray_folder import cluster_of, ray_folder
 
@@ -30,10 +33,13 @@ def needs(module):
         pytest.skip(f"{module} is not installed; its extra brings it")
 
 
+COMMAND = [sys.executable, "-m", "core.bench", "-m"]
+ENVIRON = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
 def bench(folder, *arguments):
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "core.bench", "-m", *arguments, *SMALL]
-    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=280, check=False)
+    command = [*COMMAND, *arguments, *SMALL]
+    return subprocess.run(command, cwd=folder, env=ENVIRON, capture_output=True, text=True, timeout=280, check=False)
 
 
 @pytest.fixture
@@ -67,6 +73,30 @@ def test_jobs_run_where_a_launcher_puts_them_and_report_as_usual(launcher, tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
+def test_an_interrupt_from_the_terminal_ends_submitits_local_jobs_and_is_one_line(tmp_path):
+    needs("hydra_submitit_launcher")
+    command = [*COMMAND, "hydra/launcher=submitit_local", "workload=mixed256", "seed=1,2", "hydra.sweep.dir=sweep"]
+    process = subprocess.Popen(command, cwd=tmp_path, env=ENVIRON, stderr=subprocess.PIPE, text=True, process_group=0)
+    logs = [tmp_path / f"sweep/{number}/log.txt" for number in range(2)]
+    deadline = time.monotonic() + 120
+    while not all(log.exists() for log in logs) and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the controllers and the jobs, too
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.splitlines()[-1] == "hookline: interrupted" and "Traceback" not in err
+    while time.monotonic() < deadline:  # until the last of them is gone
+        try:
+            os.killpg(process.pid, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGKILL)
+    pytest.fail("processes of the sweep outlive it")
+
+
+@pytest.mark.slow
 def test_a_study_goes_on_after_a_failed_trial_and_finds_the_largest_objective(tmp_path):
     needs("hydra_optuna_sweeper")
     # Not by the grid, whose order is random: optuna breaks off a study if the last trial of a grid fails.
@@ -96,6 +126,26 @@ def test_a_study_without_a_single_success_still_says_what_went_wrong(tmp_path):
     assert done.returncode == 2
     assert "hookline: 0 of 1 jobs succeeded" in done.stderr
     assert done.stderr.splitlines()[-1] == "hookline: error: no trial gave a figure to compare, so there is no best one"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # Optuna's own
+@pytest.mark.parametrize(
+    ("storage", "shown", "cause"),
+    [
+        ("sqlite:////nowhere/x.db", "sqlite:////nowhere/x.db", "unable to open database file"),
+        ("nothing", "nothing", "Could not parse SQLAlchemy URL"),
+        ("wrong://me:secret@host/x", "wrong://...@host/x", "wrong"),
+    ],
+)
+def test_a_studys_storage_that_cannot_be_opened_is_one_line(storage, shown, cause, tmp_path, capsys, monkeypatch):
+    needs("hydra_optuna_sweeper")
+    monkeypatch.chdir(tmp_path)
+    study = ["-m", "hydra/sweeper=study", "objective=output_tok_s", "engine.max_num_seqs=range(1,2)"]
+    assert simulate([*study, f"hydra.sweeper.storage={storage}"]) == 2
+    [said] = capsys.readouterr().err.splitlines()
+    assert said.startswith(f"hookline: error: hydra.sweeper.storage={shown} cannot be used: ") and cause in said
+    assert "secret" not in said
 
 
 @pytest.mark.parametrize(

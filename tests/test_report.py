@@ -90,6 +90,54 @@ def test_ratios_are_to_the_baseline(sweep):
     assert group.best(OUTPUT) is report.jobs[0]
 
 
+def used_again(folder, folders=("0", "1", "1-key", "2"), keys=("a", "b", "c", "d")):
+    """A sweep over 2 and 8 whose folder was used again, over 8, 4 and 16: two different jobs have the number 1."""
+    for place, (job, limit) in enumerate([(0, 2), (1, 8), (1, 4), (2, 16)]):
+        overrides, config = [f"engine.max_num_seqs={limit}"], {"engine": {"max_num_seqs": limit}}
+        recording = make_recording(pace_s=1 / limit)
+        make_job(folder, job, overrides, config, recording, folders[place], key=keys[place])
+    return folder
+
+
+def test_each_job_of_a_folder_that_was_used_again_has_its_own_values_under_its_own_name(tmp_path):
+    sweep = used_again(tmp_path / "ext")
+    report = report_of(sweep, baseline="1-key")
+    [group], [column] = report.groups, report.columns
+    assert [job.id for job in report.jobs] == ["0", "1", "1-key", "2"]
+    assert [column.values[job.id] for job in report.jobs] == [2, 8, 4, 16]
+    paces = [job.recording.seconds * column.values[job.id] for job in report.jobs]
+    assert paces == pytest.approx([paces[0]] * 4)  # each has the recording of its own configuration
+    assert group.baseline is report.jobs[2] and report.label(group.baseline) == "job 1-key: max_num_seqs=4"
+    assert report_of(sweep, baseline="1").groups[0].baseline.config == report.jobs[1].config
+    html = page(report)
+    for job in report.jobs:
+        assert html.count(f'<tr data-job="{job.id}">') == 1 == html.count(f'<details data-job="{job.id}">')
+
+
+def test_the_tables_of_a_folder_that_was_used_again_name_each_job_by_its_folder(tmp_path):
+    assert main([str(used_again(tmp_path / "ext")), "png=false", "baseline=1-key"]) == 0
+    table = (tmp_path / "ext/report.md").read_text()
+    assert re.findall(r"^\| (\S+) \| `(\d+)` \|", table, re.M) == [("0", "2"), ("1", "8"), ("1-key", "4"), ("2", "16")]
+    assert "Ratios are to job 1-key." in table
+
+
+def test_jobs_are_named_by_their_keys_if_two_have_the_same_folder_and_number(tmp_path):
+    jobs = read_jobs([used_again(tmp_path, folders=("0", "1", "1", "2"))])
+    assert [job.id for job in jobs] == ["a", "b", "c", "d"]
+
+
+def test_a_job_that_ran_again_under_another_number_is_one_row(tmp_path):
+    make_job(tmp_path, 1, ["tp=1"], {"tp": 1}, key="a", **failed())
+    make_job(tmp_path, 1, ["tp=2"], {"tp": 2}, make_recording(), "1-b", key="b")
+    make_job(tmp_path, 2, ["tp=1"], {"tp": 1}, make_recording(), key="a")
+    jobs = read_jobs([tmp_path])
+    assert [(job.id, job.config["tp"]) for job in jobs] == [("1", 2), ("2", 1)]
+
+
+def test_a_folder_that_is_given_twice_is_read_once(sweep):
+    assert [job.id for job in read_jobs([sweep, sweep / "../sweep"])] == [str(number) for number in range(6)]
+
+
 def test_a_ratio_keeps_its_digits_however_small():
     assert [Ratio(value, "").text for value in (1.6234, 0.0036, 59.09, 0.5)] == ["1.62×", "0.0036×", "59.1×", "0.50×"]
 
@@ -252,6 +300,7 @@ def test_hostile_values_are_text(tmp_path):
         config = {"scheduler": {"name": name}, "model": {"checkpoint": HOSTILE}, "workload": {HOSTILE: place // 2}}
         make_job(tmp_path, place, [f"scheduler={name}"], config, make_recording(), device=HOSTILE, kernels=HOSTILE)
     make_job(tmp_path, 2, [f"x={HOSTILE}"], **failed(error=HOSTILE))
+    make_job(tmp_path, 2, ["x=2"], own="<b>|2", key="other", **failed())  # a number twice: folders are names
     main([str(tmp_path), "png=false"])
     html, table = (tmp_path / "index.html").read_text(), (tmp_path / "report.md").read_text()
     assert html.count("<script") == 1

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from hookline.core.bench.files import read_recording
+from hookline.core.run.command import main as run
+from hookline.core.simulate.command import main as simulate
 from hookline.core.sweep.results import read_lines, read_results
 
 ROOT = Path(__file__).parents[1]
@@ -160,3 +162,31 @@ def test_a_job_that_takes_too_long_is_ended_and_a_limit_that_is_none_is_named(tm
         "failed",
         "job_timeout_s=never must be a number of seconds above 0, or null",
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [run, simulate])
+@pytest.mark.parametrize(
+    ("argument", "path"),
+    [
+        ("hydra.sweep.dir=file", "file"),
+        ("hydra.sweep.dir=file/deep/down", "file"),
+        ("hydra.sweep.dir=file/${now:%Y}", "file"),
+    ],
+)
+def test_a_sweeps_folder_that_cannot_be_made_is_one_line(command, argument, path, tmp_path, capsys, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.chdir(tmp_path)
+    assert command(["-m", "seed=1,2", argument, *(["prompt=x"] if command is run else [])]) == 2
+    [said] = capsys.readouterr().err.splitlines()
+    assert said.startswith(f"hookline: error: hydra.sweep.dir: {path}") and " cannot be written: " in said
+
+
+@pytest.mark.slow
+def test_a_jobs_folder_that_cannot_be_made_is_one_line(tmp_path, capsys, monkeypatch):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here/0").touch()
+    monkeypatch.chdir(tmp_path)
+    assert run(["-m", "hydra.sweep.dir=here", "prompt=x"]) == 2
+    [said] = capsys.readouterr().err.splitlines()
+    assert said == "hookline: error: hydra.sweep.dir: here/0 cannot be written: File exists"

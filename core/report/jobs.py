@@ -23,8 +23,8 @@ NEEDED = ("end_s", "num_drawn", "running", "waiting", "free_blocks", "preemption
 class Job:
     """A job of a sweep.
 
-    id: its number, after the sweep's name if there are several. record: its result line (docs/benchmarks.md).
-    recording: None if it is not there.
+    id: its unique name (see `_ids`), after the sweep's name if there are several. record: its result line
+    (docs/benchmarks.md). recording: None if it is not there.
     """
 
     id: str
@@ -59,10 +59,11 @@ class Job:
 
 
 def read_jobs(folders: Sequence[Path]) -> list[Job]:
-    """The jobs of all sweeps, in order.
+    """The jobs of all sweeps, in order; a folder that is given twice is read once.
 
     Raises: ConfigError if a folder holds no results, or a line of them cannot be read.
     """
+    folders = list({folder.resolve(): folder for folder in folders}.values())
     names = _names(folders)
     return [job for folder, name in zip(folders, names, strict=True) for job in _jobs_of(folder, name)]
 
@@ -82,9 +83,17 @@ def _jobs_of(folder: Path, name: str) -> Iterable[Job]:
     records = read_results(folder)
     if not records:
         raise ConfigError(f"{folder / RESULTS} is empty: no job of the sweep has ended yet")
-    for record in records:
+    for record, own_id in zip(records, _ids(records), strict=True):
         own = folder / record["folder"]
-        yield Job(f"{name}{record['job']}", own, record, _recording(own))
+        yield Job(f"{name}{own_id}", own, record, _recording(own))
+
+
+def _ids(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A unique name for each job of a sweep: its number. If the folder was used again with other values, jobs of two
+    commands can have the same number; then the name of each job's own folder, or else its key.
+    """
+    *candidates, keys = ([str(record[name]) for record in records] for name in ("job", "folder", "key"))
+    return next((ids for ids in candidates if len(set(ids)) == len(ids)), keys)
 
 
 def _recording(folder: Path) -> Recording | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from hookline.core.report.figures import Figure
@@ -24,21 +25,22 @@ def _comparison(report: Report, group: Group) -> str:
     head = ["job", *(code(column.name) for column in columns), *(figure.heading for figure in report.figures)]
     rows = [
         [
-            job.id,
+            _id(job),
             *(code(column.text(job)) for column in columns),
             *(_cell(group, figure, job) for figure in report.figures),
         ]
         for job in group.done
     ]
     title = f"## Load: {code(group.name)}\n\n" if group.name else ""
-    text = f"{title}Ratios are to job {group.baseline.id if group.baseline else ''}.\n\n{_table(head, rows)}"
+    text = f"{title}Ratios are to job {_id(group.baseline) if group.baseline else ''}.\n\n{_table(head, rows)}"
     return "\n\n".join([text, *(_by_tag(group, table) for table in tag_tables(report, group))])
 
 
 def _by_tag(group: Group, table: TagTable) -> str:
     head = [code(table.key), "job", *(figure.heading for figure in table.figures)]
     rows = [
-        [code(row.value), row.job.id, *(_cell(group, figure, row.job) for figure in row.figures)] for row in table.rows
+        [code(row.value), _id(row.job), *(_cell(group, figure, row.job) for figure in row.figures)]
+        for row in table.rows
     ]
     return f"### By {code(table.key)}\n\n{_table(head, rows)}"
 
@@ -51,7 +53,7 @@ def _cell(group: Group, figure: Figure, job: Job) -> str:
 def _failures(report: Report) -> str:
     rows = [
         [
-            job.id,
+            _id(job),
             code(" ".join(map(str, job.record["overrides"]))),
             job.record["status"].replace("_", " "),
             code(job.record["error"]),
@@ -59,6 +61,11 @@ def _failures(report: Report) -> str:
         for job in report.failed
     ]
     return _table(["job", "arguments", "ended", "cause"], rows)
+
+
+def _id(job: Job) -> str:
+    """The job's name: as it is if it is a number or a plain path, else as a code span."""
+    return job.id if re.fullmatch(r"[\w./-]+", job.id) else code(job.id)
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -23,6 +23,7 @@ from hookline.core.config.compose import ComposedJob, compose
 from hookline.core.config.job_folder import JOB_FOLDER
 from hookline.core.errors import ConfigError
 from hookline.core.plugin.host import PluginHost
+from hookline.core.sweep.hydra_settings import check_settings, explain, quiet_controllers
 from hookline.core.sweep.job_process import run_child
 from hookline.core.sweep.job_status import DONE, FAILED
 from hookline.core.sweep.ray_gpus import on_gpus
@@ -123,17 +124,24 @@ def run_sweep(arguments: Sequence[str], host: PluginHost, keys: type, command: s
     """Run the sweep that the arguments ask for and return the exit code: 1 if any job of it failed.
 
     keys: see `compose`. Where jobs take prompts, piped input is read once and given to each of them.
-    Raises: ConfigError for what Hydra cannot compose, and if the result's name is a folder.
+    Raises: ConfigError for what Hydra cannot compose, if the result's name is a folder, if the sweep's folder cannot be
+    made, and for a study's storage that cannot be opened.
     """
     if command not in BENCHES:
         _refuse_studies(arguments)
+    check_settings(arguments)
     text = piped_text() if command not in BENCHES and not _gives_prompts(arguments) else None
     with tempfile.TemporaryDirectory(prefix=".hookline-", dir=_notes_place(arguments)) as scratch:
         notes = Path(scratch, "jobs.jsonl")
         sweep = Sweep(command, _file_name(arguments, command), text, notes, os.getcwd(), host.for_children())
         own = [argument for argument in arguments if not argument.startswith(f"{_result_key(command)}=")]
         try:
-            compose(own, host, keys, BENCHES.get(command, "config"), sweep)
+            compose(quiet_controllers(own), host, keys, BENCHES.get(command, "config"), sweep)
+        except Exception as error:
+            explained = explain(error, own)
+            if explained is None:
+                raise
+            raise explained from error
         finally:  # what was done before an error or an interrupt is worth showing, too
             records = read_lines(notes)
             if records:

@@ -1,0 +1,117 @@
+"""The hydra.* keys of a sweep: values that its sweeper or launcher cannot use are refused by their keys' names.
+
+Knows the study's and joblib's keys, the sweep's folder, and how submitit starts jobs. What is no number is left to
+Hydra, which names the key of a value of the wrong type itself.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from hookline.core.config.hydra_options import is_raw
+from hookline.core.errors import ConfigError
+
+FOLDER, STORAGE, DIRECTION = "hydra.sweep.dir", "hydra.sweeper.storage", "hydra.sweeper.direction"
+DIRECTIONS = ("minimize", "maximize")
+OUTPUTS = "outputs"
+"""Where sweeps lie unless FOLDER says otherwise (conf/config.yaml)."""
+_AT_LEAST_1: tuple[Callable[[float], bool], str] = (lambda value: value >= 1, "must be at least 1")
+_NUMBERS: dict[str, tuple[Callable[[float], bool], str]] = {
+    "hydra.sweeper.n_trials": _AT_LEAST_1,
+    "hydra.sweeper.n_jobs": _AT_LEAST_1,
+    "hydra.sweeper.max_batch_size": _AT_LEAST_1,
+    "hydra.sweeper.max_failure_rate": (lambda value: 0 <= value <= 1, "must be from 0 to 1"),
+    "hydra.launcher.n_jobs": (lambda value: value != 0, "must be at least 1, or -1: as many as there are cores"),
+}
+_SUBMITIT, _SETUP = "hydra/launcher=submitit_local", "hydra.launcher.setup"
+
+
+def check_settings(arguments: Sequence[str]) -> None:
+    """Refuse values that the sweeper or launcher would refuse without the key's name, or that give no job.
+
+    Raises: ConfigError.
+    """
+    is_study = any(one in ("hydra/sweeper=study", "hydra/sweeper=optuna") for one in map(_plain, arguments))
+    for argument in map(_plain, arguments):
+        key, _, value = argument.partition("=")
+        if key in _NUMBERS:
+            is_right, rule = _NUMBERS[key]
+            number = _number(value)
+            if number is not None and not is_right(number):
+                raise ConfigError(f"{argument} {rule}")
+        elif key == DIRECTION and value.strip("'\"") not in DIRECTIONS and "$" not in value:
+            raise ConfigError(f"{argument} must be {' or '.join(DIRECTIONS)}")
+        elif re.search(r"\b(range|interval)\(", value) and not is_raw(argument):
+            _refuse_empty(argument, is_study)
+
+
+def explain(error: Exception, arguments: Sequence[str]) -> ConfigError | None:
+    """The error by the key that caused it; None if it is neither of the sweep's folder nor of the study's storage."""
+    storage = _given(arguments, STORAGE)
+    frames = traceback.walk_tb(error.__traceback__)
+    if storage and any("/optuna/storages/" in Path(frame.f_code.co_filename).as_posix() for frame, _ in frames):
+        shown = re.sub(r"//[^/]*@", "//...@", storage)  # without a password
+        cause = next(iter(str(error).splitlines()), type(error).__name__)
+        return ConfigError(f"{STORAGE}={shown} cannot be used: {cause}")
+    if isinstance(error, OSError) and isinstance(error.filename, str) and _is_of_folder(error.filename, arguments):
+        return ConfigError(f"{FOLDER}: {error.filename} cannot be written: {error.strerror or error}")
+    return None
+
+
+def quiet_controllers(arguments: Sequence[str]) -> list[str]:
+    """The arguments, with one more for submitit's local launcher: the process beside each job, which a terminal's
+    Ctrl-C reaches as it reaches us, ends with a traceback then, and that is not shown. Jobs have logs of their own.
+    """
+    has_setup = any(_plain(one).startswith(f"{_SETUP}=") for one in arguments)
+    if has_setup or _SUBMITIT not in map(_plain, arguments):
+        return list(arguments)
+    return [*arguments, f"+{_SETUP}=['exec 2>/dev/null']"]
+
+
+def _plain(argument: str) -> str:
+    return argument.lstrip("+")
+
+
+def _given(arguments: Sequence[str], key: str) -> str | None:
+    values = [one.partition("=")[2].strip("'\"") for one in map(_plain, arguments) if one.startswith(f"{key}=")]
+    return values[-1] if values else None
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _refuse_empty(argument: str, is_study: bool) -> None:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.override_parser.types import IntervalSweep, RangeSweep
+    from hydra.errors import HydraException
+
+    try:
+        value = OverridesParser.create().parse_override(argument).value()
+    except HydraException:
+        return  # Hydra will say so
+    if isinstance(value, IntervalSweep) and value.start is not None and value.end is not None:
+        if value.start > value.end:
+            raise ConfigError(f"{argument} holds no value: {value.start} is above {value.end}")
+    elif isinstance(value, RangeSweep) and value.start is not None and value.stop is not None:
+        start, stop, step = value.start, value.stop, value.step
+        has_end = is_study and start == stop  # Optuna's ranges include their ends
+        if (stop - start) * step <= 0 and not has_end:
+            raise ConfigError(f"{argument} holds no value: no step of {step} leads from {start} to {stop}")
+        if is_study and step < 0:
+            raise ConfigError(f"{argument} goes down, which a study cannot; write range({stop},{start},{-step})")
+
+
+def _is_of_folder(path: str, arguments: Sequence[str]) -> bool:
+    """Whether a path is the sweep's folder, lies in it or holds it; of its name, what stands before a ${...} counts."""
+    plain, dollar, _ = (_given(arguments, FOLDER) or OUTPUTS).partition("${")
+    folder = Path(os.path.abspath(os.path.dirname(plain) if dollar else plain))
+    other = Path(os.path.abspath(path))
+    return folder.is_relative_to(other) or other.is_relative_to(folder)

@@ -1,0 +1,85 @@
+"""Values of hydra.* keys that a sweep cannot use: one line with the key, whoever would have refused them."""
+
+import os
+
+import pytest
+
+from hookline.core.errors import ConfigError
+from hookline.core.simulate.command import main as simulate
+from hookline.core.sweep import sweep
+from hookline.core.sweep.hydra_settings import check_settings, explain, quiet_controllers
+
+STUDY = ["-m", "hydra/sweeper=study"]
+
+
+@pytest.mark.parametrize(
+    ("argument", "rule"),
+    [
+        ("hydra.sweeper.direction=minimise", " must be minimize or maximize"),
+        ("hydra.sweeper.direction=[minimize,maximize]", " must be minimize or maximize"),
+        ("hydra.sweeper.n_trials=0", " must be at least 1"),
+        ("hydra.sweeper.n_jobs=0", " must be at least 1"),
+        ("hydra.sweeper.max_batch_size=0", " must be at least 1"),
+        ("hydra.sweeper.max_failure_rate=2", " must be from 0 to 1"),
+        ("hydra.launcher.n_jobs=0", " must be at least 1, or -1: as many as there are cores"),
+        ("engine.max_num_seqs=range(8,1)", " holds no value: no step of 1 leads from 8 to 1"),
+        ("engine.max_num_seqs=range(1,8,0)", " holds no value: no step of 0 leads from 1 to 8"),
+        ("engine.max_num_seqs=range(8,1,-1)", " goes down, which a study cannot; write range(1,8,1)"),
+        ("engine.memory_fraction=interval(0.9,0.1)", " holds no value: 0.9 is above 0.1"),
+    ],
+)
+def test_a_value_that_no_study_or_launcher_can_use_is_named_with_its_key(argument, rule):
+    with pytest.raises(ConfigError) as caught:
+        check_settings([*STUDY, argument])
+    assert str(caught.value) == argument + rule
+
+
+def test_what_is_right_or_hydras_own_to_refuse_passes():
+    check_settings(
+        [
+            *STUDY,
+            "hydra.sweeper.direction=minimize",
+            "hydra.sweeper.direction=${oc.env:DIRECTION}",
+            "hydra.sweeper.n_trials=many",
+            "hydra.launcher.n_jobs=-1",
+            "engine.max_num_seqs=range(3,3)",  # one value, since Optuna's ranges include the end
+            "engine.max_num_seqs=range(8,",
+            "prompt=range(8,1)",
+        ]
+    )
+    check_settings(["-m", "engine.max_num_seqs=range(8,1,-1)"])
+
+
+def test_a_range_without_a_value_is_refused_of_a_plain_sweep_too(capsys):
+    assert simulate(["-m", "engine.max_num_seqs=range(3,3)"]) == 2
+    said = "hookline: error: engine.max_num_seqs=range(3,3) holds no value: no step of 1 leads from 3 to 3\n"
+    assert capsys.readouterr().err == said
+
+
+def test_errors_of_other_files_are_not_the_sweeps_folders():
+    missing = FileNotFoundError(2, os.strerror(2), "/elsewhere/x")
+    assert explain(missing, ["hydra.sweep.dir=here"]) is None
+    assert explain(BrokenPipeError(32, os.strerror(32)), []) is None
+    assert explain(ValueError("other"), ["hydra.sweeper.storage=sqlite:///x.db"]) is None
+
+
+def test_the_processes_beside_submitits_local_jobs_say_nothing_of_an_interrupt():
+    local = ["-m", "hydra/launcher=submitit_local", "tp=1,2"]
+    assert quiet_controllers(local) == [*local, "+hydra.launcher.setup=['exec 2>/dev/null']"]
+    own = [*local, "+hydra.launcher.setup=[module load cuda]"]
+    assert quiet_controllers(own) == own
+    assert quiet_controllers(["hydra/launcher=submitit_slurm"]) == ["hydra/launcher=submitit_slurm"]
+
+
+def test_a_sweeps_folder_that_cannot_be_made_is_one_line_after_the_jobs_that_ran(monkeypatch, capsys):
+    def compose(own, host, keys, name, run_job):
+        run_job.notes.write_text(
+            '{"job": 0, "status": "done", "overrides": [], "sweep_folder": "here", "metrics": {}}\n', encoding="utf-8"
+        )
+        raise NotADirectoryError(20, os.strerror(20), "here/1")
+
+    monkeypatch.setattr(sweep, "compose", compose)
+    assert simulate(["-m", "hydra.sweep.dir=here"]) == 2
+    said = ["1 of 1 jobs succeeded; results are in here/results.jsonl"]
+    said += [f"error: hydra.sweep.dir: here/1 cannot be written: {os.strerror(20)}"]
+    assert capsys.readouterr().err.splitlines() == [f"hookline: {line}" for line in said]
