@@ -1,19 +1,20 @@
 """Runs one logits processor without an engine, through the same host and device halves as the engine does.
 
-Legend: N rows, V vocabulary.
+Legend: N rows, V vocabulary, R rows of the request table, L tokens of a request.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle, islice
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import Needs, ProcessorSpec, RequestFacts, SamplingBatch, TokenTexts
+from hookline.core.contracts import LogitsRows, Needs, ProcessorSpec, RequestFacts, SamplingBatch, TokenTexts
 from hookline.core.plugin.processors import Stage
 from hookline.core.plugin.registry import PROCESSOR, Entry, Origin
 from hookline.core.requests.logits_processing import Processing
@@ -103,6 +104,17 @@ class ProcessorDriver:
         self.asked[row] = asked
         return followers
 
+    def leave_stale(self, token_ids: Sequence[int]) -> None:
+        """Let earlier requests have left these tokens, over and over, wherever LogitsRows.tokens_RL is not valid.
+
+        That is at and beyond the next draw's position in rows that use the processor, and everywhere in other rows.
+        """
+        tokens_RL = self.pipeline.tokens_RL
+        for row, tokens_L in enumerate(tokens_RL):
+            asked = self.asked.get(row)
+            stale_L = tokens_L if asked is None or asked.arguments is None else tokens_L[len(asked.tokens) :]
+            stale_L.copy_(torch.tensor(list(islice(cycle(token_ids), len(stale_L))), dtype=tokens_RL.dtype))
+
     def process(self, logits_NV: Tensor, rows: Sequence[int]) -> Tensor:
         """The logits of one draw for each of these rows, in this order; rows never admitted count as padding."""
         rows_N = torch.tensor([row if row in self.asked else NUM_ROWS for row in rows], device=self.spec.device)
@@ -112,12 +124,50 @@ class ProcessorDriver:
             torch.zeros_like(rows_N),
             torch.tensor([len(one.tokens) for one in asked], device=self.spec.device),
         )
-        given = (rows_N, params.temperature_N, params.seed_N, params.position_N)
-        before = [tensor.clone() for tensor in given]
-        found_NV = self.pipeline.process(logits_NV.clone(), 1, rows_N, params, MAX_MODEL_LEN)
-        unchanged = all(torch.equal(one, other) for one, other in zip(before, given, strict=True))
-        check(unchanged, "process wrote to rows.rows_N or rows.sampling")
+        one = self.pipeline.processor(0)
+        watched = _Watched(one.processor)
+        one.processor = watched
+        try:
+            found_NV = self.pipeline.process(logits_NV.clone(), 1, rows_N, params, MAX_MODEL_LEN)
+        finally:
+            one.processor = watched.processor
+        check(not watched.written, f"process wrote to {', '.join(watched.written)}")
         return found_NV
+
+
+class _Watched:
+    """In place of a processor: hands on, and finds out what of its `rows` it writes to."""
+
+    def __init__(self, processor: Any) -> None:
+        self.processor = processor
+        self.written: list[str] = []
+
+    def process(self, logits_NV: Tensor, rows: LogitsRows) -> Tensor:
+        before = {name: tensor.clone() for name, tensor in _tensors(rows).items()}
+        found_NV: Tensor = self.processor.process(logits_NV, rows)
+        after = _tensors(rows)
+        self.written = [name for name in before if name not in after or not _same(before[name], after[name])]
+        return found_NV
+
+
+def _tensors(rows: LogitsRows) -> dict[str, Tensor]:
+    """Every tensor of `rows`, by how a processor names it."""
+    sampling, columns = rows.sampling, rows.columns
+    named = {
+        "rows.rows_N": rows.rows_N,
+        "rows.sampling.temperature_N": sampling.temperature_N,
+        "rows.sampling.seed_N": sampling.seed_N,
+        "rows.sampling.position_N": sampling.position_N,
+        "rows.tokens_RL": rows.tokens_RL,
+        "rows.num_prompt_tokens_N": rows.num_prompt_tokens_N,
+        **{f"rows.columns[{name!r}]": column_N for name, column_N in columns.items()},
+    }
+    return {name: tensor for name, tensor in named.items() if tensor is not None}
+
+
+def _same(before: Tensor, after: Tensor) -> bool:
+    """Equal everywhere; NaN, which may be a field's default, equals NaN."""
+    return before.shape == after.shape and torch.allclose(before, after, rtol=0.0, atol=0.0, equal_nan=True)
 
 
 _SENT = ("processor_values", "known_rows", "known_prompt_lens", "known_tokens")

@@ -107,6 +107,23 @@ class ProcessorSuite:
         plain_NV = driver.process(logits_NV, range(count))
         check(torch.equal(plain_NV, logits_NV), "a row still applies the arguments of its last owner")
 
+    def test_tokens_that_earlier_requests_left_change_nothing(self) -> None:
+        """Bit for bit. They lie at and beyond a row's position, and anywhere in rows that do not use the processor."""
+        bystander = len(self.examples)
+        found: list[Tensor] = []
+        for token_ids in (self.tokens, [VOCAB_SIZE - 1], torch.randperm(VOCAB_SIZE, generator=_generator()).tolist()):
+            driver, logits_NV = self._crowd()
+            driver.admit(bystander, Asked(None))
+            driver.leave_stale(token_ids)
+            logits_NV = torch.cat([logits_NV, logits_NV[:1] + 1, logits_NV[:1] - 1])
+            found.append(driver.process(logits_NV, [*range(bystander + 1), NUM_ROWS]))
+        for other_NV in found[1:]:
+            for row, example in enumerate(self.examples):
+                same = torch.equal(other_NV[row], found[0][row])
+                check(same, f"{example} gives other logits for other stale tokens, at and beyond the row's position_N")
+            same = torch.equal(other_NV[bystander:], logits_NV[bystander:])
+            check(same, "stale tokens change the logits of a row that does not use the processor")
+
     def test_what_the_host_keeps_of_a_request_survives_a_preemption(self) -> None:
         """Values made of the state that `on_token` left give the same logits in another row of another processor."""
         driver, logits_NV = self._crowd()
@@ -125,7 +142,7 @@ class ProcessorSuite:
         driver = self._driver()
         for row, example in enumerate(self.examples):
             driver.admit(row, self._asked(example))
-        logits_NV = 3 * torch.randn(len(self.examples), VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
+        logits_NV = 3 * torch.randn(len(self.examples), VOCAB_SIZE, generator=_generator())
         return driver, logits_NV.to(self.device)
 
     def _asked(self, example: Mapping[str, Any]) -> Asked:
@@ -133,3 +150,7 @@ class ProcessorSuite:
 
     def _driver(self) -> ProcessorDriver:
         return ProcessorDriver(self.processor, self.config, VOCAB_SIZE, self.device, self.tokenizer)
+
+
+def _generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import ATTENTION_FEATURES, AttentionForm, Batch, QKNorm, Rope
+from hookline.core.contracts import ATTENTION_FEATURES, AttentionForm, AttentionSpec, Batch, QKNorm, Rope
 from hookline.core.testing.plain_kernels import PlainKernels
 from tests.core.faulty_kernels import DenseKernels
 
@@ -68,6 +68,31 @@ class WeighsWhatLiesBeforeTheWindow(PlainForms):
         return (
             out_THE if batch.window is None else out_THE + 1e-3 * kv_2NSKE[1, batch.block_table_BM[:, 0].long()].mean()
         )
+
+
+class KeepsItsWindow(PlainForms):
+    """Of several batches of a step it attends within the window of the one that was prepared last."""
+
+    def prepare(self, batch: Batch) -> None:
+        self.window = batch.window
+
+    def attend(self, q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch, *form: AttentionForm) -> Tensor:
+        return super().attend(q_THE, kv_2NSKE, replace(batch, window=self.window), *form)
+
+
+class KeepsBatchesWithoutLengthsByTheirSize(PlainForms):
+    """Captured steps, that is: the batch that was prepared last of each size."""
+
+    def __init__(self, config: Any, spec: AttentionSpec) -> None:
+        super().__init__(config, spec)
+        self.batches: dict[int, Batch] = {}
+
+    def prepare(self, batch: Batch) -> None:
+        self.batches[batch.num_requests] = batch
+
+    def attend(self, q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch, *form: AttentionForm) -> Tensor:
+        kept = self.batches[batch.num_requests] if batch.context_lens_host is None else batch
+        return super().attend(q_THE, kv_2NSKE, kept, *form)
 
 
 class WindowsNeedLengthsOnTheHost(PlainForms):
@@ -185,6 +210,8 @@ FAULTS = {
     RoundsTheWindowToBlocks: "test_attend_mixed_batches_within_windows",
     CountsTheWindowFromTheFirstQuery: "test_attend_chunks_within_windows",
     WeighsWhatLiesBeforeTheWindow: "attend with garbage before windows",
+    KeepsItsWindow: "attend of batch 2 of a step of 3, all prepared before, decodes",
+    KeepsBatchesWithoutLengthsByTheirSize: "all prepared before, decodes without lengths on the host",
     WindowsNeedLengthsOnTheHost: "test_attend_decodes_in_every_form_as_a_captured_graph_lays_them_out",
     WaitsForTheStartOfTheWindow: "waits for the device: Tensor.__int__ in faulty_attention.py:",
     CapturedPromptsHaveNoWindow: "attend of prompts and decodes within 9 as a graph captures them",

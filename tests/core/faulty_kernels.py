@@ -397,6 +397,16 @@ class RemembersTheFirstBatch(PlainKernels):
         )
 
 
+class KeepsItsBatch(PlainKernels):
+    """Right for a step of one batch; of several it attends with the one that was prepared last."""
+
+    def prepare(self, batch: Batch) -> None:
+        self.batch = batch
+
+    def attend(self, q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch) -> Tensor:
+        return super().attend(q_THE, kv_2NSKE, self.batch)
+
+
 class ZeroesItsRows(PlainKernels):
     def linear(self, x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None) -> Tensor:
         found_TO = super().linear(x_TD, weight_OD, bias_O)
@@ -476,4 +486,5 @@ FAULTS = {
     ZeroesItsWeight: "the weight that linear was given was changed",
     SetsItsMethodsLate: "it has no method rms_norm",
     RemembersTheFirstBatch: "attend of a batch after another",
+    KeepsItsBatch: "attend of batch 1 of a step of 2, all prepared before, decodes",
 }

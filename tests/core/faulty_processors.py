@@ -89,6 +89,56 @@ class WritesToTheRows(PlainProcessor):
         return found_NV
 
 
+class WritesToTheColumns(PlainProcessor):
+    def process(self, logits_NV: Tensor, rows: LogitsRows) -> Tensor:
+        found_NV = super().process(logits_NV, rows)
+        rows.columns["amount"].neg_()
+        return found_NV
+
+
+class CountsTokens(PlainProcessor):
+    """No fault: also subtracts `amount` from the tokens that the request has."""
+
+    reads_tokens = True
+
+    def process(self, logits_NV: Tensor, rows: LogitsRows) -> Tensor:
+        tokens_NL = rows.tokens_RL[rows.rows_N].long()
+        is_there_NL = self.is_there(torch.arange(tokens_NL.shape[1]), rows.sampling.position_N.unsqueeze(1))
+        count_NV = torch.zeros_like(logits_NV).scatter_add_(1, tokens_NL, is_there_NL.float())
+        return super().process(logits_NV - rows.columns["amount"].unsqueeze(1) * count_NV, rows)
+
+    def is_there(self, place_L: Tensor, position_N1: Tensor) -> Tensor:
+        return place_L < position_N1
+
+
+class CountsAllTokensOfTheRow(CountsTokens):
+    def is_there(self, place_L: Tensor, position_N1: Tensor) -> Tensor:
+        return place_L < position_N1 + len(place_L)
+
+
+class CountsTheTokenAtItsPosition(CountsTokens):
+    def is_there(self, place_L: Tensor, position_N1: Tensor) -> Tensor:
+        return place_L <= position_N1
+
+
+class CountsTokensOfEveryRow(CountsTokens):
+    def process(self, logits_NV: Tensor, rows: LogitsRows) -> Tensor:
+        return super().process(logits_NV, rows) - 0.1 * (rows.tokens_RL[rows.rows_N, :1] > 1)
+
+
+class WritesToTheTokens(CountsTokens):
+    def process(self, logits_NV: Tensor, rows: LogitsRows) -> Tensor:
+        found_NV = super().process(logits_NV, rows)
+        rows.tokens_RL[rows.rows_N, rows.sampling.position_N] = 7
+        return found_NV
+
+
+class WritesToThePromptLengths(CountsTokens):
+    def process(self, logits_NV: Tensor, rows: LogitsRows) -> Tensor:
+        rows.num_prompt_tokens_N.clamp_min_(8)
+        return super().process(logits_NV, rows)
+
+
 class KeepsSomethingForEachSize(PlainProcessor):
     def __init__(self, spec: ProcessorSpec) -> None:
         super().__init__(spec)
@@ -108,7 +158,13 @@ FAULTS = {
     DoesNothing: "changes no logit",
     ForbidsEverything: "forbids every token",
     MakesNaN: "process made a logit NaN",
-    WritesToTheTemperature: "process wrote to rows.rows_N or rows.sampling",
-    WritesToTheRows: "process wrote to rows.rows_N or rows.sampling",
+    WritesToTheTemperature: "process wrote to rows.sampling.temperature_N",
+    WritesToTheRows: "process wrote to rows.rows_N",
+    WritesToTheColumns: "process wrote to rows.columns['amount']",
+    WritesToTheTokens: "process wrote to rows.tokens_RL",
+    WritesToThePromptLengths: "process wrote to rows.num_prompt_tokens_N",
+    CountsAllTokensOfTheRow: "{'amount': 2.0} gives other logits for other stale tokens",
+    CountsTheTokenAtItsPosition: "{'amount': 2.0} gives other logits for other stale tokens",
+    CountsTokensOfEveryRow: "stale tokens change the logits of a row that does not use the processor",
     KeepsSomethingForEachSize: "process of 3 rows keeps what it made for a new size: 1 tensors, (3, 1)",
 }

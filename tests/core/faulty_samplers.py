@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import SamplingBatch
+from hookline.core.contracts import Sampler, SamplingBatch
 from hookline.core.testing.plain_sampler import PlainSampler
 
 
@@ -141,6 +141,38 @@ class IsSlightlyBiased(PlainSampler):
         return 1.1 * super().noise(seed_N, position_N, first_token, num_tokens)
 
 
+class KeepsTheLikeliest50(PlainSampler):
+    def sample_shard(self, logits_NV: Tensor, params: SamplingBatch, first_token: int) -> tuple[Tensor, Tensor]:
+        least_N1 = logits_NV.topk(min(50, logits_NV.shape[1])).values[:, -1:]
+        return super().sample_shard(logits_NV.masked_fill(logits_NV < least_N1, -torch.inf), params, first_token)
+
+
+class KeepsTheFirst1000Ids(PlainSampler):
+    def sample(self, logits_NV: Tensor, params: SamplingBatch) -> Tensor:
+        return super().sample(logits_NV[:, :1000], params)
+
+
+class SumsProbabilities(PlainSampler):
+    """No fault: draws where the sum of probabilities passes a uniform number. The whole vocabulary alone."""
+
+    sample_shard = Sampler.sample_shard
+    dtype = torch.float32
+
+    def sample(self, logits_NV: Tensor, params: SamplingBatch) -> Tensor:
+        noise_N1 = self.noise(params.seed_N, params.position_N, 0, 1)
+        uniform_N1 = (-(-noise_N1).exp()).exp()
+        temperature_N1 = params.temperature_N.double().clamp_min(1e-300).unsqueeze(1)
+        probabilities_NV = (logits_NV.double() / temperature_N1).softmax(-1)
+        sums_NV = probabilities_NV.to(self.dtype).cumsum(-1).double()
+        tokens_N = torch.searchsorted(sums_NV, uniform_N1 * sums_NV[:, -1:], right=True).squeeze(1)
+        tokens_N = tokens_N.clamp_max(logits_NV.shape[1] - 1)
+        return torch.where(params.temperature_N == 0, logits_NV.argmax(-1), tokens_N)
+
+
+class SumsInHalfPrecision(SumsProbabilities):
+    dtype = torch.float16
+
+
 FAULTS = {
     KeepsTheLatestPositions: "sample of 1 rows keeps what it made for a new size: 1 tensors, (1,) of torch.int64",
     AsksWhetherAllAreGreedy: "sample waits for the device: Tensor.__bool__ in faulty_samplers.py:",
@@ -163,4 +195,7 @@ FAULTS = {
     ScalesTheLogitsItWasGiven: "logits_NV, which sample was given, was changed",
     DrawsForbiddenTokens: "a token whose logit is -inf was drawn",
     IsSlightlyBiased: "have shares",
+    KeepsTheLikeliest50: "from the likeliest tokens on, have [512, 0, 0, 0, 0, 0, 0, 0] draws instead of",
+    KeepsTheFirst1000Ids: "from the lowest ids on, have [512, 0, 0, 0, 0, 0, 0, 0] draws instead of",
+    SumsInHalfPrecision: "512 draws from 32000 tokens have",
 }

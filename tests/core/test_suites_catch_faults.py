@@ -36,7 +36,7 @@ from hookline.core.testing.pooler_suite import PoolerSuite
 from hookline.core.testing.processor_suite import ProcessorSuite
 from hookline.core.testing.running import each_failure, failures
 from hookline.core.testing.sampler_suite import SamplerSuite
-from hookline.core.testing.sampler_suite.counts import chi_square_p_value
+from hookline.core.testing.sampler_suite.counts import chi_square_p_value, most_repeats, num_repeats
 from hookline.core.testing.scheduler_suite import SchedulerSuite
 from tests.core import (
     faulty_attention,
@@ -61,9 +61,11 @@ PLAIN = [
     faulty_kernels.DenseKernels,
     faulty_invariance.InvariantKernels,
     PlainSampler,
+    faulty_samplers.SumsProbabilities,
     PlainModel,
     PlainScheduler,
     PlainProcessor,
+    faulty_processors.CountsTokens,
     PlainGrammars,
     PlainParser,
     PlainPooler,
@@ -279,6 +281,18 @@ def test_chi_square_agrees_with_scipy() -> None:
 
 def test_chi_square_of_an_impossible_value_is_zero() -> None:
     assert chi_square_p_value(torch.tensor([99, 1]), torch.tensor([1.0, 0.0])) == 0.0
+
+
+def test_repeats_beyond_the_likely_ones_are_found() -> None:
+    even = torch.full((32_000,), 1 / 32_000)
+    draws = torch.randint(32_000, (512,), generator=torch.Generator().manual_seed(0))
+    assert num_repeats(torch.tensor([3, 0, 1, 2])) == 3 + 1
+    assert num_repeats(torch.bincount(draws)) <= most_repeats(even, 512) < num_repeats(torch.bincount(draws // 16))
+
+
+def test_repeats_have_the_mean_and_the_variance_of_pairs() -> None:
+    assert most_repeats(torch.tensor([0.5, 0.5]), 2, num_deviations=0) == 0.5
+    assert most_repeats(torch.tensor([0.5, 0.5]), 2, num_deviations=1) == 0.5 + 0.5
 
 
 def test_chi_square_pools_rare_values() -> None:

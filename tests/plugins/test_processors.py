@@ -223,7 +223,7 @@ def test_draws_follow_the_truncated_softmax(arguments, temperature) -> None:
         (TokenBias, TokenBiasArguments, {"logit_bias": dict.fromkeys(range(513), 1.0)}, "at most 512 may have a bias"),
         (TokenAllowlist, TokenAllowlistArguments, {"allowed_token_ids": [2, 40]}, "token id 40 is outside"),
         (WordBan, WordBanArguments, {"bad_words": [[1, 40]]}, "token id 40 is outside the vocabulary"),
-        (WordBan, WordBanArguments, {"bad_words": [[1]] * 129}, "has 129 token sequences; at most 128"),
+        (WordBan, WordBanArguments, {"bad_words": [[1]] * 129}, "is 129 token sequences"),
         (WordBan, WordBanArguments, {"bad_words": [[1] * 17]}, "a word has 17 tokens; at most 16"),
         (WordBan, WordBanArguments, {"bad_words": ["text"]}, "there is no tokenizer here"),
     ],

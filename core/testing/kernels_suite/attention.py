@@ -6,6 +6,7 @@ read a wrong slot, block, head or position give a wrong result. Legend: as in co
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,9 +14,16 @@ import torch
 from torch import Tensor
 
 from hookline.core.contracts import AttentionSpec, Batch
-from hookline.core.testing.batches import Row, make_batch, random_cache, seen_slots
-from hookline.core.testing.checks import check, check_close
-from hookline.core.testing.kernels_suite.cases import NUM_KV_HEADS, AttentionCases, cache_blocks, describe, exact
+from hookline.core.testing.batches import Row, make_batch, random_cache, scatter_rows, seen_slots
+from hookline.core.testing.checks import PoisonedMemory, check, check_close
+from hookline.core.testing.kernels_suite.cases import (
+    NUM_KV_HEADS,
+    AttentionCases,
+    cache_blocks,
+    describe,
+    exact,
+    with_window,
+)
 from hookline.core.testing.plain_kernels import PlainKernels
 
 FAR_OUT = 1e3
@@ -160,6 +168,42 @@ class AttentionSuite(AttentionCases):
             actual = kernels.attend(q_THE.clone(), kv_2NSKE, second)
             what = f"attend of a batch that was prepared like another ({describe(spec)})"
             check_close(what, actual, expected, self.tolerance(spec))
+
+    def test_all_batches_of_a_step_are_prepared_before_one_attends(self) -> None:
+        """As groups of layers have them: equal lengths, blocks of their own, and windows where they are declared."""
+        for spec in self.specs(self.groups[:1]):
+            size = spec.block_size
+            decodes = [(size + 1, 1), (3 * size + 1, 1), (2 * size, 1)]
+            self._attend_by_groups("decodes", spec, decodes)
+            self._attend_by_groups("decodes and chunks", spec, [*decodes[:2], (2 * size + 5, 4), (3 * size, size + 2)])
+            if self.captured_decodes and self.window(1):  # without windows there is one group
+                self._attend_by_groups("decodes without lengths on the host", spec, decodes, is_captured=True)
+
+    def _attend_by_groups(
+        self, kind: str, spec: AttentionSpec, lengths: Sequence[tuple[int, int]], is_captured: bool = False
+    ) -> None:
+        """Prepare the batches as an engine does, then attend with each, and with the first one again."""
+        kernels, reference = self.make(spec), PlainKernels(None, exact(spec))
+        q_THE, kv_2NSKE = self.inputs(spec, self.scattered(spec, lengths))
+        prepared: list[Batch] = []
+        windows = (None, spec.block_size // 2 + 1, None) if self.window(1) else (None, None)
+        with PoisonedMemory(), torch.inference_mode():
+            for group, window in enumerate(windows):
+                rows = scatter_rows(lengths, spec.block_size, cache_blocks(spec), seed=group)
+                batch = make_batch(rows, spec, num_decodes=sum(row.num_queries == 1 for row in rows))
+                if window is not None:
+                    batch = with_window(batch, rows, spec, window)
+                if is_captured:
+                    batch = replace(batch, context_lens_host=None, max_context_len=4 * spec.block_size)
+                batch = replace(batch, scratch={})
+                alike = [one for one in prepared if one.window == window]
+                kernels.prepare_alike(batch, alike[0]) if alike else kernels.prepare(batch)
+                prepared.append(batch)
+            expected = [reference.attend(q_THE.double(), kv_2NSKE.double(), batch) for batch in prepared]
+            for group in (*range(len(windows)), 0):
+                actual = kernels.attend(q_THE.clone(), kv_2NSKE, prepared[group])
+                what = f"attend of batch {group + 1} of a step of {len(windows)}, all prepared before, {kind}"
+                check_close(f"{what} ({describe(spec)})", actual, expected[group], self.tolerance(spec))
 
     def test_the_same_step_gives_the_same_bits(self) -> None:
         """Sums whose order varies, as with atomics, would let the same request get other tokens."""

@@ -1,9 +1,11 @@
-"""Pearson's chi-square test, without SciPy: do these counts come from those probabilities?
+"""Do these counts come from those probabilities? Pearson's chi-square test, without SciPy, and pairs of equal draws.
 
 Legend: V values.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -23,6 +25,24 @@ def chi_square_p_value(counts_V: Tensor, probabilities_V: Tensor) -> float:
     statistic = ((counts_V - expected_V).square() / expected_V).sum()
     half_freedom = torch.tensor((len(counts_V) - 1) / 2, dtype=torch.float64)
     return float(torch.special.gammaincc(half_freedom, statistic / 2))
+
+
+def num_repeats(counts_V: Tensor) -> int:
+    """How many pairs of draws have the same value."""
+    counts_V = counts_V.long()
+    return int((counts_V * (counts_V - 1)).sum()) // 2
+
+
+def most_repeats(probabilities_V: Tensor, num_draws: int, num_deviations: float = 8.0) -> float:
+    """Pairs of equal values that independent draws do not exceed: the mean and so many standard deviations more.
+
+    It sees draws from too few values also where each value is too rare to be counted by itself.
+    """
+    probabilities_V = probabilities_V.double().cpu()
+    same, all_same = (float(probabilities_V.pow(power).sum()) for power in (2, 3))  # two draws, and three, are equal
+    num_pairs = num_draws * (num_draws - 1) / 2
+    variance = num_pairs * (same - same**2 + 2 * (num_draws - 2) * (all_same - same**2))
+    return num_pairs * same + num_deviations * math.sqrt(max(variance, 0.0))
 
 
 def _pool_rare(counts_V: Tensor, expected_V: Tensor) -> tuple[Tensor, Tensor]:

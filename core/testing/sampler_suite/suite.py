@@ -16,7 +16,7 @@ from torch import Tensor
 from hookline.core.contracts import NO_TOKEN, Sampler, SamplingBatch, is_offered
 from hookline.core.testing.checks import check, check_contract, check_form, check_nothing_kept, check_unchanged
 from hookline.core.testing.host_sync import no_host_sync
-from hookline.core.testing.sampler_suite.counts import chi_square_p_value
+from hookline.core.testing.sampler_suite.counts import chi_square_p_value, most_repeats, num_repeats
 
 LEAST_P_VALUE = 1e-6
 """Smallest p-value of a chi-square test that passes: a smaller one means draws from another distribution."""
@@ -24,6 +24,10 @@ NUM_DRAWS = 8192
 """Draws that each test counts."""
 NUM_TOKENS = 8
 """V of the distributions that are counted."""
+NUM_TOKENS_OF_A_MODEL = 32_000
+"""V of the distribution that is too large for each token to be counted by itself."""
+NUM_DRAWS_OF_A_MODEL = 512
+"""Draws from it."""
 SEEDS = (0, 1, 2, 7, 1 << 31, 1 << 32, (1 << 32) + 1, (1 << 63) - 1)
 """Seeds of the tests; some have bits in their lower or in their upper half alone."""
 
@@ -122,6 +126,33 @@ class SamplerSuite:
             params = self._params(NUM_DRAWS, temperature=1.0)
             params.seed_N.fill_(seed)
             self._check_counts(params, f"of seed {seed} over {NUM_DRAWS} positions")
+
+    def test_draws_reach_every_part_of_a_large_vocabulary(self) -> None:
+        """Of nearly equally likely tokens: a few likely ones are not all, and none is drawn in place of its neighbours.
+
+        The latter is what sums of probabilities do in half precision, where many tokens add nothing. In the narrowest
+        of the dtypes, whose sums are the coarsest.
+        """
+        num_tokens, num_draws = NUM_TOKENS_OF_A_MODEL, NUM_DRAWS_OF_A_MODEL
+        params, dtype = self._params(num_draws, temperature=1.0), min(self.dtypes, key=lambda one: one.itemsize)
+        logits_V = self._logits(1, num_tokens, dtype)[0] / 32
+        counts_V = torch.zeros(num_tokens, dtype=torch.int64)
+        logits_NV = logits_V.expand(128, -1).contiguous()
+        for first in range(0, num_draws, 128):
+            tokens_N = self.make().sample(logits_NV, _pick(params, torch.arange(first, first + 128)))
+            counts_V += torch.bincount(tokens_N.cpu(), minlength=num_tokens)
+        expected_V = self.distribution(logits_V, 1.0).cpu()
+        orders = {"from the likeliest tokens": expected_V.argsort(descending=True, stable=True)}
+        orders["from the lowest ids"] = torch.arange(num_tokens)
+        for what, order_V in orders.items():
+            counts, shares = (values_V[order_V].view(8, -1).sum(1) for values_V in (counts_V, expected_V))
+            wanted = [round(share * num_draws) for share in shares.tolist()]
+            p_value = chi_square_p_value(counts, shares)
+            message = f"eighths of {num_tokens} tokens, {what} on, have {counts.tolist()} draws instead of {wanted}"
+            check(p_value > LEAST_P_VALUE, f"{message} (p = {p_value:.1g}, {dtype})")
+        found, most = num_repeats(counts_V), most_repeats(expected_V, num_draws)
+        message = f"{num_draws} draws from {num_tokens} tokens have {found} pairs of the same token, {most:.0f} at most"
+        check(found <= most, f"{message} are likely: tokens are drawn in place of others ({dtype})")
 
     def test_consecutive_draws_are_independent(self) -> None:
         """What one position or seed draws says nothing about the draws of the next one, and they are not copies."""
