@@ -4,7 +4,7 @@ import json
 import re
 import subprocess
 import sys
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,11 +22,12 @@ from hookline.core.config.settings import validate
 from hookline.core.errors import ConfigError
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.presets import CONF
-from hookline.core.simulate.command import main, predict
-from hookline.core.simulate.cost import CostModel, Curve, HostCost, read_cost
-from hookline.core.simulate.engine import simulated_engine
+from hookline.core.simulate.command import cost_model, main, predict
+from hookline.core.simulate.cost import CostModel, Curve, HostCost, read_cost, write_cost
+from hookline.core.simulate.engine import check_machine, simulated_engine
 from hookline.core.simulate.executor import run_on
 from hookline.core.simulate.fit import fit_cost, read_measured
+from hookline.core.simulate.settings import SimulateKeys
 from hookline.core.sweep.results import read_results
 
 ROOT = Path(__file__).parents[1]
@@ -167,8 +168,17 @@ def test_given_coefficients_need_sizes_and_are_used(tmp_path, monkeypatch, capsy
         (["model=qwen3_8b"], "model=Qwen/Qwen3-8B: the cost model was not measured with it but with Qwen/Qwen3-0.6B"),
         (["kernels=torch"], "kernels=torch: the cost model was not measured with it"),
         (["dtype=float32"], "dtype=float32: the cost model was not measured with it but with auto"),
+        (["dtype=bfloat16"], "but with auto, and does not say what auto was there; leave dtype out"),
+        (["device=cpu"], "device=cpu: the cost model was not measured with it but with auto, which was cuda; leave"),
+        (
+            ["sampler=greedy"],
+            "sampler=greedy (sampler.greedy=True): the cost model was not measured with it but with sampler=gumbel "
+            "(sampler.greedy=False); leave sampler out",
+        ),
         (["engine.cuda_graphs=false"], "engine.cuda_graphs=False: the cost model was not measured with it"),
         (["profile=trace.json"], "profile has no effect in a simulation"),
+        (["save=cost.txt"], "save=cost.txt: the name must end in .json"),
+        (["save=folder/cost.json"], "save=folder/cost.json: the folder folder does not exist; make it first"),
         (["host_s=fast"], "host_s='fast' is not a number of seconds, or null"),
         (["fit=nowhere"], "fit=nowhere holds no finished benchmark"),
         (["fit=nowhere", "cost=other"], "give cost or fit, not both"),
@@ -182,10 +192,41 @@ def test_what_a_simulation_cannot_use_is_refused(arguments, message, tmp_path, m
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("argument", ["model=qwen3_0_6b", "kernels=triton"])
+@pytest.mark.parametrize("argument", ["model=qwen3_0_6b", "kernels=triton", "device=cuda"])
 def test_naming_what_was_measured_changes_nothing(argument, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main([argument]) == 0
+
+
+def test_cost_models_may_lie_in_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write_cost(COST, tmp_path / "mine.json")
+    assert cost_model({"cost": "~/mine.json", "save": "~/copy.json"}) == read_cost(tmp_path / "copy.json")
+    with pytest.raises(ConfigError, match=f"fit={tmp_path}/records holds no finished benchmark"):
+        cost_model({"cost": SimulateKeys.cost, "fit": "~/records"})
+
+
+CPU = {"device": "cpu, 2 threads", "kernels": "torch", "config": {"dtype": "auto", "device": "auto", "engine": {}}}
+
+
+@pytest.mark.parametrize(
+    ("origin", "asked", "message"),
+    [
+        (CPU, {"device": "cpu", "dtype": "float32"}, None),
+        (CPU, {"dtype": "bfloat16"}, "dtype=bfloat16: .* with it but with auto, which was float32; leave dtype out"),
+        (CPU, {"device": "cuda"}, "device=cuda: .* with it but with auto, which was cpu; leave device out"),
+        (
+            {**CPU, "config": {"dtype": "bfloat16"}},
+            {"dtype": "float32"},
+            "dtype=float32: .* not measured with it but with bfloat16; leave dtype out",
+        ),
+        ({}, {"dtype": "float32"}, "dtype=float32: the cost model does not say what it was measured with; leave dtype"),
+    ],
+)
+def test_what_auto_was_on_the_measured_machine_may_be_named(origin, asked, message):
+    host = PluginHost.load()
+    with nullcontext() if message is None else pytest.raises(ConfigError, match=message):
+        check_machine(asked, validate(asked, host), replace(COST, origin=origin), host)
 
 
 def test_the_shipped_model_is_the_fit_of_the_recorded_sweep():

@@ -10,7 +10,7 @@ from typing import Any
 
 from hookline.core.config.schema import build, check_keys
 from hookline.core.config.settings import ENGINE_KEYS, Config, EngineKeys, validate
-from hookline.core.data.requests import COMPLETION, RowReader
+from hookline.core.data.requests import COMPLETION, TASKS, RowReader
 from hookline.core.errors import ConfigError, shown
 from hookline.core.plugin.host import PluginHost
 from hookline.core.sampling_params import SamplingParams
@@ -60,6 +60,8 @@ class BatchConfig:
         check_ranges(BatchConfig, vars(self), "batch")
         if self.executor not in EXECUTORS:
             raise ConfigError(f"batch.executor={shown(self.executor)} is not one of {', '.join(EXECUTORS)}")
+        if self.task not in TASKS:
+            raise ConfigError(f"batch.task={shown(self.task)} is not one of {', '.join(TASKS)}")
         if self.replicas > 1 and self.executor != ON_RAY:
             raise ConfigError(f"batch.replicas={self.replicas} needs batch.executor=ray")
 
@@ -176,4 +178,8 @@ def _output(path: Path, input: Path) -> Path:
         raise ConfigError(f"{path} cannot be written: give a file in a folder that is there")
     if path.exists() and path.samefile(input):
         raise ConfigError(f"{path} is the input; give another file for the answers")
+    if path.suffix == ".parquet":
+        raise ConfigError(
+            f"{path}: the answers to a file of JSON lines are JSON lines; give a name that ends in .jsonl"
+        )
     return path

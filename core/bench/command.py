@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hookline.core.bench.facts import ENGINE_FACTS, describe, describe_engine, first_token_s, peak_memory
@@ -80,24 +79,24 @@ def execute(tree: Mapping[str, Any], host: PluginHost, measure_: Measure | None 
     from hookline.core.bench.files import make_records_folder, write_recording
     from hookline.core.sweep.job_status import failure
     from hookline.core.sweep.results import append_line
-    from hookline.core.util.files import check_appendable
+    from hookline.core.util.files import check_appendable, path_of
 
-    result, records = tree.get("result"), tree.get("records")
+    result, records = (None if tree.get(key) is None else path_of(tree[key]) for key in ("result", "records"))
     if records is not None:
-        make_records_folder(Path(records))  # the result may lie in it
+        make_records_folder(records)  # the result may lie in it
     if result is not None:
-        check_appendable(Path(result), "result")
+        check_appendable(result, "result")
     try:
         record, recording = (measure_ or measure)(tree, host)
     except Exception as error:
         if result is not None:
-            append_line(Path(result), {**describe(tree), **failure(error)})
+            append_line(result, {**describe(tree), **failure(error)})
         raise
     try:
         if result is not None:
-            append_line(Path(result), record)
+            append_line(result, record)
         if records is not None:
-            write_recording(recording, Path(records))
+            write_recording(recording, records)
     finally:
         print_result(record)  # the work is done, and must not be lost with a file
     return 0

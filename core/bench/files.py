@@ -54,11 +54,12 @@ def write_recording(recording: Recording, folder: Path) -> None:
     write_whole(folder / REQUESTS, (json.dumps(_line(request)) + "\n" for request in recording.requests), "records")
 
 
-def read_recording(folder: Path) -> Recording:
+def read_recording(folder: Path | str) -> Recording:
     """What `write_recording` wrote; times come back to the microsecond.
 
     Raises: ConfigError naming a file that is not there or not whole.
     """
+    folder = Path(folder)
     requests = [_request(line) for line in read_lines(folder / REQUESTS)]
     try:
         with (folder / STEPS).open("rb") as whole, np.load(whole) as file:

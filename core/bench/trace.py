@@ -20,6 +20,7 @@ from hookline.core.config.schema import build
 from hookline.core.errors import ConfigError, RequestError, shown
 from hookline.core.request_info import INFO_KEYS, RequestInfo
 from hookline.core.sampling_params import as_float
+from hookline.core.util.files import path_of
 from hookline.core.util.json_lines import json_object, numbered_lines
 
 PROMPT_KEYS = ("prompt_token_ids", "prompt", "prompt_tokens")
@@ -37,7 +38,7 @@ def read_trace(
     Raises: ConfigError naming the file, the line, the key and what it must be.
     """
     assert workload.trace is not None
-    path = Path(workload.trace)
+    path = path_of(workload.trace)
     rng = random.Random(workload.seed)
     source = TokenSource(rng, workload.max_token_id, vocab_size, repetition)
     requests = []

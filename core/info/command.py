@@ -15,7 +15,8 @@ from typing import Any
 
 from hookline.core.contracts import API_VERSION, FromSamplingParams, Needs
 from hookline.core.errors import ConfigError
-from hookline.core.info.keys import root_keys
+from hookline.core.info.group_presets import group_presets
+from hookline.core.info.keys import fields_as_keys, root_keys, with_field
 from hookline.core.info.sources import field_facts, module_file
 from hookline.core.plugin.blame import Blaming
 from hookline.core.plugin.host import PluginHost
@@ -59,36 +60,46 @@ def inventory(host: PluginHost) -> dict[str, Any]:
         "api_version": API_VERSION,
         "plugins": [_plugin(origin, host) for origin in host.plugins],
         "options": [_option(entry) for entry in host.registry],
-        "presets": [_preset(preset, host) for preset in host.presets],
+        "presets": [*(_preset(preset, host) for preset in host.presets), *group_presets(host)],
         "keys": root_keys(),
         "problems": [_problem(problem) for problem in host.problems],
     }
 
 
 def only(facts: dict[str, Any], name: str) -> dict[str, Any]:
-    """What concerns one name: an option, a preset, a plugin, all of a kind, a root key of the configuration, or a name
-    that a broken plugin wanted.
+    """What concerns one name: an option, a preset, a plugin, all of a kind, a key of the configuration, a field of
+    options, or a name that a broken plugin wanted.
 
-    Raises: ConfigError with the near miss for an unknown name.
+    Raises: ConfigError with the near miss for an unknown name, and what is not loaded.
     """
+    keys = [*facts["keys"], *fields_as_keys(facts["keys"])]
     found = {
         "plugins": [one for one in facts["plugins"] if name == one["plugin"]],
         "options": [one for one in facts["options"] if name in (one["name"], one["plugin"], one["kind"])],
         "presets": [one for one in facts["presets"] if name in (one["name"], one["kind"])],
-        "keys": [one for one in facts["keys"] if name == one["key"]],
+        "keys": [one for one in keys if name == one["key"]],
         "problems": [one for one in facts["problems"] if name in _names_of(one)],
     }
+    if not any(found.values()):
+        found["options"] = [option for one in facts["options"] if (option := with_field(one, name))]
     if not any(found.values()):
         known = {one["name"] for kind in ("options", "presets") for one in facts[kind]}
         known |= {one["plugin"] for one in facts["plugins"]} | {one["key"] for one in facts["keys"]}
         known |= {other for one in facts["problems"] for other in _names_of(one)}
         names = sorted(known)
-        raise ConfigError(f"nothing is named '{name}'.{near_miss(name, names)} Available: {', '.join(names) or 'none'}")
+        near = [*names, *(one["key"] for one in keys)]
+        message = f"nothing is named '{name}'.{near_miss(name, near)} Available: {', '.join(names) or 'none'}"
+        raise ConfigError("; ".join([message, *map(_not_loaded, facts["problems"])]))
     return {"api_version": facts["api_version"], **found}
 
 
 def _names_of(problem: dict[str, Any]) -> list[str]:
     return [problem["plugin"], *(name for _, name in problem["wanted"])]
+
+
+def _not_loaded(problem: dict[str, Any]) -> str:
+    origin = Origin(problem["plugin"], "", problem["distribution"], problem["version"])
+    return f"not loaded: {origin}: {problem['cause']}"
 
 
 def _plugin(origin: Origin, host: PluginHost) -> dict[str, Any]:

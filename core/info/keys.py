@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hookline.core.batch.settings import BatchKeys
@@ -11,9 +12,31 @@ from hookline.core.info.sources import field_facts
 from hookline.core.run.settings import RunKeys
 from hookline.core.serve.settings import ServeKeys
 from hookline.core.simulate.settings import SimulateKeys
+from hookline.core.util.text import joined
 
 COMMANDS = {"run": RunKeys, "bench": BenchKeys, "simulate": SimulateKeys, "serve": ServeKeys, "batch": BatchKeys}
 """Each command's keys: those of a later one are added to those before."""
+
+
+def fields_as_keys(keys: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Each field of root keys as a key of its own, by its full name."""
+    return [
+        {
+            **one,
+            "key": joined(one["key"], field["name"]),
+            "default": field["default"],
+            "doc": field["doc"],
+            "fields": [],
+        }
+        for one in keys
+        for field in one["fields"]
+    ]
+
+
+def with_field(option: Mapping[str, Any], name: str) -> dict[str, Any] | None:
+    """The facts of an option with one field alone, by its full name; None if it has no such field."""
+    fields = [field for field in option["fields"] if joined(option["key"], field["name"]) == name]
+    return {**option, "fields": fields} if fields else None
 
 
 def root_keys() -> list[dict[str, Any]]:

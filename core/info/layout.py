@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from hookline.core.info.group_presets import EXPERIMENT, GROUPS
 from hookline.core.util.process import called_as
 from hookline.core.util.text import joined
 
@@ -145,9 +146,11 @@ def _full_preset(preset: dict[str, Any]) -> str:
         f"  available: {_available(preset)}",
         f"  from:      {preset['distribution']}",
         f"  file:      {preset['file']}",
-        f"  option:    {preset['option'] or 'unknown'}",
     ]
-    values = [f"{preset['kind']}.{name}: {value!r}" for name, value in preset["values"].items()]
+    if preset["kind"] not in GROUPS:
+        lines.append(f"  option:    {preset['option'] or 'unknown'}")
+    prefix = "" if preset["kind"] == EXPERIMENT else preset["kind"]
+    values = [f"{joined(prefix, name)}: {value!r}" for name, value in preset["values"].items()]
     return "\n".join([*lines, *_block("sets", values)])
 
 

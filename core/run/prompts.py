@@ -15,6 +15,7 @@ from hookline.core.config.schema import unknown_key
 from hookline.core.errors import ConfigError, RequestError, shown
 from hookline.core.request_info import INFO_KEYS
 from hookline.core.sampling_params import SamplingParams
+from hookline.core.util.files import path_of
 from hookline.core.util.json_lines import json_object, numbered_lines
 from hookline.core.util.mappings import merge
 
@@ -61,7 +62,7 @@ def read_prompts(
     if len(given) > 1:
         raise ConfigError(f"{' and '.join(given)} are both set; give the prompts one way")
     if given == ["prompts_file"]:
-        return _from_file(Path(str(tree["prompts_file"])), params, info or {})
+        return _from_file(path_of(tree["prompts_file"]), params, info or {})
     if given == ["prompts"]:
         prompts = _checked_list(tree["prompts"])
     elif given == ["prompt"]:

@@ -20,7 +20,7 @@ from hookline.core.pooling_params import CLASSIFY, EMBED, PoolingParams
 from hookline.core.request_info import INFO_KEYS, RequestInfo
 from hookline.core.run.prompts import Line, check_any_good, read_prompts
 from hookline.core.sampling_params import SamplingParams
-from hookline.core.util.files import check_writable
+from hookline.core.util.files import check_writable, path_of
 from hookline.core.util.ranges import bounded
 
 GENERATE = "generate"
@@ -160,8 +160,11 @@ def _pooling(tree: Mapping[str, Any]) -> PoolingParams | None:
 def _checked_output(value: Any, *, has_vectors: bool) -> Path | None:
     if value is None:
         return None
-    path = Path(str(value))
-    if path.suffix != ".jsonl" and not (has_vectors and path.suffix == ".npy"):
-        raise ConfigError(f"output={value}: the name must end in .jsonl; leave output out to print text")
+    path = path_of(value)
+    suffixes = (".jsonl", ".npy") if has_vectors else (".jsonl",)
+    if path.suffix not in suffixes:
+        raise ConfigError(
+            f"output={value}: the name must end in {' or '.join(suffixes)}; leave output out to print text"
+        )
     check_writable(path, "output")
     return path

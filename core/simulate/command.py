@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 FAR = 2
 """Steps with more than this many times the tokens of the largest measured one are worth a warning."""
+SUFFIX = ".json"
+"""Of the files that cost models are read from and written to."""
 _log = logging.getLogger("hookline")
 
 
@@ -101,14 +103,16 @@ def cost_model(tree: Mapping[str, Any]) -> CostModel:
     from hookline.core.errors import ConfigError
     from hookline.core.simulate.cost import CostModel, HostCost, cost_of, read_cost, write_cost
     from hookline.core.simulate.settings import SimulateKeys
+    from hookline.core.util.files import path_of
 
     cost, fit, save, host_s = (tree.get(key) for key in ("cost", "fit", "save", "host_s"))
+    saved = None if save is None else _checked_save(save)
     if fit is not None:
         if cost != SimulateKeys.cost:
             raise ConfigError(f"cost={cost} has no effect beside fit={fit}; give cost or fit, not both")
         from hookline.core.simulate.fit import fit_cost, read_measured
 
-        model = fit_cost([one for folder in str(fit).split(",") for one in read_measured(Path(folder))])
+        model = fit_cost([one for folder in str(fit).split(",") for one in read_measured(path_of(folder))])
         decode, prompt = model.origin["range"]["decode"], model.origin["range"]["prompt"]
         _log.info(
             "fit=%s is based on %d decode steps of %d to %d rows and %d steps with prompts of %d to %d tokens",
@@ -122,21 +126,32 @@ def cost_model(tree: Mapping[str, Any]) -> CostModel:
         if isinstance(host_s, bool) or not isinstance(host_s, int | float):
             raise ConfigError(f"host_s={host_s!r} is not a number of seconds, or null")
         model = replace(model, host=HostCost(step_s=float(host_s)))
-    if save is not None:
-        write_cost(model, Path(str(save)))
+    if saved is not None:
+        write_cost(model, saved)
     assert isinstance(model, CostModel)
     return model
+
+
+def _checked_save(save: object) -> Path:
+    from hookline.core.errors import ConfigError
+    from hookline.core.util.files import check_writable, path_of
+
+    path = path_of(save)
+    if path.suffix != SUFFIX:
+        raise ConfigError(f"save={save}: the name must end in {SUFFIX}, as cost= takes it")
+    check_writable(path, "save")
+    return path
 
 
 def _cost_path(name: str) -> Path:
     """A file as it is given, or one of conf/cost_models by its name."""
     from hookline.core.errors import ConfigError
     from hookline.core.plugin.presets import CONF
+    from hookline.core.util.files import path_of
     from hookline.core.util.text import near_miss
 
-    path = Path(name)
-    if path.suffix == ".json":
-        return path
+    if Path(name).suffix == SUFFIX:
+        return path_of(name)
     known = sorted(one.stem for one in (CONF / "cost_models").glob("*.json"))
     if name not in known:
         raise ConfigError(

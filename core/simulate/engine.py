@@ -7,6 +7,7 @@ was measured on. Whatever would change the machine's speed and is not what was m
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -14,12 +15,14 @@ from hookline.core.config.job_folder import job_folder
 from hookline.core.config.settings import Config, EngineConfig, chosen_entries, validate
 from hookline.core.contracts import Limits
 from hookline.core.engine.engine import Engine
-from hookline.core.errors import ConfigError
+from hookline.core.errors import ConfigError, shown
 from hookline.core.kv_cache.block_pool import BlockPool
 from hookline.core.kv_cache.groups import CacheGroups
 from hookline.core.plugin.blame import Blaming
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.observers import Observers, make_observers
+from hookline.core.plugin.presets import preset_values
+from hookline.core.plugin.registry import AUTO
 from hookline.core.requests.admission import EngineLimits
 from hookline.core.simulate.cost import CostModel, StepShapes
 from hookline.core.simulate.executor import BlankExecutor, run_on
@@ -119,23 +122,62 @@ def check_machine(tree: Mapping[str, Any], config: Config, cost: CostModel, host
     tree: as composed, and config: as validated. What is left at its default means the machine that was measured.
     Raises: ConfigError naming the key, its value and what was measured.
     """
-    measured, default = {"pp": 1, **cost.origin.get("config", {})}, validate({}, host)
+    origin, default = cost.origin, validate({}, host)
+    measured = {"pp": 1, **origin.get("config", {})}
     for key in OF_THE_MACHINE:
         if getattr(config, key) != getattr(default, key):
-            name = cost.origin.get("kernels") if key == "kernels" else None
-            _refuse_other(key, tree[key], measured.get(key), name)
+            _refuse_other(key, tree[key], measured.get(key), _came_to(key, measured.get(key), origin), host)
     for key in ENGINE_OF_THE_MACHINE:
         if getattr(config.engine, key) != getattr(default.engine, key):
-            _refuse_other(f"engine.{key}", tree["engine"][key], measured.get("engine", {}).get(key))
+            _refuse_other(f"engine.{key}", tree["engine"][key], measured.get("engine", {}).get(key), None, host)
 
 
-def _refuse_other(key: str, value: Any, measured: Any, measured_name: str | None = None) -> None:
-    if _what_counts(value) == _what_counts(measured) or (measured_name and _name(value) == measured_name):
+def _came_to(key: str, measured: Any, origin: Mapping[str, Any]) -> str | None:
+    """What `auto` was on the machine that was measured; None if the cost model does not say."""
+    if key == "kernels":
+        return str(origin["kernels"]) if origin.get("kernels") else None
+    device = origin.get("device")
+    if measured != AUTO or key not in ("device", "dtype") or not device:
+        return None
+    is_cpu = str(device).startswith("cpu")
+    if key == "device":
+        return "cpu" if is_cpu else "cuda"
+    return "float32" if is_cpu else None  # a GPU takes the checkpoint's, which is not recorded
+
+
+def _refuse_other(key: str, value: Any, measured: Any, came_to: str | None, host: PluginHost) -> None:
+    if _what_counts(value) == _what_counts(measured) or (came_to and _name(value) == came_to):
         return
-    raise ConfigError(
-        f"{key}={_name(value)}: the cost model was not measured with it but with {_name(measured)}; leave {key} out, "
-        "or fit a model to benchmarks with it"
-    )
+    fix = f"leave {key} out, or fit a model to benchmarks with it"
+    if measured is None:
+        raise ConfigError(f"{key}={_name(value)}: the cost model does not say what it was measured with; {fix}")
+    asked, other = f"{key}={_name(value)}", _name(measured)
+    if isinstance(value, Mapping) and isinstance(measured, Mapping) and _name(value) == _name(measured):
+        asked, other = (
+            f"{key}={_option(key, one, host)}{_fields(key, one, value, measured)}" for one in (value, measured)
+        )
+    elif _name(measured) == AUTO:
+        other = f"auto, {f'which was {came_to}' if came_to else 'and does not say what auto was there'}"
+    raise ConfigError(f"{asked}: the cost model was not measured with it but with {other}; {fix}")
+
+
+def _option(kind: str, value: Mapping[str, Any], host: PluginHost) -> Any:
+    """The preset that has set these values, or the option's own checkpoint or name."""
+    found: list[tuple[int, str]] = []
+    for preset in host.presets:
+        if preset.kind != kind:
+            continue
+        with suppress(ConfigError):  # a preset that is broken was not chosen
+            base, values = preset_values(preset, host.presets)
+            if base == value.get("name") and all(value.get(name) == one for name, one in values.items()):
+                found.append((len(values), preset.name))
+    return max(found)[1] if found else _name(value)
+
+
+def _fields(kind: str, of: Mapping[str, Any], value: Mapping[str, Any], measured: Mapping[str, Any]) -> str:
+    """The fields in which two forms of an option differ, as one of them has them."""
+    names = [name for name in {**value, **measured} if value.get(name) != measured.get(name) and name not in FREE]
+    return f" ({', '.join(f'{kind}.{name}={shown(of.get(name))}' for name in names)})"
 
 
 def _what_counts(value: Any) -> Any:

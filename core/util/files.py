@@ -1,4 +1,4 @@
-"""Files that a command writes: tried before the work is done, and written whole or not at all."""
+"""Files that a command reads and writes: named by a key, tried before the work, and written whole or not at all."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from hookline.core.errors import ConfigError
+
+
+def path_of(value: object) -> Path:
+    """The path that a key names; ~ and ~user at its beginning are home folders, which no shell expands there."""
+    return Path(os.path.expanduser(str(value)))  # of a Path it would also be done for ./~, which names a folder here
 
 
 def check_writable(path: Path, key: str) -> None:

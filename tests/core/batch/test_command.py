@@ -147,6 +147,11 @@ def test_a_dead_engine_ends_the_batch_and_what_it_did_not_answer_is_not_written(
         (["in.jsonl"], {}, "a batch has two files, and 1 are given"),
         (["nowhere.jsonl", "out.jsonl"], {}, "nowhere.jsonl is not there"),
         (["in.jsonl", "in.jsonl"], {}, "in.jsonl is the input"),
+        (
+            ["in.jsonl", "out.parquet"],
+            {},
+            "out.parquet: the answers to a file of JSON lines are JSON lines; give a name",
+        ),
         (["in.jsonl", "no/such/folder.jsonl"], {}, "cannot be written"),
         (["in.jsonl", "out.jsonl"], {"batch": {"max_rows": 0}}, "batch.max_rows=0 must be at least 1"),
         (["in.jsonl", "out.jsonl"], {"port": 3}, "unknown key 'port'"),

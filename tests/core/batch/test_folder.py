@@ -215,7 +215,7 @@ def test_a_part_whose_absence_a_network_file_system_still_remembers_is_found(fol
         (["in", "out"], {"executor": "cloud"}, "batch.executor='cloud' is not one of local, ray"),
         (["in", "out"], {"replicas": 2}, "batch.replicas=2 needs batch.executor=ray"),
         (["in", "out"], {"part_rows": 0}, "batch.part_rows=0 must be at least 1"),
-        (["in", "out"], {"task": "poetry"}, "task='poetry' is not one of"),
+        (["in", "out"], {"task": "poetry"}, "batch.task='poetry' is not one of completion, chat, structured"),
     ],
 )
 def test_a_mistake_is_one_line(names, batch, message, folders, host, monkeypatch):

@@ -26,6 +26,15 @@ def test_a_folder_in_the_place_of_a_record_is_named_before_anything_runs(tmp_pat
         command.execute({"records": str(tmp_path)}, None, lambda tree, host: pytest.fail("nothing must run"))
 
 
+def test_files_may_lie_in_the_home_folder(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(command, "print_result", lambda record: None)
+    monkeypatch.setattr("hookline.core.bench.files.write_recording", lambda recording, folder: written.append(folder))
+    written: list[Path] = []
+    command.execute({"result": "~/a.jsonl", "records": "~/steps"}, None, lambda tree, host: ({"metrics": {}}, None))
+    assert written == [tmp_path / "steps"] and {one.name for one in tmp_path.iterdir()} == {"a.jsonl", "steps"}
+
+
 def test_the_result_is_shown_although_its_file_cannot_be_written(tmp_path: Path, monkeypatch) -> None:
     shown = []
     monkeypatch.setattr(command, "print_result", shown.append)

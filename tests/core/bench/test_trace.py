@@ -96,6 +96,12 @@ def test_a_line_that_cannot_be_read_is_named(trace, line, message):
     assert message in str(caught.value)
 
 
+def test_a_trace_may_lie_in_the_home_folder(trace, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    trace({"arrival_s": 0, "output_tokens": 1, "prompt_tokens": 3})
+    assert len(read_trace(WorkloadConfig(trace="~/trace.jsonl"), 100).requests) == 1
+
+
 def test_a_missing_or_empty_file_is_named(trace, tmp_path):
     with pytest.raises(ConfigError, match=r"nowhere.jsonl cannot be read: No such file"):
         read_trace(WorkloadConfig(trace=str(tmp_path / "nowhere.jsonl")), 100)

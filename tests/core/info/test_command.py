@@ -83,6 +83,14 @@ def test_an_unknown_name_gets_the_near_miss(host: PluginHost) -> None:
         only(inventory(host), "patiant")
 
 
+def test_an_unknown_name_names_the_plugins_that_are_not_loaded_as_choosing_it_does(host: PluginHost) -> None:
+    with pytest.raises(ConfigError) as caught:
+        only(inventory(host), "nobody")
+    for problem in host.problems:
+        assert f"; not loaded: {problem}" in str(caught.value)
+    assert str(caught.value).partition("; not loaded")[2] in str(host.unknown("scheduler", "nobody"))
+
+
 def test_an_unknown_name_exits_with_2_and_one_line(host: PluginHost, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["patiant"]) == 2
     out, err = capsys.readouterr()
@@ -110,7 +118,49 @@ def test_a_preset_shows_its_option_and_what_it_sets(host: PluginHost, tmp_path: 
     facts = inventory(host)
     assert "  option:    patient\n  sets:\n    scheduler.limit: 3" in show_one(only(facts, "eager"))
     assert "available: no: its option 'gone' is not there" in show_one(only(facts, "lost"))
-    assert "scheduler  eager  yes" in show_all(facts)
+    assert ["scheduler", "eager", "yes"] in [line.split()[:3] for line in show_all(facts).splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        (
+            "mixed256",
+            [
+                "workload=mixed256: 256 requests of 100-1024 tokens in and out, the benchmark nano-vLLM ships",
+                "    workload.prompt_len: [100, 1024]",
+            ],
+        ),
+        ("batch32_json", ["    workload.num_prompts: 32"]),
+        (
+            "latency",
+            [
+                "experiment=latency: short waits between tokens, for few requests at a time",
+                "    scheduler: 'chunked'",
+                "    engine.max_num_seqs: 32",
+            ],
+        ),
+        ("experiment", ["    scheduler: 'longest_first'", "    scheduler.pace: True"]),
+    ],
+)
+def test_loads_and_experiments_show_what_they_set(
+    host: PluginHost, capsys: pytest.CaptureFixture[str], name: str, lines: list[str]
+) -> None:
+    assert set(lines) <= set(shown(name, capsys))
+
+
+def test_a_load_of_a_plugin_is_shown_and_a_broken_one_with_its_fault(
+    host: PluginHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "their_conf" / "workload").mkdir(parents=True)
+    (tmp_path / "their_conf" / "__init__.py").touch()
+    (tmp_path / "their_conf" / "workload" / "rush.yaml").write_text("# rush: all at once\nnum_prompts: 9\n")
+    (tmp_path / "their_conf" / "workload" / "torn.yaml").write_text("num_prompts: [\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    host.config_packages.append("their_conf")
+    facts = inventory(host)
+    assert "workload=rush: all at once" in show_one(only(facts, "rush"))
+    assert "available: no: ParserError: while parsing" in show_one(only(facts, "torn"))
 
 
 @pytest.mark.slow
@@ -154,6 +204,27 @@ def test_a_root_key_without_fields_is_shown_with_its_docstring(
     host: PluginHost, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert shown("tp", capsys)[0] == "tp = 1: Tensor-parallel ranks: one process each, on GPUs device, device + 1, ..."
+
+
+@pytest.mark.parametrize(
+    ("key", "line"),
+    [
+        ("engine.block_size", "engine.block_size = None: Tokens per KV block; None takes what the kernels prefer."),
+        ("sampling.top_k", "sampling.top_k = None: Draw from the k most likely tokens"),
+        ("scheduler.max_wait_ms", "    scheduler.max_wait_ms: float = 1.0"),
+    ],
+)
+def test_a_key_within_another_is_shown_with_its_docstring(
+    host: PluginHost, capsys: pytest.CaptureFixture[str], key: str, line: str
+) -> None:
+    lines = shown(key, capsys)
+    assert any(one.startswith(line) for one in lines)
+    assert not any("limit" in one for one in lines)
+
+
+def test_a_mistyped_key_within_another_gets_the_near_miss(host: PluginHost) -> None:
+    with pytest.raises(ConfigError, match=r"'engine\.blocksize'\. Did you mean 'engine\.block_size'\?"):
+        only(inventory(host), "engine.blocksize")
 
 
 def test_every_root_key_of_every_command_is_explained(host: PluginHost) -> None:

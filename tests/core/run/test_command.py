@@ -402,6 +402,15 @@ def test_results_tell_what_requests_said(llm: type[FakeLLM]) -> None:
     assert (line["tags"], line["priority"], line["deadline_s"]) == ({"tenant": "acme"}, 2, 1.5)
 
 
+def test_prompts_and_results_may_lie_in_the_home_folder(
+    llm: type[FakeLLM], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "p.txt").write_text("first\n")
+    assert main([*CHOSEN, "prompts_file=~/p.txt", "output=~/out.jsonl"]) == 0
+    assert llm.calls[0][0] == ["first"] and len((tmp_path / "out.jsonl").read_text().splitlines()) == 1
+
+
 def test_a_text_file_holds_one_prompt_a_line(llm: type[FakeLLM]) -> None:
     Path("a, b.txt").write_text("one\n\ntwo's\n")
     assert main([*CHOSEN, "prompts_file=a, b.txt"]) == 0

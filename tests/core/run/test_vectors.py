@@ -61,7 +61,8 @@ def test_a_prompts_file_is_embedded(tmp_path: Path, capsys: pytest.CaptureFixtur
         (["task=embeds"], "task='embeds' is not one of generate, embed, classify"),
         (["task=embed", "pooling.dimensions=0"], "pooling.dimensions=0 must be at least 1"),
         (["pooling.dimensions=8"], "pooling.* is for task=embed; a completion has no vector"),
-        (["output=found.npy"], "the name must end in .jsonl"),
+        (["output=found.npy"], "the name must end in .jsonl; leave output out"),
+        (["task=embed", "output=found.txt"], "the name must end in .jsonl or .npy; leave output out"),
         (["task=embed", "pooler=none"], "none"),
     ],
 )

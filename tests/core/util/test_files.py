@@ -8,12 +8,28 @@ import pytest
 
 from hookline.core.errors import ConfigError
 from hookline.core.sweep.results import append_line
-from hookline.core.util.files import check_appendable, check_writable, write_whole
+from hookline.core.util.files import check_appendable, check_writable, path_of, write_whole
 
 
 def broken_pieces():
     yield "half"
     raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("value", "path"),
+    [
+        ("~/a.jsonl", "/home/me/a.jsonl"),
+        ("~", "/home/me"),
+        ("./~/a", "~/a"),
+        ("~nobody-here/a", "~nobody-here/a"),
+        ("a~", "a~"),
+        (5, "5"),
+    ],
+)
+def test_a_path_of_a_key_may_begin_with_the_home_folder(value: object, path: str, monkeypatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    assert path_of(value) == Path(path)
 
 
 def test_a_folder_that_is_not_there_is_named_with_the_key(tmp_path: Path) -> None:
