@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hookline import LLM, SamplingParams
-from hookline.core.contracts import Plan
+from hookline.core.contracts import AttentionForm, Plan, QKNorm, Rope
 from hookline.core.errors import CapacityError, EngineError, PlanError, StepFault
 from hookline.core.worker.step_checks import StepChecks
 
@@ -93,6 +93,12 @@ def test_a_sampler_is_named_that_draws_a_token_outside_the_vocabulary_later_on(l
             lambda out, *_: out[1:],
             "model 'qwen3' .* in forward: .* not hidden states of 7 or 2 rows",
         ),
+        (
+            "model",
+            "forward",
+            lambda out, *_: out[:, 1:],
+            "model 'qwen3' .* in forward: .* of 7 or 2 rows of hidden_size=256",
+        ),
         ("model", "logits", lambda out, *_: out[:, :9], r"model 'qwen3' .* in logits: .* \(2, 9\) of .* not logits of"),
     ],
 )
@@ -100,6 +106,69 @@ def test_a_model_or_kernels_of_a_wrong_form_are_named(llm, part, name, change, m
     replaced(getattr(llm.engine.executor.runner, part), name, change)
     with pytest.raises(StepFault, match=message):
         llm.generate(PROMPTS, PARAMS)
+
+
+def attending(model, change):
+    """Have a model's forward call `attend` with other arguments."""
+    forward = model.forward
+
+    def changed(token_ids_T, positions_T, attend):
+        def attend_otherwise(*given):
+            names = ("layer", "qkv_TC", "rope", "norm", "form")
+            named = dict(zip(names, given, strict=False))
+            return attend(**named | change(named))
+
+        return forward(token_ids_T, positions_T, attend_otherwise)
+
+    object.__setattr__(model, "forward", changed)
+
+
+WRONG_CALLS = [
+    (
+        lambda given: {"qkv_TC": given["qkv_TC"][:, 1:]},
+        r"attend\(layer=0\) with qkv_TC of shape \(7, \d+\) of float32, n",
+    ),
+    (
+        lambda given: {"qkv_TC": given["qkv_TC"][1:]},
+        r"with qkv_TC of shape \(6, \d+\) of float32, not shape \(7, \d+\)",
+    ),
+    (lambda given: {"qkv_TC": given["qkv_TC"].double()}, r"with qkv_TC of shape .* of float64, not .* of float32"),
+    (lambda given: {"rope": given["rope"].table_PE}, r"with rope shape \(\d+, \d+\) of float32, not a Rope or None"),
+    (
+        lambda given: {"rope": Rope(given["rope"].table_PE[:9])},
+        "rope.table_PE of 9 positions, fewer than max_model_len",
+    ),
+    (lambda given: {"rope": Rope(given["rope"].table_PE.double())}, "of float64, not a table"),
+    (lambda given: {"rope": Rope(given["rope"].table_PE[:, 1:])}, "not of an even number of columns up to head_dim="),
+    (lambda given: {"norm": torch.ones(8)}, r"with norm shape \(8,\) of float32, not a QKNorm or None"),
+    (lambda given: {"norm": QKNorm(torch.ones(1), torch.ones(1), 1e-6)}, r"norm.q_weight_E of shape \(1,\) of float32"),
+    (lambda given: {"form": 0.5}, "with form float 0.5, not an AttentionForm"),
+    (lambda given: {"form": AttentionForm(scale=0.5)}, "with a form that has scale, which its spec.attention does not"),
+    (lambda given: {"layer": 99}, "attend for layer 99; by its spec it has layers 0 to "),
+    (lambda given: {"layer": -1}, "attend for layer -1; by its spec it has layers 0 to "),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), WRONG_CALLS)
+def test_a_model_is_named_for_what_it_gives_to_attend_and_kernels_are_not(llm, change, message):
+    attending(llm.engine.executor.runner.model, change)
+    with pytest.raises(StepFault, match=f"^model 'qwen3' .* breaks its contract in forward: it called .*{message}"):
+        llm.generate(PROMPTS, PARAMS)
+
+
+def test_a_model_is_named_that_asks_for_a_state_which_its_layer_does_not_keep(llm):
+    model = llm.engine.executor.runner.model
+    object.__setattr__(model, "forward", lambda token_ids_T, positions_T, attend: attend.states(0))
+    with pytest.raises(
+        StepFault, match=r"^model 'qwen3' .* in forward: it called attend.states for layer 0, which keeps n"
+    ):
+        llm.generate(PROMPTS, PARAMS)
+
+
+def test_the_largest_step_that_a_start_computes_for_its_memory_is_checked_already(llm):
+    attending(llm.engine.executor.runner.model, WRONG_CALLS[0][0])
+    with pytest.raises(StepFault, match=r"^model 'qwen3' .* breaks its contract in forward: it called attend"):
+        llm.engine.executor.profile_run(llm.engine.executor.runner.kernels.spec)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +203,7 @@ def test_a_processor_that_breaks_its_contract_ends_its_request_alone(llm, change
 
 def test_after_the_first_step_of_a_kind_no_value_is_looked_at(llm, monkeypatch):
     llm.generate(PROMPTS, [PROCESSED, PARAMS])
-    for name in ("inside", "sampling", "kernels"):
+    for name in ("inside", "sampling", "kernels", "attended", "hidden"):
         monkeypatch.delattr(StepChecks, name)
     assert all(len(output.token_ids) == 3 for output in llm.generate(PROMPTS, [PROCESSED, PARAMS]))
 

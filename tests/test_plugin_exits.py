@@ -23,7 +23,13 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
 ORIGIN = "of plugin 'tests.faulty_exit' (HOOKLINE_PLUGINS -)"
 OPTIONS = ["device=cpu", "scheduler=faulty", "sampler=faulty", "model=faulty", "kernels=faulty", "observers=[faulty]"]
-RUN = [*OPTIONS, "prompt=import os", "sampling.max_tokens=3", "+sampling.extra_args.faulty.amount=1.0"]
+RUN = [
+    *OPTIONS,
+    "scheduler.wait_ms=2",
+    "prompt=import os",
+    "sampling.max_tokens=3",
+    "+sampling.extra_args.faulty.amount=1.0",
+]
 PARAMS = SamplingParams(max_tokens=3, ignore_eos=True)
 PROCESSED = SamplingParams(max_tokens=3, ignore_eos=True, extra_args={"faulty": {"amount": 1.0}})
 PLACES = {
@@ -35,7 +41,7 @@ PLACES = {
     "model.weight_targets": f"model 'faulty' {ORIGIN} fails in weight_targets while starting",
     "kernels.__init__": f"kernels 'faulty' {ORIGIN} fails in __init__ while starting",
     "observer.__init__": f"observer 'faulty' {ORIGIN} fails in __init__",
-    "observer.on_engine_start": "on_engine_start of observer 'faulty' raised",
+    "observer.on_engine_start": f"on_engine_start of observer 'faulty' {ORIGIN} raised",
     "scheduler.plan": f"scheduler 'faulty' {ORIGIN} fails in plan",
     "model.forward": f"model 'faulty' {ORIGIN} fails in forward during a step",
     "kernels.attend": f"kernels 'faulty' {ORIGIN} fails in attend during a step",
@@ -44,9 +50,9 @@ PLACES = {
     "processor.load": f"processor 'faulty' {ORIGIN} fails in load during a step",
     "processor.process": f"processor 'faulty' {ORIGIN} fails in process during a step",
     "processor.config": f"processor 'faulty' {ORIGIN} fails while a request's arguments are prepared",
-    "observer.on_step_end": "on_step_end of observer 'faulty' raised",
-    "observer.on_request_end": "on_request_end of observer 'faulty' raised",
-    "observer.on_engine_stop": "on_engine_stop of observer 'faulty' raised",
+    "observer.on_step_end": f"on_step_end of observer 'faulty' {ORIGIN} raised",
+    "observer.on_request_end": f"on_request_end of observer 'faulty' {ORIGIN} raised",
+    "observer.on_engine_stop": f"on_engine_stop of observer 'faulty' {ORIGIN} raised",
 }
 OF_ONE_REQUEST = {"processor.__init__", "processor.load", "processor.process"}
 AFTERWARDS = {"observer.on_step_end", "observer.on_request_end", "observer.on_engine_stop"}
@@ -384,4 +390,5 @@ def test_an_observer_that_was_switched_off_does_not_hide_what_ends_the_block(fau
     with pytest.raises(ZeroDivisionError), make(observers=["faulty"]) as llm:
         assert [len(output.token_ids) for output in llm.generate([[1], [2], [3]], PARAMS)] == [3, 3, 3]
         _ = 1 / 0
-    assert "observer 'faulty' is switched off, the engine goes on: on_step_end of observer 'faulty' rais" in caplog.text
+    switched_off = f"observer 'faulty' {ORIGIN} is switched off, the engine goes on"
+    assert f"{switched_off}: {PLACES['observer.on_step_end']}" in caplog.text

@@ -87,7 +87,9 @@ class RankParts:
             vocab_size=resolved.spec.vocab_size,
             shards_vocabulary=chosen(resolved.config.sampler).needs.vocabulary_shards,
             pipeline=self._pipeline(),
-            checks=StepChecks({entry.kind: str(entry) for entry in entries_in_steps(resolved)}),
+            checks=StepChecks(
+                {entry.kind: str(entry) for entry in entries_in_steps(resolved)}, attention, resolved.spec
+            ),
             groups=resolved.groups,
             batch_invariant=attention.batch_invariant,
             first_layer=resolved.stage.first_layer,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from hookline.core.assembly.model_contract import stated_spec
 from hookline.core.assembly.stages import layer_counts, refuse_uncut, stage_of
 from hookline.core.checkpoint.checkpoint import Checkpoint, resolve_model
 from hookline.core.config.settings import Config
@@ -140,7 +141,7 @@ def resolve(
     model_class = chosen(config.model).load()
     if checkpoint is None or hasattr(model_class, "open_checkpoint"):
         checkpoint = resolve_model(config.model.config, model_class)
-    spec: ModelSpec = model_class.spec(checkpoint.config)
+    spec = stated_spec(chosen(config.model), model_class, checkpoint.config)
     if (last := max(config.engine.taps or (), default=0)) >= spec.num_layers:
         raise ConfigError(f"engine.taps names layer {last}; this model's layers are 0 to {spec.num_layers - 1}")
     ranks = LocalRanks.numbered(rank, config.tp, config.pp)

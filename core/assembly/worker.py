@@ -12,6 +12,7 @@ import torch
 
 from hookline.core.assembly.compiler_child import end_early
 from hookline.core.assembly.kernel_build import AWAITED, hash_compiler_aside, stamp_ahead, start_build, variants_ahead
+from hookline.core.assembly.model_contract import stated_targets
 from hookline.core.assembly.rank_parts import RankParts
 from hookline.core.assembly.resolve import ResolvedConfig, chosen
 from hookline.core.checkpoint.headless import fitted
@@ -127,16 +128,17 @@ def load_model(resolved: ResolvedConfig, kernels: Kernels) -> Model:
         if option.config.weights != "random":
             refuse_other_sizes(checkpoint.reference, checkpoint.shapes(), resolved.spec)
         model: Model = chosen(option).load()(checkpoint.config, runtime_of(resolved, kernels))
+        targets = stated_targets(chosen(option), model)
         if option.config.weights == "random":
-            random_weights(model.weight_targets(), resolved.config.seed)
+            random_weights(targets, resolved.config.seed)
         elif checkpoint.source is not None:
-            load_source(checkpoint.reference, checkpoint.source, fitted(model.weight_targets(), checkpoint))
+            load_source(checkpoint.reference, checkpoint.source, fitted(targets, checkpoint))
         else:
             assert checkpoint.folder is not None
             stored = checkpoint.stored
             if hasattr(model, "tensor_name"):
                 stored = renamed(checkpoint.folder, stored, model.tensor_name)
-            load_checkpoint(checkpoint.folder, fitted(model.weight_targets(), checkpoint), stored=stored)
+            load_checkpoint(checkpoint.folder, fitted(targets, checkpoint), stored=stored)
     return model
 
 

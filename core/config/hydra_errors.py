@@ -12,6 +12,7 @@ from hookline.core.config.schema import describe, unknown_key
 from hookline.core.config.settings import LIMIT_KEYS, ROOT_KEYS
 from hookline.core.errors import ConfigError, HooklineError
 from hookline.core.plugin.host import PluginHost
+from hookline.core.plugin.presets import yaml_fault
 from hookline.core.plugin.registry import KINDS
 from hookline.core.util.process import called_as
 from hookline.core.util.text import near_miss
@@ -31,6 +32,7 @@ def explain(error: Exception, host: PluginHost) -> HooklineError | None:
     """Our error for one of Hydra's; None if the user did not cause it."""
     from hydra.errors import HydraException, MissingConfigException, OverrideParseException
     from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
 
     if isinstance(error, HooklineError):
         return error
@@ -39,6 +41,8 @@ def explain(error: Exception, host: PluginHost) -> HooklineError | None:
     if isinstance(error, MissingConfigException):
         return _unknown_option(error.missing_cfg_file or "", list(error.options or []), str(error), host)
     cause = _innermost(error)
+    if isinstance(cause, YAMLError):
+        return ConfigError(yaml_fault(cause))
     if isinstance(cause, OmegaConfBaseException):
         return _bad_value(cause, str(error))
     return ConfigError(_plain(str(error))) if isinstance(error, HydraException | ValueError) else None
@@ -67,6 +71,8 @@ def _unknown_option(path: str, options: list[str], message: str, host: PluginHos
 
 def _bad_value(cause: Exception, message: str) -> ConfigError:
     overridden = re.match(r"Could not override '([^']+)'", message)
+    if "list index out of range" in str(cause):
+        return ConfigError(f"{getattr(cause, 'full_key', None) or message}: the list has fewer items")
     if overridden is None:
         return ConfigError(describe(cause))
     parent = getattr(cause, "parent_node", None)

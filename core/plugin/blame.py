@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from hookline.core import contracts
 from hookline.core.errors import PASSES, HooklineError, PluginError, is_out_of_memory, one_short_line
+from hookline.core.plugin.problems import raised_at
 
 if TYPE_CHECKING:
     from hookline.core.plugin.registry import Entry
@@ -65,9 +66,12 @@ class Blaming:
 
 
 def with_place(error: BaseException) -> str:
-    """An error in one short line, with where it was raised."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{one_short_line(error)} ({last.filename}:{last.lineno}, in {last.name})"
+    """An error in one short line, with where it was raised: in a plugin's file rather than in a library's."""
+    place = raised_at(error)
+    if place is None:
+        return one_short_line(error)
+    code, line = place
+    return f"{one_short_line(error)} ({code.co_filename}:{line}, in {code.co_name})"
 
 
 def _named(near: list[Entry], frames: list[FrameType]) -> str:

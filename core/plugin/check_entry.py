@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from typing import Any
 
-from hookline.core.contracts import FromSamplingParams, ModelConfig, Needs
-from hookline.core.errors import PASSES
+from hookline.core.contracts import ATTENTION_FEATURES, FromSamplingParams, ModelConfig, Needs
+from hookline.core.errors import PASSES, ConfigError
+from hookline.core.plugin.problems import with_line
 from hookline.core.plugin.registry import AUTO, MODEL, PROCESSOR, Entry
 from hookline.core.sampling_params import SamplingParams
-from hookline.core.util.text import one_line
+from hookline.core.util.ranges import check_ranges
+from hookline.core.util.text import joined, near_miss, one_line
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
@@ -46,6 +49,12 @@ def _needs_fault(needs: Needs) -> str | None:
     for field in ("block_size_multiple", "preferred_block_size"):
         if not _all_of(int, (getattr(needs, field),)) or getattr(needs, field) < 1:
             return f"needs.{field}={getattr(needs, field)!r} is not a whole number of at least 1"
+    if not _all_of(str, needs.attention):
+        return f"needs.attention={needs.attention!r} is not a tuple of strings"
+    for feature in needs.attention:
+        if feature not in ATTENTION_FEATURES:
+            hint = near_miss(feature, ATTENTION_FEATURES)
+            return f"needs.attention has {feature!r}.{hint} There is: {', '.join(ATTENTION_FEATURES)}"
     if not _all_of(int, needs.head_dims):
         return f"needs.head_dims={needs.head_dims!r} is not a tuple of whole numbers"
     capability = needs.compute_capability
@@ -98,12 +107,33 @@ def _schema_fault(config: type) -> str | None:
     from omegaconf import OmegaConf
 
     try:
-        OmegaConf.structured(config)
+        node = OmegaConf.structured(config)
     except PASSES:
         raise
     except BaseException as error:
         return f"config {config.__name__} cannot be a configuration schema: {one_line(error)}"
+    return None if OmegaConf.missing_keys(node) else _defaults_fault(config)
+
+
+def _defaults_fault(config: type) -> str | None:
+    """Why the dataclass refuses its own defaults, for which users would be blamed later."""
+    try:
+        _check_ranges(config())
+    except PASSES:
+        raise
+    except ConfigError as error:
+        return f"config {config.__name__} refuses its own defaults: {error}"
+    except BaseException as error:
+        return f"config {config.__name__} refuses its own defaults: {with_line(error)}"
     return None
+
+
+def _check_ranges(config: Any, prefix: str = "") -> None:
+    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    check_ranges(type(config), values, prefix)
+    for name, value in values.items():
+        if dataclasses.is_dataclass(value):
+            _check_ranges(value, joined(prefix, name))
 
 
 def _matches(pattern: re.Pattern[str], value: object) -> bool:

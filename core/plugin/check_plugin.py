@@ -17,7 +17,7 @@ from hookline.core.contracts import API_VERSION, Needs
 from hookline.core.contracts import hooks as hookspecs
 from hookline.core.errors import PASSES
 from hookline.core.plugin.check_entry import entry_fault
-from hookline.core.plugin.presets import Preset, presets_in
+from hookline.core.plugin.presets import Preset, preset_fault, presets_in
 from hookline.core.plugin.problems import Phase, Rejected, with_line
 from hookline.core.plugin.registry import (
     ENTRY_KINDS,
@@ -179,14 +179,19 @@ def _check_presets(
     packages = _config_packages(trial, wanted)
     taken = {(entry.kind, entry.name) for entry in registry} | set(wanted)
     taken |= {(preset.kind, preset.name) for preset in presets}
-    found = [preset for package in packages for preset in _package_presets(package, origin, wanted)]
-    for preset in found:
+    found = [(preset, package) for package in packages for preset in _package_presets(package, origin, wanted)]
+    wanted = (*wanted, *((preset.kind, preset.name) for preset, _ in found))
+    for preset, package in found:
         if (preset.kind, preset.name) in taken:
             raise Rejected(
                 Phase.PRESETS, f"preset {preset.kind}/{preset.name} bears the name of an option or preset", wanted
             )
+        # Without the folder that the package lies in, as `with_line` says why.
+        file = "/".join([*package.split("."), preset.kind, preset.path.name])
+        if (fault := preset_fault(preset, file)) is not None:
+            raise Rejected(Phase.PRESETS, fault, wanted)
         taken.add((preset.kind, preset.name))
-    return packages, found
+    return packages, [preset for preset, _ in found]
 
 
 def _config_packages(trial: pluggy.PluginManager, wanted: tuple[tuple[str, str], ...]) -> list[str]:

@@ -36,6 +36,14 @@ _ALWAYS_TOLD = {"on_engine_start", "on_engine_stop"}
 _log = logging.getLogger("hookline")
 
 
+class ChosenObservers(dict[str, Any]):
+    """Observers by name, with what errors call them: whose plugin's they are."""
+
+    def __init__(self, made: Mapping[str, Any], titles: Mapping[str, str]) -> None:
+        super().__init__(made)
+        self.titles = dict(titles)
+
+
 class Observers:
     """The hooks of one plugin manager and the chosen observers of one engine, looked up once.
 
@@ -44,6 +52,7 @@ class Observers:
 
     def __init__(self, manager: pluggy.PluginManager, chosen: Mapping[str, Any] | None = None) -> None:
         self.chosen = dict(chosen or {})
+        self._titles = chosen.titles if isinstance(chosen, ChosenObservers) else {}
         self.faults: list[PluginError] = []
         """Why observers were switched off, in that order."""
         calls = {hook: self._calls_of(hook, manager) for hook in OBSERVER_HOOKS}
@@ -51,7 +60,9 @@ class Observers:
 
     def _calls_of(self, hook: str, manager: pluggy.PluginManager) -> list[tuple[str, Callable[..., Any]]]:
         methods = [(name, getattr(observer, hook)) for name, observer in self.chosen.items()]
-        chosen = [(f"observer '{name}'", method) for name, method in methods if is_offered(method)]
+        chosen = [
+            (self._titles.get(name, f"observer '{name}'"), method) for name, method in methods if is_offered(method)
+        ]
         return [*_plugins_calls(hook, manager), *chosen]
 
     def hears(self, hook: str) -> bool:
@@ -88,12 +99,15 @@ class Observers:
             raise self.faults[0]
 
 
-def make_observers(options: Iterable[Option]) -> dict[str, Any]:
+def make_observers(options: Iterable[Option]) -> ChosenObservers:
     """The observers that a configuration names, by name.
 
     Raises: PluginError for one that cannot be used here or cannot be made, with the cause.
     """
-    return {option.name: _make(option) for option in options}
+    made = {option.name: (_make(option), str(option.entry)) for option in options}
+    return ChosenObservers(
+        {name: observer for name, (observer, _) in made.items()}, {name: title for name, (_, title) in made.items()}
+    )
 
 
 def _make(option: Option) -> Any:

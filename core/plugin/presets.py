@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hookline.core.errors import ConfigError, clipped
+from hookline.core.errors import MAX_TEXT, ConfigError, clipped, one_short_line
 from hookline.core.plugin.registry import KINDS
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -66,6 +66,24 @@ def preset_values(preset: Preset, presets: Sequence[Preset]) -> tuple[str, dict[
     return base, {str(key): value for key, value in merged.items()}
 
 
+def preset_fault(preset: Preset, file: str) -> str | None:
+    """What is wrong with a preset's file, which the message calls `file`; None if it has the right form."""
+    try:
+        _split(preset, _read(preset.path))
+    except ConfigError as error:
+        return str(error).replace(str(preset.path), file)
+    return None
+
+
+def yaml_fault(error: Any, path: Path | str = "") -> str:
+    """What is wrong with a YAML file in one line: the file, the line and the cause. error: a yaml.YAMLError."""
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    if mark is None:
+        return f"{path}: {one_short_line(error)}".removeprefix(": ")
+    parts = filter(None, (getattr(error, "context", None), getattr(error, "problem", None)))
+    return clipped(f"{path or mark.name}:{mark.line + 1}: broken YAML: {', '.join(parts)}", 2 * MAX_TEXT)
+
+
 def default_options(path: Path = CONF / "config.yaml") -> dict[str, str]:
     """The option or preset of each kind that config.yaml's defaults list chooses.
 
@@ -80,9 +98,12 @@ def default_options(path: Path = CONF / "config.yaml") -> dict[str, str]:
 
 def _read(path: Path) -> dict[str, Any]:
     from omegaconf import OmegaConf
+    from yaml import YAMLError
 
     try:
         values = OmegaConf.to_container(OmegaConf.load(path))
+    except YAMLError as error:
+        raise ConfigError(yaml_fault(error, path)) from error
     except Exception as error:
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict):
@@ -92,6 +113,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _split(preset: Preset, values: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     defaults = values.pop("defaults", None)
+    if defaults is None:
+        raise ConfigError(f"{preset.path}: `defaults: [OPTION, _self_]` is missing, which says whose values these are")
     if not (
         isinstance(defaults, list) and len(defaults) == 2 and defaults[1] == "_self_" and isinstance(defaults[0], str)
     ):

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
+from importlib.metadata import entry_points
 from itertools import dropwhile
 from pathlib import Path
+from types import CodeType, FrameType
 
+from hookline.core.contracts.hooks import PROJECT
 from hookline.core.errors import one_short_line
 
 _IMPORT_CODE = "<frozen importlib"
+_CORE = __name__.rpartition(".plugin.")[0]
+_SITE = {"site-packages", "dist-packages"}
+"""Folders that distributions are installed in."""
 
 
 class Phase(Enum):
@@ -50,16 +57,46 @@ class Rejected(Exception):
         self.wanted = wanted
 
 
+def raised_at(error: BaseException, *, is_import: bool = False) -> tuple[CodeType, int] | None:
+    """The code and the line where an error was raised: the innermost that is neither a library's nor core's, if any.
+
+    is_import: see `with_line`.
+    """
+    places = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    if is_import:
+        places = list(dropwhile(lambda place: not _is_import(place[0]), places))
+    reached = [place for place in places if not _is_import(place[0])]
+    if not reached:
+        return None
+    own = [place for place in reached if not _is_library(place[0])]
+    frame, line = (own or reached)[-1]
+    return frame.f_code, line
+
+
 def with_line(error: BaseException, *, is_import: bool = False) -> str:
     """An error in one short line, with the file's name and the line where it was raised.
 
     Without the folder: processes on several hosts say the same, and clients of a server need not know it. is_import:
     the error is one of an import; only a module that was reached has a line.
     """
-    frames: Iterable[traceback.FrameSummary] = traceback.extract_tb(error.__traceback__)
-    if is_import:
-        frames = dropwhile(lambda frame: not frame.filename.startswith(_IMPORT_CODE), frames)
-    lines = [
-        f" ({Path(one.filename).name}:{one.lineno})" for one in frames if not one.filename.startswith(_IMPORT_CODE)
-    ]
-    return one_short_line(error) + (lines[-1] if lines else "")
+    place = raised_at(error, is_import=is_import)
+    return one_short_line(error) + (f" ({Path(place[0].co_filename).name}:{place[1]})" if place is not None else "")
+
+
+def _is_import(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(_IMPORT_CODE)
+
+
+def _is_library(frame: FrameType) -> bool:
+    """Whether a frame's code is of Python, core, a distribution that brings no plugin, or generated."""
+    file, module = frame.f_code.co_filename, str(frame.f_globals.get("__name__", ""))
+    top = module.partition(".")[0]
+    if file.startswith("<") or top in sys.stdlib_module_names or f"{module}.".startswith(f"{_CORE}."):
+        return True
+    return not _SITE.isdisjoint(Path(file).parts) and top not in _plugin_packages()
+
+
+@cache
+def _plugin_packages() -> frozenset[str]:
+    """Top-level modules of the installed distributions that bring plugins."""
+    return frozenset(point.module.partition(".")[0] for point in entry_points(group=PROJECT))

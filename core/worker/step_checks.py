@@ -1,4 +1,4 @@
-"""Whether models, kernels, samplers and processors return what their contracts say.
+"""Whether models, kernels, samplers and processors return what their contracts say, and models call `attend` so.
 
 Everything is checked once per kind of step: in the first eager one, and in the run before the first capture. In later
 eager steps only the shapes and dtypes of draws are checked, which the host knows; looking at values waits for the
@@ -15,7 +15,21 @@ from typing import Any
 import torch
 from torch import Size, Tensor
 
-from hookline.core.contracts import NO_TOKEN, Kernels, is_offered
+from hookline.core.contracts import (
+    NO_TOKEN,
+    PLAIN_ATTENTION,
+    AttentionForm,
+    AttentionSpec,
+    Kernels,
+    LayerCache,
+    ModelSpec,
+    NoCache,
+    QKNorm,
+    RecurrentState,
+    Rope,
+    SharedCache,
+    is_offered,
+)
 from hookline.core.errors import StepFault, shown
 
 ROWS_LOOKED_AT = 8
@@ -24,10 +38,19 @@ Form = Callable[..., Sequence[Sequence[int]]]
 
 
 class StepChecks:
-    """Raises StepFault naming the plugin that broke its contract, and the method. names: of the plugins, by kind."""
+    """Raises StepFault naming the plugin that broke its contract, and the method.
 
-    def __init__(self, names: Mapping[str, str] | None = None) -> None:
-        self._names = names or {}
+    names: of the plugins, by kind. sizes, spec: what the model's hidden states and its calls of `attend` are compared
+    with; None leaves their widths unchecked.
+    """
+
+    def __init__(
+        self,
+        names: Mapping[str, str] | None = None,
+        sizes: AttentionSpec | None = None,
+        spec: ModelSpec | None = None,
+    ) -> None:
+        self._names, self._sizes, self._spec = names or {}, sizes, spec
 
     def fault(self, kind: str, method: str, what: str) -> StepFault:
         """The error that blames the plugin of a kind for what one of its methods did."""
@@ -41,11 +64,41 @@ class StepChecks:
     def hidden(self, hidden_XD: Any, *num_rows: int) -> None:
         """Check what a model's forward returned: one row for each token, or for each wanted one."""
         is_rows = isinstance(hidden_XD, Tensor) and hidden_XD.ndim == 2 and len(hidden_XD) in num_rows
-        if not is_rows or not hidden_XD.is_floating_point():
+        is_wide = self._spec is None or (is_rows and hidden_XD.shape[1] == self._spec.hidden_size)
+        if not is_rows or not is_wide or not hidden_XD.is_floating_point():
             rows = " or ".join(str(count) for count in dict.fromkeys(num_rows))
-            raise self.fault(
-                "model", "forward", f"it returned {described(hidden_XD)}, not hidden states of {rows} rows"
-            )
+            wanted = f"{rows} rows" + (f" of hidden_size={self._spec.hidden_size}" if self._spec is not None else "")
+            raise self.fault("model", "forward", f"it returned {described(hidden_XD)}, not hidden states of {wanted}")
+
+    def attended(
+        self, num_tokens: int, layer: int, qkv_TC: Any, rope: Any, norm: Any, form: Any = PLAIN_ATTENTION
+    ) -> None:
+        """Check what a model's forward gave `attend` for a step of num_tokens tokens; looks at no values."""
+        cache = self._cache_of(layer, "attend")
+        if self._sizes is None or self._spec is None:
+            return
+        if isinstance(cache, RecurrentState | NoCache):
+            what = f"it called attend for layer {layer}, which has no keys and values by its spec.layers"
+            raise self.fault("model", "forward", what)
+        fault = _attend_fault(self._sizes, self._spec, cache, num_tokens, qkv_TC, rope, norm, form)
+        if fault:
+            raise self.fault("model", "forward", f"it called attend(layer={layer}) with {fault}")
+
+    def keeps_state(self, layer: int) -> None:
+        """Check that a layer whose state a model's forward asked for has one."""
+        cache = self._cache_of(layer, "attend.states")
+        if cache is not None and not isinstance(cache, RecurrentState):
+            what = f"it called attend.states for layer {layer}, which keeps no state by its spec.layers"
+            raise self.fault("model", "forward", what)
+
+    def _cache_of(self, layer: Any, called: str) -> LayerCache | None:
+        """What a layer keeps by the model's spec; None if that is not known here."""
+        if self._spec is None:
+            return None
+        if not isinstance(layer, int) or not 0 <= layer < self._spec.num_layers:
+            what = f"it called {called} for layer {shown(layer)}; by its spec it has layers 0 to"
+            raise self.fault("model", "forward", f"{what} {self._spec.num_layers - 1}")
+        return self._spec.cache_layers[layer]
 
     def logits(self, logits_NV: Any, num_rows: int, num_columns: int) -> None:
         """Check what a model's logits returned; there may be more columns than the vocabulary has tokens."""
@@ -149,12 +202,57 @@ class StepChecks:
         return found
 
 
-def form_fault(found: Any, shape: Sequence[int], dtypes: Sequence[torch.dtype] = ()) -> str:
+def form_fault(found: Any, shape: Sequence[int], dtypes: Sequence[torch.dtype] = (), what: str = "it returned") -> str:
     """What is wrong with the shape or dtype of a result, in a few words; empty if nothing is."""
     if isinstance(found, Tensor) and found.shape == Size(shape) and (not dtypes or found.dtype in dtypes):
         return ""
     dtype = " or ".join(str(one).removeprefix("torch.") for one in dtypes)
-    return f"it returned {described(found)}, not shape {tuple(shape)}{f' of {dtype}' * bool(dtype)}"
+    return f"{what} {described(found)}, not shape {tuple(shape)}{f' of {dtype}' * bool(dtype)}"
+
+
+def _attend_fault(
+    sizes: AttentionSpec,
+    spec: ModelSpec,
+    cache: LayerCache | None,
+    num_tokens: int,
+    qkv_TC: Any,
+    rope: Any,
+    norm: Any,
+    form: Any,
+) -> str:
+    """What is wrong with what a model gave `attend` for a layer that keeps this; empty if nothing is."""
+    has_keys, head_dim = not isinstance(cache, SharedCache), sizes.head_dim
+    width = (sizes.num_heads + 2 * sizes.num_kv_heads * has_keys) * head_dim
+    if fault := form_fault(qkv_TC, (num_tokens, width), [sizes.dtype], "qkv_TC of"):
+        return fault
+    for what, value, kind in (("rope", rope, Rope), ("norm", norm, QKNorm)):
+        if not isinstance(value, kind | None):
+            return f"{what} {described(value)}, not a {kind.__name__} or None"
+    if not isinstance(form, AttentionForm):
+        return f"form {described(form)}, not an AttentionForm"
+    unsaid = sorted(form.features - spec.attention_features)
+    if unsaid:
+        return f"a form that has {', '.join(unsaid)}, which its spec.attention does not name"
+    faults = [form_fault(form.sinks_H, (sizes.num_heads,), (), "form.sinks_H of")] if form.sinks_H is not None else []
+    if norm is not None:
+        for name in ("q_weight_E", "k_weight_E"):
+            faults.append(form_fault(getattr(norm, name), (head_dim,), (), f"norm.{name} of"))
+    if rope is not None:
+        faults.append(_table_fault(rope.table_PE, sizes, qkv_TC.device))
+    return next(filter(None, faults), "")
+
+
+def _table_fault(table_PE: Any, sizes: AttentionSpec, device: torch.device) -> str:
+    if not isinstance(table_PE, Tensor) or table_PE.ndim != 2 or table_PE.dtype != torch.float32:
+        return f"rope.table_PE of {described(table_PE)}, not a table (P, R) of float32"
+    num_positions, width = table_PE.shape
+    if width % 2 or not 0 < width <= sizes.head_dim:
+        return (
+            f"rope.table_PE of {described(table_PE)}, not of an even number of columns up to head_dim={sizes.head_dim}"
+        )
+    if num_positions < sizes.max_model_len:
+        return f"rope.table_PE of {num_positions} positions, fewer than max_model_len={sizes.max_model_len}"
+    return f"rope.table_PE on {table_PE.device}, not on {device}" if table_PE.device != device else ""
 
 
 def described(found: Any) -> str:

@@ -137,7 +137,8 @@ class Worker(SizedExecutor):
     @torch.inference_mode()
     def profile_run(self, spec: AttentionSpec) -> None:
         """Compute the largest step that the limits allow, so that its memory can be measured; writes to scratch."""
-        hidden_TD = self.runner.forward(self._largest_batch(spec))
+        with self.runner.checking():  # it is the first forward, where a model's author has the first mistake
+            hidden_TD = self.runner.forward(self._largest_batch(spec))
         if self.runner.tap is not None:
             self.runner.tap.take()
         self._profile_sampling(spec, hidden_TD)

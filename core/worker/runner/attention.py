@@ -15,6 +15,7 @@ from hookline.core.contracts import PLAIN_ATTENTION, AttentionForm, Batch, Kerne
 from hookline.core.errors import StepFault
 from hookline.core.kv_cache.groups import CacheGroups
 from hookline.core.worker.request_table import GroupedBatch, LayerStates
+from hookline.core.worker.step_checks import StepChecks
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,35 @@ class GroupedAttention:
             batch.max_query_len,
             batch.query_starts_host,
         )
+
+
+class CheckedAttention:
+    """`core.contracts.Attend` as another one is, for first steps: what the model gives it is checked before kernels
+    are given it.
+    """
+
+    def __init__(self, attend: PagedAttention | GroupedAttention, checks: StepChecks, num_tokens: int) -> None:
+        self._attend, self._checks, self._num_tokens = attend, checks, num_tokens
+
+    def __call__(
+        self,
+        layer: int,
+        qkv_TC: Tensor,
+        rope: Rope | None,
+        norm: QKNorm | None = None,
+        form: AttentionForm = PLAIN_ATTENTION,
+    ) -> Tensor:
+        """See Attend."""
+        self._checks.attended(self._num_tokens, layer, qkv_TC, rope, norm, form)
+        return self._attend(layer, qkv_TC, rope, norm, form)
+
+    def states(self, layer: int) -> StateRows:
+        """See Attend."""
+        self._checks.keeps_state(layer)
+        return self._attend.states(layer)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._attend, name)
 
 
 def grouped_attention(

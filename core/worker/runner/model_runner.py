@@ -24,7 +24,7 @@ from hookline.core.worker.device_clock import StepClock
 from hookline.core.worker.request_table import RequestTable, SampleRows, on_device
 from hookline.core.worker.results.layer_taps import LayerTaps
 from hookline.core.worker.results.pooling import PooledStates
-from hookline.core.worker.runner.attention import GroupedAttention, PagedAttention, grouped_attention
+from hookline.core.worker.runner.attention import CheckedAttention, GroupedAttention, PagedAttention, grouped_attention
 from hookline.core.worker.runner.logits_pipeline import Pipeline
 from hookline.core.worker.startup.memory import release
 from hookline.core.worker.step_checks import StepChecks
@@ -139,7 +139,8 @@ class ModelRunner:
         if stream_TD is not None:
             attend = replace(attend, stream_TD=stream_TD)
         with self.checks.kernels(self.kernels) if self.is_checking else _UNCHECKED:
-            hidden_TD = self.model.forward(batch.token_ids_T, batch.positions_T, attend)
+            given: Any = CheckedAttention(attend, self.checks, batch.num_tokens) if self.is_checking else attend
+            hidden_TD = self.model.forward(batch.token_ids_T, batch.positions_T, given)
         if self.is_checking:
             self.checks.hidden(hidden_TD, batch.num_tokens, *([] if rows_N is None else [len(rows_N)]))
         if tokens_N is None:

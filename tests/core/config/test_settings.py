@@ -178,10 +178,14 @@ def test_a_preset_may_stand_on_a_preset(presets: Path) -> None:
     ("text", "error"),
     [
         ("defaults: [loop, _self_]\n", "preset scheduler/loop is based on itself: loop -> loop"),
-        ("fair: true\n", "a preset's defaults list has the form [option, _self_], not None"),
+        ("fair: true\n", "/scheduler/loop.yaml: `defaults: [OPTION, _self_]` is missing, which says whose values"),
+        ("defaults: patient\n", "/scheduler/loop.yaml: a preset's defaults list has the form [option, _self_], not pa"),
         ("defaults: [gone, _self_]\n", "no scheduler named 'gone'"),
         ("defaults: [patient, _self_]\nfare: 1\n", "unknown key 'scheduler.fare'. Did you mean 'fair'?"),
-        ("defaults: [patient, _self_\n", "loop.yaml: while parsing"),
+        (
+            "defaults: [patient, _self_\n",
+            "/scheduler/loop.yaml:2: broken YAML: while parsing a flow sequence, expected",
+        ),
         ("- 1\n", "loop.yaml: not a mapping"),
         (
             "defaults: [patient, _self_]\nlimit: ${seed}\n",
@@ -192,6 +196,21 @@ def test_a_preset_may_stand_on_a_preset(presets: Path) -> None:
 def test_a_broken_preset_is_named(presets: Path, text: str, error: str) -> None:
     host = host_with_presets(presets, f"presets_{abs(hash(text))}", {"scheduler/loop": text})
     assert error in message({"scheduler": "loop"}, host)
+
+
+def test_broken_yaml_that_hydra_reads_is_named_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "experiment" / "odd.yaml"
+    file.parent.mkdir()
+    file.write_text("# @package _global_\nengine: {max_num_seqs: 3\n")
+    with pytest.raises(ConfigError) as caught:
+        compose(["experiment=odd", "--config-dir", str(tmp_path)], PluginHost.load(), RunKeys)
+    assert str(caught.value).startswith(f"{file}:3: broken YAML: while parsing a flow mapping, expected ',' or '")
+
+
+def test_a_place_that_a_list_does_not_have_is_named() -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose(["workload=two_tenants", "workload.classes.9.share=8"], PluginHost.load(), BenchKeys, "bench")
+    assert str(caught.value) == "workload.classes[9]: the list has fewer items"
 
 
 def test_a_preset_may_interpolate_and_what_is_laid_over_it_does_not(

@@ -1,3 +1,4 @@
+import json
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -6,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from hookline.core.contracts import ModelConfig, Needs, hookimpl
-from hookline.core.errors import PluginError
+from hookline.core.contracts import ModelConfig, Needs, bounded, hookimpl
+from hookline.core.errors import ConfigError, PluginError
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.observers import Observers
 from hookline.core.plugin.problems import Phase, Problem
@@ -171,6 +172,7 @@ def test_a_plugin_without_any_hook_is_reported() -> None:
     [
         ("\nimport no_such_module\n", "No module named 'no_such_module' (importing.py:2)"),
         ("from hookline.core.contracts import Smapler\n", "__init__.py) (importing.py:1)"),
+        ("import json\njson.loads('x')\n", "Expecting value: line 1 column 1 (char 0) (importing.py:2)"),
         ("def (\n", "SyntaxError: invalid syntax (importing.py, line 1)"),
         (None, "No module named 'importing'"),
     ],
@@ -271,6 +273,12 @@ def test_a_registration_argument_of_the_wrong_type_is_reported(argument: str, va
         (Needs(packages=(3,)), "needs.packages=(3,) is not a tuple of strings"),  # type: ignore[arg-type]
         (Needs(block_size_multiple=0), "needs.block_size_multiple=0 is not a whole number of at least 1"),
         (Needs(head_dims=("64",)), "needs.head_dims=('64',) is not a tuple of whole numbers"),  # type: ignore[arg-type]
+        (Needs(attention="window"), "needs.attention='window' is not a tuple of strings"),  # type: ignore[arg-type]
+        (
+            Needs(attention=("sinks", "windows")),
+            "needs.attention has 'windows'. Did you mean 'window'? There is: window, scale, softcap, sinks",
+        ),
+        (Needs(attention=("alibi",)), "needs.attention has 'alibi'. There is: window, scale, softcap, sinks"),
         (Needs(compute_capability=9), "needs.compute_capability=9 is not a pair"),  # type: ignore[arg-type]
     ],
 )
@@ -312,6 +320,69 @@ def test_a_config_default_of_another_type_is_reported() -> None:
         wait_ms: float = "soon"  # type: ignore[assignment]
 
     assert "cannot be a configuration schema" in cause_of_config(Wrong)
+
+
+@dataclass
+class TooLow:
+    a: int = bounded(0, 1)
+
+
+@dataclass
+class Inside:
+    deep: TooLow = field(default_factory=TooLow)
+
+
+@dataclass
+class Refusing:
+    a: int = 0
+
+    def __post_init__(self) -> None:
+        if self.a < 1:
+            raise ConfigError("scheduler.a must be at least 1")
+
+
+@dataclass
+class Failing:
+    a: str = ""
+
+    def __post_init__(self) -> None:
+        self.b = json.loads(self.a)
+
+
+@dataclass
+class Exiting:
+    def __post_init__(self) -> None:
+        raise SystemExit(0)
+
+
+@pytest.mark.parametrize(
+    ("config", "fault"),
+    [
+        (TooLow, "a=0 must be at least 1"),
+        (Inside, "deep.a=0 must be at least 1"),
+        (Refusing, "scheduler.a must be at least 1"),
+        (Failing, "JSONDecodeError: Expecting value: line 1 column 1 (char 0) (test_host.py:{})"),
+        (Exiting, "SystemExit: 0 (test_host.py:{})"),
+    ],
+)
+def test_a_config_that_refuses_its_own_defaults_is_reported(config: Any, fault: str) -> None:
+    line = config.__post_init__.__code__.co_firstlineno + 1 if "{}" in fault else 0
+    cause = f"scheduler 'mine': config {config.__name__} refuses its own defaults: {fault.format(line)}"
+    assert cause_of_config(config) == cause
+
+
+def test_a_config_with_a_value_that_users_must_give_may_refuse_to_be_without() -> None:
+    @dataclass
+    class Needy:
+        path: str = "???"
+        size: int = bounded(1, 1)
+
+        def __post_init__(self) -> None:
+            if self.path == "???":
+                raise ConfigError("scheduler.path is missing")
+
+    host = host_with(scheduler_plugin("mine", config=Needy))
+    assert host.choose("scheduler", "mine").config is Needy
 
 
 @pytest.mark.parametrize("config", [PatientConfig, None])
@@ -360,6 +431,33 @@ def test_a_preset_bearing_an_options_own_name_is_reported(tmp_path: Path, monkey
     preset_package(tmp_path, "clashing_presets", {"scheduler/mine": "defaults: [mine, _self_]\n"})
     problem = only_problem(offering_presets("clashing_presets", register_schedulers=registering("scheduler", "mine")))
     assert problem.cause == "preset scheduler/mine bears the name of an option or preset"
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        (
+            "# eager\ndefaults: [mine, _self_\n",
+            ":3: broken YAML: while parsing a flow sequence, expected ',' or ']', but",
+        ),
+        ("a: 1\na: 2\n", ":2: broken YAML: while constructing a mapping, found duplicate key a"),
+        ("a: 4\n", ": `defaults: [OPTION, _self_]` is missing, which says whose values these are"),
+    ],
+)
+def test_a_broken_preset_is_reported_with_its_file_and_line(
+    text: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    package = f"broken_presets_{abs(hash(text))}"
+    preset_package(tmp_path, package, {"scheduler/eager": text})
+    host = host_with(offering_presets(package, register_samplers=registering("sampler", "mine")))
+    assert host.problems[0].cause.startswith(f"{package}/scheduler/eager.yaml{fault}")
+    assert host.problems[0].wanted == (("sampler", "mine"), ("scheduler", "eager"))
+    blame = (
+        rf"^scheduler 'eager' of plugin 'plugin0' \(their-dist 1.2\) cannot be used: {package}/scheduler/eager.yaml:"
+    )
+    with pytest.raises(PluginError, match=blame):
+        host.choose("scheduler", "eager")
 
 
 def test_an_option_bearing_a_presets_name_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

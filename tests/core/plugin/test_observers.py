@@ -195,7 +195,8 @@ def test_a_chosen_observer_that_raises_ends_no_request_and_the_others_are_told_a
     assert [output.finish_reason for output in drain(engine)] == [FinishReason.LENGTH] * 3
     assert made["tally"].ends == [FinishReason.LENGTH] * 3 and made["tally"].generated == 6
     place = r"\(.*test_observers.py:\d+, in on_step_end\)"
-    with pytest.raises(PluginError, match=rf"on_step_end of observer 'clumsy' raised KeyError: 'oops' {place}"):
+    who = r"observer 'clumsy' of plugin 'plugin2' \(their-dist 1.2\)"
+    with pytest.raises(PluginError, match=rf"on_step_end of {who} raised KeyError: 'oops' {place}"):
         engine.close()
     assert made["tally"].is_stopped
 
