@@ -55,8 +55,8 @@ def _values(path: Path) -> dict[str, Any]:
     for item in own.pop("defaults", []):
         if isinstance(item, Mapping):
             found |= {str(key).removeprefix("override ").removeprefix("/"): value for key, value in item.items()}
-        elif item != "_self_":
-            found |= _values(path.with_name(f"{item}.yaml"))
+        elif item != "_self_" and (other := path.parent / f"{item}.yaml").is_file():  # Hydra finds others elsewhere
+            found |= _values(other)
     return {**found, **dict(_flat(own))}
 
 

@@ -89,7 +89,7 @@ def _config_fault(entry: Entry) -> str | None:
             return f"config {name} has a field 'name', which is the option's own name"
         if field.init and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             return f"config {name} has no default for field '{field.name}'"
-    return _foreign_field(config) or _schema_fault(config)
+    return _foreign_field(config) or _schema_fault(config, has_defaults=entry.kind != PROCESSOR)
 
 
 def _foreign_field(config: type) -> str | None:
@@ -103,7 +103,7 @@ def _foreign_field(config: type) -> str | None:
     return None
 
 
-def _schema_fault(config: type) -> str | None:
+def _schema_fault(config: type, *, has_defaults: bool) -> str | None:
     from omegaconf import OmegaConf
 
     try:
@@ -112,7 +112,7 @@ def _schema_fault(config: type) -> str | None:
         raise
     except BaseException as error:
         return f"config {config.__name__} cannot be a configuration schema: {one_line(error)}"
-    return None if OmegaConf.missing_keys(node) else _defaults_fault(config)
+    return _defaults_fault(config) if has_defaults and not OmegaConf.missing_keys(node) else None
 
 
 def _defaults_fault(config: type) -> str | None:

@@ -27,6 +27,7 @@ _NUMBERS: dict[str, tuple[Callable[[float], bool], str]] = {
     "hydra.sweeper.max_failure_rate": (lambda value: 0 <= value <= 1, "must be from 0 to 1"),
     "hydra.launcher.n_jobs": (lambda value: value != 0, "must be at least 1, or -1: as many as there are cores"),
 }
+_STDLIB = Path(os.__file__).parent
 _SUBMITIT, _SETUP = "hydra/launcher=submitit_local", "hydra.launcher.setup"
 
 
@@ -57,7 +58,8 @@ def explain(error: Exception, arguments: Sequence[str]) -> ConfigError | None:
         shown = re.sub(r"//[^/]*@", "//...@", storage)  # without a password
         cause = next(iter(str(error).splitlines()), type(error).__name__)
         return ConfigError(f"{STORAGE}={shown} cannot be used: {cause}")
-    if isinstance(error, OSError) and isinstance(error.filename, str) and _is_of_folder(error.filename, arguments):
+    is_of_file = isinstance(error, OSError) and isinstance(error.filename, str)
+    if is_of_file and _is_hydras(error) and _is_of_folder(error.filename, arguments):
         return ConfigError(f"{FOLDER}: {error.filename} cannot be written: {error.strerror or error}")
     return None
 
@@ -109,9 +111,19 @@ def _refuse_empty(argument: str, is_study: bool) -> None:
             raise ConfigError(f"{argument} goes down, which a study cannot; write range({stop},{start},{-step})")
 
 
+def _is_hydras(error: BaseException) -> bool:
+    """Whether Hydra or a plugin of it was at work, and no job."""
+    files = [Path(frame.f_code.co_filename) for frame, _ in traceback.walk_tb(error.__traceback__)]
+    own = [file for file in files if file.parent != _STDLIB]
+    return bool(own) and not {"hydra", "hydra_plugins", "omegaconf"}.isdisjoint(own[-1].parts)
+
+
 def _is_of_folder(path: str, arguments: Sequence[str]) -> bool:
     """Whether a path is the sweep's folder, lies in it or holds it; of its name, what stands before a ${...} counts."""
     plain, dollar, _ = (_given(arguments, FOLDER) or OUTPUTS).partition("${")
+    start = os.path.basename(plain) if dollar else ""
     folder = Path(os.path.abspath(os.path.dirname(plain) if dollar else plain))
     other = Path(os.path.abspath(path))
-    return folder.is_relative_to(other) or other.is_relative_to(folder)
+    if folder.is_relative_to(other):
+        return True
+    return other.is_relative_to(folder) and other.relative_to(folder).parts[0].startswith(start)

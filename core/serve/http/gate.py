@@ -35,7 +35,7 @@ OPEN_PATHS = frozenset(("/", "/health", "/ping", "/ready"))
 MAX_BEGUN = 16
 """Requests that begin at one turn of the event loop: each computes for some 0.3 ms before it first waits."""
 _UNASKED = (b"", b"text/plain", b"application/x-www-form-urlencoded", b"multipart/form-data")
-"""Types of bodies that browsers send for any page without asking the server first, as they do for others."""
+"""Browsers send bodies of these types for any page. For other types they ask the server first."""
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 _log = logging.getLogger("hookline")
 _access = logging.getLogger("hookline.access")

@@ -1,7 +1,7 @@
 """uvicorn's protocol of a connection, with limits on how long and how large a request may be, and on unread answers.
 
-They are here since only the connection knows of them; none of them costs a chunk of a stream anything. And what of HTTP
-uvicorn leaves out: bodies of requests with `Upgrade`, answers that HTTP/1.0 understands, one Host (RFC 9112).
+They are here since only the connection knows of them; none of them costs a chunk of a stream anything. It also adds
+what uvicorn lacks: bodies of requests with `Upgrade`, answers without chunks for HTTP/1.0, the check for one Host.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self.parser = RequestParser(self)  # type: ignore[assignment]
         self._head_bytes = 0
         self._is_in_head, self._is_in_message, self._is_refused = True, False, False
+        self._is_begun = False
+        """Whether the message that comes has passed its head, so that `cycle` is its own."""
         self._receiving: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
 
@@ -74,7 +76,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """See httptools."""
-        self._is_in_head = self._is_in_message = True
+        self._is_in_head, self._is_in_message, self._is_begun = True, True, False
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
@@ -88,6 +90,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._refuse(400, f"the request has {num_hosts} Host headers; it needs one")
         if not self._is_refused:
             super().on_headers_complete()
+            self._is_begun = True
             if version == "1.0":
                 self.cycle.__class__ = _WithoutChunks
 
@@ -141,9 +144,17 @@ class LimitedProtocol(HttpToolsProtocol):
         self._refuse(431, f"the head of the request is larger than serve.max_header_bytes={limit}")
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answer with an error, if no answer is under way, and close the connection."""
+        """Read nothing more, and close the connection once all before is answered, and this request with an error."""
         self._is_refused = True
-        if not self._is_answering:
+        if self._is_answering and not self._is_begun:
+            self._end_receiving()
+            self.cycle.keep_alive = False  # of the last request that waits for its answer; uvicorn closes behind it
+            return
+        is_own = self._is_begun and self.cycle.more_body and not self.cycle.response_started and not self.pipeline
+        if is_own:
+            self.cycle.disconnected = True  # nothing more is written for it
+            self.cycle.message_event.set()
+        if is_own or not self._is_answering:
             path = getattr(self, "url", b"").partition(b"?")[0].decode("latin-1")  # as much of it as has come
             body = msgspec.json.encode(form_of(path).body(ApiError(status, message)))
             phrase = HTTPStatus(status).phrase

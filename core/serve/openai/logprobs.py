@@ -25,7 +25,7 @@ class CompletionLogprobs:
         self, texts: TokenSpelling, *, as_ids: bool = False, echoed: str = "", skips_special: bool = True
     ) -> None:
         self._texts, self._as_ids, self._offset = texts, as_ids, 0
-        self._echoed, self._skips_special = echoed, skips_special
+        self._echoed, self._skips_special, self._is_first = echoed, skips_special, True
         self._decoder = getincrementaldecoder("utf-8")("replace")
 
     def of(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob | None]) -> dict[str, Any]:
@@ -45,7 +45,11 @@ class CompletionLogprobs:
     def _length(self, token_id: int) -> int:
         """How many characters are complete with this token that were not before."""
         if not self._texts.is_special(token_id):
-            return len(self._decoder.decode(self._texts.data(token_id)))
+            data = self._texts.data(token_id)
+            if self._is_first and self._echoed and not self._echoed.startswith(" "):
+                data = data.removeprefix(b" ")  # which some tokenizers put before a text's first word
+            self._is_first = False
+            return len(self._decoder.decode(data))
         text = self._texts.text(token_id)
         is_of_prompt = self._offset < len(self._echoed)
         is_shown = self._echoed.startswith(text, self._offset) if is_of_prompt else not self._skips_special

@@ -65,7 +65,8 @@ class StageWorker(PartWorker):
         """See Worker; this stage computes its part alone, without receiving or sending."""
         batch = self._largest_batch(spec)
         stream_TD = self._stream(batch.num_tokens)
-        hidden_TD = self.runner.forward(batch, stream_TD=None if stream_TD is None else stream_TD.zero_())
+        with self.runner.checking():
+            hidden_TD = self.runner.forward(batch, stream_TD=None if stream_TD is None else stream_TD.zero_())
         if self.runner.tap is not None:
             self.runner.tap.taken()
         if self.stage.is_last:

@@ -156,11 +156,14 @@ def test_a_load_of_a_plugin_is_shown_and_a_broken_one_with_its_fault(
     (tmp_path / "their_conf" / "__init__.py").touch()
     (tmp_path / "their_conf" / "workload" / "rush.yaml").write_text("# rush: all at once\nnum_prompts: 9\n")
     (tmp_path / "their_conf" / "workload" / "torn.yaml").write_text("num_prompts: [\n")
+    far = "defaults: [/workload/smoke, rush, _self_]\nnum_prompts: 7\n"
+    (tmp_path / "their_conf" / "workload" / "far.yaml").write_text(far)
     monkeypatch.syspath_prepend(tmp_path)
     host.config_packages.append("their_conf")
     facts = inventory(host)
     assert "workload=rush: all at once" in show_one(only(facts, "rush"))
     assert "available: no: ParserError: while parsing" in show_one(only(facts, "torn"))
+    assert "available: yes" in (told := show_one(only(facts, "far"))) and "workload.num_prompts: 7" in told
 
 
 @pytest.mark.slow

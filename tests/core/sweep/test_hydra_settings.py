@@ -56,9 +56,33 @@ def test_a_range_without_a_value_is_refused_of_a_plain_sweep_too(capsys):
     assert capsys.readouterr().err == said
 
 
+HYDRAS, OURS = "/site-packages/hydra/core/utils.py", "/site-packages/hookline/core/run/prompts.py"
+
+
+def raised(error, place):
+    """The error as it comes out of code in that file."""
+    with pytest.raises(type(error)):
+        exec(compile("raise error", place, "exec"), {"error": error})
+    return error
+
+
+@pytest.mark.parametrize(
+    ("folder", "path", "place", "is_told"),
+    [
+        ("here", "here/1", HYDRAS, True),
+        ("/a/b", "/a", HYDRAS, True),
+        ("here", "/elsewhere/x", HYDRAS, False),
+        ("here", "here/prompts.txt", OURS, False),
+        ("here-${now:%H}", "here-09/1", HYDRAS, True),
+        ("here-${now:%H}", "there/1", HYDRAS, False),
+    ],
+)
+def test_of_a_missing_file_the_sweeps_folder_is_blamed_only_where_hydra_makes_it(folder, path, place, is_told):
+    error = raised(FileNotFoundError(2, os.strerror(2), path), place)
+    assert (explain(error, [f"hydra.sweep.dir={folder}"]) is not None) is is_told
+
+
 def test_errors_of_other_files_are_not_the_sweeps_folders():
-    missing = FileNotFoundError(2, os.strerror(2), "/elsewhere/x")
-    assert explain(missing, ["hydra.sweep.dir=here"]) is None
     assert explain(BrokenPipeError(32, os.strerror(32)), []) is None
     assert explain(ValueError("other"), ["hydra.sweeper.storage=sqlite:///x.db"]) is None
 
@@ -76,7 +100,7 @@ def test_a_sweeps_folder_that_cannot_be_made_is_one_line_after_the_jobs_that_ran
         run_job.notes.write_text(
             '{"job": 0, "status": "done", "overrides": [], "sweep_folder": "here", "metrics": {}}\n', encoding="utf-8"
         )
-        raise NotADirectoryError(20, os.strerror(20), "here/1")
+        exec(compile("raise error", HYDRAS, "exec"), {"error": NotADirectoryError(20, os.strerror(20), "here/1")})
 
     monkeypatch.setattr(sweep, "compose", compose)
     assert simulate(["-m", "hydra.sweep.dir=here"]) == 2

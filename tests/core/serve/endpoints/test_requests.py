@@ -263,6 +263,15 @@ def test_offsets_are_places_in_the_text_that_came() -> None:
                 assert text.startswith(texts.text(token_id), offset)
 
 
+def test_the_space_that_some_tokenizers_put_before_a_first_word_is_no_character() -> None:
+    texts = TokenSpelling(tiny_model().codec)
+    space_x, x = (next(one for one in range(4000) if texts.text(one) == text) for text in (" x", "x"))
+    for echoed, offsets in (("x x", [0, 1]), (" x x", [0, 2])):
+        found = CompletionLogprobs(texts, echoed=echoed).of([space_x, space_x], [None, None])
+        assert found["text_offset"] == offsets
+    assert CompletionLogprobs(texts, echoed="").of([space_x, x], [None, None])["text_offset"] == [0, 2]
+
+
 def test_two_tokens_with_one_text_are_told_apart_and_minus_infinity_is_a_number() -> None:
     texts = TokenSpelling(tiny_model().codec)
     halves = [one for one in range(4000) if texts.text(one) == "�"][:2]

@@ -233,6 +233,34 @@ def test_what_is_no_http_is_told_so_in_the_form_of_errors() -> None:
     assert json.loads(body)["error"]["message"] == "Invalid HTTP request received."
 
 
+@pytest.mark.parametrize("upgrade", [b"", b"Connection: Upgrade\r\nUpgrade: h2c\r\n"])
+def test_a_body_that_is_no_http_is_told_so(upgrade: bytes) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n%bTransfer-Encoding: chunked\r\n\r\n" % upgrade
+
+    async def talk(port: int, served: Served, stopping: Any) -> bytes:
+        return await in_pieces(port, head, b"ZZ\r\n")
+
+    client = FakeEngineClient()
+    assert answers(serve(client, ServeConfig(port=0), talk)) == [b"400"] and not client.asked
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        b"GET /version HTTP/1.1\r\n\r\n",
+        b"garbage\r\n\r\n",
+        b"GET /%b HTTP/1.1\r\nHost: x\r\n\r\n" % (b"x" * 3000),
+    ],
+)
+def test_what_cannot_be_served_does_not_end_the_answer_before_it(second: bytes) -> None:
+    async def talk(port: int, served: Served, stopping: Any) -> bytes:
+        return await in_pieces(port, request({**STREAM, "max_tokens": 40}), second)
+
+    settings = ServeConfig(port=0, max_header_bytes=2000, receive_s=0.2)
+    answer = serve(FakeEngineClient(pause_s=0.01), settings, talk)
+    assert answers(answer) == [b"200"] and b"data: [DONE]" in answer
+
+
 def test_a_drain_does_not_wait_for_a_request_that_has_not_come_whole() -> None:
     async def talk(port: int, served: Served, stopping: Stopping) -> bytes:
         asked = asyncio.ensure_future(exchange(port, request({"prompt": "x"})[:-3]))
