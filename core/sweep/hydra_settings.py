@@ -58,10 +58,11 @@ def explain(error: Exception, arguments: Sequence[str]) -> ConfigError | None:
         shown = re.sub(r"//[^/]*@", "//...@", storage)  # without a password
         cause = next(iter(str(error).splitlines()), type(error).__name__)
         return ConfigError(f"{STORAGE}={shown} cannot be used: {cause}")
-    is_of_file = isinstance(error, OSError) and isinstance(error.filename, str)
-    if is_of_file and _is_hydras(error) and _is_of_folder(error.filename, arguments):
-        return ConfigError(f"{FOLDER}: {error.filename} cannot be written: {error.strerror or error}")
-    return None
+    if not isinstance(error, OSError) or not isinstance(error.filename, str):
+        return None
+    if not _is_hydras(error) or not _is_of_folder(error.filename, arguments):
+        return None
+    return ConfigError(f"{FOLDER}: {error.filename} cannot be written: {error.strerror or error}")
 
 
 def quiet_controllers(arguments: Sequence[str]) -> list[str]:

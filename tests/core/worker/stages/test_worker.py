@@ -314,6 +314,14 @@ def test_a_stage_rehearses_and_warms_up_by_itself():
     assert compute(workers, prompts(2, 1)) == [13, 23]
 
 
+def test_a_rehearsal_is_checked_as_first_steps_are():
+    workers, _ = make_workers(2)
+    for worker in workers:
+        worker.runner.checks.hidden = lambda *told: 1 / 0
+        with pytest.raises(ZeroDivisionError):
+            worker.profile_run(SPEC)
+
+
 # ------------------------------------------------------------------------------------- hidden states and pooled vectors
 
 
