@@ -67,9 +67,12 @@ def preset_values(preset: Preset, presets: Sequence[Preset]) -> tuple[str, dict[
 
 
 def preset_fault(preset: Preset, file: str) -> str | None:
-    """What is wrong with a preset's file, which the message calls `file`; None if it has the right form."""
+    """What is wrong with a preset's file, which the message calls `file`; None if Hydra can use it.
+
+    Defaults lists of another form than [option, _self_] are refused where `preset_values` reads them.
+    """
     try:
-        _split(preset, _read(preset.path))
+        _check_defaults(preset, _read(preset.path))
     except ConfigError as error:
         return str(error).replace(str(preset.path), file)
     return None
@@ -112,14 +115,18 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _split(preset: Preset, values: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    defaults = values.pop("defaults", None)
-    if defaults is None:
-        raise ConfigError(f"{preset.path}: `defaults: [OPTION, _self_]` is missing, which says whose values these are")
+    _check_defaults(preset, values)
+    defaults = values.pop("defaults")
     if not (
         isinstance(defaults, list) and len(defaults) == 2 and defaults[1] == "_self_" and isinstance(defaults[0], str)
     ):
         raise ConfigError(f"{preset.path}: a preset's defaults list has the form [option, _self_], not {defaults}")
     return defaults[0], values
+
+
+def _check_defaults(preset: Preset, values: dict[str, Any]) -> None:
+    if values.get("defaults") is None:
+        raise ConfigError(f"{preset.path}: `defaults: [OPTION, _self_]` is missing, which says whose values these are")
 
 
 def _summary(path: Path) -> str:
