@@ -9,7 +9,6 @@ from typing import Any
 from torch import Tensor
 
 from hookline.core.contracts import (
-    ATTENTION_FEATURES,
     LayerCache,
     Model,
     ModelSpec,
@@ -21,8 +20,8 @@ from hookline.core.contracts import (
 )
 from hookline.core.errors import ConfigError, PluginError, shown
 from hookline.core.kv_cache.groups import checked_layers
+from hookline.core.plugin.check_entry import features_fault
 from hookline.core.plugin.registry import Entry
-from hookline.core.util.text import near_miss
 from hookline.core.worker.step_checks import described
 
 _SIZES = [field.name for field in fields(ModelSpec) if field.type == "int"]
@@ -77,10 +76,8 @@ def _spec_fault(spec: Any) -> str | None:
         return f"its num_kv_heads={spec.num_kv_heads} does not divide num_heads={spec.num_heads}"
     if not isinstance(spec.attention, frozenset | set):
         return f"its attention={shown(spec.attention)} is not a frozenset of names"
-    for feature in spec.attention:
-        if feature not in ATTENTION_FEATURES:
-            hint = near_miss(str(feature), ATTENTION_FEATURES)
-            return f"its attention has {shown(feature)}.{hint} There is: {', '.join(ATTENTION_FEATURES)}"
+    if (fault := features_fault("its attention", spec.attention)) is not None:
+        return fault
     if not isinstance(spec.layers, tuple | list):
         return f"its layers={shown(spec.layers)} is not a tuple of what each layer keeps"
     for index, layer in enumerate(spec.layers):

@@ -34,7 +34,7 @@ def fields_as_keys(keys: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def with_field(option: Mapping[str, Any], name: str) -> dict[str, Any] | None:
-    """The facts of an option with one field alone, by its full name; None if it has no such field."""
+    """The facts of an option, of its fields only the one with this full name; None if it has no such field."""
     fields = [field for field in option["fields"] if joined(option["key"], field["name"]) == name]
     return {**option, "fields": fields} if fields else None
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from hookline.core.contracts import ATTENTION_FEATURES, FromSamplingParams, ModelConfig, Needs
-from hookline.core.errors import PASSES, ConfigError
+from hookline.core.errors import PASSES, ConfigError, shown
 from hookline.core.plugin.problems import with_line
 from hookline.core.plugin.registry import AUTO, MODEL, PROCESSOR, Entry
 from hookline.core.sampling_params import SamplingParams
@@ -51,10 +52,8 @@ def _needs_fault(needs: Needs) -> str | None:
             return f"needs.{field}={getattr(needs, field)!r} is not a whole number of at least 1"
     if not _all_of(str, needs.attention):
         return f"needs.attention={needs.attention!r} is not a tuple of strings"
-    for feature in needs.attention:
-        if feature not in ATTENTION_FEATURES:
-            hint = near_miss(feature, ATTENTION_FEATURES)
-            return f"needs.attention has {feature!r}.{hint} There is: {', '.join(ATTENTION_FEATURES)}"
+    if (fault := features_fault("needs.attention", needs.attention)) is not None:
+        return fault
     if not _all_of(int, needs.head_dims):
         return f"needs.head_dims={needs.head_dims!r} is not a tuple of whole numbers"
     capability = needs.compute_capability
@@ -100,6 +99,15 @@ def _foreign_field(config: type) -> str | None:
     for field in dataclasses.fields(config):
         if field.name not in known:
             return f"config {config.__name__} extends FromSamplingParams, which has no field '{field.name}'"
+    return None
+
+
+def features_fault(what: str, features: Iterable[str]) -> str | None:
+    """Which of these words names no feature of attention; None if all do. what: where they stand."""
+    for feature in features:
+        if feature not in ATTENTION_FEATURES:
+            hint = near_miss(str(feature), ATTENTION_FEATURES)
+            return f"{what} has {shown(feature)}.{hint} There is: {', '.join(ATTENTION_FEATURES)}"
     return None
 
 

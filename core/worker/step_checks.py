@@ -80,7 +80,7 @@ class StepChecks:
         if isinstance(cache, RecurrentState | NoCache):
             what = f"it called attend for layer {layer}, which has no keys and values by its spec.layers"
             raise self.fault("model", "forward", what)
-        fault = _attend_fault(self._sizes, self._spec, cache, num_tokens, qkv_TC, rope, norm, form)
+        fault = attend_fault(self._sizes, self._spec, cache, num_tokens, qkv_TC, rope, norm, form)
         if fault:
             raise self.fault("model", "forward", f"it called attend(layer={layer}) with {fault}")
 
@@ -210,7 +210,13 @@ def form_fault(found: Any, shape: Sequence[int], dtypes: Sequence[torch.dtype] =
     return f"{what} {described(found)}, not shape {tuple(shape)}{f' of {dtype}' * bool(dtype)}"
 
 
-def _attend_fault(
+def attend_width(sizes: AttentionSpec, cache: LayerCache | None) -> int:
+    """How many columns `attend` is given for a layer: queries, and keys and values unless those of another serve it."""
+    has_keys = not isinstance(cache, SharedCache)
+    return (sizes.num_heads + 2 * sizes.num_kv_heads * has_keys) * sizes.head_dim
+
+
+def attend_fault(
     sizes: AttentionSpec,
     spec: ModelSpec,
     cache: LayerCache | None,
@@ -221,9 +227,7 @@ def _attend_fault(
     form: Any,
 ) -> str:
     """What is wrong with what a model gave `attend` for a layer that keeps this; empty if nothing is."""
-    has_keys, head_dim = not isinstance(cache, SharedCache), sizes.head_dim
-    width = (sizes.num_heads + 2 * sizes.num_kv_heads * has_keys) * head_dim
-    if fault := form_fault(qkv_TC, (num_tokens, width), [sizes.dtype], "qkv_TC of"):
+    if fault := form_fault(qkv_TC, (num_tokens, attend_width(sizes, cache)), [sizes.dtype], "qkv_TC of"):
         return fault
     for what, value, kind in (("rope", rope, Rope), ("norm", norm, QKNorm)):
         if not isinstance(value, kind | None):
@@ -236,7 +240,7 @@ def _attend_fault(
     faults = [form_fault(form.sinks_H, (sizes.num_heads,), (), "form.sinks_H of")] if form.sinks_H is not None else []
     if norm is not None:
         for name in ("q_weight_E", "k_weight_E"):
-            faults.append(form_fault(getattr(norm, name), (head_dim,), (), f"norm.{name} of"))
+            faults.append(form_fault(getattr(norm, name), (sizes.head_dim,), (), f"norm.{name} of"))
     if rope is not None:
         faults.append(_table_fault(rope.table_PE, sizes, qkv_TC.device))
     return next(filter(None, faults), "")

@@ -61,26 +61,32 @@ class _AfterHead:
         self._is_after = False
 
     def on_message_begin(self) -> None:
+        """See httptools."""
         if self._is_after:
             self._protocol.on_message_begin()
 
     def on_url(self, url: bytes) -> None:
+        """See httptools."""
         if self._is_after:
             self._protocol.on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        """See httptools."""
         if self._is_after:
             self._protocol.on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        """See httptools."""
         if self._is_after:
             self._protocol.on_headers_complete()
         self._is_after = True
 
     def on_body(self, body: bytes) -> None:
+        """See httptools."""
         self._protocol.on_body(body)
 
     def on_message_complete(self) -> None:
+        """See httptools."""
         self._protocol.on_message_complete()
 
 

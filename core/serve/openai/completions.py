@@ -66,6 +66,7 @@ class _Answer:
 
     def _choice(self, number: int, output: RequestOutput) -> dict[str, Any]:
         fields, texts = self._fields, self._surface.spelling
+        before = self._prompt_text(number) if fields.echo else ""
         prompt, ids, text = self._prompts[number], output.token_ids, output.text
         logprobs = output.logprobs
         if self._drops_token:
@@ -77,10 +78,10 @@ class _Answer:
             shown_ids, shown = (
                 ([*prompt, *ids], [*(output.prompt_logprobs or []), *logprobs]) if fields.echo else (ids, logprobs)
             )
-            found = _logprobs(fields, texts, self._prompt_text(number) if fields.echo else "").of(shown_ids, shown)
+            found = _logprobs(fields, texts, before).of(shown_ids, shown)
         choice = {
             "index": number * self._n + output.index,
-            "text": self._prompt_text(number) + text if fields.echo else text,
+            "text": before + text,
             "logprobs": found,
             "finish_reason": "length" if self._drops_token else finish_reason(output),
             "stop_reason": output.stop_reason,

@@ -29,6 +29,7 @@ from hookline.core.contracts import (
     StateTensor,
 )
 from hookline.core.testing.checks import check, check_form
+from hookline.core.worker.step_checks import attend_fault, attend_width
 
 ATTENDS = "attention"
 KEEPS_STATE = "a state"
@@ -125,7 +126,7 @@ class CheckedAttend:
         """See Attend."""
         self._call(layer, ATTENDS)
         cache = self.spec.cache_layers[layer]
-        self._check(qkv_TC, rope, norm, form, has_keys=not isinstance(cache, SharedCache))
+        self._check(cache, qkv_TC, rope, norm, form)
         owner = cache.layer if isinstance(cache, SharedCache) else layer
         seen, kv_2NSKE = self._seen(self.spec.cache_layers[owner]), self.kv_layers[owner]
         if owner == layer:
@@ -160,25 +161,16 @@ class CheckedAttend:
         return replace(self.batch, window=cache.num_tokens) if isinstance(cache, SlidingWindow) else self.batch
 
     def _check(
-        self, qkv_TC: Tensor, rope: Rope | None, norm: QKNorm | None, form: AttentionForm, *, has_keys: bool
+        self, cache: LayerCache, qkv_TC: Tensor, rope: Rope | None, norm: QKNorm | None, form: AttentionForm
     ) -> None:
-        sizes, head_dim = self.attention, self.spec.head_dim
-        width = (sizes.num_heads + 2 * sizes.num_kv_heads * has_keys) * head_dim
-        check_form("qkv_TC, which attend was given,", qkv_TC, (self.batch.num_tokens, width), sizes.dtype)
+        sizes, num_tokens = self.attention, self.batch.num_tokens
+        width = attend_width(sizes, cache)
+        check_form("qkv_TC, which attend was given,", qkv_TC, (num_tokens, width), sizes.dtype)
         if rope is not None:
-            width = rope.table_PE.shape[-1]
-            fits = width % 2 == 0 and 0 < width <= head_dim
-            check(fits, f"rope.table_PE has {width} columns and must have an even number up to head_dim={head_dim}")
-            check_form("rope.table_PE", rope.table_PE, (len(rope.table_PE), width), torch.float32)
             enough = len(rope.table_PE) >= self.spec.max_position
             check(enough, f"rope.table_PE has {len(rope.table_PE)} rows for max_position={self.spec.max_position}")
-        for weight_E in (norm.q_weight_E, norm.k_weight_E) if norm else ():
-            check_form("a weight of QKNorm", weight_E, (head_dim,), weight_E.dtype)
-        unsaid = sorted(form.features - self.spec.attention_features)
-        check(not unsaid, f"attend was given {', '.join(unsaid)}, which ModelSpec.attention does not name")
-        if form.sinks_H is not None:
-            sinks = form.sinks_H
-            check_form("sinks_H, which attend was given,", sinks, (sizes.num_heads,), sinks.dtype)
+        fault = attend_fault(sizes, self.spec, cache, num_tokens, qkv_TC, rope, norm, form)
+        check(not fault, f"attend was given {fault}")
 
 
 def kept_by(cache: LayerCache) -> str:

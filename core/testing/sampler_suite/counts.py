@@ -34,9 +34,9 @@ def num_repeats(counts_V: Tensor) -> int:
 
 
 def most_repeats(probabilities_V: Tensor, num_draws: int, num_deviations: float = 8.0) -> float:
-    """Pairs of equal values that independent draws do not exceed: the mean and so many standard deviations more.
+    """How many pairs of equal draws are still likely: the mean of independent draws plus num_deviations deviations.
 
-    It sees draws from too few values also where each value is too rare to be counted by itself.
+    More pairs mean that too few values are drawn. This also works where each value is too rare for its own count.
     """
     probabilities_V = probabilities_V.double().cpu()
     same, all_same = (float(probabilities_V.pow(power).sum()) for power in (2, 3))  # two draws, and three, are equal

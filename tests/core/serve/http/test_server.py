@@ -249,6 +249,7 @@ def test_a_body_that_is_no_http_is_told_so(upgrade: bytes) -> None:
     [
         b"GET /version HTTP/1.1\r\n\r\n",
         b"garbage\r\n\r\n",
+        b"\x00\r\n\r\n",
         b"GET /%b HTTP/1.1\r\nHost: x\r\n\r\n" % (b"x" * 3000),
     ],
 )
