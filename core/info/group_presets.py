@@ -12,7 +12,7 @@ from typing import Any
 
 from hookline.core.contracts.hooks import PROJECT
 from hookline.core.plugin.host import PluginHost
-from hookline.core.plugin.presets import CONF
+from hookline.core.plugin.presets import CONF, summary
 from hookline.core.util.text import joined, one_line
 
 EXPERIMENT = "experiment"
@@ -39,7 +39,7 @@ def _folder(package: str) -> Path:
 def _facts(group: str, path: Path, package: str) -> dict[str, Any]:
     facts = {"kind": group, "name": path.stem, "help": "", "distribution": package, "file": str(path), "option": ""}
     try:
-        facts["help"] = _summary(path)
+        facts["help"] = summary(path)
         values = _values(path)
     except Exception as error:  # of a plugin's file: whatever YAML and OmegaConf raise
         return {**facts, "values": {}, "unavailable": [one_line(error)]}
@@ -67,10 +67,3 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield from _flat(value, joined(prefix, key))
         else:
             yield joined(prefix, key), value
-
-
-def _summary(path: Path) -> str:
-    """The first comment, without the file's name at its beginning."""
-    with path.open(encoding="utf-8") as file:
-        comments = [line.lstrip("# ").strip() for line in file if line.startswith("#") and "@package" not in line]
-    return comments[0].partition(": ")[2] or comments[0] if comments else ""

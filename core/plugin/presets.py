@@ -32,7 +32,7 @@ class Preset:
 def presets_in(folder: str | Path, distribution: str) -> list[Preset]:
     """Presets of the plugin kinds in a folder laid out as conf/ is, sorted by kind and name."""
     paths = [(kind, path) for kind in KINDS for path in sorted(Path(folder, kind).glob("*.yaml"))]
-    return [Preset(kind, path.stem, path, distribution, _summary(path)) for kind, path in paths]
+    return [Preset(kind, path.stem, path, distribution, summary(path)) for kind, path in paths]
 
 
 def preset_values(preset: Preset, presets: Sequence[Preset]) -> tuple[str, dict[str, Any]]:
@@ -129,7 +129,8 @@ def _check_defaults(preset: Preset, values: dict[str, Any]) -> None:
         raise ConfigError(f"{preset.path}: `defaults: [OPTION, _self_]` is missing, which says whose values these are")
 
 
-def _summary(path: Path) -> str:
+def summary(path: Path) -> str:
+    """The first comment of a preset's file, without the file's name at its beginning."""
     with path.open(encoding="utf-8") as file:
         comments = [line.lstrip("# ").strip() for line in file if line.startswith("#") and "@package" not in line]
     first = comments[0] if comments else ""
