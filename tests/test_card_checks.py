@@ -484,6 +484,34 @@ def test_one_file_has_the_processes_of_its_kind(tmp_path, folder, told):
     assert code == 0 and [row[:5] for row in CHECKS["tests"].table([one])[1:]] == [[name, "1", "0", "0", "0"]]
 
 
+CARD = """import os, pathlib, time
+
+def test_process():
+    assert ("PYTEST_XDIST_WORKER" in os.environ) is {is_worker}
+    pathlib.Path("card_" + os.environ["CUDA_VISIBLE_DEVICES"]).touch()
+    time.sleep(0.5)  # for the other card's process
+"""
+
+
+@pytest.mark.slow
+def test_engines_of_one_gpu_and_kernels_are_spread_over_the_gpus(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,6,7")
+    several, kernels = "tests/test_gpu_ranks.py", "tests/plugins/test_triton_a.py"
+    names = [kernels, *(f"tests/test_gpu_{name}.py" for name in ("one", "two")), several]
+    files = {name: CARD.format(is_worker=name != several) for name in names}
+    code, one = run_in(tmp_path, files, "--processes", "2", "--cards", "2")
+    rows = sorted(row[:5] for row in CHECKS["tests"].table([one])[1:])
+    assert rows == [[name, "1", "0", "0", "0"] for name in sorted(names)] and code == 0
+    ended = [told["file"] for told in one.records if told.get("left") == 0 and told["passed"]]
+    assert (ended[0], ended[-1]) == (several, kernels)
+    assert {path.name for path in tmp_path.glob("card_*")} == {"card_5,6,7", "card_5", "card_6"}
+
+
+def test_files_that_look_for_several_gpus_have_them():
+    asking = {path for path in (ROOT / "tests").glob("test_gpu_*.py") if "device_count" in path.read_text()}
+    assert {str(path.relative_to(ROOT)) for path in asking} == set(gpu_tests.SEVERAL_GPUS)
+
+
 ENDS_THE_TIME = """import pytest
 
 @pytest.mark.parametrize("number", range(40))

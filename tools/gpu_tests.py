@@ -2,24 +2,28 @@
 
     python tools/gpu_tests.py --seconds 500                                  # all that need a GPU
     python tools/gpu_tests.py --seconds 500 --processes 8                    # those of kernels, which compile, in 8
+    python tools/gpu_tests.py --seconds 500 --processes 48 --cards 4         # and engines of one GPU on four at once
     python tools/gpu_tests.py --seconds 500 --from tests/test_gpu_memory.py  # what an earlier run left
     python tools/gpu_tests.py tests/test_gpu_grammar.py -- -k mask           # these files; arguments of pytest
 
-Engines are alone on the card in one process, as they must leave nothing behind them; then pytest-xdist spreads the
-tests of kernels over `--processes`, in the files' order. A line is JSON: {file, passed, failed, skipped, seconds,
-left}, the last one of a file counts; the first line is {files: {file: tests}}. A failed test is told at once, with the
-end of its traceback. An installed hookline is what is tested.
+Engines are alone on the card in one process, as they must leave nothing behind them. With `--cards`, only files whose
+engines take several GPUs run in that process; behind it each GPU has a process for the other files. At last
+pytest-xdist spreads the tests of kernels over `--processes` and the GPUs, in the files' order. A line is JSON: {file,
+passed, failed, skipped, seconds, left}, the last one of a file counts; the first line is {files: {file: tests}}. A
+failed test is told at once, with the end of its traceback. An installed hookline is what is tested.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import os
 import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -37,6 +41,10 @@ KERNELS = (
 """Files that need no engine and little memory, so that several processes can share the card."""
 PATTERNS = ("tests/test_gpu_*.py", *KERNELS)
 """The files that need a GPU, or that do something else where there is one."""
+PARTS = ("engines", "engines_of_one_gpu", "kernels")
+"""What a process runs, in this order."""
+SEVERAL_GPUS = tuple(f"tests/test_gpu_{name}.py" for name in ("memory", "overlap", "pipeline", "ranks"))
+"""Files with tests that see more than one GPU."""
 TOLD_EVERY_S = 10.0
 """How long a file may say nothing, for whoever ends this process."""
 TRACEBACK_LINES = 20
@@ -69,16 +77,20 @@ class Worker(TimeLimit):
 
 
 def pytest_configure(config: Any) -> None:
-    """Called where pytest loads this module by its name, as workers do."""
+    """Called where pytest loads this module by its name, as workers do, before anything has looked for GPUs."""
     if hasattr(config, "workerinput"):
+        os.environ["CUDA_VISIBLE_DEVICES"] = config.workerinput["card"]
         config.pluginmanager.register(Worker(config.workerinput["ends_at"]), "time limit")
 
 
 class Files:
-    """A plugin of pytest where results come together: counts outcomes by file. part: as in main."""
+    """A plugin of pytest where results come together: counts outcomes by file.
 
-    def __init__(self, ends_at: float, part: str | None) -> None:
-        self._ends_at, self._part = ends_at, part
+    is_of_part: of a test's name, whether it is run here; others are counted only. cards: the GPUs that workers share.
+    """
+
+    def __init__(self, ends_at: float, is_of_part: Callable[[str], bool], cards: list[str]) -> None:
+        self._ends_at, self._is_of_part, self._cards = ends_at, is_of_part, itertools.cycle(cards)
         self._told_at: defaultdict[str, float] = defaultdict(time.monotonic)
         self._done: Counter[str] = Counter()
         self.numbers: Counter[str] = Counter()
@@ -90,12 +102,11 @@ class Files:
 
     def pytest_collection_finish(self, session: Any) -> None:
         self._collected([item.nodeid for item in session.items])
-        if self._part == "engines":
-            session.items[:] = [item for item in session.items if not is_of_kernels(item.nodeid)]
+        session.items[:] = [item for item in session.items if self._is_of_part(item.nodeid)]
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        node.workerinput["ends_at"] = self._ends_at
+        node.workerinput.update(ends_at=self._ends_at, card=next(self._cards))
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
@@ -164,8 +175,18 @@ def file_of(nodeid: str) -> str:
     return nodeid.partition("::")[0]
 
 
-def is_of_kernels(name: str) -> bool:
-    return any(Path(file_of(name)).match(pattern) for pattern in KERNELS)
+def part_of(name: str, num_cards: int) -> str:
+    """Which of PARTS runs this file, or this test."""
+    path = Path(file_of(name))
+    if any(map(path.match, KERNELS)):
+        return "kernels"
+    return "engines" if num_cards == 1 or any(map(path.match, SEVERAL_GPUS)) else "engines_of_one_gpu"
+
+
+def cards_seen(number: int) -> list[str]:
+    """The first so many of the GPUs that this process sees, as CUDA_VISIBLE_DEVICES names them."""
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return (seen.split(",") if seen is not None else [*map(str, range(number))])[:number]
 
 
 def files_from(names: list[str], first: str | None) -> list[str]:
@@ -191,38 +212,52 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="no test begins after so many")
     parser.add_argument("--from", dest="first", help="leave out the files before this one")
     parser.add_argument("--processes", type=int, default=1, help="for the kernels' tests")
-    parser.add_argument("--part", choices=("engines", "kernels"), help=argparse.SUPPRESS)  # that this process runs
+    parser.add_argument("--cards", type=int, default=1, help="how many GPUs tests that need one are spread over")
+    parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)  # that this process runs
     options = parser.parse_args(ours)
     names, ends_at = files_from(options.files, options.first), time.monotonic() + options.seconds
-    if options.part is None and options.processes > 1 and any(map(is_of_kernels, names)):
+    if options.part is None and max(options.processes, options.cards) > 1:
         if find_spec("xdist") is not None:
-            return run_parts(names, ends_at, options.processes, behind)
+            return run_parts(names, ends_at, options, behind)
         print("pytest-xdist is not installed: one process runs all tests", flush=True)
-    given = ["-q", "--tb=short", "-p", "no:cacheprovider", "--continue-on-collection-errors", f"--rootdir={ROOT}"]
-    plugins: list[Any] = [Files(ends_at, options.part)]
-    if options.part == "kernels":
-        # pytest-benchmark warns beside xdist, and warnings are errors
-        spread = ["-n", str(options.processes), "--dist", "load", "--maxschedchunk", str(CHUNK), "-p", "no:benchmark"]
-        given += [*spread, "-p", Path(__file__).stem]
-    else:
-        given += ["-p", "no:xdist"]
-        plugins.append(TimeLimit(ends_at))
-    return int(pytest.main([*names, *given, *behind], plugins=plugins))
+    return run_part(names, ends_at, options, behind)
 
 
-def run_parts(names: list[str], ends_at: float, num_processes: int, behind: list[str]) -> int:
-    """Engines' tests, then kernels', each in a process that leaves nothing on the card; the first counts all tests."""
-    kernels = [name for name in names if is_of_kernels(name)]
-    parts = {"kernels": kernels} if kernels == names else {"engines": names, "kernels": kernels}
+def run_parts(names: list[str], ends_at: float, options: argparse.Namespace, behind: list[str]) -> int:
+    """Each part in a process that leaves nothing on the cards; where there are several, the first counts all tests."""
+    files = {part: [name for name in names if part_of(name, options.cards) == part] for part in PARTS}
+    parts = {part: some for part, some in files.items() if some}
+    if len(parts) > 1:
+        parts = {**parts, "engines": names}
     codes = list[int]()
-    for part, some in parts.items():
+    for part in filter(parts.__contains__, PARTS):
         seconds = ends_at - time.monotonic()
         if codes and seconds <= 0:
             codes.append(pytest.ExitCode.INTERRUPTED)
             continue
-        ours = ["--part", part, "--processes", str(num_processes), "--seconds", str(seconds)]
-        codes.append(subprocess.run([sys.executable, __file__, *ours, *some, "--", *behind], check=False).returncode)
+        given = {"part": part, "processes": options.processes, "cards": options.cards, "seconds": seconds}
+        ours = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+        command = [sys.executable, __file__, *ours, *parts[part], "--", *behind]
+        codes.append(subprocess.run(command, check=False).returncode)
     return next((code for code in codes if code not in (0, pytest.ExitCode.NO_TESTS_COLLECTED)), min(codes))
+
+
+def run_part(names: list[str], ends_at: float, options: argparse.Namespace, behind: list[str]) -> int:
+    """This process's part of the files; all of them if it has none."""
+    part, cards = options.part, cards_seen(options.cards)
+    files = Files(ends_at, lambda name: part in (None, part_of(name, options.cards)), cards)
+    spread = {"kernels": (options.processes, "load"), "engines_of_one_gpu": (len(cards), "loadfile")}
+    given = ["-q", "--tb=short", "-p", "no:cacheprovider", "--continue-on-collection-errors", f"--rootdir={ROOT}"]
+    plugins: list[Any] = [files]
+    if part in spread and spread[part][0] > 1:
+        processes, how = spread[part]
+        chunk = ["--maxschedchunk", str(CHUNK)] if how == "load" else []
+        # pytest-benchmark warns beside xdist, and warnings are errors
+        given += ["-n", str(processes), "--dist", how, *chunk, "-p", "no:benchmark", "-p", Path(__file__).stem]
+    else:
+        given += ["-p", "no:xdist"]
+        plugins.append(TimeLimit(ends_at))
+    return int(pytest.main([*names, *given, *behind], plugins=plugins))
 
 
 if __name__ == "__main__":

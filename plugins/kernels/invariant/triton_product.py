@@ -5,7 +5,7 @@ added up from its first feature to its last, in steps of a fixed depth, into a f
 added up in their order: by a program that computes them all, or by the last one to finish of programs that have a part
 each, so that a few rows keep the whole card busy. The weight is the left operand, so that 16 rows and 256 take the same
 matrix instruction (Hopper's wgmma has the rows as its N, from 8 to 256) and a tile's size only says which rows and
-outputs a program has; tests/test_gpu_batch_invariant.py compares all of them bit by bit.
+outputs a program has; tests/plugins/test_triton_invariant_bits.py compares all of them bit by bit.
 Legend: T rows, D input features, O output features, F half of gate and up.
 """
 
