@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from hookline.core.config.schema import build
 from hookline.core.errors import ConfigError, one_short_line
-from hookline.core.util.files import check_writable
+from hookline.core.util.files import check_writable, path_of
 from hookline.core.util.ranges import bounded
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Profile:
             return None
         keys = {one.name: tree[one.name] for one in fields(ProfileKeys) if tree.get(one.name) is not None}
         asked: ProfileKeys = build(ProfileKeys, keys)
-        return cls(Path(str(asked.profile)), asked.profile_steps, asked.profile_skip)
+        return cls(path_of(asked.profile), asked.profile_steps, asked.profile_skip)
 
 
 @contextmanager

@@ -120,5 +120,10 @@ def test_a_profile_that_cannot_be_made_is_refused_with_key_and_value(tree, messa
         Profile.of(tree)
 
 
+def test_a_profile_is_found_in_a_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert Profile.of({"profile": "~/trace.json"}).path == tmp_path / "trace.json"
+
+
 def test_no_profile_is_made_unless_wanted():
     assert Profile.of({"profile": None, "profile_steps": 20, "profile_skip": 10}) is None
