@@ -27,6 +27,10 @@ CASES = {
     "stop string": SamplingParams(max_tokens=200, seed=3, stop=("e",), min_tokens=4, logprobs=0),
     "stop string shown": SamplingParams(max_tokens=200, seed=3, stop=("e",), include_stop_str_in_output=True),
     "two": SamplingParams(max_tokens=12, seed=9, n=2),
+    "regex": SamplingParams(temperature=0, structured_outputs={"regex": "[0-9]{3}-[a-z]{2}"}),
+    "choice": SamplingParams(seed=2, structured_outputs={"choice": ["yes", "no"]}, stop_token_ids=(7,)),
+    "grammar and stop string": SamplingParams(temperature=0, stop=("-x",), structured_outputs={"regex": "0{2}-x{9}"}),
+    "schema": SamplingParams(max_tokens=60, seed=4, structured_outputs={"json": {"enum": ["one", 2]}}),
 }
 
 pytestmark = pytest.mark.slow

@@ -18,7 +18,7 @@ from hookline.core.frontend.step_guard import StepGuard
 from hookline.core.outputs import Delta, FinishReason, RequestOutput, TokenLogprob
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.tokenizer.codec import Codec, with_word_ids
-from hookline.core.tokenizer.reader import TextReader
+from hookline.core.tokenizer.reader import TextReader, textless_ids
 from hookline.core.util.garbage import FrozenHeap
 
 Send = Callable[[Delta], None]
@@ -134,13 +134,8 @@ class OutputProcessor:
 
     def _reader(self, params: SamplingParams, follows: bool) -> TextReader:
         detokenizer = self.codec.detokenizer(skip_special_tokens=params.skip_special_tokens)
-        return TextReader(params, detokenizer, self._new_deltas.append if follows else None, self._stop_ids(params))
-
-    def _stop_ids(self, params: SamplingParams) -> frozenset[int] | None:
-        """Tokens that are no text where a completion stops: its last one, but one that completes a grammar is text."""
-        if params.structured_outputs is None:
-            return None
-        return self.engine.limits.eos_token_ids.union(params.stop_token_ids)
+        stop_ids = textless_ids(params, self.engine.limits.eos_token_ids)
+        return TextReader(params, detokenizer, self._new_deltas.append if follows else None, stop_ids)
 
     def _hand_out(self, outputs: Iterable[RequestOutput]) -> None:
         """First the ends, then the Deltas of those that go on."""
@@ -174,7 +169,7 @@ class OutputProcessor:
     def _text(self, entry: _Entry, output: RequestOutput) -> str:
         if entry.reader is not None:
             return entry.reader.finish()
-        ids, stop_ids = output.token_ids, self._stop_ids(entry.params)
+        ids, stop_ids = output.token_ids, textless_ids(entry.params, self.engine.limits.eos_token_ids)
         if ids and output.finish_reason is FinishReason.STOP and (stop_ids is None or ids[-1] in stop_ids):
             ids = ids[:-1]
         return self.codec.decode(ids, skip_special_tokens=entry.params.skip_special_tokens)

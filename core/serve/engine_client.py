@@ -40,6 +40,8 @@ class Facts:
     """See core.pooling_params.PoolingDefaults."""
     no_embeddings: str | None = None
     """Why texts cannot be embedded, if the checkpoint says how and we cannot."""
+    eos_token_ids: Sequence[int] = ()
+    """Tokens that end a completion."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +67,7 @@ def facts_of(llm: LLM) -> Facts:
         model=llm.config.model.name,
         scored_by=limits.poolers.defaults.scored_by,
         no_embeddings=limits.poolers.defaults.refusal,
+        eos_token_ids=sorted(limits.eos_token_ids),
     )
 
 

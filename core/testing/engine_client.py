@@ -24,7 +24,7 @@ from hookline.core.pooling_params import EMBED
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.serve.engine_client import Load, ReplicaState, ServedModel
 from hookline.core.tokenizer.codec import Codec, Prompt
-from hookline.core.tokenizer.reader import TextReader
+from hookline.core.tokenizer.reader import TextReader, textless_ids
 
 NUM_DIMENSIONS = 16
 """Of the vectors that a FakeEngineClient makes up."""
@@ -41,8 +41,10 @@ def tiny_model(names: tuple[str, ...] = ("fake",), max_model_len: int = 4096) ->
     """The facts of the bundled checkpoint, under other names."""
     root = bundled_checkpoint()
     codec = Codec(locate(root), max_len=max_model_len)
-    vocab_size, now_s = len(codec.tokenizer), int(time.time())
-    return ServedModel(root, None, max_model_len, vocab_size, now_s, "fake", names=names, codec=codec)
+    vocab_size, now_s, eos_ids = len(codec.tokenizer), int(time.time()), (codec.tokenizer.eos_token_id,)
+    return ServedModel(
+        root, None, max_model_len, vocab_size, now_s, "fake", eos_token_ids=eos_ids, names=names, codec=codec
+    )
 
 
 @dataclass
@@ -197,7 +199,9 @@ class _Completion:
         reply, self._max_tokens = client.reply_to(asked, index), min(params.max_tokens, room)
         self._reply = reply * (self._max_tokens // max(1, len(reply)) + 1) if params.ignore_eos else reply
         detokenizer = client.facts.codec.detokenizer(skip_special_tokens=params.skip_special_tokens)
-        self._reader = TextReader(params, detokenizer, lambda reader: None)
+        self._reader = TextReader(
+            params, detokenizer, lambda reader: None, textless_ids(params, client.facts.eos_token_ids)
+        )
         self._eos = client.facts.codec.tokenizer.eos_token_id
         self._ids: list[int] = []
         self._arrival_s = time.monotonic()

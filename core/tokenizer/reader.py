@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from hookline.core.outputs import FinishReason
 from hookline.core.sampling_params import SamplingParams
@@ -10,11 +10,19 @@ from hookline.core.tokenizer.detokenizer import Detokenizer
 from hookline.core.util.stop_strings import StopSearch
 
 
+def textless_ids(params: SamplingParams, eos_token_ids: Iterable[int]) -> frozenset[int] | None:
+    """Tokens that are no text where a completion stops; None: whichever it stops with.
+
+    Where there is a grammar, the token that completes it is text.
+    """
+    return None if params.structured_outputs is None else frozenset((*eos_token_ids, *params.stop_token_ids))
+
+
 class TextReader:
     """`core.requests.request.Watcher` that reads a completion as it grows: its text, and the stop strings in it.
 
     on_news: called with the reader at the first token since `take`; None if the text is only read at the end.
-    stop_ids: the tokens that, at the end of a completion that stops, are not part of its text; None: any last token.
+    stop_ids: see `textless_ids`.
     """
 
     def __init__(
@@ -22,7 +30,7 @@ class TextReader:
         params: SamplingParams,
         detokenizer: Detokenizer | None,
         on_news: Callable[[TextReader], None] | None,
-        stop_ids: frozenset[int] | None = None,
+        stop_ids: frozenset[int] | None,
     ) -> None:
         self._params, self._detokenizer, self._on_news, self._stop_ids = params, detokenizer, on_news, stop_ids
         self._stops = StopSearch(params.stop_strings, include=params.include_stop_str_in_output)

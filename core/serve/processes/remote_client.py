@@ -112,7 +112,7 @@ class RemoteClient:
 
         def _submit(prepared: tuple[list[int], SamplingParams]) -> None:
             token_ids, params = prepared
-            stream.begin(token_ids, params, self.facts.codec)
+            stream.begin(token_ids, params, self.facts)
             try:
                 self._send(_submit_message(handle, token_ids, params, options, arrival_s, pooling))
             except (TypeError, ValueError, OverflowError) as error:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Self
 from hookline.core.errors import HooklineError
 from hookline.core.outputs import Delta, FinishReason, RequestOutput, TokenLogprob
 from hookline.core.serve.processes.messages import End, output_of
-from hookline.core.tokenizer.reader import TextReader
+from hookline.core.tokenizer.reader import TextReader, textless_ids
 
 if TYPE_CHECKING:
     from hookline.core.sampling_params import SamplingParams
-    from hookline.core.tokenizer.codec import Codec
+    from hookline.core.serve.engine_client import ServedModel
 
 
 class RemoteStream:
@@ -41,11 +41,11 @@ class RemoteStream:
         self._error: HooklineError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
-    def begin(self, token_ids: list[int], params: SamplingParams, codec: Codec) -> None:
+    def begin(self, token_ids: list[int], params: SamplingParams, model: ServedModel) -> None:
         """The prompt's tokens are known; those of its completions come from now on."""
         self.prompt_token_ids = token_ids
         for completion, one in zip(self.completions, params.each(), strict=True):
-            completion.begin(one, codec)
+            completion.begin(one, model)
 
     @property
     def is_open(self) -> bool:
@@ -128,10 +128,11 @@ class RemoteCompletion:
         self._ended: RequestOutput | None = None
         self._reader: TextReader
 
-    def begin(self, params: SamplingParams, codec: Codec) -> None:
+    def begin(self, params: SamplingParams, model: ServedModel) -> None:
         """Be ready for tokens."""
-        detokenizer = codec.detokenizer(skip_special_tokens=params.skip_special_tokens)
-        self._reader, self._has_stops = TextReader(params, detokenizer, None), bool(params.stop)
+        detokenizer = model.codec.detokenizer(skip_special_tokens=params.skip_special_tokens)
+        self._reader = TextReader(params, detokenizer, None, textless_ids(params, model.eos_token_ids))
+        self._has_stops = bool(params.stop)
         self._logprobs = None if params.logprobs is None else []
 
     def push(self, token_id: int, reason: FinishReason | None) -> bool:

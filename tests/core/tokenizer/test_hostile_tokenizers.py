@@ -114,7 +114,7 @@ def exercised(codec, text, ids):
 
 def read(codec, tokens, skips):
     params = SamplingParams(skip_special_tokens=skips)
-    reader = TextReader(params, codec.detokenizer(skip_special_tokens=skips), None)
+    reader = TextReader(params, codec.detokenizer(skip_special_tokens=skips), None, None)
     for token in tokens:
         reader.see(token, None)
     reader.finish()

@@ -19,7 +19,7 @@ def decode(ids) -> str:
 
 
 def reader() -> TextReader:
-    return TextReader(SamplingParams(), Detokenizer(decode, texts={}), None)
+    return TextReader(SamplingParams(), Detokenizer(decode, texts={}), None, None)
 
 
 @settings(max_examples=examples(50))
