@@ -88,7 +88,7 @@ class EngineError(HooklineError):
 
 
 class PlanError(PluginError):
-    """A scheduler's plan that breaks a rule; raised before anything of the plan is carried out."""
+    """A scheduler's plan that breaks a rule, before anything of it is carried out; or plans that lead nowhere."""
 
 
 class CapacityError(HooklineError):
@@ -131,6 +131,16 @@ class RequestFault(StepFault):
 
 class RankError(HooklineError):
     """A rank of tensor parallelism that was lost; the message names it and the cause. The engine has ended."""
+
+
+def ends_engine(error: BaseException) -> bool:
+    """Whether no step can be computed after this error of Engine.step."""
+    return isinstance(error, RankError) or (isinstance(error, LostStep) and error.ends_engine)
+
+
+def requests_ended_by(error: BaseException) -> frozenset[int] | None:
+    """Ids of the requests that this error of Engine.step has ended; None: of all that were queued."""
+    return error.ended if isinstance(error, LostStep) and not error.ends_engine else None
 
 
 def show_traceback(error: BaseException) -> None:

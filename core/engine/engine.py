@@ -116,13 +116,14 @@ class Engine:
 
     @property
     def scheduler(self) -> Scheduler:
-        """The scheduling policy; may be replaced between steps."""
+        """The scheduling policy; may be replaced while no step is in flight."""
         return self.planner.scheduler
 
     @scheduler.setter
     def scheduler(self, policy: Scheduler) -> None:
-        """Plan with another policy from the next step on."""
-        self.planner.scheduler = policy
+        """Plan with another policy from the next step on, which errors call by the first one's name."""
+        assert self.loop.in_flight is None, "a step is in flight"
+        self.planner.follow(policy)
 
     @property
     def executor(self) -> Executor:
@@ -228,6 +229,8 @@ class Engine:
         self.home.check()
         if self._is_closed:
             raise HooklineError("the engine is closed; make a new one")
+        if not self.queue.live:
+            self.planner.goes_on()
         return self.intake.add(
             prompt_token_ids,
             params,
@@ -274,9 +277,10 @@ class Engine:
         """Plan and launch one step, then commit the step before it (or, without overlap, this one).
 
         Returns the requests that ended since the step before.
-        Raises: PlanError if the scheduler breaks a rule; no part of its plan is carried out then. LostStep if the step
-        could not be computed: its requests end. Any other error ends all requests. The next step returns those that
-        ended, with finish_reason "error". A fault of single requests ends these alone, and nothing is raised.
+        Raises: PlanError if the scheduler breaks a rule, and no part of its plan is carried out then; or if its plans
+        lead nowhere. LostStep if the step could not be computed: its requests end. Any other error ends all requests.
+        The next step returns those that ended, with finish_reason "error". A fault of single requests ends these alone,
+        and nothing is raised.
         """
         self.home.check()
         endings, loop, queue = self._endings, self.loop, self.queue

@@ -31,12 +31,18 @@ class PolicyFeedback:
     """Reports to the policy of one engine. name: of the policy, as error messages begin with it."""
 
     def __init__(self, scheduler: Scheduler, name: str) -> None:
-        method = getattr(scheduler, "committed", None)
-        self._method = method if method is not None and is_offered(method) else None
         self._name = name
         self._untold: deque[_Untold] = deque()
         """Oldest first: the plan of the step in flight, and that of the next one."""
         self._ended: list[Ended] = []
+        self.follow(scheduler)
+
+    def follow(self, scheduler: Scheduler) -> None:
+        """Report to this policy from now on, and only of its own plans."""
+        method = getattr(scheduler, "committed", None)
+        self._method = method if method is not None and is_offered(method) else None
+        self._untold.clear()
+        self._ended.clear()
 
     @property
     def is_wanted(self) -> bool:

@@ -50,6 +50,11 @@ class Planner:
         self._fruitless = 0
         self._idle_s = 0.0
 
+    def follow(self, scheduler: Scheduler) -> None:
+        """Ask another policy from now on."""
+        self.scheduler = scheduler
+        self.feedback.follow(scheduler)
+
     def ask(self) -> tuple[Plan, CheckedPlan]:
         """The policy's next plan: as the policy returned it, and as it was checked.
 
@@ -83,13 +88,14 @@ class Planner:
         seen = limits if joins else self._apart
         return SchedulerView(waiting, running, prefilling, seen, budget, now_s, num_steps, self.served.of)
 
-    def computes(self) -> None:
-        """Note that the newest plan does something, so that the time waited counts from zero again."""
+    def goes_on(self) -> None:
+        """Note a plan that does something, or the first request of an empty queue: the time waited counts from zero."""
         self._idle_s = 0.0
 
     def wait(self, idle_s: float) -> None:
         """Wait for idle_s seconds, as a plan that does nothing asks to, but no longer than MAX_IDLE_S.
 
+        `Engine.sleep` may come back early, as it does for arrivals: the time that has passed counts.
         Raises: PlanError if the plan does not ask to wait, or if such plans have waited for engine.stall_timeout_s.
         """
         if not idle_s > 0:
@@ -97,10 +103,11 @@ class Planner:
             load = f"{waiting} requests waiting and {running} running"
             raise self._stuck(f"plans nothing with {load}; set idle_s to wait")
         if self._idle_s > self.limits.stall_timeout_s:
+            self._idle_s = 0.0  # a later request has its own time
             raise self._stuck(f"has waited longer than engine.stall_timeout_s={self.limits.stall_timeout_s}")
-        idle_s = min(idle_s, MAX_IDLE_S)
-        self._idle_s += idle_s
+        idle_s, began_s = min(idle_s, MAX_IDLE_S), self._times.now()
         self._times.sleep(idle_s)
+        self._idle_s += min(idle_s, self._times.now() - began_s)
 
     def check_progress(self, *, got_further: bool) -> None:
         """Count the plans in which requests only compute again what was lost by a preemption.
@@ -109,6 +116,7 @@ class Planner:
         """
         self._fruitless = 0 if got_further else self._fruitless + 1
         if self._fruitless > MAX_FRUITLESS_PLANS:
+            self._fruitless = 0
             raise self._stuck(f"after {MAX_FRUITLESS_PLANS} plans in a row no request has got any further")
 
     def _stuck(self, message: str) -> PlanError:

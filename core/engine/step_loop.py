@@ -117,9 +117,13 @@ class StepLoop:
                 self._abandon(error)
                 raise
         if checked.computes or checked.preempt:
-            self._planner.computes()
+            self._planner.goes_on()
         elif may_wait:
-            self._planner.wait(plan.idle_s)
+            try:
+                self._planner.wait(plan.idle_s)
+            except BaseException:
+                self._give_up()
+                raise
         return checked
 
     def _plan_ahead(self) -> CheckedPlan | None:

@@ -16,7 +16,14 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from hookline.core.errors import EngineError, HooklineError, LostStep, RankError, RequestError, one_short_line
+from hookline.core.errors import (
+    EngineError,
+    HooklineError,
+    RequestError,
+    ends_engine,
+    one_short_line,
+    requests_ended_by,
+)
 from hookline.core.frontend.delta_queue import DeltaQueue, NewDeltas, send
 from hookline.core.frontend.output_processor import OutputProcessor
 from hookline.core.outputs import Delta
@@ -136,14 +143,11 @@ class EngineThread:
             self._take_commands()
             if self._has_work:
                 self._output_processor.step()
-        except LostStep as error:
-            if error.ends_engine:
-                self.death = str(error)
-            self._fail(error, [one for one, ids in self._open.items() if error.ends_engine or ids & error.ended])
         except BaseException as error:
-            if isinstance(error, RankError):
+            ended = requests_ended_by(error)
+            if ends_engine(error):
                 self.death = str(error)
-            self._fail(error, list(self._open))
+            self._fail(error, [one for one, ids in self._open.items() if ended is None or ids & ended])
         self._send()
 
     @property

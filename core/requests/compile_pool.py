@@ -12,8 +12,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from hookline.core.errors import PASSES
-
 
 class Job:
     """One compile; it is done once `result` or `error` is set."""
@@ -35,10 +33,8 @@ class Job:
         """Do the work, and set `result` or `error`."""
         try:
             self.result = self._work(self)
-        except BaseException as error:
+        except BaseException as error:  # of whatever kind: its thread has others to compile
             self.error = error
-            if isinstance(error, PASSES):
-                raise
         finally:
             self.is_done = True
 

@@ -34,7 +34,7 @@ class RequestQueue:
         self.ending: dict[int, Request] = {}
         self.compiling: dict[int, Request] = {}
         self.num_waiting_tokens = 0
-        """Prompt tokens of the waiting requests."""
+        """Prompt tokens of the requests that wait, for their grammar or to run."""
         self.num_preempted_waiting = 0
         """The waiting requests that ran before, and were preempted."""
         self.num_steps_without_decode = 0
@@ -51,11 +51,11 @@ class RequestQueue:
     def hold_back(self, request: Request) -> None:
         """Keep a new request out of the queue until `let_in`."""
         self.live[request.id] = self.compiling[request.id] = request
+        self.num_waiting_tokens += request.num_prompt_tokens
 
     def let_in(self, request: Request) -> None:
         """Put a request that was held back at the tail of the queue."""
-        del self.compiling[request.id]
-        self.add(request)
+        self.waiting[request.id] = self.compiling.pop(request.id)
 
     def admit(self, request: Request) -> None:
         """Move a waiting request to the running ones, as the newest."""
@@ -84,11 +84,10 @@ class RequestQueue:
     def remove(self, request: Request) -> None:
         """Forget a request, in whatever state it is."""
         del self.live[request.id]
-        if self.waiting.pop(request.id, None) is not None:
+        if self.waiting.pop(request.id, None) or self.compiling.pop(request.id, None):
             self._left(request)
         self.running.pop(request.id, None)
         self.ending.pop(request.id, None)
-        self.compiling.pop(request.id, None)
         self.table.leave(request)
         self._running_entries = None
 

@@ -164,6 +164,8 @@ class StructuredOutput:
         self._cache: OrderedDict[Any, Compiled] = OrderedDict()
         self._pool = CompilePool(num_threads, compile_s)
         self._waiting: dict[Any, _Waiting] = {}
+        self._given_up: dict[Any, Job] = {}
+        """Compiles that took too long, and whose threads are still at them when somebody last asked."""
         self._choice: GrammarChoice | None = None
         self._backend: GrammarBackend | None = None
         self._vocabulary: GrammarVocabulary | None = None
@@ -210,11 +212,13 @@ class StructuredOutput:
     def open(self, id_: int, constraint: Constraint) -> bool:
         """Give a new request its matcher, or have its grammar compiled; returns False if the request has to wait.
 
-        Raises: RequestError if there is no back end, or if the grammar is known not to compile.
+        Raises: RequestError if there is no back end, or if the grammar is known not to compile, or not in time.
         """
         if self._choice is None:
             self._choice = self._choose()
         key = _key(constraint.wanted)
+        if key in self._given_up:
+            self._look_again(key)
         if key in self._cache:
             self._cache.move_to_end(key)
             if error := self._begin(constraint, self._cache[key]):
@@ -244,7 +248,7 @@ class StructuredOutput:
             if waiting.job.is_done:
                 compiled = self._keep(key, waiting.job)
             elif self._pool.is_given_up(waiting.job):
-                compiled = Compiled(error=RequestError(self._too_slow(key)))
+                compiled = self._give_up(key, waiting.job)
             else:
                 continue
             del self._waiting[key]
@@ -311,9 +315,29 @@ class StructuredOutput:
             self._cached_bytes -= dropped.num_bytes + _num_key_bytes(oldest)
         return compiled
 
-    def _too_slow(self, key: Any) -> str:
+    def _give_up(self, key: Any, job: Job) -> Compiled:
+        """The outcome of a compile that nobody waits for any more: it takes too long, or never began."""
+        if job.started_s is None:
+            limit = f"grammars that take longer than {self._pool.limit_s:g} s"
+            held_up = (
+                f"{_PLACE}.{key[0]}: it was not compiled, since all threads are held up by {limit}; try again later"
+            )
+            return Compiled(error=PluginFault(held_up))
+        self._given_up[key] = job
+        return Compiled(error=self._too_slow(key))
+
+    def _look_again(self, key: Any) -> None:
+        """Keep the outcome of a compile that was given up, if there is one by now.
+
+        Raises: RequestError if there is none: the same grammar does not hold up another thread.
+        """
+        if not self._given_up[key].is_done:
+            raise self._too_slow(key)
+        self._keep(key, self._given_up.pop(key))
+
+    def _too_slow(self, key: Any) -> RequestError:
         limit = f"{self._pool.limit_s:g} s, which is the most it may take"
-        return f"{_PLACE}.{key[0]}: compiling it takes longer than {limit}; make it smaller"
+        return RequestError(f"{_PLACE}.{key[0]}: compiling it takes longer than {limit}; make it smaller")
 
     def _blame(self, method: str, error: BaseException) -> PluginFault:
         assert self._choice is not None

@@ -7,13 +7,22 @@ text are the front ends'.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import zmq
 
-from hookline.core.errors import HooklineError, QueueFullError, RankError, RequestError, one_short_line
+from hookline.core.errors import (
+    EngineError,
+    HooklineError,
+    QueueFullError,
+    RequestError,
+    ends_engine,
+    one_short_line,
+    requests_ended_by,
+)
 from hookline.core.outputs import FinishReason, RequestOutput
 from hookline.core.pooling_params import PoolingParams
 from hookline.core.sampling_params import SamplingParams
@@ -127,7 +136,7 @@ class EngineServer:
 
     def _idle(self, seconds: float) -> None:
         """Wait as a policy asked to, but not while somebody has a message for us."""
-        self._socket.poll(round(seconds * 1000))
+        self._socket.poll(math.ceil(seconds * 1000))
 
     def _take(self, name: bytes, data: bytes) -> None:
         message = decode_to_engine(data)
@@ -257,19 +266,24 @@ class EngineServer:
     # -------------------------------------------------------------------------------------------------- faults
 
     def _break_off(self, error: Exception) -> None:
-        """Tell everybody who waits; if the engine cannot go on, that it is dead."""
+        """Tell those whose requests a step ended; if the engine cannot go on, everybody that it is dead."""
         reason = one_short_line(error) if not isinstance(error, HooklineError) else str(error)
         _log.error("the engine broke off: %s", reason)
-        is_dead = isinstance(error, RankError) or not self._llm.device_works()
-        for outbox in self._outboxes.values():
-            outbox.clear()
-            outbox.post(Broken(reason, is_dead))
-        ids, self._arrived, self._open = list(self._by_request), {}, {}
-        self._by_request, self._scored = {}, {}
-        if is_dead:
+        if ends_engine(error) or not self._llm.device_works():
+            for outbox in self._outboxes.values():
+                outbox.clear()
+                outbox.post(Broken(reason))
+            self._arrived, self._open, self._by_request, self._scored = {}, {}, {}, {}
             self.death, self._is_stopping = reason, True
-        else:
-            self._engine.abort(ids)
+            return
+        ended = requests_ended_by(error)
+        for id_ in list(self._by_request if ended is None else ended):
+            completion = self._by_request.get(id_)
+            if completion is not None:
+                completion.outbox.post(refusal_of(completion.handle, EngineError(reason)))
+                del self._open[completion.outbox.name, completion.handle]
+                self._forget(completion)
+                self._engine.abort([id_])
 
     def _flush_all(self) -> None:
         lost = [outbox for outbox in self._outboxes.values() if not self._flush(outbox)]

@@ -135,7 +135,7 @@ class _Engine:
         """Hand on to a client what comes, and whether the engine lives."""
         self._client = client
         if self._death is not None:
-            client.break_off(self._death, is_dead=True)
+            client.break_off(self._death)
         return client
 
     def send(self, message: Message) -> None:
@@ -156,7 +156,7 @@ class _Engine:
         """The engine is gone."""
         self._death = reason
         if self._client is not None:
-            self._client.break_off(reason, is_dead=True)
+            self._client.break_off(reason)
         self.close()
 
     def close(self) -> None:

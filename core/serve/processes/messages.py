@@ -91,7 +91,10 @@ class Metrics(Message, frozen=True, gc=False):
 
 
 class Refused(Message, frozen=True, gc=False):
-    """A prompt that is not served. error: the name of the error's class; queue: QueueFullError's arguments."""
+    """A prompt that is not served, or not to its end.
+
+    error: the name of the error's class; queue: QueueFullError's arguments.
+    """
 
     handle: int
     message: str
@@ -137,10 +140,9 @@ class LoadReport(Message, frozen=True, gc=False):
 
 
 class Broken(Message, frozen=True, gc=False):
-    """The engine broke off: all completions end with this. is_dead: it serves nothing more."""
+    """The engine has ended: all completions end with this, and it serves nothing more."""
 
     reason: str
-    is_dead: bool
 
 
 ToEngine = Hello | Submit | Cancel | Finish | TurnedAway | Gone | Stop | AskMetrics

@@ -187,9 +187,9 @@ class RemoteClient:
                 case Refused():
                     completion = self._open.get(message.handle)
                     if completion is not None:
-                        self._refuse(completion.stream, error_of(message))
+                        self._lose(completion, error_of(message))
                 case Broken():
-                    self.break_off(message.reason, is_dead=message.is_dead)
+                    self.break_off(message.reason)
                 case Metrics():
                     waiting = self._metrics.get(message.number)
                     if waiting is not None and not waiting.done():
@@ -199,11 +199,10 @@ class RemoteClient:
         """End all streams since the server is about to end."""
         self._fail_all(lambda: ApiError(503, "the server is stopping", "server_error", code="stopping"))
 
-    def break_off(self, reason: str, *, is_dead: bool) -> None:
-        """End all streams with an error. is_dead: the engine serves nothing more, until `revive`."""
-        if is_dead:
-            self.death = reason
-            self._load, self._num_of_others = Load(), 0
+    def break_off(self, reason: str) -> None:
+        """End all streams with an error: the engine serves nothing more, until `revive`."""
+        self.death = reason
+        self._load, self._num_of_others = Load(), 0
         self._fail_all(lambda: EngineError(reason))
 
     def _fail_all(self, error: Callable[[], HooklineError]) -> None:
@@ -299,6 +298,12 @@ class RemoteClient:
         count, self._num_turned_away = self._num_turned_away, 0
         with suppress(EngineError):  # it reads nothing
             self._send(TurnedAway(count))
+
+    def _lose(self, completion: RemoteCompletion, error: HooklineError) -> None:
+        """The engine does not serve a completion, or not to its end; the prompt's others end with it."""
+        del self._open[completion.handle]
+        self._leave(completion.stream.completions)
+        completion.stream.fail(error)
 
     def _refuse(self, stream: RemoteStream, error: HooklineError) -> None:
         self._forget(stream.completions)

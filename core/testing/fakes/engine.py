@@ -304,7 +304,8 @@ def check_engine(engine: Engine) -> None:
     rows = [request.row for request in queue.running.values()]
     assert len(set(rows)) == len(rows) and min(rows, default=0) >= 0, "two requests share a row"
     assert len(rows) + len(engine.dispatcher.free_rows) == engine.limits.plan.max_num_seqs, "a row is lost"
-    num_waiting_tokens = sum(request.num_prompt_tokens for request in queue.waiting.values())
+    waiting = [*queue.waiting.values(), *queue.compiling.values()]
+    num_waiting_tokens = sum(request.num_prompt_tokens for request in waiting)
     assert queue.num_waiting_tokens == num_waiting_tokens, "the waiting tokens are miscounted"
     num_preempted = sum(request.num_preemptions > 0 for request in queue.waiting.values())
     assert queue.num_preempted_waiting == num_preempted, "the waiting requests that were preempted are miscounted"

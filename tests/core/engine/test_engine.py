@@ -377,6 +377,39 @@ def test_a_policy_may_wait_but_not_for_ever():
             engine.step()
 
 
+class Sleeper:
+    """The clock of an engine whose sleep comes back early, after 10 ms."""
+
+    now_s = 0.0
+
+    def sleep(self, seconds):
+        self.now_s += min(seconds, 0.01)
+
+
+def waits_until_stalled(engine):
+    for num_waits in range(1000):
+        try:
+            engine.step()
+        except PlanError as error:
+            assert "has waited longer than engine.stall_timeout_s" in str(error)
+            return num_waits
+    raise AssertionError("it never stalls")
+
+
+def test_the_time_that_a_policy_waited_counts_and_not_the_time_it_asked_for():
+    engine, sleeper = fake_engine(Scripted(*[Plan(idle_s=1.0)] * 400), stall_timeout_s=1.0), Sleeper()
+    engine.clock, engine.sleep = lambda: sleeper.now_s, sleeper.sleep
+    first = engine.add([1], greedy())
+    expected = pytest.approx(101, abs=1)
+    assert waits_until_stalled(engine) == expected
+    assert waits_until_stalled(engine) == expected, "each request has its own time"
+    for _ in range(60):
+        engine.step()
+    engine.abort([first])
+    engine.add([1], greedy())
+    assert waits_until_stalled(engine) == expected, "what others waited is over"
+
+
 def test_what_a_policy_waited_is_forgotten_once_it_computes():
     class Hesitates(PlainScheduler):
         waits = False

@@ -97,6 +97,32 @@ def test_a_plan_that_only_waits_was_not_carried_out():
     assert [step.is_carried_out for step in policy.steps] == [False, True]
 
 
+class WaitsForEver(PlainScheduler):
+    def plan(self, view):
+        return Plan(idle_s=0.001)
+
+
+def test_a_plan_that_waited_too_long_was_not_carried_out():
+    policy, engine = overheard(WaitsForEver(), stall_timeout_s=0.005)
+    engine.add([1, 2], params())
+    with pytest.raises(PlanError):
+        while True:
+            engine.step()
+    assert [step.plan for step in policy.steps] == policy.plans
+    assert not any(step.is_carried_out for step in policy.steps)
+
+
+def test_a_policy_that_takes_the_place_of_another_hears_of_its_own_plans():
+    first, engine = overheard()
+    engine.add([1, 2], params(max_tokens=1))
+    drain(engine)
+    num_told, second = len(first.steps), Overheard(PlainScheduler())
+    engine.scheduler = second
+    engine.add([1, 2], params(max_tokens=2))
+    second.check(drain(engine))
+    assert len(first.steps) == num_told and [step.plan for step in second.steps] == second.plans
+
+
 class PlansTooMuch(PlainScheduler):
     def plan(self, view):
         return Plan(prefill=[(view.waiting[0].id, 1000)])

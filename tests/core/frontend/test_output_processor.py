@@ -8,6 +8,7 @@ from hookline.core.errors import QueueFullError, RequestError
 from hookline.core.frontend.generation import Call
 from hookline.core.frontend.output_processor import OutputProcessor
 from hookline.core.outputs import FinishReason, merge_completions
+from hookline.core.requests.request_queue import RequestQueue
 from hookline.core.sampling_params import SamplingParams, derived_seed
 from hookline.core.step.message import Step
 from hookline.core.testing.fakes import check_engine, completion, fake_engine
@@ -314,6 +315,20 @@ def test_an_engine_says_that_it_is_full():
         engine.check_room()
     assert (caught.value.key, caught.value.limit) == ("engine.max_queued_tokens", 5)
     assert (caught.value.num_waiting_requests, caught.value.num_waiting_tokens) == (2, 6)
+
+
+def test_what_waits_for_a_grammar_counts_as_waiting():
+    queue = RequestQueue(max_num_seqs=2, max_len=64)
+    engine = fake_engine(PlainScheduler(), max_queued_tokens=5)
+    held_back = engine.queue.live[engine.add(PROMPT, params())]
+    queue.hold_back(held_back)
+    assert queue.num_waiting_tokens == 3
+    queue.let_in(held_back)
+    assert queue.num_waiting_tokens == 3 and list(queue.waiting) == [held_back.id]
+    queue.remove(held_back)
+    queue.hold_back(held_back)
+    queue.remove(held_back)
+    assert queue.num_waiting_tokens == 0
 
 
 def test_time_limits_of_ended_requests_are_forgotten_and_those_of_live_ones_kept():

@@ -82,10 +82,14 @@ def backend(request):
     return request.param
 
 
-def make_engine(backend=OddGrammars, scheduler=None, compile_s=5.0, **options):
+def make_engine(backend=OddGrammars, scheduler=None, compile_s=5.0, num_threads=1, **options):
     entry = Entry(GRAMMARS, "odd", f"{HERE}:{backend.__name__}", Origin("theirs", "m", "their-dist", "1"))
     structured_output = StructuredOutput(
-        lambda: GrammarChoice(entry), VOCAB_SIZE, vocabulary=lambda: VOCABULARY, compile_s=compile_s, num_threads=1
+        lambda: GrammarChoice(entry),
+        VOCAB_SIZE,
+        vocabulary=lambda: VOCABULARY,
+        compile_s=compile_s,
+        num_threads=num_threads,
     )
     options = {"vocab_size": VOCAB_SIZE, "eos_token_ids": [STOP], "structured_output": structured_output, **options}
     return fake_engine(scheduler or PlainScheduler(), **options)
@@ -170,8 +174,32 @@ def test_a_compile_that_takes_too_long_ends_its_requests_alone(backend):
             "sampling.structured_outputs.choice: compiling it takes longer than 0.05 s, which is the most it may take; "
             "make it smaller"
         )
-    assert "takes longer than" in outputs[waits_in_vain].error
+    assert outputs[waits_in_vain].error == (
+        "sampling.structured_outputs.choice: it was not compiled, since all threads are held up by grammars that take "
+        "longer than 0.05 s; try again later"
+    )
+    assert outputs[waits_in_vain].is_fault and not outputs[ids[0]].is_fault
     backend.gate.set()
+
+
+def test_a_grammar_that_took_too_long_holds_up_no_second_thread_and_is_served_once_it_is_compiled(backend, monkeypatch):
+    compiled, compile_ = [], backend.compile
+    monkeypatch.setattr(backend, "compile", lambda self, wanted: compiled.append(wanted) or compile_(self, wanted))
+    engine = make_engine(backend, compile_s=0.5, num_threads=2)
+    engine.add([1, 2], choice("wait"))
+    assert "takes longer than 0.5 s" in drain(engine)[0].error
+    for _ in range(3):
+        with pytest.raises(RequestError, match=r"takes longer than 0\.5 s"):
+            engine.add([1, 2], choice("wait"))
+    (quick,) = served(engine, [([1], choice("quick", seed=1))])
+    assert text_of(quick) == "quick" and len(compiled) == 2
+    backend.gate.set()
+    until = time.monotonic() + 20
+    while not all(job.is_done for job in engine.structured_output._given_up.values()):
+        assert time.monotonic() < until
+        time.sleep(0.001)
+    (late,) = served(engine, [([1], choice("wait", seed=1))])
+    assert text_of(late) == "wait" and len(compiled) == 2
 
 
 @pytest.mark.parametrize("place", ["compile", "fill", "advance"])

@@ -21,6 +21,7 @@ from hookline.core.errors import (
     QueueFullError,
     RankError,
     RequestError,
+    StepFault,
 )
 from hookline.core.outputs import Delta, FinishReason, RequestOutput
 from hookline.core.sampling_params import SamplingParams
@@ -33,12 +34,16 @@ from hookline.core.serve.processes.messages import (
     Cancel,
     Gone,
     Message,
+    Refused,
     Submit,
     decode_from_engine,
     encode,
     end_of,
+    error_of,
     output_of,
     packed,
+    refusal_of,
+    unpacked,
 )
 from hookline.core.serve.processes.remote_client import TOKENIZER_THREADS, RemoteClient
 from hookline.core.serve.settings import ServeConfig
@@ -270,7 +275,7 @@ def test_a_long_prompt_whose_stream_was_failed_meanwhile_never_reaches_an_engine
         if how == "the server stops":
             await client.aclose()
         else:
-            client.break_off("it was killed", is_dead=True)
+            client.break_off("it was killed")
             client.revive()
         may_go.set()
         await asyncio.to_thread(client._tokenizing.shutdown)
@@ -369,14 +374,55 @@ def test_a_prompt_that_was_left_before_it_is_queued_is_never_computed(how: str, 
     assert queued == [1, 2, 30, 31, 32] and server._engine.num_running == 3
 
 
-def test_prompts_that_are_not_queued_yet_end_with_the_engine_s_step(
-    unstarted: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def broken_turn(server: EngineServer, mailbox: Mailbox, error: Exception) -> list[int]:
+    """A turn whose step raises this; returns the handles of the completions that are told to have failed."""
+
+    def fail(step: Any) -> Any:
+        raise error
+
+    text = str(error)
+    mailbox.sent.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(server._engine.executor, "launch", fail)
+        server._turn()
+    assert not any(isinstance(one, Broken) for one in mailbox.sent)
+    refused = [one for one in mailbox.sent if isinstance(one, Refused)]
+    assert all(text in str(error_of(one)) and type(error_of(one)) is EngineError for one in refused)
+    return [one.handle for one in refused]
+
+
+def test_prompts_that_are_not_queued_yet_outlive_an_error_that_ends_all_others(unstarted: Any) -> None:
     server, mailbox, queued = unstarted
     mailbox.put(b"front", *submits(range(1, 6)))
-    with monkeypatch.context() as patch:
-        patch.setattr(server._engine.executor, "launch", lambda step: 1 / 0)
-        server._turn()
-    assert any(isinstance(one, Broken) for one in mailbox.sent)
+    assert broken_turn(server, mailbox, RuntimeError("out of luck")) == [1, 2]
     server._turn()
-    assert queued == [1, 2] and not server._engine.has_work
+    assert queued == [1, 2, 3, 4] and server._engine.num_running == 2
+
+
+def test_a_lost_step_ends_its_requests_and_no_others(unstarted: Any) -> None:
+    server, mailbox, queued = unstarted
+    mailbox.put(b"one", *submits(range(1, 3)))
+    server._turn()
+    mailbox.put(b"other", *submits(range(3, 6)))
+    assert broken_turn(server, mailbox, StepFault("model 'm' fails in forward")) == [3, 4]
+    mailbox.sent.clear()
+    for _ in range(3):
+        server._turn()
+    assert queued == [1, 2, 3, 4, 5] and server._engine.num_running == 3
+    assert {handle for one in mailbox.sent for handle in unpacked(one.handles).tolist()} == {1, 2, 5}
+
+
+def test_a_prompt_of_which_one_completion_fails_ends_with_the_others(tmp_path: Any) -> None:
+    """They are requests of one caller, who hears of the error and of nothing behind it."""
+    sent = list[Any]()
+
+    async def talk() -> None:
+        client = RemoteClient(MODEL, sent.append, ServeConfig())
+        stream = client.stream([3], SamplingParams(n=3))
+        client.receive([refusal_of(2, EngineError("a step failed"))])
+        with pytest.raises(EngineError, match="a step failed"):
+            await anext(stream)
+        assert client.num_open == 0
+
+    asyncio.run(talk())
+    assert sent[1:] == [Cancel([1, 3])]

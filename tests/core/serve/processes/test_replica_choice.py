@@ -56,7 +56,7 @@ def test_each_replica_has_its_own_state_and_all_have_the_model_s_facts() -> None
         fakes = Fakes()
         assert fakes.client.facts is fakes.clients[0].facts
         fakes.clients[1].receive([LoadReport((7, 0, 6, 10, 1.0, 2.5))])
-        fakes.clients[1].break_off("it was killed", is_dead=True)
+        fakes.clients[1].break_off("it was killed")
         assert [(one.death, one.load.num_running) for one in fakes.client.replicas] == [
             (None, 0),
             ("it was killed", fakes.clients[1].load().num_running),
@@ -71,7 +71,7 @@ def test_without_a_living_replica_the_first_one_s_death_is_told() -> None:
     async def talk() -> None:
         fakes = Fakes()
         for number, one in enumerate(fakes.clients):
-            one.break_off(f"death {number}", is_dead=True)
+            one.break_off(f"death {number}")
             one.metrics = failing  # type: ignore[method-assign]
         for asked in (lambda: fakes.stream(), lambda: asyncio.ensure_future(fakes.client.metrics())):
             with pytest.raises(EngineError, match=r"^death 0$"):

@@ -69,7 +69,7 @@ def test_a_dead_replica_ends_its_own_streams_alone_and_gets_no_new_ones() -> Non
         fakes = Fakes()
         streams = [fakes.stream([number]) for number in range(4)]  # too short for a cache: they take turns
         assert fakes.prompts() == [2, 2]
-        fakes.clients[0].break_off("it was killed", is_dead=True)
+        fakes.clients[0].break_off("it was killed")
         client = fakes.client
         assert client.death is None and client.is_ready
         assert [one.death for one in client.replicas] == ["it was killed", None]
@@ -83,7 +83,7 @@ def test_a_dead_replica_ends_its_own_streams_alone_and_gets_no_new_ones() -> Non
         for _ in range(3):
             fakes.stream()
         assert fakes.prompts() == [2, 5]
-        fakes.clients[1].break_off("and the other", is_dead=True)
+        fakes.clients[1].break_off("and the other")
         assert not client.is_ready and client.death == "it was killed"
         with pytest.raises(EngineError, match="it was killed"):
             fakes.stream()
