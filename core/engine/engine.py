@@ -293,8 +293,12 @@ class Engine:
         if len(queue) > len(queue.compiling) or loop.in_flight is not None:
             with self.watch.step():
                 outputs = loop.advance()
-        ended, endings.kept = endings.kept, []
-        return ended + outputs
+        return self.take_ended() + outputs
+
+    def take_ended(self) -> list[RequestOutput]:
+        """The requests that ended without having been returned, as those of a step that raised; `step` calls it."""
+        ended, self._endings.kept = self._endings.kept, []
+        return ended
 
     def plan(self, *, may_wait: bool = True) -> CheckedPlan:
         """The scheduler's next plan, checked; waits if the plan asks to, and it may."""

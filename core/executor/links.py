@@ -7,6 +7,7 @@ group does not heal.
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import select
 import signal
@@ -70,9 +71,13 @@ class RankLinks:
 
         Raises: RankError if a rank is lost meanwhile.
         """
+        self._send_until(message, math.inf)
+
+    def _send_until(self, message: IntArray, until_s: float) -> None:
+        """`send`, but no longer than until this time of time.monotonic."""
         frame = frame_of(message)
         rests = {child: child.send_some(frame) for child in self.children}
-        while behind := {child: rest for child, rest in rests.items() if len(rest)}:
+        while (behind := {child: rest for child, rest in rests.items() if len(rest)}) and time.monotonic() < until_s:
             self.monitor.check()
             select.select([], [child.connection for child in behind], [], FULL_S)
             rests = {child: child.send_some(rest) for child, rest in behind.items()}
@@ -96,17 +101,21 @@ class RankLinks:
             self.monitor.check()
 
     def close(self) -> None:
-        """End the processes: by an empty message if the group is sound, else by killing them."""
+        """End the processes: by an empty message if the group is sound, else by killing them.
+
+        One that does not take the message, or does not end, is killed after CLOSE_S.
+        """
+        until_s = time.monotonic() + CLOSE_S
         try:
             if self.monitor.failure is None:
                 self.monitor.stop()
-                self.send(no_ints())
+                self._send_until(no_ints(), until_s)
         except BaseException:
             kill(self.children)
             raise
         finally:
             self.monitor.stop()
-            end(self.children, CLOSE_S if self.monitor.failure is None else 0.0)
+            end(self.children, until_s - time.monotonic() if self.monitor.failure is None else 0.0)
 
 
 class LocalLinks(RankLinks):

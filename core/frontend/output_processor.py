@@ -15,7 +15,7 @@ from typing import Any
 from hookline.core.engine.engine import Engine
 from hookline.core.errors import HooklineError, RequestError, shown
 from hookline.core.frontend.step_guard import StepGuard
-from hookline.core.outputs import Delta, FinishReason, RequestOutput, TokenLogprob
+from hookline.core.outputs import Delta, FinishReason, RequestOutput
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.tokenizer.codec import Codec, with_word_ids
 from hookline.core.tokenizer.reader import TextReader, textless_ids
@@ -127,6 +127,7 @@ class OutputProcessor:
         with nullcontext() if heap is None else heap.thawed():
             try:
                 self.abort(list(self._entries))
+                self._hand_out(self.engine.take_ended())
             finally:
                 if self.guard is not None:
                     self.guard.stop()
@@ -145,16 +146,13 @@ class OutputProcessor:
                 entry.send(self._last_delta(entry, output))
         new_deltas, self._new_deltas[:] = list(self._new_deltas), []
         for reader in new_deltas:
-            entry = self._entries.get(reader.request_id)
-            if entry is not None:
+            entry, request = (found.get(reader.request_id) for found in (self._entries, self.engine.queue.live))
+            if entry is not None and request is not None:  # of one whose end is still to be told, that brings the rest
                 text, ids = reader.take()
                 shown = reader.text if entry.is_cumulative else text
-                logprobs = self._logprobs(reader.request_id, reader.num_tokens - len(ids))
+                scores = request.scores
+                logprobs = None if scores is None else scores.sampled(reader.num_tokens - len(ids))
                 entry.send(Delta(reader.request_id, entry.prompt_index, entry.index, shown, ids, logprobs=logprobs))
-
-    def _logprobs(self, id_: int, first: int) -> list[TokenLogprob] | None:
-        scores = self.engine.queue.live[id_].scores
-        return None if scores is None else scores.sampled(first)
 
     def _last_delta(self, entry: _Entry, output: RequestOutput) -> Delta:
         reader = entry.reader

@@ -80,6 +80,22 @@ def test_a_child_that_does_not_read_holds_up_nobody_once_a_rank_is_found_lost():
         rank_links.send(message(0, 1_000_000))
 
 
+def test_a_child_that_does_not_read_is_killed_in_close(monkeypatch):
+    monkeypatch.setattr("hookline.core.executor.links.CLOSE_S", 0.2)
+    monitor = SimpleNamespace(check=lambda: None, failure=None, stop=lambda: None)
+    with links(2, monitor) as (rank_links, (_, reads)):
+        stuck, sound = rank_links.children
+        while not len(stuck.send_some(memoryview(bytes(1 << 16)))):
+            pass
+        killed = []
+        for child in rank_links.children:
+            child.kill = lambda child=child: killed.append(child)
+            child.wait = lambda patience_s, child=child: child is sound or child in killed
+            child.close = lambda: None
+        rank_links.close()
+        assert killed == [stuck] and receive_frame(reads).tolist() == []
+
+
 def test_a_child_that_is_gone_is_passed_over():
     with links(2) as (rank_links, (gone, here)):
         gone.close()

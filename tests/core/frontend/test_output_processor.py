@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hookline.core.engine.engine import Engine
-from hookline.core.errors import QueueFullError, RequestError
+from hookline.core.errors import PluginError, QueueFullError, RequestError
 from hookline.core.frontend.generation import Call
 from hookline.core.frontend.output_processor import OutputProcessor
 from hookline.core.outputs import FinishReason, merge_completions
@@ -424,3 +424,25 @@ def test_min_tokens_beyond_what_can_be_generated_counts_as_all_of_it():
     counter = output_processor(eos_token_ids=range(49), max_model_len=8)
     [output], _ = outputs(counter, (PROMPT, params(2**63 - 1, min_tokens=2**63 - 1)))
     assert output.finish_reason == FinishReason.LENGTH and output.token_ids == [49] * 5
+
+
+def test_an_error_in_a_report_to_the_policy_keeps_its_text_and_every_call_its_end():
+    """The request that ended with the step is not told of yet, and its new token is still to be read."""
+
+    class FailsInReport(PlainScheduler):
+        def committed(self, step):
+            if step.ended:
+                raise ValueError("odd")
+
+    counter = OutputProcessor(fake_engine(FailsInReport()), Letters())
+    deltas = []
+    for seed in 1, 2:
+        counter.add(PROMPT, params(seed + 1, seed=seed), deltas.append, follows=True)
+    with pytest.raises(PluginError, match="fails in committed"):
+        while True:
+            counter.step()
+    counter.close()
+    ended = {delta.request_id: delta.output for delta in deltas if delta.output is not None}
+    assert len(ended) == 2
+    texts = {id_: "".join(delta.text for delta in deltas if delta.request_id == id_) for id_ in ended}
+    assert texts == {id_: output.text for id_, output in ended.items()}
