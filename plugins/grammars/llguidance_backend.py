@@ -42,6 +42,10 @@ MAX_FORCED_TEXTS = 16384
 """Texts that grammars force whose tokens are remembered; tokenizing one takes longer than most masks."""
 LONG_TEXT = 256
 """Characters from which on a text is not remembered."""
+MOST_FORCED = 1024
+"""Characters of a forced text that are tokenized: the tokens of what is behind them are asked for again later."""
+PANIC = "panic: "
+"""How an error begins that llguidance did not expect."""
 BASE_BYTES = 1 << 20
 """What a small grammar takes, with the states that its lexer makes while it is used."""
 PARSERS_S = 0.1
@@ -77,7 +81,7 @@ class _Tokenizer:
 
         The same few texts come again and again.
         """
-        text = text if isinstance(text, str) else text.decode()
+        text = (text if isinstance(text, str) else text.decode())[:MOST_FORCED]
         return self._encode(text) if len(text) < LONG_TEXT else self._encode.__wrapped__(text)
 
 
@@ -249,9 +253,15 @@ def _num_threads() -> int:
 
 
 def raise_error(matcher: LLMatcher, *, is_ours: bool = False) -> None:
-    """Raise RequestError if a parser has given up. is_ours: a place in the grammar means nothing to who asked."""
+    """Raise RequestError if a parser has given up. is_ours: a place in the grammar means nothing to who asked.
+
+    Raises: RuntimeError if the parser is at fault.
+    """
     if matcher.is_error():
-        raise RequestError(_reason(str(matcher.get_error()), is_ours=is_ours))
+        error = str(matcher.get_error())
+        if error.startswith(PANIC):
+            raise RuntimeError(clipped(error.partition("\n")[0], 300))
+        raise RequestError(_reason(error, is_ours=is_ours))
 
 
 def _reason(error: str, *, is_ours: bool = False) -> str:

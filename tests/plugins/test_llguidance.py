@@ -1,6 +1,7 @@
 """llguidance as a grammar back end: the suite, and what is its own."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hookline.core.contracts import GrammarVocabulary, StructuredOutputs
 from hookline.core.errors import RequestError
 from hookline.core.testing.grammar_suite import GrammarSuite
 from hookline.core.testing.plain_grammar import small_vocabulary
+from hookline.core.util.arrays import num_mask_words
 from hookline.plugins.grammars import LLGuidanceConfig, llguidance_backend
 from hookline.plugins.grammars.llguidance_backend import LLGuidance
 from hookline.plugins.grammars.quickest import Quickest
@@ -26,6 +28,42 @@ class TestLLGuidance(GrammarSuite):
 def threaded():
     """A back end with three threads."""
     return LLGuidance(LLGuidanceConfig(num_threads=3), small_vocabulary())
+
+
+@pytest.mark.parametrize("wanted", [{"regex": "a{100000}"}, {"json": {"const": "a" * 120_000}}])
+def test_of_a_long_forced_text_a_step_tokenizes_the_beginning(wanted, monkeypatch):
+    monkeypatch.setattr(llguidance_backend, "MOST_FORCED", 16)
+    vocabulary, lengths = small_vocabulary(), []
+
+    def encode(text):
+        lengths.append(len(text))
+        return vocabulary.encode(text)
+
+    matcher = (
+        LLGuidance(LLGuidanceConfig(num_threads=1), replace(vocabulary, encode=encode))
+        .compile(StructuredOutputs(**wanted))
+        .matcher()
+    )
+    text = ""
+    while len(text) < 3 * llguidance_backend.MOST_FORCED:
+        mask_W = np.zeros(num_mask_words(len(vocabulary.tokens)), dtype=np.int32)
+        matcher.fill(mask_W)
+        (token_id, *_) = [one for one in range(len(vocabulary.tokens)) if mask_W[one // 32] >> one % 32 & 1]
+        assert matcher.advance([token_id])
+        text += vocabulary.tokens[token_id].decode()
+    assert set(text.strip('"')) == {"a"} and 0 < max(lengths) <= llguidance_backend.MOST_FORCED
+
+
+def test_a_parser_s_panic_is_its_own_fault_and_one_line():
+    vocabulary = small_vocabulary()
+
+    def encode(text):
+        raise ValueError("odd")
+
+    backend = LLGuidance(LLGuidanceConfig(num_threads=1), replace(vocabulary, encode=encode))
+    with pytest.raises(RuntimeError, match=r"^panic: .*odd") as caught:
+        backend.compile(StructuredOutputs(regex="abcabcabc")).matcher().fill(np.zeros(64, dtype=np.int32))
+    assert "\n" not in str(caught.value)
 
 
 def test_requests_of_one_grammar_are_spread_over_as_many_parsers_as_there_are_threads(threaded, monkeypatch):
