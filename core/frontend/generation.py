@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from hookline.core.errors import QueueFullError, RequestError, shown
 from hookline.core.frontend.output_processor import OutputProcessor
+from hookline.core.frontend.progress import Progress
 from hookline.core.outputs import Delta, RequestOutput, merge_completions
 from hookline.core.request_info import INFO_KEYS
 from hookline.core.sampling_params import SamplingParams
@@ -61,16 +62,19 @@ class Call:
         finally:
             self._output_processor.forget(self._open)
 
-    def outputs(self, progress: ProgressBar | None = None) -> list[RequestOutput]:
-        """Run, and return one output for each prompt, in their order; the bar is closed afterwards."""
-        found: dict[int, list[RequestOutput]] = {}
+    def outputs(self, progress: bool | ProgressBar | None = None) -> list[RequestOutput]:
+        """Run, and return one output for each prompt, in their order; the bar is closed afterwards.
+
+        Raises: RequestError if progress is no bar.
+        """
+        bar, found = bar_of(progress, len(self._waiting)), dict[int, list[RequestOutput]]()
         try:
-            for delta in self.run(progress):
+            for delta in self.run(bar):
                 if delta.output is not None:
                     found.setdefault(delta.prompt_index, []).append(delta.output)
         finally:
-            if progress is not None:
-                progress.close()
+            if bar is not None:
+                bar.close()
         return [merge_completions(found[index]) for index in sorted(found)]
 
     def _queue(self) -> None:
@@ -112,6 +116,18 @@ class Call:
         if progress is not None and stats is not None:
             num_finished = sum(delta.output is not None and delta.index == 0 for delta in self._new_deltas)
             progress.update(num_finished, stats.num_prefill_tokens, stats.num_decode_tokens)
+
+
+def bar_of(progress: bool | ProgressBar | None, num_prompts: int) -> ProgressBar | None:
+    """What shows how far a call is. progress: True for a bar on standard error.
+
+    Raises: RequestError if it is none.
+    """
+    if progress is None or isinstance(progress, bool):
+        return Progress(num_prompts) if progress else None
+    if not callable(getattr(progress, "update", None)) or not callable(getattr(progress, "close", None)):
+        raise RequestError(f"progress={shown(progress)} must be a bool, or have the methods update and close")
+    return progress
 
 
 def params_each(params: P | Sequence[P] | None, kind: type[P], count: int) -> list[P]:

@@ -162,8 +162,8 @@ class LLM(PoolingCalls):
         tags: Tags | Sequence[Tags | None] | None = None,
         deadline_s: float | Sequence[float | None] | None = None,
         cache_salt: str | Sequence[str | None] | None = None,
-        timeout_s: float | None = None,
-        progress: ProgressBar | None = None,
+        timeout_s: float | Sequence[float | None] | None = None,
+        progress: bool | ProgressBar | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts and return one output each, in their order.
 
@@ -173,16 +173,18 @@ class LLM(PoolingCalls):
         tags: what to call the requests by, e.g. {"tenant": "acme"}: at most 8, for schedulers, observers and reports.
         deadline_s: by when each should be done, in seconds after it is queued: a wish, which schedulers may heed.
         cache_salt: at most 256 characters; a request finds only those prefixes in the cache that have the same salt.
-        These four are for all prompts, or a list with one each.
         timeout_s: ends each request this many seconds after it is queued, with finish_reason "abort" and what it has
         by then.
+        These five are for all prompts, or a list with one each.
+        progress: True shows a bar on standard error; or an object that is told of each step.
         A prompt that cannot be served yields an output with finish_reason "error" and its reason; the others run on.
         Whatever interrupts the call, its requests are gone afterwards.
-        Raises: RequestError if a list with one each is not as long as prompts; PluginError if a plugin fails in a step,
-        with what it raised as the cause, PlanError if it is the scheduler; RankError if a rank is lost.
+        Raises: RequestError if a list with one each is not as long as prompts, or progress is no bar; PluginError if a
+        plugin fails in a step, with what it raised as the cause, PlanError if it is the scheduler; RankError if a rank
+        is lost.
         """
         infos = {"priority": priority, "tags": tags, "deadline_s": deadline_s, "cache_salt": cache_salt}
-        return self._call(prompts, params, infos, timeout_s=timeout_s).outputs(progress)
+        return self._call(prompts, params, {**infos, "timeout_s": timeout_s}).outputs(progress)
 
     def stream(
         self,
@@ -194,7 +196,7 @@ class LLM(PoolingCalls):
         tags: Tags | Sequence[Tags | None] | None = None,
         deadline_s: float | Sequence[float | None] | None = None,
         cache_salt: str | Sequence[str | None] | None = None,
-        timeout_s: float | None = None,
+        timeout_s: float | Sequence[float | None] | None = None,
     ) -> Iterator[Delta]:
         """Complete prompts and yield what each step adds to any of them; arguments as for `generate`.
 
@@ -204,8 +206,9 @@ class LLM(PoolingCalls):
         Raises: as generate.
         """
         infos = {"priority": priority, "tags": tags, "deadline_s": deadline_s, "cache_salt": cache_salt}
-        options = {"follows": True, "is_cumulative": cumulative, "timeout_s": timeout_s}
-        return self._call(prompts, params, infos, **options).run()
+        return self._call(
+            prompts, params, {**infos, "timeout_s": timeout_s}, follows=True, is_cumulative=cumulative
+        ).run()
 
     def _call(
         self,

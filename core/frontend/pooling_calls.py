@@ -48,8 +48,8 @@ class PoolingCalls:
         tags: Tags | Sequence[Tags | None] | None = None,
         deadline_s: float | Sequence[float | None] | None = None,
         cache_salt: str | Sequence[str | None] | None = None,
-        timeout_s: float | None = None,
-        progress: ProgressBar | None = None,
+        timeout_s: float | Sequence[float | None] | None = None,
+        progress: bool | ProgressBar | None = None,
     ) -> list[RequestOutput]:
         """Make a vector of each prompt; it is the output's `vector`, float32.
 
@@ -60,7 +60,8 @@ class PoolingCalls:
         """
         wanted = as_prompts(prompts)
         infos = {"priority": priority, "tags": tags, "deadline_s": deadline_s, "cache_salt": cache_salt}
-        return self._pool(wanted, params_each(params, PoolingParams, len(wanted)), infos, timeout_s, progress)
+        infos = {**infos, "timeout_s": timeout_s}
+        return self._pool(wanted, params_each(params, PoolingParams, len(wanted)), infos, progress)
 
     def classify(
         self,
@@ -71,8 +72,8 @@ class PoolingCalls:
         tags: Tags | Sequence[Tags | None] | None = None,
         deadline_s: float | Sequence[float | None] | None = None,
         cache_salt: str | Sequence[str | None] | None = None,
-        timeout_s: float | None = None,
-        progress: ProgressBar | None = None,
+        timeout_s: float | Sequence[float | None] | None = None,
+        progress: bool | ProgressBar | None = None,
     ) -> list[RequestOutput]:
         """Logits of a ForSequenceClassification checkpoint's classes, as the output's `vector`, float32 (classes,).
 
@@ -93,8 +94,8 @@ class PoolingCalls:
         tags: Tags | Sequence[Tags | None] | None = None,
         deadline_s: float | Sequence[float | None] | None = None,
         cache_salt: str | Sequence[str | None] | None = None,
-        timeout_s: float | None = None,
-        progress: ProgressBar | None = None,
+        timeout_s: float | Sequence[float | None] | None = None,
+        progress: bool | ProgressBar | None = None,
     ) -> list[RequestOutput]:
         """How well each document answers the query; the number is the output's `score`.
 
@@ -105,13 +106,14 @@ class PoolingCalls:
         texts = as_texts(documents)
         check_texts(query, *texts)
         infos = {"priority": priority, "tags": tags, "deadline_s": deadline_s, "cache_salt": cache_salt}
+        infos = {**infos, "timeout_s": timeout_s}
         pooling = scoring_params(params, self.pooling_defaults.scored_by)
         if pooling is None:
             each = params_each(embedding_params(params), PoolingParams, 1 + len(texts))
-            found = self._pool([query, *texts], each, _with_first(infos, len(texts)), timeout_s, progress)
+            found = self._pool([query, *texts], each, _with_first(infos, len(texts)), progress)
             return [scored(output, cosine(found[0])) for output in found[1:]]
         prompts = [pair_tokens(self.codec, template, query, text) for text in texts]
-        outputs = self._pool(prompts, params_each(pooling, PoolingParams, len(texts)), infos, timeout_s, progress)
+        outputs = self._pool(prompts, params_each(pooling, PoolingParams, len(texts)), infos, progress)
         return [scored(output, reading(pooling)) for output in outputs]
 
     def _pool(
@@ -119,13 +121,12 @@ class PoolingCalls:
         prompts: Sequence[Prompt],
         params: Sequence[PoolingParams],
         infos: Mapping[str, Any],
-        timeout_s: float | None,
-        progress: ProgressBar | None,
+        progress: bool | ProgressBar | None,
     ) -> list[RequestOutput]:
         each = infos_each(infos, len(prompts))
         own = [{**info, "pooling": one} for info, one in zip(each, params, strict=True)]
         asked = [(prompt, NOT_SAMPLED) for prompt in prompts]
-        return Call(self.output_processor, asked, own, timeout_s=timeout_s).outputs(progress)
+        return Call(self.output_processor, asked, own).outputs(progress)
 
 
 def _with_first(infos: Mapping[str, Any], count: int) -> dict[str, Any]:

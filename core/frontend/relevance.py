@@ -5,7 +5,7 @@ The texts of a query and a document come from a request, so special tokens in th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -111,8 +111,12 @@ def cosine(query: RequestOutput) -> Callable[[VectorArray], float]:
 
 
 def as_texts(documents: Any) -> Sequence[Any]:
-    """One text or several."""
-    return [documents] if isinstance(documents, str) else list(documents)
+    """One text or several. Raises: RequestError for what is neither."""
+    if isinstance(documents, str):
+        return [documents]
+    if not isinstance(documents, Iterable):
+        raise RequestError(f"score compares texts, and documents={shown(documents)} holds none")
+    return list(documents)
 
 
 def check_texts(*texts: object) -> None:

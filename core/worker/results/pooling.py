@@ -135,7 +135,8 @@ class PooledStates:
         except BaseException as error:
             is_ours = isinstance(error, HooklineError)
             is_refusal = is_ours and not isinstance(error, PluginError) and not is_out_of_memory(error)
-            what = f"{self._makers[group.pooler].name} fails{f' in {method}' * bool(method and not is_refusal)}"
+            did = "refuses" if is_refusal else f"fails in {method}" if method else "fails"
+            what = f"{self._makers[group.pooler].name} {did}"
             why = str(error) if is_ours else with_place(error)
             raise RequestFault(f"{what}: {why}", rows=group.rows.tolist(), is_refusal=is_refusal) from error
 

@@ -52,7 +52,54 @@ def test_a_bad_value_refuses_its_own_request_alone(llm):
     assert outputs[1].error.startswith("tags.A: a tag's key is") and outputs[2].error.startswith("deadline_s=-1 must")
 
 
-@pytest.mark.parametrize("name", ["priority", "tags", "deadline_s", "cache_salt"])
+def test_time_limits_can_be_one_each(llm):
+    prompts = [PROMPT] * 3
+    outputs = llm.generate(prompts, params(3), timeout_s=[None, 1e-9, 60])
+    streamed = [delta.output for delta in llm.stream(prompts, params(3), timeout_s=[None, 1e-9, 60]) if delta.output]
+    for found in outputs, sorted(streamed, key=lambda output: output.request_id):
+        assert [output.finish_reason for output in found] == [
+            FinishReason.LENGTH,
+            FinishReason.ABORT,
+            FinishReason.LENGTH,
+        ]
+
+
+class Bar:
+    num_finished, is_closed = 0, False
+
+    def update(self, num_finished, *counts):
+        self.num_finished += num_finished
+
+    def close(self):
+        self.is_closed = True
+
+
+@pytest.mark.parametrize("progress", [None, False, True])
+def test_a_call_may_show_a_bar(llm, progress, capsys):
+    llm.generate([PROMPT] * 3, params(1), progress=progress)
+    assert ("/3" in capsys.readouterr().err) is bool(progress)
+
+
+def test_a_bar_may_be_the_caller_s_own(llm):
+    bar = Bar()
+    llm.generate([PROMPT] * 3, params(1), progress=bar)
+    assert (bar.num_finished, bar.is_closed) == (3, True)
+
+
+@pytest.mark.parametrize("progress", [1, print, object])
+def test_what_is_no_bar_is_refused_before_the_work(llm, progress):
+    with pytest.raises(RequestError, match=r"^progress=.* must be a bool, or have the methods update and close$"):
+        llm.generate([PROMPT], params(1), progress=progress)
+    assert llm.output_processor.engine.last_stats is None
+
+
+@pytest.mark.parametrize("documents", [None, 5])
+def test_documents_that_are_none_are_refused(llm, documents):
+    with pytest.raises(RequestError, match=f"score compares texts, and documents={documents} holds none"):
+        llm.score("query", documents)
+
+
+@pytest.mark.parametrize("name", ["priority", "tags", "deadline_s", "cache_salt", "timeout_s"])
 def test_another_number_of_values_than_prompts_is_refused(llm, name):
     with pytest.raises(RequestError) as refused:
         llm.generate([PROMPT] * 3, params(1), **{name: [None, None]})
