@@ -143,12 +143,13 @@ class EngineThread:
             self._take_commands()
             if self._has_work:
                 self._output_processor.step()
+            self._send()
         except BaseException as error:
             ended = requests_ended_by(error)
             if ends_engine(error):
                 self.death = str(error)
             self._fail(error, [one for one, ids in self._open.items() if ended is None or ids & ended])
-        self._send()
+            self._send()
 
     @property
     def _has_work(self) -> bool:
@@ -260,12 +261,14 @@ class EngineThread:
 
     def _send(self) -> None:
         outgoing, self._outgoing = self._outgoing, {}
+        gone = list[DeltaQueue]()
         for loop, items in outgoing.items():
             try:
                 loop.call_soon_threadsafe(send, items)
             except RuntimeError:  # the loop is closed, and its readers are gone
-                for deltas, _ in items:
-                    self._forget(deltas)
+                gone += [deltas for deltas, _ in items]
+        for deltas in gone:
+            self._forget(deltas)
 
     def _fail(self, error: BaseException, waiting: Sequence[DeltaQueue]) -> None:
         """Tell these, who wait, and end their requests."""

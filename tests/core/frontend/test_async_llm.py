@@ -749,3 +749,24 @@ def test_messages_that_are_nested_too_deeply_are_refused_in_one_line():
             await llm.generate([{"role": "user", "content": deep}], params())
 
     run(check)
+
+
+def test_a_policy_that_fails_while_a_lost_caller_s_request_ends_does_not_end_the_thread():
+    class FailsOnce(PlainScheduler):
+        has_failed = False
+
+        def committed(self, step):
+            if step.plan is None and not self.has_failed:
+                self.has_failed = True
+                raise ValueError("odd")
+
+    policy, gone = FailsOnce(), asyncio.new_event_loop()
+    gone.close()
+
+    async def check(llm):
+        llm._thread.submit(DeltaQueue(gone), PROMPT, params(100), follows=True)
+        while not policy.has_failed:
+            await asyncio.sleep(0.001)
+        assert (await llm.generate(PROMPT, params())).text == letters(8) and llm._thread.death is None
+
+    run(check, async_llm(policy))
