@@ -74,8 +74,8 @@ class LayeredModel:
 
     @classmethod
     def spec(cls, hf_config):
-        if hf_config.get("model_type") != "layered":
-            raise ConfigError(f"not a layered model: model_type {hf_config.get('model_type')!r}")
+        if hf_config.get("model_type") != "layered" or hf_config.get("tie_word_embeddings"):
+            raise ConfigError(f"not a layered model with a head: model_type {hf_config.get('model_type')!r}")
         heads, kv_heads = hf_config["num_attention_heads"], hf_config["num_key_value_heads"]
         hidden, layers = (
             hf_config["hidden_size"],

@@ -8,6 +8,7 @@ are errors here.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -68,7 +69,8 @@ def load_checkpoint(
     stored: what `stored_tensors` found in the folder, if that was asked already.
     Units:  returns the bytes written to the targets.
     Raises: CheckpointError naming missing, surplus or misshaped tensors, unreadable files, quantised weights, or one
-            that holds NaN or infinity; nothing is written before all names and shapes are checked.
+            that holds NaN or infinity, or fractions where the model keeps integers; nothing is written before all
+            names and shapes are checked.
     """
     stored = stored_tensors(Path(folder)) if stored is None else stored
     _check(str(folder), {name: tensor.shape for name, tensor in stored.items()}, targets)
@@ -97,7 +99,7 @@ def load_source(name: str, source: CheckpointSource, targets: Mapping[str, Weigh
             if tuple(tensor.shape) != shapes[tensor_name]:
                 said, given = list(shapes[tensor_name]), list(tensor.shape)
                 raise CheckpointError(f"checkpoint {name} gives {tensor_name} with shape {given} and said {said}")
-            target.fill(tensor)
+            _fill(tensor_name, target, tensor)
             num_bytes += _num_bytes(target)
             sums.append((tensor_name, _sum(target)))
     _refuse_not_finite(name, sums)
@@ -122,7 +124,7 @@ def renamed(
 
 
 def random_weights(targets: Mapping[str, WeightTarget], seed: int) -> None:
-    """Fill every target at random: "normal" with mean 0 and std 0.02.
+    """Fill every target at random: "normal" with mean 0 and std 0.02; integers with any that their type has.
 
     The draw depends on the seed and the tensor's name only: the whole tensor is drawn on the target's device, then cut,
     so that ranks of any layout hold the same model. CPU and CUDA draw different numbers.
@@ -134,10 +136,16 @@ def random_weights(targets: Mapping[str, WeightTarget], seed: int) -> None:
 
 
 def _draw(name: str, target: WeightTarget, device: torch.device, seed: int) -> Tensor:
+    assert target.view is not None
+    dtype = torch.float32 if target.view.is_floating_point() else target.view.dtype
     if target.init != "normal":
-        return torch.full(target.shape, float(target.init == "ones"), device=device)
+        return torch.full(target.shape, int(target.init == "ones"), dtype=dtype, device=device)
     digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
     generator = torch.Generator(device).manual_seed(int.from_bytes(digest, "big") >> 1)
+    if not dtype.is_floating_point:
+        num_bytes = math.prod(target.shape) * dtype.itemsize
+        drawn = torch.empty(num_bytes, dtype=torch.uint8, device=device).random_(generator=generator)
+        return (drawn > 127 if dtype is torch.bool else drawn.view(dtype)).reshape(target.shape)
     return torch.empty(target.shape, device=device).normal_(0.0, RANDOM_STD, generator=generator)
 
 
@@ -157,12 +165,19 @@ def _read(jobs: Sequence[tuple[str, StoredTensor, WeightTarget]]) -> Sums:
                 continue
             stored_name = tensor.name or name
             if tensor.scales is None:
-                target.fill(_slices(tensor.path, stored_name))
+                _fill(name, target, _slices(tensor.path, stored_name))
             else:
                 blocks = _slices(tensor.path, stored_name + BLOCKS)
                 target.fill(Mxfp4Slices(blocks, _slices(tensor.scales, stored_name + SCALES)))
             sums.append((name, _sum(target)))
     return sums
+
+
+def _fill(name: str, target: WeightTarget, whole: Any) -> None:
+    try:
+        target.fill(whole)
+    except TypeError as error:
+        raise CheckpointError(f"tensor {name} cannot be loaded: {error}; were the weights quantised?") from error
 
 
 def _num_bytes(target: WeightTarget) -> int:

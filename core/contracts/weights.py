@@ -127,11 +127,17 @@ class WeightTarget:
         return found.mT if self.transposed else found
 
     def fill(self, whole: Any) -> None:
-        """Write what `cut` gives, plus `add`, to the view of every piece."""
+        """Write what `cut` gives, plus `add`, to the view of every piece.
+
+        Raises: TypeError for floats that would go into a view of integers, which would cut off their fractions.
+        """
         for piece in self.pieces:
             assert piece.view is not None
             if piece.view.numel():
-                piece.view.copy_(piece.cut(whole))
+                found = piece.cut(whole)
+                if found.is_floating_point() and not piece.view.is_floating_point():
+                    raise TypeError(f"{found.dtype} is stored and {piece.view.dtype} is needed")
+                piece.view.copy_(found)
                 if piece.add:
                     piece.view.add_(piece.add)
 
@@ -160,7 +166,10 @@ class CheckpointSource(Protocol):
         ...
 
     def read(self, name: str) -> Tensor:
-        """One whole tensor, on the CPU, in any floating dtype. Called once for each that is needed, one at a time."""
+        """One whole tensor, on the CPU, in any dtype that its target's view can take: floats, or integers for integers.
+
+        Called once for each that is needed, one at a time.
+        """
         ...
 
     def tokenizer(self) -> Any:

@@ -11,7 +11,10 @@ from torch import Tensor
 
 from hookline.core.contracts import Attend, ModelSpec, QKNorm, Rope, Runtime, WeightTarget, wanted_rows
 from hookline.core.distributed.ranks import LocalRanks
+from hookline.core.layers import ParallelHead
 from hookline.core.testing.plain_model import PlainModel
+
+TIES = "tie_word_embeddings"
 
 
 class ForgetsAWeight(PlainModel):
@@ -31,12 +34,21 @@ class KeepsItsLatestTokens(PlainModel):
         return super().forward(token_ids_T, positions_T, attend)
 
 
-class KeepsAWeightInIntegers(PlainModel):
-    """As a model with quantised weights would, which the suite cannot compare."""
+class ForgetsScales(PlainModel):
+    """Keeps a weight in int8, and computes without the scales that it loads."""
+
+    def __init__(self, hf_config: Mapping[str, Any], runtime: Runtime) -> None:
+        super().__init__(hf_config, runtime)
+        self.int8_D = torch.empty_like(self.norm_D, dtype=torch.int8)
+        self.scale = torch.empty(1, device=runtime.device)
+
+    def forward(self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+        self.norm_D = self.int8_D.to(self.norm_D.dtype)
+        return super().forward(token_ids_T, positions_T, attend)
 
     def weight_targets(self) -> Mapping[str, WeightTarget]:
-        targets = dict(super().weight_targets())
-        return {**targets, "norm.weight": WeightTarget.whole(self.norm_D.to(torch.int8))}
+        targets = {**super().weight_targets(), "norm.scale": WeightTarget.whole(self.scale)}
+        return {**targets, "norm.weight": WeightTarget.whole(self.int8_D)}
 
 
 class NeverUsesAWeight(PlainModel):
@@ -153,6 +165,33 @@ class IgnoresRopeScaling(PlainModel):
         return super().spec({key: value for key, value in hf_config.items() if not key.startswith("rope_")})
 
 
+class IgnoresNewRopeScaling(PlainModel):
+    """Reads rope_scaling, and not what transformers 5 writes in its place."""
+
+    @classmethod
+    def spec(cls, hf_config: Mapping[str, Any]) -> ModelSpec:
+        return super().spec({key: value for key, value in hf_config.items() if key != "rope_parameters"})
+
+
+class IgnoresOldRopeScaling(PlainModel):
+    @classmethod
+    def spec(cls, hf_config: Mapping[str, Any]) -> ModelSpec:
+        return super().spec({key: value for key, value in hf_config.items() if key != "rope_scaling"})
+
+
+class TiesAnyHead(PlainModel):
+    """Computes logits with the embedding, whatever tie_word_embeddings says."""
+
+    def __init__(self, hf_config: Mapping[str, Any], runtime: Runtime) -> None:
+        super().__init__({key: value for key, value in hf_config.items() if key != TIES}, runtime)
+        spec = self.spec(hf_config)
+        self.head = ParallelHead(spec.vocab_size, spec.hidden_size, runtime, tied_to=self.embed)
+
+    @classmethod
+    def spec(cls, hf_config: Mapping[str, Any]) -> ModelSpec:
+        return super().spec({key: value for key, value in hf_config.items() if key != TIES})
+
+
 class RaisesKeyError(PlainModel):
     @classmethod
     def spec(cls, hf_config: Mapping[str, Any]) -> ModelSpec:
@@ -213,7 +252,7 @@ FAULTS = {
     DropsWhatIsWantedTwice: "what forward returns has shape (4, 16) and must have (5, 16)",
     ForgetsAWeight: "still unset: model.layers[1].mlp_norm_D",
     LoadsTwoTensorsToOnePlace: "test_every_parameter_is_loaded",
-    KeepsAWeightInIntegers: "norm.weight goes into one of torch.int8",
+    ForgetsScales: "the weight norm.scale changes no logits",
     NeverUsesAWeight: "the weight extra.weight changes no logits",
     IgnoresPositions: "positions are ignored",
     CountsPositionsFromTheChunk: "logits of a prompt computed in chunks of",
@@ -224,6 +263,9 @@ FAULTS = {
     MixesTheRowsOfAStep: "logits of prompts in one batch, compared with each alone",
     KeepsStateBetweenSteps: "logits of a prompt computed in chunks of [11]",
     IgnoresRopeScaling: "spec accepts {'rope_scaling'",
+    IgnoresNewRopeScaling: "spec accepts {'rope_scaling': None, 'rope_parameters'",
+    IgnoresOldRopeScaling: "spec accepts {'rope_scaling'",
+    TiesAnyHead: "tie_word_embeddings changes nothing that is loaded",
     RaisesKeyError: "spec raises KeyError, not ConfigError, for {'num_hidden_layers': None}",
     TakesAnyModelType: "spec accepts {'model_type': 'no_such_model'} and must raise ConfigError",
     ClaimsALargerVocabulary: "what logits returns has shape (1, 31) and must have (1, 32)",

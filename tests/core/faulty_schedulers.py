@@ -27,6 +27,13 @@ class IgnoresTheBlockBudget(PlainScheduler):
         return Plan(decode=ALL)
 
 
+class CountsABlockForEachRequest(PlainScheduler):
+    """As if a decode took at most one block, which holds where all layers keep every token."""
+
+    def decode(self, view: SchedulerView) -> Plan:
+        return Plan(decode=ALL) if view.budget.num_free >= len(view.running) else super().decode(view)
+
+
 class LosesARequest(PlainScheduler):
     """Never looks at the last waiting request."""
 
@@ -280,6 +287,7 @@ FAULTS = {
     ExceedsTheTokenBudget: "more than max_num_batched_tokens",
     IgnoresMaxNumSeqs: "more than max_num_seqs",
     IgnoresTheBlockBudget: "preempt or wait",
+    CountsABlockForEachRequest: "test_layers_that_keep_fewer_tokens_are_planned_for",
     LosesARequest: "plans nothing",
     NewestFirst: "starves",
     PromptsAsLongAsAnyWait: "while short prompts arrive",

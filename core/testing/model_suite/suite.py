@@ -70,6 +70,8 @@ class ModelSuite:
         changes: list[dict[str, Any]] = [
             {"model_type": "no_such_model"},
             {"rope_scaling": NO_SUCH_ROPE, "rope_parameters": NO_SUCH_ROPE},
+            {"rope_scaling": NO_SUCH_ROPE, "rope_parameters": None},
+            {"rope_scaling": None, "rope_parameters": NO_SUCH_ROPE},
             {"quantization_config": {"quant_method": "no_such_method"}},
             {"num_hidden_layers": None},
             {"num_hidden_layers": 0},
@@ -153,10 +155,28 @@ class ModelSuite:
             for view in (piece.view for piece in target.pieces if name not in self.unused_weights):
                 assert view is not None
                 with torch.inference_mode():
-                    view.copy_(view.flip(0) * 1.5 + 0.25)
+                    view.copy_(view.flip(0) * 1.5 + 0.25 if view.is_floating_point() else ~view)
                 changed = not torch.equal(driver.logits(*chunks), before_TV)
                 check(changed, f"the weight {name} changes no logits: it is loaded to the wrong place, or never used")
                 fill(driver.targets)
+
+    def test_a_head_of_its_own_is_loaded(self) -> None:
+        """Where tie_word_embeddings is false the head is the checkpoint's, unless `spec` refuses one of the values."""
+        loaded = list[set[str]]()
+        for is_tied in (False, True):
+            config = {**self.hf_config(), "tie_word_embeddings": is_tied}
+            if "text_config" in config:  # of a checkpoint that does more than text
+                config["text_config"] = {**config["text_config"], "tie_word_embeddings": is_tied}
+            try:
+                self.model_class.spec(config)
+            except ConfigError:
+                return
+            targets = ModelDriver(self.model_class, config, device=self.device).targets
+            loaded.append({name for name, target in targets.items() if target.view is not None})
+        told = (
+            "tie_word_embeddings changes nothing that is loaded; use it, or have spec refuse what it does not implement"
+        )
+        check(bool(loaded[0] - loaded[1]), told)
 
     def test_weight_targets_have_the_shapes_they_claim(self) -> None:
         """The part of a checkpoint tensor that is read has its view's shape."""

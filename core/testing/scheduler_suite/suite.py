@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import cycle, product
 from typing import Any
 
-from hookline.core.contracts import Joining, Plan, Scheduler, SchedulerView
+from hookline.core.contracts import FullAttention, Joining, Plan, Scheduler, SchedulerView, SlidingWindow
 from hookline.core.engine.engine import Engine
 from hookline.core.outputs import FinishReason, RequestOutput
 from hookline.core.requests.request import Request
@@ -33,6 +33,8 @@ MEMORY_SLACK = 40
 """Things by which a policy's memory may differ from one idle engine to another."""
 JOININGS = (Joining(), Joining(max_decodes=3, max_prompts=2, max_prompt_tokens=12))
 """What the engines of random loads say of decodes beside prompts."""
+WINDOWS = (SlidingWindow(8), FullAttention(), SlidingWindow(8), FullAttention(), FullAttention())
+"""Layers of a model some of which keep fewer tokens: in groups with blocks of their own."""
 NUM_WAITING = 8
 """Requests that wait at any time where arrivals never end."""
 ENDLESS = {
@@ -85,6 +87,11 @@ class SchedulerSuite:
         for seed in range(10):
             load = RandomLoad(self.make(), random.Random(seed), num_blocks=20, block_size=2, max_model_len=40)
             load.run()
+
+    def test_layers_that_keep_fewer_tokens_are_planned_for(self) -> None:
+        """As in Gemma 3: a token may need several blocks, or none, and `budget` alone knows how many."""
+        for seed in range(24):
+            RandomLoad(self.make(), random.Random(seed), num_blocks=100, layers=WINDOWS).run()
 
     def test_prompts_longer_than_the_token_budget_are_computed_in_chunks(self) -> None:
         """A prompt of several times max_num_batched_tokens is served."""
@@ -223,7 +230,7 @@ def endless_steps(
 class RandomLoad:
     """A random load for one engine, and what each request must get."""
 
-    def __init__(self, scheduler: Scheduler, rng: random.Random, **sizes: int) -> None:
+    def __init__(self, scheduler: Scheduler, rng: random.Random, **sizes: Any) -> None:
         self.rng = rng
         drawn: dict[str, Any] = {
             "num_blocks": rng.randint(16, 40),

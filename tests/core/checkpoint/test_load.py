@@ -249,6 +249,25 @@ def test_random_weights_in_bfloat16_are_the_rounded_float32_ones() -> None:
     assert torch.equal(draw(dtype=torch.bfloat16), draw().bfloat16())
 
 
+def test_random_integers_are_any_that_their_type_has() -> None:
+    int8_T = draw(dtype=torch.int8)
+    assert int8_T.unique().numel() > 250 and torch.equal(int8_T, draw(dtype=torch.int8))
+    assert float(draw(dtype=torch.int32).double().std()) == pytest.approx(2**32 / 12**0.5, rel=0.1)
+    assert float(draw(dtype=torch.bool).float().mean()) == pytest.approx(0.5, abs=0.1)
+    target = WeightTarget.whole(torch.empty(8, dtype=torch.int8), init="ones")
+    random_weights({"a": target}, 0)
+    assert view({"a": target}, "a").tolist() == [1] * 8
+
+
+def test_fractions_are_not_cut_off_in_silence(tmp_path: Path) -> None:
+    target = WeightTarget.whole(torch.zeros(2, 3, dtype=torch.int8))
+    save_file({"w": torch.full((2, 3), 0.4, dtype=torch.bfloat16)}, tmp_path / "model.safetensors")
+    with pytest.raises(
+        CheckpointError, match=r"tensor w cannot be loaded: torch\.bfloat16 is stored and torch\.int8 is"
+    ):
+        load_checkpoint(tmp_path, {"w": target})
+
+
 def test_random_normal_weights_have_the_stated_spread() -> None:
     weights = draw()
     assert abs(float(weights.mean())) < RANDOM_STD / 10

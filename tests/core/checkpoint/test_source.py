@@ -110,6 +110,14 @@ def test_a_source_that_gives_another_shape_than_it_said_is_refused() -> None:
         load_source("x", source, {"w": WeightTarget.whole(torch.empty(2, 3))})
 
 
+def test_a_source_may_give_integers_for_integers_and_no_fractions() -> None:
+    target = WeightTarget.whole(torch.zeros(2, 3, dtype=torch.int8))
+    load_source("x", Source({"w": torch.full((2, 3), -7, dtype=torch.int8)}), {"w": target})
+    assert target.view is not None and target.view.tolist() == [[-7] * 3] * 2
+    with pytest.raises(CheckpointError, match=r"tensor w cannot be loaded: torch\.float32 is stored"):
+        load_source("x", Source({"w": torch.full((2, 3), 0.4)}), {"w": target})
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_weights_of_a_source_that_are_no_numbers_are_refused_by_name(value: float) -> None:
     source = Source({"w": torch.full((2, 3), value)})
