@@ -60,45 +60,59 @@ class Committer:
         lost then, and this one is committed all the same. If anything else is raised, the outputs are in Endings.kept.
         """
         outputs: list[RequestOutput] = []
-        lost: LostStep | None = None
-        watch, table = self._watch, self._table
         try:
-            with watch.part("wait"):
-                tokens = executor.collect(launched.handle) if launched.plan.computes else no_ints()
-            with watch.part("advance"):
-                if tokens.ndim == 2:
-                    tokens = keep_scores(self._queue.live, launched.dispatched, tokens)
-                entries_N, tokens_N = table.commit(launched.dispatched.sampled, tokens)
-                is_over_N = None
-                if table.num_constrained:
-                    is_over_N = advance_grammars(self._structured_output, table, entries_N, tokens_N)
-            if release is not None:
-                try:
-                    release()
-                except LostStep as error:
-                    lost = error
-            with watch.part("commit"):
-                if launched.tapped is not None and launched.plan.computes:
-                    states = executor.collect_states(launched.handle)
-                    self._listeners.notify("on_hidden_states", states=TappedStates(*launched.tapped, states))
-                self._note_first_tokens(launched)
-                counts_tokens = self._feedback.is_wanted or self._served.is_wanted
-                kept = list(table.requests(entries_N)) if counts_tokens else []
-                if self._listeners.hears_gaps:
-                    self._tell_gaps(entries_N)
+            entries_N, tokens_N, is_over_N = self._collect(executor, launched)
+            lost = None if release is None else _lost_by(release)
+            with self._watch.part("commit"):
+                self._tell_what_came(executor, launched, entries_N)
+                kept = list(self._table.requests(entries_N)) if self._counts_tokens else []
                 outputs += self._end_with_tokens(entries_N, tokens_N, is_over_N)
                 if launched.dispatched.pooled:
                     outputs += self._end_pooled(executor, launched)
                 self._listeners.notify_ends(outputs)
-            now_s = self._times.now()
-            self.last_stats = step_stats(launched, len(entries_N), self._queue, self._cache.pool, watch, now_s)
-            self._listeners.notify("on_step_end", stats=self.last_stats)
-            if counts_tokens:
-                self._tell_policy(launched, kept)
+            self._tell_end(launched, len(entries_N), kept)
         except BaseException:
             self._endings.kept += outputs
             raise
         return outputs, lost
+
+    @property
+    def _counts_tokens(self) -> bool:
+        return self._feedback.is_wanted or self._served.is_wanted
+
+    def _collect(self, executor: Executor, launched: InFlight) -> tuple[IntArray, IntArray, BoolArray | None]:
+        """Wait for a step's tokens and keep them, with their scores, and in grammars.
+
+        Returns the entries of the requests that keep a token, their tokens, and which of them a grammar ends.
+        """
+        table = self._table
+        with self._watch.part("wait"):
+            tokens = executor.collect(launched.handle) if launched.plan.computes else no_ints()
+        with self._watch.part("advance"):
+            if tokens.ndim == 2:
+                tokens = keep_scores(self._queue.live, launched.dispatched, tokens)
+            entries_N, tokens_N = table.commit(launched.dispatched.sampled, tokens)
+            is_over_N = None
+            if table.num_constrained:
+                is_over_N = advance_grammars(self._structured_output, table, entries_N, tokens_N)
+        return entries_N, tokens_N, is_over_N
+
+    def _tell_what_came(self, executor: Executor, launched: InFlight, entries_N: IntArray) -> None:
+        """Tell observers of hidden states, of first tokens, and of the times between tokens."""
+        if launched.tapped is not None and launched.plan.computes:
+            states = executor.collect_states(launched.handle)
+            self._listeners.notify("on_hidden_states", states=TappedStates(*launched.tapped, states))
+        self._note_first_tokens(launched)
+        if self._listeners.hears_gaps:
+            self._tell_gaps(entries_N)
+
+    def _tell_end(self, launched: InFlight, num_tokens: int, kept: Sequence[Request]) -> None:
+        """Tell observers of the step's end, and the policy. kept: see `_tell_policy`."""
+        now_s = self._times.now()
+        self.last_stats = step_stats(launched, num_tokens, self._queue, self._cache.pool, self._watch, now_s)
+        self._listeners.notify("on_step_end", stats=self.last_stats)
+        if self._counts_tokens:
+            self._tell_policy(launched, kept)
 
     def _note_first_tokens(self, launched: InFlight) -> None:
         """Set first_token_s of requests whose prompt is complete: of the sampled rows, those behind the decodes."""
@@ -164,3 +178,12 @@ class Committer:
                 device_s=None if self.last_stats is None else self.last_stats.device_s,
             )
         self._last_end_s = now_s
+
+
+def _lost_by(release: Callable[[], None]) -> LostStep | None:
+    """Give the next step its masks; returns the error if it is lost by that."""
+    try:
+        release()
+    except LostStep as error:
+        return error
+    return None

@@ -144,8 +144,7 @@ class StructuredOutput:
 
     choose: gives the back end to use, or raises RequestError that says why there is none; asked by `prepare`, or by the
     first request. vocabulary: makes what a back end may know of the tokenizer, or raises RequestError; asked in the
-    compiling thread.
-    Set later by the front end, which knows the tokenizer.
+    compiling thread. The front end, which knows the tokenizer, sets `make_vocabulary` if it is not given here.
     """
 
     def __init__(

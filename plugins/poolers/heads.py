@@ -11,25 +11,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hookline.core.contracts import PooledChunks, Pooler, PoolerSpec
+from hookline.core.contracts import PoolerSpec
 from hookline.core.errors import ConfigError, shown
+from hookline.plugins.poolers.tokens import LastToken
 
 
-class LastTokenHead(Pooler):
-    """Base of poolers that need the last token alone."""
-
-    reads_all_tokens = False
+class LastTokenHead(LastToken):
+    """Base of poolers that make a few numbers of the last token's hidden state."""
 
     def __init__(self, config: Any, spec: PoolerSpec) -> None:
+        super().__init__(config, spec)
         self.config, self.spec = config, spec
-
-    def state_size(self) -> int:
-        """The last token's hidden state."""
-        return self.spec.hidden_size
-
-    def accumulate(self, state_BS: Tensor, hidden_TD: Tensor, chunks: PooledChunks) -> Tensor:
-        """The newest piece's last token takes the place of the one before."""
-        return hidden_TD.index_select(0, chunks.starts_B + chunks.lens_B - 1).float()
 
 
 class ClassLogits(LastTokenHead):
