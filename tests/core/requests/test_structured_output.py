@@ -185,11 +185,12 @@ def test_a_compile_that_takes_too_long_ends_its_requests_alone(backend):
 def test_a_grammar_that_took_too_long_holds_up_no_second_thread_and_is_served_once_it_is_compiled(backend, monkeypatch):
     compiled, compile_ = [], backend.compile
     monkeypatch.setattr(backend, "compile", lambda self, wanted: compiled.append(wanted) or compile_(self, wanted))
-    engine = make_engine(backend, compile_s=0.5, num_threads=2)
+    engine = make_engine(backend, compile_s=0.05, num_threads=2)
     engine.add([1, 2], choice("wait"))
-    assert "takes longer than 0.5 s" in drain(engine)[0].error
+    assert "takes longer than 0.05 s" in drain(engine)[0].error
+    engine.structured_output._pool.limit_s = 60.0  # for the quick one, on a busy machine
     for _ in range(3):
-        with pytest.raises(RequestError, match=r"takes longer than 0\.5 s"):
+        with pytest.raises(RequestError, match="takes longer than"):
             engine.add([1, 2], choice("wait"))
     (quick,) = served(engine, [([1], choice("quick", seed=1))])
     assert text_of(quick) == "quick" and len(compiled) == 2
