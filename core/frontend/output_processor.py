@@ -146,7 +146,7 @@ class OutputProcessor:
                 entry.send(self._last_delta(entry, output))
         new_deltas, self._new_deltas[:] = list(self._new_deltas), []
         for reader in new_deltas:
-            entry, request = (found.get(reader.request_id) for found in (self._entries, self.engine.queue.live))
+            entry, request = self._entries.get(reader.request_id), self.engine.queue.live.get(reader.request_id)
             if entry is not None and request is not None:  # of one whose end is still to be told, that brings the rest
                 text, ids = reader.take()
                 shown = reader.text if entry.is_cumulative else text

@@ -17,7 +17,7 @@ from hookline.core.plugin.registry import PROCESSOR, Entry
 from hookline.core.util.arrays import IntArray, float_bits, ints
 
 
-class Stage:
+class ProcessorStage:
     """One processor: its entry, and its code once a request uses it."""
 
     def __init__(self, entry: Entry, unmet_needs: Sequence[str] = (), setting: Any = None) -> None:

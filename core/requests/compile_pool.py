@@ -13,10 +13,10 @@ from collections.abc import Callable
 from typing import Any
 
 
-class Job:
+class CompileJob:
     """One compile; it is done once `result` or `error` is set."""
 
-    def __init__(self, work: Callable[[Job], Any]) -> None:
+    def __init__(self, work: Callable[[CompileJob], Any]) -> None:
         self._work = work
         self.queued_s = time.monotonic()
         self.started_s: float | None = None
@@ -49,13 +49,13 @@ class CompilePool:
     def __init__(self, num_threads: int, limit_s: float) -> None:
         self.num_threads, self.limit_s = num_threads, limit_s
         self.something_is_done = threading.Event()
-        self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[CompileJob | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._running: dict[threading.Thread, Job] = {}
+        self._running: dict[threading.Thread, CompileJob] = {}
 
-    def submit(self, work: Callable[[Job], Any]) -> Job:
+    def submit(self, work: Callable[[CompileJob], Any]) -> CompileJob:
         """Queue some work, which is called with its job, and calls `start_clock` when its time limit begins to run."""
-        job = Job(work)
+        job = CompileJob(work)
         self._queue.put(job)
         if len(self._threads) < self.num_threads:
             thread = threading.Thread(target=self._serve, name="hookline-grammars", daemon=True)
@@ -63,7 +63,7 @@ class CompilePool:
             thread.start()
         return job
 
-    def is_given_up(self, job: Job) -> bool:
+    def is_given_up(self, job: CompileJob) -> bool:
         """Whether a job took too long, or cannot begin because all threads are held up by jobs that did."""
         if job.is_done or job.started_s is not None:
             return job.overran(self.limit_s)

@@ -17,7 +17,7 @@ from hookline.core.config.schema import build, unknown_key
 from hookline.core.contracts import RequestFacts, TokenTexts
 from hookline.core.errors import BrokenConfigError, ConfigError, PluginError, PluginFault, RequestError, shown
 from hookline.core.plugin.needs import Facts, unmet
-from hookline.core.plugin.processors import Stage
+from hookline.core.plugin.processors import ProcessorStage
 from hookline.core.plugin.registry import PROCESSOR, Entry, Option
 from hookline.core.requests.token_followers import Follower
 from hookline.core.sampling_params import SamplingParams
@@ -64,7 +64,7 @@ NOTHING = Prepared()
 class Processing:
     """The processors of an engine, in the order they run."""
 
-    def __init__(self, stages: Sequence[Stage] = ()) -> None:
+    def __init__(self, stages: Sequence[ProcessorStage] = ()) -> None:
         if len(stages) > MAX_PROCESSORS:
             raise PluginError(f"{len(stages)} logits processors are installed; at most {MAX_PROCESSORS} can be")
         self.stages = list(stages)
@@ -87,7 +87,7 @@ class Processing:
         configs = {name: option.config for name, option in (settings or {}).items()}
         return cls(
             [
-                Stage(entry, unmet(entry.needs, facts) if facts is not None else (), configs.get(entry.name))
+                ProcessorStage(entry, unmet(entry.needs, facts) if facts is not None else (), configs.get(entry.name))
                 for entry in wanted
             ]
         )
@@ -152,7 +152,7 @@ class Processing:
             if name not in taking:
                 raise RequestError(unknown_key(f"sampling.extra_args.{name}", sorted(taking)))
 
-    def _arguments(self, index: int, stage: Stage, params: SamplingParams) -> Any:
+    def _arguments(self, index: int, stage: ProcessorStage, params: SamplingParams) -> Any:
         """The processor's arguments; None if the request has none."""
         if stage.from_params:
             if not any(name in params.processed_fields for name in stage.field_names):
@@ -161,7 +161,7 @@ class Processing:
         given = params.extra_args.get(stage.entry.name)
         return stage.setting if given is None else self._build(index, stage, given)
 
-    def _build(self, index: int, stage: Stage, given: Mapping[str, Any]) -> Any:
+    def _build(self, index: int, stage: ProcessorStage, given: Mapping[str, Any]) -> Any:
         """Arguments, checked and converted; cached, since OmegaConf takes a millisecond."""
         key = (index, repr(given))
         if key in self._built:

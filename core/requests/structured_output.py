@@ -21,7 +21,7 @@ from hookline.core.outputs import FinishReason
 from hookline.core.plugin.blame import Blaming
 from hookline.core.plugin.problems import with_line
 from hookline.core.plugin.registry import Entry
-from hookline.core.requests.compile_pool import CompilePool, Job
+from hookline.core.requests.compile_pool import CompileJob, CompilePool
 from hookline.core.requests.end_text import EndText
 from hookline.core.structured_outputs import StructuredOutputs
 from hookline.core.util.arrays import MaskArray, num_mask_words
@@ -135,7 +135,7 @@ class Constraint:
 class _Waiting:
     """A compile, and the requests that wait for it."""
 
-    job: Job
+    job: CompileJob
     ids: dict[int, Constraint]
 
 
@@ -163,7 +163,7 @@ class StructuredOutput:
         self._cache: OrderedDict[Any, Compiled] = OrderedDict()
         self._pool = CompilePool(num_threads, compile_s)
         self._waiting: dict[Any, _Waiting] = {}
-        self._given_up: dict[Any, Job] = {}
+        self._given_up: dict[Any, CompileJob] = {}
         """Compiles that took too long, and whose threads are still at them when somebody last asked."""
         self._choice: GrammarChoice | None = None
         self._backend: GrammarBackend | None = None
@@ -271,7 +271,7 @@ class StructuredOutput:
             return self._blame("matcher", error)
         return None
 
-    def _compile(self, wanted: StructuredOutputs, job: Job) -> Compiled:
+    def _compile(self, wanted: StructuredOutputs, job: CompileJob) -> Compiled:
         """Compile a grammar; called in a thread of the pool."""
         backend, vocabulary = self._ready_backend()
         job.start_clock()
@@ -297,7 +297,7 @@ class StructuredOutput:
                     self._backend = self._choice.entry.load()(self._choice.config, self._vocabulary)
         return self._backend, self._vocabulary
 
-    def _keep(self, key: Any, job: Job) -> Compiled:
+    def _keep(self, key: Any, job: CompileJob) -> Compiled:
         """The outcome of a compile, kept for later requests; those unused for longest are dropped first."""
         if job.error is not None:
             if not isinstance(job.error, RequestError):
@@ -314,7 +314,7 @@ class StructuredOutput:
             self._cached_bytes -= dropped.num_bytes + _num_key_bytes(oldest)
         return compiled
 
-    def _give_up(self, key: Any, job: Job) -> Compiled:
+    def _give_up(self, key: Any, job: CompileJob) -> Compiled:
         """The outcome of a compile that nobody waits for any more: it takes too long, or never began."""
         if job.started_s is None:
             limit = f"grammars that take longer than {self._pool.limit_s:g} s"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hookline.core.contracts import RequestFacts
-from hookline.core.plugin.processors import Stage
+from hookline.core.plugin.processors import ProcessorStage
 from hookline.core.util.arrays import IntArray
 
 
@@ -16,7 +16,7 @@ class Follower:
     """One processor that follows a request's tokens, and its arguments. index: of the processor among the engine's."""
 
     index: int
-    stage: Stage
+    stage: ProcessorStage
     arguments: Any
     facts: RequestFacts
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hookline.core.contracts import LogitsRows, Needs, ProcessorSpec, RequestFacts, SamplingBatch, TokenTexts
-from hookline.core.plugin.processors import Stage
+from hookline.core.plugin.processors import ProcessorStage
 from hookline.core.plugin.registry import PROCESSOR, Entry, Origin
 from hookline.core.requests.logits_processing import Processing
 from hookline.core.requests.token_followers import TokenFollowers
@@ -61,7 +61,7 @@ class ProcessorDriver:
         tokenizer: TokenTexts | None = None,
     ) -> None:
         entry = Entry(PROCESSOR, "tested", "nowhere:Nothing", Origin("-", "-", "-", "-"), config, needs=Needs())
-        stage = Stage(entry)
+        stage = ProcessorStage(entry)
         stage.__dict__["cls"] = processor
         self.spec = ProcessorSpec(NUM_ROWS + 1, vocab_size, MAX_MODEL_LEN, torch.device(device))
         self.processing = Processing([stage])

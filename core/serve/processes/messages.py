@@ -119,7 +119,7 @@ class End(msgspec.Struct, array_like=True, frozen=True, gc=False):
     is_fault: bool = False
 
 
-class Step(Message, frozen=True, gc=False):
+class StepNews(Message, frozen=True, gc=False):
     """What a step brought one front end.
 
     handles, token_ids: int64, in pairs. last: of those whose last token is among them, why they end. scored: the
@@ -146,7 +146,7 @@ class Broken(Message, frozen=True, gc=False):
 
 
 ToEngine = Hello | Submit | Cancel | Finish | TurnedAway | Gone | Stop | AskMetrics
-FromEngine = Step | Refused | LoadReport | Metrics | Broken
+FromEngine = StepNews | Refused | LoadReport | Metrics | Broken
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

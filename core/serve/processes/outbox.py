@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from hookline.core.outputs import FinishReason, TokenLogprob
-from hookline.core.serve.processes.messages import End, Message, Step, encode, packed, scored
+from hookline.core.serve.processes.messages import End, Message, StepNews, encode, packed, scored
 
 Send = Callable[[bytes, bytes], bool]
 """Send a message to a name without waiting; False if there is no room now. Raises: LookupError if it is gone."""
@@ -63,9 +63,9 @@ class Outbox:
         self._stuck_since_s = self._stuck_since_s or time.monotonic()
         return False
 
-    def _step(self) -> Step:
+    def _step(self) -> StepNews:
         rows = {handle: [scored(one) for one in ones] for handle, ones in self.scored.items()}
-        return Step(packed(self.handles), packed(self.token_ids), self.last, rows, self.ends)
+        return StepNews(packed(self.handles), packed(self.token_ids), self.last, rows, self.ends)
 
 
 class Completion:

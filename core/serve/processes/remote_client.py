@@ -32,7 +32,7 @@ from hookline.core.serve.processes.messages import (
     Message,
     Metrics,
     Refused,
-    Step,
+    StepNews,
     Submit,
     TurnedAway,
     error_of,
@@ -179,7 +179,7 @@ class RemoteClient:
         """Take what came from the engine."""
         for message in messages:
             match message:
-                case Step():
+                case StepNews():
                     self._take_step(message)
                 case LoadReport():
                     self._load = Load(*message.values)
@@ -221,7 +221,7 @@ class RemoteClient:
         """Another engine has taken the dead one's place."""
         self.death = None
 
-    def _take_step(self, step: Step) -> None:
+    def _take_step(self, step: StepNews) -> None:
         """Take a step's tokens, a large step's in slices, between which others have their turn on the event loop."""
         for handle, rows in step.scored.items():
             if handle in self._open:

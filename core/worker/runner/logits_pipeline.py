@@ -19,7 +19,7 @@ from torch import Tensor
 from hookline.core.contracts import LogitsRows, ProcessorSpec, SamplingBatch, TokenTexts
 from hookline.core.errors import PASSES, RequestError, RequestFault
 from hookline.core.plugin.blame import with_place
-from hookline.core.plugin.processors import Stage
+from hookline.core.plugin.processors import ProcessorStage
 from hookline.core.step.message import Step
 from hookline.core.worker.request_table import on_device
 from hookline.core.worker.step_checks import form_fault
@@ -28,7 +28,7 @@ from hookline.core.worker.step_checks import form_fault
 class Processor:
     """One processor on a rank: its object and its columns, floats_FR float32 and ints_IR int64."""
 
-    def __init__(self, stage: Stage, index: int, spec: ProcessorSpec) -> None:
+    def __init__(self, stage: ProcessorStage, index: int, spec: ProcessorSpec) -> None:
         self.stage, self.index = stage, index
         self.processor: Any = stage.cls(spec)
         self.float_names = [name for name, kind in stage.columns.items() if kind is float]
@@ -61,7 +61,7 @@ class Pipeline:
 
     def __init__(
         self,
-        stages: Sequence[Stage],
+        stages: Sequence[ProcessorStage],
         spec: ProcessorSpec,
         load_tokenizer: Callable[[], TokenTexts | None] = lambda: None,
     ) -> None:

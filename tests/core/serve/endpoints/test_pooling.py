@@ -13,7 +13,7 @@ import pytest
 
 from hookline.core.outputs import FinishReason, RequestOutput
 from hookline.core.pooling_params import EMBED, PoolingParams
-from hookline.core.serve.processes.messages import Step, decode_from_engine, encode, end_of, output_of
+from hookline.core.serve.processes.messages import StepNews, decode_from_engine, encode, end_of, output_of
 from hookline.core.serve.settings import ServeConfig
 from hookline.core.testing.engine_client import NUM_DIMENSIONS, FakeEngineClient, tiny_model
 from hookline.core.tokenizer.codec import Codec
@@ -176,7 +176,7 @@ def test_a_query_too_long_for_any_document_is_tokenized_once(ask: Ask, monkeypat
 def test_a_vector_travels_between_the_processes_as_its_bytes() -> None:
     vector = np.array([1.5, -0.1, 3e-39], dtype=np.float32)
     output = RequestOutput(7, None, [1, 2], [], FinishReason.STOP, vector=vector)
-    sent = decode_from_engine(encode(Step(b"", b"", {}, {}, [end_of(7, output)])))
-    assert isinstance(sent, Step)
+    sent = decode_from_engine(encode(StepNews(b"", b"", {}, {}, [end_of(7, output)])))
+    assert isinstance(sent, StepNews)
     found = output_of(sent.ends[0], None, [1, 2], [], 0)
     assert found.vector is not None and found.vector.tobytes() == vector.tobytes()

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from hookline.core.errors import ConfigError, EngineError
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.serve.engine_client import Load, ReplicaState
-from hookline.core.serve.processes.messages import LoadReport, Message, Step, Submit, packed
+from hookline.core.serve.processes.messages import LoadReport, Message, StepNews, Submit, packed
 from hookline.core.serve.processes.remote_client import RemoteClient
 from hookline.core.serve.processes.replica_client import ReplicaClient, merged
 from hookline.core.serve.processes.shares import Share, core_parts, gpu_parts, shares_of
@@ -114,7 +114,7 @@ def test_a_stream_is_fed_by_its_own_replica() -> None:
         fakes = Fakes()
         stream = fakes.stream()
         where = fakes.prompts().index(1)
-        step = Step(packed([stream.completions[0].handle]), packed([40]), {}, {}, [])
+        step = StepNews(packed([stream.completions[0].handle]), packed([40]), {}, {}, [])
         fakes.clients[1 - where].receive([step])  # the handle means nothing there
         fakes.clients[where].receive([step])
         assert (await anext(stream)).token_ids == [40]
