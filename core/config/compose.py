@@ -27,7 +27,7 @@ from hookline.core.config.hydra_options import (
     store_keys,
     store_options,
 )
-from hookline.core.config.schema import describe, documented
+from hookline.core.config.schema import describe, documented, plain_defaults
 from hookline.core.contracts.hooks import PROJECT
 from hookline.core.errors import ConfigError
 from hookline.core.plugin.host import PluginHost
@@ -73,7 +73,7 @@ def compose(
     if any(len(one) > 2 and "--version".startswith(one) for one in arguments):
         print(f"{PROJECT} {importlib.metadata.version(PROJECT)}")
         return []
-    arguments = flags_first(arguments)
+    arguments = flags_first(arguments, _full_keys(keys))
     _refuse_name_overrides(arguments)
     store_options(host)
     store_keys(keys)
@@ -199,23 +199,25 @@ def _config_dir() -> tuple[str, ...]:
     return ("--config-dir", folder) if folder else ()
 
 
-def flags_first(arguments: Sequence[str]) -> list[str]:
+def flags_first(arguments: Sequence[str], keys: Sequence[str] = ()) -> list[str]:
     """The arguments with all flags before all key=value pairs: Hydra's parser refuses them mixed.
 
+    keys: see `flags_and_pairs`.
     Raises: ConfigError for a flag that does not exist.
     """
-    flags, pairs = flags_and_pairs(arguments)
+    flags, pairs = flags_and_pairs(arguments, keys)
     return [*flags, *pairs]
 
 
-def flags_and_pairs(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The arguments as flags, each with its value behind it, and the rest.
+def flags_and_pairs(arguments: Sequence[str], keys: Sequence[str] = ()) -> tuple[list[str], list[str]]:
+    """The arguments as flags, each with its value behind it, and the rest. keys: full ones that a flag may have meant.
 
     Raises: ConfigError for a flag that does not exist.
     """
 
     def _refuse(message: str) -> NoReturn:
-        raise ConfigError(f"{message}; see --help and --hydra-help")
+        unknown = message.removeprefix("unrecognized arguments: ").split()
+        raise ConfigError(_meant_key(arguments, unknown, keys) or f"{message}; see --help and --hydra-help")
 
     parser = _flag_parser()
     parser.error = _refuse  # type: ignore[method-assign]
@@ -224,6 +226,26 @@ def flags_and_pairs(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     for pair in pairs:
         flags.remove(pair)
     return flags, pairs
+
+
+def _full_keys(keys: type) -> list[str]:
+    """The keys of a command, those of its groups with the group's name."""
+    values = plain_defaults(keys)
+    inner = [f"{key}.{one}" for key, value in values.items() if isinstance(value, dict) for one in value]
+    return [*values, *KINDS, *inner]
+
+
+def _meant_key(arguments: Sequence[str], unknown: Sequence[str], keys: Sequence[str]) -> str | None:
+    """What to write in place of the first unknown flag that is spelled like a key, as --port is like serve.port."""
+    by_name = {key.rpartition(".")[2]: key for key in reversed(keys)}
+    for place, argument in enumerate(arguments):
+        flag, equals, value = argument.partition("=")
+        key = by_name.get(flag[2:].replace("-", "_")) if flag.startswith("--") else None
+        if key is not None and argument in unknown:
+            follows = arguments[place + 1] if place + 1 < len(arguments) else ""
+            value = value if equals else follows if follows and not follows.startswith("-") else "..."
+            return f"there is no flag {flag}; write {key}={value}"
+    return None
 
 
 def _refuse_name_overrides(arguments: Sequence[str]) -> None:

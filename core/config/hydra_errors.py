@@ -6,6 +6,7 @@ Reads their exceptions and messages, and asks the plugin host whether a broken p
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from hookline.core.config.hydra_options import as_typed
 from hookline.core.config.schema import describe, unknown_key
@@ -80,7 +81,13 @@ def _bad_value(cause: Exception, message: str) -> ConfigError:
     # In the middle of a key, OmegaConf names the whole of it; the part that does not exist is what the user mistyped.
     keys = [str(key) for key in parent] if parent is not None and hasattr(parent, "keys") else []
     available = [key for key in keys if key not in _INTERNAL_KEYS]
-    return ConfigError(unknown_key(full_key, available, (*LIMIT_KEYS, *ROOT_KEYS)))
+    inner = [f"{key}.{one}" for key in available for one in _keys_below(parent, key)] if "." not in full_key else []
+    return ConfigError(unknown_key(full_key, available, (*inner, *LIMIT_KEYS, *ROOT_KEYS)))
+
+
+def _keys_below(parent: Any, key: str) -> list[str]:
+    node = parent._get_node(key)  # as it stands: reading it would resolve what it refers to
+    return [str(one) for one in node if one not in _INTERNAL_KEYS] if hasattr(node, "keys") else []
 
 
 def _innermost(error: BaseException) -> BaseException:

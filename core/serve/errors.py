@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from types import TracebackType
 from typing import Protocol
 
 import msgspec
@@ -27,7 +28,7 @@ RETRY_AFTER_S = 1
 """What a client is told to wait while the queue is full."""
 INVALID = "invalid_request_error"
 TOO_LONG = "context_length_exceeded"
-_FIELD = re.compile(r"(?:sampling|pooling)\.([a-z_]+)")
+_FIELD = re.compile(r"(?:sampling|pooling)\.(?P<name>[a-z_]+)(?P<inner>\.[a-z_]+)?")
 
 
 class ApiError(HooklineError):
@@ -68,6 +69,43 @@ def timed_out(message: str) -> ApiError:
     return ApiError(408, message, "timeout_error", code="timeout", headers={"x-should-retry": "false"})
 
 
+def top_field(place: str) -> str:
+    """The field of a request that a place in it belongs to: `tools` of `tools[0].function.parameters`."""
+    return re.split(r"[.\[]", place, maxsplit=1)[0]
+
+
+class Naming:
+    """A context whose errors of the engine's parameters name the request's own fields; it can be entered again.
+
+    names: parameter -> what the request says in its place, e.g. {"stop": "stop_sequences"}; others bear the same name.
+    """
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        self._names = names
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is RequestError and _FIELD.search(str(error)):
+            raise _of_field(str(error), self._names) from error
+
+
+SAME_NAMES = Naming({})
+"""Of a request whose fields are called as the parameters are."""
+
+
+def _of_field(message: str, names: Mapping[str, str]) -> ApiError:
+    def _own(field: re.Match[str]) -> str:
+        name = field["name"]
+        return names[name] if name in names else name + (field["inner"] or "")
+
+    field = _FIELD.search(message)
+    return invalid(_FIELD.sub(_own, message), None if field is None else top_field(_own(field)))
+
+
 def api_error(error: BaseException, max_model_len: int | None = None) -> ApiError:
     """What a client is told of an error. One of any other kind becomes status 500 without its text, which may hold what
     clients must not see; of a plugin's error the client hears which plugin and method it is.
@@ -82,8 +120,7 @@ def api_error(error: BaseException, max_model_len: int | None = None) -> ApiErro
         message = "internal server error" if error.blame is None else f"{error.blame}; the server's log says why"
         return ApiError(500, message, "server_error", code="internal_error")
     if isinstance(error, RequestError):
-        field = _FIELD.search(str(error))
-        return invalid(_FIELD.sub(r"\1", str(error)), field[1] if field else None)
+        return _of_field(str(error), {})
     if isinstance(error, EngineError | RankError):
         return ApiError(503, "the engine broke off; the server's log says why", "engine_error", code="engine_error")
     if isinstance(error, HooklineError):

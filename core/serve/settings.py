@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hookline.core.config.schema import build, check_keys
-from hookline.core.config.settings import ENGINE_KEYS, Config, EngineKeys, validate
+from hookline.core.config.settings import ENGINE_KEYS, Config, EngineKeys, option_of, validate
 from hookline.core.errors import ConfigError, shown
 from hookline.core.plugin.host import PluginHost
+from hookline.core.plugin.registry import OBSERVER, Option
 from hookline.core.serve.parsers import chosen_parsers
 from hookline.core.util.process import num_usable_cores
 from hookline.core.util.ranges import bounded, check_ranges
@@ -88,6 +89,11 @@ class ServeConfig:
 
     def __post_init__(self) -> None:
         check_ranges(ServeConfig, vars(self), "serve")
+        for name in self.names:
+            if not name.strip():
+                raise ConfigError(f"serve.names={shown(list(self.names))}: a name must not be empty")
+            if self.names.count(name) > 1:
+                raise ConfigError(f"serve.names={shown(list(self.names))} has {shown(name)} twice")
         if self.reasoning_field not in REASONING_FIELDS:
             allowed = ", ".join(REASONING_FIELDS)
             raise ConfigError(f"serve.reasoning_field={shown(self.reasoning_field)} is not one of {allowed}")
@@ -125,7 +131,23 @@ def validate_serve(tree: Mapping[str, Any], host: PluginHost) -> ServeRun:
     engine = {key: tree[key] for key in ENGINE_KEYS if key in tree}
     serve: ServeConfig = build(ServeConfig, tree.get("serve") or {}, "serve")
     chosen_parsers(serve.reasoning_parser, serve.tool_parser, lambda: host)  # before a model is loaded
-    return ServeRun(validate(engine, host), serve, engine)
+    config = validate(engine, host)
+    if serve.names and config.observers:
+        engine["observers"] = _told_name(config.observers, engine["observers"], serve.names[0])
+        config = replace(
+            config, observers=tuple(option_of(OBSERVER, one, host, "observers") for one in engine["observers"])
+        )
+    return ServeRun(config, serve, engine)
+
+
+def _told_name(options: Sequence[Option], given: Any, name: str) -> list[dict[str, Any]]:
+    """The key `observers` with the model's name for each that has a field model_name and was given none."""
+    values = [given] if isinstance(given, str) else given
+    mappings = [{"name": one} if isinstance(one, str) else dict(one) for one in values]
+    for option, mapping in zip(options, mappings, strict=True):
+        if getattr(option.config, "model_name", None) == "":
+            mapping["model_name"] = name
+    return mappings
 
 
 def num_front_ends(settings: ServeConfig, num_cores: int | None = None) -> int:

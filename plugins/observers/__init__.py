@@ -16,7 +16,7 @@ class PrometheusConfig:
     address: str = "127.0.0.1"
     """Address that the endpoint listens on; 0.0.0.0 for all."""
     model_name: str = ""
-    """Value of the label `model_name`; the checkpoint's name if empty."""
+    """Value of the label `model_name`. If empty: the first of a server's `serve.names`, else the checkpoint's name."""
 
 
 @dataclass
@@ -28,7 +28,7 @@ class OtelConfig:
     service_name: str = "hookline"
     """The resource's `service.name`."""
     model_name: str = ""
-    """Value of `gen_ai.request.model`; the checkpoint's name if empty."""
+    """Value of `gen_ai.request.model`. If empty: the first of a server's `serve.names`, else the checkpoint's name."""
     timeout_s: float = bounded(5.0, above=0)
     """Longest that one export may take; also the longest that closing the engine waits for the last spans."""
 

@@ -49,7 +49,7 @@ class OpenTelemetry(Observer):
         self.provider = TracerProvider(resource=Resource.create({"service.name": config.service_name}))
         self.provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self.provider.get_tracer("hookline")
-        self._model_name = config.model_name or engine.model_name
+        self._model_name = config.model_name or engine.model_name.removeprefix("package:")
         self._clock: Callable[[], float] = lambda: engine.clock()
 
     def on_request_begin(self, info: RequestBegin) -> None:

@@ -53,7 +53,7 @@ class Prometheus(Observer):
 
     def on_engine_start(self, engine: EngineView) -> None:
         """See the hook of this name."""
-        make = _Maker(self.registry, self._config.model_name or engine.model_name)
+        make = _Maker(self.registry, self._config.model_name or engine.model_name.removeprefix("package:"))
         self._gauges = _gauges(make, engine)
         self._step, self._request = _StepMetrics(make), _RequestMetrics(make)
         if late_work := engine.late_work:  # live counts, which do not hold the engine

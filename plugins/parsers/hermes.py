@@ -19,7 +19,7 @@ class Hermes(OutputParser):
     """A call in the usual order is given as it comes, any other form when its tag closes, and as text if it is none."""
 
     def __init__(self, config: None, context: ParserContext) -> None:
-        self._kept = ""
+        self._kept = self._space = ""
         self._step: Callable[[list[ParsedPart]], bool] = self._text
         self._json = JsonEnd()
         self._has_called = False
@@ -36,7 +36,7 @@ class Hermes(OutputParser):
         """See OutputParser."""
         kept, self._kept = self._kept, ""
         if self._step == self._head:
-            return _call(kept) or [Text(OPEN + kept)]
+            return _call(kept) or [Text(self._space + OPEN + kept)]
         if self._step == self._text and kept and not (self._has_called and kept.isspace()):
             return [Text(kept)]
         return []
@@ -47,7 +47,8 @@ class Hermes(OutputParser):
             self._kept = self._kept.lstrip()
         shown, found, rest = self._kept.partition(OPEN)
         if found:
-            shown, self._kept, self._step = shown.rstrip(), rest, self._head
+            before, shown = shown, shown.rstrip()
+            self._space, self._kept, self._step = before[len(shown) :], rest, self._head
         else:
             shown, self._kept = split_before(self._kept, OPEN)
         if shown:
@@ -65,8 +66,9 @@ class Hermes(OutputParser):
             parts.append(ToolCall(name))
             return True
         if found:
-            parts += _call(inside) or [Text(OPEN + inside + CLOSE)]
-            self._kept, self._step, self._has_called = rest, self._text, True
+            call = _call(inside)
+            parts += call or [Text(self._space + OPEN + inside + CLOSE)]
+            self._kept, self._step, self._has_called = rest, self._text, bool(call)
         return bool(found)
 
     def _arguments(self, parts: list[ParsedPart]) -> bool:

@@ -36,6 +36,8 @@ class TestHermes(ParserSuite):
         '<tool_call>{"name": "f", "arguments": {"a"': [ToolCall("f"), Arguments('{"a"')],
         '<tool_call>{"name": "f"}': [ToolCall("f"), Arguments("{}")],
         "<tool_call>no JSON</tool_call>": [Text("<tool_call>no JSON</tool_call>")],
+        "Hi <tool_call>no JSON</tool_call> bye": [Text("Hi <tool_call>no JSON</tool_call> bye")],
+        'Hi <tool_call>{"na': [Text('Hi <tool_call>{"na')],
         '<tool_call>{"na': [Text('<tool_call>{"na')],
         "white space stays \n": [Text("white space stays \n")],
     }

@@ -209,7 +209,8 @@ def test_it_is_chosen_by_name_and_two_engines_do_not_mix():
         assert other.observers == {}
 
 
-def test_without_a_name_of_its_own_the_label_is_the_checkpoint():
+@pytest.mark.parametrize("reference", ["Qwen/Qwen3-0.6B", "package:Qwen/Qwen3-0.6B"])
+def test_without_a_name_of_its_own_the_label_is_the_checkpoint(reference):
     prometheus = Prometheus(PrometheusConfig())
-    observed(prometheus, model_name="Qwen/Qwen3-0.6B")
+    observed(prometheus, model_name=reference)
     assert 'hookline:num_requests_running{model_name="Qwen/Qwen3-0.6B"} 0.0' in prometheus.text()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from hookline.core.errors import shown
-from hookline.core.serve.chat.template import ChatPrompt, checked_messages, text_of
+from hookline.core.serve.chat.template import ChatPrompt, checked_messages, text_of, text_of_part
 from hookline.core.serve.chat.turn import AUTO, NONE, REQUIRED, Tools, Turn, checked_tools, prepared
 from hookline.core.serve.endpoints.fields import SamplingFields, at_least
 from hookline.core.serve.endpoints.surface import Surface
@@ -53,7 +53,12 @@ class CountRequest(SamplingFields, kw_only=True):
         """
         functions = [_function(tool, index) for index, tool in enumerate(self.tools or [])]
         one = bool((self.tool_choice or {}).get("disable_parallel_tool_use"))
-        return checked_tools(functions, self.choice, calls_one=one)
+        return checked_tools(functions, self.choice, calls_one=one, schema_key="input_schema")
+
+    @property
+    def own_names(self) -> dict[str, str]:
+        """See SamplingFields."""
+        return {"stop": "stop_sequences"} if self.stop_sequences else {}
 
     def chat(self, tools: Tools) -> ChatPrompt:
         """What the chat template is asked to write.
@@ -108,25 +113,28 @@ def _messages(message: Any, index: int) -> Iterator[dict[str, Any]]:
     if role not in ("user", "assistant", "system"):
         raise invalid(f"{place}.role={shown(role)} is not user or assistant", place)
     if not isinstance(content, list):
-        yield {"role": role, "content": content}
+        yield {"role": role, "content": text_of(content, f"{place}.content")}
         return
-    texts: list[Any] = []
+    texts: list[str] = []
     thoughts: list[Any] = []
     found: dict[str, Any] = {"role": role}
     for number, block in enumerate(content):
         kind = block.get("type") if isinstance(block, dict) else None
+        block_place = f"{place}.content[{number}]"
         if kind == "tool_result":
-            text = text_of(block.get("content"), f"{place}.content[{number}].content")
+            text = text_of(block.get("content"), f"{block_place}.content")
             yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": text}
         elif kind == "tool_use":
+            if not isinstance(block.get("name"), str):
+                raise invalid(f"{block_place}={shown(block)} has no name of a tool", block_place)
             function = {"name": block.get("name"), "arguments": block.get("input")}
             call = {"id": block.get("id"), "type": "function", "function": function}
             found.setdefault("tool_calls", []).append(call)
         elif kind == "thinking":
             thoughts.append(block.get("thinking") or "")
         elif kind != "redacted_thinking":
-            texts.append(block)
+            texts.append(text_of_part(block, block_place))
     if thoughts:
         found["reasoning_content"] = "".join(one if isinstance(one, str) else shown(one) for one in thoughts)
     if texts or len(found) > 1:
-        yield {**found, "content": text_of(texts, f"{place}.content")}
+        yield {**found, "content": "\n".join(texts)}

@@ -59,10 +59,11 @@ def checked_messages(messages: Sequence[Any], param: str = "messages") -> list[V
     """
     if not 0 < len(messages) <= MAX_MESSAGES:
         raise invalid(f"{param} holds {len(messages)} messages; it needs at least 1, at most {MAX_MESSAGES}", param)
-    return [_message(message, f"{param}[{index}]") for index, message in enumerate(messages)]
+    return [checked_message(message, f"{param}[{index}]") for index, message in enumerate(messages)]
 
 
-def _message(message: Any, place: str) -> Values:
+def checked_message(message: Any, place: str) -> Values:
+    """One of `checked_messages`; `place` names it in errors."""
     if not isinstance(message, dict):
         raise invalid(f"{place}={shown(message)} is not an object with role and content", place)
     role = message.get("role")
@@ -88,10 +89,14 @@ def text_of(content: Any, place: str) -> str:
         return content
     if not isinstance(content, list):
         raise invalid(f"{place}={shown(content)} is neither a text nor a list of parts", place)
-    return "\n".join(_part(part, f"{place}[{index}]") for index, part in enumerate(content))
+    return "\n".join(text_of_part(part, f"{place}[{index}]") for index, part in enumerate(content))
 
 
-def _part(part: Any, place: str) -> str:
+def text_of_part(part: Any, place: str) -> str:
+    """The text of one part of a message's content.
+
+    Raises: ApiError with status 400 for a part that is no text.
+    """
     if isinstance(part, str):
         return part
     kind = part.get("type", "text") if isinstance(part, dict) else None

@@ -16,9 +16,8 @@ from hookline.core.sampling_params import SamplingParams
 from hookline.core.serve.chat.forced_calls import NamedCall, RequiredCalls, named_schema, required_schema
 from hookline.core.serve.chat.template import ChatPrompt
 from hookline.core.serve.endpoints.fields import SamplingFields, max_new_tokens, sampling_params
-from hookline.core.serve.endpoints.structured import structured_outputs
 from hookline.core.serve.endpoints.surface import Surface, Work, new_id
-from hookline.core.serve.errors import ErrorForm, invalid
+from hookline.core.serve.errors import ErrorForm, Naming, invalid
 from hookline.core.serve.parsers import Parser, PartsReader, parser_context
 
 Values = Mapping[str, Any]
@@ -32,11 +31,13 @@ class Tools:
     """Functions that a model may call: definitions with name, description and parameters, and which of them it calls.
 
     choice: auto, none, required, or the name of a function behind `=`. calls_one: at most one call an answer.
+    schema_key: where the request's tools have their parameters.
     """
 
     functions: Sequence[Values] = ()
     choice: str = AUTO
     calls_one: bool = False
+    schema_key: str = "parameters"
 
     @property
     def for_template(self) -> list[dict[str, Any]]:
@@ -51,6 +52,14 @@ class Tools:
         return required_schema(self.functions, one_only=self.calls_one) if self.choice == REQUIRED else None
 
     @property
+    def forced_place(self) -> str:
+        """Where the request has what `forced_schema` is made of; all tools, if it may be any of several."""
+        names = [f"={function['name']}" for function in self.functions]
+        if self.choice in names:
+            return f"tools[{names.index(self.choice)}].{self.schema_key}"
+        return f"tools[0].{self.schema_key}" if len(names) == 1 else "tools"
+
+    @property
     def forced_parser(self) -> OutputParser | None:
         """Who reads a forced answer."""
         if self.choice.startswith("="):
@@ -58,8 +67,10 @@ class Tools:
         return RequiredCalls() if self.choice == REQUIRED else None
 
 
-def checked_tools(functions: Sequence[Any], choice: str, *, calls_one: bool = False) -> Tools:
-    """Tools whose definitions and choice have been looked at.
+def checked_tools(
+    functions: Sequence[Any], choice: str, *, calls_one: bool = False, schema_key: str = "parameters"
+) -> Tools:
+    """Tools whose definitions and choice have been looked at. Arguments as those of `Tools`.
 
     Raises: ApiError with status 400 naming the tool.
     """
@@ -70,13 +81,13 @@ def checked_tools(functions: Sequence[Any], choice: str, *, calls_one: bool = Fa
         if not isinstance(name, str) or not 0 < len(name) <= 256 or not name.isprintable() or {'"', "\\"} & set(name):
             raise invalid(f"tools[{index}]={shown(function)} is not a function with a name", "tools")
         if not isinstance(function.get("parameters") or {}, Mapping):
-            raise invalid(f"tools[{index}].parameters is not a JSON schema", "tools")
+            raise invalid(f"tools[{index}].{schema_key} is not a JSON schema", "tools")
     names = [function["name"] for function in functions]
     if choice.startswith("=") and choice[1:] not in names:
         raise invalid(f"tool_choice names {shown(choice[1:])}, which is not among the tools", "tool_choice")
     if choice == REQUIRED and not functions:
-        raise invalid("tool_choice is 'required' and there are no tools", "tool_choice")
-    return Tools(functions, choice, calls_one)
+        raise invalid("tool_choice forces a call, and there are no tools", "tool_choice")
+    return Tools(functions, choice, calls_one, schema_key)
 
 
 @dataclass(frozen=True)
@@ -88,6 +99,8 @@ class Turn:
     params: SamplingParams
     tools: Tools
     readers: Sequence[Parser]
+    naming: Naming
+    """How errors name the request's fields."""
 
     def reader(self) -> PartsReader:
         """A reader for one completion."""
@@ -119,19 +132,24 @@ def prepared(
     """
     prompt = chat.render(surface.codec)
     ids = surface.codec.encode_text(prompt, add_special_tokens=add_special_tokens)
-    structured = structured_outputs(fields.response_format, fields.structured_outputs)
+    structured, names = fields.form, fields.names
     if (schema := tools.forced_schema) is not None:
         if structured is not None:
-            raise invalid("tool_choice forces a call, and response_format something else; give one", "tool_choice")
+            other = names.get("structured_outputs", "structured_outputs")
+            raise invalid(f"tool_choice forces a call, and {other} something else; give one", "tool_choice")
         structured = {"json": schema}
+        names["structured_outputs"] = tools.forced_place
     readers = _readers(surface, tools)
     if structured is not None and (tag := _closing_tag(surface, prompt)) is not None:
         structured = {"after": tag, **structured}
     if any(reader.keeps_special_tokens for reader in readers):
         further["skip_special_tokens"] = False
-    most = max_new_tokens(max_tokens, None, len(ids), surface.facts.max_model_len, prompt="messages")
-    params = sampling_params(fields, most, structured_outputs=structured, **further)
-    return Turn(prompt, ids, params, tools, readers)
+    prompt_name, limit_name = (names.get(name, name) for name in ("messages", "max_tokens"))
+    max_len, naming = surface.facts.max_model_len, Naming(names)
+    most = max_new_tokens(max_tokens, None, len(ids), max_len, prompt=prompt_name, limit=limit_name)
+    with naming:
+        params = sampling_params(fields, most, structured_outputs=structured, **further)
+    return Turn(prompt, ids, params, tools, readers, naming)
 
 
 async def answer_turn(
@@ -153,7 +171,7 @@ async def answer_turn(
     fields.check()
     turn = await surface.in_time(len(await request.body()), lambda: fields.turn(surface))
     work = make(turn, new_id(prefix, request), name)
-    return await surface.answer(work, [(turn.token_ids, turn.params)], fields, request, headers, form)
+    return await surface.answer(work, [(turn.token_ids, turn.params)], fields, request, headers, form, turn.naming)
 
 
 def _closing_tag(surface: Surface, prompt: str) -> str | None:

@@ -12,6 +12,7 @@ import msgspec
 from hookline.core.errors import shown
 from hookline.core.sampling_params import MAX_SEED, SamplingParams
 from hookline.core.serve.endpoints.request_options import ServiceFields
+from hookline.core.serve.endpoints.structured import FORMAT, SCHEMA, structured_outputs
 from hookline.core.serve.errors import ApiError, invalid, too_long
 
 
@@ -71,6 +72,33 @@ class SamplingFields(ServiceFields, kw_only=True):
             raise invalid("prompt_logprobs are not available with stream=true", "prompt_logprobs")
 
     @property
+    def answer_format(self) -> dict[str, Any] | None:
+        """What response_format says, by whatever name."""
+        return self.response_format
+
+    @property
+    def own_names(self) -> dict[str, str]:
+        """What the request calls a field that errors know by another name: that name -> its own."""
+        return {}
+
+    @property
+    def form(self) -> dict[str, Any] | None:
+        """What the answer must look like, as SamplingParams.structured_outputs has it.
+
+        Raises: ApiError for what is no form, or is more than one.
+        """
+        return structured_outputs(self.answer_format, self.structured_outputs, self.own_names)
+
+    @property
+    def names(self) -> dict[str, str]:
+        """See `Naming`: `own_names`, with the field that says the answer's form."""
+        names, kind = self.own_names, (self.answer_format or {}).get("type", "text")
+        if kind != "text":
+            place = SCHEMA if kind == "json_schema" else FORMAT
+            names["structured_outputs"] = names.get(place, place)
+        return names
+
+    @property
     def includes_usage(self) -> bool:
         """Whether a stream ends with its usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
@@ -124,11 +152,11 @@ def seed(value: int) -> int | None:
 
 
 def max_new_tokens(
-    asked: int | None, default: int | None, num_prompt_tokens: int, max_model_len: int, *, prompt: str | None = None
+    asked: int | None, default: int | None, num_prompt_tokens: int, max_model_len: int, *, prompt: str, limit: str
 ) -> int:
     """Most tokens to generate: as many as asked for, else the default, or all that there is room for.
 
-    prompt: the field that the prompt is of.
+    prompt, limit: the fields that the prompt and `asked` are of.
 
     Raises: ApiError if there is no room for the prompt, or for as many tokens as were asked for.
     """
@@ -147,7 +175,7 @@ def max_new_tokens(
             max_model_len,
             f"However, you requested {shown(num_prompt_tokens + asked)} tokens ({num_prompt_tokens} in the prompt, "
             f"{shown(asked)} in the completion). Please reduce the length of the prompt or completion.",
-            prompt,
+            limit,
         )
     return asked
 

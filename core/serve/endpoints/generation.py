@@ -10,7 +10,7 @@ from typing import Any, Self, TypeAlias
 from hookline.core.errors import HooklineError, PluginFault, RequestError
 from hookline.core.outputs import Delta, FinishReason, RequestOutput
 from hookline.core.serve.engine_client import DeltaStream
-from hookline.core.serve.errors import ApiError, timed_out
+from hookline.core.serve.errors import SAME_NAMES, ApiError, Naming, timed_out
 
 Numbered: TypeAlias = tuple[int, Delta]
 """The number of a prompt, and a Delta of one of its completions."""
@@ -19,12 +19,13 @@ Numbered: TypeAlias = tuple[int, Delta]
 class Generation:
     """Deltas of one or several prompts, as they come, each with its prompt's number. Close it however it is left.
 
-    Raises, when the next Delta is asked for: what a stream raises, RequestError for a completion that could not be
-    served, and ApiError for one that did not end by itself.
+    naming: how errors name the request's fields.
+    Raises, when the next Delta is asked for: what a stream raises, RequestError or ApiError for a completion that could
+    not be served, and ApiError for one that did not end by itself.
     """
 
-    def __init__(self, streams: Sequence[DeltaStream]) -> None:
-        self._streams = streams
+    def __init__(self, streams: Sequence[DeltaStream], naming: Naming = SAME_NAMES) -> None:
+        self._streams, self._naming = streams, naming
         self._queue: asyncio.Queue[Numbered | Exception | None] = asyncio.Queue(len(streams))
         self._tasks: list[asyncio.Task[None]] = []
         self._num_open = len(streams)
@@ -33,10 +34,11 @@ class Generation:
         return self
 
     async def __anext__(self) -> Numbered:
-        numbered = (0, await anext(self._streams[0])) if len(self._streams) == 1 else await self._next_of_all()
-        if numbered[1].output is not None:
-            check_end(numbered[1].output)
-        return numbered
+        with self._naming:
+            numbered = (0, await anext(self._streams[0])) if len(self._streams) == 1 else await self._next_of_all()
+            if numbered[1].output is not None:
+                check_end(numbered[1].output)
+            return numbered
 
     async def _next_of_all(self) -> Numbered:
         if not self._tasks:

@@ -21,7 +21,7 @@ from hookline.core.serve.endpoints.fields import SamplingFields
 from hookline.core.serve.endpoints.generation import Generation
 from hookline.core.serve.endpoints.request_options import ServiceFields, request_options
 from hookline.core.serve.engine_client import DeltaStream, EngineClient, ServedModel
-from hookline.core.serve.errors import ApiError, ErrorForm, invalid
+from hookline.core.serve.errors import SAME_NAMES, ApiError, ErrorForm, Naming, invalid
 from hookline.core.serve.parsers import Parsers, chosen_parsers
 from hookline.core.serve.settings import ServeConfig
 from hookline.core.tokenizer.codec import Codec
@@ -142,9 +142,11 @@ class Surface:
         headers: Headers,
         *,
         pooling: PoolingParams | None = None,
+        naming: Naming = SAME_NAMES,
     ) -> Generation:
         """Queue prompts, each with its sampling parameters; or all to be pooled.
 
+        naming: how errors name fields.
         Raises: what EngineClient.stream raises at once; none of the prompts is left queued then.
         """
         self.check_number(len(asked), 1 if pooling is not None else max(params.n for _, params in asked))
@@ -154,11 +156,12 @@ class Surface:
             for number, (token_ids, params) in enumerate(asked, 1):
                 if number % OPENED_AT_ONCE == 0:
                     await asyncio.sleep(0)
-                streams.append(self.client.stream(token_ids, params, **options))
+                with naming:
+                    streams.append(self.client.stream(token_ids, params, **options))
         except BaseException:
             await Generation(streams).aclose()
             raise
-        return Generation(streams)
+        return Generation(streams, naming)
 
     async def answer(
         self,
@@ -168,12 +171,13 @@ class Surface:
         request: Request,
         headers: Mapping[str, str],
         form: ErrorForm,
+        naming: Naming,
     ) -> Response:
         """Queue prompts as `open` does and answer with what comes of them: as events, or whole.
 
         Raises: as `open`.
         """
-        generation = await self.open(asked, fields, request.headers)
+        generation = await self.open(asked, fields, request.headers, naming=naming)
         if not fields.stream:
             try:
                 return await work.whole(generation, headers)

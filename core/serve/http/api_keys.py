@@ -26,15 +26,18 @@ class ApiKeys:
         return len(self._digests)
 
     def accept(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
-        """Whether a request's headers have one of the keys: `Authorization: Bearer KEY`, or `X-API-Key: KEY`."""
-        given = b""
+        """Whether a request's headers have one of the keys: `Authorization: Bearer KEY`, or `X-API-Key: KEY`.
+
+        Either will do, whatever the other one holds: a proxy in front may want an Authorization of its own.
+        """
+        given = {}
         for name, value in headers:
             if name == b"authorization" and value[:7].lower() == b"bearer ":
-                given = value[7:].strip()
-            elif name == b"x-api-key" and not given:
-                given = value.strip()
-        digest = _digest(given)
-        return bool(given) and sum(hmac.compare_digest(digest, one) for one in self._digests) > 0
+                given[name] = value[7:].strip()
+            elif name == b"x-api-key":
+                given[name] = value.strip()
+        digests = [_digest(key) for key in given.values() if key]
+        return sum(hmac.compare_digest(digest, one) for digest in digests for one in self._digests) > 0
 
 
 def read_keys(path: str | None, environ: Mapping[str, str] | None = None) -> ApiKeys:

@@ -133,7 +133,8 @@ class _Answer:
 
 def _message(parts: Sequence[ParsedPart], reasoning_fields: Sequence[str]) -> dict[str, Any]:
     """A whole message made of its parts."""
-    content = "".join(part.text for part in parts if isinstance(part, Text))
+    apart = _KeptApart()
+    content = "".join(apart.text_of(part) for part in parts if isinstance(part, Text | ToolCall))
     reasoning = "".join(part.text for part in parts if isinstance(part, Reasoning))
     calls = calls_of(parts)
     message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
@@ -158,12 +159,39 @@ def calls_of(parts: Sequence[ParsedPart]) -> list[tuple[str, str]]:
     return calls
 
 
+class _KeptApart:
+    """Puts a line's end between texts of a message that only a call stands between: parsers leave out the white space
+    around it, and the two are one content here.
+    """
+
+    def __init__(self) -> None:
+        self._last, self._has_called = "", False
+
+    @property
+    def waits(self) -> bool:
+        """Whether the next text stands behind a call."""
+        return self._has_called
+
+    def text_of(self, part: Text | ToolCall) -> str:
+        """What the next part adds to the content."""
+        if isinstance(part, ToolCall):
+            self._has_called = bool(self._last)
+            return ""
+        if not (text := part.text):
+            return ""
+        if self._has_called and not (self._last.isspace() or text[0].isspace()):
+            text = f"\n{text}"
+        self._last, self._has_called = text[-1], False
+        return text
+
+
 class _ChoiceStream:
     """The frames of one completion."""
 
     def __init__(self, frames: ChoiceFrames, turn: Turn, reasoning_fields: Sequence[str]) -> None:
         self._frames, self._reasoning = frames, reasoning_fields
         self._reader = None if turn.is_plain else turn.reader()
+        self._apart = _KeptApart()
         self._num_calls = 0
 
     def opening(self, rest: dict[str, Any]) -> bytes:
@@ -173,7 +201,8 @@ class _ChoiceStream:
     def frames(self, delta: Delta, choice: dict[str, Any], rest: dict[str, Any]) -> bytes:
         """The frames of a Delta: one for each part, an empty content for tokens without a part, and the end."""
         is_simple = not choice and not rest
-        if is_simple and delta.output is None and (self._reader is None or self._reader.is_plain):
+        is_plain = self._reader is None or (self._reader.is_plain and not self._apart.waits)
+        if is_simple and delta.output is None and is_plain:
             return self._frames.plain(delta.text)
         parts = self._parts(delta)
         found = []
@@ -198,11 +227,12 @@ class _ChoiceStream:
 
     def _delta(self, part: ParsedPart) -> dict[str, Any]:
         if isinstance(part, Text):
-            return {"content": part.text}
+            return {"content": self._apart.text_of(part)}
         if isinstance(part, Reasoning):
             return dict.fromkeys(self._reasoning, part.text)
         if isinstance(part, ToolCall):
             self._num_calls += 1
+            self._apart.text_of(part)
             function = {"name": part.name, "arguments": ""}
             call = {"index": self._num_calls - 1, "id": new_call_id(), "type": "function", "function": function}
             return {"tool_calls": [call]}

@@ -59,13 +59,24 @@ class ChatRequest(SamplingFields, kw_only=True):
         """Alternatives for each token; None without log-probabilities."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
+    @property
+    def own_names(self) -> dict[str, str]:
+        """See SamplingFields."""
+        limit = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+        return {"logprobs": "top_logprobs", "max_tokens": limit}
+
     def chosen_tools(self) -> Tools:
         """The tools and which of them to call.
 
         Raises: ApiError for a tool or a choice that is of no known form.
         """
         functions = [_function(tool, index) for index, tool in enumerate(self.tools or [])]
-        return checked_tools(functions, tool_choice(self.tool_choice), calls_one=self.parallel_tool_calls is False)
+        return checked_tools(
+            functions,
+            tool_choice(self.tool_choice),
+            calls_one=self.parallel_tool_calls is False,
+            schema_key="function.parameters",
+        )
 
     def turn(self, surface: Surface) -> Turn:
         """The turn that the request asks for.

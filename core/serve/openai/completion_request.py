@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 from hookline.core.errors import shown
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.serve.endpoints.fields import SamplingFields, are_ids, at_least, max_new_tokens, sampling_params
-from hookline.core.serve.endpoints.structured import structured_outputs
-from hookline.core.serve.errors import invalid
+from hookline.core.serve.errors import Naming, invalid
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -62,13 +61,17 @@ class CompletionRequest(SamplingFields, kw_only=True):
         further = {
             "logprobs": self.logprobs,
             "prompt_logprobs": scores if self.echo else None,
-            "structured_outputs": structured_outputs(self.response_format, self.structured_outputs),
+            "structured_outputs": self.form,
         }
         made: dict[int, SamplingParams] = {}
         found = []
         for length in prompt_lens:
-            most = max(1, max_new_tokens(self.max_tokens, DEFAULT_MAX_TOKENS, length, max_model_len, prompt="prompt"))
+            most = max_new_tokens(
+                self.max_tokens, DEFAULT_MAX_TOKENS, length, max_model_len, prompt="prompt", limit="max_tokens"
+            )
+            most = max(1, most)
             if most not in made:
-                made[most] = sampling_params(self, most, **further)
+                with Naming(self.names):
+                    made[most] = sampling_params(self, most, **further)
             found.append(made[most])
         return found

@@ -14,7 +14,7 @@ from hookline.core.serve.endpoints.answering import json_response
 from hookline.core.serve.endpoints.body import read
 from hookline.core.serve.endpoints.generation import Generation, Usage, finish_reason
 from hookline.core.serve.endpoints.surface import Surface, new_id, now_s
-from hookline.core.serve.errors import OPENAI_ERRORS
+from hookline.core.serve.errors import OPENAI_ERRORS, Naming
 from hookline.core.serve.openai.completion_request import CompletionRequest
 from hookline.core.serve.openai.frames import DONE, ChoiceFrames, Frames
 from hookline.core.serve.openai.logprobs import CompletionLogprobs, prompt_logprobs
@@ -35,7 +35,7 @@ async def completions(surface: Surface, request: Request) -> Response:
     prompts = await surface.token_ids(given, add_special_tokens=fields.add_special_tokens is not False)
     asked = list(zip(prompts, fields.params([len(ids) for ids in prompts], max_len), strict=True))
     work = _Answer(surface, fields, given, prompts, new_id("cmpl-", request), name)
-    return await surface.answer(work, asked, fields, request, headers, OPENAI_ERRORS)
+    return await surface.answer(work, asked, fields, request, headers, OPENAI_ERRORS, Naming(fields.names))
 
 
 class _Answer:

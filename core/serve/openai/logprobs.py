@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from codecs import getincrementaldecoder
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 from hookline.core.outputs import TokenLogprob
@@ -80,6 +82,41 @@ def chat_logprobs(texts: TokenSpelling, logprobs: Sequence[TokenLogprob], *, as_
         for one in logprobs
     ]
     return {"content": content, "refusal": None}
+
+
+class WaitingLogprobs:
+    """chat_logprobs' entries of tokens whose text has not come: stop strings, characters of several tokens and parsers
+    hold it back.
+    """
+
+    def __init__(self) -> None:
+        self._entries: list[dict[str, Any]] = []
+
+    def rest(self) -> list[dict[str, Any]]:
+        """Those that wait still. They wait no longer."""
+        rest, self._entries = self._entries, []
+        return rest
+
+    def add(self, entries: Sequence[dict[str, Any]]) -> None:
+        """Further tokens, in their order."""
+        self._entries += entries
+
+    def take(self, text: str, *, takes_before: bool) -> list[dict[str, Any]]:
+        """Those of a text, up to its last token; of all that wait if it is not found. They wait no longer.
+
+        takes_before: whether tokens in front of it count as its own, as those without a text do; else they are dropped.
+        """
+        if not text or not self._entries:
+            return []
+        ends = list(accumulate(len(entry["bytes"]) for entry in self._entries))
+        data = text.encode()
+        start = b"".join(bytes(entry["bytes"]) for entry in self._entries).find(data)
+        first, last = 0, len(ends)
+        if start >= 0:
+            last = bisect_left(ends, start + len(data)) + 1
+            first = 0 if takes_before else bisect_right(ends, start)
+        taken, self._entries = self._entries[first:last], self._entries[last:]
+        return taken
 
 
 def prompt_logprobs(texts: TokenSpelling, logprobs: Sequence[TokenLogprob | None]) -> list[Any]:

@@ -48,6 +48,11 @@ class ResponseItems:
         self._head, self._tail = b"", b""
         self._name = ""
 
+    @property
+    def is_text(self) -> bool:
+        """Whether the item that grows is a message's text."""
+        return self._open is Text
+
     def push(self, part: ParsedPart, logprobs: list[Any]) -> Iterator[bytes]:
         """Add a part."""
         kind = ToolCall if isinstance(part, ToolCall | Arguments) else type(part)

@@ -9,7 +9,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from hookline.core.contracts import Reasoning, Text
+from hookline.core.contracts import ParsedPart, Reasoning, Text, ToolCall
 from hookline.core.outputs import Delta, FinishReason
 from hookline.core.serve.chat.turn import Turn, answer_turn
 from hookline.core.serve.endpoints.answering import json_response
@@ -17,7 +17,7 @@ from hookline.core.serve.endpoints.body import read
 from hookline.core.serve.endpoints.generation import Generation, Usage
 from hookline.core.serve.endpoints.surface import Surface, now_s
 from hookline.core.serve.errors import OPENAI_ERRORS
-from hookline.core.serve.openai.logprobs import chat_logprobs
+from hookline.core.serve.openai.logprobs import WaitingLogprobs, chat_logprobs
 from hookline.core.serve.openai.response_items import Events, ResponseItems
 from hookline.core.serve.openai.responses_request import ResponsesRequest
 
@@ -42,6 +42,7 @@ class _Answer:
         self._events = Events()
         self._items = ResponseItems(self._events)
         self._reader = turn.reader()
+        self._logprobs = WaitingLogprobs()
 
     async def whole(self, generation: Generation, headers: Mapping[str, str]) -> Response:
         """The response with all items."""
@@ -73,7 +74,8 @@ class _Answer:
     def _grown(self, delta: Delta) -> list[bytes]:
         """The events of a Delta; the items grow by it."""
         self._usage.num_completion_tokens += len(delta.token_ids)
-        logprobs = delta.logprobs and chat_logprobs(self._surface.spelling, delta.logprobs)["content"]
+        if delta.logprobs:
+            self._logprobs.add(chat_logprobs(self._surface.spelling, delta.logprobs)["content"])
         parts = list(self._reader.push(delta.text))
         if delta.output is not None:
             parts += self._reader.finish()
@@ -83,11 +85,18 @@ class _Answer:
             self._usage.num_reasoning_tokens += len(delta.token_ids)
         frames: list[bytes] = []
         for part in parts:
-            frames += self._items.push(part, logprobs or [])
-            logprobs = []
+            frames += self._items.push(part, self._logprobs_of(part))
+        if delta.output is not None and self._items.is_text and (rest := self._logprobs.rest()):
+            frames += self._items.push(Text(""), rest)  # of tokens without a text, and of a stop string
         if delta.finish_reason is not None:
             frames += self._items.close(_status(delta.finish_reason))
         return frames
+
+    def _logprobs_of(self, part: ParsedPart) -> list[Any]:
+        """Those of a part's tokens. Tags between parts belong to none of them."""
+        text = part.name if isinstance(part, ToolCall) else part.text
+        goes_on = self._turn.is_plain or (self._items.is_text and isinstance(part, Text))
+        return self._logprobs.take(text, takes_before=goes_on)
 
     def _response(self, status: str) -> dict[str, Any]:
         """The response object."""

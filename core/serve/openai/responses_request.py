@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from hookline.core.errors import shown
-from hookline.core.serve.chat.template import ChatPrompt, checked_arguments, checked_messages, text_of
+from hookline.core.serve.chat.template import ChatPrompt, checked_arguments, checked_message, checked_messages, text_of
 from hookline.core.serve.chat.turn import Turn, checked_tools, prepared
 from hookline.core.serve.endpoints.fields import SamplingFields, at_least
+from hookline.core.serve.endpoints.structured import FORMAT, SCHEMA
 from hookline.core.serve.endpoints.surface import Surface
 from hookline.core.serve.errors import ApiError, invalid
 from hookline.core.serve.openai.chat_request import tool_choice
@@ -76,6 +77,19 @@ class ResponsesRequest(SamplingFields, kw_only=True):
         """Alternatives for each token; None without log-probabilities."""
         return (self.top_logprobs or 0) if LOGPROBS in (self.include or ()) else None
 
+    @property
+    def answer_format(self) -> dict[str, Any] | None:
+        """See SamplingFields."""
+        return self.response_format or self._format()
+
+    @property
+    def own_names(self) -> dict[str, str]:
+        """See SamplingFields."""
+        names = {"messages": "input", "logprobs": "top_logprobs"}
+        if self.max_output_tokens is not None:
+            names["max_tokens"] = "max_output_tokens"
+        return names if self.response_format else names | {FORMAT: "text.format", SCHEMA: "text.format.schema"}
+
     def turn(self, surface: Surface) -> Turn:
         """The chat turn that the request asks for.
 
@@ -86,7 +100,6 @@ class ResponsesRequest(SamplingFields, kw_only=True):
         arguments = dict(checked_arguments(self.chat_template_kwargs, surface.codec))
         if (effort := (self.reasoning or {}).get("effort")) is not None:
             arguments |= {"reasoning_effort": effort} | ({"enable_thinking": False} if effort == "none" else {})
-        self.response_format = self.response_format or self._format()
         chat = ChatPrompt(checked_messages(list(self._messages()), "input"), tools.for_template, arguments)
         asked = self.max_output_tokens if self.max_output_tokens is not None else self.max_tokens
         return prepared(surface, chat, self, tools, max_tokens=asked, logprobs=self.num_logprobs)
@@ -118,7 +131,7 @@ class ResponsesRequest(SamplingFields, kw_only=True):
                 yield _joined(assistant)
                 assistant = None
             if kind == "message":
-                yield {"role": item.get("role"), "content": item.get("content")}
+                yield checked_message({"role": item.get("role"), "content": item.get("content")}, place)
             else:
                 yield {"role": "tool", "tool_call_id": item.get("call_id"), "content": _output(item, place)}
         if assistant is not None:
@@ -147,6 +160,8 @@ def _add(assistant: dict[str, Any], kind: str, item: dict[str, Any], place: str)
         texts = [part.get("text") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
         assistant.setdefault("reasoning_content", []).extend(text for text in texts if isinstance(text, str))
     else:
+        if not isinstance(item.get("name"), str):
+            raise invalid(f"{place}={shown(item)} has no name of a function", place)
         function = {"name": item.get("name"), "arguments": item.get("arguments")}
         calls = assistant.setdefault("tool_calls", [])
         calls.append({"id": item.get("call_id"), "type": "function", "function": function})

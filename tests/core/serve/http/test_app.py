@@ -85,7 +85,16 @@ def test_without_its_key_a_request_learns_nothing(ask: Ask, headers: dict[str, s
     assert response.headers["www-authenticate"] == "Bearer"
 
 
-@pytest.mark.parametrize("headers", [{"Authorization": f"bearer {KEY}"}, {"X-API-Key": KEY}])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Authorization": f"bearer {KEY}"},
+        {"X-API-Key": KEY},
+        {"X-API-Key": KEY, "Authorization": "Bearer of-a-proxy"},
+        {"X-API-Key": KEY, "Authorization": "Basic eDp5"},
+        {"X-API-Key": "another", "Authorization": f"Bearer {KEY}"},
+    ],
+)
 def test_a_request_with_one_of_the_keys_is_let_in(ask: Ask, headers: dict[str, str]) -> None:
     assert ask(FakeEngineClient(), "GET", "/v1/models", keys=("other", KEY), headers=headers).status_code == 200
 

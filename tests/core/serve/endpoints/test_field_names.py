@@ -1,0 +1,203 @@
+"""Errors name the fields and the places that the client wrote, whatever the parts behind an endpoint call them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hookline.core.errors import QueueFullError, RequestError
+from hookline.core.serve.errors import ApiError, Naming
+from hookline.core.testing.engine_client import FakeEngineClient
+from tests.core.serve.conftest import Ask
+
+CHAT, RESPONSES, MESSAGES, COMPLETIONS = "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/completions"
+USER = {"role": "user", "content": "x"}
+BASE: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": [USER]},
+    RESPONSES: {"input": "x"},
+    MESSAGES: {"messages": [USER], "max_tokens": 4},
+    COMPLETIONS: {"prompt": "x"},
+}
+FUNCTION = {"name": "f", "parameters": {"type": "nope"}}
+CHAT_TOOL = {"type": "function", "function": FUNCTION}
+JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nope"}}}
+TEXT_FORMAT = {"type": "json_schema", "name": "x", "schema": {"type": "nope"}}
+
+
+def refused(ask: Ask, path: str, client: FakeEngineClient | None = None, **fields: Any) -> tuple[str, str | None]:
+    """The message and the param of what a request is refused with."""
+    response = ask(client or FakeEngineClient(), "POST", path, json={**BASE[path], **fields})
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    return error["message"], error.get("param")
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "message", "param"),
+    [
+        (CHAT, {"logprobs": True, "top_logprobs": 25}, "top_logprobs=25 must be between 0 and 20", "top_logprobs"),
+        (CHAT, {"logprobs": True, "top_logprobs": -1}, "top_logprobs=-1 must be between 0 and 20", "top_logprobs"),
+        (
+            RESPONSES,
+            {"include": ["message.output_text.logprobs"], "top_logprobs": 25},
+            "top_logprobs=25 must be",
+            "top_logprobs",
+        ),
+        (COMPLETIONS, {"logprobs": 25}, "logprobs=25 must be between 0 and 20", "logprobs"),
+        (MESSAGES, {"stop_sequences": [""]}, "stop_sequences=[''] must be", None),
+        (MESSAGES, {"stop": [""]}, "stop=[''] must be", None),
+        (MESSAGES, {"tool_choice": {"type": "any"}}, "tool_choice forces a call, and there are no tools", None),
+        (MESSAGES, {"tools": [{"name": "f", "input_schema": 5}]}, "tools[0].input_schema is not a JSON schema", None),
+        (
+            CHAT,
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": 5}}]},
+            "tools[0].function.parameters is not a JSON schema",
+            "tools",
+        ),
+        (CHAT, {"max_completion_tokens": 5000}, "This model's maximum context", "max_completion_tokens"),
+        (CHAT, {"max_tokens": 5000}, "This model's maximum context", "max_tokens"),
+        (RESPONSES, {"max_output_tokens": 5000}, "This model's maximum context", "max_output_tokens"),
+        (COMPLETIONS, {"max_tokens": 5000}, "This model's maximum context", "max_tokens"),
+        (CHAT, {"messages": [{**USER, "content": "x " * 5000}]}, "This model's maximum context", "messages"),
+        (RESPONSES, {"input": "x " * 5000}, "This model's maximum context", "input"),
+        (RESPONSES, {"text": {"format": {"type": "yaml"}}}, "text.format.type='yaml' is not one of", "text"),
+        (
+            RESPONSES,
+            {"text": {"format": {"type": "json_schema", "schema": 5}}},
+            "text.format.schema must be a JSON schema",
+            "text",
+        ),
+        (
+            RESPONSES,
+            {"text": {"format": TEXT_FORMAT}, "tools": [{"type": "function", **FUNCTION}], "tool_choice": "required"},
+            "tool_choice forces a call, and text.format.schema something else; give one",
+            "tool_choice",
+        ),
+    ],
+)
+def test_a_field_has_the_name_that_the_request_gives_it(
+    ask: Ask, path: str, fields: dict[str, Any], message: str, param: str | None
+) -> None:
+    told, of = refused(ask, path, **fields)
+    assert told.startswith(message) and of == param
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "place"),
+    [
+        (CHAT, {"response_format": JSON_SCHEMA}, "response_format.json_schema.schema"),
+        (COMPLETIONS, {"response_format": JSON_SCHEMA}, "response_format.json_schema.schema"),
+        (CHAT, {"response_format": {"type": "json_object"}}, "response_format"),
+        (CHAT, {"structured_outputs": {"json": {"type": "nope"}}}, "structured_outputs.json"),
+        (CHAT, {"tools": [CHAT_TOOL], "tool_choice": "required"}, "tools[0].function.parameters"),
+        (
+            CHAT,
+            {
+                "tools": [{"type": "function", "function": {"name": "e"}}, CHAT_TOOL],
+                "tool_choice": {"type": "function", "function": {"name": "f"}},
+            },
+            "tools[1].function.parameters",
+        ),
+        (
+            CHAT,
+            {"tools": [{"type": "function", "function": {"name": "e"}}, CHAT_TOOL], "tool_choice": "required"},
+            "tools",
+        ),
+        (RESPONSES, {"text": {"format": TEXT_FORMAT}}, "text.format.schema"),
+        (RESPONSES, {"response_format": JSON_SCHEMA}, "response_format.json_schema.schema"),
+        (
+            RESPONSES,
+            {"tools": [{"type": "function", **FUNCTION}], "tool_choice": "required"},
+            "tools[0].parameters",
+        ),
+        (
+            MESSAGES,
+            {"tools": [{"name": "f", "input_schema": {"type": "nope"}}], "tool_choice": {"type": "any"}},
+            "tools[0].input_schema",
+        ),
+    ],
+)
+@pytest.mark.parametrize("num_tokens", [0, 2])
+def test_a_schema_that_the_engine_refuses_is_named_by_its_place_in_the_request(
+    ask: Ask, path: str, fields: dict[str, Any], place: str, num_tokens: int
+) -> None:
+    error = RequestError("sampling.structured_outputs.json: Invalid type: nope")
+    client = FakeEngineClient(error=error, error_after=num_tokens)
+    message, param = refused(ask, path, client, **fields)
+    assert message == f"{place}: Invalid type: nope"
+    assert param == (None if path == MESSAGES else place.partition(".")[0].partition("[")[0])
+
+
+def test_an_error_of_another_kind_stays_what_it_is() -> None:
+    full = QueueFullError("sampling.stop", 1, 1, 1)
+    with pytest.raises(QueueFullError), Naming({"stop": "stop_sequences"}):
+        raise full
+    with pytest.raises(RequestError, match="no field") as error, Naming({"stop": "stop_sequences"}):
+        raise RequestError("no field")
+    assert not isinstance(error.value, ApiError)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"system": "s", "messages": [{"role": "user", "content": 5}]}, "messages[0].content=5 is neither"),
+        (
+            {
+                "messages": [
+                    USER,
+                    {"role": "assistant", "content": [{"type": "text", "text": "a"}, {"type": "tool_use"}]},
+                ]
+            },
+            "messages[1].content[1]={'type': 'tool_use'} has no name of a tool",
+        ),
+        (
+            {
+                "system": "s",
+                "messages": [
+                    {"role": "user", "content": [{"type": "tool_result", "content": "r"}, {"type": "image"}]},
+                ],
+            },
+            "messages[0].content[1]: this model reads text only",
+        ),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "tool_result"}, {"type": "text", "text": "a"}]},
+                    {"role": "user", "content": [5]},
+                ]
+            },
+            "messages[1].content[0]=5 is not a part",
+        ),
+    ],
+)
+def test_a_message_of_blocks_is_named_by_its_own_index(ask: Ask, fields: dict[str, Any], message: str) -> None:
+    for path in (MESSAGES, "/v1/messages/count_tokens"):
+        response = ask(FakeEngineClient(), "POST", path, json={"max_tokens": 4, **fields})
+        assert response.status_code == 400 and response.json()["error"]["message"].startswith(message)
+
+
+CALL = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
+
+
+@pytest.mark.parametrize(
+    ("items", "message", "param"),
+    [
+        ([{"role": "user", "content": 5}], "input[0].content=5 is neither", "input[0].content"),
+        ([{"role": 5, "content": "x"}], "input[0].role=5 is not a role", "input[0].role"),
+        ([USER, CALL, CALL, {"role": "user", "content": 5}], "input[3].content=5", "input[3].content"),
+        ([USER, CALL, {"type": "function_call"}], "input[2]={'type': 'function_call'} has no name", "input[2]"),
+    ],
+)
+def test_an_item_is_named_by_its_own_index(ask: Ask, items: list[Any], message: str, param: str) -> None:
+    told, of = refused(ask, RESPONSES, input=items, instructions="Be brief.")
+    assert told.startswith(message) and of == param
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_white_space_that_is_not_allowed_reaches_the_engine(ask: Ask, path: str) -> None:
+    for given, taken in (({"whitespace": False}, False), ({"disable_any_whitespace": False}, True), ({}, True)):
+        client = FakeEngineClient()
+        fields = {**BASE[path], "structured_outputs": {"json": {"type": "object"}, **given}}
+        assert ask(client, "POST", path, json=fields).status_code == 200
+        assert client.asked[0].params.structured_outputs.whitespace is taken
