@@ -167,8 +167,10 @@ def words(name: str, values: object) -> tuple[str | tuple[int, ...], ...]:
     _at_most(name, sum(len(one) for one in items if isinstance(one, str)), MAX_BAD_WORD_CHARACTERS, "characters in all")
     found = [one if isinstance(one, str) else token_ids(name, one, MAX_BAD_WORD_TOKEN_IDS) for one in items]
     _at_most(name, sum(len(one) for one in found if not isinstance(one, str)), MAX_BAD_WORD_TOKEN_IDS, "ids in all")
-    if not all(one.strip() if isinstance(one, str) else one for one in found):
+    if not all(found):
         raise RequestError(f"sampling.{name}={shown(values)} holds an empty word")
+    if blank := next((one for one in found if isinstance(one, str) and not one.strip()), None):
+        raise RequestError(f"sampling.{name}: {shown(blank)} is white space alone; give the token ids of such a word")
     return tuple(found)
 
 

@@ -10,6 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hookline.core.bench.files import write_recording
+from hookline.core.bench.metrics import summarise
+from hookline.core.bench.slo import Slo
 from hookline.core.report.columns import columns_of
 from hookline.core.report.command import USAGE, main
 from hookline.core.report.curves import curves, knob
@@ -22,6 +25,7 @@ from hookline.core.report.page import page
 from hookline.core.report.shared import common, own
 from hookline.core.report.timelines import NUM_MOMENTS, timelines
 from hookline.core.report.view import Ratio, Report
+from hookline.core.sweep.results import append_line
 from tests.report_data import NO_SLO, failed, make_job, make_recording, make_sweep
 
 ROOT = Path(__file__).parents[1]
@@ -312,6 +316,17 @@ def test_hostile_values_are_text(tmp_path):
 def test_a_code_span_holds_what_is_given_to_it():
     assert code("a|b\n`c`") == "`a\\|b 'c'`"
     assert code("") == ""
+
+
+def test_a_single_run_whose_result_and_records_lie_in_the_folder_is_reported(tmp_path):
+    recording = make_recording()
+    write_recording(recording, tmp_path)
+    line = {"status": "done", "error": None, "config": {"tp": 1}, "metrics": summarise(recording, Slo())}
+    append_line(tmp_path / "results.jsonl", line)
+    assert main([str(tmp_path), "png=false"]) == 0
+    [job] = read_jobs([tmp_path])
+    assert (job.id, job.recording.seconds) == ("0", pytest.approx(recording.seconds))
+    assert re.search(r"^\| 0 \|", (tmp_path / "report.md").read_text(), re.M)
 
 
 def test_several_sweeps_are_shown_side_by_side(sweep, tmp_path, capsys):

@@ -29,6 +29,7 @@ from hookline.core.simulate.executor import run_on
 from hookline.core.simulate.fit import fit_cost, read_measured
 from hookline.core.simulate.settings import SimulateKeys
 from hookline.core.sweep.results import read_results
+from tests.doc_pages import blocks
 
 ROOT = Path(__file__).parents[1]
 REPORT = ROOT / "docs/reports/h200_qwen3_0_6b"
@@ -155,7 +156,9 @@ def test_given_coefficients_need_sizes_and_are_used(tmp_path, monkeypatch, capsy
     cost = "cost={decode:{tokens:[1],seconds:[0.5]},prompt:{tokens:[1],seconds:[1.0]}}"
     load = ["workload.num_prompts=1", "workload.output_len=[5,5]", "engine.num_blocks=100"]
     assert main([cost]) == 2
-    assert "engine.block_size must be set: the cost model does not say" in capsys.readouterr().err
+    assert "engine.block_size and engine.num_blocks must be set: the cost model does not say" in capsys.readouterr().err
+    assert main([cost, "engine.block_size=16"]) == 2
+    assert "error: engine.num_blocks must be set: the cost model does not say" in capsys.readouterr().err
     assert main([cost, *load, "engine.block_size=16", "result=result.jsonl", "host_s=0.25"]) == 0
     assert json.loads((tmp_path / "result.jsonl").read_text())["metrics"]["seconds"] == 1.25 + 4 * 0.75
 
@@ -179,7 +182,12 @@ def test_given_coefficients_need_sizes_and_are_used(tmp_path, monkeypatch, capsy
         (["profile=trace.json"], "profile has no effect in a simulation"),
         (["save=cost.txt"], "save=cost.txt: the name must end in .json"),
         (["save=folder/cost.json"], "save=folder/cost.json: the folder folder does not exist; make it first"),
-        (["host_s=fast"], "host_s='fast' is not a number of seconds, or null"),
+        (["host_s=fast"], "host_s='fast' must be a finite number of seconds, at least 0, or null"),
+        (["host_s=-1"], "error: host_s=-1 must be a finite number of seconds, at least 0, or null"),
+        (["workload.think_s=null"], "error: workload.think_s must have a value; it is None"),
+        (["cost={decode:{tokens:[1],seconds:[1]}}"], "error: cost is no cost model: prompt needs tokens and seconds; "),
+        (["cost={decode:{tokens:[1]}}"], "error: cost is no cost model: decode needs tokens and seconds; docs/simul"),
+        (["cost={decode:{tokens:[1],seconds:[1],x:1}}"], "no cost model: got an unexpected keyword argument 'x'; docs"),
         (["fit=nowhere"], "fit=nowhere holds no finished benchmark"),
         (["fit=nowhere", "cost=other"], "give cost or fit, not both"),
         (["sampling.temperature=0.1"], "sampling has no effect in a benchmark"),
@@ -189,6 +197,16 @@ def test_what_a_simulation_cannot_use_is_refused(arguments, message, tmp_path, m
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 2
     assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_the_cost_model_of_the_page_runs_as_the_page_says(tmp_path, monkeypatch, capsys):
+    page = ROOT / "docs/simulation.md"
+    [cost] = [block.body for block in blocks(page) if block.language == "json"]
+    [command] = re.findall(r"`python -m core.simulate (.* cost=mine.json .*)`", page.read_text(encoding="utf-8"))
+    monkeypatch.chdir(tmp_path)
+    Path("mine.json").write_text(cost)
+    assert main(command.split()) == 0, capsys.readouterr().err
 
 
 @pytest.mark.slow

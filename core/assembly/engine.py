@@ -186,6 +186,7 @@ def assemble(
         taps=config.engine.taps or (),
         no_generation=why_no_generation(resolved.checkpoint.config),
         sampling_defaults=resolved.checkpoint.sampling_defaults,
+        max_position=resolved.spec.max_position,
         num_cache_tokens=groups.longest(
             plan.num_blocks, plan.block_size, plan.max_num_batched_tokens, plan.max_model_len
         ),

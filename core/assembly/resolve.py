@@ -6,6 +6,7 @@ is allocated.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 import torch
@@ -13,16 +14,18 @@ import torch
 from hookline.core.assembly.model_contract import stated_spec
 from hookline.core.assembly.stages import layer_counts, refuse_uncut, stage_of
 from hookline.core.checkpoint.checkpoint import Checkpoint, resolve_model
-from hookline.core.config.settings import Config
-from hookline.core.contracts import AttentionSpec, Kernels, ModelSpec, Stage, is_offered
+from hookline.core.config.settings import Config, EngineConfig
+from hookline.core.contracts import AttentionSpec, Kernels, ModelConfig, ModelSpec, Stage, is_offered
 from hookline.core.distributed.partition import head_parts
 from hookline.core.distributed.ranks import ALONE, LocalRanks
-from hookline.core.errors import ConfigError, PluginError
+from hookline.core.errors import CheckpointError, ConfigError, PluginError
 from hookline.core.kv_cache.groups import CacheGroups, keeps_tokens
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.needs import Facts, choose_kernels, unmet, unmet_invariance
 from hookline.core.plugin.registry import Entry, Option
 from hookline.core.step.captured import PromptShape, captured_prompt_tokens, prompt_shapes
+
+_log = logging.getLogger("hookline")
 
 
 @dataclass(frozen=True)
@@ -140,7 +143,7 @@ def resolve(
     """
     model_class = chosen(config.model).load()
     if checkpoint is None or hasattr(model_class, "open_checkpoint"):
-        checkpoint = resolve_model(config.model.config, model_class)
+        checkpoint = _opened(config.model, model_class)
     spec = stated_spec(chosen(config.model), model_class, checkpoint.config)
     if (last := max(config.engine.taps or (), default=0)) >= spec.num_layers:
         raise ConfigError(f"engine.taps names layer {last}; this model's layers are 0 to {spec.num_layers - 1}")
@@ -167,6 +170,14 @@ def resolve(
     counts = layer_counts(config.pp, spec.num_layers, config.engine.pp_layers)  # raises what does not fit
     groups = CacheGroups.of(spec, attention.max_model_len, counts)  # raises what the spec has wrong
     return ResolvedConfig(config, checkpoint, spec, attention, groups, kernels, ranks, facts, tuple(host.description))
+
+
+def _opened(option: Option, model_class: type) -> Checkpoint:
+    """The checkpoint that a model's option asks for."""
+    model: ModelConfig = option.config
+    if not model.checkpoint and model.weights == "checkpoint" and not hasattr(model_class, "open_checkpoint"):
+        raise CheckpointError(f"model={option.name} needs model.checkpoint=...: a folder, or a hub id (owner/name)")
+    return resolve_model(model, model_class)
 
 
 def chosen(option: Option) -> Entry:
@@ -232,6 +243,11 @@ def attention_spec(
     engine = config.engine
     heads, kv_heads = head_parts(spec.num_heads, spec.num_kv_heads, ranks)
     max_model_len = min(engine.max_model_len, spec.max_position)
+    if max_model_len < engine.max_model_len != EngineConfig.max_model_len and ranks.number == 0:
+        _log.warning(
+            "engine.max_model_len=%d counts as %d: the checkpoint has no more positions",
+            *(engine.max_model_len, max_model_len),
+        )
     return AttentionSpec(
         num_heads=heads.size,
         num_kv_heads=kv_heads.size,

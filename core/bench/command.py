@@ -38,6 +38,8 @@ SHOWN = (
     "prefix_hit_rate",
     "preemptions",
 )
+OBJECTIVE_KEYS = ("objective", "slo", "workload", "experiment")
+"""Root keys that decide whether a result has the objective's figure."""
 SPREADS = ("ttft_s", "itl_s", "tpot_s", "e2e_s", "busy_s", "pool_usage")
 
 
@@ -65,9 +67,35 @@ def run_benchmarks(
     host = PluginHost.load()
     host.log_problems()
     if is_sweep(arguments):
+        check_study(arguments, host, keys, name)
         return run_sweep(arguments, host, keys, name)
     jobs = compose(arguments, host, keys, name)
     return execute(jobs[0].tree, host, measure_) if jobs else 0
+
+
+def check_study(arguments: Sequence[str], host: PluginHost, keys: type[BenchKeys], name: str) -> None:
+    """Refuse a study whose objective no trial can have, before the first one runs.
+
+    Where what it depends on is swept, or cannot be composed without what is swept, each trial tells of itself.
+    Raises: ConfigError with the near miss or the fix.
+    """
+    from hookline.core.bench.metrics import check_objective
+    from hookline.core.bench.slo import Slo
+    from hookline.core.bench.workload import workload_of
+    from hookline.core.config.compose import compose
+    from hookline.core.config.schema import build
+    from hookline.core.errors import HooklineError
+    from hookline.core.sweep.hydra_settings import fixed_arguments, is_study
+
+    fixed = fixed_arguments(arguments, OBJECTIVE_KEYS) if is_study(arguments) else None
+    if fixed is None:
+        return
+    try:
+        [job] = compose(fixed, host, keys, name)
+        slo, workload = build(Slo, job.tree.get("slo") or {}, "slo"), workload_of(job.tree.get("workload") or {})
+    except HooklineError:
+        return
+    check_objective(str(job.tree.get("objective") or keys.objective), slo, workload)
 
 
 def execute(tree: Mapping[str, Any], host: PluginHost, measure_: Measure | None = None) -> int:
@@ -186,7 +214,7 @@ def validate_bench(tree: Mapping[str, Any], host: PluginHost, keys: type[BenchKe
     from hookline.core.bench.remote.settings import ClientConfig
     from hookline.core.bench.settings import BenchKeys
     from hookline.core.bench.slo import Slo
-    from hookline.core.bench.workload import WorkloadConfig
+    from hookline.core.bench.workload import workload_of
     from hookline.core.config.schema import build, check_keys, plain_defaults
     from hookline.core.config.settings import ENGINE_KEYS, validate
     from hookline.core.errors import ConfigError
@@ -209,7 +237,7 @@ def validate_bench(tree: Mapping[str, Any], host: PluginHost, keys: type[BenchKe
     check_ranges(keys, {"repeats": repeats})
     slo: Slo = build(Slo, tree.get("slo") or {}, "slo")
     objective = str(tree.get("objective") or keys.objective)
-    workload: WorkloadConfig = build(WorkloadConfig, tree.get("workload") or {}, "workload")
+    workload = workload_of(tree.get("workload") or {})
     check_objective(objective, slo, workload)
     config = validate({key: tree[key] for key in ENGINE_KEYS if key in tree}, host)
     client: ClientConfig = build(ClientConfig, tree.get("client") or {}, "client")

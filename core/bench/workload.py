@@ -56,6 +56,18 @@ class WorkloadClass:
         return RequestInfo.validated(**{key: getattr(self, key) for key in INFO_KEYS})
 
 
+def workload_of(values: Mapping[str, Any]) -> WorkloadConfig:
+    """The load that a mapping describes.
+
+    Raises: ConfigError naming the key, the value and the allowed range.
+    """
+    for one in fields(WorkloadConfig):
+        if isinstance(one.default, tuple) and values.get(one.name, one.default) is None:
+            raise ConfigError(f"workload.{one.name} must have a value; it is None")
+    workload: WorkloadConfig = build(WorkloadConfig, values, "workload")
+    return workload
+
+
 @dataclass(frozen=True)
 class WorkloadConfig:
     """Lengths in tokens, times in seconds; a pair is a range with both ends included.

@@ -1,7 +1,7 @@
 """`python -m core.new KIND NAME`: write a distribution with a plugin of that kind, runnable and tested from the start.
 
 Fills in the text files of core/new/templates: those of common/, and those of the folder named like the kind. Imports no
-plugin and no torch.
+torch.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from string import Template
 from hookline.core.cli.command import guarded
 from hookline.core.contracts.hooks import PROJECT
 from hookline.core.errors import ConfigError
+from hookline.core.plugin.host import PluginHost
+from hookline.core.plugin.registry import AUTO, CHOSEN_KINDS
 from hookline.core.util.process import called_as
 from hookline.core.util.text import near_miss
 
@@ -64,12 +66,13 @@ def kinds() -> list[str]:
 def write_skeleton(kind: str, name: str, folder: Path | None = None) -> Path:
     """Write the distribution into a folder that is new or empty, and return the folder.
 
-    Raises: ConfigError for an unknown kind, a name that cannot be one, or a folder that is in use.
+    Raises: ConfigError for an unknown kind, a name that cannot be one or is a built-in's, or a folder that is in use.
     """
     if kind not in kinds():
         raise ConfigError(f"there is no skeleton of a '{kind}'.{near_miss(kind, kinds())} Kinds: {', '.join(kinds())}")
     if not _NAME.fullmatch(name) or keyword.iskeyword(name):
         raise ConfigError(f"'{name}' cannot be a plugin's name: lower-case words joined by _, e.g. my_policy")
+    _refuse_taken(kind, name)
     folder = Path(f"{PROJECT}-{name.replace('_', '-')}") if folder is None else folder
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise ConfigError(f"{folder} is there already and not empty; name another with --folder, or remove it")
@@ -79,6 +82,16 @@ def write_skeleton(kind: str, name: str, folder: Path | None = None) -> Path:
             if path.name != COMMANDS:
                 _fill_in(path, folder / _target(path.relative_to(source), values), values)
     return folder
+
+
+def _refuse_taken(kind: str, name: str) -> None:
+    host = PluginHost.load()
+    entry = host.registry.find(kind, name)
+    built_in = {preset.name for preset in host.presets if preset.kind == kind and preset.distribution == PROJECT}
+    if (entry is not None and entry.origin.distribution == PROJECT) or name in built_in:
+        raise ConfigError(f"{kind} '{name}' is built in; choose another name")
+    if name == AUTO and kind in CHOSEN_KINDS:
+        raise ConfigError(f"{kind}={AUTO} leaves the choice to {PROJECT}; choose another name")
 
 
 def _values(kind: str, name: str) -> dict[str, str]:

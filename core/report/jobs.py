@@ -84,8 +84,8 @@ def _jobs_of(folder: Path, name: str) -> Iterable[Job]:
     if not records:
         raise ConfigError(f"{folder / RESULTS} is empty: no job of the sweep has ended yet")
     for record, own_id in zip(records, _ids(records), strict=True):
-        own = folder / record["folder"]
-        yield Job(f"{name}{own_id}", own, record, _recording(own))
+        own = None if record["folder"] is None else folder / record["folder"]
+        yield Job(f"{name}{own_id}", own or folder, record, None if own is None else _recording(own))
 
 
 def _ids(records: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -54,6 +54,8 @@ class EngineLimits:
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
     """Values for what SamplingParams leave open, from the checkpoint's generation_config.json."""
 
+    max_position: int | None = None
+    """Positions of the checkpoint, which no max_model_len can exceed; None if it has no such limit."""
     num_cache_tokens: int | None = None
     """Longest sequence that fits the whole pool; None if that is as many tokens as its blocks hold."""
 
@@ -211,6 +213,8 @@ def _checked_tokens(limits: EngineLimits, prompt_token_ids: Sequence[int], *, nu
 def _too_long(limits: EngineLimits, length: int, most: int) -> str:
     plan = limits.plan
     room = f"a prompt may have at most {most} tokens"
+    if limits.max_len == limits.max_position:
+        return f"the prompt has {length} tokens; {room}: the checkpoint has at most {limits.max_position} positions"
     if limits.max_len == plan.max_model_len:
         return f"the prompt has {length} tokens; {room}: raise engine.max_model_len={plan.max_model_len}"
     capacity = f"the KV cache holds {plan.num_blocks} blocks of {plan.block_size} tokens"

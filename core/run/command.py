@@ -46,7 +46,7 @@ def execute(run: RunConfig, host: PluginHost) -> int:
     from hookline.core.frontend.profiling import profiled
     from hookline.core.frontend.progress import progress_bar
     from hookline.core.request_info import NOT_SAID
-    from hookline.core.run.results import failures, with_refused
+    from hookline.core.run.results import failures, with_refused, with_sources
 
     if run.output is None:
         require_output()
@@ -59,7 +59,7 @@ def execute(run: RunConfig, host: PluginHost) -> int:
             outputs = llm.generate(run.prompts, run.params, **infos, progress=progress)
         else:
             outputs = llm.embed(run.prompts, run.pooling, **infos, progress=progress)
-        outputs = with_refused(outputs, run.refused)
+        outputs = with_refused(with_sources(outputs, run.sources), run.refused)
         show(run, outputs, is_chat=llm.config.model.config.chat)
     failed = failures(outputs)
     for line in failed:

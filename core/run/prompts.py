@@ -25,7 +25,7 @@ _FORMS = ("prompt", "messages", "prompt_token_ids")
 
 
 class Line(NamedTuple):
-    """One prompt. info: what was given of INFO_KEYS, unchecked: a wrong value refuses this request alone.
+    """One prompt. info: what was given of INFO_KEYS, unchecked.
 
     place: its file and line number. error: why it is no request; it is then refused alone, and has no prompt.
     """
@@ -162,8 +162,8 @@ def _from_json(text: str | UnicodeDecodeError, line: Line) -> Line:
 def _checked_form(form: str, value: Any) -> Any:
     if form == "prompt" and not isinstance(value, str):
         raise ConfigError(f"prompt={shown(value)} is not a text")
-    if form == "prompt_token_ids" and not _is_list_of(value, int):
-        raise ConfigError(f"prompt_token_ids={shown(value)} is not a list of token ids")
+    if form == "prompt_token_ids" and not (value and _is_list_of(value, int) and 0 <= min(value)):
+        raise ConfigError(f"prompt_token_ids={shown(value)} is not a list of token ids: one or more, none below 0")
     if form == "messages" and not (value and _is_list_of(value, dict) and all("role" in one for one in value)):
         raise ConfigError("messages is not a list of objects with role and content")
     return value

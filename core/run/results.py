@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -67,6 +67,14 @@ def failures(outputs: Sequence[RequestOutput]) -> list[str]:
 def _what_happened(output: RequestOutput) -> str:
     has_begun = output.timings is not None and output.timings.scheduled_s is not None
     return "failed" if output.is_fault or has_begun else "was refused"
+
+
+def with_sources(outputs: Sequence[RequestOutput], sources: Sequence[str]) -> list[RequestOutput]:
+    """The outputs, where the errors of prompts from a file begin with its name and line, as in `RunConfig.sources`."""
+    return [
+        replace(output, error=f"{source}: {output.error}") if source and output.error is not None else output
+        for output, source in zip(outputs, sources, strict=True)
+    ]
 
 
 def with_refused(outputs: Sequence[RequestOutput], refused: Mapping[int, str]) -> list[RequestOutput]:

@@ -5,7 +5,7 @@ Made once from the composed tree, before anything is loaded, so that a mistake i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,8 @@ class RunConfig:
 
     params: one for each prompt. infos: for each, its INFO_KEYS as they were given. output: a .jsonl file; None prints
     text. usage: say what it took. profile: the steps to trace; None traces none. refused: why lines of a prompts file
-    are no prompts, by their places among all that was asked for. pooling: of vectors; None completes.
+    are no prompts, by their places among all that was asked for. pooling: of vectors; None completes. sources: of each
+    prompt the file and line that it came from, "" if it came from none.
     """
 
     config: Config
@@ -91,6 +92,7 @@ class RunConfig:
     profile: Profile | None = None
     refused: Mapping[int, str] = field(default_factory=dict)
     pooling: PoolingParams | None = None
+    sources: Sequence[str] = ()
 
 
 def validate_run(tree: Mapping[str, Any], host: PluginHost, stdin: Callable[[], str | None] | None = None) -> RunConfig:
@@ -103,11 +105,11 @@ def validate_run(tree: Mapping[str, Any], host: PluginHost, stdin: Callable[[], 
     sampling = tree.get("sampling") or {}
     if not isinstance(sampling, Mapping):
         raise ConfigError(f"sampling={sampling!r} is not a mapping of sampling parameters")
-    pooling = _pooling(tree)
+    pooling, sampled = _pooling(tree), SamplingParams.of(sampling)
+    _refuse_unused(sampled, pooling)
     output, profile = _checked_output(tree.get("output"), has_vectors=pooling is not None), Profile.of(tree)
     infos = {key: tree[key] for key in INFO_KEYS if tree.get(key) is not None}
     RequestInfo.validated(**infos, tag_keys=config.engine.tag_keys)
-    sampled = SamplingParams.of(sampling)
     lines = read_prompts(tree, sampled, stdin, infos)
     usage = tree.get("usage", False)
     if not isinstance(usage, bool):
@@ -118,7 +120,7 @@ def validate_run(tree: Mapping[str, Any], host: PluginHost, stdin: Callable[[], 
 
     processing = Processing.of(host.registry, settings=config.processors)
     processing.check(sampled)
-    lines = [_checked(line, processing.check) for line in lines]
+    lines = [_checked(line, processing.check, config.engine.tag_keys, pooling) for line in lines]
     check_any_good(lines)
     good = [line for line in lines if not line.error]
     return RunConfig(
@@ -131,16 +133,29 @@ def validate_run(tree: Mapping[str, Any], host: PluginHost, stdin: Callable[[], 
         profile,
         {place: line.error for place, line in enumerate(lines) if line.error},
         pooling,
+        [line.place for line in good],
     )
 
 
-def _checked(line: Line, check: Callable[[SamplingParams], None]) -> Line:
-    """The line, refused if its own parameters cannot be."""
+def _refuse_unused(params: SamplingParams, pooling: PoolingParams | None) -> None:
+    if pooling is not None and params != SamplingParams():
+        raise ConfigError(f"sampling.* is for task={GENERATE}; task={pooling.task} draws no token")
+
+
+def _checked(
+    line: Line,
+    check: Callable[[SamplingParams], None],
+    tag_keys: Collection[str] | None,
+    pooling: PoolingParams | None,
+) -> Line:
+    """The line, refused if its own parameters cannot be, or what it says of its request."""
     if not line.place or line.error:
         return line
     try:
+        _refuse_unused(line.params, pooling)
         check(line.params)
-    except RequestError as error:
+        RequestInfo.validated(**line.info, tag_keys=tag_keys)
+    except (ConfigError, RequestError) as error:
         return line.refused(error)
     return line
 

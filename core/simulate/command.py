@@ -7,6 +7,7 @@ only time is modelled. docs/simulation.md explains the cost models. Bare at impo
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -100,7 +101,8 @@ def cost_model(tree: Mapping[str, Any]) -> CostModel:
     """
     from dataclasses import replace
 
-    from hookline.core.errors import ConfigError
+    from hookline.core.errors import ConfigError, shown
+    from hookline.core.sampling_params import as_float
     from hookline.core.simulate.cost import CostModel, HostCost, cost_of, read_cost, write_cost
     from hookline.core.simulate.settings import SimulateKeys
     from hookline.core.util.files import path_of
@@ -123,8 +125,8 @@ def cost_model(tree: Mapping[str, Any]) -> CostModel:
     else:
         model = read_cost(_cost_path(str(cost)))
     if host_s is not None:
-        if isinstance(host_s, bool) or not isinstance(host_s, int | float):
-            raise ConfigError(f"host_s={host_s!r} is not a number of seconds, or null")
+        if not 0 <= as_float(host_s) < math.inf:
+            raise ConfigError(f"host_s={shown(host_s)} must be a finite number of seconds, at least 0, or null")
         model = replace(model, host=HostCost(step_s=float(host_s)))
     if saved is not None:
         write_cost(model, saved)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -203,11 +204,17 @@ def cost_of(values: Mapping[str, Any], where: str) -> CostModel:
     if given.pop("format", FORMAT) != FORMAT:
         raise ConfigError(f"{where}: format={shown(values['format'])} is not {FORMAT}; fit the model again")
     try:
-        curves = {name: Curve(**given.pop(name)) for name in ("decode", "prompt") if name in given}
+        curves = {name: _curve(name, given.pop(name, None)) for name in ("decode", "prompt")}
         return CostModel(**curves, host=HostCost(**given.pop("host", {})), **given)  # type: ignore[arg-type]
     except (ConfigError, TypeError) as error:
-        text = " ".join(str(error).replace("CostModel.__init__() ", "").split())
+        text = " ".join(re.sub(r"\w+\.__init__\(\) ", "", str(error)).split())
         raise ConfigError(f"{where} is no cost model: {text}; docs/simulation.md shows one") from None
+
+
+def _curve(name: str, values: object) -> Curve:
+    if not isinstance(values, Mapping) or not {"tokens", "seconds"}.issubset(values):
+        raise ConfigError(f"{name} needs tokens and seconds")
+    return Curve(**values)
 
 
 def read_cost(path: Path) -> CostModel:

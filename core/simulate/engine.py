@@ -42,16 +42,14 @@ def simulated_engine(config: Config, cost: CostModel, host: PluginHost) -> Engin
     Raises: ConfigError if neither the configuration nor the cost model's origin says how large the pool is.
     """
     engine, origin = config.engine, cost.origin
-    block_size = int(engine.block_size or origin.get("block_size") or 0)
-    if not block_size:
-        raise ConfigError("engine.block_size must be set: the cost model does not say what it was measured with")
+    block_size, num_blocks = _pool_size(engine, origin)
     groups = cache_groups(origin)
     cost = as_configured(cost, engine)
     sizes = engine.max_num_seqs, engine.max_num_batched_tokens, engine.max_model_len
     plan = Limits(
         *sizes,
         block_size=block_size,
-        num_blocks=engine.num_blocks or _measured_blocks(origin, block_size),
+        num_blocks=num_blocks,
         max_blocks_per_token=groups.num_groups,
         joining=StepShapes.of(*sizes, **cost.captured).joining,
     )
@@ -92,12 +90,17 @@ def cache_groups(origin: Mapping[str, Any]) -> CacheGroups:
     return CacheGroups.of_described(origin.get("cache_groups") or {})
 
 
-def _measured_blocks(origin: Mapping[str, Any], block_size: int) -> int:
-    """As many blocks as hold what the measured pool held."""
-    num_blocks, measured_size = origin.get("num_blocks"), origin.get("block_size")
-    if not num_blocks or not measured_size:
-        raise ConfigError("engine.num_blocks must be set: the cost model does not say how many the machine had")
-    return max(1, int(num_blocks) * int(measured_size) // block_size)
+def _pool_size(engine: EngineConfig, origin: Mapping[str, Any]) -> tuple[int, int]:
+    """The block size and the number of blocks: unless they are set, as many as hold what the measured pool held."""
+    measured_size = int(origin.get("block_size") or 0)
+    measured_tokens = int(origin.get("num_blocks") or 0) * measured_size
+    block_size = engine.block_size or measured_size
+    missing = [] if block_size else ["engine.block_size"]
+    if not (engine.num_blocks or measured_tokens):
+        missing.append("engine.num_blocks")
+    if missing:
+        raise ConfigError(f"{' and '.join(missing)} must be set: the cost model does not say what the machine had")
+    return block_size, engine.num_blocks or max(1, measured_tokens // block_size)
 
 
 def as_configured(cost: CostModel, engine: EngineConfig) -> CostModel:

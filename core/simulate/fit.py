@@ -26,7 +26,7 @@ from hookline.core.simulate.cost import (
 )
 from hookline.core.step.captured import MOST_MIXED
 from hookline.core.sweep.job_status import DONE
-from hookline.core.sweep.results import RESULTS, read_lines
+from hookline.core.sweep.results import RESULTS, read_results
 from hookline.core.util.process import called_as
 
 Column = np.ndarray[Any, Any]
@@ -135,9 +135,8 @@ def read_measured(folder: Path) -> list[Measured]:
 
     Raises: ConfigError if there is none that ran on a machine and left its steps.
     """
-    latest = {record.get("key"): record for record in read_lines(folder / RESULTS)}
-    done = [record for record in latest.values() if record["status"] == DONE and not record.get("simulated")]
-    places = [(record, folder / record.get("folder", ".")) for record in done]
+    done = [record for record in read_results(folder) if record["status"] == DONE and not record.get("simulated")]
+    places = [(record, folder / record["folder"]) for record in done if record["folder"] is not None]
     found = [Measured(record, read_recording(place)) for record, place in places if (place / STEPS).is_file()]
     if not found:
         raise ConfigError(

@@ -12,11 +12,14 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from hookline.core.cli.command import is_sweep
 from hookline.core.config.hydra_options import is_raw
 from hookline.core.errors import ConfigError
 
 FOLDER, STORAGE, DIRECTION = "hydra.sweep.dir", "hydra.sweeper.storage", "hydra.sweeper.direction"
 DIRECTIONS = ("minimize", "maximize")
+STUDIES = ("study", "optuna", "ax", "nevergrad")
+"""Sweepers that choose jobs by the figures of those before, ours and Hydra's."""
 OUTPUTS = "outputs"
 """Where sweeps lie unless FOLDER says otherwise (conf/config.yaml)."""
 _AT_LEAST_1: tuple[Callable[[float], bool], str] = (lambda value: value >= 1, "must be at least 1")
@@ -48,6 +51,37 @@ def check_settings(arguments: Sequence[str]) -> None:
             raise ConfigError(f"{argument} must be {' or '.join(DIRECTIONS)}")
         elif re.search(r"\b(range|interval)\(", value) and not is_raw(argument):
             _refuse_empty(argument, is_study)
+
+
+def is_study(arguments: Sequence[str]) -> bool:
+    """Whether the sweeper chooses jobs by the figures of those before."""
+    return _given(arguments, "hydra/sweeper") in STUDIES
+
+
+def fixed_arguments(arguments: Sequence[str], keys: Sequence[str]) -> list[str] | None:
+    """The arguments that all jobs share, without those for Hydra itself.
+
+    None if one of these root keys is swept, if flags ask for more than a sweep, or if an argument cannot be read.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    fixed = []
+    for argument in arguments:
+        plain = _plain(argument)
+        if is_sweep([argument]) or plain.startswith(("hydra.", "hydra/")):
+            continue
+        if argument.startswith("-"):
+            return None
+        try:
+            is_swept = not is_raw(argument) and OverridesParser.create().parse_override(argument).is_sweep_override()
+        except HydraException:
+            return None
+        if not is_swept:
+            fixed.append(argument)
+        elif re.split("[.=@]", plain)[0] in keys:
+            return None
+    return fixed
 
 
 def explain(error: Exception, arguments: Sequence[str]) -> ConfigError | None:

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from hookline.core.errors import ConfigError
+from hookline.core.sweep.job_status import DONE
 from hookline.core.util.json_lines import json_object, numbered_lines
 
 FORMAT = 1
 RESULTS = "results.jsonl"
-"""In a sweep's folder: a line for each job that ran."""
+"""In a sweep's folder: a line for each job that ran. Single runs may have added theirs, by their key `result`."""
+_OF_A_JOB = frozenset(("job", "key", "folder", "overrides", "status"))
 
 
 def append_line(path: Path, record: Mapping[str, Any]) -> None:
@@ -41,10 +43,14 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
     Raises: ConfigError naming a line that is not a JSON object; a last line cut off in the middle is left out.
     """
+    return [record for _, record in _numbered_records(path)]
+
+
+def _numbered_records(path: Path) -> list[tuple[int, dict[str, Any]]]:
     if not path.exists():
         return []
     text = path.read_text(encoding="utf-8")
-    return [_record(path, number, line) for number, line in numbered_lines(text[: text.rfind("\n") + 1])]
+    return [(number, _record(path, number, line)) for number, line in numbered_lines(text[: text.rfind("\n") + 1])]
 
 
 def _record(path: Path, number: int, line: str) -> dict[str, Any]:
@@ -56,12 +62,32 @@ def _record(path: Path, number: int, line: str) -> dict[str, Any]:
 
 
 def read_results(folder: Path) -> list[dict[str, Any]]:
-    """The results of a sweep, in order of their jobs: of a job that ran several times, the last.
+    """The results of a sweep, in order of their jobs: of a job that ran several times, the last. See `read_all`.
 
     Raises: ConfigError naming a line that cannot be read.
     """
-    latest = {record["key"]: record for record in read_lines(folder / RESULTS)}
+    latest = {record["key"]: record for record in read_all(folder)}
     return sorted(latest.values(), key=lambda record: int(record["job"]))
+
+
+def read_all(folder: Path) -> list[dict[str, Any]]:
+    """All lines of a sweep's results; those of single runs as jobs without overrides, numbered after the sweep's own.
+
+    Of single runs, only the last that is done has a folder: the sweep's, where its records may lie.
+    Raises: ConfigError naming a line that is neither a job's nor a single run's.
+    """
+    path = folder / RESULTS
+    lines = _numbered_records(path)
+    for number, record in lines:
+        if "status" not in record or ("key" in record and not _OF_A_JOB.issubset(record)):
+            raise ConfigError(f"{path}, line {number} is no result of a job; take it out, or take another folder")
+    jobs = [int(record["job"]) for _, record in lines if "key" in record]
+    singles = {number: record for number, record in lines if "key" not in record}
+    last = max((number for number, record in singles.items() if record["status"] == DONE), default=None)
+    for job, (number, record) in enumerate(singles.items(), start=max(jobs, default=-1) + 1):
+        own = "." if number == last else None
+        record.update({"job": job, "key": f"line {number}", "folder": own, "overrides": []})
+    return [record for _, record in lines]
 
 
 def objective_value(metrics: Mapping[str, Any], name: str) -> float | None:

@@ -23,11 +23,11 @@ from hookline.core.config.compose import ComposedJob, compose
 from hookline.core.config.job_folder import JOB_FOLDER
 from hookline.core.errors import ConfigError
 from hookline.core.plugin.host import PluginHost
-from hookline.core.sweep.hydra_settings import check_settings, explain, quiet_controllers
+from hookline.core.sweep.hydra_settings import STUDIES, check_settings, explain, quiet_controllers
 from hookline.core.sweep.job_process import run_child
 from hookline.core.sweep.job_status import DONE, FAILED
 from hookline.core.sweep.ray_gpus import on_gpus
-from hookline.core.sweep.results import FORMAT, RESULTS, append_line, read_lines
+from hookline.core.sweep.results import FORMAT, RESULTS, append_line, read_all, read_lines
 from hookline.core.util.child_python import python_command
 from hookline.core.util.process import called_as
 
@@ -37,8 +37,6 @@ BENCHES = {"bench": "bench", "simulate": "simulate"}
 """Commands that measure a load and write a result line, and their configurations."""
 ON_DEVICES = ("run", "bench")
 """Commands whose jobs have an engine of their own."""
-STUDIES = ("study", "optuna", "ax", "nevergrad")
-"""Sweepers that choose jobs by the figures of those before, ours and Hydra's."""
 WITHOUT_EFFECT = ("objective", "job_timeout_s", "output", "result", "records")
 """Keys that change nothing about what a job computes."""
 
@@ -66,7 +64,7 @@ class Sweep:
         """
         assert job.folder is not None and job.sweep_folder is not None
         results = job.sweep_folder / RESULTS
-        key, before = self._key(job), read_lines(results)
+        key, before = self._key(job), read_all(job.sweep_folder)
         record = next((line for line in reversed(before) if line["key"] == key and line["status"] == DONE), None)
         if record is None:
             folder = _free_folder(job, key, before)

@@ -77,6 +77,10 @@ def refusal(make):
         ({"bad_words": "foo"}, "sampling.bad_words='foo' must be a list of texts or of lists of token ids"),
         ({"bad_words": [""]}, "sampling.bad_words=[''] holds an empty word"),
         ({"bad_words": [[]]}, "sampling.bad_words=[[]] holds an empty word"),
+        (
+            {"bad_words": ["a", "\n"]},
+            r"sampling.bad_words: '\n' is white space alone; give the token ids of such a word",
+        ),
         ({"bad_words": [3]}, "sampling.bad_words=3 must be a list of token ids"),
         ({"logprobs": 21}, "sampling.logprobs=21 must be between 0 and 20"),
         ({"logprobs": True}, "sampling.logprobs=True must be a whole number"),

@@ -40,6 +40,20 @@ def test_a_name_that_cannot_be_a_plugins_is_refused(name: str, tmp_path: Path) -
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "message"),
+    [
+        ("scheduler", "chunked", "scheduler 'chunked' is built in; choose another name"),
+        ("model", "qwen3_0_6b", "model 'qwen3_0_6b' is built in; choose another name"),
+        ("kernels", "auto", "kernels=auto leaves the choice to hookline; choose another name"),
+    ],
+)
+def test_a_name_that_hookline_uses_itself_is_refused(kind: str, name: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        write_skeleton(kind, name, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_folder_in_use_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(ConfigError, match="is there already and not empty; name another with --folder"):

@@ -348,20 +348,15 @@ def test_lines_say_their_own_and_keep_the_other_tags(llm: type[FakeLLM]) -> None
     rows = [
         {"prompt": "a", "priority": 1, "tags": {"tenant": "acme"}, "deadline_s": 2, "cache_salt": "s"},
         {"prompt": "b", "tags": {"class": "chat"}},
-        {"prompt": "c", "deadline_s": -1, "tags": {"Tenant": 3}, "cache_salt": ["s"], "priority": "high"},
     ]
     Path("p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert main([*CHOSEN, "prompts_file=p.jsonl", "tags.class=batch", "deadline_s=9"]) == 0
     assert llm.infos == [
         {
-            "priority": [1, 0, "high"],
-            "tags": [
-                {"class": "batch", "tenant": "acme"},
-                {"class": "chat"},
-                {"class": "batch", "Tenant": 3},
-            ],
-            "deadline_s": [2, 9, -1],
-            "cache_salt": ["s", None, ["s"]],
+            "priority": [1, 0],
+            "tags": [{"class": "batch", "tenant": "acme"}, {"class": "chat"}],
+            "deadline_s": [2, 9],
+            "cache_salt": ["s", None],
         }
     ]
 
@@ -453,6 +448,15 @@ def test_json_lines_hold_three_forms_and_their_own_sampling(llm: type[FakeLLM]) 
         ('{"prompt_token_ids": ["a"]}', "p.jsonl:2: prompt_token_ids=['a'] is not a list of token ids"),
         ('{"messages": "hi"}', "p.jsonl:2: messages is not a list of objects with role and content"),
         ('{"prompt": "a", "max_tokens": 0}', "p.jsonl:2: sampling.max_tokens=0 must be at least 1"),
+        ('{"prompt": "a", "priority": "x"}', "p.jsonl:2: priority='x' must be a whole number; lower is more urgent"),
+        ('{"prompt": "a", "deadline_s": -1}', "p.jsonl:2: deadline_s=-1 must be a finite number of seconds above 0"),
+        ('{"prompt": "a", "tags": {"k": 1}}', "p.jsonl:2: tags.k=1 must be a text of 1 to 128 printable characters"),
+        ('{"prompt": "a", "cache_salt": ["s"]}', "p.jsonl:2: cache_salt=['s'] must be a text of 1 to 256 characters"),
+        (
+            '{"prompt_token_ids": [-1]}',
+            "p.jsonl:2: prompt_token_ids=[-1] is not a list of token ids: one or more, none",
+        ),
+        ('{"prompt_token_ids": []}', "p.jsonl:2: prompt_token_ids=[] is not a list of token ids: one or more, none"),
     ],
 )
 def test_a_bad_line_is_refused_alone_with_its_number(
@@ -467,6 +471,32 @@ def test_a_bad_line_is_refused_alone_with_its_number(
     assert [row["index"] for row in rows] == [0, 1, 2]
     assert [row["finish_reason"] for row in rows] == ["length", "error", "length"]
     assert rows[1]["error"].startswith(error) and rows[0]["error"] is None
+
+
+def test_nothing_starts_if_no_line_says_something_possible_of_its_request(
+    llm: type[FakeLLM], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("p.jsonl").write_text('{"prompt": "a", "tags": {"tennant": "x"}}\n{"prompt": "a", "priority": 0.5}\n')
+    message = fails(["prompts_file=p.jsonl", "engine.tag_keys=[tenant]"], capsys)
+    assert message.startswith("p.jsonl:1: unknown tag 'tennant'. Did you mean 'tenant'?")
+    assert not llm.calls
+
+
+def test_what_only_the_engine_can_refuse_is_told_with_its_line(
+    llm: type[FakeLLM], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("p.jsonl").write_text('{"prompt": "a"}\n\n{"prompt_token_ids": [9999]}\n')
+    llm.outputs = [output(0), output(1, error="token id 9999 is outside the vocabulary (0 to 49)")]
+    assert main([*CHOSEN, "prompts_file=p.jsonl", "output=out.jsonl"]) == 2
+    error = "p.jsonl:3: token id 9999 is outside the vocabulary (0 to 49)"
+    assert f"hookline: request 2/2 was refused: {error}\n" in capsys.readouterr().err
+    assert json.loads(Path("out.jsonl").read_text().splitlines()[1])["error"] == error
+
+
+@pytest.mark.parametrize(("typed", "stop"), [('["\n"]', "\n"), ('["\\n"]', "\\n")])
+def test_a_text_of_the_command_line_is_taken_as_it_is(llm: type[FakeLLM], typed: str, stop: str) -> None:
+    assert main([*CHOSEN, "prompt=a", f"sampling.stop={typed}"]) == 0
+    assert llm.calls[0][1][0].stop == (stop,)
 
 
 def test_a_request_that_failed_is_not_called_refused() -> None:

@@ -55,12 +55,22 @@ def test_a_prompts_file_is_embedded(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert found.shape == (2, 16) and np.linalg.norm(found, axis=1) == pytest.approx([1.0, 1.0], abs=1e-6)
 
 
+def test_a_line_whose_sampling_would_have_no_effect_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "texts.jsonl").write_text('{"prompt": "a", "max_tokens": 3}\n')
+    assert main(["task=embed", f"prompts_file={tmp_path}/texts.jsonl"]) == 2
+    assert "texts.jsonl:1: sampling.* is for task=generate; task=embed draws no token" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
         (["task=embeds"], "task='embeds' is not one of generate, embed, classify"),
         (["task=embed", "pooling.dimensions=0"], "pooling.dimensions=0 must be at least 1"),
         (["pooling.dimensions=8"], "pooling.* is for task=embed; a completion has no vector"),
+        (["task=embed", "sampling.max_tokens=3"], "sampling.* is for task=generate; task=embed draws no token"),
+        (["task=classify", "sampling.top_k=3"], "sampling.* is for task=generate; task=classify draws no token"),
         (["output=found.npy"], "the name must end in .jsonl; leave output out"),
         (["task=embed", "output=found.txt"], "the name must end in .jsonl or .npy; leave output out"),
         (["task=embed", "pooler=none"], "none"),
