@@ -14,7 +14,7 @@ from hookline.core.config.settings import ENGINE_KEYS, validate
 from hookline.core.kv_cache.groups import CacheGroups
 from hookline.core.plugin.host import PluginHost
 from hookline.core.run.settings import RunKeys
-from hookline.core.serve.engine_client import Facts
+from hookline.core.serve.engine_client import ModelFacts
 from hookline.core.serve.processes.front_main import codec_of
 from tests.hf_models import QWEN3
 from tests.test_parity import BUNDLED, greedy
@@ -66,6 +66,6 @@ def test_the_command_line_takes_a_checkpoint_without_a_model(tmp_path):
 
 
 def test_a_front_end_takes_the_model_that_the_engine_chose_and_looks_for_no_checkpoint():
-    facts = Facts("nowhere", str(BUNDLED), 64, 100, 0, "transformers")
+    facts = ModelFacts("nowhere", str(BUNDLED), 64, 100, 0, "transformers")
     codec = codec_of(facts, {"model": {"name": "auto", "checkpoint": str(Path("no", "such", "folder"))}})
     assert codec.decode(codec.encode("import os")) == "import os"

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("starlette", reason="needs the extra: pip install hookline[serve]")
 
 from hookline.core.errors import RequestError
-from hookline.core.serve.engine_client import Load, ReplicaState
+from hookline.core.serve.engine_client import EngineLoad, ReplicaState
 from hookline.core.serve.http.page import make_page
 from hookline.core.testing.engine_client import FakeEngineClient
 from tests.browser import CHROMIUM, Browser
@@ -48,7 +48,7 @@ def fake(server):
     """The engine behind the page, as new."""
     client = server.client
     client.reply, client.pause_s, client.error, client.is_ready, client.death = " Hello world", 0.0, None, True, None
-    client.now = Load(3, 2, 250, 1000, 0.0, 1234.0)
+    client.now = EngineLoad(3, 2, 250, 1000, 0.0, 1234.0)
     client.asked.clear()
     client.replicas = ()
     yield client
@@ -207,7 +207,7 @@ def test_the_engines_state_is_live(browser, server, fake):
     assert [browser.evaluate(f"document.getElementById('{one}').textContent") for one in figures] == [
         "2", "75 %", "1,234", "ready",
     ]  # fmt: skip
-    fake.now, fake.is_ready = Load(0, 0, 1000, 1000, 0.0, 0.0), False
+    fake.now, fake.is_ready = EngineLoad(0, 0, 1000, 1000, 0.0, 0.0), False
     browser.wait_for("document.getElementById('running').textContent === '0'")
     browser.wait_for("document.getElementById('state-text').textContent === 'not ready'")
     fake.death = "it died"
@@ -217,7 +217,7 @@ def test_the_engines_state_is_live(browser, server, fake):
 @needs_chromium
 @pytest.mark.slow
 def test_each_replica_is_shown_and_why_one_is_dead(browser, server, fake):
-    fake.replicas = (ReplicaState(None, Load(num_running=3, num_waiting=1)), ReplicaState(EVIL, Load()))
+    fake.replicas = (ReplicaState(None, EngineLoad(num_running=3, num_waiting=1)), ReplicaState(EVIL, EngineLoad()))
     show(browser, server)
     browser.wait_for("document.getElementById('state-text').textContent === '1 of 2 replicas ready'")
     lines = browser.evaluate("[...document.querySelectorAll('#replicas li')].map((one) => one.textContent).join('|')")

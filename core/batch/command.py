@@ -13,7 +13,7 @@ from hookline.core.cli.command import guarded, is_sweep
 from hookline.core.cli.output import say
 
 if TYPE_CHECKING:
-    from hookline.core.batch.rows import Done, Line
+    from hookline.core.batch.rows import Done, InputLine
     from hookline.core.batch.runner import Tally
     from hookline.core.batch.settings import BatchRun
     from hookline.core.plugin.host import PluginHost
@@ -79,13 +79,13 @@ def _told(run: BatchRun, tally: Tally) -> int:
     return 2 if tally.num_failed or tally.num_failed_before else 0
 
 
-def _open_lines(input: BinaryIO, done: Done) -> Iterator[Line]:
+def _open_lines(input: BinaryIO, done: Done) -> Iterator[InputLine]:
     from hookline.core.batch.rows import lines_of
 
     return (line for line in lines_of(input) if not done.holds(line))
 
 
-def _answer(run: BatchRun, host: PluginHost, lines: Iterator[Line], output: int, total: int) -> Tally:
+def _answer(run: BatchRun, host: PluginHost, lines: Iterator[InputLine], output: int, total: int) -> Tally:
     import asyncio
 
     from hookline.core.assembly.compiler_child import begin_early
@@ -107,7 +107,9 @@ def _answer(run: BatchRun, host: PluginHost, lines: Iterator[Line], output: int,
         raise group.exceptions[0] from None
 
 
-async def answer_lines(client: EngineClient, run: BatchRun, lines: Iterator[Line], output: int, total: int) -> Tally:
+async def answer_lines(
+    client: EngineClient, run: BatchRun, lines: Iterator[InputLine], output: int, total: int
+) -> Tally:
     """Answer lines by a client's endpoints. total: how many there are, for the bar."""
     from starlette.applications import Starlette
     from tqdm import tqdm

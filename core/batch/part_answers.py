@@ -10,7 +10,7 @@ from hookline.core.batch.endpoints import posting
 from hookline.core.batch.input_folder import PARQUET
 from hookline.core.batch.output_folder import OutputFolder
 from hookline.core.batch.parts import Part, PartTables, lines_of_part
-from hookline.core.batch.rows import Line
+from hookline.core.batch.rows import InputLine
 from hookline.core.batch.runner import Tally, answered
 from hookline.core.data.admission import Admission
 from hookline.core.data.requests import RowReader
@@ -55,7 +55,7 @@ class PartAnswers:
         return tally
 
     async def _lines(self, part: Part, tally: Tally, progress: Callable[[Tally], None]) -> bytes:
-        async def _answer(line: Line) -> bytes:
+        async def _answer(line: InputLine) -> bytes:
             async with self._admission.room(len(line.text or b"") // CHARACTERS_A_TOKEN):
                 found = await answered(line, self._post, lambda: self._client.death, tally)
             progress(tally)

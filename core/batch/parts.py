@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hookline.core.batch.input_folder import PARQUET
-from hookline.core.batch.rows import Line, lines_of
+from hookline.core.batch.rows import InputLine, lines_of
 from hookline.core.errors import ConfigError, one_short_line
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def check_parquet_name(path: Path) -> None:
         raise ConfigError(f"{path} has a name that is not UTF-8, and no parquet file may have one; rename it") from None
 
 
-def lines_of_part(folder: Path, part: Part) -> Iterator[Line]:
+def lines_of_part(folder: Path, part: Part) -> Iterator[InputLine]:
     """The lines of a part of a JSONL file, with their numbers in the file. Raises: ConfigError if some are gone."""
     num_lines = 0
     with (folder / part.file).open("rb") as opened:

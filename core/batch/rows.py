@@ -36,7 +36,7 @@ class RowError(Exception):
 
 
 @dataclass(frozen=True)
-class Line:
+class InputLine:
     """A line of the input. number: from 1. text: None if it is too long to be kept."""
 
     number: int
@@ -58,7 +58,7 @@ class Row:
     body: bytes
 
 
-def lines_of(file: BinaryIO, number: int = 0) -> Iterator[Line]:
+def lines_of(file: BinaryIO, number: int = 0) -> Iterator[InputLine]:
     """The lines that hold something, one at a time; a line that is too long is passed over and told.
 
     number: of the line before the first.
@@ -68,7 +68,7 @@ def lines_of(file: BinaryIO, number: int = 0) -> Iterator[Line]:
         while not text.endswith(b"\n") and (more := file.readline(MAX_LINE_BYTES)):
             checksum, is_whole, text = zlib.crc32(more, checksum), False, more
         if text.strip() or not is_whole:
-            yield Line(number, text if is_whole else None, checksum or 1)
+            yield InputLine(number, text if is_whole else None, checksum or 1)
 
 
 def num_lines(path: Path) -> int:
@@ -77,7 +77,7 @@ def num_lines(path: Path) -> int:
         return sum(part.count(b"\n") for part in iter(lambda: file.read(2**20), b"")) + 1
 
 
-def parse(line: Line) -> Row:
+def parse(line: InputLine) -> Row:
     """The request of a line.
 
     Raises: RowError saying what it must be.
@@ -102,7 +102,7 @@ def parse(line: Line) -> Row:
     return Row(custom_id, path, json.dumps({**body, "stream": None, "stream_options": None}).encode())
 
 
-def custom_id_of(line: Line) -> str | None:
+def custom_id_of(line: InputLine) -> str | None:
     """The custom_id of a line that is no request, if it has one."""
     try:
         found = json_object((line.text or b"").decode()).get("custom_id")
@@ -112,7 +112,7 @@ def custom_id_of(line: Line) -> str | None:
 
 
 def answer_line(
-    line: Line, custom_id: str | None, response: dict[str, Any] | None, error: RowError | None = None
+    line: InputLine, custom_id: str | None, response: dict[str, Any] | None, error: RowError | None = None
 ) -> bytes:
     """A line of the output."""
     told = None if error is None else {"code": error.code, "message": f"line {line.number}: {error}"}
@@ -156,7 +156,7 @@ class Done:
         file.truncate(end)
         return found
 
-    def holds(self, line: Line) -> bool:
+    def holds(self, line: InputLine) -> bool:
         """Whether a line is answered.
 
         Raises: ConfigError if another line of this number is: the output is of another input.

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from hookline.core.batch.rows import Line, Row, RowError, answer_line, custom_id_of, parse
+from hookline.core.batch.rows import InputLine, Row, RowError, answer_line, custom_id_of, parse
 from hookline.core.errors import ConfigError, EngineError
 
 Post = Callable[[Row], Awaitable[tuple[int, str, Any]]]
@@ -35,7 +35,7 @@ class Tally:
         self.num_answered += 1
         self.num_tokens += num_tokens or 0
 
-    def fail(self, line: Line, reason: str) -> None:
+    def fail(self, line: InputLine, reason: str) -> None:
         """Count one more failed line."""
         self.fail_at(f"line {line.number}", reason)
 
@@ -54,7 +54,7 @@ class Tally:
 
 
 async def run_rows(
-    lines: Iterable[Line],
+    lines: Iterable[InputLine],
     post: Post,
     output: int,
     max_rows: int,
@@ -69,7 +69,7 @@ async def run_rows(
     tally, room = Tally(), asyncio.Semaphore(max_rows)
     async with asyncio.TaskGroup() as tasks:
 
-        async def _answer(line: Line) -> None:
+        async def _answer(line: InputLine) -> None:
             try:
                 write(output, await answered(line, post, death, tally))
             finally:
@@ -82,7 +82,7 @@ async def run_rows(
     return tally
 
 
-async def answered(line: Line, post: Post, death: Callable[[], str | None], tally: Tally) -> bytes:
+async def answered(line: InputLine, post: Post, death: Callable[[], str | None], tally: Tally) -> bytes:
     """A line's answer, as a line of the output. Raises: EngineError when the engine is dead."""
     try:
         row = parse(line)

@@ -24,7 +24,7 @@ DEFAULT_PROMPTS = ("def fibonacci(n):\n", "import os\n\nclass ", "# Read a file 
 _FORMS = ("prompt", "messages", "prompt_token_ids")
 
 
-class Line(NamedTuple):
+class PromptLine(NamedTuple):
     """One prompt. info: what was given of INFO_KEYS, unchecked.
 
     place: its file and line number. error: why it is no request; it is then refused alone, and has no prompt.
@@ -36,13 +36,13 @@ class Line(NamedTuple):
     place: str = ""
     error: str = ""
 
-    def refused(self, error: Exception) -> Line:
+    def refused(self, error: Exception) -> PromptLine:
         """The line as one that is refused."""
         text = str(error)
         return self._replace(error=text if text.startswith(self.place) else f"{self.place}: {text}")
 
 
-Prompts = list[Line]
+Prompts = list[PromptLine]
 
 
 def read_prompts(
@@ -69,7 +69,7 @@ def read_prompts(
         prompts = [str(tree["prompt"])]
     else:
         prompts = _lines((stdin or piped_text)() or "") or [*DEFAULT_PROMPTS]
-    return [Line(prompt, params, info or {}) for prompt in prompts]
+    return [PromptLine(prompt, params, info or {}) for prompt in prompts]
 
 
 def _lines(text: str) -> list[str]:
@@ -98,7 +98,7 @@ def _from_file(path: Path, params: SamplingParams, info: Mapping[str, Any]) -> P
     read = _from_json if path.suffix == ".jsonl" else _from_text
     lines = []
     for number, text in _decoded(data, path.suffix):
-        line = Line(None, params, info, f"{path}:{number}")
+        line = PromptLine(None, params, info, f"{path}:{number}")
         try:
             lines.append(read(text, line))
         except (ConfigError, RequestError) as error:
@@ -133,13 +133,13 @@ def _decoded(data: bytes, suffix: str) -> Iterator[tuple[int, str | UnicodeDecod
         yield from ((number, line) for number, line in enumerate(text.splitlines(), start=1) if line.strip())
 
 
-def _from_text(text: str | UnicodeDecodeError, line: Line) -> Line:
+def _from_text(text: str | UnicodeDecodeError, line: PromptLine) -> PromptLine:
     if not isinstance(text, str):
         raise ConfigError(f"not UTF-8 text: {text}")
     return line._replace(prompt=text)
 
 
-def _from_json(text: str | UnicodeDecodeError, line: Line) -> Line:
+def _from_json(text: str | UnicodeDecodeError, line: PromptLine) -> PromptLine:
     if not isinstance(text, str):
         raise ConfigError(f"not UTF-8 text: {text}")
     try:

@@ -18,7 +18,7 @@ from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.registry import KINDS
 from hookline.core.pooling_params import CLASSIFY, EMBED, PoolingParams
 from hookline.core.request_info import INFO_KEYS, RequestInfo
-from hookline.core.run.prompts import Line, check_any_good, read_prompts
+from hookline.core.run.prompts import PromptLine, check_any_good, read_prompts
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.util.files import check_writable, path_of
 from hookline.core.util.ranges import bounded
@@ -143,11 +143,11 @@ def _refuse_unused(params: SamplingParams, pooling: PoolingParams | None) -> Non
 
 
 def _checked(
-    line: Line,
+    line: PromptLine,
     check: Callable[[SamplingParams], None],
     tag_keys: Collection[str] | None,
     pooling: PoolingParams | None,
-) -> Line:
+) -> PromptLine:
     """The line, refused if its own parameters cannot be, or what it says of its request."""
     if not line.place or line.error:
         return line

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Facts:
+class ModelFacts:
     """What a server must know of the model that its engine has loaded; plain values, which cross processes as JSON.
 
     root: the checkpoint's reference. folder: of its tokenizer; None: as the model's own source has it. max_model_len:
@@ -45,7 +45,7 @@ class Facts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServedModel(Facts):
+class ServedModel(ModelFacts):
     """The model as endpoints see it, constant over the server's life.
 
     names: what a request may call it; the first one is shown.
@@ -55,10 +55,10 @@ class ServedModel(Facts):
     codec: Codec
 
 
-def facts_of(llm: LLM) -> Facts:
+def facts_of(llm: LLM) -> ModelFacts:
     """The facts of a loaded model."""
     limits, folder = llm.engine.limits, llm.tokenizer_folder
-    return Facts(
+    return ModelFacts(
         root=llm.engine.model_name,
         folder=None if folder is None else str(folder),
         max_model_len=limits.max_len,
@@ -71,13 +71,13 @@ def facts_of(llm: LLM) -> Facts:
     )
 
 
-def served_model(facts: Facts, names: tuple[str, ...], codec: Codec) -> ServedModel:
+def served_model(facts: ModelFacts, names: tuple[str, ...], codec: Codec) -> ServedModel:
     """A model with its tokenizer. names: those that the server was told; none: the checkpoint's reference."""
     return ServedModel(**vars(facts), names=names or (facts.root.removeprefix("package:"),), codec=codec)
 
 
 @dataclass(frozen=True)
-class Load:
+class EngineLoad:
     """How busy the engine is. tokens_s: generated tokens a second, over the last few seconds."""
 
     num_running: int = 0
@@ -93,12 +93,12 @@ class ReplicaState:
     """One of several engines behind a server. death: why it serves nothing now, in one line; None while it lives."""
 
     death: str | None
-    load: Load
+    load: EngineLoad
 
 
-def total_load(loads: Sequence[Load]) -> Load:
+def total_load(loads: Sequence[EngineLoad]) -> EngineLoad:
     """How busy several engines are together."""
-    return Load(*(sum(values) for values in zip(*(astuple(one) for one in loads), strict=True)))
+    return EngineLoad(*(sum(values) for values in zip(*(astuple(one) for one in loads), strict=True)))
 
 
 def limited_timeout_s(asked_s: float | None, limit_s: float | None) -> float | None:
@@ -163,7 +163,7 @@ class EngineClient(Protocol):
         """
         ...
 
-    def load(self) -> Load:
+    def load(self) -> EngineLoad:
         """How busy the engine is, at most about a second old."""
         ...
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hookline.core.errors import EngineError, QueueFullError
-from hookline.core.serve.engine_client import Load, facts_of, limited_timeout_s, served_model
+from hookline.core.serve.engine_client import EngineLoad, facts_of, limited_timeout_s, served_model
 
 if TYPE_CHECKING:
     from hookline.core.frontend.async_llm import AsyncLLM
@@ -55,11 +55,11 @@ class InProcessClient:
             return self._llm.pool(prompt, pooling, priority=priority, timeout_s=timeout_s, **given)
         return self._llm.stream(prompt, params, priority=priority, timeout_s=timeout_s, **given)
 
-    def load(self) -> Load:
+    def load(self) -> EngineLoad:
         """See EngineClient."""
         engine = self._llm.llm.engine
         rates = (0.0, 0.0) if self._throughput is None else self._throughput.rates()
-        return Load(engine.num_running, engine.num_waiting, engine.num_free_blocks, engine.num_blocks, *rates)
+        return EngineLoad(engine.num_running, engine.num_waiting, engine.num_free_blocks, engine.num_blocks, *rates)
 
     async def metrics(self) -> str:
         """See EngineClient."""

@@ -22,7 +22,7 @@ from hookline.core.outputs import Delta, FinishReason, RequestOutput, Timings, T
 from hookline.core.plugin.host import PluginHost
 from hookline.core.pooling_params import EMBED
 from hookline.core.sampling_params import SamplingParams
-from hookline.core.serve.engine_client import Load, ReplicaState, ServedModel
+from hookline.core.serve.engine_client import EngineLoad, ReplicaState, ServedModel
 from hookline.core.tokenizer.codec import Codec, Prompt
 from hookline.core.tokenizer.reader import TextReader, textless_ids
 
@@ -81,12 +81,12 @@ class FakeEngineClient:
     death: str | None = None
     is_ready: bool = True
     facts: ServedModel = field(default_factory=tiny_model)
-    now: Load = field(default_factory=Load)
+    now: EngineLoad = field(default_factory=EngineLoad)
     replicas: Sequence[ReplicaState] = ()
     asked: list[Asked] = field(default_factory=list)
     num_open: int = 0
 
-    def load(self) -> Load:
+    def load(self) -> EngineLoad:
         """See EngineClient."""
         return self.now
 

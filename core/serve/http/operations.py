@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 import hookline
 from hookline.core.errors import HooklineError
-from hookline.core.serve.engine_client import EngineClient, Load
+from hookline.core.serve.engine_client import EngineClient, EngineLoad
 from hookline.core.serve.errors import api_error, response
 from hookline.core.serve.http.gate import Life
 
@@ -52,7 +52,7 @@ def operations(client: EngineClient, life: Life) -> list[Route]:
     ]
 
 
-def _figures(now: Load) -> dict[str, Any]:
+def _figures(now: EngineLoad) -> dict[str, Any]:
     return {
         "server_load": now.num_running + now.num_waiting,
         "num_running": now.num_running,

@@ -15,7 +15,7 @@ from hookline.core.serve.futures import first_of
 from hookline.core.serve.processes.parent import Parent
 
 if TYPE_CHECKING:
-    from hookline.core.serve.engine_client import EngineClient, Facts
+    from hookline.core.serve.engine_client import EngineClient, ModelFacts
     from hookline.core.serve.processes.engine_link import EngineLink
     from hookline.core.serve.processes.messages import FromEngine, Message
     from hookline.core.serve.processes.remote_client import RemoteClient
@@ -69,7 +69,7 @@ class _FrontEnd:
 
         loop = asyncio.get_running_loop()
         self._stopping = Stopping()
-        self._facts: asyncio.Future[Facts] = loop.create_future()
+        self._facts: asyncio.Future[ModelFacts] = loop.create_future()
         keys = read_keys(self._settings.api_key_file)
         self._parent.follow(self._obey)
         await first_of(self._facts, self._stopping.drain_s)
@@ -88,7 +88,7 @@ class _FrontEnd:
             engine.close()
         return 0
 
-    def _make_client(self, facts: Facts) -> EngineClient:
+    def _make_client(self, facts: ModelFacts) -> EngineClient:
         from hookline.core.serve.engine_client import served_model
         from hookline.core.serve.processes.remote_client import RemoteClient
 
@@ -116,11 +116,11 @@ class _FrontEnd:
 
     def _connect(self, replica: int, address: str, name: str, facts: dict[str, Any]) -> None:
         """A replica has an engine, the first one or another."""
-        from hookline.core.serve.engine_client import Facts
+        from hookline.core.serve.engine_client import ModelFacts
 
         self._engines[replica].connect(address, name)
         if not self._facts.done():
-            self._facts.set_result(Facts(**facts))
+            self._facts.set_result(ModelFacts(**facts))
 
 
 class _Engine:
@@ -169,7 +169,7 @@ class _Engine:
             self._client.receive(messages)
 
 
-def codec_of(facts: Facts, tree: dict[str, Any]) -> Codec:
+def codec_of(facts: ModelFacts, tree: dict[str, Any]) -> Codec:
     """The tokenizer of the model, made ready for several threads. tree: the engine's configuration."""
     from pathlib import Path
 

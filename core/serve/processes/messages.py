@@ -134,7 +134,7 @@ class StepNews(Message, frozen=True, gc=False):
 
 
 class LoadReport(Message, frozen=True, gc=False):
-    """The fields of engine_client.Load."""
+    """The fields of engine_client.EngineLoad."""
 
     values: tuple[int, int, int, int, float, float]
 

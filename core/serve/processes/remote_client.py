@@ -19,7 +19,7 @@ from hookline.core.errors import EngineError, HooklineError, QueueFullError, Req
 from hookline.core.outputs import FinishReason, TokenLogprob
 from hookline.core.pooling_params import PoolingParams
 from hookline.core.sampling_params import SamplingParams
-from hookline.core.serve.engine_client import Load, ServedModel, limited_timeout_s
+from hookline.core.serve.engine_client import EngineLoad, ServedModel, limited_timeout_s
 from hookline.core.serve.errors import ApiError
 from hookline.core.serve.processes.messages import (
     AskMetrics,
@@ -74,7 +74,7 @@ class RemoteClient:
         self._loop = asyncio.get_running_loop()
         self._open: dict[int, RemoteCompletion] = {}
         self._next_handle = 1
-        self._load = Load()
+        self._load = EngineLoad()
         self._num_of_others = 0
         self._num_turned_away = 0
         """Prompts that were refused here and that the engine has not heard of."""
@@ -144,7 +144,7 @@ class RemoteClient:
         future.add_done_callback(_submit_prepared)
         return stream
 
-    def load(self) -> Load:
+    def load(self) -> EngineLoad:
         """See EngineClient."""
         return self._load
 
@@ -182,7 +182,7 @@ class RemoteClient:
                 case StepNews():
                     self._take_step(message)
                 case LoadReport():
-                    self._load = Load(*message.values)
+                    self._load = EngineLoad(*message.values)
                     self._num_of_others = max(0, self._load.num_running + self._load.num_waiting - len(self._open))
                 case Refused():
                     completion = self._open.get(message.handle)
@@ -202,7 +202,7 @@ class RemoteClient:
     def break_off(self, reason: str) -> None:
         """End all streams with an error: the engine serves nothing more, until `revive`."""
         self.death = reason
-        self._load, self._num_of_others = Load(), 0
+        self._load, self._num_of_others = EngineLoad(), 0
         self._fail_all(lambda: EngineError(reason))
 
     def _fail_all(self, error: Callable[[], HooklineError]) -> None:

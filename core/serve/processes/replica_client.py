@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hookline.core.errors import EngineError
-from hookline.core.serve.engine_client import Load, ReplicaState, total_load
+from hookline.core.serve.engine_client import EngineLoad, ReplicaState, total_load
 from hookline.core.serve.processes.router import Router, prefix_keys
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class ReplicaClient:
             raise EngineError(self.death or "no replica lives")
         return self._clients[chosen].stream(prompt, params, cache_salt=cache_salt, pooling=pooling, **options)
 
-    def load(self) -> Load:
+    def load(self) -> EngineLoad:
         """See EngineClient: the sum of all."""
         return total_load([one.load() for one in self._clients])
 

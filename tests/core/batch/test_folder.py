@@ -23,7 +23,7 @@ from hookline.core.batch.folder import Finisher, answer_folder
 from hookline.core.batch.output_folder import OutputFolder
 from hookline.core.batch.part_answers import PartAnswers
 from hookline.core.batch.parts import Part, PartTables, lines_of_part, source_of
-from hookline.core.batch.rows import Line, RowError, answer_line
+from hookline.core.batch.rows import InputLine, RowError, answer_line
 from hookline.core.batch.runner import Tally
 from hookline.core.batch.settings import validate_batch
 from hookline.core.data.generate import Generate
@@ -372,9 +372,9 @@ def test_an_actor_does_not_answer_again_what_is_written(folders, host, monkeypat
     body = {"usage": {"completion_tokens": 7}}
     refused = {"status_code": 400, "request_id": "b", "body": {"error": {"message": "too long"}}}
     lines = [
-        answer_line(Line(1, b"x", 1), "a", {"status_code": 200, "request_id": "a", "body": body}),
-        answer_line(Line(2, b"x", 1), "b", refused),
-        answer_line(Line(4, b"x", 1), None, None, RowError("invalid_line", "no object")),
+        answer_line(InputLine(1, b"x", 1), "a", {"status_code": 200, "request_id": "a", "body": body}),
+        answer_line(InputLine(2, b"x", 1), "b", refused),
+        answer_line(InputLine(4, b"x", 1), None, None, RowError("invalid_line", "no object")),
     ]
     OutputFolder(folders[1]).write(part, b"".join(lines))
     [done] = asyncio.run(worker({"part": [json.dumps(asdict(part))]}))["done"]

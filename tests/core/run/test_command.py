@@ -26,7 +26,7 @@ from hookline.core.info import command as info_command
 from hookline.core.outputs import FinishReason, RequestOutput, Timings
 from hookline.core.plugin.host import PluginHost
 from hookline.core.run.command import main
-from hookline.core.run.prompts import DEFAULT_PROMPTS, Line, read_prompts
+from hookline.core.run.prompts import DEFAULT_PROMPTS, PromptLine, read_prompts
 from hookline.core.run.results import failures, write_json_lines
 from hookline.core.run.settings import RunKeys, validate_run
 from hookline.core.sampling_params import SamplingParams
@@ -328,7 +328,7 @@ def test_standard_input_is_left_alone_when_there_is_a_source() -> None:
     def read() -> str:
         raise AssertionError("read")
 
-    assert read_prompts({"prompt": "x"}, SamplingParams(), read) == [Line("x", SamplingParams())]
+    assert read_prompts({"prompt": "x"}, SamplingParams(), read) == [PromptLine("x", SamplingParams())]
 
 
 def test_what_is_said_on_the_command_line_is_of_every_prompt(llm: type[FakeLLM]) -> None:

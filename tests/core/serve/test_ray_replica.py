@@ -17,7 +17,7 @@ from hookline.core.errors import ConfigError, EngineError
 from hookline.core.frontend.async_llm import AsyncLLM
 from hookline.core.plugin.environment import environment
 from hookline.core.plugin.host import PluginHost
-from hookline.core.serve.engine_client import Load
+from hookline.core.serve.engine_client import EngineLoad
 from hookline.core.serve.http import collecting, loop_watch
 from hookline.core.serve.ray.options import RayOptions, deployment_options
 from hookline.core.serve.ray.replica import EngineReplica
@@ -151,7 +151,7 @@ def test_a_replica_is_the_whole_server_with_its_keys_its_name_and_its_rates(
         made.append((llm, settings))
         llm.made[1].manager.hook.on_step_end(stats=stats(num_prefill_tokens=30))
         assert throughput.rates()[0] > 0, "the engine's steps are counted"
-        return FakeEngineClient(now=Load(num_running=3))
+        return FakeEngineClient(now=EngineLoad(num_running=3))
 
     monkeypatch.setattr("hookline.core.serve.in_process.InProcessClient", client)
 

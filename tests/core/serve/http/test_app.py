@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from hookline.core.errors import HooklineError
-from hookline.core.serve.engine_client import Load
+from hookline.core.serve.engine_client import EngineLoad
 from hookline.core.serve.http.api_keys import ApiKeys, read_keys
 from hookline.core.serve.http.app import Served, make_app
 from hookline.core.serve.settings import ServeConfig
@@ -55,7 +55,7 @@ def test_headers_of_somebody_in_front_stand_in_the_place_of_the_request_s_id() -
 
 
 def test_the_load_is_the_engine_s(ask: Ask) -> None:
-    client = FakeEngineClient(now=Load(3, 2, 10, 20, 5.0, 7.5))
+    client = FakeEngineClient(now=EngineLoad(3, 2, 10, 20, 5.0, 7.5))
     found = ask(client, "GET", "/load").json()
     assert (found["server_load"], found["num_running"], found["num_free_blocks"]) == (5, 3, 10)
     assert found["tokens_s"] == 7.5

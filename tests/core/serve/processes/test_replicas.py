@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from hookline.core.errors import ConfigError, EngineError
 from hookline.core.sampling_params import SamplingParams
-from hookline.core.serve.engine_client import Load, ReplicaState
+from hookline.core.serve.engine_client import EngineLoad, ReplicaState
 from hookline.core.serve.processes.messages import LoadReport, Message, StepNews, Submit, packed
 from hookline.core.serve.processes.remote_client import RemoteClient
 from hookline.core.serve.processes.replica_client import ReplicaClient, merged
@@ -103,7 +103,7 @@ def test_requests_of_other_front_ends_count_as_load_and_loads_are_summed() -> No
         for number in range(10):
             fakes.stream([number])
         assert fakes.prompts() == [0, 10]
-        assert fakes.client.load() == Load(31, 10, 11, 20, 2.0, 4.5)
+        assert fakes.client.load() == EngineLoad(31, 10, 11, 20, 2.0, 4.5)
         await fakes.client.aclose()
 
     run(talk)
@@ -192,8 +192,8 @@ def test_replicas_need_a_front_end_and_have_one_on_a_small_machine() -> None:
 
 
 def test_health_is_200_with_each_replica_s_state_while_one_lives(ask: Ask) -> None:
-    states = [ReplicaState("it was killed", Load()), ReplicaState(None, Load(num_running=3))]
-    client = FakeEngineClient(replicas=states, now=Load(num_running=3))
+    states = [ReplicaState("it was killed", EngineLoad()), ReplicaState(None, EngineLoad(num_running=3))]
+    client = FakeEngineClient(replicas=states, now=EngineLoad(num_running=3))
     health = ask(client, "GET", "/health")
     assert (health.status_code, health.json()) == (200, {"replicas": ["dead", "ready"]})
     load = ask(client, "GET", "/load").json()
