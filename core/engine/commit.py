@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from hookline.core.contracts import StepStats, TappedStates
-from hookline.core.engine.draws import advance_grammars, keep_scores
 from hookline.core.engine.endings import Endings
 from hookline.core.engine.ends import end_with, fault_of
 from hookline.core.engine.feedback import PolicyFeedback, prefilled
 from hookline.core.engine.in_flight import InFlight, step_stats
 from hookline.core.engine.listeners import Listeners
 from hookline.core.engine.served import ServedCounts
+from hookline.core.engine.step_results import advance_grammars, keep_scores
 from hookline.core.engine.times import Times
 from hookline.core.errors import LostStep
 from hookline.core.kv_cache.manager import KVCacheManager

@@ -355,7 +355,7 @@ class Worker(SizedExecutor):
     def _begin_masked(self, device_step: DeviceStep, extras: Extras) -> None:
         """Compute the first half of a step whose draws wait for masks: up to its hidden states."""
         step, views = device_step.step, device_step.views
-        if self.graphs is not None and self.graphs.holds(step) and self.graphs.draws_too(step, extras):
+        if self.graphs is not None and self.graphs.can_replay(step) and self.graphs.can_sample(step, extras):
             if self.masked_decodes is None:
                 self.masked_decodes = MaskedDecodes(self.runner, self.masks, self.graphs)
             draws = self.masked_decodes.graphs(step, extras)
@@ -384,7 +384,7 @@ class Worker(SizedExecutor):
     def _replayed(self, device_step: DeviceStep, extras: Extras) -> Tensor | None:
         """The results of a step whose layers and draws graphs compute; None for other steps."""
         step, graphs, prompts = device_step.step, self.graphs, self.prompt_graphs
-        if graphs is not None and graphs.holds(step) and graphs.draws_too(step, extras):
+        if graphs is not None and graphs.can_replay(step) and graphs.can_sample(step, extras):
             rows_D = device_step.views["decode_rows"]
             results_N = graphs.launch(rows_D, step.decode_rows, extras, is_shared=step.shared_len > 0)
         elif prompts is not None and extras == PLAIN and not len(step.mask_rows) and (shape := prompts.shape(step)):
@@ -397,7 +397,7 @@ class Worker(SizedExecutor):
     def _replayed_layers(self, device_step: DeviceStep) -> tuple[SampleRows, Tensor] | None:
         """The draws of a step whose layers graphs compute, and their hidden states; None for other steps."""
         step, graphs, prompts = device_step.step, self.graphs, self.prompt_graphs
-        if graphs is not None and graphs.holds(step):
+        if graphs is not None and graphs.can_replay(step):
             is_shared, rows_D = step.shared_len > 0, device_step.views["decode_rows"]
             return graphs.launch_layers(rows_D, step.decode_rows, is_shared=is_shared, all_greedy=step.all_greedy)
         if prompts is not None and (shape := prompts.shape(step)):

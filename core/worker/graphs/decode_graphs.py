@@ -146,12 +146,12 @@ class DecodeGraphs:
         pipeline = self.runner.pipeline
         return not extras.processors or (pipeline is not None and pipeline.is_graph_safe(extras.processors))
 
-    def holds(self, step: Step) -> bool:
+    def can_replay(self, step: Step) -> bool:
         """Whether graphs compute the layers of this step: of decodes alone."""
         return not len(step.chunk_rows)
 
-    def draws_too(self, step: Step, extras: Extras) -> bool:
-        """Whether they also draw: if no single token is forbidden, and all processors may be captured."""
+    def can_sample(self, step: Step, extras: Extras) -> bool:
+        """Whether they also sample: if no single token is forbidden, and all processors may be captured."""
         return not len(step.mask_rows) and self._may_capture(extras)
 
     def size(self, num_rows: int) -> int:

@@ -140,10 +140,10 @@ def test_layers_alone_give_the_hidden_states_of_the_rows_and_their_draws(graphs)
 
 def test_which_steps_graphs_hold_and_for_which_they_draw(graphs):
     decodes = Step(decode_rows=ints([1]))
-    assert graphs.holds(decodes) and not graphs.holds(Step(chunk_rows=ints([1])))
-    assert graphs.draws_too(decodes, Extras(3, 5))
-    assert not graphs.draws_too(decodes, Extras(4)), "a processor that cannot be captured"
-    assert not graphs.draws_too(Step(decode_rows=ints([1]), mask_rows=ints([0])), PLAIN), "a forbidden token"
+    assert graphs.can_replay(decodes) and not graphs.can_replay(Step(chunk_rows=ints([1])))
+    assert graphs.can_sample(decodes, Extras(3, 5))
+    assert not graphs.can_sample(decodes, Extras(4)), "a processor that cannot be captured"
+    assert not graphs.can_sample(Step(decode_rows=ints([1]), mask_rows=ints([0])), PLAIN), "a forbidden token"
 
 
 def test_a_captured_step_that_draws_no_token_leaves_token_0_behind():
