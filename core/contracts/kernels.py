@@ -121,7 +121,11 @@ class StepShape:
 class Kernels(NormsAndGates, RequestRowOperations, Protocol):
     """The numerical back end of one rank, for classes to extend. Constructed as `Kernels(config, spec)`.
 
-    Holds no request state. The KV cache of a layer is `kv_2NSKE`: (2, blocks, block_size, K, E), keys then values.
+    Holds no request state. What a method returns is the caller's: no later call of any method may overwrite it, unless
+    it is given it as an input that it may overwrite. One object computes all layers, so weights, rotary tables, norms
+    and sinks differ from call to call; each is a parameter, whose values do not change while steps run. The rows that
+    `rms_norm` and products are given need not be adjacent in memory. The KV cache of a layer is `kv_2NSKE`:
+    (2, blocks, block_size, K, E), keys then values.
     `hookline.core.contracts.Batch` says which tokens, positions, cache slots and block tables a step has. Decode rows
     come first in a batch.
     """
@@ -133,12 +137,16 @@ class Kernels(NormsAndGates, RequestRowOperations, Protocol):
     def linear(self, x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None) -> Tensor:
         """The product x @ W.T + b: (T, D) -> (T, O), as functional.linear. A class may use other kernels for few rows.
 
-        The weight is a parameter, which does not change while steps run.
+        Shapes: x_TD (T, D), the features of a row adjacent in memory, the rows not necessarily; weight_OD (O, D), a
+        parameter, stored by rows (strides (D, 1)) or transposed (strides (1, O)), as most weights are on a CPU.
         """
         ...
 
     def linear_silu_mul(self, x_TD: Tensor, gate_up_weight_FD: Tensor) -> Tensor:
-        """silu_mul(x @ W.T): (T, D) -> (T, F) for W (2F, D), gate then up. The product may stay float32 before it."""
+        """silu_mul(x @ W.T): (T, D) -> (T, F) for W (2F, D), gate then up. The product may stay float32 before it.
+
+        Rows and weight lie in memory as those of `linear`.
+        """
         ...
 
     def qk_norm_rope(
@@ -222,6 +230,7 @@ class Kernels(NormsAndGates, RequestRowOperations, Protocol):
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """add_rms_norm of `linear` and the residual: (rms_norm(x @ W.T + b + residual), x @ W.T + b + residual).
 
+        Rows and weight lie in memory as those of `linear`.
         Shapes: x_TD (T, D); both results (T, O). The product may stay in float32. May overwrite the residual.
         """
         return self.add_rms_norm(self.linear(x_TD, weight_OD, bias_O), residual_TO, norm_weight_O, eps)
@@ -246,7 +255,7 @@ class Kernels(NormsAndGates, RequestRowOperations, Protocol):
         A token's result does not depend on the other tokens. If it is left out, `hookline.core.layers` computes it in
         plain torch.
         Shapes: expert_TA (T, A) integers, different ones in each row; weight_TA (T, A) float32; gate_up_XFD
-        (X, 2F, D), gate then up; down_XDF (X, D, F).
+        (X, 2F, D), gate then up; down_XDF (X, D, F); both contiguous.
         Device: no host sync; graph-safe if the entry is. Writes to none of its inputs.
         """
         raise AssertionError("left out")

@@ -102,10 +102,9 @@ class PlainKernels(Kernels):
 
     def write_kv(self, k_TKE: Tensor, v_TKE: Tensor, kv_2NSKE: Tensor, slot_mapping_T: Tensor) -> None:
         """See Kernels."""
-        for token, slot in enumerate(slot_mapping_T.tolist()):
-            block, offset = divmod(slot, self.spec.block_size)
-            kv_2NSKE[0, block, offset] = k_TKE[token]
-            kv_2NSKE[1, block, offset] = v_TKE[token]
+        block_T, offset_T = slot_mapping_T // self.spec.block_size, slot_mapping_T % self.spec.block_size
+        kv_2NSKE[0, block_T, offset_T] = k_TKE.to(kv_2NSKE.dtype)
+        kv_2NSKE[1, block_T, offset_T] = v_TKE.to(kv_2NSKE.dtype)
 
     def qk_norm_rope_write(
         self, qkv_TC: Tensor, kv_2NSKE: Tensor, batch: Batch, rope: Rope | None, norm: QKNorm | None

@@ -6,6 +6,7 @@ A further kind adds a file of faults (faulty class -> part of a failure's line) 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -50,6 +51,7 @@ from tests.core import (
     faulty_recurrence,
     faulty_samplers,
     faulty_schedulers,
+    faulty_sizes,
 )
 from tests.core.faulty_parsers import PlainParser
 from tests.core.faulty_processors import PlainProcessor, PlainProcessorArguments
@@ -75,6 +77,7 @@ FAULTS = [
     *faulty_attention.FAULTS.items(),
     *faulty_invariance.FAULTS.items(),
     *faulty_recurrence.FAULTS.items(),
+    *faulty_sizes.FAULTS.items(),
     *faulty_samplers.FAULTS.items(),
     *faulty_models.FAULTS.items(),
     *faulty_processors.FAULTS.items(),
@@ -91,6 +94,7 @@ class SmallKernelsSuite(KernelsSuite):
     block_sizes = (16,)
     head_dims = (32,)
     groups = (2,)
+    max_num_seqs, max_num_batched_tokens, max_model_len = 36, 71, 416  # DenseKernels take them all times one another
 
     def make(self, spec: AttentionSpec) -> Any:
         return self.plugin(None, spec)
@@ -171,6 +175,12 @@ def suite_for(plugin: type) -> type:
     return type("Suite", (SmallKernelsSuite,), {"plugin": plugin, **declared})
 
 
+def narrowed(suite: type, message: str) -> type:
+    """The suite, or of it the one test that the message begins with."""
+    name = message.partition(":")[0]
+    return type("Test", (), {name: lambda self: getattr(suite(), name)()}) if hasattr(suite, name) else suite
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("plugin", PLAIN)
 def test_a_correct_plugin_passes_its_suite(plugin: type) -> None:
@@ -181,11 +191,48 @@ def test_a_correct_plugin_passes_its_suite(plugin: type) -> None:
 @pytest.mark.parametrize(("plugin", "message"), FAULTS, ids=lambda value: getattr(value, "__name__", ""))
 def test_a_faulty_plugin_fails_its_suite_with_a_telling_message(plugin: type, message: str) -> None:
     found = []
-    for line in each_failure(suite_for(plugin)):
+    for line in each_failure(narrowed(suite_for(plugin), message)):
         found.append(line)
         if message in line:
             return
     pytest.fail(f"no failure of the suite says {message!r}: {found}")
+
+
+def test_kernels_are_tested_at_the_limits_that_their_author_names() -> None:
+    suite: Any = suite_for(faulty_sizes.DropsValuesOfLongestContexts)()
+    suite.test_attend_at_the_limits_of_the_spec()
+    suite.max_model_len = KernelsSuite.max_model_len
+    with pytest.raises(AssertionError, match="as many decodes as there may be"):
+        suite.test_attend_at_the_limits_of_the_spec()
+
+
+class CoarseProducts(PlainKernels):
+    def linear(self, x_TD: torch.Tensor, *rest: Any) -> torch.Tensor:
+        return super().linear(x_TD, *rest) * 1.1
+
+
+class CoarseAttention(CoarseProducts):
+    def attend_row(self, *given: Any) -> torch.Tensor:
+        return super().attend_row(*given) * 1.1
+
+
+@pytest.mark.parametrize(("plugin", "is_caught"), [(CoarseProducts, False), (CoarseAttention, True)])
+def test_a_wider_tolerance_of_products_is_theirs_alone(plugin: type, is_caught: bool) -> None:
+    suite: Any = suite_for(plugin)()
+    with pytest.raises(AssertionError, match=r"linear of \(1, 64\) without bias"):
+        suite.test_linear()
+    suite.operation_tolerances = {"linear": {torch.bfloat16: 0.2}}
+    suite.test_linear()
+    suite.test_tolerances_are_of_operations()
+    with pytest.raises(AssertionError, match=r"attend, decodes .* allowed 0\.02") if is_caught else nullcontext():
+        suite.test_attend_decodes()
+
+
+def test_a_tolerance_of_no_operation_is_named() -> None:
+    suite: Any = suite_for(PlainKernels)()
+    suite.operation_tolerances = {"liner": {torch.bfloat16: 0.2}}
+    with pytest.raises(AssertionError, match="operation_tolerances has 'liner', which is no operation of Kernels"):
+        suite.test_tolerances_are_of_operations()
 
 
 @pytest.mark.slow
@@ -209,6 +256,7 @@ def test_a_policy_of_strict_priorities_passes_its_suite_if_it_says_so() -> None:
         faulty_attention,
         faulty_invariance,
         faulty_recurrence,
+        faulty_sizes,
         faulty_samplers,
         faulty_models,
         faulty_schedulers,

@@ -35,6 +35,7 @@ class TestTorchKernelsWithManyGroups(KernelsSuite):
     block_sizes = (8,)
     head_dims = (32,)
     groups = (8,)
+    max_num_seqs, max_num_batched_tokens, max_model_len = 36, 71, 416
 
     def make(self, spec: AttentionSpec) -> TorchKernels:
         return TorchKernels(None, spec)
@@ -44,6 +45,7 @@ class TestTorchKernelsInBatchInvariantMode(KernelsSuite):
     graph_safe = False
     attention = ATTENTION_FEATURES
     batch_invariant = True
+    max_num_seqs, max_num_batched_tokens, max_model_len = 36, 71, 416
     block_sizes = (16,)
     head_dims = (32,)
     groups = (2,)

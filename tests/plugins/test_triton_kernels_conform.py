@@ -23,6 +23,8 @@ class TestTritonKernels(KernelsSuite):
     block_sizes = (16,)
     head_dims = (64, 128) if ON_GPU else (32,)
     groups = (1, 2, 4, 8) if ON_GPU else (4,)
+    kv_heads = (2, 1, 5) if ON_GPU else (2, 1, 3)
+    max_num_seqs, max_num_batched_tokens, max_model_len = (64, 1021, 1024) if ON_GPU else (36, 71, 416)
 
     def make(self, spec: AttentionSpec):
         from hookline.plugins.kernels.triton_backend import TritonKernels

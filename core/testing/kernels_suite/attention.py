@@ -17,11 +17,14 @@ from hookline.core.contracts import AttentionSpec, Batch
 from hookline.core.testing.batches import Row, make_batch, random_cache, scatter_rows, seen_slots
 from hookline.core.testing.checks import PoisonedMemory, check, check_close
 from hookline.core.testing.kernels_suite.cases import (
-    NUM_KV_HEADS,
     AttentionCases,
+    blocks_of,
     cache_blocks,
     describe,
     exact,
+    largest_step,
+    longest_decodes,
+    num_decodes_of,
     with_window,
 )
 from hookline.core.testing.plain_kernels import PlainKernels
@@ -70,6 +73,36 @@ class AttentionSuite(AttentionCases):
             lengths = [(size, 1), (2 * size + 1, 1), (7, 7), (size + 3, 3), (2 * size, size), (1, 1)]
             self.compare(spec, "decodes and chunks", lengths, num_decodes=2)
 
+    def test_attend_at_the_limits_of_the_spec(self) -> None:
+        """The most rows, the most tokens and the longest contexts: decodes, a mixed step, and chunks alone."""
+        for spec in filter(self.most_tokens, self.specs(self.groups[:1])):
+            self._attend_at_limits(spec, "as many decodes as there may be", longest_decodes(spec))
+            self._attend_at_limits(spec, "as many tokens as there may be, behind decodes", largest_step(spec))
+            chunks = largest_step(spec, with_decodes=False)
+            self._attend_at_limits(spec, "as many tokens as there may be", chunks)
+
+    def _attend_at_limits(self, spec: AttentionSpec, what: str, lengths: Sequence[tuple[int, int]]) -> None:
+        num_blocks = blocks_of(spec, lengths)
+        rows = scatter_rows(lengths, spec.block_size, num_blocks, seed=1)
+        batch = make_batch(rows, spec, num_decodes=num_decodes_of(lengths))
+        q_THE = self.random(spec, batch.num_tokens, spec.num_heads, spec.head_dim)
+        kv_2NSKE = random_cache(spec, num_blocks, seed=1, num_layers=2)[:, 1]
+        expected = PlainKernels(None, exact(spec)).attend(q_THE.double(), kv_2NSKE.double(), batch)
+        actual = self.attend(spec, q_THE, kv_2NSKE, batch)
+        check_close(f"attend, {what} ({describe(spec)})", actual, expected, self.tolerance(spec, "attend"))
+        if self.captured_decodes and batch.num_decodes == batch.num_requests:
+            captured = replace(batch, context_lens_host=None, max_context_len=spec.max_model_len, scratch={})
+            actual, what = self.attend(spec, q_THE, kv_2NSKE, captured), f"{what}, without lengths on the host"
+            check_close(f"attend, {what} ({describe(spec)})", actual, expected, self.tolerance(spec, "attend"))
+
+    def test_attend_with_other_numbers_of_kv_heads(self) -> None:
+        """One, and more than two: decodes alone, and beside chunks."""
+        for spec in self.specs_of_other_heads():
+            size = spec.block_size
+            decodes = [(size + 1, 1), (3, 1)]
+            self.compare(spec, "decodes", decodes)
+            self.compare(spec, "decodes and chunks", [*decodes, (5, 5), (size + 3, 3)], num_decodes=2)
+
     def test_attend_rows_that_share_blocks(self) -> None:
         """A common prefix lies in the cache once."""
         for spec in self.specs():
@@ -91,7 +124,7 @@ class AttentionSuite(AttentionCases):
             told = replace(batch, shared_lens_B=shared_lens_B)
             expected = PlainKernels(None, exact(spec)).attend(q_THE.double(), kv_2NSKE.double(), batch)
             what = f"attend of decodes told of a shared prefix ({describe(spec)})"
-            check_close(what, self.attend(spec, q_THE, kv_2NSKE, told), expected, self.tolerance(spec))
+            check_close(what, self.attend(spec, q_THE, kv_2NSKE, told), expected, self.tolerance(spec, "attend"))
 
     def test_attend_to_what_another_row_writes_in_the_same_step(self) -> None:
         """A step writes all its keys and values before it attends, so a prefix can be shared within it."""
@@ -99,11 +132,11 @@ class AttentionSuite(AttentionCases):
             size = spec.block_size
             rows = self.scattered(spec, [(size + 2, size + 2), (size + 3, 3)], num_shared=1)
             kernels, batch = self.make(spec), make_batch(rows, spec, num_decodes=0)
-            qkv_TC = self.random(spec, batch.num_tokens, (spec.num_heads + 2 * NUM_KV_HEADS) * spec.head_dim)
+            qkv_TC = self.random(spec, batch.num_tokens, (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim)
             expected = _attend_after_writing(PlainKernels(None, exact(spec)), qkv_TC.double(), spec, batch)
             actual = _attend_after_writing(kernels, qkv_TC.clone(), spec, batch)
             what = f"attend over blocks written in the same step ({describe(spec)})"
-            check_close(what, actual, expected, 3 * self.tolerance(spec))  # Keys and values are rounded, too.
+            check_close(what, actual, expected, 3 * self.tolerance(spec, "attend"))  # Keys and values are rounded, too.
 
     def test_attend_with_large_scores(self) -> None:
         """Softmax must subtract the maximum: exp overflows at 89 in float32."""
@@ -123,7 +156,7 @@ class AttentionSuite(AttentionCases):
             scratch = cache_blocks(spec)
             actual = self.attend(spec, q_THE, dirty, make_batch(rows, spec, num_decodes=2, filler=scratch))
             what = f"attend with garbage in slots no query may see ({describe(spec)})"
-            check_close(what, actual, expected, self.tolerance(spec))
+            check_close(what, actual, expected, self.tolerance(spec, "attend"))
 
     def test_a_row_alone_gets_what_it_gets_in_a_crowd(self) -> None:
         """Results do not depend on batch composition."""
@@ -137,7 +170,7 @@ class AttentionSuite(AttentionCases):
                 batch = make_batch([row], spec, num_decodes=int(index < 2))
                 alone = self.attend(spec, q_THE[mine], kv_2NSKE, batch)
                 what = f"attend of row {index} alone, compared with the same row in a batch ({describe(spec)})"
-                check_close(what, alone, crowd[mine], self.tolerance(spec))
+                check_close(what, alone, crowd[mine], self.tolerance(spec, "attend"))
 
     def test_nothing_is_kept_from_one_step_to_the_next(self) -> None:
         """The same object attends with two batches of the same shape, and again with the first."""
@@ -151,7 +184,7 @@ class AttentionSuite(AttentionCases):
                 expected = reference.attend(q_THE.double(), kv_2NSKE.double(), batch)
                 actual = self.attend(spec, q_THE, kv_2NSKE, batch, kernels)
                 what = f"attend of a batch after another ({describe(spec)})"
-                check_close(what, actual, expected, self.tolerance(spec))
+                check_close(what, actual, expected, self.tolerance(spec, "attend"))
 
     def test_a_batch_prepared_like_another_attends_to_its_own_blocks(self) -> None:
         """As layers of the same window have them: with equal lengths, and blocks of their own."""
@@ -167,7 +200,7 @@ class AttentionSuite(AttentionCases):
             kernels.prepare_alike(second, first)
             actual = kernels.attend(q_THE.clone(), kv_2NSKE, second)
             what = f"attend of a batch that was prepared like another ({describe(spec)})"
-            check_close(what, actual, expected, self.tolerance(spec))
+            check_close(what, actual, expected, self.tolerance(spec, "attend"))
 
     def test_all_batches_of_a_step_are_prepared_before_one_attends(self) -> None:
         """As groups of layers have them: equal lengths, blocks of their own, and windows where they are declared."""
@@ -203,7 +236,7 @@ class AttentionSuite(AttentionCases):
             for group in (*range(len(windows)), 0):
                 actual = kernels.attend(q_THE.clone(), kv_2NSKE, prepared[group])
                 what = f"attend of batch {group + 1} of a step of {len(windows)}, all prepared before, {kind}"
-                check_close(f"{what} ({describe(spec)})", actual, expected[group], self.tolerance(spec))
+                check_close(f"{what} ({describe(spec)})", actual, expected[group], self.tolerance(spec, "attend"))
 
     def test_the_same_step_gives_the_same_bits(self) -> None:
         """Sums whose order varies, as with atomics, would let the same request get other tokens."""
@@ -225,7 +258,7 @@ class AttentionSuite(AttentionCases):
             forward = self.attend(spec, q_THE, kv_2NSKE, make_batch(rows, spec, num_decodes=4))
             backward = self.attend(spec, q_THE.flip(0), kv_2NSKE, make_batch(rows[::-1], spec, num_decodes=4))
             what = f"attend of rows in reverse order ({describe(spec)})"
-            check_close(what, backward.flip(0), forward, self.tolerance(spec))
+            check_close(what, backward.flip(0), forward, self.tolerance(spec, "attend"))
 
     def test_attend_decodes_as_a_captured_graph_lays_them_out(self) -> None:
         """No lengths on the host, an upper bound for the longest context, padding rows over the scratch block."""
@@ -239,7 +272,7 @@ class AttentionSuite(AttentionCases):
             expected = PlainKernels(None, exact(spec)).attend(q_THE.double(), kv_2NSKE.double(), batch)
             actual = self.attend(spec, q_THE, kv_2NSKE, captured)
             what = f"attend of decodes without lengths on the host ({describe(spec)})"
-            check_close(what, actual[:3], expected[:3], self.tolerance(spec))
+            check_close(what, actual[:3], expected[:3], self.tolerance(spec, "attend"))
 
 
 def _attend_after_writing(kernels: Any, qkv_TC: Tensor, spec: AttentionSpec, batch: Batch) -> Tensor:

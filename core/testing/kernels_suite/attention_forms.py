@@ -74,7 +74,7 @@ class AttentionFormSuite(AttentionCases):
             shared_lens_B = torch.full((3,), 2 * size, dtype=torch.int32, device=spec.device)
             for told in (replace(batch, scratch={}), replace(batch, shared_lens_B=shared_lens_B, scratch={})):
                 what = f"attend of rows that share blocks within windows of {size + 2} ({describe(spec)})"
-                check_close(what, self.attend(spec, q_THE, kv_2NSKE, told), expected, self.tolerance(spec))
+                check_close(what, self.attend(spec, q_THE, kv_2NSKE, told), expected, self.tolerance(spec, "attend"))
 
     def test_attend_ignores_what_lies_before_a_window(self) -> None:
         """Finite garbage in all slots that no query sees, those of a block that is seen in part too."""
@@ -91,7 +91,7 @@ class AttentionFormSuite(AttentionCases):
             dirty.flatten(1, 2)[:, seen_slots(unseen, size)] = FAR_OUT
             expected = PlainKernels(None, exact(spec)).attend(q_THE.double(), kv_2NSKE.double(), batch)
             what = f"attend with garbage before windows of {window} ({describe(spec)})"
-            check_close(what, self.attend(spec, q_THE, dirty, batch), expected, self.tolerance(spec))
+            check_close(what, self.attend(spec, q_THE, dirty, batch), expected, self.tolerance(spec, "attend"))
 
     def test_attend_with_a_scale_of_its_own(self) -> None:
         """In place of 1 / sqrt(E)."""
@@ -112,6 +112,25 @@ class AttentionFormSuite(AttentionCases):
         for features in TOGETHER:
             self._compare_steps(*features, query_scale=2.0, only_mixed=True)
 
+    def test_attend_in_forms_that_differ_from_layer_to_layer(self) -> None:
+        """The same kernels and batch, with one form after another, and the first one again."""
+        for spec in self._specs_with(*ATTENTION_FEATURES[1:], groups=self.groups[:1]):
+            size, form = spec.block_size, self.form(spec, *ATTENTION_FEATURES)
+            other = AttentionForm(
+                scale=None if form.scale is None else 2 * form.scale,
+                softcap=None if form.softcap is None else form.softcap / 2,
+                sinks_H=None if form.sinks_H is None else form.sinks_H.flip(0) + 1,
+            )
+            lengths = [(size + 1, 1), (2 * size + 3, 1), (size + 5, 5)]
+            rows, kernels = self.scattered(spec, lengths), self.make_poisoned(spec)
+            q_THE, kv_2NSKE = self.inputs(spec, rows)
+            batch = make_batch(rows, spec, num_decodes=2)
+            for layer, one in enumerate((form, other, form)):
+                expected = PlainKernels(None, exact(spec)).attend(q_THE.double(), kv_2NSKE.double(), batch, one)
+                actual = self.attend(spec, q_THE, kv_2NSKE, batch, kernels, one)
+                what = f"attend with {named(one)} of layer {layer} ({describe(spec)})"
+                check_close(what, actual, expected, 2 * self.tolerance(spec, "attend"))
+
     def test_attend_decodes_told_of_a_shared_prefix_in_every_form(self) -> None:
         """Sinks are of the row, not of a part of its context."""
         for spec in self._specs_with(*ATTENTION_FEATURES[1:]):
@@ -124,7 +143,7 @@ class AttentionFormSuite(AttentionCases):
             expected = PlainKernels(None, exact(spec)).attend(q_THE.double(), kv_2NSKE.double(), batch, form)
             actual = self.attend(spec, q_THE, kv_2NSKE, replace(batch, shared_lens_B=shared_lens_B), form=form)
             what = f"attend with {named(form)} of decodes told of a shared prefix ({describe(spec)})"
-            check_close(what, actual, expected, self.tolerance(spec))
+            check_close(what, actual, expected, self.tolerance(spec, "attend"))
 
     def test_attend_decodes_in_every_form_as_a_captured_graph_lays_them_out(self) -> None:
         """No lengths on the host, an upper bound for the longest context, padding rows over the scratch block."""
@@ -141,7 +160,7 @@ class AttentionFormSuite(AttentionCases):
                 expected = PlainKernels(None, exact(spec)).attend(q_THE.double(), kv_2NSKE.double(), seen, form)
                 actual = self.attend(spec, q_THE, kv_2NSKE, captured, form=form)
                 what = f"attend, window {window}, {named(form)}, without lengths on the host ({describe(spec)})"
-                check_close(what, actual[:4], expected[:4], self.tolerance(spec))
+                check_close(what, actual[:4], expected[:4], self.tolerance(spec, "attend"))
 
     def _compare_steps(self, *features: str, query_scale: float = 1.0, only_mixed: bool = False) -> None:
         """Decodes, chunks and a mixed step with these features, if the kernels declare them all."""

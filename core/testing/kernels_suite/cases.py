@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import product, takewhile
 from typing import ClassVar
 
 import torch
@@ -19,7 +19,6 @@ from hookline.core.testing.batches import Row, make_batch, random_cache, scatter
 from hookline.core.testing.checks import PoisonedMemory, check_close, check_form, check_unchanged
 from hookline.core.testing.plain_kernels import PlainKernels
 
-NUM_KV_HEADS = 2
 MIN_BLOCKS, MIN_SLOTS = 40, 1300
 """Smallest size of a test's cache, in blocks and in tokens."""
 
@@ -31,6 +30,10 @@ class AttentionCases:
     block_sizes: ClassVar[Sequence[int]] = (16, 64)
     head_dims: ClassVar[Sequence[int]] = (64,)
     groups: ClassVar[Sequence[int]] = (1, 2, 4, 8)
+    kv_heads: ClassVar[Sequence[int]] = (2, 1, 5)
+    max_num_seqs: ClassVar[int] = 64
+    max_num_batched_tokens: ClassVar[int] = 1021  # no multiple of any tile
+    max_model_len: ClassVar[int] = 1024
     device: ClassVar[str] = "cpu"
     captured_decodes: ClassVar[bool] = True
     graph_safe: ClassVar[bool] = True
@@ -42,26 +45,40 @@ class AttentionCases:
         torch.float16: 4e-3,  # Four roundings to 11 bits: of weights, sums and the result.
         torch.bfloat16: 2e-2,  # The same to 8 bits, less what averages out.
     }
+    operation_tolerances: ClassVar[Mapping[str, Mapping[torch.dtype, float]]] = {}
 
     def make(self, spec: AttentionSpec) -> Kernels:
         """The kernels under test, built for `spec`."""
         raise NotImplementedError("return your kernels from make(spec)")
 
     def specs(self, groups: Sequence[int] | None = None) -> Iterator[AttentionSpec]:
-        """Every combination the author wants tested."""
-        groups = groups or self.groups
-        for dtype, size, head_dim, group in product(self.dtypes, self.block_sizes, self.head_dims, groups):
+        """Every combination the author wants tested, with the first of `kv_heads`."""
+        yield from self._specs(self.groups if groups is None else groups, self.kv_heads[:1])
+
+    def specs_of_other_heads(self) -> Iterator[AttentionSpec]:
+        """Each of `kv_heads` after the first, with the first of `groups`."""
+        yield from self._specs(self.groups[:1], self.kv_heads[1:])
+
+    def _specs(self, groups: Sequence[int], kv_heads: Sequence[int]) -> Iterator[AttentionSpec]:
+        sizes = product(self.dtypes, self.block_sizes, self.head_dims, groups, kv_heads)
+        for dtype, size, head_dim, group, num_kv_heads in sizes:
             yield AttentionSpec(
-                num_heads=group * NUM_KV_HEADS,
-                num_kv_heads=NUM_KV_HEADS,
+                num_heads=group * num_kv_heads,
+                num_kv_heads=num_kv_heads,
                 head_dim=head_dim,
                 block_size=size,
-                max_num_seqs=64,
-                max_num_batched_tokens=1024,
-                max_model_len=1024,
+                max_num_seqs=self.max_num_seqs,
+                max_num_batched_tokens=self.max_num_batched_tokens,
+                max_model_len=self.max_model_len,
                 device=torch.device(self.device),
                 dtype=dtype,
             )
+
+    def most_tokens(self, spec: AttentionSpec) -> tuple[int, ...]:
+        """The spec's max_num_batched_tokens, if it is one of those whose limits are tested: one for each dtype."""
+        firsts = self.block_sizes[0], self.head_dims[0], self.groups[0] * self.kv_heads[0]
+        is_tested = (spec.block_size, spec.head_dim, spec.num_heads) == firsts
+        return (spec.max_num_batched_tokens,) if is_tested else ()
 
     def compare(
         self,
@@ -83,7 +100,7 @@ class AttentionCases:
             batch = with_window(batch, rows, spec, window)
         expected = PlainKernels(None, exact(spec)).attend(q_THE.double(), kv_2NSKE.double(), batch, form)
         actual = self.attend(spec, q_THE, kv_2NSKE, batch, form=form)
-        check_close(f"attend, {what} ({describe(spec)})", actual, expected, slack * self.tolerance(spec))
+        check_close(f"attend, {what} ({describe(spec)})", actual, expected, slack * self.tolerance(spec, "attend"))
 
     def attend(
         self,
@@ -132,9 +149,15 @@ class AttentionCases:
         """`tokens` as a window, if the kernels declare "window"; otherwise None."""
         return tokens if "window" in self.attention else None
 
-    def tolerance(self, spec: AttentionSpec) -> float:
-        """Largest error allowed, relative to 1 + |expected|."""
-        return self.tolerances[spec.dtype]
+    def tolerance(self, spec: AttentionSpec, operation: str) -> float:
+        """Largest error allowed in an operation's results, relative to 1 + |expected|."""
+        of_operation = self.operation_tolerances.get(operation, {})
+        return of_operation[spec.dtype] if spec.dtype in of_operation else self.tolerances[spec.dtype]
+
+    def make_poisoned(self, spec: AttentionSpec) -> Kernels:
+        """The kernels under test, whose scratch space holds NaN."""
+        with PoisonedMemory():
+            return self.make(spec)
 
 
 def forms(form: AttentionForm) -> tuple[AttentionForm, ...]:
@@ -156,6 +179,36 @@ def with_window(
 def exact(spec: AttentionSpec) -> AttentionSpec:
     """The same sizes in the dtype of the reference."""
     return replace(spec, dtype=torch.float64)
+
+
+def longest_decodes(spec: AttentionSpec) -> list[tuple[int, int]]:
+    """(context, queries) of the most rows that a step may have, the last one as long as it may be."""
+    contexts = [1 + 5 * row % 17 for row in range(spec.max_num_seqs - 1)]
+    return [(min(context, spec.max_model_len), 1) for context in (*contexts, spec.max_model_len)]
+
+
+def largest_step(spec: AttentionSpec, *, with_decodes: bool = True) -> list[tuple[int, int]]:
+    """(context, queries) of as many tokens as a step may have, in chunks whose contexts are as long as they may be.
+
+    with_decodes: whether decodes are the other rows, as many as a step may have.
+    """
+    num_chunks = min(spec.max_num_seqs, -(-spec.max_num_batched_tokens // spec.max_model_len))
+    num_decodes = spec.max_num_seqs - num_chunks if with_decodes else 0
+    chunks, left = [], spec.max_num_batched_tokens - num_decodes
+    for _ in range(num_chunks):
+        chunks.append((spec.max_model_len, min(left, spec.max_model_len)))
+        left -= chunks[-1][1]
+    return [*longest_decodes(spec)[:num_decodes], *chunks]
+
+
+def num_decodes_of(lengths: Sequence[tuple[int, int]]) -> int:
+    """Rows of one token, up to the first of several."""
+    return len(list(takewhile(lambda length: length[1] == 1, lengths)))
+
+
+def blocks_of(spec: AttentionSpec, lengths: Sequence[tuple[int, int]]) -> int:
+    """Blocks of these rows, and a few others."""
+    return sum(-(-context // spec.block_size) for context, _ in lengths) + 5
 
 
 def cache_blocks(spec: AttentionSpec) -> int:

@@ -5,6 +5,8 @@ Expected values are computed in float64. Legend: T tokens, D hidden, H heads, E 
 
 from __future__ import annotations
 
+from itertools import product
+
 import torch
 from torch import Tensor
 
@@ -27,43 +29,48 @@ class GateCases(AttentionCases):
     def test_norm_add_rms_norm(self) -> None:
         """Returns (normalised sum, sum), in this order; weights may be float32."""
         for spec in self.specs(self.groups[:1]):
-            plain = PlainKernels(None, exact(spec))
-            for num_tokens, width in SHAPES:
+            plain, kernels, kept = PlainKernels(None, exact(spec)), self.make_poisoned(spec), []
+            for num_tokens, width in self._shapes(spec):
                 x_TD, residual_TD = (
                     self.random(spec, num_tokens, width) * 3,
                     self.random(spec, num_tokens, width).flip(0),
                 )
-                inner_D = 1 + 0.3 * self.random(spec, width).float()
+                inner_D = 1 + 0.3 * self.random(spec, width).float().roll(num_tokens)
                 weight_D = (1.5 - inner_D.flip(0)).to(spec.dtype)
+                kept += [inner_D, weight_D]  # kernels may know them by address
                 normed_TD = plain.rms_norm(x_TD.double(), inner_D, EPS)
                 expected = plain.add_rms_norm(normed_TD, residual_TD.double(), weight_D, EPS)
                 with PoisonedMemory():
                     given = x_TD.clone(), inner_D, residual_TD.clone(), weight_D, EPS
-                    actual = self.make(spec).norm_add_rms_norm(*given)
+                    actual = kernels.norm_add_rms_norm(*given)
                 check(len(actual) == 2, "norm_add_rms_norm must return (normalised, residual)")
                 for name, one, wanted in zip(("norm", "sum"), actual, expected, strict=True):
-                    self._check_gate(
-                        spec, f"the {name} that norm_add_rms_norm of {num_tokens} x {width} returns", one, wanted
-                    )
+                    what = f"the {name} that norm_add_rms_norm of {num_tokens} x {width} returns"
+                    self._check_gate("norm_add_rms_norm", spec, what, one, wanted)
 
     def test_rms_norm_silu_mul(self) -> None:
         """Head by head, with gates that are columns of a wider matrix."""
         for spec in self.specs(self.groups[:1]):
-            for num_tokens, num_heads, head_dim in HEADS:
+            kernels, kept = self.make_poisoned(spec), []
+            for num_tokens, num_heads, head_dim in (
+                *HEADS,
+                *product(self.most_tokens(spec), HEADS[0][1:2], HEADS[0][2:]),
+            ):
                 x_THE = self.random(spec, num_tokens, num_heads, head_dim) * 2
                 wide_TC = self.random(spec, num_tokens, num_heads * head_dim + 8).flip(0) * 2
                 gate_THE = wide_TC[:, 8:].view(num_tokens, num_heads, head_dim)
-                weight_E = 1 + 0.3 * self.random(spec, head_dim)
+                kept.append(weight_E := 1 + 0.3 * self.random(spec, head_dim).roll(num_tokens))
                 normed_THE = PlainKernels(None, exact(spec)).rms_norm(x_THE.double(), weight_E, EPS)
                 expected_THE = normed_THE * gate_THE.double() * gate_THE.double().sigmoid()
                 with PoisonedMemory():
-                    actual_THE = self.make(spec).rms_norm_silu_mul(x_THE.clone(), weight_E, EPS, gate_THE)
-                self._check_gate(spec, f"rms_norm_silu_mul of {tuple(x_THE.shape)}", actual_THE, expected_THE)
+                    actual_THE = kernels.rms_norm_silu_mul(x_THE.clone(), weight_E, EPS, gate_THE)
+                what = f"rms_norm_silu_mul of {tuple(x_THE.shape)}"
+                self._check_gate("rms_norm_silu_mul", spec, what, actual_THE, expected_THE)
 
     def test_sigmoid_mul(self) -> None:
         """With a gate for each feature or one for each token, with and without a sum; inputs stay as they are."""
         for spec in self.specs(self.groups[:1]):
-            for num_tokens, width in SHAPES:
+            for num_tokens, width in self._shapes(spec):
                 x_TD, wide_TD = (
                     self.random(spec, num_tokens, width),
                     self.random(spec, num_tokens, width + 8).flip(0) * 2,
@@ -77,23 +84,25 @@ class GateCases(AttentionCases):
                             actual_TD = self.make(spec).sigmoid_mul(x_TD, gate_TG, added_TD)
                         what = f"sigmoid_mul of {num_tokens} x {width} by {gate_TG.shape[1]} gates"
                         what += "" if added_TD is None else ", and a sum"
-                        self._check_gate(spec, what, actual_TD, expected_TD)
+                        self._check_gate("sigmoid_mul", spec, what, actual_TD, expected_TD)
                         for name, old, new in zip(("x", "the gate"), before, (x_TD, wide_TD), strict=True):
                             check_unchanged(f"{name}, which sigmoid_mul was given,", old, new)
 
     def test_delta_gates(self) -> None:
         """In float32, from columns of a wider matrix, also where softplus(x) rounds to x or to 0."""
         for spec in self.specs(self.groups[:1]):
-            for num_tokens, num_heads in ((1, 4), (33, 6)):
+            kernels, kept = self.make_poisoned(spec), []
+            for num_tokens, num_heads in ((1, 4), (33, 6), *product(self.most_tokens(spec), (4,))):
                 wide_TC = self.random(spec, num_tokens, 2 * num_heads + 5) * 8
                 beta_TH, decay_TH = wide_TC[:, :num_heads], wide_TC[:, num_heads : 2 * num_heads]
-                log_rate_H, bias_H = (self.random(spec, num_heads).float() + shift for shift in (0.0, 1.0))
+                log_rate_H, bias_H = (self.random(spec, num_heads).float().roll(num_tokens) + at for at in (0.0, 1.0))
+                kept += [log_rate_H, bias_H]  # kernels may know them by address
                 softplus_TH = torch.logaddexp(
                     decay_TH.double() + bias_H.double(), torch.zeros((), dtype=torch.float64).to(wide_TC.device)
                 )
                 expected = -log_rate_H.double().exp() * softplus_TH, beta_TH.double().sigmoid()
                 with PoisonedMemory():
-                    actual = self.make(spec).delta_gates(beta_TH, decay_TH, log_rate_H, bias_H)
+                    actual = kernels.delta_gates(beta_TH, decay_TH, log_rate_H, bias_H)
                 for name, one, wanted in zip(("decays", "betas"), actual, expected, strict=True):
                     what = f"the {name} that delta_gates of {num_tokens} x {num_heads} returns ({describe(spec)})"
                     check_form(what, one, wanted.shape, torch.float32)
@@ -102,7 +111,7 @@ class GateCases(AttentionCases):
     def test_mask_logits(self) -> None:
         """Masks by index, of logits that are the first columns of wider ones; the logits stay as they are."""
         for spec in self.specs(self.groups[:1]):
-            for num_rows, num_tokens in ((1, 33), (5, 4100)):
+            for num_rows, num_tokens in ((1, 33), (5, 4100), (spec.max_num_seqs, 70)):
                 num_words = num_mask_words(num_tokens)
                 wide_NV = self.random(spec, num_rows, num_tokens + 7)
                 bits_RV = self.random(spec, num_rows + 2, 32 * num_words) > 0
@@ -120,8 +129,10 @@ class GateCases(AttentionCases):
                 check(torch.equal(actual_NV, expected_NV), f"{what} forbids others than the masks do, or changes some")
                 check_unchanged("the logits, which mask_logits was given,", before_NV, wide_NV)
 
-    def _check_gate(self, spec: AttentionSpec, what: str, actual: Tensor, expected: Tensor) -> None:
+    def _check_gate(self, operation: str, spec: AttentionSpec, what: str, actual: Tensor, expected: Tensor) -> None:
         check_form(f"{what} ({describe(spec)})", actual, expected.shape, spec.dtype)
-        check_close(
-            f"{what} ({describe(spec)})", actual, expected, 2 * self.tolerance(spec)
-        )  # may be rounded in between
+        allowed = 2 * self.tolerance(spec, operation)  # may be rounded in between
+        check_close(f"{what} ({describe(spec)})", actual, expected, allowed)
+
+    def _shapes(self, spec: AttentionSpec) -> tuple[tuple[int, int], ...]:
+        return (*SHAPES, *product(self.most_tokens(spec), (SHAPES[1][1],)))

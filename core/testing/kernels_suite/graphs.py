@@ -100,7 +100,7 @@ class GraphSuite(AttentionCases):
         actual = self.attend(spec, q_THE, kv_2NSKE, captured, form=form)[:num_needed]
         seen = f"prompts and {num_decodes} decodes" if window is None else f"prompts and decodes within {window}"
         what = f"attend of {seen} as a graph captures them ({describe(spec)})"
-        check_close(what, actual, expected, self.tolerance(spec))
+        check_close(what, actual, expected, self.tolerance(spec, "attend"))
 
     def _captured(self, spec: AttentionSpec) -> list[Batch]:
         """Batches of the kinds of step that are captured."""

@@ -15,8 +15,6 @@ from hookline.core.testing.checks import PoisonedMemory, check, check_form, chec
 from hookline.core.testing.kernels_suite.cases import AttentionCases, describe
 from hookline.core.testing.plain_kernels import PlainKernels
 
-NUM_REQUESTS = 70
-"""Rows of the tables, the padding row left out."""
 COLUMNS = (5, 1030)
 """Blocks in a table row."""
 
@@ -29,7 +27,7 @@ class RequestRowCases(AttentionCases):
         for spec in self.specs(self.groups[:1]):
             for num_columns in COLUMNS:
                 requests = _requests(spec, num_columns)
-                for rows in ([3], [*range(NUM_REQUESTS - 1, 0, -2), *[NUM_REQUESTS] * 3]):
+                for rows in ([3], _most_rows(spec)):
                     rows_N = torch.tensor(rows, device=spec.device)
                     before = _copied(requests)
                     with PoisonedMemory():
@@ -47,7 +45,7 @@ class RequestRowCases(AttentionCases):
     def test_keep_tokens(self) -> None:
         """One row and many, with tokens that are a column of results; other rows stay as they were."""
         for spec in self.specs(self.groups[:1]):
-            for rows in ([3], [*range(NUM_REQUESTS - 1, 0, -2), *[NUM_REQUESTS] * 3]):
+            for rows in ([3], _most_rows(spec)):
                 rows_N = torch.tensor(rows, device=spec.device)
                 results_N3 = torch.arange(3 * len(rows), device=spec.device).view(-1, 3) * 7
                 results_N3[:: max(1, len(rows) // 2), 1] = NO_TOKEN
@@ -65,10 +63,21 @@ class RequestRowCases(AttentionCases):
                     check(torch.equal(actual, expected), f"{what} leaves {name} other than it should")
 
 
+def _num_requests(spec: AttentionSpec) -> int:
+    """Rows of the tables, the padding row left out."""
+    return spec.max_num_seqs + 6
+
+
+def _most_rows(spec: AttentionSpec) -> list[int]:
+    """As many as a step may have, the last three of them the padding row."""
+    last = _num_requests(spec)
+    return [*range(last - 1, last - spec.max_num_seqs + 2, -1), *[last] * 3]
+
+
 def _requests(spec: AttentionSpec, num_columns: int) -> RequestRows:
     """Made-up rows: lengths at and around the ends of blocks, and a table that is the first half of a wider one."""
     generator = torch.Generator().manual_seed(3)
-    size, device = NUM_REQUESTS + 1, spec.device
+    size, device = _num_requests(spec) + 1, spec.device
     length_R = torch.randint(1, num_columns * spec.block_size + 1, (size,), generator=generator)
     length_R[: 2 * spec.block_size] = (torch.arange(size) + 1)[: 2 * spec.block_size]
     length_R[-1] = 1
@@ -80,7 +89,7 @@ def _requests(spec: AttentionSpec, num_columns: int) -> RequestRows:
         seed_R=torch.randint(-(2**62), 2**62, (size,), generator=generator).to(device),
         block_table_RM=wide_RM[:, :num_columns],
         block_size=spec.block_size,
-        padding_row=NUM_REQUESTS,
+        padding_row=_num_requests(spec),
     )
 
 

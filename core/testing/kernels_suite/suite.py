@@ -7,9 +7,9 @@ E head dim, N blocks, S block size, C = (H + 2K) * E.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from hookline.core.contracts import (
     AttentionForm,
     AttentionSpec,
     Batch,
+    Kernels,
     Needs,
     QKNorm,
     Rope,
@@ -36,11 +37,21 @@ from hookline.core.testing.checks import (
 )
 from hookline.core.testing.kernels_suite.attention import AttentionSuite
 from hookline.core.testing.kernels_suite.attention_forms import AttentionFormSuite, named
-from hookline.core.testing.kernels_suite.cases import describe, exact, forms, with_window
+from hookline.core.testing.kernels_suite.cases import (
+    blocks_of,
+    describe,
+    exact,
+    forms,
+    largest_step,
+    longest_decodes,
+    num_decodes_of,
+    with_window,
+)
 from hookline.core.testing.kernels_suite.experts import ExpertCases
 from hookline.core.testing.kernels_suite.gates import GateCases
 from hookline.core.testing.kernels_suite.graphs import GraphSuite
 from hookline.core.testing.kernels_suite.invariance import InvarianceCases
+from hookline.core.testing.kernels_suite.lifetimes import LifetimeCases
 from hookline.core.testing.kernels_suite.recurrent import RecurrentCases
 from hookline.core.testing.kernels_suite.request_rows import RequestRowCases
 from hookline.core.testing.plain_kernels import PlainKernels
@@ -52,7 +63,8 @@ NUM_ROWS = (1, 5, 33)
 FEW_ROWS = (1, 2, 3, 4, 5, 33)
 LINEAR_SHAPES = ((64, 102), (96, 16), (1024, 66), (3072, 10))
 """Input and output features."""
-MAX_POSITION = 512
+TRANSPOSED_SHAPE = LINEAR_SHAPES[0]
+"""The one of them that is tested with a weight stored transposed, too."""
 
 
 class KernelsSuite(
@@ -60,6 +72,7 @@ class KernelsSuite(
     GraphSuite,
     GateCases,
     RequestRowCases,
+    LifetimeCases,
     ExpertCases,
     RecurrentCases,
     AttentionFormSuite,
@@ -68,10 +81,14 @@ class KernelsSuite(
     """`class TestMyKernels(KernelsSuite): def make(self, spec): return MyKernels(MyConfig(), spec)`.
 
     Class attributes narrow what is tested to what the kernels are made for: dtypes, block_sizes, head_dims, groups
-    (query heads per kv head), device; graph_safe, graph_prefill, sizes_alike, batch_invariant and attention as in the
-    entry's Needs; and captured_decodes (False if decodes need their lengths on the host). tolerances: dtype -> largest
-    error relative to 1 + |expected|; widen it only with a reason. Kernels that offer operations for experts or
-    recurrent states are held to them, too.
+    (query heads per kv head), kv_heads (the first in all cases, the others in one of each operation), device;
+    max_num_seqs, max_num_batched_tokens and max_model_len, limits that specs name and each operation is tested at (at
+    least 36, 64 and 400, since other cases are that large);
+    graph_safe, graph_prefill, sizes_alike, batch_invariant and attention as in the entry's Needs; and captured_decodes
+    (False if decodes need their lengths on the host). tolerances: dtype -> largest error relative to 1 + |expected|;
+    widen it only with a reason. operation_tolerances: the same for single operations, by their methods' names, as
+    {"linear": {torch.bfloat16: 0.05}}; the others keep theirs. Kernels that offer operations for experts or recurrent
+    states are held to them, too.
     """
 
     def test_has_the_methods_of_its_contract(self) -> None:
@@ -79,161 +96,221 @@ class KernelsSuite(
         spec = next(iter(self.specs()))
         check_contract("kernels", type(self.make(spec)), Needs(attention=tuple(self.attention)))
 
+    def test_tolerances_are_of_operations(self) -> None:
+        """The author's `operation_tolerances` name methods of Kernels."""
+        for name in self.operation_tolerances:
+            known = callable(getattr(Kernels, name, None)) and not name.startswith("_")
+            check(known, f"operation_tolerances has {name!r}, which is no operation of Kernels")
+
     def test_rms_norm(self) -> None:
-        """Also for rows so small that eps matters, and with weights other than one."""
-        for spec, x_TD, weight_D in self._norm_inputs():
+        """Also for rows so small that eps matters, with weights other than one, of rows not adjacent in memory."""
+        for spec, kernels, x_TD, weight_D in self._norm_inputs():
             expected = PlainKernels(None, exact(spec)).rms_norm(x_TD.double(), weight_D, EPS)
             with PoisonedMemory():
-                actual = self.make(spec).rms_norm(x_TD.clone(), weight_D, EPS)
-            self._check(f"rms_norm of {tuple(x_TD.shape)}", spec, actual, expected)
+                actual = kernels.rms_norm(x_TD.clone(), weight_D, EPS)
+            self._check("rms_norm", f"rms_norm of {tuple(x_TD.shape)}", spec, actual, expected)
+            if len(x_TD) == NUM_ROWS[1]:
+                with PoisonedMemory():
+                    actual = kernels.rms_norm(torch.cat((x_TD, x_TD), 1)[:, : x_TD.shape[1]], weight_D, EPS)
+                what = f"rms_norm of {tuple(x_TD.shape)} that are not adjacent in memory"
+                self._check("rms_norm", what, spec, actual, expected)
 
     def test_add_rms_norm(self) -> None:
         """Returns (normalised sum, sum), in this order."""
-        for spec, x_TD, weight_D in self._norm_inputs():
+        for spec, kernels, x_TD, weight_D in self._norm_inputs():
             residual_TD = x_TD.flip(0).flip(1) * 0.5
             expected = PlainKernels(None, exact(spec)).add_rms_norm(x_TD.double(), residual_TD.double(), weight_D, EPS)
             with PoisonedMemory():
-                actual = self.make(spec).add_rms_norm(x_TD.clone(), residual_TD.clone(), weight_D, EPS)
+                actual = kernels.add_rms_norm(x_TD.clone(), residual_TD.clone(), weight_D, EPS)
             check(len(actual) == 2, "add_rms_norm must return (normalised, residual)")
-            self._check(f"the norm that add_rms_norm of {tuple(x_TD.shape)} returns", spec, actual[0], expected[0])
-            self._check(f"the sum that add_rms_norm of {tuple(x_TD.shape)} returns", spec, actual[1], expected[1])
+            for part, found, wanted in zip(("norm", "sum"), actual, expected, strict=True):
+                what = f"the {part} that add_rms_norm of {tuple(x_TD.shape)} returns"
+                self._check("add_rms_norm", what, spec, found, wanted)
 
     def test_silu_mul(self) -> None:
         """The first half is the gate."""
-        for spec, gate_up_TF, _ in self._norm_inputs():
+        for spec, kernels, gate_up_TF, _ in self._norm_inputs():
             expected = PlainKernels(None, exact(spec)).silu_mul(gate_up_TF.double() * 4)
             with PoisonedMemory():
-                actual = self.make(spec).silu_mul(gate_up_TF * 4)
-            self._check(f"silu_mul of {tuple(gate_up_TF.shape)}", spec, actual, expected)
+                actual = kernels.silu_mul(gate_up_TF * 4)
+            self._check("silu_mul", f"silu_mul of {tuple(gate_up_TF.shape)}", spec, actual, expected)
 
     def test_gelu_tanh_mul(self) -> None:
         """As silu_mul; kernels without it pass."""
-        for spec, gate_up_TF, _ in self._norm_inputs():
-            kernels = self.make(spec)
+        for spec, kernels, gate_up_TF, _ in self._norm_inputs():
             if is_offered(kernels.gelu_tanh_mul):
                 expected = PlainKernels(None, exact(spec)).gelu_tanh_mul(gate_up_TF.double() * 2)
                 with PoisonedMemory():
                     actual = kernels.gelu_tanh_mul(gate_up_TF * 2)
-                self._check(f"gelu_tanh_mul of {tuple(gate_up_TF.shape)}", spec, actual, expected)
+                self._check("gelu_tanh_mul", f"gelu_tanh_mul of {tuple(gate_up_TF.shape)}", spec, actual, expected)
 
     def test_norms_take_weights_of_float32(self) -> None:
         """Whatever the dtype of what they normalise."""
-        for spec, x_TD, weight_D in self._norm_inputs():
-            weight_D, plain = weight_D.float() + 1 / 512, PlainKernels(None, exact(spec))
-            actual = self.make(spec).rms_norm(x_TD.clone(), weight_D, EPS)
+        for spec, kernels, x_TD, weight_D in self._norm_inputs(of_float32=True):
+            plain = PlainKernels(None, exact(spec))
+            actual = kernels.rms_norm(x_TD.clone(), weight_D, EPS)
             what = f"rms_norm of {tuple(x_TD.shape)} with a weight of float32"
-            self._check(what, spec, actual, plain.rms_norm(x_TD.double(), weight_D, EPS))
-            added_TD, _ = self.make(spec).add_rms_norm(x_TD.clone(), x_TD.clone(), weight_D, EPS)
+            self._check("rms_norm", what, spec, actual, plain.rms_norm(x_TD.double(), weight_D, EPS))
+            added_TD, _ = kernels.add_rms_norm(x_TD.clone(), x_TD.clone(), weight_D, EPS)
             expected_TD, _ = plain.add_rms_norm(x_TD.double(), x_TD.double(), weight_D, EPS)
-            self._check(f"the norm of add_rms_norm, as {what}", spec, added_TD, expected_TD)
+            self._check("add_rms_norm", f"the norm of add_rms_norm, as {what}", spec, added_TD, expected_TD)
 
     def test_linear(self) -> None:
         """For one row, a few and many, with and without a bias, with rows of x that are not adjacent in memory."""
-        for spec, x_TD, weight_OD, bias_O in self._linear_inputs():
+        for spec, kernels, stored, x_TD, weight_OD, bias_O in self._linear_inputs():
             for bias in (None, bias_O):
                 expected = PlainKernels(None, exact(spec)).linear(x_TD.double(), weight_OD, bias)
                 with PoisonedMemory():
-                    actual = _unchanged("linear", self.make(spec).linear, x_TD, weight_OD, bias)
-                what = f"linear of {tuple(x_TD.shape)} {'without' if bias is None else 'with'} bias"
-                self._check(what, spec, actual, expected)
+                    actual = _unchanged("linear", kernels.linear, x_TD, weight_OD, bias)
+                what = f"linear of {tuple(x_TD.shape)} {'without' if bias is None else 'with'} bias{stored}"
+                self._check("linear", what, spec, actual, expected)
 
     def test_linear_silu_mul(self) -> None:
         """The first half of the weight's rows is the gate."""
-        for spec, x_TD, weight_OD, _ in self._linear_inputs():
+        for spec, kernels, stored, x_TD, weight_OD, _ in self._linear_inputs():
             expected = PlainKernels(None, exact(spec)).linear_silu_mul(x_TD.double(), weight_OD)
             with PoisonedMemory():
-                actual = _unchanged("linear_silu_mul", self.make(spec).linear_silu_mul, x_TD, weight_OD)
-            self._check(f"linear_silu_mul of {tuple(x_TD.shape)}", spec, actual, expected)
+                actual = _unchanged("linear_silu_mul", kernels.linear_silu_mul, x_TD, weight_OD)
+            what = f"linear_silu_mul of {tuple(x_TD.shape)}{stored}"
+            self._check("linear_silu_mul", what, spec, actual, expected)
 
     def test_linear_add_rms_norm(self) -> None:
         """Returns (normalised sum, sum), in this order, with and without a bias."""
-        for spec, x_TD, weight_OD, bias_O in self._linear_inputs():
+        kept = []
+        for spec, kernels, stored, x_TD, weight_OD, bias_O in self._linear_inputs():
             residual_TO = self.random(spec, len(x_TD), len(weight_OD)) * 2
-            norm_weight_O = 1.5 - bias_O.flip(0) * 0.2
+            kept.append(norm_weight_O := 1.5 - bias_O.flip(0) * 0.2)
             for bias in (None, bias_O):
                 plain = PlainKernels(None, exact(spec))
                 product_TO = plain.linear(x_TD.double(), weight_OD, bias)
                 expected = plain.add_rms_norm(product_TO, residual_TO.double(), norm_weight_O, EPS)
                 given = x_TD.clone(), weight_OD, bias, residual_TO.clone(), norm_weight_O, EPS
                 with PoisonedMemory():
-                    actual = self.make(spec).linear_add_rms_norm(*given)
-                what = f"linear_add_rms_norm of {tuple(x_TD.shape)} {'without' if bias is None else 'with'} bias"
+                    actual = kernels.linear_add_rms_norm(*given)
+                what = (
+                    f"linear_add_rms_norm of {tuple(x_TD.shape)} {'without' if bias is None else 'with'} bias{stored}"
+                )
                 check(len(actual) == 2, "linear_add_rms_norm must return (normalised, residual)")
-                self._check(f"the norm that {what} returns", spec, actual[0], expected[0])
-                self._check(f"the sum that {what} returns", spec, actual[1], expected[1])
+                for part, found, wanted in zip(("norm", "sum"), actual, expected, strict=True):
+                    self._check("linear_add_rms_norm", f"the {part} that {what} returns", spec, found, wanted)
 
     def test_add_parts_rms_norm(self) -> None:
         """Writes the norm to out_TD and the sum to the residual, from parts that are not adjacent in memory."""
         for spec in self.specs():
-            for num_parts, num_rows, width in ((2, 5, 48), (4, 1, 256), (3, 33, 64)):
+            kernels, kept = self.make_poisoned(spec), []
+            most = ((2, num_tokens, 64) for num_tokens in self.most_tokens(spec))
+            shapes = ((2, 5, 48), (4, 1, 256), (3, 33, 64), *most)
+            for num_parts, num_rows, width in shapes:
                 apart_PTD = self.random(spec, num_parts, num_rows + 2, width)
                 parts_PTD, residual_TD = apart_PTD[:, :num_rows], self.random(spec, num_rows, width) * 2
-                weight_D = self.random(spec, width) * 0.1 + 1
+                kept.append(weight_D := (self.random(spec, width) * 0.1 + 1).roll(num_rows))
                 expected = PlainKernels(None, exact(spec)).add_rms_norm(
                     parts_PTD.double().sum(0), residual_TD.double(), weight_D, EPS
                 )
                 out_TD = torch.full_like(residual_TD, torch.nan)
                 with PoisonedMemory():
-                    self.make(spec).add_parts_rms_norm(parts_PTD, residual_TD, weight_D, EPS, out_TD)
+                    kernels.add_parts_rms_norm(parts_PTD, residual_TD, weight_D, EPS, out_TD)
                 what = f"add_parts_rms_norm of {tuple(parts_PTD.shape)}"
-                self._check(f"the norm that {what} writes", spec, out_TD, expected[0])
-                self._check(f"the sum that {what} leaves in the residual", spec, residual_TD, expected[1])
+                self._check("add_parts_rms_norm", f"the norm that {what} writes", spec, out_TD, expected[0])
+                left = f"the sum that {what} leaves in the residual"
+                self._check("add_parts_rms_norm", left, spec, residual_TD, expected[1])
 
     def test_qk_norm_rope(self) -> None:
-        """With and without norm and rotation, at positions in any order."""
+        """With and without norm and rotation, at positions in any order, for layers that differ in both."""
         for spec in self.specs():
-            positions_T = self._positions(spec, 9)
-            q_THE = self.random(spec, 9, spec.num_heads, spec.head_dim)
-            k_TKE = self.random(spec, 9, spec.num_kv_heads, spec.head_dim) * 2
-            for what, rope, norm in self._variants(spec):
-                expected = PlainKernels(None, exact(spec)).qk_norm_rope(
-                    q_THE.double(), k_TKE.double(), positions_T, rope, norm
-                )
-                with PoisonedMemory():
-                    actual = self.make(spec).qk_norm_rope(q_THE.clone(), k_TKE.clone(), positions_T, rope, norm)
-                self._check(f"q of qk_norm_rope {what}", spec, actual[0], expected[0])
-                self._check(f"k of qk_norm_rope {what}", spec, actual[1], expected[1])
+            kernels, variants = self.make_poisoned(spec), list(self._variants(spec))
+            for variant in variants:
+                self._check_qk_norm_rope(spec, kernels, 9, *variant)
+            for num_tokens in self.most_tokens(spec):
+                self._check_qk_norm_rope(spec, kernels, num_tokens, *variants[0])
+        for spec in self.specs_of_other_heads():
+            self._check_qk_norm_rope(spec, self.make_poisoned(spec), 9, *next(self._variants(spec)))
+
+    def _check_qk_norm_rope(
+        self, spec: AttentionSpec, kernels: Kernels, num_tokens: int, what: str, rope: Rope | None, norm: QKNorm | None
+    ) -> None:
+        positions_T = self._positions(spec, num_tokens)
+        q_THE = self.random(spec, num_tokens, spec.num_heads, spec.head_dim)
+        k_TKE = self.random(spec, num_tokens, spec.num_kv_heads, spec.head_dim) * 2
+        expected = PlainKernels(None, exact(spec)).qk_norm_rope(q_THE.double(), k_TKE.double(), positions_T, rope, norm)
+        with PoisonedMemory():
+            actual = kernels.qk_norm_rope(q_THE.clone(), k_TKE.clone(), positions_T, rope, norm)
+        for part, found, wanted in zip("qk", actual, expected, strict=True):
+            self._check("qk_norm_rope", f"{part} of qk_norm_rope {what} of {num_tokens} tokens", spec, found, wanted)
 
     def test_write_kv_writes_its_slots_and_nothing_else(self) -> None:
         """Exactly the given values, keys first, in exactly the given slots of one layer."""
         for spec in self.specs():
-            cache = random_cache(spec, NUM_BLOCKS, seed=4, num_layers=3)
-            slot_mapping_T = self._positions(spec, 11, below=NUM_BLOCKS * spec.block_size)
-            k_TKE = self.random(spec, 11, spec.num_kv_heads, spec.head_dim)
-            v_TKE = k_TKE.flip(0) + 1
-            expected = cache.clone()
-            PlainKernels(None, spec).write_kv(k_TKE, v_TKE, expected[:, 1], slot_mapping_T)
-            self.make(spec).write_kv(k_TKE, v_TKE, cache[:, 1], slot_mapping_T)
-            self._check_cache("write_kv", spec, cache, expected, 0.0)
+            for num_tokens in (11, *self.most_tokens(spec)):
+                self._check_write_kv(spec, num_tokens)
+        for spec in self.specs_of_other_heads():
+            self._check_write_kv(spec, 11)
+
+    def _check_write_kv(self, spec: AttentionSpec, num_tokens: int) -> None:
+        num_blocks = max(NUM_BLOCKS, num_tokens // spec.block_size + 2)
+        cache = random_cache(spec, num_blocks, seed=4, num_layers=3)
+        slot_mapping_T = self._positions(spec, num_tokens, below=num_blocks * spec.block_size)
+        k_TKE = self.random(spec, num_tokens, spec.num_kv_heads, spec.head_dim)
+        v_TKE = k_TKE.flip(0) + 1
+        expected = cache.clone()
+        PlainKernels(None, spec).write_kv(k_TKE, v_TKE, expected[:, 1], slot_mapping_T)
+        self.make(spec).write_kv(k_TKE, v_TKE, cache[:, 1], slot_mapping_T)
+        self._check_cache(f"write_kv of {num_tokens} tokens", spec, cache, expected, 0.0)
 
     def test_qk_norm_rope_write(self) -> None:
         """The fused form rotates and writes what the two parts would, over decodes and chunks."""
         for spec in self.specs():
             lengths = [(5, 1), (spec.block_size + 1, 1), (spec.block_size + 4, 4)]
-            rows = scatter_rows(lengths, spec.block_size, NUM_BLOCKS, seed=0)
-            num_heads = spec.num_heads + 2 * spec.num_kv_heads
-            for what, rope, norm in self._variants(spec):
-                batch = make_batch(rows, spec, num_decodes=2)
-                qkv_TC = self.random(spec, batch.num_tokens, num_heads * spec.head_dim)
-                cache = random_cache(spec, NUM_BLOCKS, seed=4, num_layers=3)
-                exact_cache, reference = cache.double(), PlainKernels(None, exact(spec))
-                expected = reference.qk_norm_rope_write(qkv_TC.double(), exact_cache[:, 1], batch, rope, norm)
-                kernels = self.make(spec)
-                kernels.prepare(batch)
-                with PoisonedMemory():
-                    actual = kernels.qk_norm_rope_write(qkv_TC.clone(), cache[:, 1], batch, rope, norm)
-                self._check(f"q of qk_norm_rope_write {what}", spec, actual, expected)
-                self._check_cache(f"qk_norm_rope_write {what}", spec, cache, exact_cache, self.tolerances[spec.dtype])
+            kernels, variants = self.make_poisoned(spec), list(self._variants(spec))
+            for variant in variants:
+                self._check_qk_norm_rope_write(spec, kernels, lengths, *variant)
+            if self.most_tokens(spec):
+                self._check_qk_norm_rope_write(spec, kernels, largest_step(spec), *variants[0])
+        for spec in self.specs_of_other_heads():
+            lengths = [(5, 1), (spec.block_size + 4, 4)]
+            self._check_qk_norm_rope_write(spec, self.make_poisoned(spec), lengths, *next(self._variants(spec)))
+
+    def _check_qk_norm_rope_write(
+        self,
+        spec: AttentionSpec,
+        kernels: Kernels,
+        lengths: Sequence[tuple[int, int]],
+        what: str,
+        rope: Rope | None,
+        norm: QKNorm | None,
+    ) -> None:
+        num_blocks = max(NUM_BLOCKS, blocks_of(spec, lengths))
+        rows = scatter_rows(lengths, spec.block_size, num_blocks, seed=0)
+        batch = make_batch(rows, spec, num_decodes=num_decodes_of(lengths))
+        num_heads = spec.num_heads + 2 * spec.num_kv_heads
+        qkv_TC = self.random(spec, batch.num_tokens, num_heads * spec.head_dim)
+        cache = random_cache(spec, num_blocks, seed=4, num_layers=3)
+        exact_cache, reference = cache.double(), PlainKernels(None, exact(spec))
+        expected = reference.qk_norm_rope_write(qkv_TC.double(), exact_cache[:, 1], batch, rope, norm)
+        kernels.prepare(batch)
+        with PoisonedMemory():
+            actual = kernels.qk_norm_rope_write(qkv_TC.clone(), cache[:, 1], batch, rope, norm)
+        what = f"qk_norm_rope_write {what} of {batch.num_tokens} tokens"
+        self._check("qk_norm_rope_write", f"q of {what}", spec, actual, expected)
+        self._check_cache(what, spec, cache, exact_cache, self.tolerance(spec, "qk_norm_rope_write"))
 
     def test_qkv_attend(self) -> None:
         """Attends and writes as the two parts would, over decodes alone and with chunks."""
         for spec in self.specs():
             decodes = [(1, 1), (5, 1), (spec.block_size + 1, 1), (2 * spec.block_size, 1)]
+            kernels, variants = self.make_poisoned(spec), list(self._variants(spec))
             for lengths in (decodes, [*decodes[1:3], (spec.block_size + 4, 4)]):
-                rows = scatter_rows(lengths, spec.block_size, NUM_BLOCKS, seed=1)
-                for what, rope, norm in self._variants(spec):
-                    batch = make_batch(rows, spec, num_decodes=sum(row.num_queries == 1 for row in rows))
-                    self._check_qkv_attend(f"qkv_attend {what}", spec, batch, rope, norm)
+                for what, rope, norm in variants:
+                    batch = _batch(spec, lengths)
+                    self._check_qkv_attend(f"qkv_attend {what}", spec, kernels, batch, rope, norm)
+            for lengths in (longest_decodes(spec), largest_step(spec)) if self.most_tokens(spec) else ():
+                batch, (what, rope, norm) = _batch(spec, lengths), variants[0]
+                self._check_qkv_attend(f"qkv_attend {what}", spec, kernels, batch, rope, norm)
+        for spec in self.specs_of_other_heads():
+            kernels, (what, rope, norm) = self.make_poisoned(spec), next(self._variants(spec))
+            for lengths in ([(5, 1), (spec.block_size + 1, 1)], [(5, 1), (spec.block_size + 4, 4)]):
+                batch = _batch(spec, lengths)
+                self._check_qkv_attend(f"qkv_attend {what}", spec, kernels, batch, rope, norm)
 
     def test_qkv_attend_in_every_form(self) -> None:
         """The same with what the kernels declare of ATTENTION_FEATURES, down to windows of the newest token alone."""
@@ -247,12 +324,13 @@ class KernelsSuite(
                 for window in {self.window(1), self.window(size + 1), self.window(2 * size)}:
                     seen = batch if window is None else with_window(batch, rows, spec, window, scratch=NUM_BLOCKS)
                     what = f"qkv_attend within a window of {window} with {named(form)}"
-                    self._check_qkv_attend(what, spec, replace(seen, scratch={}), rope, norm, form)
+                    self._check_qkv_attend(what, spec, self.make(spec), replace(seen, scratch={}), rope, norm, form)
 
     def _check_qkv_attend(
         self,
         what: str,
         spec: AttentionSpec,
+        kernels: Kernels,
         batch: Batch,
         rope: Rope | None,
         norm: QKNorm | None,
@@ -260,34 +338,45 @@ class KernelsSuite(
     ) -> None:
         num_heads = spec.num_heads + 2 * spec.num_kv_heads
         qkv_TC = self.random(spec, batch.num_tokens, num_heads * spec.head_dim)
-        cache = random_cache(spec, NUM_BLOCKS, seed=4, num_layers=3)
+        num_blocks = max(NUM_BLOCKS, int(batch.block_table_BM.max()))
+        cache = random_cache(spec, num_blocks, seed=4, num_layers=3)
         exact_cache, reference = cache.double(), PlainKernels(None, exact(spec))
         q_THE = reference.qk_norm_rope_write(qkv_TC.double(), exact_cache[:, 1], batch, rope, norm)
         expected = reference.attend(q_THE, exact_cache[:, 1], batch, form)
-        kernels: Any = self.make(spec)
         kernels.prepare(batch)
         with PoisonedMemory():
             actual = kernels.qkv_attend(qkv_TC.clone(), cache[:, 1], batch, rope, norm, *forms(form))
-        self._check(f"what {what} of {batch.num_requests} rows returns", spec, actual, expected)
-        self._check_cache(what, spec, cache, exact_cache, self.tolerances[spec.dtype])
+        self._check("qkv_attend", f"what {what} of {batch.num_requests} rows returns", spec, actual, expected)
+        self._check_cache(what, spec, cache, exact_cache, self.tolerance(spec, "qkv_attend"))
 
-    def _norm_inputs(self) -> Iterator[tuple[AttentionSpec, Tensor, Tensor]]:
-        """Rows of very different size, some of zeros; and weights around one."""
+    def _norm_inputs(self, of_float32: bool = False) -> Iterator[tuple[AttentionSpec, Kernels, Tensor, Tensor]]:
+        """One object for all of: rows of very different size, some of zeros; and weights around one, all different."""
         for spec in self.specs(self.groups[:1]):
-            for num_rows in NUM_ROWS:
-                for width in WIDTHS:
-                    size_T1 = torch.logspace(-4, 0.5, num_rows, device=spec.device).unsqueeze(1)
-                    x_TD = self.random(spec, num_rows, width) * size_T1.to(spec.dtype)
-                    yield spec, x_TD, 1 + 0.5 * self.random(spec, width)
+            kernels, kept = self.make_poisoned(spec), []
+            for num_rows, width in (*product(NUM_ROWS, WIDTHS), *product(self.most_tokens(spec), WIDTHS[:1])):
+                size_T1 = torch.logspace(-4, 0.5, num_rows, device=spec.device).unsqueeze(1)
+                x_TD = self.random(spec, num_rows, width) * size_T1.to(spec.dtype)
+                weight_D = 1 + 0.5 * self.random(spec, width).roll(num_rows)
+                kept.append(weight_D.float() + 1 / 512 if of_float32 else weight_D)  # kernels may know it by address
+                yield spec, kernels, x_TD, kept[-1]
 
-    def _linear_inputs(self) -> Iterator[tuple[AttentionSpec, Tensor, Tensor, Tensor]]:
-        """Products of about one, of every number of rows that may have a kernel of its own."""
+    def _linear_inputs(self) -> Iterator[tuple[AttentionSpec, Kernels, str, Tensor, Tensor, Tensor]]:
+        """One object for all of: products of about one, of every number of rows that may have a kernel of its own.
+
+        All weights are different. Some are stored transposed, which the string says.
+        """
         for spec in self.specs(self.groups[:1]):
-            for num_rows in FEW_ROWS:
-                for width, num_out in LINEAR_SHAPES:
-                    x_TD = self.random(spec, num_rows, 2 * width)[:, :width]
-                    weight_OD = self.random(spec, num_out, width) * width**-0.5
-                    yield spec, x_TD, weight_OD, self.random(spec, num_out)
+            kernels, kept = self.make_poisoned(spec), []
+            most = product(self.most_tokens(spec), LINEAR_SHAPES[:1])
+            for num_rows, (width, num_out) in (*product(FEW_ROWS, LINEAR_SHAPES), *most):
+                x_TD = self.random(spec, num_rows, 2 * width)[:, :width]
+                weight_OD = self.random(spec, num_out, width).roll(num_rows, 0) * width**-0.5
+                bias_O = self.random(spec, num_out).roll(num_rows)
+                kept += [weight_OD, bias_O]  # kernels may know it by address
+                yield spec, kernels, "", x_TD, weight_OD, bias_O
+                if (width, num_out) == TRANSPOSED_SHAPE:
+                    kept.append(transposed_OD := -weight_OD.t().contiguous().t())
+                    yield spec, kernels, " and a transposed weight", x_TD, transposed_OD, bias_O
 
     def _variants(self, spec: AttentionSpec) -> Iterator[tuple[str, Rope | None, QKNorm | None]]:
         rope = _rope(spec, spec.head_dim)
@@ -298,14 +387,19 @@ class KernelsSuite(
         yield "without rope", None, norm
         yield "without norm and rope", None, None
         yield "with norm and rope of a quarter of each head", _rope(spec, spec.head_dim // 8 * 2), norm
+        other = QKNorm(norm.k_weight_E.flip(0), norm.q_weight_E + 0.5, 0.1)
+        yield "with another layer's norm", rope, other
+        yield "with another layer's rope", _rope(spec, spec.head_dim, base=1000.0), norm
 
-    def _positions(self, spec: AttentionSpec, num_tokens: int, below: int = MAX_POSITION) -> Tensor:
-        """Different numbers in random order."""
-        return torch.randperm(below, generator=torch.Generator().manual_seed(1))[:num_tokens].to(spec.device)
+    def _positions(self, spec: AttentionSpec, num_tokens: int, below: int | None = None) -> Tensor:
+        """Numbers in random order, different ones as far as there are."""
+        below = spec.max_model_len if below is None else below
+        order_T = torch.randperm(max(below, num_tokens), generator=torch.Generator().manual_seed(1))
+        return (order_T[:num_tokens] % below).to(spec.device)
 
-    def _check(self, what: str, spec: AttentionSpec, actual: Tensor, expected: Tensor) -> None:
+    def _check(self, operation: str, what: str, spec: AttentionSpec, actual: Tensor, expected: Tensor) -> None:
         check_form(f"{what} ({describe(spec)})", actual, expected.shape, spec.dtype)
-        check_close(f"{what} ({describe(spec)})", actual, expected, self.tolerances[spec.dtype])
+        check_close(f"{what} ({describe(spec)})", actual, expected, self.tolerance(spec, operation))
 
     def _check_cache(self, what: str, spec: AttentionSpec, cache: Tensor, expected: Tensor, tolerance: float) -> None:
         """Keys and values of the layer that was written (1), and the untouched others."""
@@ -326,8 +420,13 @@ def _unchanged(name: str, product: Callable[..., Tensor], *given: Tensor | None)
     return found
 
 
-def _rope(spec: AttentionSpec, num_rotated: int) -> Rope:
+def _batch(spec: AttentionSpec, lengths: Sequence[tuple[int, int]]) -> Batch:
+    rows = scatter_rows(lengths, spec.block_size, max(NUM_BLOCKS, blocks_of(spec, lengths)), seed=1)
+    return make_batch(rows, spec, num_decodes=num_decodes_of(lengths))
+
+
+def _rope(spec: AttentionSpec, num_rotated: int, base: float = 100.0) -> Rope:
     """Rotation of the first values of a head."""
-    frequency_F = 100.0 ** -torch.linspace(0, 1, num_rotated // 2)
-    angle_PF = torch.outer(torch.arange(float(MAX_POSITION)), frequency_F)
+    frequency_F = base ** -torch.linspace(0, 1, num_rotated // 2)
+    angle_PF = torch.outer(torch.arange(float(spec.max_model_len)), frequency_F)
     return Rope(torch.cat((angle_PF.cos(), angle_PF.sin()), -1).to(spec.device))
