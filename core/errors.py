@@ -139,7 +139,7 @@ def ends_engine(error: BaseException) -> bool:
 
 
 def requests_ended_by(error: BaseException) -> frozenset[int] | None:
-    """Ids of the requests that this error of Engine.step has ended; None: of all that were queued."""
+    """Ids of the requests that end with this error of Engine.step; None: all that are queued, which the caller ends."""
     return error.ended if isinstance(error, LostStep) and not error.ends_engine else None
 
 

@@ -16,7 +16,6 @@ failed test is told at once, with the end of its traceback. An installed hooklin
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import subprocess
@@ -90,7 +89,9 @@ class Files:
     """
 
     def __init__(self, ends_at: float, is_of_part: Callable[[str], bool], cards: list[str]) -> None:
-        self._ends_at, self._is_of_part, self._cards = ends_at, is_of_part, itertools.cycle(cards)
+        self._ends_at, self._is_of_part = ends_at, is_of_part
+        self._num_workers = Counter(dict.fromkeys(cards, 0))
+        """Of each card."""
         self._told_at: defaultdict[str, float] = defaultdict(time.monotonic)
         self._done: Counter[str] = Counter()
         self.numbers: Counter[str] = Counter()
@@ -106,7 +107,13 @@ class Files:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        node.workerinput.update(ends_at=self._ends_at, card=next(self._cards))
+        card = min(self._num_workers, key=self._num_workers.__getitem__)
+        self._num_workers[card] += 1
+        node.workerinput.update(ends_at=self._ends_at, card=card)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        self._num_workers[node.workerinput["card"]] -= 1  # one that crashed has a successor
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:

@@ -23,6 +23,7 @@ from torch import Tensor
 from hookline.core.checkpoint.mxfp4 import Mxfp4Slices
 from hookline.core.checkpoint.safetensors_files import BLOCKS, SCALES, StoredTensor, open_file, stored_tensors
 from hookline.core.contracts import CheckpointSource, ModelSpec, WeightTarget
+from hookline.core.contracts.weights import LosesFractions
 from hookline.core.errors import CheckpointError
 
 RANDOM_STD = 0.02
@@ -168,7 +169,7 @@ def _read(jobs: Sequence[tuple[str, StoredTensor, WeightTarget]]) -> Sums:
                 _fill(name, target, _slices(tensor.path, stored_name))
             else:
                 blocks = _slices(tensor.path, stored_name + BLOCKS)
-                target.fill(Mxfp4Slices(blocks, _slices(tensor.scales, stored_name + SCALES)))
+                _fill(name, target, Mxfp4Slices(blocks, _slices(tensor.scales, stored_name + SCALES)))
             sums.append((name, _sum(target)))
     return sums
 
@@ -176,7 +177,7 @@ def _read(jobs: Sequence[tuple[str, StoredTensor, WeightTarget]]) -> Sums:
 def _fill(name: str, target: WeightTarget, whole: Any) -> None:
     try:
         target.fill(whole)
-    except TypeError as error:
+    except LosesFractions as error:
         raise CheckpointError(f"tensor {name} cannot be loaded: {error}; were the weights quantised?") from error
 
 

@@ -32,6 +32,10 @@ Init = Literal["normal", "ones", "zeros"]
 """How `random_weights` draws a tensor."""
 
 
+class LosesFractions(TypeError):
+    """Floats for a view of integers, which would cut off their fractions."""
+
+
 @dataclass(frozen=True, eq=False)
 class WeightTarget:
     """Where one checkpoint tensor goes on this rank.
@@ -129,14 +133,14 @@ class WeightTarget:
     def fill(self, whole: Any) -> None:
         """Write what `cut` gives, plus `add`, to the view of every piece.
 
-        Raises: TypeError for floats that would go into a view of integers, which would cut off their fractions.
+        Raises: LosesFractions for floats that would go into a view of integers.
         """
         for piece in self.pieces:
             assert piece.view is not None
             if piece.view.numel():
                 found = piece.cut(whole)
                 if found.is_floating_point() and not piece.view.is_floating_point():
-                    raise TypeError(f"{found.dtype} is stored and {piece.view.dtype} is needed")
+                    raise LosesFractions(f"{found.dtype} is stored and {piece.view.dtype} is needed")
                 piece.view.copy_(found)
                 if piece.add:
                     piece.view.add_(piece.add)

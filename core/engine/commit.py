@@ -64,7 +64,7 @@ class Committer:
             entries_N, tokens_N, is_over_N = self._collect(executor, launched)
             lost = None if release is None else _lost_by(release)
             with self._watch.part("commit"):
-                self._tell_what_came(executor, launched, entries_N)
+                self._tell_of_tokens(executor, launched, entries_N)
                 kept = list(self._table.requests(entries_N)) if self._counts_tokens else []
                 outputs += self._end_with_tokens(entries_N, tokens_N, is_over_N)
                 if launched.dispatched.pooled:
@@ -81,7 +81,7 @@ class Committer:
         return self._feedback.is_wanted or self._served.is_wanted
 
     def _collect(self, executor: Executor, launched: InFlight) -> tuple[IntArray, IntArray, BoolArray | None]:
-        """Wait for a step's tokens and keep them, with their scores, and in grammars.
+        """Wait for a step's tokens, give them to their requests, and advance the grammars by them.
 
         Returns the entries of the requests that keep a token, their tokens, and which of them a grammar ends.
         """
@@ -97,7 +97,7 @@ class Committer:
                 is_over_N = advance_grammars(self._structured_output, table, entries_N, tokens_N)
         return entries_N, tokens_N, is_over_N
 
-    def _tell_what_came(self, executor: Executor, launched: InFlight, entries_N: IntArray) -> None:
+    def _tell_of_tokens(self, executor: Executor, launched: InFlight, entries_N: IntArray) -> None:
         """Tell observers of hidden states, of first tokens, and of the times between tokens."""
         if launched.tapped is not None and launched.plan.computes:
             states = executor.collect_states(launched.handle)

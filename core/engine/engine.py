@@ -121,8 +121,12 @@ class Engine:
 
     @scheduler.setter
     def scheduler(self, policy: Scheduler) -> None:
-        """Plan with another policy from the next step on, which errors call by the first one's name."""
-        assert self.loop.in_flight is None, "a step is in flight"
+        """Plan with another policy from the next step on, which errors call by the first one's name.
+
+        Raises: HooklineError while a step is in flight.
+        """
+        if self.loop.in_flight is not None:
+            raise HooklineError("a step is in flight; replace the scheduler when the engine has no work")
         self.planner.follow(policy)
 
     @property
@@ -230,7 +234,7 @@ class Engine:
         if self._is_closed:
             raise HooklineError("the engine is closed; make a new one")
         if not self.queue.live:
-            self.planner.goes_on()
+            self.planner.reset_wait()
         return self.intake.add(
             prompt_token_ids,
             params,
@@ -263,13 +267,17 @@ class Engine:
         reason: STOP if the caller found a stop string in the text.
         """
         outputs = self._endings.abort(ids, reason)
-        self.loop.tell_ended()
+        try:
+            self.loop.tell_ended()
+        except BaseException:
+            self._endings.kept += outputs
+            raise
         return outputs
 
     @property
     def has_work(self) -> bool:
-        """Whether any request is waiting or running."""
-        return len(self.queue) > 0 or self.loop.in_flight is not None
+        """Whether any request is waiting or running, or has ended and is still to be returned."""
+        return len(self.queue) > 0 or self.loop.in_flight is not None or bool(self._endings.kept)
 
     # ----------------------------------------------------------------------------------------------------------- step
 

@@ -14,7 +14,7 @@ from hookline.core.request_info import RequestInfo
 from hookline.core.requests.admission import EngineLimits, admit, checked_timeout_s
 from hookline.core.requests.request import Request
 from hookline.core.requests.request_queue import RequestQueue
-from hookline.core.requests.structured_output import StructuredOutput
+from hookline.core.requests.structured_output import HeldUp, StructuredOutput
 from hookline.core.sampling_params import SamplingParams
 
 
@@ -74,14 +74,18 @@ class Intake:
             self._queue.hold_back(request)
 
     def let_in_compiled(self, *, is_in_flight: bool) -> None:
-        """Queue the requests whose grammars are compiled, and end those whose grammars could not be compiled."""
+        """Queue the requests whose grammars are compiled, and end those whose grammars could not be compiled.
+
+        Those that no thread was free for end as the engine's doing, and not as refused.
+        """
         assert self._structured_output is not None
         is_idle = len(self._queue.compiling) == len(self._queue) and not is_in_flight
         refused = []
         for id_, error in self._structured_output.opened(is_idle=is_idle):
             request = self._queue.compiling.get(id_)
             if request is not None and error:
-                refused.append(self._endings.end(request, FinishReason.ERROR, error))
+                reason = FinishReason.ABORT if isinstance(error, HeldUp) else FinishReason.ERROR
+                refused.append(self._endings.end(request, reason, error))
             elif request is not None:
                 self._queue.let_in(request)
         self._endings.kept += refused

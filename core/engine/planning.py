@@ -54,6 +54,7 @@ class Planner:
         """Ask another policy from now on."""
         self.scheduler = scheduler
         self.feedback.follow(scheduler)
+        self._fruitless, self._idle_s = 0, 0.0
 
     def ask(self) -> tuple[Plan, CheckedPlan]:
         """The policy's next plan: as the policy returned it, and as it was checked.
@@ -88,7 +89,7 @@ class Planner:
         seen = limits if joins else self._apart
         return SchedulerView(waiting, running, prefilling, seen, budget, now_s, num_steps, self.served.of)
 
-    def goes_on(self) -> None:
+    def reset_wait(self) -> None:
         """Note a plan that does something, or the first request of an empty queue: the time waited counts from zero."""
         self._idle_s = 0.0
 
@@ -103,11 +104,11 @@ class Planner:
             load = f"{waiting} requests waiting and {running} running"
             raise self._stuck(f"plans nothing with {load}; set idle_s to wait")
         if self._idle_s > self.limits.stall_timeout_s:
-            self._idle_s = 0.0  # a later request has its own time
+            self._idle_s = 0.0  # later requests are not refused for it
             raise self._stuck(f"has waited longer than engine.stall_timeout_s={self.limits.stall_timeout_s}")
         idle_s, began_s = min(idle_s, MAX_IDLE_S), self._times.now()
         self._times.sleep(idle_s)
-        self._idle_s += min(idle_s, self._times.now() - began_s)
+        self._idle_s += self._times.now() - began_s
 
     def check_progress(self, *, got_further: bool) -> None:
         """Count the plans in which requests only compute again what was lost by a preemption.

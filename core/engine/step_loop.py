@@ -117,7 +117,7 @@ class StepLoop:
                 self._abandon(error)
                 raise
         if checked.computes or checked.preempt:
-            self._planner.goes_on()
+            self._planner.reset_wait()
         elif may_wait:
             try:
                 self._planner.wait(plan.idle_s)
@@ -226,12 +226,17 @@ class StepLoop:
         self._lost_without_end = not ending
         ended = [self._endings.end(one, FinishReason.ERROR, end_of(one, error)) for one in ending]
         self._dispatcher.preempt(starting_again(error, inside, self._queue.running.values()))
-        self._feedback.give_up(self._times.now())
-        self._listeners.notify_ends(ended)
+        outputs += ended
+        try:
+            self._listeners.notify_ends(ended)
+            self._give_up()
+        except BaseException:
+            self._endings.kept += outputs
+            raise
         if isinstance(error, RequestFault):
             show_traceback(error)
-            return outputs + ended
-        self._endings.kept += outputs + ended
+            return outputs
+        self._endings.kept += outputs
         error.args = (f"{error}. The requests of this step have ended, the engine goes on",)
         error.ended = frozenset(output.request_id for output in ended)
         raise error

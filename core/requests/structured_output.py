@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -131,6 +132,10 @@ class Constraint:
             mask_W[word] = np.uint32(value | bits if is_complete else value & ~bits).astype(np.int32)
 
 
+class HeldUp(RequestError):
+    """A grammar that no thread was free to compile; the request may be served later."""
+
+
 @dataclass
 class _Waiting:
     """A compile, and the requests that wait for it."""
@@ -164,7 +169,7 @@ class StructuredOutput:
         self._pool = CompilePool(num_threads, compile_s)
         self._waiting: dict[Any, _Waiting] = {}
         self._given_up: dict[Any, CompileJob] = {}
-        """Compiles that took too long, and whose threads are still at them when somebody last asked."""
+        """Compiles that nobody waits for any more, and that are not done: they took too long, or have not begun."""
         self._choice: GrammarChoice | None = None
         self._backend: GrammarBackend | None = None
         self._vocabulary: GrammarVocabulary | None = None
@@ -216,16 +221,21 @@ class StructuredOutput:
         if self._choice is None:
             self._choice = self._choose()
         key = _key(constraint.wanted)
-        if key in self._given_up:
-            self._look_again(key)
+        self._keep_late()
+        if key in self._given_up and self._given_up[key].started_s is not None:
+            raise self._too_slow(key)  # the same grammar does not hold up another thread
         if key in self._cache:
             self._cache.move_to_end(key)
             if error := self._begin(constraint, self._cache[key]):
                 raise type(error)(str(error))  # a new one: the one in the cache is raised many times
             return True
         if key not in self._waiting:
-            wanted = constraint.wanted
-            self._waiting[key] = _Waiting(self._pool.submit(lambda job: self._compile(wanted, job)), {})
+            wanted, job = constraint.wanted, self._given_up.pop(key, None)
+            if job is None:
+                job = self._pool.submit(lambda job: self._compile(wanted, job))
+            else:
+                job.queued_s = time.monotonic()
+            self._waiting[key] = _Waiting(job, {})
         self._waiting[key].ids[id_] = constraint
         return False
 
@@ -253,6 +263,7 @@ class StructuredOutput:
             del self._waiting[key]
             for id_, constraint in waiting.ids.items():
                 yield id_, self._begin(constraint, compiled)
+        self._keep_late()
 
     def close(self) -> None:
         """End the threads that compile."""
@@ -316,23 +327,16 @@ class StructuredOutput:
 
     def _give_up(self, key: Any, job: CompileJob) -> Compiled:
         """The outcome of a compile that nobody waits for any more: it takes too long, or never began."""
-        if job.started_s is None:
-            limit = f"grammars that take longer than {self._pool.limit_s:g} s"
-            held_up = (
-                f"{_PLACE}.{key[0]}: it was not compiled, since all threads are held up by {limit}; try again later"
-            )
-            return Compiled(error=PluginFault(held_up))
         self._given_up[key] = job
-        return Compiled(error=self._too_slow(key))
+        if job.started_s is not None:
+            return Compiled(error=self._too_slow(key))
+        limit = f"grammars that take longer than {self._pool.limit_s:g} s"
+        return Compiled(error=HeldUp(f"{_PLACE}.{key[0]}: all threads are held up by {limit}; try again later"))
 
-    def _look_again(self, key: Any) -> None:
-        """Keep the outcome of a compile that was given up, if there is one by now.
-
-        Raises: RequestError if there is none: the same grammar does not hold up another thread.
-        """
-        if not self._given_up[key].is_done:
-            raise self._too_slow(key)
-        self._keep(key, self._given_up.pop(key))
+    def _keep_late(self) -> None:
+        """Keep the outcomes of compiles that were given up and are done by now."""
+        for key in [key for key, job in self._given_up.items() if job.is_done]:
+            self._keep(key, self._given_up.pop(key))
 
     def _too_slow(self, key: Any) -> RequestError:
         limit = f"{self._pool.limit_s:g} s, which is the most it may take"

@@ -133,14 +133,14 @@ def validate_serve(tree: Mapping[str, Any], host: PluginHost) -> ServeRun:
     chosen_parsers(serve.reasoning_parser, serve.tool_parser, lambda: host)  # before a model is loaded
     config = validate(engine, host)
     if serve.names and config.observers:
-        engine["observers"] = _told_name(config.observers, engine["observers"], serve.names[0])
+        engine["observers"] = _with_model_name(config.observers, engine["observers"], serve.names[0])
         config = replace(
             config, observers=tuple(option_of(OBSERVER, one, host, "observers") for one in engine["observers"])
         )
     return ServeRun(config, serve, engine)
 
 
-def _told_name(options: Sequence[Option], given: Any, name: str) -> list[dict[str, Any]]:
+def _with_model_name(options: Sequence[Option], given: Any, name: str) -> list[dict[str, Any]]:
     """The key `observers` with the model's name for each that has a field model_name and was given none."""
     values = [given] if isinstance(given, str) else given
     mappings = [{"name": one} if isinstance(one, str) else dict(one) for one in values]

@@ -101,16 +101,19 @@ class WaitingLogprobs:
         """Further tokens, in their order."""
         self._entries += entries
 
-    def take(self, text: str, *, takes_before: bool) -> list[dict[str, Any]]:
+    def take(self, text: str, *, takes_before: bool, behind: str = "") -> list[dict[str, Any]]:
         """Those of a text, up to its last token; of all that wait if it is not found. They wait no longer.
 
-        takes_before: whether tokens in front of it count as its own, as those without a text do; else they are dropped.
+        takes_before: whether the text goes on where the one before ended, so that tokens in front of it, which have no
+        text, count as its own; else they are a tag's, and dropped. behind: what is known to come after it.
         """
         if not text or not self._entries:
             return []
         ends = list(accumulate(len(entry["bytes"]) for entry in self._entries))
-        data = text.encode()
-        start = b"".join(bytes(entry["bytes"]) for entry in self._entries).find(data)
+        data, waiting = text.encode(), b"".join(bytes(entry["bytes"]) for entry in self._entries)
+        before = waiting.rfind(behind.encode()) if behind else -1
+        before = len(waiting) if before < 0 else before
+        start = waiting.find(data) if takes_before else waiting.rfind(data, 0, before)
         first, last = 0, len(ends)
         if start >= 0:
             last = bisect_left(ends, start + len(data)) + 1

@@ -43,6 +43,7 @@ class _Answer:
         self._items = ResponseItems(self._events)
         self._reader = turn.reader()
         self._logprobs = WaitingLogprobs()
+        self._has_logprobs = turn.params.logprobs is not None
 
     async def whole(self, generation: Generation, headers: Mapping[str, str]) -> Response:
         """The response with all items."""
@@ -76,27 +77,43 @@ class _Answer:
         self._usage.num_completion_tokens += len(delta.token_ids)
         if delta.logprobs:
             self._logprobs.add(chat_logprobs(self._surface.spelling, delta.logprobs)["content"])
-        parts = list(self._reader.push(delta.text))
+        parts = self._parts(delta)
         if delta.output is not None:
-            parts += self._reader.finish()
-            parts += [] if parts or self._items.items else [Text("")]  # clients expect an item
+            parts += [] if parts or self._items.items else [(Text(""), [])]  # clients expect an item
             self._usage.add_end(delta.output)
-        if any(isinstance(part, Reasoning) for part in parts):
+        if any(isinstance(part, Reasoning) for part, _ in parts):
             self._usage.num_reasoning_tokens += len(delta.token_ids)
         frames: list[bytes] = []
-        for part in parts:
-            frames += self._items.push(part, self._logprobs_of(part))
+        for part, logprobs in parts:
+            frames += self._items.push(part, logprobs)
         if delta.output is not None and self._items.is_text and (rest := self._logprobs.rest()):
             frames += self._items.push(Text(""), rest)  # of tokens without a text, and of a stop string
         if delta.finish_reason is not None:
             frames += self._items.close(_status(delta.finish_reason))
         return frames
 
-    def _logprobs_of(self, part: ParsedPart) -> list[Any]:
-        """Those of a part's tokens. Tags between parts belong to none of them."""
-        text = part.name if isinstance(part, ToolCall) else part.text
-        goes_on = self._turn.is_plain or (self._items.is_text and isinstance(part, Text))
-        return self._logprobs.take(text, takes_before=goes_on)
+    def _parts(self, delta: Delta) -> list[tuple[ParsedPart, list[Any]]]:
+        """The parts of a Delta with the log-probabilities of their tokens; tags between parts belong to none of them.
+
+        With log-probabilities a parser gets one character after the other: so it is known how far a part reaches.
+        """
+        if not self._has_logprobs or self._turn.is_plain:
+            found = [*self._reader.push(delta.text), *([] if delta.output is None else self._reader.finish())]
+            return [(part, self._logprobs.take(_text_of(part), takes_before=True)) for part in found]
+        parts, is_text = list[tuple[ParsedPart, list[Any]]](), self._items.is_text
+        steps = [(self._reader.push(one), delta.text[place:]) for place, one in enumerate(delta.text, 1)]
+        if delta.output is not None:
+            steps.append((self._reader.finish(), ""))
+        for found_here, behind in steps:
+            for part in found_here:
+                goes_on = is_text and isinstance(part, Text)
+                logprobs = self._logprobs.take(_text_of(part), takes_before=goes_on, behind=behind)
+                if goes_on and parts and isinstance(parts[-1][0], Text):
+                    last, before = parts.pop()
+                    part, logprobs = Text(_text_of(last) + _text_of(part)), before + logprobs
+                parts.append((part, logprobs))
+                is_text = isinstance(part, Text)
+        return parts
 
     def _response(self, status: str) -> dict[str, Any]:
         """The response object."""
@@ -130,6 +147,10 @@ class _Answer:
             "usage": _usage(usage) if is_over else None,
             "user": fields.user,
         }
+
+
+def _text_of(part: ParsedPart) -> str:
+    return part.name if isinstance(part, ToolCall) else part.text
 
 
 def _usage(usage: Usage) -> dict[str, Any]:

@@ -100,22 +100,28 @@ class EngineServer:
                 self._turn()
         finally:
             try:
-                self._flush_all()
+                self._guarded(self._flush_all)
             finally:
                 self._context.destroy(linger=round(LINGER_S * 1000))
 
     def _turn(self) -> None:
-        self._take_messages()
-        if self._engine.has_work:
-            try:
-                outputs = self._engine.step()
-                self._hand_out(outputs)
-                self._throughput.count(self._engine.last_stats)
-            except Exception as error:
-                self._break_off(error)
-        self._flush_all()
+        self._guarded(self._take_messages)
+        self._guarded(self._step)
+        self._guarded(self._flush_all)
         if self._throughput.is_due(REPORT_S, has_work=self._engine.has_work):
             self._report()
+
+    def _step(self) -> None:
+        if self._engine.has_work:
+            self._hand_out(self._engine.step())
+            self._throughput.count(self._engine.last_stats)
+
+    def _guarded(self, act: Callable[[], None]) -> None:
+        """Call something that may end requests or compute a step, in which a plugin may fail."""
+        try:
+            act()
+        except Exception as error:
+            self._break_off(error)
 
     # ------------------------------------------------------------------------------------------------ messages
 
@@ -205,10 +211,10 @@ class EngineServer:
                 added.append(completion)
                 self._add(name, completion, is_scored=one.logprobs is not None)
         except Exception as error:
-            self._end(name, [one.handle for one in added])
             outbox.post(refusal_of(message.handle, error))
             if isinstance(error, RequestError):
                 self._engine.refuse(token_ids.tolist(), error)
+            self._end(name, [one.handle for one in added])
 
     def _check_room(self, num_requests: int) -> None:
         self._engine.check_room(num_requests)
@@ -277,13 +283,16 @@ class EngineServer:
             self.death, self._is_stopping = reason, True
             return
         ended = requests_ended_by(error)
-        for id_ in list(self._by_request if ended is None else ended):
-            completion = self._by_request.get(id_)
-            if completion is not None:
-                completion.outbox.post(refusal_of(completion.handle, EngineError(reason)))
-                del self._open[completion.outbox.name, completion.handle]
-                self._forget(completion)
-                self._engine.abort([id_])
+        ids = [id_ for id_ in self._by_request if ended is None or id_ in ended]
+        for id_ in ids:
+            completion = self._by_request[id_]
+            completion.outbox.post(refusal_of(completion.handle, EngineError(reason)))
+            del self._open[completion.outbox.name, completion.handle]
+            self._forget(completion)
+        try:
+            self._engine.abort(ids)
+        except Exception as further:
+            _log.error("while ending requests after an error: %s", further)
 
     def _flush_all(self) -> None:
         lost = [outbox for outbox in self._outboxes.values() if not self._flush(outbox)]

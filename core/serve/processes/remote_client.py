@@ -256,7 +256,8 @@ class RemoteClient:
             if completion is not None:
                 completion.end(end)
         if stopped:
-            self._send(Finish(stopped))
+            with suppress(EngineError):  # it reads nothing: then they end as without a stop string
+                self._send(Finish(stopped))
 
     # ------------------------------------------------------------------------------------------------ streams
 
@@ -301,9 +302,11 @@ class RemoteClient:
 
     def _lose(self, completion: RemoteCompletion, error: HooklineError) -> None:
         """The engine does not serve a completion, or not to its end; the prompt's others end with it."""
+        stream = completion.stream
         del self._open[completion.handle]
-        self._leave(completion.stream.completions)
-        completion.stream.fail(error)
+        stream.fail(error)
+        with suppress(EngineError):  # it reads nothing
+            self._leave(stream.completions)
 
     def _refuse(self, stream: RemoteStream, error: HooklineError) -> None:
         self._forget(stream.completions)

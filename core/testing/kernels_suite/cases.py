@@ -131,9 +131,9 @@ class AttentionCases:
         q_THE = self.random(spec, num_tokens, spec.num_heads, spec.head_dim) * query_scale
         return q_THE, random_cache(spec, cache_blocks(spec), seed=1, num_layers=2)[:, 1]
 
-    def random(self, spec: AttentionSpec, *shape: int) -> Tensor:
-        """Standard normal values, always the same."""
-        return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(spec.device, spec.dtype)
+    def random(self, spec: AttentionSpec, *shape: int, seed: int = 0) -> Tensor:
+        """Standard normal values, always the same for a seed."""
+        return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(spec.device, spec.dtype)
 
     def form(self, spec: AttentionSpec, *features: str) -> AttentionForm:
         """A form with these of ATTENTION_FEATURES, besides "window", as far as the kernels declare them."""

@@ -370,8 +370,8 @@ class KernelsSuite(
             most = product(self.most_tokens(spec), LINEAR_SHAPES[:1])
             for num_rows, (width, num_out) in (*product(FEW_ROWS, LINEAR_SHAPES), *most):
                 x_TD = self.random(spec, num_rows, 2 * width)[:, :width]
-                weight_OD = self.random(spec, num_out, width).roll(num_rows, 0) * width**-0.5
-                bias_O = self.random(spec, num_out).roll(num_rows)
+                weight_OD = self.random(spec, num_out, width, seed=num_rows) * width**-0.5  # inputs have another
+                bias_O = self.random(spec, num_out, seed=num_rows)
                 kept += [weight_OD, bias_O]  # kernels may know it by address
                 yield spec, kernels, "", x_TD, weight_OD, bias_O
                 if (width, num_out) == TRANSPOSED_SHAPE:

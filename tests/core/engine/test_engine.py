@@ -224,6 +224,7 @@ def test_a_step_that_breaks_off_leaves_no_request_and_no_findable_block():
     engine.executor.launch = lambda step: 1 / 0
     with pytest.raises(ZeroDivisionError):
         engine.step()
+    assert not len(engine.queue) and [output.finish_reason for output in engine.step()] == [FinishReason.ERROR]
     assert not engine.has_work
     del engine.executor.launch
     assert run_one(engine, [1] * 9, greedy()).num_cached_tokens == 0
@@ -402,7 +403,7 @@ def test_the_time_that_a_policy_waited_counts_and_not_the_time_it_asked_for():
     first = engine.add([1], greedy())
     expected = pytest.approx(101, abs=1)
     assert waits_until_stalled(engine) == expected
-    assert waits_until_stalled(engine) == expected, "each request has its own time"
+    assert waits_until_stalled(engine) == expected, "what was waited before the stall does not count again"
     for _ in range(60):
         engine.step()
     engine.abort([first])

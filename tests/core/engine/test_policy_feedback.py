@@ -8,7 +8,7 @@ import pytest
 
 from hookline.core.contracts import ALL, MAX_SERVED_VALUES, Needs, Plan, ServedTokens
 from hookline.core.engine.served import ServedCounts
-from hookline.core.errors import PlanError, PluginError
+from hookline.core.errors import PlanError, PluginError, StepFault
 from hookline.core.outputs import FinishReason
 from hookline.core.plugin.check_contract import contract_fault
 from hookline.core.sampling_params import SamplingParams
@@ -106,7 +106,7 @@ def test_a_plan_that_waited_too_long_was_not_carried_out():
     policy, engine = overheard(WaitsForEver(), stall_timeout_s=0.005)
     engine.add([1, 2], params())
     with pytest.raises(PlanError):
-        while True:
+        for _ in range(1000):
             engine.step()
     assert [step.plan for step in policy.steps] == policy.plans
     assert not any(step.is_carried_out for step in policy.steps)
@@ -121,6 +121,32 @@ def test_a_policy_that_takes_the_place_of_another_hears_of_its_own_plans():
     engine.add([1, 2], params(max_tokens=2))
     second.check(drain(engine))
     assert len(first.steps) == num_told and [step.plan for step in second.steps] == second.plans
+
+
+class FailsWhenGivenUp(PlainScheduler):
+    def committed(self, step):
+        if not step.is_carried_out:
+            raise ValueError("odd")
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_policy_that_fails_when_it_hears_of_a_lost_step_hides_no_end(overlap, monkeypatch):
+    engine = fake_engine(FailsWhenGivenUp(), overlap=overlap)
+    ended = []
+    monkeypatch.setattr(engine._listeners, "notify_ends", lambda outputs: ended.extend(outputs))
+    first = engine.add([1, 2], params(max_tokens=1))
+    if overlap:
+        engine.step()
+    second = engine.add([1, 3], params())
+
+    def fail(step):
+        raise StepFault("model 'm' fails in forward")
+
+    monkeypatch.setattr(engine.executor, "launch", fail)
+    with pytest.raises(PluginError, match="fails in committed"):
+        engine.step()
+    assert engine.has_work
+    assert {output.request_id for output in engine.step()} == {first, second} == {one.request_id for one in ended}
 
 
 class PlansTooMuch(PlainScheduler):

@@ -78,6 +78,24 @@ def test_tokens_of_reasoning_and_of_calls_are_none_of_the_text_s(ask: Ask, reply
     assert streamed(ask, client, PARSERS, tools=[TOOL]) == found
 
 
+@pytest.mark.parametrize("one_by_one", [False, True])
+@pytest.mark.parametrize("text", ["t", "in", "k t", "name"])
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "<think>Well</think>\n\n{}",
+        '{}<tool_call>{{"name": "f", "arguments": {{"a": "in name"}}}}</tool_call>',
+        '<think>t</think>\n\n{}<tool_call>{{"name": "f", "arguments": {{"a": "in t"}}}}</tool_call>',
+    ],
+)
+def test_a_text_that_a_tag_contains_has_its_own_tokens(ask: Ask, reply: str, text: str, one_by_one: bool) -> None:
+    client = FakeEngineClient(reply.format(text), one_by_one=one_by_one)
+    whole = ask(client, "POST", "/v1/responses", PARSERS, json={**BODY, "tools": [TOOL]}).json()
+    found = logprobs_of(whole)
+    assert b"".join(bytes(one["bytes"]) for one in found).decode().removesuffix("<|endoftext|>").strip() == text
+    assert streamed(ask, client, PARSERS, tools=[TOOL]) == found
+
+
 def test_what_waits_is_taken_up_to_the_end_of_a_text() -> None:
     waiting, tokens = WaitingLogprobs(), [{"bytes": list(one)} for one in (b"<a>", b"ab", b"cd", b"ef")]
     waiting.add(tokens)

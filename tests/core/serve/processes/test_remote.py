@@ -35,6 +35,7 @@ from hookline.core.serve.processes.messages import (
     Gone,
     Message,
     Refused,
+    StepNews,
     Submit,
     decode_from_engine,
     encode,
@@ -336,21 +337,37 @@ class Mailbox:
         return len(self.unread)
 
 
+MakeServer = Callable[[Any], tuple[EngineServer, Mailbox]]
+
+
 @pytest.fixture
-def unstarted(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[EngineServer, Mailbox, list[int]]]:
+def make_server(tmp_path: Any) -> Iterator[MakeServer]:
+    """Makes a server of an engine that does its turns when it is asked to, and its mailbox."""
+    made = list[tuple[EngineServer, Any]]()
+
+    def make(engine: Any) -> tuple[EngineServer, Mailbox]:
+        llm: Any = SimpleNamespace(engine=engine, observers={}, device_works=lambda: True)
+        server, mailbox = EngineServer(llm, f"ipc://{tmp_path}/engine", 64, lambda: False), Mailbox()
+        made.append((server, server._socket))
+        server._socket = mailbox  # type: ignore[assignment]
+        return server, mailbox
+
+    yield make
+    for server, socket in made:
+        server._socket = socket
+        server._context.destroy(linger=0)
+
+
+@pytest.fixture
+def unstarted(make_server: MakeServer, monkeypatch: pytest.MonkeyPatch) -> tuple[EngineServer, Mailbox, list[int]]:
     """A server that queues two prompts a step at most, its mailbox, and the first token of each prompt it queued."""
     monkeypatch.setattr("hookline.core.serve.processes.engine_server.MAX_ADMITTED", 2)
-    engine, queued, mailbox = fake_engine(PlainScheduler(), max_num_seqs=16), list[int](), Mailbox()
+    engine, queued = fake_engine(PlainScheduler(), max_num_seqs=16), list[int]()
     add = engine.add
     monkeypatch.setattr(
         engine, "add", lambda ids, *rest, **options: queued.append(ids[0]) or add(ids, *rest, **options)
     )
-    llm: Any = SimpleNamespace(engine=engine, observers={}, device_works=lambda: True)
-    server = EngineServer(llm, f"ipc://{tmp_path}/engine", 64, lambda: False)
-    with monkeypatch.context() as patch:
-        patch.setattr(server, "_socket", mailbox)
-        yield server, mailbox, queued
-    server._context.destroy(linger=0)
+    return *make_server(engine), queued
 
 
 def submits(handles: range) -> list[Submit]:
@@ -410,6 +427,74 @@ def test_a_lost_step_ends_its_requests_and_no_others(unstarted: Any) -> None:
         server._turn()
     assert queued == [1, 2, 3, 4, 5] and server._engine.num_running == 3
     assert {handle for one in mailbox.sent for handle in unpacked(one.handles).tolist()} == {1, 2, 5}
+
+
+def test_a_completion_that_ended_before_a_lost_step_is_told_though_nobody_else_is_there(
+    make_server: MakeServer,
+) -> None:
+    server, mailbox = make_server(fake_engine(PlainScheduler(), overlap=True))
+    mailbox.put(b"one", Submit(1, packed([1, 3]), {"max_tokens": 1, "seed": 1}, {}, 0.0))
+    server._turn()
+    mailbox.put(b"other", *submits(range(2, 3)))
+    assert broken_turn(server, mailbox, StepFault("model 'm' fails in forward")) == [2]
+    server._turn()
+    assert [end.handle for one in mailbox.sent if isinstance(one, StepNews) for end in one.ends] == [1]
+    assert not server._open and not server._engine.has_work
+
+
+class FailsInReports(PlainScheduler):
+    """Fails once in a report of requests that ended between steps, and in each plan once it is told to."""
+
+    has_failed = fails_in_plan = False
+
+    def plan(self, view: Any) -> Any:
+        if self.fails_in_plan:
+            raise ValueError("a plan that fails")
+        return super().plan(view)
+
+    def committed(self, step: Any) -> None:
+        if step.plan is None and not self.has_failed:
+            self.has_failed = True
+            raise ValueError("a report that fails")
+
+
+@pytest.mark.parametrize("how", ["a client leaves", "a front end is lost", "a plan fails, too"])
+def test_a_policy_that_fails_in_a_report_ends_its_requests_and_not_the_process(
+    how: str, make_server: MakeServer
+) -> None:
+    policy = FailsInReports()
+    server, mailbox = make_server(fake_engine(policy))
+    mailbox.put(b"one", *submits(range(1, 4)))
+    mailbox.put(b"gone", *submits(range(4, 5)))
+    server._turn()
+    if how == "a client leaves":
+        mailbox.put(b"one", Cancel([1]))
+    elif how == "a front end is lost":
+        server._outboxes[b"gone"].flush = lambda: (_ for _ in ()).throw(LookupError)  # type: ignore[method-assign]
+    policy.fails_in_plan = how == "a plan fails, too"
+    server._turn()
+    server._turn()
+    told = {one.handle for one in mailbox.sent if isinstance(one, Refused)}
+    assert policy.has_failed and not server._open and {2, 3} <= told
+    policy.fails_in_plan = False
+    mailbox.put(b"one", *submits(range(5, 6)))
+    server._turn()
+    assert server._engine.num_running == 1
+
+
+def test_a_reader_hears_of_the_error_though_the_engine_reads_nothing() -> None:
+    def send(message: Any) -> None:
+        if isinstance(message, Cancel):
+            raise EngineError("the engine's process takes no more requests")
+
+    async def talk() -> None:
+        client = RemoteClient(MODEL, send, ServeConfig())
+        stream = client.stream([3], SamplingParams(n=2))
+        client.receive([refusal_of(1, EngineError("a step failed"))])
+        with pytest.raises(EngineError, match="a step failed"):
+            await asyncio.wait_for(anext(stream), 30)
+
+    asyncio.run(talk())
 
 
 def test_a_prompt_of_which_one_completion_fails_ends_with_the_others(tmp_path: Any) -> None:
