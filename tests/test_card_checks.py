@@ -496,6 +496,8 @@ def test_process():
 @pytest.mark.slow
 def test_engines_of_one_gpu_and_kernels_are_spread_over_the_gpus(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,6,7")
+    looks_early = "import os, pathlib\n\npathlib.Path('early_' + os.environ['CUDA_VISIBLE_DEVICES']).touch()\n"
+    (tmp_path / "conftest.py").write_text(looks_early)
     several, kernels = "tests/test_gpu_ranks.py", "tests/plugins/test_triton_a.py"
     names = [kernels, *(f"tests/test_gpu_{name}.py" for name in ("one", "two")), several]
     files = {name: CARD.format(is_worker=name != several) for name in names}
@@ -504,7 +506,9 @@ def test_engines_of_one_gpu_and_kernels_are_spread_over_the_gpus(tmp_path, monke
     assert rows == [[name, "1", "0", "0", "0"] for name in sorted(names)] and code == 0
     ended = [told["file"] for told in one.records if told.get("left") == 0 and told["passed"]]
     assert (ended[0], ended[-1]) == (several, kernels)
-    assert {path.name for path in tmp_path.glob("card_*")} == {"card_5,6,7", "card_5", "card_6"}
+    seen = {"5,6,7", "5", "6"}
+    assert {path.name for path in tmp_path.glob("card_*")} == {f"card_{card}" for card in seen}
+    assert {path.name for path in tmp_path.glob("early_*")} == {f"early_{card}" for card in seen}
 
 
 def test_files_that_look_for_several_gpus_have_them():

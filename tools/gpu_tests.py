@@ -76,22 +76,19 @@ class Worker(TimeLimit):
 
 
 def pytest_configure(config: Any) -> None:
-    """Called where pytest loads this module by its name, as workers do, before anything has looked for GPUs."""
+    """Called where pytest loads this module by its name, as workers do."""
     if hasattr(config, "workerinput"):
-        os.environ["CUDA_VISIBLE_DEVICES"] = config.workerinput["card"]
         config.pluginmanager.register(Worker(config.workerinput["ends_at"]), "time limit")
 
 
 class Files:
     """A plugin of pytest where results come together: counts outcomes by file.
 
-    is_of_part: of a test's name, whether it is run here; others are counted only. cards: the GPUs that workers share.
+    is_of_part: of a test's name, whether it is run here; others are counted only.
     """
 
-    def __init__(self, ends_at: float, is_of_part: Callable[[str], bool], cards: list[str]) -> None:
+    def __init__(self, ends_at: float, is_of_part: Callable[[str], bool]) -> None:
         self._ends_at, self._is_of_part = ends_at, is_of_part
-        self._num_workers = Counter(dict.fromkeys(cards, 0))
-        """Of each card."""
         self._told_at: defaultdict[str, float] = defaultdict(time.monotonic)
         self._done: Counter[str] = Counter()
         self.numbers: Counter[str] = Counter()
@@ -107,13 +104,7 @@ class Files:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        card = min(self._num_workers, key=self._num_workers.__getitem__)
-        self._num_workers[card] += 1
-        node.workerinput.update(ends_at=self._ends_at, card=card)
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: Any) -> None:
-        self._num_workers[node.workerinput["card"]] -= 1  # one that crashed has a successor
+        node.workerinput["ends_at"] = self._ends_at
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
@@ -230,6 +221,17 @@ def main(arguments: list[str]) -> int:
     return run_part(names, ends_at, options, behind)
 
 
+def workers(number: int, cards: list[str]) -> list[str]:
+    """Arguments of pytest-xdist for so many workers, each of which sees one of the GPUs from its beginning on.
+
+    A variable that a plugin set would come too late: files of fixtures look for GPUs before.
+    """
+    each = Counter(cards[index % len(cards)] for index in range(number))
+    return [
+        word for card, count in each.items() for word in ("--tx", f"{count}*popen//env:CUDA_VISIBLE_DEVICES={card}")
+    ]
+
+
 def run_parts(names: list[str], ends_at: float, options: argparse.Namespace, behind: list[str]) -> int:
     """Each part in a process that leaves nothing on the cards; where there are several, the first counts all tests."""
     files = {part: [name for name in names if part_of(name, options.cards) == part] for part in PARTS}
@@ -252,7 +254,7 @@ def run_parts(names: list[str], ends_at: float, options: argparse.Namespace, beh
 def run_part(names: list[str], ends_at: float, options: argparse.Namespace, behind: list[str]) -> int:
     """This process's part of the files; all of them if it has none."""
     part, cards = options.part, cards_seen(options.cards)
-    files = Files(ends_at, lambda name: part in (None, part_of(name, options.cards)), cards)
+    files = Files(ends_at, lambda name: part in (None, part_of(name, options.cards)))
     spread = {"kernels": (options.processes, "load"), "engines_of_one_gpu": (len(cards), "loadfile")}
     given = ["-q", "--tb=short", "-p", "no:cacheprovider", "--continue-on-collection-errors", f"--rootdir={ROOT}"]
     plugins: list[Any] = [files]
@@ -260,7 +262,7 @@ def run_part(names: list[str], ends_at: float, options: argparse.Namespace, behi
         processes, how = spread[part]
         chunk = ["--maxschedchunk", str(CHUNK)] if how == "load" else []
         # pytest-benchmark warns beside xdist, and warnings are errors
-        given += ["-n", str(processes), "--dist", how, *chunk, "-p", "no:benchmark", "-p", Path(__file__).stem]
+        given += ["--dist", how, *chunk, *workers(processes, cards), "-p", "no:benchmark", "-p", Path(__file__).stem]
     else:
         given += ["-p", "no:xdist"]
         plugins.append(TimeLimit(ends_at))
