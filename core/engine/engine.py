@@ -276,8 +276,8 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether any request is waiting or running, or has ended and is still to be returned."""
-        return len(self.queue) > 0 or self.loop.in_flight is not None or bool(self._endings.kept)
+        """Whether any request is waiting or running."""
+        return len(self.queue) > 0 or self.loop.in_flight is not None
 
     # ----------------------------------------------------------------------------------------------------------- step
 

@@ -224,7 +224,6 @@ def test_a_step_that_breaks_off_leaves_no_request_and_no_findable_block():
     engine.executor.launch = lambda step: 1 / 0
     with pytest.raises(ZeroDivisionError):
         engine.step()
-    assert not len(engine.queue) and [output.finish_reason for output in engine.step()] == [FinishReason.ERROR]
     assert not engine.has_work
     del engine.executor.launch
     assert run_one(engine, [1] * 9, greedy()).num_cached_tokens == 0
