@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hookline.core.contracts import Attend, ModelSpec, RecurrentState, Runtime, StateRows, StateTensor, WeightTarget
+from hookline.core.errors import ConfigError
 from hookline.core.layers import ParallelHead, VocabParallelEmbedding
 from hookline.core.testing.model_suite import ModelSuite
 from hookline.core.testing.running import failures
@@ -23,6 +24,8 @@ class Sums:
 
     @classmethod
     def spec(cls, hf_config: Mapping[str, Any]) -> ModelSpec:
+        if hf_config.get("tie_word_embeddings"):
+            raise ConfigError("its head is its own")
         hidden, vocab = hf_config["hidden_size"], hf_config["vocab_size"]
         keeps = RecurrentState((("sum", StateTensor((hidden,), "float32")),))
         return ModelSpec(1, 2, 2, hidden, hidden, vocab, max_position=64, layers=(keeps,))

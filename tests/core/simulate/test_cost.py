@@ -99,7 +99,7 @@ def test_a_model_comes_back_from_its_file(tmp_path):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"decode": {"tokens": [1], "seconds": [1]}}, "missing 1 required positional argument: 'prompt'"),
+        ({"decode": {"tokens": [1], "seconds": [1]}}, "prompt needs tokens and seconds"),
         ({"speed": 3}, "unexpected keyword argument 'speed'"),
         ({"gap_s": -1}, "cost.gap_s=-1 must be a finite number of seconds, at least 0"),
         ({"host": {"step_s": "fast"}}, "cost.host.step_s='fast' must be a finite number"),
