@@ -106,9 +106,9 @@ class Planner:
         if self._idle_s > self.limits.stall_timeout_s:
             self._idle_s = 0.0  # later requests are not refused for it
             raise self._stuck(f"has waited longer than engine.stall_timeout_s={self.limits.stall_timeout_s}")
-        idle_s, began_s = min(idle_s, MAX_IDLE_S), self._times.now()
-        self._times.sleep(idle_s)
-        self._idle_s += self._times.now() - began_s
+        began_s = self._times.now()
+        self._times.sleep(min(idle_s, MAX_IDLE_S))
+        self._idle_s += min(self._times.now() - began_s, MAX_IDLE_S)  # a stopped process is no policy's fault
 
     def check_progress(self, *, got_further: bool) -> None:
         """Count the plans in which requests only compute again what was lost by a preemption.
