@@ -120,6 +120,8 @@ class EngineServer:
         """Call something that may end requests or compute a step, in which a plugin may fail."""
         try:
             act()
+        except zmq.ZMQError:  # nobody can be told any more
+            raise
         except Exception as error:
             self._break_off(error)
 

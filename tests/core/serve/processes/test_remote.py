@@ -482,6 +482,19 @@ def test_a_policy_that_fails_in_a_report_ends_its_requests_and_not_the_process(
     assert server._engine.num_running == 1
 
 
+def test_a_socket_that_fails_ends_the_engine_s_process(make_server: MakeServer) -> None:
+    server, mailbox = make_server(fake_engine(PlainScheduler()))
+    mailbox.put(b"one", *submits(range(1, 2)))
+    server._turn()
+
+    def fail(flags: int) -> Any:
+        raise zmq.ZMQError(zmq.ENOTSOCK)
+
+    mailbox.recv_multipart = fail  # type: ignore[method-assign]
+    with pytest.raises(zmq.ZMQError):
+        server._turn()
+
+
 def test_a_reader_hears_of_the_error_though_the_engine_reads_nothing() -> None:
     def send(message: Any) -> None:
         if isinstance(message, Cancel):
