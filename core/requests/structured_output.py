@@ -222,7 +222,7 @@ class StructuredOutput:
             self._choice = self._choose()
         key = _key(constraint.wanted)
         self._keep_late()
-        if key in self._given_up and self._given_up[key].started_s is not None:
+        if key in self._given_up and self._given_up[key].overran(self._pool.limit_s):
             raise self._too_slow(key)  # the same grammar does not hold up another thread
         if key in self._cache:
             self._cache.move_to_end(key)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -97,22 +97,17 @@ class _Answer:
 
         With log-probabilities a parser gets one character after the other: so it is known how far a part reaches.
         """
-        if not self._has_logprobs or self._turn.is_plain:
-            found = [*self._reader.push(delta.text), *([] if delta.output is None else self._reader.finish())]
-            return [(part, self._logprobs.take(_text_of(part), takes_before=True)) for part in found]
-        parts, is_text = list[tuple[ParsedPart, list[Any]]](), self._items.is_text
-        steps = [(self._reader.push(one), delta.text[place:]) for place, one in enumerate(delta.text, 1)]
+        text, is_text, runs = delta.text, self._turn.is_plain or self._items.is_text, _Runs()
+        pieces = text if self._has_logprobs and not self._turn.is_plain else [text]
+        for piece in pieces:
+            runs.add(self._reader.push(piece), len(piece))
         if delta.output is not None:
-            steps.append((self._reader.finish(), ""))
-        for found_here, behind in steps:
-            for part in found_here:
-                goes_on = is_text and isinstance(part, Text)
-                logprobs = self._logprobs.take(_text_of(part), takes_before=goes_on, behind=behind)
-                if goes_on and parts and isinstance(parts[-1][0], Text):
-                    last, before = parts.pop()
-                    part, logprobs = Text(_text_of(last) + _text_of(part)), before + logprobs
-                parts.append((part, logprobs))
-                is_text = isinstance(part, Text)
+            runs.add(self._reader.finish(), 0)
+        parts = []
+        for part, end in runs.found:
+            goes_on = is_text and isinstance(part, Text)
+            parts.append((part, self._logprobs.take(_text_of(part), takes_before=goes_on, behind=text[end:])))
+            is_text = isinstance(part, Text)
         return parts
 
     def _response(self, status: str) -> dict[str, Any]:
@@ -147,6 +142,24 @@ class _Answer:
             "usage": _usage(usage) if is_over else None,
             "user": fields.user,
         }
+
+
+class _Runs:
+    """Parts with the place in the text behind them; those of one kind that follow each other are one."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[ParsedPart, int]] = []
+        self._end = 0
+
+    def add(self, parts: Sequence[ParsedPart], num_characters: int) -> None:
+        """Parts that were certain with so many further characters."""
+        self._end += num_characters
+        for part in parts:
+            last = self.found[-1][0] if self.found else None
+            if last is not None and type(last) is type(part) and not isinstance(part, ToolCall):
+                self.found.pop()
+                part = type(part)(_text_of(last) + _text_of(part))
+            self.found.append((part, self._end))
 
 
 def _text_of(part: ParsedPart) -> str:

@@ -124,6 +124,8 @@ class EngineServer:
             raise
         except Exception as error:
             self._break_off(error)
+            for outbox in list(self._outboxes.values()):
+                self._flush(outbox)  # who is gone is found by the next `_flush_all`
 
     # ------------------------------------------------------------------------------------------------ messages
 

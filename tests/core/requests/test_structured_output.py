@@ -202,10 +202,10 @@ def test_a_grammar_that_took_too_long_holds_up_no_second_thread_and_is_served_on
     engine = make_engine(backend, compile_s=0.05, num_threads=2)
     engine.add([1, 2], choice("wait"))
     assert "takes longer than 0.05 s" in drain(engine)[0].error
-    engine.structured_output._pool.limit_s = 60.0  # for the quick one, on a busy machine
     for _ in range(3):
         with pytest.raises(RequestError, match="takes longer than"):
             engine.add([1, 2], choice("wait"))
+    engine.structured_output._pool.limit_s = 60.0  # for the quick one, on a busy machine
     (quick,) = served(engine, [([1], choice("quick", seed=1))])
     assert text_of(quick) == "quick" and compiled == ["wait", "quick"]
     backend.gate.set()
@@ -216,6 +216,30 @@ def test_a_grammar_that_took_too_long_holds_up_no_second_thread_and_is_served_on
     assert engine.structured_output._cached_bytes > 0
     (late,) = served(engine, [([1], choice("wait", seed=1))])
     assert text_of(late) == "wait" and compiled == ["wait", "quick"]
+
+
+def test_a_grammar_that_has_begun_since_it_was_given_up_is_waited_for(backend, monkeypatch):
+    """Told to try again later, a caller comes back while it is being compiled."""
+    compile_, has_begun, may_end = backend.compile, threading.Event(), threading.Event()
+
+    def compile_slowly(self, wanted):
+        if wanted.value[0] == "later":
+            has_begun.set()
+            assert may_end.wait(20)
+        return compile_(self, wanted)
+
+    monkeypatch.setattr(backend, "compile", compile_slowly)
+    engine = make_engine(backend, compile_s=0.05)
+    engine.add([1], choice("wait"))
+    engine.add([1], choice("later"))
+    assert any("try again later" in output.error for output in drain(engine))
+    engine.structured_output._pool.limit_s = 60.0
+    backend.gate.set()
+    assert has_begun.wait(20)
+    id_ = engine.add([1], choice("later", seed=1))
+    may_end.set()
+    (output,) = drain(engine)
+    assert output.request_id == id_ and text_of(output) == "later"
 
 
 @pytest.mark.parametrize("place", ["compile", "fill", "advance"])

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
+from hookline.core.contracts import ParserContext, Text
+from hookline.core.outputs import Delta
 from hookline.core.serve.openai.logprobs import WaitingLogprobs
+from hookline.core.serve.openai.responses import _Answer
+from hookline.core.serve.parsers import PartsReader, chosen_parsers
 from hookline.core.serve.settings import ServeConfig
-from hookline.core.testing.engine_client import FakeEngineClient
+from hookline.core.testing.engine_client import FakeEngineClient, tiny_model
 from tests.core.serve.conftest import Ask
 
 BODY = {"input": "hi", "include": ["message.output_text.logprobs"], "top_logprobs": 0}
@@ -94,6 +99,40 @@ def test_a_text_that_a_tag_contains_has_its_own_tokens(ask: Ask, reply: str, tex
     found = logprobs_of(whole)
     assert b"".join(bytes(one["bytes"]) for one in found).decode().removesuffix("<|endoftext|>").strip() == text
     assert streamed(ask, client, PARSERS, tools=[TOOL]) == found
+
+
+CALL = '<tool_call>{"name": "f", "arguments": {"a": "I am done"}}</tool_call>'
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 1000])
+@pytest.mark.parametrize(
+    ("reply", "texts"),
+    [
+        (f"I will call now.{CALL}Done nicely.", ["I will call now.", "Done nicely."]),
+        (f"<think>hm well</think>\n\nI am calling\n{CALL}", ["I am calling"]),
+        (f"Ok{CALL}", ["Ok"]),
+        ("<think>I am</think>\n\nI am", ["I am"]),
+    ],
+)
+def test_deltas_of_several_tokens_give_each_text_its_own(reply: str, texts: list[str], size: int) -> None:
+    codec, parsers = tiny_model().codec, chosen_parsers("think", "hermes")
+    entries = [{"bytes": list(codec.decode([one]).encode())} for one in codec.encode_plain(reply)]
+    context, answer = ParserContext("", [{"name": "f", "parameters": {}}]), _Answer.__new__(_Answer)
+    chosen = [one for one in (parsers.reasoning, parsers.tools) if one is not None]
+    answer._reader = PartsReader([(one.make(context), one.entry) for one in chosen])
+    answer._turn, answer._has_logprobs = SimpleNamespace(is_plain=False), True  # type: ignore[assignment]
+    answer._logprobs, found = WaitingLogprobs(), list[list[Any]]()
+    answer._items = items = SimpleNamespace(is_text=False)  # type: ignore[assignment]
+    for first in range(0, len(entries), size):
+        some = entries[first : first + size]
+        answer._logprobs.add(some)
+        delta = Delta(0, 0, 0, b"".join(bytes(one["bytes"]) for one in some).decode(), [])
+        for part, logprobs in answer._parts(delta):
+            if isinstance(part, Text):
+                found += [] if items.is_text else [[]]
+                found[-1] += logprobs
+            items.is_text = isinstance(part, Text)
+    assert [b"".join(bytes(one["bytes"]) for one in each).decode().strip() for each in found] == texts
 
 
 def test_what_waits_is_taken_up_to_the_end_of_a_text() -> None:
