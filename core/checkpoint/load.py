@@ -166,10 +166,11 @@ def _read(jobs: Sequence[tuple[str, StoredTensor, WeightTarget]]) -> Sums:
                 continue
             stored_name = tensor.name or name
             if tensor.scales is None:
-                _fill(name, target, _slices(tensor.path, stored_name))
+                whole = _slices(tensor.path, stored_name)
             else:
                 blocks = _slices(tensor.path, stored_name + BLOCKS)
-                _fill(name, target, Mxfp4Slices(blocks, _slices(tensor.scales, stored_name + SCALES)))
+                whole = Mxfp4Slices(blocks, _slices(tensor.scales, stored_name + SCALES))
+            _fill(name, target, whole)
             sums.append((name, _sum(target)))
     return sums
 

@@ -55,7 +55,7 @@ class EngineLimits:
     """Values for what SamplingParams leave open, from the checkpoint's generation_config.json."""
 
     max_position: int | None = None
-    """Positions of the checkpoint, which no max_model_len can exceed; None if it has no such limit."""
+    """How many positions the checkpoint has: no sequence can be longer. None if that is not known."""
     num_cache_tokens: int | None = None
     """Longest sequence that fits the whole pool; None if that is as many tokens as its blocks hold."""
 

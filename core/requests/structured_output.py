@@ -169,7 +169,7 @@ class StructuredOutput:
         self._pool = CompilePool(num_threads, compile_s)
         self._waiting: dict[Any, _Waiting] = {}
         self._given_up: dict[Any, CompileJob] = {}
-        """Compiles that nobody waits for any more, and that are not done: they took too long, or have not begun."""
+        """Compiles that are still to end after their requests ended: they took too long, or could not begin in time."""
         self._choice: GrammarChoice | None = None
         self._backend: GrammarBackend | None = None
         self._vocabulary: GrammarVocabulary | None = None
@@ -326,7 +326,7 @@ class StructuredOutput:
         return compiled
 
     def _give_up(self, key: Any, job: CompileJob) -> Compiled:
-        """The outcome of a compile that nobody waits for any more: it takes too long, or never began."""
+        """What the requests of a compile hear that takes too long, or could not begin in time. See `_given_up`."""
         self._given_up[key] = job
         if job.started_s is not None:
             return Compiled(error=self._too_slow(key))

@@ -237,7 +237,7 @@ class EngineServer:
         """End completions of a front end, which is told nothing more about them."""
         for handle in handles:
             self._arrived.pop((name, handle), None)
-        ended = [self._open.pop((name, handle)) for handle in handles if (name, handle) in self._open]
+        ended = [self._open[name, handle] for handle in handles if (name, handle) in self._open]
         for completion in ended:
             self._forget(completion)
         self._engine.abort([completion.request_id for completion in ended])
@@ -247,6 +247,7 @@ class EngineServer:
         self._hand_out(self._engine.abort(ids, reason=FinishReason.STOP))
 
     def _forget(self, completion: Completion) -> None:
+        self._open.pop((completion.outbox.name, completion.handle), None)
         self._by_request.pop(completion.request_id, None)
         self._scored.pop(completion.request_id, None)
 
@@ -264,7 +265,6 @@ class EngineServer:
             if output.logprobs is not None and len(output.logprobs) > completion.num_scored:
                 outbox.scored.setdefault(handle, []).extend(output.logprobs[completion.num_scored :])
             outbox.ends.append(end_of(handle, output))
-            self._open.pop((outbox.name, handle), None)
             self._forget(completion)
         for id_, completion in self._scored.items():
             request = self._engine.queue.live.get(id_)
@@ -291,7 +291,6 @@ class EngineServer:
         for id_ in ids:
             completion = self._by_request[id_]
             completion.outbox.post(refusal_of(completion.handle, EngineError(reason)))
-            del self._open[completion.outbox.name, completion.handle]
             self._forget(completion)
         try:
             self._engine.abort(ids)
