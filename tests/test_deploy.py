@@ -3,9 +3,14 @@
 import json
 import re
 import shlex
+import tomllib
+from importlib.metadata import packages_distributions, requires
 
+import httpx
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 pytest.importorskip("starlette", reason="needs the extra: pip install hookline[serve]")
 pytest.importorskip("prometheus_client", reason="needs the extra: pip install hookline[prometheus]")
@@ -23,6 +28,7 @@ from hookline.core.testing.plain_scheduler import PlainScheduler
 from hookline.plugins.observers import PrometheusConfig
 from hookline.plugins.observers.prometheus import Prometheus
 from tests.doc_pages import ROOT, commands
+from tests.serving import server
 
 DEPLOY = ROOT / "deploy"
 DASHBOARD = DEPLOY / "grafana/hookline.json"
@@ -31,6 +37,18 @@ MANIFESTS = {one["kind"]: one for one in yaml.safe_load_all((DEPLOY / "kubernete
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 [CONTAINER] = MANIFESTS["Deployment"]["spec"]["template"]["spec"]["containers"]
 ENTRY = json.loads(re.search(r"^ENTRYPOINT (.*)$", DOCKERFILE, re.M)[1])
+WITHOUT = """
+import sys
+from importlib.machinery import PathFinder
+
+class Finder(PathFinder):
+    @classmethod
+    def find_spec(cls, name, *arguments):
+        return None if name.partition(".")[0] in {absent} else super().find_spec(name, *arguments)
+
+sys.meta_path[sys.meta_path.index(PathFinder)] = Finder
+"""
+"""A sitecustomize.py with which some packages cannot be imported, in a server's child processes too."""
 
 
 def served(arguments):
@@ -76,6 +94,45 @@ def test_the_image_installs_an_extra_and_what_it_copies_is_not_ignored():
     assert 'pip install --no-cache-dir "/src[serve]"' in DOCKERFILE and "USER hookline" in DOCKERFILE
     kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     assert {"core", "plugins", "conf", "hookline", "pyproject.toml", "README.md", "LICENSE"} == kept
+
+
+def brought_by(extra):
+    """The distributions that an installation with this extra brings, Hookline's own requirements among them."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    waiting, brought = [*project["dependencies"], *project["optional-dependencies"][extra]], {"hookline"}
+    while waiting:
+        required = Requirement(waiting.pop())
+        name = canonicalize_name(required.name)
+        applies = required.marker is None or any(required.marker.evaluate({"extra": one}) for one in ("", extra))
+        if applies and name not in brought:
+            brought.add(name)
+            waiting += [one for one in requires(name) or () if "extra ==" not in one]
+    return brought
+
+
+@pytest.mark.slow
+def test_what_the_image_installs_answers_with_a_schema_and_with_a_forced_call(tmp_path):
+    brought = brought_by("serve")
+    absent = {
+        module
+        for module, distributions in packages_distributions().items()
+        if not brought & set(map(canonicalize_name, distributions))
+    }
+    assert "pytest" in absent and "starlette" not in absent
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT.format(absent=sorted(absent)))
+    schema = {"type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"]}
+    schema["additionalProperties"] = False
+    tool = {"type": "function", "function": {"name": "switch", "parameters": schema}}
+    asked = {"messages": [{"role": "user", "content": "on?"}], "max_tokens": 200, "temperature": 0}
+    form = {"type": "json_schema", "json_schema": {"name": "state", "schema": schema}}
+    with server("device=cpu", PYTHONPATH=f"{tmp_path}:{ROOT}") as running:
+        url = f"{running.url}/v1/chat/completions"
+        answer = httpx.post(url, json={**asked, "response_format": form}, timeout=60).json()
+        assert set(json.loads(answer["choices"][0]["message"]["content"])) == {"on"}, answer
+        forced = {"type": "function", "function": {"name": "switch"}}
+        answer = httpx.post(url, json={**asked, "tools": [tool], "tool_choice": forced}, timeout=60).json()
+        (call,) = answer["choices"][0]["message"]["tool_calls"]
+        assert set(json.loads(call["function"]["arguments"])) == {"on"}, call
 
 
 def test_the_dashboard_asks_for_metrics_that_the_observer_exports():

@@ -40,6 +40,6 @@ def register_grammars(register: Registrar) -> None:
         "llguidance",
         "hookline.plugins.grammars.llguidance_backend:LLGuidance",
         config=LLGuidanceConfig,
-        help="JSON schemas, regexes, choices, Lark and GBNF grammars, structural tags; extra 'grammar'",
+        help="JSON schemas, regexes, choices, Lark and GBNF grammars, structural tags; extra 'serve' or 'grammar'",
         needs=Needs(packages=("llguidance",)),
     )
