@@ -56,7 +56,7 @@ class Blocks:
         if isinstance(part, ToolCall):
             block |= {"id": f"toolu_{secrets.token_hex(12)}", "name": part.name, "input": {}}
         else:
-            block |= {key: ""} | ({"signature": ""} if kind is Reasoning else {"citations": None})
+            block |= {key: ""} | ({"signature": ""} if kind is Reasoning else {})
         self.blocks.append(block)
         head = f'event: content_block_delta\ndata: {{"type":"content_block_delta","index":{index},'
         self._head = f'{head}"delta":{{"type":"{delta}","{key}":'.encode()

@@ -60,7 +60,6 @@ class _Answer:
             "model": self._model,
             "choices": choices,
             "usage": self._usage.openai(),
-            "system_fingerprint": None,
         }
         if self._fields.return_token_ids:
             body["prompt_token_ids"] = self._turn.token_ids

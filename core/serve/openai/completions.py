@@ -161,7 +161,7 @@ class _ChoiceStream:
         if delta.output is not None:
             choice |= {"finish_reason": finish_reason(delta.output), "stop_reason": delta.output.stop_reason}
         if self._fields.return_token_ids:
-            choice |= {"prompt_token_ids": self._prompt if is_first else None, "token_ids": delta.token_ids}
+            choice |= ({"prompt_token_ids": self._prompt} if is_first else {}) | {"token_ids": delta.token_ids}
         return self._frames.text(text, choice, {} if usage is None else {"usage": usage})
 
     def _logprobs_of(self, delta: Delta, is_first: bool) -> dict[str, Any] | None:

@@ -111,10 +111,10 @@ class _Answer:
         return parts
 
     def _response(self, status: str) -> dict[str, Any]:
-        """The response object."""
+        """The response object. Null stands where OpenAI's schema has it; other keys without a value are absent."""
         fields, params, usage = self._fields, self._turn.params, self._usage
         is_over = status != "in_progress"
-        return {
+        response = {
             "id": self._id,
             "object": "response",
             "created_at": self._created,
@@ -139,9 +139,9 @@ class _Answer:
             "tools": fields.tools or [],
             "top_logprobs": fields.top_logprobs or 0,
             "top_p": 1.0 if params.top_p is None else params.top_p,
-            "usage": _usage(usage) if is_over else None,
-            "user": fields.user,
         }
+        ends = {"usage": _usage(usage)} if is_over else {}
+        return response | ends | ({} if fields.user is None else {"user": fields.user})
 
 
 class _Runs:
@@ -169,7 +169,7 @@ def _text_of(part: ParsedPart) -> str:
 def _usage(usage: Usage) -> dict[str, Any]:
     return {
         "input_tokens": usage.num_prompt_tokens,
-        "input_tokens_details": {"cached_tokens": usage.num_cached_tokens},
+        "input_tokens_details": {"cached_tokens": usage.num_cached_tokens, "cache_write_tokens": 0},
         "output_tokens": usage.num_completion_tokens,
         "output_tokens_details": {"reasoning_tokens": usage.num_reasoning_tokens},
         "total_tokens": usage.num_prompt_tokens + usage.num_completion_tokens,
