@@ -59,7 +59,7 @@ class ServeConfig:
     max_body_bytes: int = bounded(16 * MIB, 1)
     """Largest body of a request."""
     max_header_bytes: int = bounded(64 * 1024, 1024)
-    """Largest head of a request: its line and its headers."""
+    """Largest head of a request: its line and its headers, with the trailers and the extensions of its chunks."""
     receive_s: float = bounded(60.0, above=0)
     """Longest that a client may take to send a request, in seconds; then its connection is closed."""
     unread_s: float = bounded(30.0, above=0)

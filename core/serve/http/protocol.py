@@ -2,6 +2,7 @@
 
 They are here since only the connection knows of them; none of them costs a chunk of a stream anything. It also adds
 what uvicorn lacks: bodies of requests with `Upgrade`, answers without chunks for HTTP/1.0, the check for one Host.
+Trailers are read and dropped: no field that hookline knows may stand there (RFC 9110, 6.5.1).
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ content-length: {length}\r
 """
 
 
+FRAME_BYTES = 12
+"""Of a chunk's size, in hexadecimal digits, and its ends of lines: they do not count as the head of a request."""
+
+
 class LimitedProtocol(HttpToolsProtocol):
     """One connection; `limited` makes the class of a server's settings."""
 
@@ -38,7 +43,11 @@ class LimitedProtocol(HttpToolsProtocol):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.parser = RequestParser(self)  # type: ignore[assignment]
-        self._head_bytes = 0
+        self._num_framing_bytes = 0
+        """What has come of the current message beside its body, and at most one read less where a message ended in that
+        read: its head, lines that are unfinished, extensions of its chunks, its trailers."""
+        self._num_field_bytes = 0
+        """Of the target, the headers and the trailers of the current message, exactly."""
         self._is_in_head, self._is_in_message, self._is_refused = True, False, False
         self._is_begun = False
         """Whether the message that comes has passed its head, so that `cycle` is its own."""
@@ -62,10 +71,9 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._is_refused:
             return
         self._begin_to_receive()
-        if self._is_in_head:
-            self._head_bytes += len(data)
+        self._num_framing_bytes += len(data)
         super().data_received(data)
-        if self._is_in_head and self._head_bytes > self.settings.max_header_bytes:
+        if self._num_framing_bytes > self.settings.max_header_bytes:
             self._refuse_head()
         if not self._is_in_message and self._is_answering:
             self._end_receiving()  # it was no request, but the empty line that may follow a body
@@ -77,16 +85,25 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """See httptools."""
         self._is_in_head, self._is_in_message, self._is_begun = True, True, False
+        self._num_field_bytes = 0
         super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        """See httptools."""
+        self._count_field(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """See httptools. A trailer counts, too."""
+        self._count_field(len(name) + len(value) + len(b":\r\n"))
+        if self._is_in_head:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """See httptools."""
-        num_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
-        self._is_in_head, self._head_bytes = False, 0
+        self._is_in_head = False
         version = self.parser.get_http_version()
-        if num_bytes > self.settings.max_header_bytes:
-            self._refuse_head()
-        elif (num_hosts := sum(name == b"host" for name, _ in self.headers)) != 1 and (num_hosts or version == "1.1"):
+        if (num_hosts := sum(name == b"host" for name, _ in self.headers)) != 1 and (num_hosts or version == "1.1"):
             self._refuse(400, f"the request has {num_hosts} Host headers; it needs one")
         if not self._is_refused:
             super().on_headers_complete()
@@ -96,17 +113,23 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         """See httptools."""
+        self._forgive(len(body))
         if not self._is_refused:
             super().on_body(body)
+
+    def on_chunk_header(self) -> None:
+        """See httptools."""
+        self._forgive(FRAME_BYTES)
 
     def on_message_complete(self) -> None:
         """See httptools."""
         if self.parser.should_upgrade():
             return  # see RequestParser
-        self._is_in_message = False
         self._end_receiving()
         if not self._is_refused:
             super().on_message_complete()
+        self._is_in_message = self._is_begun = False
+        self._num_framing_bytes = 0
 
     def pause_writing(self) -> None:
         """See asyncio.Protocol: the client does not read what waits for it."""
@@ -139,28 +162,45 @@ class LimitedProtocol(HttpToolsProtocol):
         cycle: RequestResponseCycle | None = self.cycle
         return cycle is not None and not cycle.response_complete
 
+    def _forgive(self, num_bytes: int) -> None:
+        """Let so many bytes not count: never more than have come, or small chunks would save up for a large trailer."""
+        self._num_framing_bytes = max(self._num_framing_bytes - num_bytes, 0)
+
+    def _count_field(self, num_bytes: int) -> None:
+        self._num_field_bytes += num_bytes
+        if self._num_field_bytes > self.settings.max_header_bytes:
+            self._refuse_head()
+            raise _TooLarge  # ends the parser, which may hold a whole read of such fields
+
     def _refuse_head(self) -> None:
         limit = self.settings.max_header_bytes
-        self._refuse(431, f"the head of the request is larger than serve.max_header_bytes={limit}")
+        more = "" if self._is_in_head else ", with its trailers and the extensions of its chunks,"
+        self._refuse(431, f"the head of the request{more} is larger than serve.max_header_bytes={limit}")
 
     def _refuse(self, status: int, message: str) -> None:
         """Read nothing more, and close the connection once all before is answered, and this request with an error."""
+        if self._is_refused:
+            return
         self._is_refused = True
         if self._is_answering and not self._is_begun:
             self._end_receiving()
             self.cycle.keep_alive = False  # of the last request that waits for its answer; uvicorn closes behind it
             return
-        is_own = self._is_begun and self.cycle.more_body and not self.cycle.response_started and not self.pipeline
-        if is_own:
+        is_unanswered = not (self._is_begun and (self.cycle.response_started or self.pipeline))
+        if self._is_begun:
             self.cycle.disconnected = True  # nothing more is written for it
             self.cycle.message_event.set()
-        if is_own or not self._is_answering:
+        if is_unanswered:
             path = getattr(self, "url", b"").partition(b"?")[0].decode("latin-1")  # as much of it as has come
             body = msgspec.json.encode(form_of(path).body(ApiError(status, message)))
             phrase = HTTPStatus(status).phrase
             head = _REFUSAL.format(status=status, phrase=phrase, id=uuid.uuid4().hex, length=len(body))
             self.transport.write(head.encode() + body)
         self.transport.close()
+
+
+class _TooLarge(Exception):
+    """What a message has beside its body is more than the settings allow."""
 
 
 class _WithoutChunks(RequestResponseCycle):

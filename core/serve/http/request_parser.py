@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import httptools
 
 if TYPE_CHECKING:
-    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+    from hookline.core.serve.http.protocol import LimitedProtocol
 
 
 class RequestParser:
@@ -20,7 +20,7 @@ class RequestParser:
     `should_upgrade` is true, and the end of the message that is told then is none.
     """
 
-    def __init__(self, protocol: HttpToolsProtocol) -> None:
+    def __init__(self, protocol: LimitedProtocol) -> None:
         self._protocol = protocol
         self._parser = _parser(protocol)
 
@@ -56,7 +56,7 @@ class RequestParser:
 class _AfterHead:
     """Tells a protocol what a parser finds after its first head."""
 
-    def __init__(self, protocol: HttpToolsProtocol) -> None:
+    def __init__(self, protocol: LimitedProtocol) -> None:
         self._protocol = protocol
         self._is_after = False
 
@@ -84,6 +84,10 @@ class _AfterHead:
     def on_body(self, body: bytes) -> None:
         """See httptools."""
         self._protocol.on_body(body)
+
+    def on_chunk_header(self) -> None:
+        """See httptools."""
+        self._protocol.on_chunk_header()
 
     def on_message_complete(self) -> None:
         """See httptools."""

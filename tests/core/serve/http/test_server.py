@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import socket
 import ssl
+import tracemalloc
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import pytest
 
 from hookline.core.errors import ConfigError
 from hookline.core.serve.http import server
+from hookline.core.serve.http.api_keys import ApiKeys
 from hookline.core.serve.http.app import Served, make_app
 from hookline.core.serve.http.server import listening_sockets, serve_http
 from hookline.core.serve.http.stopping import Stopping
@@ -27,14 +30,16 @@ Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[Any]]
 STREAM = {"prompt": "x", "stream": True, "ignore_eos": True}
 
 
-def serve(client: FakeEngineClient, settings: ServeConfig, talk: Callable[..., Awaitable[Any]]) -> Any:
+def serve(
+    client: FakeEngineClient, settings: ServeConfig, talk: Callable[..., Awaitable[Any]], keys: tuple[str, ...] = ()
+) -> Any:
     """Serve while `talk` runs, which gets the port, the served application and what ends it with a drain."""
 
     async def run() -> Any:
         sockets = listening_sockets(settings, 1)
         stopping = Stopping()
         listens = asyncio.Event()
-        served = make_app(client, settings)
+        served = make_app(client, settings, ApiKeys(keys))
         running = asyncio.ensure_future(serve_http(served, sockets, settings, stopping, listens.set))
         await listens.wait()
         try:
@@ -87,6 +92,119 @@ def test_a_large_body_is_no_large_head() -> None:
         return await exchange(port, request({"prompt": "x " * 1500, "max_tokens": 1}, Connection="close"))
 
     assert serve(FakeEngineClient(), ServeConfig(port=0, max_header_bytes=2000), talk).startswith(b"HTTP/1.1 200 ")
+
+
+CHUNKED = b" HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n"
+MIB = 2**20
+FLOODS = {
+    "many trailers": (b"\r\n0\r\n", b"a:\r\n"),
+    "one long trailer": (b"\r\n0\r\na:", b"b"),
+    "a trailer's long name": (b"\r\n0\r\n", b"b"),
+    "many header lines": (b"", b"a:\r\n"),
+    "one long header line": (b"a:", b"b"),
+    "a chunk's long extension": (b"\r\n1;", b"b"),
+    "extensions of many chunks": (b"\r\n", b"1;" + b"b" * 250 + b"\r\nx\r\n"),
+    "empty lines": (b"\r\n0\r\n\r\n", b"\r\n"),
+}
+
+
+UPGRADE = b"Connection: Upgrade\r\nUpgrade: h2c\r\n"
+
+
+@pytest.mark.parametrize("key", [b"", b"X-API-Key: secret\r\n"])
+@pytest.mark.parametrize("flood", FLOODS)
+def test_whatever_a_client_sends_beside_a_body_takes_no_memory(flood: str, key: bytes) -> None:
+    begin, piece = FLOODS[flood]
+    block = piece * (MIB // len(piece))
+    paths = (b"GET /health", b"POST /v1/completions", b"POST /v1/messages", b"POST /nothing", b"GET /metrics")
+
+    async def send(port: int, head: bytes) -> bytes:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        with contextlib.suppress(ConnectionError):
+            writer.write(head + key + begin)
+            for _ in range(40):
+                writer.write(block)
+                await writer.drain()
+        other = await exchange(port, b"GET /ping HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        writer.close()
+        return other
+
+    async def talk(port: int, served: Served, stopping: Any) -> tuple[int, list[bytes], int]:
+        await send(port, b"GET /v1/models" + CHUNKED)  # what is made once
+        tracemalloc.start()
+        heads = [path + CHUNKED + upgrade for path in paths for upgrade in (b"", UPGRADE)]
+        others = [await send(port, head) for head in heads]
+        return tracemalloc.get_traced_memory()[1], others, served.gate.num_open
+
+    try:
+        peak, others, num_open = serve(FakeEngineClient(), ServeConfig(port=0), talk, ("secret",))
+    finally:
+        tracemalloc.stop()
+    assert peak < 5 * MIB and num_open == 0 and all(other.startswith(b"HTTP/1.1 200 ") for other in others)
+
+
+@pytest.mark.parametrize("line", [b"a:\r\n", b"abc: %b\r\n" % (b"x" * 90)])
+def test_trailers_count_as_the_head_does(line: bytes) -> None:
+    body = b"\r\n2\r\n{}\r\n0\r\n"
+
+    async def talk(port: int, served: Served, stopping: Any) -> list[bytes]:
+        head = b"POST /v1/completions" + CHUNKED + b"Connection: close\r\n"
+        few, many = (line * (size // len(line)) for size in (1000, 2500))
+        return [await exchange(port, head + body + trailers + b"\r\n") for trailers in (few, many)]
+
+    few, many = serve(FakeEngineClient(), ServeConfig(port=0, max_header_bytes=2000), talk)
+    assert answers(few) == [b"400"] and b"prompt" in few
+    assert answers(many) == [b"431"] and b"trailers" in many and b"serve.max_header_bytes=2000" in many
+
+
+def test_chunks_may_be_small() -> None:
+    data = b"".join(b"1\r\n%c\r\n" % byte for byte in json.dumps({"prompt": "x " * 900, "max_tokens": 1}).encode())
+
+    async def talk(port: int, served: Served, stopping: Any) -> bytes:
+        head = b"POST /v1/completions" + CHUNKED + b"Connection: close\r\n\r\n"
+        return await exchange(port, head + data + b"0\r\n\r\n")
+
+    assert answers(serve(FakeEngineClient(), ServeConfig(port=0, max_header_bytes=2000), talk)) == [b"200"]
+
+
+def test_small_chunks_do_not_save_up_for_a_large_trailer() -> None:
+    async def talk(port: int, served: Served, stopping: Any) -> bytes:
+        head = b"POST /v1/completions" + CHUNKED + b"Connection: close\r\n\r\n"
+        return await in_pieces(port, head, b"1\r\nx\r\n" * 1000, b"0\r\na:" + b"b" * 2500)
+
+    assert answers(serve(FakeEngineClient(), ServeConfig(port=0, max_header_bytes=2000), talk)) == [b"431"]
+
+
+def test_an_answered_request_gets_no_second_answer_for_its_trailers() -> None:
+    async def talk(port: int, served: Served, stopping: Any) -> bytes:
+        return await in_pieces(port, b"GET /ping" + CHUNKED + b"\r\n", b"0\r\n" + b"a:\r\n" * 1000)
+
+    assert answers(serve(FakeEngineClient(), ServeConfig(port=0, max_header_bytes=2000), talk)) == [b"200"]
+
+
+@pytest.mark.parametrize("upgrade", [b"", UPGRADE])
+@pytest.mark.parametrize("is_late", [False, True])
+def test_trailers_are_no_headers(is_late: bool, upgrade: bytes) -> None:
+    body = json.dumps({"prompt": "x", "max_tokens": 1}).encode()
+    trailers = b"X-API-Key: secret\r\nX-Request-Id: mine\r\nHost: y\r\nExpect: 100-continue\r\nX-Priority: 9\r\n\r\n"
+    key = b"Authorization: Bearer secret\r\n"
+
+    async def talk(port: int, served: Served, stopping: Any) -> list[bytes]:
+        pieces = b"Connection: close\r\n\r\n%x\r\n%b\r\n0\r\n" % (len(body), body), trailers
+        if upgrade:
+            pieces = pieces[0].replace(b"Connection: close\r\n", b""), pieces[1] + b"GET /ping HTTP/1.0\r\n\r\n"
+        sent = pieces if is_late else (b"".join(pieces),)
+        found = []
+        for given in (b"", key):
+            head = b"POST /v1/completions" + CHUNKED + upgrade + given
+            found.append(await in_pieces(port, head + sent[0], *sent[1:]))
+        return found
+
+    client = FakeEngineClient()
+    without, with_key = serve(client, ServeConfig(port=0), talk, ("secret",))
+    assert answers(without)[0] == b"401" and answers(with_key)[0] == b"200"
+    assert b"x-request-id: mine" not in with_key and b"100 Continue" not in with_key
+    assert [asked.options for asked in client.asked] == [{}]
 
 
 @pytest.mark.parametrize("data", [b"", b"POST /v1/comp", request({"prompt": "x"})[:-3]])
