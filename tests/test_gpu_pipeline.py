@@ -71,7 +71,7 @@ def group(request, alone):
 
 @pytest.mark.parametrize("limits", [{}, dict(num_blocks=30), dict(max_num_batched_tokens=128)], ids=str)
 def test_stages_give_the_tokens_of_one_gpu_plain_preempting_and_in_chunks(alone, group, limits):
-    assert group.executor.worker.stage_graphs is not None
+    assert group.executor.worker.graphs is not None
     outputs, _ = group.serve(*load(), **limits)
     assert len(parted(outputs, alone["plain"])) <= 1
     assert not limits.get("num_blocks") or sum(output.num_preemptions for output in outputs) >= 1

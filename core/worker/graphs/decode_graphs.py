@@ -3,7 +3,8 @@
 A graph's only input is which rows decode; lengths, block tables, sampling parameters and tokens are gathered from the
 table on the device. Rows beyond the step's own are the padding row, which writes to the scratch block. Layers have one
 graph for each number of rows, whatever the draws ask for; draws have one for each kind, and what cannot be captured
-follows the layers eagerly.
+follows the layers eagerly. Of a model that is cut into stages, a rank captures its own layers, and on the last stage
+plain draws; what stages send each other stays outside of graphs.
 Legend: G rows of a graph, D hidden.
 """
 
@@ -20,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import Batch, SamplingBatch
+from hookline.core.contracts import WHOLE_MODEL, Batch, SamplingBatch, Stage
 from hookline.core.step.message import Step
 from hookline.core.util.arrays import IntArray, no_ints
 from hookline.core.worker.graphs.cuda_graph import ExtraGraphs, GraphPool, HiddenRoom, Recorder
@@ -59,16 +60,18 @@ class _Draws:
 
 @torch.inference_mode()
 def capture_graphs(
-    decodes: DecodeGraphs, prompts: PromptGraphs, prepared: Sequence[Extras] = (), *, at_once: bool = False
+    decodes: DecodeGraphs, prompts: PromptGraphs | None, prepared: Sequence[Extras] = (), *, at_once: bool = False
 ) -> None:
     """Capture all graphs into one memory pool; log how long it took and how much memory.
 
-    prepared: kinds of draws that decodes have graphs of, besides plain ones. at_once: see GraphPool.
+    prompts: None if steps with prompts are computed eagerly. prepared: kinds of draws that decodes have graphs of,
+    besides plain ones. at_once: see GraphPool.
     """
     device = decodes.runner.table.device
     started, before = time.perf_counter(), torch.cuda.memory_reserved(device)
     pool = GraphPool(captures_at_once=at_once)
-    num_prompts, num_decodes = prompts.capture(pool), decodes.capture(pool, prepared)
+    num_prompts = 0 if prompts is None else prompts.capture(pool)
+    num_decodes = decodes.capture(pool, prepared)
     torch.cuda.synchronize(device)
     seconds, grown = time.perf_counter() - started, torch.cuda.memory_reserved(device) - before
     what = f"{num_decodes} graphs of decodes and {num_prompts} with prompts"
@@ -79,12 +82,22 @@ class DecodeGraphs:
     """Captured decode steps, by their numbers of rows.
 
     Graphs share their memory, so what layers write is there until any graph but their draws is replayed.
+    stage: the part of the model that this rank computes. stream_GD: where the residual stream of the stage before is
+    received; None on the first stage.
     """
 
     def __init__(
-        self, runner: ModelRunner, sizes: Sequence[int], max_model_len: int, *, shares_prefixes: bool = False
+        self,
+        runner: ModelRunner,
+        sizes: Sequence[int],
+        max_model_len: int,
+        *,
+        shares_prefixes: bool = False,
+        stage: Stage = WHOLE_MODEL,
+        stream_GD: Tensor | None = None,
     ) -> None:
         self.runner, self.sizes, self.max_model_len = runner, list(sizes), max_model_len
+        self.stage, self.stream_GD = stage, stream_GD
         self._layers: dict[int, _Layers] = {}
         self._plain_draws: dict[int, _Draws] = {}
         self._other_draws: ExtraGraphs[tuple[int, Extras], _Draws] = ExtraGraphs(runner)
@@ -104,10 +117,11 @@ class DecodeGraphs:
         self._other_draws.reserve(len(self.sizes) * len(prepared))
         for size in reversed(self.sizes):
             self._layers[size] = self._record_layers(size)
-            self._plain_draws[size] = self._record_draws(size, PLAIN)
+            if self.stage.is_last:
+                self._plain_draws[size] = self._record_draws(size, PLAIN)
             for extras in prepared:
                 self._draws_of(size, extras)
-            if size == 1:
+            if size == self.stage.size == 1:
                 self._single = _Draws(*self.recorder.record(partial(self.step, self._layers[1].rows_G), "step"))
         return len(self._layers)
 
@@ -176,10 +190,21 @@ class DecodeGraphs:
         draws.graph.replay()
         return draws.results_G[: len(rows)]
 
+    def stream_of(self, num_rows: int) -> Tensor | None:
+        """Where to receive the residual stream of this many rows; None on the first stage."""
+        return None if self.stream_GD is None else self.stream_GD[:num_rows]
+
+    def plain_draws(self, count: int) -> Tensor:
+        """Replay plain draws behind the layers of this many rows, which were replayed last; returns their tokens."""
+        draws = self._plain_draws[self.size(count)]
+        draws.graph.replay()
+        return draws.results_G[:count]
+
     def launch_layers(
         self, rows_D: Tensor, rows: IntArray, *, is_shared: bool = False, all_greedy: bool = False
     ) -> tuple[SampleRows, Tensor]:
         """Replay the layers alone; returns the draws and their hidden states, valid until the next launch."""
+        self.runner.begin()
         layers, count = self.replay_layers(rows_D, rows, is_shared=is_shared), len(rows)
         params = layers.sampled.params
         of_rows_D = params.temperature_N[:count], params.seed_N[:count], params.position_N[:count]
@@ -189,14 +214,14 @@ class DecodeGraphs:
     def replay_layers(self, rows_D: Tensor, rows: IntArray, *, is_shared: bool) -> _Layers:
         """Replay the layers alone, for draws that were captured behind them; returns the layers of this size."""
         layers = self._layers_for(self.size(len(rows)), rows_D, rows)
-        self.runner.begin()
         layers.graphs[is_shared].replay()
         return layers
 
     def behind_layers(self, size: int) -> tuple[Tensor, SampleRows]:
-        """Where the layers of this size write hidden_GD, of any rows now, and its draws, now of the padding row.
+        """The hidden states and the draws that the layers of this size write, for draws that are captured behind them.
 
-        For a capture of draws, which may run: other graphs have written over what there was.
+        A capture runs the draws, and other graphs may have written over both; so the draws become the padding row's,
+        at position 1. The hidden states may be of any rows.
         """
         layers = self._layers[size]
         layers.rows_G.fill_(self.runner.table.padding_row)
@@ -216,13 +241,20 @@ class DecodeGraphs:
         return layers
 
     def step(self, rows_G: Tensor) -> Tensor:
-        """One decode step of these rows with plain draws: everything that its graphs capture. Returns its tokens."""
-        return self.draws(*self.layers(rows_G), PLAIN)
+        """One decode step of these rows with plain draws: everything that its graphs capture.
+
+        Returns its tokens; the hidden states where the stage draws nothing.
+        """
+        hidden_GD, sampled = self.layers(rows_G)
+        return self.draws(hidden_GD, sampled, PLAIN) if self.stage.is_last else hidden_GD
 
     def layers(self, rows_G: Tensor, is_shared: bool = False) -> tuple[Tensor, SampleRows]:
         """The first half of a decode step of these rows: hidden states, and the draws that follow them."""
         batch, sampled = decode_step(self.runner, rows_G, self.max_model_len, is_shared=is_shared)
-        return self.runner.forward(batch), sampled
+        # A copy of the stream, so that an ordinary launch lies between what prepares a step and its first layer, as the
+        # embedding does on the first stage: kernels that start early count on it.
+        stream_GD = None if self.stream_GD is None else self.stream_GD[: len(rows_G)].clone()
+        return self.runner.forward(batch, stream_TD=stream_GD), sampled
 
     def kept_layers(self, rows_G: Tensor) -> tuple[Tensor, SampleRows]:
         """The same, with the hidden states where captured draws read them."""

@@ -66,6 +66,7 @@ class MaskedDraws:
         """
         if not self.fetches:
             masks.begin()
+        self.decodes.runner.begin()
         self.decodes.replay_layers(rows_D, rows, is_shared=is_shared)
         if not self.fetches or len(masked_draws_K) != self.num_masked:  # else it is written already
             masks.write_index(self.index_G, len(rows_D), masked_draws_K)  # behind the draws before, which read it

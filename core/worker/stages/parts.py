@@ -18,9 +18,9 @@ from hookline.core.contracts import AttentionSpec, Batch, Stage
 from hookline.core.errors import RequestFault
 from hookline.core.step.message import Step
 from hookline.core.step.micro_batches import MicroBatch
+from hookline.core.worker.graphs.decode_graphs import DecodeGraphs
 from hookline.core.worker.request_table import DeviceStep, SampleRows, on_device
 from hookline.core.worker.runner.model_runner import PLAIN, Extras, ModelRunner
-from hookline.core.worker.stages.graphs import StageGraphs
 from hookline.core.worker.stages.pooling import NOTHING_POOLED, Pooled
 from hookline.core.worker.stages.pooling import Links as PoolingLinks
 from hookline.core.worker.stages.returned_tokens import ReturnedTokens
@@ -47,7 +47,7 @@ class ComputedPart:
     device_step: DeviceStep
     sampled: SampleRows | None
     hidden_ND: Tensor
-    graphs: StageGraphs | None
+    graphs: DecodeGraphs | None
     pooled: Pooled = NOTHING_POOLED
 
     @property
@@ -79,7 +79,6 @@ class PartWorker(Worker):
     ) -> None:
         super().__init__(runner, blaming=blaming, prepared=prepared)
         self.stage, self.links, self._spec, self._hidden_size = stage, links, spec, hidden_size
-        self.stage_graphs: StageGraphs | None = None
         self.returned = ReturnedTokens(self.table, links, is_host=is_host) if stage.is_first else None
 
     def _stream(self, num_tokens: int) -> Tensor | None:
@@ -89,7 +88,7 @@ class PartWorker(Worker):
         return torch.empty(num_tokens, self._hidden_size, dtype=self._spec.dtype, device=self._spec.device)
 
     def _forward(
-        self, part: MicroBatch, device_step: DeviceStep, graphs: StageGraphs | None, *, is_alone: bool = False
+        self, part: MicroBatch, device_step: DeviceStep, graphs: DecodeGraphs | None, *, is_alone: bool = False
     ) -> ComputedPart:
         """Compute the stage's layers. is_alone: other stages send nothing; zeros take the place of their stream."""
         step = part.step
@@ -100,8 +99,9 @@ class PartWorker(Worker):
             stream_TD.zero_() if is_alone else self.links.receive(stream_TD)
         if graphs is None:
             return self._forward_eagerly(part, device_step, stream_TD)
-        hidden_ND = graphs.forward(device_step.views["decode_rows"], is_shared=step.shared_len > 0)
-        return ComputedPart(part, device_step, None, hidden_ND, graphs)
+        is_shared, rows_D = step.shared_len > 0, device_step.views["decode_rows"]
+        layers = graphs.replay_layers(rows_D, step.decode_rows, is_shared=is_shared)
+        return ComputedPart(part, device_step, None, layers.hidden_GD[: len(step.decode_rows)], graphs)
 
     def _forward_eagerly(self, part: MicroBatch, device_step: DeviceStep, stream_TD: Tensor | None) -> ComputedPart:
         """Compute the layers of a micro-batch for which there is no graph."""
@@ -127,7 +127,7 @@ class PartWorker(Worker):
         """Draw, and write the tokens into the table; returns a micro-batch's results as `Worker` does a step's."""
         step, views, rows_N = one.part.step, one.device_step.views, one.rows_N
         if one.graphs is not None and extras == PLAIN and not masked and not len(step.mask_rows):
-            return one.graphs.draw(len(rows_N)).clone()
+            return one.graphs.plain_draws(len(rows_N)).clone()
         forbid = None
         if masked:
             masks_K = on_device(one.part.masks, self.table.device)

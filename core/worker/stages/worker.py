@@ -20,9 +20,9 @@ from hookline.core.step.captured import PromptShape, graph_sizes
 from hookline.core.step.message import Step
 from hookline.core.step.micro_batches import MicroBatch, cut
 from hookline.core.util.arrays import no_ints
+from hookline.core.worker.graphs.decode_graphs import DecodeGraphs, capture_graphs
 from hookline.core.worker.request_table import DeviceStep
 from hookline.core.worker.runner.model_runner import PLAIN, Extras, ModelRunner
-from hookline.core.worker.stages.graphs import StageGraphs
 from hookline.core.worker.stages.parts import ComputedPart, Links, PartWorker
 from hookline.core.worker.stages.pooling import StagePooling
 from hookline.core.worker.stages.returned_tokens import StepResults
@@ -77,17 +77,20 @@ class StageWorker(PartWorker):
         """See Worker."""
         graphs = self._make_graphs(spec, shares_prefixes=False)
         rows_G = torch.full((graphs.sizes[-1],), self.table.padding_row, device=spec.device)
-        hidden_GD = graphs.forward_step(rows_G)
-        if self.stage.is_last:
-            graphs.draw_step(rows_G, hidden_GD)
+        graphs.step(rows_G)
 
-    def _make_graphs(self, spec: AttentionSpec, *, shares_prefixes: bool) -> StageGraphs:
+    def _make_graphs(self, spec: AttentionSpec, *, shares_prefixes: bool) -> DecodeGraphs:
         sizes = graph_sizes(-(-spec.max_num_seqs // self.stage.size))
         stream_GD = self._stream(sizes[-1])
         if stream_GD is not None:
             stream_GD.zero_()
-        return StageGraphs(
-            self.runner, self.stage, sizes, spec.max_model_len, stream_GD, shares_prefixes=shares_prefixes
+        return DecodeGraphs(
+            self.runner,
+            sizes,
+            spec.max_model_len,
+            shares_prefixes=shares_prefixes,
+            stage=self.stage,
+            stream_GD=stream_GD,
         )
 
     def capture(
@@ -100,8 +103,8 @@ class StageWorker(PartWorker):
         at_once: bool = False,
     ) -> None:
         """See Worker: micro-batches of decodes, each run before; those with prompts are computed eagerly."""
-        self.stage_graphs = self._make_graphs(spec, shares_prefixes=shares_prefixes)
-        self.stage_graphs.capture()
+        self.graphs = self._make_graphs(spec, shares_prefixes=shares_prefixes)
+        capture_graphs(self.graphs, None)
 
     @torch.inference_mode()
     def warm_up(self, spec: AttentionSpec, *, shares_prefixes: bool) -> None:
@@ -109,8 +112,8 @@ class StageWorker(PartWorker):
         row = self.table.padding_row
         for step in eager_steps(spec, self.runner.kernels, row, shares_prefixes=shares_prefixes):
             self._warm_up_part(self.table.receive(step), None)
-        for step in graph_steps(spec, self.stage_graphs.sizes if self.stage_graphs is not None else (), row):
-            self._warm_up_part(self.table.receive(step), self.stage_graphs)
+        for step in graph_steps(spec, self.graphs.sizes if self.graphs is not None else (), row):
+            self._warm_up_part(self.table.receive(step), self.graphs)
         if self.stage.is_last:
             mask_once(spec, self.runner.kernels, self.runner.vocab_size)
 
@@ -118,7 +121,7 @@ class StageWorker(PartWorker):
         """See Worker."""
         self._warm_up_part(self.table.receive(step), None, extras)
 
-    def _warm_up_part(self, device_step: DeviceStep, graphs: StageGraphs | None, extras: Extras = PLAIN) -> None:
+    def _warm_up_part(self, device_step: DeviceStep, graphs: DecodeGraphs | None, extras: Extras = PLAIN) -> None:
         one = self._forward(MicroBatch(device_step.step, no_ints(), no_ints()), device_step, graphs, is_alone=True)
         if self.stage.is_last:
             results_N = self._draw(one, extras)
@@ -219,7 +222,7 @@ class StageWorker(PartWorker):
 
         waits: its draws come after those of all micro-batches were computed, so the hidden states must outlive them.
         """
-        graphs = self.stage_graphs
+        graphs = self.graphs
         if graphs is not None and not graphs.can_replay(part.step):
             graphs = None
         with self._checking_once(part.step, extras) if graphs is None else nullcontext():
@@ -256,6 +259,6 @@ class StageWorker(PartWorker):
 
     def close(self) -> None:
         """See Worker."""
-        self.stage_graphs = self._results = self.returned = None
+        self._results = self.returned = None
         self._waiting_parts = []
         super().close()

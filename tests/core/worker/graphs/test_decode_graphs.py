@@ -153,6 +153,6 @@ def test_a_captured_step_that_draws_no_token_leaves_token_0_behind():
     spec = AttentionSpec(2, 2, 8, 16, 4, 64, 64, torch.device("cpu"), torch.float32)
     runner = ModelRunner.__new__(ModelRunner)
     runner.table, runner.kernels = table, PlainKernels(None, spec)
-    runner.forward, runner.sample = lambda batch: torch.zeros(2, 1), lambda hidden_GD, _: drawn_N
+    runner.forward, runner.sample = lambda batch, stream_TD=None: torch.zeros(2, 1), lambda hidden_GD, _: drawn_N
     assert DecodeGraphs(runner, [2], 64).step(torch.tensor([0, 1])) is drawn_N
     assert table.last_token_R[:2].tolist() == [0, 7] and table.length_R[:2].tolist() == [4, 5]

@@ -5,7 +5,6 @@ The model adds one to a token in each stage, and draws the sum: after S stages, 
 
 from collections import deque
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -20,14 +19,15 @@ from hookline.core.step.message import Step
 from hookline.core.step.micro_batches import cut
 from hookline.core.testing.plain_kernels import PlainKernels
 from hookline.core.testing.plain_sampler import PlainSampler
+from hookline.core.worker.graphs.decode_graphs import DecodeGraphs
 from hookline.core.worker.request_table import RequestTable
 from hookline.core.worker.results.layer_taps import LayerTaps
 from hookline.core.worker.runner.model_runner import ModelRunner
-from hookline.core.worker.stages.graphs import StageGraphs, _Graph
 from hookline.core.worker.stages.pooling import Pooled, StagePooling
 from hookline.core.worker.stages.returned_tokens import ReturnedTokens
 from hookline.core.worker.stages.taps import StageTaps
 from hookline.core.worker.stages.worker import StageWorker
+from tests.replayed_at_once import replay_at_once
 
 VOCAB = 100
 ROWS = 6
@@ -248,26 +248,9 @@ def test_captured_parts_compute_what_single_launches_do():
     )
     assert graphs[0].sizes == [1, 2, 3] and graphs[0].stream_GD is None and graphs[1].stream_GD.shape == (3, 1)
     workers[0].returned.await_rows(ints(0, 2))
-    graphs[1].stream_GD.copy_(graphs[0].forward_step(rows_G))
-    tokens_G = graphs[1].draw_step(rows_G, graphs[1].forward_step(rows_G))
-    assert isinstance(graphs[0], StageGraphs) and tokens_G.tolist()[:2] == [14, 34]
+    graphs[1].stream_GD.copy_(graphs[0].step(rows_G))
+    assert graphs[1].step(rows_G).tolist()[:2] == [14, 34]
     assert workers[1].table.length_R[[0, 2, ROWS]].tolist() == [3, 3, 1]
-
-
-class ReplayedEagerly(StageGraphs):
-    """Captured parts without a GPU: a replay computes what the graph would hold, into the same buffers each time."""
-
-    def capture(self) -> None:
-        for size in self.sizes:
-            rows_G, hidden_GD = torch.full((size,), ROWS), torch.zeros(size, 1)
-            tokens_G = torch.zeros(size, dtype=torch.int64)
-            forward = partial(self._replay, self.forward_step, hidden_GD, rows_G)
-            draw = partial(self._replay, self.draw_step, tokens_G, rows_G, hidden_GD)
-            graphs = (cast(Any, SimpleNamespace(replay=one)) for one in (forward, draw))
-            self._graphs[size, False] = _Graph(next(graphs), rows_G, hidden_GD, next(graphs), tokens_G)
-
-    def _replay(self, compute: Any, result: Tensor, *arguments: Tensor) -> None:
-        result.copy_(compute(*arguments))
 
 
 class PoolsNothing:
@@ -283,13 +266,14 @@ class PoolsNothing:
         return []
 
 
-def test_captured_parts_beside_pooled_chunks_draw_from_their_own_hidden_states():
+def test_captured_parts_beside_pooled_chunks_draw_from_their_own_hidden_states(monkeypatch):
+    replay_at_once(monkeypatch)
     workers, _ = make_workers(3)
     compute(workers, prompts(1, 1, 1))
     for worker in workers:
         stream_GD = None if worker.stage.is_first else torch.zeros(2, 1)
-        worker.stage_graphs = ReplayedEagerly(worker.runner, worker.stage, [1, 2], 32, stream_GD)
-        worker.stage_graphs.capture()
+        worker.graphs = DecodeGraphs(worker.runner, [1, 2], 32, stage=worker.stage, stream_GD=stream_GD)
+        worker.graphs.capture(None)
         worker._pooling = cast(Any, SimpleNamespace(end_step=lambda *told: None))
         worker.runner.pooled_states = cast(Any, PoolsNothing())
     step = replace(
