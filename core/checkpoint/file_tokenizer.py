@@ -120,6 +120,12 @@ class FileTokenizer:
         """The added tokens by id."""
         return self.backend_tokenizer.get_added_tokens_decoder()
 
+    @property
+    def all_special_ids(self) -> list[int]:
+        """Ids of the tokens that the configuration names; further special tokens are flagged as such."""
+        found = map(self.backend_tokenizer.token_to_id, filter(None, self._named.values()))
+        return [id_ for id_ in found if id_ is not None]
+
     def get_added_vocab(self) -> dict[str, int]:
         """Ids of the added tokens, in their order."""
         return {token.content: id_ for id_, token in sorted(self.added_tokens_decoder.items())}

@@ -21,7 +21,7 @@ class TokenTexts(Protocol):
 
     @property
     def texts(self) -> Sequence[str]:
-        """The text of each token by itself, special ones as they are written; empty for ids without one.
+        """The text of each token inside of a text, special ones as they are written; empty for ids without one.
 
         A token that is a part of a character has a replacement character (U+FFFD) in it. Made once, when asked for.
         """

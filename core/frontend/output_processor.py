@@ -87,7 +87,7 @@ class OutputProcessor:
         ids: list[int] = []
         try:
             for index, one in enumerate(with_word_ids(params, self.codec).each()):
-                reader = self._reader(one, follows) if follows or one.stop else None
+                reader = self._reader(token_ids, one, follows) if follows or one.stop else None
                 id_ = self.engine.add(token_ids, one, watcher=reader, like=ids[0] if ids else None, **options)
                 if reader is not None:
                     reader.request_id = id_
@@ -133,8 +133,8 @@ class OutputProcessor:
                     self.guard.stop()
                 self.engine.close()
 
-    def _reader(self, params: SamplingParams, follows: bool) -> TextReader:
-        detokenizer = self.codec.detokenizer(skip_special_tokens=params.skip_special_tokens)
+    def _reader(self, prompt: Sequence[int], params: SamplingParams, follows: bool) -> TextReader:
+        detokenizer = self.codec.detokenizer(prompt, skip_special_tokens=params.skip_special_tokens)
         stop_ids = textless_ids(params, self.engine.limits.eos_token_ids)
         return TextReader(params, detokenizer, self._new_deltas.append if follows else None, stop_ids)
 
@@ -170,7 +170,8 @@ class OutputProcessor:
         ids, stop_ids = output.token_ids, textless_ids(entry.params, self.engine.limits.eos_token_ids)
         if ids and output.finish_reason is FinishReason.STOP and (stop_ids is None or ids[-1] in stop_ids):
             ids = ids[:-1]
-        return self.codec.decode(ids, skip_special_tokens=entry.params.skip_special_tokens)
+        skips = entry.params.skip_special_tokens
+        return self.codec.decode(ids, skip_special_tokens=skips, behind=output.prompt_token_ids)
 
     def _orphan(self, id_: int) -> RequestOutput:
         """Somebody ended this request behind our back, on the engine itself."""

@@ -198,7 +198,8 @@ class _Completion:
         room = client.facts.max_model_len - len(asked.prompt_token_ids)
         reply, self._max_tokens = client.reply_to(asked, index), min(params.max_tokens, room)
         self._reply = reply * (self._max_tokens // max(1, len(reply)) + 1) if params.ignore_eos else reply
-        detokenizer = client.facts.codec.detokenizer(skip_special_tokens=params.skip_special_tokens)
+        skips = params.skip_special_tokens
+        detokenizer = client.facts.codec.detokenizer(asked.prompt_token_ids, skip_special_tokens=skips)
         self._reader = TextReader(
             params, detokenizer, lambda reader: None, textless_ids(params, client.facts.eos_token_ids)
         )

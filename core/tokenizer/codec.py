@@ -20,7 +20,7 @@ from hookline.core.contracts import CheckpointSource
 from hookline.core.errors import PASSES, PromptTooLongError, RequestError, one_short_line, shown
 from hookline.core.sampling_params import MAX_BAD_WORD_TOKEN_IDS, MAX_BAD_WORDS, SamplingParams
 from hookline.core.tokenizer.chat_templates import import_renderer, rendered
-from hookline.core.tokenizer.detokenizer import Detokenizer
+from hookline.core.tokenizer.detokenizer import REPLACEMENT, WINDOW, Detokenizer
 
 Message: TypeAlias = Mapping[str, Any]
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]
@@ -158,13 +158,17 @@ class Codec:
         shrinking = SHRINKING.get(normalizer, OTHER_SHRINKING) if self.joins_bytes else OTHER_SHRINKING
         return self.max_len * shrinking * max(map(len, self.tokenizer.get_vocab()), default=1)
 
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True, behind: Sequence[int] = ()) -> str:
         """Text of tokens; empty without a tokenizer. Spaces are left as the tokens have them.
 
+        behind: the prompt's token ids, so that its text and this one together are the text of both.
         Raises: RequestError for ids that are none, and from a tokenizer that fails.
         """
         if self.tokenizer is None:
             return ""
+        if behind and token_ids and (context := self.context(behind)):
+            before = self.decode(context, skip_special_tokens=skip_special_tokens)
+            return self.decode([*context, *token_ids], skip_special_tokens=skip_special_tokens)[len(before) :]
         try:
             text: str = self.tokenizer.decode(
                 token_ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
@@ -175,12 +179,48 @@ class Codec:
             raise RequestError(f"these token ids cannot be decoded: {one_short_line(error)}") from None
         return text
 
-    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer | None:
-        """For tokens that come one by one; None without a tokenizer."""
+    def detokenizer(self, behind: Sequence[int] = (), *, skip_special_tokens: bool = True) -> Detokenizer | None:
+        """For tokens that come one by one; None without a tokenizer. behind: see `decode`."""
         if self.tokenizer is None:
             return None
         decode = partial(self.decode, skip_special_tokens=skip_special_tokens)
-        return Detokenizer(decode, self._byte_ids, self._texts[skip_special_tokens] if self.joins_bytes else None)
+        if self.joins_bytes:
+            return Detokenizer(decode, self._byte_ids, self._texts[skip_special_tokens])
+        return Detokenizer(decode, self._byte_ids, context=partial(self.context, behind))
+
+    def context(self, prompt: Sequence[int]) -> Sequence[int]:
+        """The prompt's last tokens, which say how a decoder reads the tokens behind them: many strip the space that a
+        text begins with. Empty where a text begins: behind a special token, and for decoders that only join bytes.
+        """
+        if self.joins_bytes:
+            return ()
+        # Bytes at the end are left out: they would become other characters together with bytes behind them.
+        end = start = next((place for place in range(len(prompt), 0, -1) if prompt[place - 1] not in self._byte_ids), 0)
+        while start and end - start < WINDOW and prompt[start - 1] not in self.special_ids:
+            start -= 1
+        characters = (prompt[-size:] for size in range(1, min(4, len(prompt) - end) + 1))
+        whole = (one for one in characters if REPLACEMENT not in self.decode(one))
+        return prompt[start:end] if start < end else next(whole, ())
+
+    def text_within(self, token_id: int) -> str:
+        """A token's text inside of a text, where no space is stripped from it; a special token's as it is written."""
+        return self.decode([token_id], skip_special_tokens=False, behind=self._word)
+
+    @cached_property
+    def _word(self) -> Sequence[int]:
+        """A token that others can stand behind, where that matters."""
+        ids = () if self.joins_bytes else range(len(self.tokenizer))
+        words = (one for one in ids if one not in self._byte_ids and one not in self.special_ids)
+        return next(([one] for one in words if self.decode([one]).strip()), ())
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Tokens that a text may be read without."""
+        if self.tokenizer is None:
+            return frozenset()
+        named = getattr(self.tokenizer, "all_special_ids", ())
+        added = getattr(self.tokenizer, "added_tokens_decoder", {})
+        return frozenset([*named, *(id_ for id_, token in added.items() if token.special)])
 
     @cached_property
     def joins_bytes(self) -> bool:

@@ -19,7 +19,7 @@ class CodecTexts(TokenTexts):
     def texts(self) -> Sequence[str]:
         """See TokenTexts."""
         known = min(self._vocab_size, len(self._codec.tokenizer))
-        return [*(self.decode([token_id]) for token_id in range(known)), *[""] * (self._vocab_size - known)]
+        return [*map(self._codec.text_within, range(known)), *[""] * (self._vocab_size - known)]
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """See TokenTexts."""

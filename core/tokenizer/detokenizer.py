@@ -1,7 +1,7 @@
 """Text of a growing list of tokens: whole characters only, and in the end exactly what decoding all of them gives.
 
 Decoding from the start for each token would take time quadratic in the length, so a short window of tokens is decoded,
-which begins where a character does.
+which begins where a character does. At first it begins with tokens of the prompt, for decoders to which it matters.
 """
 
 from __future__ import annotations
@@ -23,17 +23,24 @@ class Detokenizer:
     whole, as characters or as none, so a run has no text before it has ended.
     texts: for decoders that only put bytes together, so that most tokens have the same text anywhere: a memory of
     these texts, which fills up and may be shared. None for decoders that look at what stands around a token.
+    context: gives the tokens in front of the text, which are no part of it; asked at the first token. None: there are
+    none.
     """
 
     def __init__(
-        self, decode: Decode, byte_ids: Collection[int] = (), texts: MutableMapping[int, str] | None = None
+        self,
+        decode: Decode,
+        byte_ids: Collection[int] = (),
+        texts: MutableMapping[int, str] | None = None,
+        context: Callable[[], Sequence[int]] | None = None,
     ) -> None:
         self._decode = decode
         self._byte_ids = byte_ids
         self._texts = texts
+        self._context = context
         self._tokens: list[int] = []
         self._num_shown = 0
-        """Characters of the window's text that were returned."""
+        """Characters of the window's text that were returned, or stand in front."""
         self._boundary = 0
         """Tokens of the window before the last place where its text was whole."""
         self._boundary_before = 0
@@ -50,7 +57,14 @@ class Detokenizer:
                 return text
         return self._push(token_id)
 
+    def _begin(self) -> None:
+        context, self._context = self._context, None
+        self._tokens = [] if context is None else list(context())
+        self._boundary, self._num_shown = len(self._tokens), len(self._decode(self._tokens)) if self._tokens else 0
+
     def _push(self, token_id: int) -> str:
+        if self._context is not None:
+            self._begin()
         self._tokens.append(token_id)
         if token_id in self._byte_ids or (self._is_in_run and not self._decode([token_id])):
             self._is_in_run = True  # a token without text of its own does not end a run

@@ -33,9 +33,10 @@ def grammar_vocabulary(codec: Codec, eos_token_ids: Iterable[int], vocab_size: i
     names = {index: name for name, index in tokenizer.get_vocab().items() if index < vocab_size}
     as_bytes = _byte_level if codec.joins_bytes else _with_fallback(tokenizer)
     tokens = [b""] * vocab_size
-    for index, name in names.items():
-        tokens[index] = name.encode() if index in added else as_bytes(name)
     special = frozenset(index for index, token in added.items() if token.special)
+    as_written = added.keys() if codec.joins_bytes else special
+    for index, name in names.items():
+        tokens[index] = name.encode() if index in as_written else as_bytes(name)
     return GrammarVocabulary(tokens, special, stop_ids, codec.encode_word)
 
 

@@ -22,6 +22,7 @@ from hookline.core.serve.openai.chat_request import ChatRequest
 from hookline.core.serve.openai.frames import DONE, ChoiceFrames, Frames
 from hookline.core.serve.openai.logprobs import chat_logprobs, prompt_logprobs
 from hookline.core.serve.settings import REASONING_FIELDS
+from hookline.core.tokenizer.token_spelling import SpeltText
 
 
 def new_call_id() -> str:
@@ -46,6 +47,7 @@ class _Answer:
         self._surface, self._fields, self._turn = surface, fields, turn
         self._id, self._created, self._model = id, now_s(), model
         self._usage = Usage(len(turn.token_ids))
+        self._texts: dict[int, SpeltText] = {}
         wants = fields.include_reasoning is not False
         self._reasoning = REASONING_FIELDS[surface.settings.reasoning_field] if wants else ()
 
@@ -77,15 +79,20 @@ class _Answer:
         choice = {
             "index": output.index,
             "message": message,
-            "logprobs": self._logprobs(output.logprobs),
+            "logprobs": self._logprobs(output.index, output.logprobs),
             "finish_reason": finish_reason(output, has_calls="tool_calls" in message),
             "stop_reason": output.stop_reason,
         }
         return choice | {"token_ids": output.token_ids} if fields.return_token_ids else choice
 
-    def _logprobs(self, logprobs: Any) -> dict[str, Any] | None:
-        as_ids = bool(self._fields.return_tokens_as_token_ids)
-        return None if logprobs is None else chat_logprobs(self._surface.spelling, logprobs, as_ids=as_ids)
+    def _logprobs(self, index: int, logprobs: Any) -> dict[str, Any] | None:
+        """Of a choice's next tokens."""
+        if logprobs is None:
+            return None
+        if index not in self._texts:
+            shows_special = not self._turn.params.skip_special_tokens
+            self._texts[index] = self._surface.spelling.behind(self._turn.token_ids, shows_special=shows_special)
+        return chat_logprobs(self._texts[index], logprobs, as_ids=bool(self._fields.return_tokens_as_token_ids))
 
     async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
         """The frames of a stream."""
@@ -122,7 +129,7 @@ class _Answer:
         choice: dict[str, Any] = {}
         rest: dict[str, Any] = {}
         if self._fields.logprobs:
-            choice["logprobs"] = self._logprobs(delta.logprobs or [])
+            choice["logprobs"] = self._logprobs(delta.index, delta.logprobs or [])
         if self._fields.return_token_ids:
             choice["token_ids"] = delta.token_ids
         if self._fields.shows_usage_always:

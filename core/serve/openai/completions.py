@@ -78,7 +78,7 @@ class _Answer:
             shown_ids, shown = (
                 ([*prompt, *ids], [*(output.prompt_logprobs or []), *logprobs]) if fields.echo else (ids, logprobs)
             )
-            found = _logprobs(fields, texts, before).of(shown_ids, shown)
+            found = _logprobs(fields, texts, prompt, before).of(shown_ids, shown)
         choice = {
             "index": number * self._n + output.index,
             "text": before + text,
@@ -136,7 +136,7 @@ class _ChoiceStream:
         self, frames: ChoiceFrames, fields: CompletionRequest, texts: TokenSpelling, prompt: list[int], before: str
     ) -> None:
         self._frames, self._fields, self._prompt, self._before = frames, fields, prompt, before
-        self._logprobs = _logprobs(fields, texts, before)
+        self._logprobs = _logprobs(fields, texts, prompt, before)
         self._is_first = True
         self._kept: Delta | None = None
         self._is_plain = fields.logprobs is None and not fields.return_token_ids
@@ -173,9 +173,11 @@ class _ChoiceStream:
         return self._logprobs.of(delta.token_ids, delta.logprobs)
 
 
-def _logprobs(fields: CompletionRequest, texts: TokenSpelling, echoed: str) -> CompletionLogprobs:
+def _logprobs(
+    fields: CompletionRequest, texts: TokenSpelling, prompt: Sequence[int], echoed: str
+) -> CompletionLogprobs:
     as_ids, skips_special = bool(fields.return_tokens_as_token_ids), fields.skip_special_tokens is not False
-    return CompletionLogprobs(texts, as_ids=as_ids, echoed=echoed, skips_special=skips_special)
+    return CompletionLogprobs(texts, prompt, as_ids=as_ids, echoed=echoed, skips_special=skips_special)
 
 
 def _without_token(delta: Delta) -> Delta:

@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import Any
 
 from hookline.core.outputs import TokenLogprob
-from hookline.core.tokenizer.token_spelling import TokenSpelling
+from hookline.core.tokenizer.token_spelling import SpeltText, TokenSpelling
 
 LEAST = -9999.0
 """In place of minus infinity, which JSON has no word for."""
@@ -18,44 +18,76 @@ LEAST = -9999.0
 class CompletionLogprobs:
     """tokens, token_logprobs, top_logprobs and text_offset, of one completion whose text may come in pieces.
 
-    as_ids: tokens are written `token_id:N`. echoed: the prompt's text, if it stands before the completion's.
-    skips_special: whether the completion's text is without special tokens.
+    prompt: its token ids. as_ids: tokens are written `token_id:N`. echoed: the prompt's text, if it stands before the
+    completion's; the prompt's tokens come first then. skips_special: whether the completion's text is without special
+    tokens.
     text_offset counts characters. Of several tokens that make up one, each has the place where it begins.
     """
 
     def __init__(
-        self, texts: TokenSpelling, *, as_ids: bool = False, echoed: str = "", skips_special: bool = True
+        self,
+        texts: TokenSpelling,
+        prompt: Sequence[int] = (),
+        *,
+        as_ids: bool = False,
+        echoed: str = "",
+        skips_special: bool = True,
     ) -> None:
-        self._texts, self._as_ids, self._offset = texts, as_ids, 0
-        self._echoed, self._skips_special, self._is_first = echoed, skips_special, True
+        self._as_ids, self._echoed, self._skips_special = as_ids, echoed, skips_special
+        self._behind = texts.behind(prompt, shows_special=not skips_special)
+        self._num_left = len(prompt) if echoed else 0
+        """Tokens of the prompt that come before the completion's."""
+        self._begin(self._echoed_prompt(texts, prompt) if self._num_left else self._behind)
+
+    def _begin(self, texts: SpeltText) -> None:
+        self._texts, self._offset = texts, 0
         self._decoder = getincrementaldecoder("utf-8")("replace")
+
+    def _echoed_prompt(self, texts: TokenSpelling, prompt: Sequence[int]) -> SpeltText:
+        """The prompt's tokens as the echo has them. Many tokenizers put a space before a text's first word, which is
+        not in the echo of a text; of ids it may be.
+        """
+        faults = []
+        for is_start in (False, True) if texts.is_start(()) else ():
+            self._begin(SpeltText(texts, is_start, shows_special=False))
+            for token_id in prompt:
+                self._offset += self._length(token_id)
+            faults.append(abs(self._offset - len(self._echoed)))
+        return SpeltText(texts, bool(faults) and faults[1] < faults[0], shows_special=False)
 
     def of(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob | None]) -> dict[str, Any]:
         """Of the next tokens; None where there is no log-probability, as for a prompt's first token."""
-        names = [self._name(token_id) for token_id in token_ids]
-        offsets = []
-        for token_id in token_ids:
+        names: list[str] = []
+        tops: list[dict[str, float] | None] = []
+        offsets: list[int] = []
+        for token_id, one in zip(token_ids, logprobs, strict=True):
+            names.append(self._name(token_id))
+            tops.append(None if one is None else self._top(one))
             offsets.append(self._offset)
             self._offset += self._length(token_id)
+            self._num_left -= 1
+            if self._num_left == 0:  # the prompt's last one
+                self._begin(self._behind)
+                self._offset = len(self._echoed)
         return {
             "tokens": names,
             "token_logprobs": [None if one is None else max(one.logprob, LEAST) for one in logprobs],
-            "top_logprobs": [None if one is None else self._top(one) for one in logprobs],
+            "top_logprobs": tops,
             "text_offset": offsets,
         }
 
     def _length(self, token_id: int) -> int:
         """How many characters are complete with this token that were not before."""
-        if not self._texts.is_special(token_id):
-            data = self._texts.data(token_id)
-            if self._is_first and self._echoed and not self._echoed.startswith(" "):
-                data = data.removeprefix(b" ")  # which some tokenizers put before a text's first word
-            self._is_first = False
-            return len(self._decoder.decode(data))
-        text = self._texts.text(token_id)
-        is_of_prompt = self._offset < len(self._echoed)
-        is_shown = self._echoed.startswith(text, self._offset) if is_of_prompt else not self._skips_special
-        return len(text) if is_shown else 0
+        texts = self._texts
+        if texts.is_special(token_id):
+            text = texts.text(token_id)
+            is_of_prompt = self._num_left > 0
+            is_shown = self._echoed.startswith(text, self._offset) if is_of_prompt else not self._skips_special
+            length = len(text) if is_shown else 0
+        else:
+            length = len(self._decoder.decode(texts.data(token_id)))
+        texts.go_past(token_id)
+        return length
 
     def _name(self, token_id: int) -> str:
         return f"token_id:{token_id}" if self._as_ids else self._texts.text(token_id)
@@ -70,17 +102,18 @@ class CompletionLogprobs:
         return found
 
 
-def chat_logprobs(texts: TokenSpelling, logprobs: Sequence[TokenLogprob], *, as_ids: bool = False) -> dict[str, Any]:
-    """`{"content": [{token, logprob, bytes, top_logprobs}]}`."""
+def chat_logprobs(texts: SpeltText, logprobs: Sequence[TokenLogprob], *, as_ids: bool = False) -> dict[str, Any]:
+    """`{"content": [{token, logprob, bytes, top_logprobs}]}` of a completion's next tokens."""
 
     def _entry(token_id: int, logprob: float) -> dict[str, Any]:
         name = f"token_id:{token_id}" if as_ids else texts.text(token_id)
         return {"token": name, "logprob": max(logprob, LEAST), "bytes": list(texts.data(token_id))}
 
-    content = [
-        _entry(one.token_id, one.logprob) | {"top_logprobs": [_entry(*alternative) for alternative in one.top]}
-        for one in logprobs
-    ]
+    content = []
+    for one in logprobs:
+        top = [_entry(*alternative) for alternative in one.top]
+        content.append(_entry(one.token_id, one.logprob) | {"top_logprobs": top})
+        texts.go_past(one.token_id)
     return {"content": content, "refusal": None}
 
 

@@ -42,6 +42,8 @@ class _Answer:
         self._events = Events()
         self._items = ResponseItems(self._events)
         self._reader = turn.reader()
+        shows_special = not turn.params.skip_special_tokens
+        self._texts = surface.spelling.behind(turn.token_ids, shows_special=shows_special)
         self._logprobs = WaitingLogprobs()
         self._has_logprobs = turn.params.logprobs is not None
 
@@ -76,7 +78,7 @@ class _Answer:
         """The events of a Delta; the items grow by it."""
         self._usage.num_completion_tokens += len(delta.token_ids)
         if delta.logprobs:
-            self._logprobs.add(chat_logprobs(self._surface.spelling, delta.logprobs)["content"])
+            self._logprobs.add(chat_logprobs(self._texts, delta.logprobs)["content"])
         parts = self._parts(delta)
         if delta.output is not None:
             parts += [] if parts or self._items.items else [(Text(""), [])]  # clients expect an item

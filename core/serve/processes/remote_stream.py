@@ -45,7 +45,7 @@ class RemoteStream:
         """The prompt's tokens are known; those of its completions come from now on."""
         self.prompt_token_ids = token_ids
         for completion, one in zip(self.completions, params.each(), strict=True):
-            completion.begin(one, model)
+            completion.begin(token_ids, one, model)
 
     @property
     def is_open(self) -> bool:
@@ -128,9 +128,9 @@ class RemoteCompletion:
         self._ended: RequestOutput | None = None
         self._reader: TextReader
 
-    def begin(self, params: SamplingParams, model: ServedModel) -> None:
+    def begin(self, prompt: list[int], params: SamplingParams, model: ServedModel) -> None:
         """Be ready for tokens."""
-        detokenizer = model.codec.detokenizer(skip_special_tokens=params.skip_special_tokens)
+        detokenizer = model.codec.detokenizer(prompt, skip_special_tokens=params.skip_special_tokens)
         self._reader = TextReader(params, detokenizer, None, textless_ids(params, model.eos_token_ids))
         self._has_stops = bool(params.stop)
         self._logprobs = None if params.logprobs is None else []

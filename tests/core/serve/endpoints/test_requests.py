@@ -254,7 +254,7 @@ def test_offsets_are_places_in_the_text_that_came() -> None:
     prompt, ids = codec.encode_text(echoed), codec.encode_text(made)
     for skips_special in (True, False):
         text = echoed + codec.decode(ids, skip_special_tokens=skips_special)
-        logprobs = CompletionLogprobs(texts, echoed=echoed, skips_special=skips_special)
+        logprobs = CompletionLogprobs(texts, prompt, echoed=echoed, skips_special=skips_special)
         first, second = (logprobs.of(part, [None] * len(part)) for part in (prompt, ids))  # in two pieces
         offsets = [*first["text_offset"], *second["text_offset"]]
         assert offsets == sorted(offsets) and set(offsets) <= set(range(len(text) + 1)) and offsets[-1] < len(text)
@@ -263,21 +263,12 @@ def test_offsets_are_places_in_the_text_that_came() -> None:
                 assert text.startswith(texts.text(token_id), offset)
 
 
-def test_the_space_that_some_tokenizers_put_before_a_first_word_is_no_character() -> None:
-    texts = TokenSpelling(tiny_model().codec)
-    space_x, x = (next(one for one in range(4000) if texts.text(one) == text) for text in (" x", "x"))
-    for echoed, offsets in (("x x", [0, 1]), (" x x", [0, 2])):
-        found = CompletionLogprobs(texts, echoed=echoed).of([space_x, space_x], [None, None])
-        assert found["text_offset"] == offsets
-    assert CompletionLogprobs(texts, echoed="").of([space_x, x], [None, None])["text_offset"] == [0, 2]
-
-
 def test_two_tokens_with_one_text_are_told_apart_and_minus_infinity_is_a_number() -> None:
     texts = TokenSpelling(tiny_model().codec)
     halves = [one for one in range(4000) if texts.text(one) == "�"][:2]
     scored = TokenLogprob(halves[0], -1.5, ((halves[1], -0.5), (65, float("-inf"))))
     found = CompletionLogprobs(texts).of([halves[0]], [scored])
     assert found["top_logprobs"] == [{"�": -1.5, f"token_id:{halves[1]}": -0.5, texts.text(65): LEAST}]
-    assert chat_logprobs(texts, [scored])["content"][0]["bytes"] == list(texts.data(halves[0]))
+    assert chat_logprobs(texts.behind([]), [scored])["content"][0]["bytes"] == list(texts.data(halves[0]))
     as_ids = CompletionLogprobs(texts, as_ids=True).of([halves[0]], [scored])
     assert as_ids["tokens"] == [f"token_id:{halves[0]}"]
