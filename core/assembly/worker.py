@@ -5,8 +5,9 @@ It is the same for a single rank and for each of several.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -15,14 +16,17 @@ from hookline.core.assembly.kernel_build import AWAITED, hash_compiler_aside, st
 from hookline.core.assembly.model_contract import stated_targets
 from hookline.core.assembly.rank_parts import RankParts
 from hookline.core.assembly.resolve import ResolvedConfig, chosen
+from hookline.core.checkpoint.checkpoint import Checkpoint
 from hookline.core.checkpoint.headless import fitted
 from hookline.core.checkpoint.load import load_checkpoint, load_source, random_weights, refuse_other_sizes, renamed
+from hookline.core.checkpoint.safetensors_files import StoredTensor
+from hookline.core.checkpoint.ties import TIED, unlike_head, untied, with_either_stored
 from hookline.core.config.settings import MAX_COUNT
-from hookline.core.contracts import Kernels, Model, Runtime
+from hookline.core.contracts import Kernels, Model, Runtime, WeightTarget
 from hookline.core.distributed.ordered_ranks import in_order
 from hookline.core.distributed.peer_ranks import with_copies, with_exchange
 from hookline.core.distributed.ranks import LocalRanks
-from hookline.core.errors import CapacityError
+from hookline.core.errors import CapacityError, CheckpointError
 from hookline.core.plugin.registry import Entry
 from hookline.core.requests.logits_processing import Processing
 from hookline.core.step.captured import PromptShape, graph_sizes
@@ -123,23 +127,62 @@ def runtime_of(resolved: ResolvedConfig, kernels: Kernels) -> Runtime:
 
 def load_model(resolved: ResolvedConfig, kernels: Kernels) -> Model:
     """Build this rank's model and load its weights from the checkpoint, or draw them at random."""
-    option, checkpoint = resolved.config.model, resolved.checkpoint
+    checkpoint, is_random = resolved.checkpoint, resolved.config.model.config.weights == "random"
     with torch.inference_mode():
-        if option.config.weights != "random":
+        if not is_random:
             refuse_other_sizes(checkpoint.reference, checkpoint.shapes(), resolved.spec)
-        model: Model = chosen(option).load()(checkpoint.config, runtime_of(resolved, kernels))
-        targets = stated_targets(chosen(option), model)
-        if option.config.weights == "random":
+        model, targets = _build_model(resolved, kernels, checkpoint.config)
+        if is_random:
             random_weights(targets, resolved.config.seed)
-        elif checkpoint.source is not None:
-            load_source(checkpoint.reference, checkpoint.source, fitted(targets, checkpoint))
+            return model
+        if _has_own_head(resolved, model, targets):
+            if resolved.ranks.number == 0:
+                logger.warning(
+                    "checkpoint %s stores a head that differs from its embedding, though its config.json has %s=true; "
+                    "the stored head is served, as transformers does. model.hf_overrides.%s=false ends this warning",
+                    *(checkpoint.reference, TIED, TIED),
+                )
+            del model, targets  # else both models would be in memory
+            model, targets = _build_model(resolved, kernels, untied(checkpoint.config))
+            if _has_own_head(resolved, model, targets):
+                raise CheckpointError(
+                    f"checkpoint {checkpoint.reference} stores a head that differs from its embedding, and "
+                    f"{chosen(resolved.config.model)} uses the embedding as the head whatever {TIED} says"
+                )
+        if checkpoint.source is not None:
+            targets = with_either_stored(fitted(targets, checkpoint), checkpoint.shapes())
+            load_source(checkpoint.reference, checkpoint.source, targets)
         else:
             assert checkpoint.folder is not None
-            stored = checkpoint.stored
-            if hasattr(model, "tensor_name"):
-                stored = renamed(checkpoint.folder, stored, model.tensor_name)
-            load_checkpoint(checkpoint.folder, fitted(targets, checkpoint), stored=stored)
+            stored = _stored(checkpoint, model)
+            targets = with_either_stored(fitted(targets, checkpoint), stored)
+            load_checkpoint(checkpoint.folder, targets, stored=stored)
     return model
+
+
+def _build_model(
+    resolved: ResolvedConfig, kernels: Kernels, hf_config: Mapping[str, Any]
+) -> tuple[Model, Mapping[str, WeightTarget]]:
+    entry = chosen(resolved.config.model)
+    model: Model = entry.load()(hf_config, runtime_of(resolved, kernels))
+    return model, stated_targets(entry, model)
+
+
+def _has_own_head(resolved: ResolvedConfig, model: Model, targets: Mapping[str, WeightTarget]) -> bool:
+    """Whether the checkpoint stores another head than the embedding that its config.json says is the head.
+
+    transformers serves the stored head then, and so do we. All ranks find the same.
+    """
+    checkpoint = resolved.checkpoint
+    head = unlike_head(fitted(targets, checkpoint), checkpoint, _stored(checkpoint, model), resolved.ranks)
+    return not _smallest(resolved, int(head is None))
+
+
+def _stored(checkpoint: Checkpoint, model: Model) -> Mapping[str, StoredTensor]:
+    """The tensors of the checkpoint's files, under the model's names."""
+    if checkpoint.folder is None or not hasattr(model, "tensor_name"):
+        return checkpoint.stored
+    return renamed(checkpoint.folder, checkpoint.stored, model.tensor_name)
 
 
 def make_worker(

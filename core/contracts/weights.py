@@ -44,7 +44,8 @@ class WeightTarget:
     shape: of the whole tensor in the checkpoint. dim, start, stop, step: the rank reads every step-th of [start, stop)
     of dimension dim; dim None reads it whole. transposed: what is read has the view's last two dimensions exchanged.
     add: added to what is read, e.g. 1 where a checkpoint stores a norm's weights less one. more: further parts of the
-    same tensor, which go elsewhere. init: how random weights are drawn for it, with weights=random.
+    same tensor, which go elsewhere. init: how random weights are drawn for it, with weights=random. tied_to: see
+    `tied`.
     """
 
     view: Tensor | None
@@ -57,6 +58,7 @@ class WeightTarget:
     transposed: bool = False
     add: float = 0.0
     more: tuple[WeightTarget, ...] = ()
+    tied_to: Tensor | None = None
 
     @classmethod
     def whole(cls, view: Tensor, *, init: Init = "normal", add: float = 0.0) -> WeightTarget:
@@ -72,11 +74,21 @@ class WeightTarget:
 
     @classmethod
     def ignored(cls) -> WeightTarget:
-        """A tensor that checkpoints may hold and this model does not need, e.g. the head when it is tied.
+        """A tensor that checkpoints may hold and this model does not need.
 
         Under a name that ends with `*` it stands for all tensors whose names begin so.
         """
         return cls(None)
+
+    @classmethod
+    def tied(cls, weight: Tensor) -> WeightTarget:
+        """A head that has the embedding's weight, as config.json says.
+
+        weight: the embedding's, whose own target is a view of its memory. A checkpoint that stores the head alone fills
+        the embedding with it. If it stores a head with other values, core builds the model again with
+        tie_word_embeddings=false and loads both.
+        """
+        return cls(None, tied_to=weight)
 
     @classmethod
     def joined(cls, targets: Sequence[WeightTarget], dim: int = 0) -> WeightTarget:

@@ -65,7 +65,7 @@ class ParallelHead:
 
     Shapes: hidden_ND (N, D) -> (N, padded V / ranks). Column 0 is token id `first_token`. Columns of the padding are
     -inf, so that they never win; concatenated over the ranks they all lie behind the vocabulary.
-    tied_to: the embedding whose weight it uses; then it allocates none, and ignores a checkpoint's.
+    tied_to: the embedding whose weight it uses; then it allocates none.
     """
 
     def __init__(
@@ -90,8 +90,10 @@ class ParallelHead:
         return logits_NV
 
     def targets(self, name: str) -> dict[str, WeightTarget]:
-        """`name.weight` -> this rank's rows; ignored if tied, since some checkpoints store the copy anyway."""
-        return {f"{name}.weight": WeightTarget.ignored()} if self.is_tied else self.embedding.targets(name)
+        """`name.weight` -> this rank's rows, or the embedding whose weight it has."""
+        if self.is_tied:
+            return {f"{name}.weight": WeightTarget.tied(self.embedding.weight_VD)}
+        return self.embedding.targets(name)
 
 
 def vocab_part(vocab_size: int, ranks: Ranks) -> tuple[Part, int]:

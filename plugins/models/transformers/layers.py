@@ -96,7 +96,7 @@ class ServedHead(nn.Module):
 
     def __init__(self, name: str, linear: nn.Linear, runtime: Runtime, tied_to: Tensor | None) -> None:
         super().__init__()
-        self.name, self.is_tied = name, tied_to is not None
+        self.name, self.tied_to = name, tied_to
         self.part, num_rows = vocab_part(linear.out_features, runtime.ranks)
         if tied_to is not None:
             self.weight = tied_to.narrow(0, runtime.ranks.rank * num_rows, num_rows)
@@ -110,10 +110,12 @@ class ServedHead(nn.Module):
         return functional.linear(hidden_1ND, self.weight, self.bias)
 
     def targets(self) -> dict[str, WeightTarget]:
-        """This rank's rows; a stored copy of a tied weight is ignored."""
+        """This rank's rows, or the embedding whose weight it has."""
         size = self.part.size
-        weight = WeightTarget.ignored() if self.is_tied else WeightTarget.shard(self.weight[:size], 0, self.part)
-        targets = {f"{self.name}.weight": weight}
+        if self.tied_to is not None:
+            targets = {f"{self.name}.weight": WeightTarget.tied(self.tied_to)}
+        else:
+            targets = {f"{self.name}.weight": WeightTarget.shard(self.weight[:size], 0, self.part)}
         if self.bias is not None:
             targets[f"{self.name}.bias"] = WeightTarget.shard(self.bias[:size], 0, self.part, init="zeros")
         return targets

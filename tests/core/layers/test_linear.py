@@ -185,7 +185,7 @@ def test_head_shards_concatenate_to_the_plain_head_and_its_padding_never_wins(si
     assert bool((logits[:, vocab_size:] == -torch.inf).all())
 
 
-def test_tied_head_shares_the_embedding_and_ignores_a_stored_copy() -> None:
+def test_tied_head_shares_the_embedding_and_says_whose_weight_it_has() -> None:
     embedding = VocabParallelEmbedding(8, HIDDEN, runtime())
     head = ParallelHead(8, HIDDEN, runtime(), tied_to=embedding)
     assert head.embedding.weight_VD is embedding.weight_VD

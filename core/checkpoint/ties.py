@@ -1,0 +1,95 @@
+"""A head that shares the embedding's weight by its config.json, and what a checkpoint stores of the two.
+
+A checkpoint may store a copy of the embedding as its head, or another head, as merged adapters do, or the head alone.
+What is served then is what transformers serves. Knows no model: targets say which head shares whose weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+from hookline.core.checkpoint.checkpoint import Checkpoint
+from hookline.core.checkpoint.safetensors_files import StoredTensor, open_file
+from hookline.core.contracts import Ranks, WeightTarget
+
+TIED = "tie_word_embeddings"
+"""The key of a config.json."""
+_CHUNK_BYTES = 2**25
+_NUM_READERS = 4
+
+Targets = Mapping[str, WeightTarget]
+
+
+def with_either_stored(targets: Targets, names: Mapping[str, Any]) -> dict[str, WeightTarget]:
+    """The targets for a checkpoint with these tensors: where it stores a tied head alone, that fills the embedding."""
+    found = dict(targets)
+    for head, embedding in _ties(targets).items():
+        if head in names and embedding not in names:
+            found[head], found[embedding] = targets[embedding], WeightTarget.ignored()
+    return found
+
+
+def unlike_head(
+    targets: Targets, checkpoint: Checkpoint, stored: Mapping[str, StoredTensor], ranks: Ranks
+) -> str | None:
+    """The name of a tied head that the checkpoint stores with other values than the embedding's; None if there is none.
+
+    stored: the tensors of the checkpoint's files under the model's names. Values are compared as they would be loaded,
+    in the embedding's dtype, and each rank compares its share of the rows: none may find a difference.
+    """
+    shapes = checkpoint.shapes() if checkpoint.source is not None else {name: one.shape for name, one in stored.items()}
+    for head, embedding in _ties(targets).items():
+        if head not in shapes or embedding not in shapes:
+            continue
+        view = targets[embedding].view
+        assert view is not None
+        one, other = (_rows(checkpoint, stored, name) for name in (head, embedding))
+        if shapes[head] != shapes[embedding] or not _equal(one, other, shapes[head], view.dtype, ranks):
+            return head
+    return None
+
+
+def untied(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config.json of the same model with a head of its own."""
+    found = {**config, TIED: False}
+    if isinstance(config.get("text_config"), Mapping):
+        found["text_config"] = {**config["text_config"], TIED: False}
+    return found
+
+
+def _ties(targets: Targets) -> dict[str, str]:
+    """Name of each tied head -> name of the embedding with its memory, where this rank has that."""
+    names = {_memory(one.view): name for name, one in targets.items() if one.view is not None}
+    tied = {name: _memory(one.tied_to) for name, one in targets.items() if one.tied_to is not None}
+    return {head: names[memory] for head, memory in tied.items() if memory and memory in names}
+
+
+def _memory(view: torch.Tensor) -> int:
+    """The address of its storage, also for a rank whose rows are all padding; 0 if nothing is allocated."""
+    return view.untyped_storage().data_ptr()
+
+
+def _rows(checkpoint: Checkpoint, stored: Mapping[str, StoredTensor], name: str) -> Any:
+    """A tensor of the checkpoint, or what gives ranges of its rows without reading the others."""
+    if checkpoint.source is not None:
+        return checkpoint.source.read(name)
+    return open_file(stored[name].path).get_slice(stored[name].name or name)
+
+
+def _equal(one: Any, other: Any, shape: tuple[int, ...], dtype: torch.dtype, ranks: Ranks) -> bool:
+    first, end = (shape[0] * rank // ranks.size for rank in (ranks.rank, ranks.rank + 1))
+    step = max(1, _CHUNK_BYTES // max(1, shape[1] * dtype.itemsize))
+
+    def is_equal(start: int) -> bool:
+        rows = slice(start, min(start + step, end))
+        return torch.equal(one[rows].to(dtype), other[rows].to(dtype))
+
+    readers = ThreadPoolExecutor(_NUM_READERS)
+    try:
+        return all(readers.map(is_equal, range(first, end, step)))
+    finally:
+        readers.shutdown(cancel_futures=True)
