@@ -32,7 +32,7 @@ class Letters(Codec):
     def encode(self, prompt):
         return [ord(letter) - 65 for letter in prompt] if isinstance(prompt, str) else list(prompt)
 
-    def decode(self, token_ids, *, skip_special_tokens=True):
+    def decode(self, token_ids, *, skip_special_tokens=True, behind=()):
         return "".join(chr(65 + id_) for id_ in token_ids)
 
 

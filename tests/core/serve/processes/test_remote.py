@@ -267,7 +267,7 @@ def test_a_client_that_closes_ends_its_streams_with_a_word(running: Running) -> 
 @pytest.mark.parametrize("how", ["the server stops", "another engine takes the place of one that died"])
 def test_a_long_prompt_whose_stream_was_failed_meanwhile_never_reaches_an_engine(how: str) -> None:
     sent, complaints, may_go = list[Any](), list[Any](), threading.Event()
-    codec: Any = SimpleNamespace(encode=lambda ids: may_go.wait(60) and list(ids), detokenizer=lambda **options: None)
+    codec: Any = SimpleNamespace(encode=lambda ids: may_go.wait(60) and list(ids), detokenizer=lambda *_, **__: None)
 
     async def talk() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
