@@ -14,7 +14,7 @@ from hookline.core.serve.anthropic.errors import ANTHROPIC_ERRORS
 from hookline.core.serve.anthropic.request import CountRequest, MessagesRequest
 from hookline.core.serve.chat.turn import Turn, answer_turn
 from hookline.core.serve.endpoints.answering import json_response
-from hookline.core.serve.endpoints.body import read
+from hookline.core.serve.endpoints.body import also_ignored, read
 from hookline.core.serve.endpoints.generation import Generation, Usage
 from hookline.core.serve.endpoints.surface import Surface
 
@@ -32,10 +32,12 @@ async def count_tokens(surface: Surface, request: Request) -> Response:
     """How many tokens the prompt would have."""
     fields, headers = await read(request, CountRequest)
     surface.model_name(fields.model)
-    size = len(await request.body())
-    text = await surface.in_time(size, lambda: fields.chat(fields.chosen_tools()).render(surface.codec))
+    size, tools = len(await request.body()), fields.chosen_tools()
+    chat = await surface.in_time(size, lambda: fields.chat(tools))
+    text = await surface.in_time(size, lambda: chat.render(surface.codec))
     (ids,) = await surface.encoded([text], add_special_tokens=False)
-    return json_response({"input_tokens": len(ids)}, headers=headers)
+    told = also_ignored(headers, [*tools.ignored, *chat.ignored])
+    return json_response({"input_tokens": len(ids)}, headers=told)
 
 
 class _Answer:

@@ -36,6 +36,8 @@ class ChatPrompt:
     """Leave the last message open, for the model to go on with."""
     adds_generation_prompt: bool = True
     """Open the model's message behind the others."""
+    ignored: Sequence[str] = ()
+    """Parts of the conversation that the model does not read."""
 
     def render(self, codec: Codec) -> str:
         """The text that the model reads.
@@ -115,6 +117,10 @@ def _calls(calls: Any, place: str) -> list[Values]:
 
 
 def _call(call: Any, place: str) -> Any:
+    custom = call.get("custom") if isinstance(call, dict) else None
+    if isinstance(custom, dict):  # its text is the one argument of a function, as the model called it
+        as_function = {"name": custom.get("name"), "arguments": {"input": custom.get("input")}}
+        call = {"id": call.get("id"), "type": "function", "function": as_function}
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise invalid(f"{place}={shown(call)} is not a call of a function with a name", place)
@@ -153,6 +159,13 @@ def _arguments(arguments: Any) -> Any:
         return json.loads(arguments) if arguments.strip() else {}
     except (ValueError, RecursionError):
         return arguments
+
+
+def effort_arguments(effort: Any) -> dict[str, Any]:
+    """Arguments for the template of how much to reason; `none` turns it off where a template has enable_thinking."""
+    if effort is None:
+        return {}
+    return {"reasoning_effort": effort} | ({"enable_thinking": False} if effort == "none" else {})
 
 
 def checked_arguments(arguments: Mapping[str, Any] | None, codec: Codec) -> Mapping[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from starlette.requests import Request
@@ -15,6 +16,7 @@ from hookline.core.plugin.registry import Entry
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.serve.chat.forced_calls import NamedCall, RequiredCalls, named_schema, required_schema
 from hookline.core.serve.chat.template import ChatPrompt
+from hookline.core.serve.endpoints.body import also_ignored
 from hookline.core.serve.endpoints.fields import SamplingFields, max_new_tokens, sampling_params
 from hookline.core.serve.endpoints.surface import Surface, Work, new_id
 from hookline.core.serve.errors import ErrorForm, Naming, invalid
@@ -27,17 +29,42 @@ MAX_TOOLS = 1024
 
 
 @dataclass(frozen=True)
-class Tools:
-    """Functions that a model may call: definitions with name, description and parameters, and which of them it calls.
+class ClientTool:
+    """A tool that the client runs, and the function that the model calls in its place.
 
-    choice: auto, none, required, or the name of a function behind `=`. calls_one: at most one call an answer.
-    schema_key: where the request's tools have their parameters.
+    function: name, description and parameters. place: where the request has the tool, e.g. `tools[0]`.
+    kind, name, namespace: what it is for the client, as its API has it.
     """
 
-    functions: Sequence[Values] = ()
+    function: Values
+    place: str
+    kind: str = "function"
+    name: Any = None
+    namespace: str | None = None
+
+
+@dataclass(frozen=True)
+class Tools:
+    """The tools that a model may call, and which of them it calls.
+
+    choice: auto, none, required, or the name of a function behind `=`. calls_one: at most one call an answer.
+    schema_key: where the request's tools have their parameters. ignored: names of tools that are not run here.
+    """
+
+    tools: Sequence[ClientTool] = ()
     choice: str = AUTO
     calls_one: bool = False
     schema_key: str = "parameters"
+    ignored: Sequence[str] = ()
+
+    @cached_property
+    def functions(self) -> Sequence[Values]:
+        """What the model may call."""
+        return [tool.function for tool in self.tools]
+
+    def named(self, name: str) -> ClientTool | None:
+        """The tool of a call."""
+        return next((tool for tool in self.tools if tool.function["name"] == name), None)
 
     @property
     def for_template(self) -> list[dict[str, Any]]:
@@ -54,10 +81,8 @@ class Tools:
     @property
     def forced_place(self) -> str:
         """Where the request has what `forced_schema` is made of; all tools, if it may be any of several."""
-        names = [f"={function['name']}" for function in self.functions]
-        if self.choice in names:
-            return f"tools[{names.index(self.choice)}].{self.schema_key}"
-        return f"tools[0].{self.schema_key}" if len(names) == 1 else "tools"
+        tools = [tool for tool in self.tools if self.choice == f"={tool.function['name']}"] or self.tools
+        return f"{tools[0].place}.{self.schema_key}" if len(tools) == 1 else "tools"
 
     @property
     def forced_parser(self) -> OutputParser | None:
@@ -68,26 +93,31 @@ class Tools:
 
 
 def checked_tools(
-    functions: Sequence[Any], choice: str, *, calls_one: bool = False, schema_key: str = "parameters"
+    tools: Sequence[ClientTool],
+    choice: str,
+    *,
+    calls_one: bool = False,
+    schema_key: str = "parameters",
+    ignored: Sequence[str] = (),
 ) -> Tools:
     """Tools whose definitions and choice have been looked at. Arguments as those of `Tools`.
 
     Raises: ApiError with status 400 naming the tool.
     """
-    if len(functions) > MAX_TOOLS:
-        raise invalid(f"tools holds {len(functions)} tools; at most {MAX_TOOLS} are allowed", "tools")
-    for index, function in enumerate(functions):
-        name = function.get("name") if isinstance(function, Mapping) else None
+    if len(tools) > MAX_TOOLS:
+        raise invalid(f"tools holds {len(tools)} tools; at most {MAX_TOOLS} are allowed", "tools")
+    for tool in tools:
+        name = tool.function.get("name")
         if not isinstance(name, str) or not 0 < len(name) <= 256 or not name.isprintable() or {'"', "\\"} & set(name):
-            raise invalid(f"tools[{index}]={shown(function)} is not a function with a name", "tools")
-        if not isinstance(function.get("parameters") or {}, Mapping):
-            raise invalid(f"tools[{index}].{schema_key} is not a JSON schema", "tools")
-    names = [function["name"] for function in functions]
+            raise invalid(f"{tool.place}={shown(tool.function)} is not a function with a name", "tools")
+        if not isinstance(tool.function.get("parameters") or {}, Mapping):
+            raise invalid(f"{tool.place}.{schema_key} is not a JSON schema", "tools")
+    names = [tool.function["name"] for tool in tools]
     if choice.startswith("=") and choice[1:] not in names:
         raise invalid(f"tool_choice names {shown(choice[1:])}, which is not among the tools", "tool_choice")
-    if choice == REQUIRED and not functions:
+    if choice == REQUIRED and not tools:
         raise invalid("tool_choice forces a call, and there are no tools", "tool_choice")
-    return Tools(functions, choice, calls_one, schema_key)
+    return Tools(tools, choice, calls_one, schema_key, ignored)
 
 
 @dataclass(frozen=True)
@@ -101,6 +131,8 @@ class Turn:
     readers: Sequence[Parser]
     naming: Naming
     """How errors name the request's fields."""
+    ignored: Sequence[str]
+    """Parts of the request that have no effect."""
 
     def reader(self) -> PartsReader:
         """A reader for one completion."""
@@ -149,7 +181,7 @@ def prepared(
     most = max_new_tokens(max_tokens, None, len(ids), max_len, prompt=prompt_name, limit=limit_name)
     with naming:
         params = sampling_params(fields, most, structured_outputs=structured, **further)
-    return Turn(prompt, ids, params, tools, readers, naming)
+    return Turn(prompt, ids, params, tools, readers, naming, [*tools.ignored, *chat.ignored])
 
 
 async def answer_turn(
@@ -170,6 +202,7 @@ async def answer_turn(
     name = surface.model_name(fields.model)
     fields.check()
     turn = await surface.in_time(len(await request.body()), lambda: fields.turn(surface))
+    headers = also_ignored(headers, turn.ignored)
     work = make(turn, new_id(prefix, request), name)
     return await surface.answer(work, [(turn.token_ids, turn.params)], fields, request, headers, form, turn.naming)
 

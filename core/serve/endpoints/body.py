@@ -155,6 +155,12 @@ def ignored_header(names: Iterable[str]) -> dict[str, str]:
     return {IGNORED_HEADER: ", ".join(shown[:MAX_IGNORED])} if shown else {}
 
 
+def also_ignored(headers: Mapping[str, str], names: Sequence[str]) -> Mapping[str, str]:
+    """Headers with further names of what was ignored, each once."""
+    before = [name for name in headers.get(IGNORED_HEADER, "").split(", ") if name]
+    return {**headers, **ignored_header(dict.fromkeys([*before, *names]))}
+
+
 def number_header(headers: Mapping[str, str], name: str, kind: type[int] | type[float]) -> Any:
     """The number in a header, or None.
 

@@ -30,6 +30,18 @@ def structured_outputs(
     return by_format or given
 
 
+def flat_format(given: Any, name: str) -> dict[str, Any] | None:
+    """response_format from a form that has the schema beside its type, as /v1/responses and /v1/messages do.
+
+    name: the field that it is in. Raises: ApiError for what is no object.
+    """
+    if given is not None and not isinstance(given, dict):
+        raise invalid(f"{name}={shown(given)} is not an object with a type", top_field(name))
+    if given is None or given.get("type") != "json_schema":
+        return given
+    return {"type": "json_schema", "json_schema": given}
+
+
 def _of_format(given: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any] | None:
     name = names.get(FORMAT, FORMAT)
     kind = given.get("type")

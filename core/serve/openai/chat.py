@@ -19,6 +19,7 @@ from hookline.core.serve.endpoints.generation import Generation, Usage, finish_r
 from hookline.core.serve.endpoints.surface import Surface, now_s
 from hookline.core.serve.errors import OPENAI_ERRORS
 from hookline.core.serve.openai.chat_request import ChatRequest
+from hookline.core.serve.openai.client_tools import CUSTOM, FUNCTION, InputText, input_text
 from hookline.core.serve.openai.frames import DONE, ChoiceFrames, Frames
 from hookline.core.serve.openai.logprobs import chat_logprobs, prompt_logprobs
 from hookline.core.serve.settings import REASONING_FIELDS
@@ -75,7 +76,7 @@ class _Answer:
         self._usage.num_completion_tokens += len(output.token_ids)
         self._usage.add_end(output)
         reader = self._turn.reader()
-        message = _message([*reader.push(output.text), *reader.finish()], self._reasoning)
+        message = self._message([*reader.push(output.text), *reader.finish()])
         choice = {
             "index": output.index,
             "message": message,
@@ -84,6 +85,22 @@ class _Answer:
             "stop_reason": output.stop_reason,
         }
         return choice | {"token_ids": output.token_ids} if fields.return_token_ids else choice
+
+    def _message(self, parts: Sequence[ParsedPart]) -> dict[str, Any]:
+        """A whole message made of its parts."""
+        apart = _KeptApart()
+        content = "".join(apart.text_of(part) for part in parts if isinstance(part, Text | ToolCall))
+        reasoning = "".join(part.text for part in parts if isinstance(part, Reasoning))
+        calls = calls_of(parts)
+        message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
+        if reasoning:
+            message |= dict.fromkeys(self._reasoning, reasoning)
+        if calls:
+            message["tool_calls"] = [
+                _begun(name, input_text(arguments) if _is_custom(self._turn, name) else arguments, self._turn)
+                for name, arguments in calls
+            ]
+        return message
 
     def _logprobs(self, index: int, logprobs: Any) -> dict[str, Any] | None:
         """Of a choice's next tokens."""
@@ -137,21 +154,17 @@ class _Answer:
         return choice, rest
 
 
-def _message(parts: Sequence[ParsedPart], reasoning_fields: Sequence[str]) -> dict[str, Any]:
-    """A whole message made of its parts."""
-    apart = _KeptApart()
-    content = "".join(apart.text_of(part) for part in parts if isinstance(part, Text | ToolCall))
-    reasoning = "".join(part.text for part in parts if isinstance(part, Reasoning))
-    calls = calls_of(parts)
-    message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
-    if reasoning:
-        message |= dict.fromkeys(reasoning_fields, reasoning)
-    if calls:
-        message["tool_calls"] = [
-            {"id": new_call_id(), "type": "function", "function": {"name": name, "arguments": arguments}}
-            for name, arguments in calls
-        ]
-    return message
+def _is_custom(turn: Turn, name: str) -> bool:
+    """Whether a call is one of a custom tool, which has a text in place of arguments."""
+    tool = turn.tools.named(name)
+    return tool is not None and tool.kind == CUSTOM
+
+
+def _begun(name: str, text: str, turn: Turn) -> dict[str, Any]:
+    """A call with so much of its arguments or of its text."""
+    if _is_custom(turn, name):
+        return {"id": new_call_id(), "type": CUSTOM, CUSTOM: {"name": name, "input": text}}
+    return {"id": new_call_id(), "type": FUNCTION, FUNCTION: {"name": name, "arguments": text}}
 
 
 def calls_of(parts: Sequence[ParsedPart]) -> list[tuple[str, str]]:
@@ -195,24 +208,28 @@ class _ChoiceStream:
     """The frames of one completion."""
 
     def __init__(self, frames: ChoiceFrames, turn: Turn, reasoning_fields: Sequence[str]) -> None:
-        self._frames, self._reasoning = frames, reasoning_fields
+        self._frames, self._reasoning, self._turn = frames, reasoning_fields, turn
+        self._input: InputText | None = None
+        """Of the custom tool's call that is open."""
         self._reader = None if turn.is_plain else turn.reader()
         self._apart = _KeptApart()
         self._num_calls = 0
+        self._waiting: dict[str, Any] = {}
+        """Further fields of tokens that had no frame."""
 
     def opening(self, rest: dict[str, Any]) -> bytes:
         """The frame that names the role, once."""
         return self._frames.delta({"role": "assistant", "content": ""}, {"logprobs": None, "finish_reason": None}, rest)
 
     def frames(self, delta: Delta, choice: dict[str, Any], rest: dict[str, Any]) -> bytes:
-        """The frames of a Delta: one for each part, an empty content for tokens without a part, and the end."""
-        is_simple = not choice and not rest
+        """The frames of a Delta: one for each part, and the end. Tokens whose text a parser keeps have none yet."""
+        is_simple = not choice and not rest and not self._waiting
         is_plain = self._reader is None or (self._reader.is_plain and not self._apart.waits)
-        if is_simple and delta.output is None and is_plain:
+        if is_simple and delta.output is None and is_plain and self._input is None:
             return self._frames.plain(delta.text)
-        parts = self._parts(delta)
+        choice = self._with_waiting(choice)
         found = []
-        for message in [self._delta(part) for part in parts] or ([{"content": ""}] if delta.token_ids else []):
+        for message in self._messages(delta):
             fields = {"logprobs": None, **choice, "finish_reason": None}
             choice = {}  # tokens and their log-probabilities are told once
             found.append(self._frames.delta(message, fields, rest))
@@ -220,7 +237,31 @@ class _ChoiceStream:
             reason = finish_reason(delta.output, has_calls=self._num_calls > 0)
             end = {"logprobs": None, **choice, "finish_reason": reason, "stop_reason": delta.output.stop_reason}
             found.append(self._frames.delta({}, end, rest))
+        else:
+            self._waiting = choice
         return b"".join(found)
+
+    def _with_waiting(self, choice: dict[str, Any]) -> dict[str, Any]:
+        """Further fields of a choice, behind those of earlier tokens that had no frame."""
+        waiting, self._waiting = self._waiting, {}
+        if not waiting:
+            return choice
+        found = dict(choice)
+        if "token_ids" in waiting:
+            found["token_ids"] = waiting["token_ids"] + choice["token_ids"]
+        if waiting.get("logprobs"):
+            content = waiting["logprobs"]["content"] + choice["logprobs"]["content"]
+            found["logprobs"] = {**choice["logprobs"], "content": content}
+        return found
+
+    def _messages(self, delta: Delta) -> Iterator[dict[str, Any]]:
+        """What a Delta adds to the message, part by part."""
+        for part in self._parts(delta):
+            if not isinstance(part, Arguments):
+                yield from self._end_of_input()
+            yield from self._added(part)
+        if delta.output is not None:
+            yield from self._end_of_input()
 
     def _parts(self, delta: Delta) -> Iterator[ParsedPart]:
         if self._reader is None:
@@ -231,15 +272,26 @@ class _ChoiceStream:
             if not isinstance(part, Reasoning) or self._reasoning:
                 yield part
 
-    def _delta(self, part: ParsedPart) -> dict[str, Any]:
+    def _added(self, part: ParsedPart) -> Iterator[dict[str, Any]]:
         if isinstance(part, Text):
-            return {"content": self._apart.text_of(part)}
-        if isinstance(part, Reasoning):
-            return dict.fromkeys(self._reasoning, part.text)
-        if isinstance(part, ToolCall):
+            yield {"content": self._apart.text_of(part)}
+        elif isinstance(part, Reasoning):
+            yield dict.fromkeys(self._reasoning, part.text)
+        elif isinstance(part, ToolCall):
             self._num_calls += 1
             self._apart.text_of(part)
-            function = {"name": part.name, "arguments": ""}
-            call = {"index": self._num_calls - 1, "id": new_call_id(), "type": "function", "function": function}
-            return {"tool_calls": [call]}
-        return {"tool_calls": [{"index": self._num_calls - 1, "function": {"arguments": part.text}}]}
+            self._input = InputText() if _is_custom(self._turn, part.name) else None
+            yield self._of_call(_begun(part.name, "", self._turn))
+        elif self._input is None:
+            yield self._of_call({FUNCTION: {"arguments": part.text}})
+        elif text := self._input.push(part.text):
+            yield self._of_call({CUSTOM: {"input": text}})
+
+    def _end_of_input(self) -> Iterator[dict[str, Any]]:
+        """The rest of a custom tool's text."""
+        given, self._input = self._input, None
+        if given is not None and (text := given.finish()):
+            yield self._of_call({CUSTOM: {"input": text}})
+
+    def _of_call(self, values: dict[str, Any]) -> dict[str, Any]:
+        return {"tool_calls": [{"index": self._num_calls - 1, **values}]}

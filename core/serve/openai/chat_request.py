@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from hookline.core.errors import shown
-from hookline.core.serve.chat.template import ChatPrompt, checked_arguments, checked_messages
-from hookline.core.serve.chat.turn import AUTO, NONE, REQUIRED, Tools, Turn, checked_tools, prepared
+from hookline.core.serve.chat.template import ChatPrompt, checked_arguments, checked_messages, effort_arguments
+from hookline.core.serve.chat.turn import Tools, Turn, prepared
 from hookline.core.serve.endpoints.fields import SamplingFields, at_least
 from hookline.core.serve.endpoints.surface import Surface
 from hookline.core.serve.errors import invalid
+from hookline.core.serve.openai.client_tools import chosen_tools
 
 
 class ChatRequest(SamplingFields, kw_only=True):
@@ -70,13 +70,8 @@ class ChatRequest(SamplingFields, kw_only=True):
 
         Raises: ApiError for a tool or a choice that is of no known form.
         """
-        functions = [_function(tool, index) for index, tool in enumerate(self.tools or [])]
-        return checked_tools(
-            functions,
-            tool_choice(self.tool_choice),
-            calls_one=self.parallel_tool_calls is False,
-            schema_key="function.parameters",
-        )
+        calls_one = self.parallel_tool_calls is False
+        return chosen_tools(self.tools or [], self.tool_choice, calls_one=calls_one, schema_key="function.parameters")
 
     def turn(self, surface: Surface) -> Turn:
         """The turn that the request asks for.
@@ -84,11 +79,8 @@ class ChatRequest(SamplingFields, kw_only=True):
         Raises: RequestError or ApiError for what cannot be served.
         """
         tools = self.chosen_tools()
-        arguments = dict(checked_arguments(self.chat_template_kwargs, surface.codec))
-        if self.reasoning_effort is not None:
-            arguments.setdefault("reasoning_effort", self.reasoning_effort)
-            if self.reasoning_effort == "none":
-                arguments.setdefault("enable_thinking", False)
+        arguments = effort_arguments(self.reasoning_effort)
+        arguments |= checked_arguments(self.chat_template_kwargs, surface.codec)
         chat = ChatPrompt(
             checked_messages(self.messages or []),
             tools.for_template,
@@ -106,27 +98,3 @@ class ChatRequest(SamplingFields, kw_only=True):
             add_special_tokens=bool(self.add_special_tokens),
             logprobs=self.num_logprobs,
         )
-
-
-def _function(tool: Any, index: int) -> Any:
-    function = tool.get("function") if isinstance(tool, dict) and tool.get("type", "function") == "function" else None
-    if function is None:
-        raise invalid(f"tools[{index}]={shown(tool)} is not of type 'function' with a function", "tools")
-    return function
-
-
-def tool_choice(choice: Any) -> str:
-    """OpenAI's tool_choice as `Tools` has it: chat's nested form and that of responses.
-
-    Raises: ApiError for any other form.
-    """
-    if choice is None:
-        return AUTO
-    if choice in (AUTO, NONE, REQUIRED):
-        return str(choice)
-    if isinstance(choice, dict) and choice.get("type", "function") == "function":
-        function = choice.get("function", choice)
-        name = function.get("name") if isinstance(function, dict) else None
-        if isinstance(name, str):
-            return f"={name}"
-    raise invalid(f"tool_choice={shown(choice)} is not auto, none, required or a function with its name", "tool_choice")

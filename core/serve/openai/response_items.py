@@ -9,6 +9,8 @@ from typing import Any
 import msgspec
 
 from hookline.core.contracts import Arguments, ParsedPart, Reasoning, Text, ToolCall
+from hookline.core.serve.chat.turn import Tools
+from hookline.core.serve.openai.client_tools import Call
 
 Values = dict[str, Any]
 dumps = msgspec.json.encode
@@ -40,8 +42,9 @@ class Events:
 class ResponseItems:
     """The output of one response."""
 
-    def __init__(self, events: Events) -> None:
-        self._events = events
+    def __init__(self, events: Events, tools: Tools) -> None:
+        self._events, self._tools = events, tools
+        self._call: Call | None = None
         self.items: list[Values] = []
         self._open: type | None = None
         self._texts: list[str] = []
@@ -62,6 +65,9 @@ class ResponseItems:
         if isinstance(part, ToolCall):
             return
         self._texts.append(part.text)
+        if self._call is not None:
+            yield from self._call_delta(self._call.push(part.text))
+            return
         if logprobs and kind is Text:
             self.items[-1]["content"][0]["logprobs"] += logprobs
             tail = b',"logprobs":' + dumps(logprobs) + b"}\n\n"
@@ -73,11 +79,11 @@ class ResponseItems:
         self._open, self._texts = kind, []
         number = len(self.items)
         if isinstance(part, ToolCall):
-            self._name = "response.function_call_arguments"
-            item: Values = {"type": "function_call", "id": _new("fc_"), "call_id": _new("call_"), "name": part.name}
-            item |= {"arguments": "", "status": "in_progress"}
+            self._call = Call(self._tools.named(part.name), part.name)
+            self._name, item = self._call.event or "", self._call.item
             place = {"item_id": item["id"], "output_index": number}
         else:
+            self._call = None
             prefix, content, self._name = _KINDS[kind]
             item = {"type": "message" if kind is Text else "reasoning", "id": _new(prefix), "status": "in_progress"}
             item |= {"role": "assistant", "content": []} if kind is Text else {"summary": [], "content": []}
@@ -94,16 +100,22 @@ class ResponseItems:
             item["content"] = [{"type": content, "text": "", **extra}]
             yield self._events.event("response.content_part.added", **place, part=item["content"][0])
 
+    def _call_delta(self, text: str) -> Iterator[bytes]:
+        if text and self._name:
+            yield self._events.delta(self._head, text, self._tail)
+
     def close(self, status: str = "completed") -> Iterator[bytes]:
         """End the item that grows, if there is one."""
         if self._open is None:
             return
         item, text, place = self.items[-1], "".join(self._texts), self._place
-        item["status"] = status
-        if self._open is ToolCall:
-            item["arguments"] = text
-            yield self._events.event(f"{self._name}.done", **place, name=item["name"], arguments=text)
+        if self._call is not None:
+            rest, ended = self._call.end(text, status)
+            yield from self._call_delta(rest)
+            if self._name:
+                yield self._events.event(f"{self._name}.done", **place, **ended)
         else:
+            item["status"] = status
             part = item["content"][0]
             part["text"] = text
             logprobs = {"logprobs": part["logprobs"]} if self._open is Text else {}

@@ -40,7 +40,7 @@ class _Answer:
         self._id, self._created, self._model = id, now_s(), model
         self._usage = Usage(len(turn.token_ids))
         self._events = Events()
-        self._items = ResponseItems(self._events)
+        self._items = ResponseItems(self._events, turn.tools)
         self._reader = turn.reader()
         shows_special = not turn.params.skip_special_tokens
         self._texts = surface.spelling.behind(turn.token_ids, shows_special=shows_special)

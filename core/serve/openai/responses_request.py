@@ -7,18 +7,27 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from hookline.core.errors import shown
-from hookline.core.serve.chat.template import ChatPrompt, checked_arguments, checked_message, checked_messages, text_of
-from hookline.core.serve.chat.turn import Turn, checked_tools, prepared
+from hookline.core.serve.chat.template import (
+    ChatPrompt,
+    checked_arguments,
+    checked_message,
+    checked_messages,
+    effort_arguments,
+    text_of,
+)
+from hookline.core.serve.chat.turn import Turn, prepared
 from hookline.core.serve.endpoints.fields import SamplingFields, at_least
-from hookline.core.serve.endpoints.structured import FORMAT, SCHEMA
+from hookline.core.serve.endpoints.structured import FORMAT, SCHEMA, flat_format
 from hookline.core.serve.endpoints.surface import Surface
 from hookline.core.serve.errors import ApiError, invalid
-from hookline.core.serve.openai.chat_request import tool_choice
+from hookline.core.serve.openai.client_tools import CALLS, OUTPUTS, call_of, chosen_tools
 
 _STATE = "this server keeps no responses; send the whole conversation as input"
 LOGPROBS = "message.output_text.logprobs"
 _COLLECTED = ("content", "reasoning_content")
 """Keys of an assistant's message whose texts come from several items."""
+_WITH_TOOLS = ("additional_tools", "tool_search_output")
+"""Types of items that hold tools."""
 
 
 class ResponsesRequest(SamplingFields, kw_only=True):
@@ -34,7 +43,7 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     )
 
     input: str | list[Any] | None = None
-    """A text, or items: messages, function calls and their outputs, reasoning."""
+    """A text, or items: messages, reasoning, calls of tools and their outputs; others are ignored."""
     instructions: str | None = None
     """What the model is told first."""
     max_output_tokens: int | None = None
@@ -80,7 +89,7 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     @property
     def answer_format(self) -> dict[str, Any] | None:
         """See SamplingFields."""
-        return self.response_format or self._format()
+        return self.response_format or flat_format((self.text or {}).get("format"), "text.format")
 
     @property
     def own_names(self) -> dict[str, str]:
@@ -95,25 +104,24 @@ class ResponsesRequest(SamplingFields, kw_only=True):
 
         Raises: RequestError or ApiError for what cannot be served.
         """
-        functions = [_function(tool, index) for index, tool in enumerate(self.tools or [])]
-        tools = checked_tools(functions, tool_choice(self.tool_choice), calls_one=self.parallel_tool_calls is False)
+        ignored: list[str] = []
+        messages, given = list(self._messages(ignored)), [*(self.tools or []), *self._later_tools()]
+        calls_one = self.parallel_tool_calls is False
+        tools = chosen_tools(given, self.tool_choice, calls_one=calls_one, schema_key="parameters", ignored=ignored)
         arguments = dict(checked_arguments(self.chat_template_kwargs, surface.codec))
-        if (effort := (self.reasoning or {}).get("effort")) is not None:
-            arguments |= {"reasoning_effort": effort} | ({"enable_thinking": False} if effort == "none" else {})
-        chat = ChatPrompt(checked_messages(list(self._messages()), "input"), tools.for_template, arguments)
+        arguments |= effort_arguments((self.reasoning or {}).get("effort"))
+        chat = ChatPrompt(checked_messages(messages, "input"), tools.for_template, arguments)
         asked = self.max_output_tokens if self.max_output_tokens is not None else self.max_tokens
         return prepared(surface, chat, self, tools, max_tokens=asked, logprobs=self.num_logprobs)
 
-    def _format(self) -> dict[str, Any] | None:
-        """text.format as chat's response_format."""
-        given = (self.text or {}).get("format")
-        if given is not None and not isinstance(given, dict):
-            raise invalid(f"text.format={shown(given)} is not an object with a type", "text")
-        if given is None or given.get("type") != "json_schema":
-            return given
-        return {"type": "json_schema", "json_schema": given}
+    def _later_tools(self) -> Iterator[Any]:
+        """Tools that came with the conversation, as those that a search found."""
+        for item in self.input if isinstance(self.input, list) else ():
+            if isinstance(item, dict) and item.get("type") in _WITH_TOOLS and isinstance(item.get("tools"), list):
+                yield from item["tools"]
 
-    def _messages(self) -> Iterator[Any]:
+    def _messages(self, ignored: list[str]) -> Iterator[Any]:
+        """The conversation as messages; ignored: gets the names of items that a model does not read."""
         if self.instructions:
             yield {"role": "system", "content": self.instructions}
         if isinstance(self.input, str):
@@ -123,9 +131,13 @@ class ResponsesRequest(SamplingFields, kw_only=True):
         for index, item in enumerate(self.input or []):
             place = f"input[{index}]"
             kind = _kind(item, place)
-            if kind in ("reasoning", "function_call") or (kind == "message" and item.get("role") == "assistant"):
+            if kind in ("reasoning", *CALLS) or (kind == "message" and item.get("role") == "assistant"):
                 assistant = assistant or {"role": "assistant", "content": []}
                 _add(assistant, kind, item, place)
+                continue
+            if kind not in ("message", *OUTPUTS):
+                if kind not in _WITH_TOOLS:
+                    ignored.append(f"input.{kind}")
                 continue
             if assistant is not None:
                 yield _joined(assistant)
@@ -133,7 +145,8 @@ class ResponsesRequest(SamplingFields, kw_only=True):
             if kind == "message":
                 yield checked_message({"role": item.get("role"), "content": item.get("content")}, place)
             else:
-                yield {"role": "tool", "tool_call_id": item.get("call_id"), "content": _output(item, place)}
+                call_id = item.get("call_id") or item.get("id")
+                yield {"role": "tool", "tool_call_id": call_id, "content": _output(item, place)}
         if assistant is not None:
             yield _joined(assistant)
 
@@ -144,11 +157,10 @@ def _joined(assistant: dict[str, Any]) -> dict[str, Any]:
 
 
 def _kind(item: Any, place: str) -> str:
-    kind = item.get("type", "message") if isinstance(item, dict) else None
-    if kind not in ("message", "reasoning", "function_call", "function_call_output"):
-        known = "message, reasoning, function_call, function_call_output"
-        raise invalid(f"{place}={shown(item)} is not an item of type {known}", place)
-    return str(kind)
+    kind = (item.get("type") or "message") if isinstance(item, dict) else None
+    if not isinstance(kind, str):
+        raise invalid(f"{place}={shown(item)} is not an item with a type", place)
+    return kind
 
 
 def _add(assistant: dict[str, Any], kind: str, item: dict[str, Any], place: str) -> None:
@@ -160,22 +172,14 @@ def _add(assistant: dict[str, Any], kind: str, item: dict[str, Any], place: str)
         texts = [part.get("text") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
         assistant.setdefault("reasoning_content", []).extend(text for text in texts if isinstance(text, str))
     else:
-        if not isinstance(item.get("name"), str):
-            raise invalid(f"{place}={shown(item)} has no name of a function", place)
-        function = {"name": item.get("name"), "arguments": item.get("arguments")}
-        calls = assistant.setdefault("tool_calls", [])
-        calls.append({"id": item.get("call_id"), "type": "function", "function": function})
+        name, arguments = call_of(item, place)
+        function = {"name": name, "arguments": arguments}
+        call = {"id": item.get("call_id") or item.get("id"), "type": "function", "function": function}
+        assistant.setdefault("tool_calls", []).append(call)
 
 
 def _output(item: dict[str, Any], place: str) -> str:
     output = item.get("output")
-    return (
-        text_of(output, f"{place}.output") if output is None or isinstance(output, str | list) else json.dumps(output)
-    )
-
-
-def _function(tool: Any, index: int) -> Any:
-    if not isinstance(tool, dict) or tool.get("type", "function") != "function":
-        kind = tool.get("type") if isinstance(tool, dict) else tool
-        raise invalid(f"tools[{index}] is of type {shown(kind)}; only functions are supported", "tools")
-    return {name: tool[name] for name in ("name", "description", "parameters") if tool.get(name) is not None}
+    if item["type"] == "shell_call_output" or not (output is None or isinstance(output, str | list)):
+        return json.dumps(output)
+    return text_of(output if output is not None else item.get("status"), f"{place}.output")

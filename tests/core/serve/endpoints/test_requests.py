@@ -56,7 +56,7 @@ def test_a_seed_of_any_sign_is_taken(ask: Ask, given: int | None, taken: int | N
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"tools": [{"type": "web_search"}]}, "not of type 'function'"),
+        ({"tools": [{"type": 7}]}, "is not a tool with a type"),
         ({"tools": [{"type": "function", "function": {"name": ""}}]}, "not a function with a name"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "not among the tools"),
         ({"tool_choice": "required"}, "there are no tools"),

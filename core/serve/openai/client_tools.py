@@ -1,0 +1,348 @@
+"""Tools of OpenAI's APIs as functions that any model can call, and calls as the items that clients know.
+
+A tool that the client runs is a function for the model, whatever its kind: a custom tool has one text, a namespace's
+tools have its name in front, a shell and a patch have the fields of their items. Tools that a provider runs by itself
+(a web search, an interpreter, …) are not there for the model, and their names are told as ignored fields are.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from hookline.core.errors import shown
+from hookline.core.serve.chat.turn import AUTO, NONE, REQUIRED, ClientTool, Tools, checked_tools
+from hookline.core.serve.errors import invalid
+
+Values = dict[str, Any]
+FUNCTION, CUSTOM, NAMESPACE = "function", "custom", "namespace"
+LOCAL_SHELL, SHELL, APPLY_PATCH = "local_shell", "shell", "apply_patch"
+_TEXT: Values = {"type": "string"}
+_SECONDS: Values = {"timeout_ms": {"type": "integer", "description": "Milliseconds that the command may take."}}
+
+
+def _object(properties: Values, *required: str) -> Values:
+    return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
+
+
+_BY_CLIENT: dict[str, Values] = {
+    LOCAL_SHELL: {
+        "name": LOCAL_SHELL,
+        "description": "Runs a command on the user's machine and returns its output.",
+        "parameters": _object(
+            {
+                "command": {"type": "array", "items": _TEXT, "description": "The program and its arguments."},
+                "working_directory": _TEXT,
+                **_SECONDS,
+            },
+            "command",
+        ),
+    },
+    SHELL: {
+        "name": SHELL,
+        "description": "Runs shell commands on the user's machine and returns their output.",
+        "parameters": _object({"commands": {"type": "array", "items": _TEXT}, **_SECONDS}, "commands"),
+    },
+    APPLY_PATCH: {
+        "name": APPLY_PATCH,
+        "description": "Creates, updates or deletes a file; diff is in the V4A form, and a delete has none.",
+        "parameters": _object(
+            {"type": {"enum": ["create_file", "update_file", "delete_file"]}, "path": _TEXT, "diff": _TEXT},
+            "type",
+            "path",
+        ),
+    },
+}
+"""Tools without a definition in the request that its client runs -> the function in its place."""
+_ITEMS: dict[str, tuple[str, str]] = {
+    FUNCTION: ("function_call", "fc_"),
+    CUSTOM: ("custom_tool_call", "ctc_"),
+    LOCAL_SHELL: ("local_shell_call", "lsc_"),
+    SHELL: ("shell_call", "sh_"),
+    APPLY_PATCH: ("apply_patch_call", "apc_"),
+}
+"""Kind of a tool -> type of its calls, and prefix of their ids."""
+CALLS = {item: kind for kind, (item, _) in _ITEMS.items()}
+"""Type of an item that is a call -> kind of its tool."""
+OUTPUTS = frozenset(f"{item}_output" for item in CALLS)
+"""Types of items that are outputs of calls."""
+
+
+def chosen_tools(
+    given: Sequence[Any],
+    choice: Any,
+    *,
+    calls_one: bool,
+    schema_key: str,
+    place: str = "tools",
+    ignored: Sequence[str] = (),
+) -> Tools:
+    """A request's tools and which of them to call.
+
+    Raises: ApiError for a tool or a choice that is of no known form.
+    """
+    told = list(ignored)
+    tools = [tool for index, one in enumerate(given) for tool in _read(one, f"{place}[{index}]", told)]
+    chosen, allowed = _chosen(choice, tools, told)
+    return checked_tools(allowed, chosen, calls_one=calls_one, schema_key=schema_key, ignored=tuple(told))
+
+
+def _read(tool: Any, place: str, ignored: list[str], namespace: str | None = None) -> Iterator[ClientTool]:
+    """The functions that a tool is made of. Chat has what a tool is defined by below its kind, responses beside it."""
+    kind = (tool.get("type") or FUNCTION) if isinstance(tool, dict) else None
+    if not isinstance(kind, str):
+        raise invalid(f"{place}={shown(tool)} is not a tool with a type", "tools")
+    own = tool[kind] if isinstance(tool.get(kind), dict) else tool
+    if kind == NAMESPACE and namespace is None:
+        if not isinstance(own.get("name"), str) or not isinstance(own.get("tools"), list):
+            raise invalid(f"{place}={shown(tool)} is not a namespace with a name and tools", "tools")
+        for index, inner in enumerate(own["tools"]):
+            yield from _read(inner, f"{place}.tools[{index}]", ignored, own["name"])
+    elif kind in (FUNCTION, CUSTOM):
+        name = own.get("name")
+        found = {key: own[key] for key in ("name", "description", "parameters", "strict") if own.get(key) is not None}
+        if kind == CUSTOM:
+            found |= _of_text(own, ignored)
+        if namespace is not None and isinstance(name, str):
+            found["name"] = full_name(namespace, name)
+        yield ClientTool(found, place, kind, name, namespace)
+    elif kind in _BY_CLIENT and (own.get("environment") or {}).get("type", "local") == "local":
+        yield ClientTool(_BY_CLIENT[kind], place, kind, kind)
+    else:
+        ignored.append(f"tools.{kind}")
+
+
+def full_name(namespace: str | None, name: str) -> str:
+    """What the model calls a function of a namespace."""
+    return name if namespace is None else f"{namespace.removesuffix('__')}__{name}"
+
+
+def _of_text(tool: Values, ignored: list[str]) -> Values:
+    """What a custom tool's function has beside its name."""
+    form = tool.get("format") or {}
+    grammar = form.get("grammar", form) if isinstance(form, dict) and form.get("type") == "grammar" else {}
+    syntax, definition = grammar.get("syntax"), grammar.get("definition")
+    text, told = dict(_TEXT), [tool["description"]] if tool.get("description") else []
+    if syntax == "regex" and isinstance(definition, str):
+        text["pattern"] = f"^(?:{definition})$"
+    elif definition is not None:
+        told.append(f"The input follows this grammar:\n{definition}")
+        ignored.append("tools.custom.format")
+    described = {"description": "\n\n".join(map(str, told))} if told else {}
+    return described | {"parameters": _object({"input": text}, "input")}
+
+
+def _chosen(choice: Any, tools: list[ClientTool], ignored: list[str]) -> tuple[str, list[ClientTool]]:
+    """tool_choice as `Tools` has it, in chat's form or that of responses, and the tools that may be called."""
+    if choice is None or choice in (AUTO, NONE, REQUIRED):
+        return choice or AUTO, tools
+    kind = choice.get("type", FUNCTION) if isinstance(choice, dict) else None
+    if kind == "allowed_tools":
+        allowed = choice.get(kind, choice)
+        mode, listed = (allowed.get("mode"), allowed.get("tools")) if isinstance(allowed, dict) else (None, None)
+        if mode not in (AUTO, REQUIRED) or not isinstance(listed, list):
+            raise invalid(f"tool_choice={shown(choice)} needs a mode, auto or required, and tools", "tool_choice")
+        names = {id(tool) for one in listed for tool in _named(one, tools, ignored)}
+        return mode, [tool for tool in tools if id(tool) in names]
+    if isinstance(kind, str) and kind in CALLABLE:
+        found = _named(choice, tools, ignored)
+        if len(found) > 1:
+            raise invalid(f"tool_choice={shown(choice)} names a tool of several namespaces; say which", "tool_choice")
+        return f"={found[0].function['name']}", tools
+    form = "auto, none, required, allowed_tools, or a function, a custom tool, a shell or apply_patch with its name"
+    raise invalid(f"tool_choice={shown(choice)} is not {form}", "tool_choice")
+
+
+CALLABLE = (FUNCTION, CUSTOM, *_BY_CLIENT)
+"""Kinds of tools that can be called."""
+
+
+def _named(reference: Any, tools: Sequence[ClientTool], ignored: list[str]) -> list[ClientTool]:
+    """The tools that a part of tool_choice means: at least one, but for a tool that is not run here."""
+    kind = reference.get("type", FUNCTION) if isinstance(reference, dict) else None
+    if not isinstance(kind, str):
+        raise invalid(f"tool_choice: {shown(reference)} is not a tool with a type", "tool_choice")
+    own = reference[kind] if isinstance(reference.get(kind), dict) else reference
+    name, namespace = own.get("name", kind if kind in _BY_CLIENT else None), own.get("namespace")
+    if kind == NAMESPACE:
+        found = [tool for tool in tools if tool.namespace == name]
+    elif kind not in CALLABLE:
+        ignored.append(f"tool_choice.{kind}")
+        return []
+    else:
+        exact = [tool for tool in tools if tool.function.get("name") == name and namespace is None]
+        found = exact or [tool for tool in tools if tool.name == name and namespace in (None, tool.namespace)]
+    if not isinstance(name, str) or not found:
+        raise invalid(f"tool_choice names {shown(name)}, which is not among the tools", "tool_choice")
+    return found
+
+
+def call_of(item: Mapping[str, Any], place: str) -> tuple[str, Any]:
+    """The function and the arguments that a call of an earlier turn has for the model.
+
+    Raises: ApiError for a call without a name.
+    """
+    kind = CALLS[item["type"]]
+    if kind in _BY_CLIENT:
+        values = item.get("operation" if kind == APPLY_PATCH else "action")
+        given = values if isinstance(values, dict) else {}
+        names = _BY_CLIENT[kind]["parameters"]["properties"]
+        return kind, {name: given[name] for name in names if given.get(name) is not None}
+    name, namespace = item.get("name"), item.get("namespace")
+    if not isinstance(name, str):
+        raise invalid(f"{place}={shown(item)} has no name of a {kind}", place)
+    arguments = {"input": item.get("input") or ""} if kind == CUSTOM else item.get("arguments")
+    return full_name(namespace if isinstance(namespace, str) else None, name), arguments
+
+
+class Call:
+    """A call as an item of a response while its arguments come."""
+
+    def __init__(self, tool: ClientTool | None, name: str) -> None:
+        self.kind = FUNCTION if tool is None else tool.kind
+        type, prefix = _ITEMS[self.kind]
+        self.item: Values = {"type": type, "id": f"{prefix}{secrets.token_hex(12)}"}
+        self.item |= {"call_id": f"call_{secrets.token_hex(12)}", "status": "in_progress"}
+        if self.kind in (FUNCTION, CUSTOM):
+            self.item["name"] = name if tool is None else tool.name
+            if tool is not None and tool.namespace is not None:
+                self.item["namespace"] = tool.namespace
+        self._input = InputText() if self.kind == CUSTOM else None
+        self._fill("")
+
+    @property
+    def event(self) -> str | None:
+        """How the events of its text begin; None if there are none."""
+        return {FUNCTION: "response.function_call_arguments", CUSTOM: "response.custom_tool_call_input"}.get(self.kind)
+
+    def push(self, text: str) -> str:
+        """What further arguments add to the item's own text."""
+        return text if self._input is None else self._input.push(text)
+
+    def end(self, arguments: str, status: str) -> tuple[str, Values]:
+        """Fill the item. Returns the rest of its text, and what the event of its end has."""
+        self.item["status"] = "in_progress" if (self.kind, status) == (APPLY_PATCH, "incomplete") else status
+        rest = "" if self._input is None else self._input.finish()
+        self._fill(arguments)
+        if self._input is not None:
+            return rest, {"input": self.item["input"]}
+        return "", {"name": self.item.get("name"), "arguments": arguments}
+
+    def _fill(self, arguments: str) -> None:
+        item, values = self.item, object_of(arguments)
+        if self._input is not None:
+            item["input"] = self._input.text
+        elif self.kind == FUNCTION:
+            item["arguments"] = arguments
+        elif self.kind == APPLY_PATCH:
+            known = values.get("type") in ("create_file", "delete_file")
+            operation: Values = {
+                "type": values["type"] if known else "update_file",
+                "path": str(values.get("path", "")),
+            }
+            if operation["type"] != "delete_file":
+                operation["diff"] = str(values.get("diff", "" if values else arguments))
+            item["operation"] = operation
+        else:
+            item["action"] = _action(self.kind, values)
+            item |= {"environment": {"type": "local"}} if self.kind == SHELL else {}
+
+
+def _action(kind: str, values: Values) -> Values:
+    key = "command" if kind == LOCAL_SHELL else "commands"
+    given = values.get(key, [])
+    if isinstance(given, str):  # as models write it that have not read the schema
+        given = ["bash", "-lc", given] if kind == LOCAL_SHELL else [given]
+    commands = [str(one) for one in given] if isinstance(given, list) else []
+    timeout_ms = values["timeout_ms"] if isinstance(values.get("timeout_ms"), int) else None
+    if kind == SHELL:
+        return {key: commands, "timeout_ms": timeout_ms, "max_output_length": None}
+    folder = values.get("working_directory")
+    further = {"timeout_ms": timeout_ms, "working_directory": folder if isinstance(folder, str) else None}
+    given_ones = {name: value for name, value in further.items() if value is not None}
+    return {"type": "exec", key: commands, "env": {}, **given_ones}
+
+
+def object_of(arguments: str) -> Values:
+    """A call's arguments; clients expect an object, even of a call that was cut off."""
+    try:
+        value = json.loads(arguments) if arguments else {}
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+class InputText:
+    """The text of a custom tool's call, out of the arguments `{"input": "…"}` that a model writes, as they come.
+
+    text: what has come of it. Arguments of another form are the text themselves, once they are there.
+    """
+
+    _HEAD = re.compile(r'\s*\{\s*"input"\s*:\s*"')
+    _WHOLE = re.compile(
+        r'(?:[^"\\]|\\(?:["\\/bfnrt]|u(?![dD][89abAB])[0-9a-fA-F]{4}|u[dD][89abAB]..\\u[0-9a-fA-F]{4}))*'
+    )
+    """Characters that are whole: a surrogate's other half may be still to come."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self._rest = ""
+        self._has_begun = self._is_over = False
+
+    def push(self, arguments: str) -> str:
+        """Further text."""
+        if self._is_over:
+            return ""
+        self._rest += arguments
+        if not self._has_begun:
+            if (head := self._HEAD.match(self._rest)) is None:
+                return ""
+            self._has_begun, self._rest = True, self._rest[head.end() :]
+        whole = self._WHOLE.match(self._rest)
+        assert whole is not None
+        self._rest = self._rest[whole.end() :]
+        self._is_over = self._rest.startswith('"')
+        found = _unicode(json.loads(f'"{whole[0]}"', strict=False))
+        self.text += found
+        return found
+
+    def finish(self) -> str:
+        """What is missing of the text when all arguments have come."""
+        if self._has_begun:
+            rest = "" if self._is_over else self._rest
+        else:
+            values = object_of(self._rest)
+            given = values.get("input", next(iter(values.values())) if len(values) == 1 else None)
+            rest = given if isinstance(given, str) else self._rest
+        found = _unicode(_without_escapes(rest) if self._has_begun else rest)
+        self.text += found
+        return found
+
+
+def _without_escapes(text: str) -> str:
+    """What stands in a JSON string up to its end, also where it is not quite JSON or cut off."""
+    inner = re.match(r'(?:[^"\\]|\\.)*', text, re.DOTALL)
+    assert inner is not None
+    try:
+        found: str = json.loads(f'"{re.sub(_NO_ESCAPE, _AS_IT_IS, inner[0])}"', strict=False)
+    except ValueError:
+        return ""
+    return found
+
+
+_NO_ESCAPE, _AS_IT_IS = r'(\\\\|\\["/bfnrt]|\\u[0-9a-fA-F]{4})|\\', lambda found: found[1] or "\\\\"
+"""A backslash that begins no escape of JSON, and what stands in its place."""
+
+
+def input_text(arguments: str) -> str:
+    """The text of a custom tool's whole call."""
+    text = InputText()
+    return text.push(arguments) + text.finish()
+
+
+def _unicode(text: str) -> str:
+    """The text without halves of surrogate pairs, which no JSON can hold."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
