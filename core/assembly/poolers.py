@@ -83,6 +83,7 @@ class RankPoolerModel:
             )
         if checkpoint.source is not None:
             return weight.copy_(checkpoint.source.read(name))
+        checkpoint.stored[name].check(name)
         with open_file(checkpoint.stored[name].path) as file:
             return weight.copy_(file.get_tensor(name))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -30,6 +31,13 @@ RANDOM_STD = 0.02
 """Standard deviation of "normal"."""
 _NUM_READERS = 4
 _MOST_NAMED = 5
+DEAD_BUFFERS = re.compile(
+    r"(^|\.)(\w*inv_freq|(sin|cos)_cached|rope\.freqs|position_ids|token_type_ids|masked_bias|causal_mask"
+    r"|_float_tensor|_extra_state)$"
+)
+"""Names of what older checkpoints store beside the weights: constants that a model computes by itself."""
+MASKS = re.compile(r"(^|\.)(self_)?attn(\.attention)?\.bias$|(^|\.)(self_)?attention\.bias$")
+"""Names of causal masks, of four dimensions; a bias has one."""
 
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -74,8 +82,10 @@ def load_checkpoint(
             names and shapes are checked.
     """
     stored = stored_tensors(Path(folder)) if stored is None else stored
+    wanted = [name for name in stored if name in targets and targets[name].view is not None]
+    for name in wanted:
+        stored[name].check(stored[name].name or name)
     _check(str(folder), {name: tensor.shape for name, tensor in stored.items()}, targets)
-    wanted = (name for name in stored if name in targets and targets[name].view is not None)
     jobs = [(stored[name].name or name, stored[name], targets[name]) for name in wanted]
     # Strided shares keep the readers close together in the file, so the disk still reads ahead in order.
     shares = [jobs[first::num_readers] for first in range(num_readers)]
@@ -210,7 +220,7 @@ def _check(checkpoint: str, stored: Mapping[str, tuple[int, ...]], targets: Mapp
     ignored = tuple(name[:-1] for name, target in targets.items() if target.view is None and name.endswith("*"))
     problems = [
         _some("missing", [name for name in wanted if name not in stored], str),
-        _some("surplus", [name for name in stored if name not in targets and not name.startswith(ignored)], str),
+        _some("surplus", [name for name in stored if not _may_be(name, stored[name], targets, ignored)], str),
         _some(
             "misshaped",
             [name for name, target in wanted.items() if name in stored and stored[name] != target.shape],
@@ -222,6 +232,12 @@ def _check(checkpoint: str, stored: Mapping[str, tuple[int, ...]], targets: Mapp
         raise CheckpointError(
             f"checkpoint {checkpoint} does not match the model: {found}. Is its config.json the right one?"
         )
+
+
+def _may_be(name: str, shape: tuple[int, ...], targets: Mapping[str, WeightTarget], ignored: tuple[str, ...]) -> bool:
+    """Whether a checkpoint may hold this tensor: the model has a target for it, or it is a dead buffer."""
+    is_mask = len(shape) == 4 and MASKS.search(name)
+    return bool(name in targets or name.startswith(ignored) or DEAD_BUFFERS.search(name) or is_mask)
 
 
 def _some(problem: str, names: Iterable[str], describe: Callable[[str], str]) -> str:

@@ -7,7 +7,8 @@ error.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,40 +32,57 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where a tensor lies and its shape.
+    """Where a tensor lies, its shape and its dtype as safetensors has it.
 
     name: the file's, if the tensor is known by another. scales: of an MXFP4 tensor, which is dequantised when it is
-    read; then `path` has its blocks, this its scales.
+    read; then `path` has its blocks, this its scales. copy: another file with a tensor of this name, where no index
+    says which of the two counts.
     """
 
     path: Path
     shape: tuple[int, ...]
+    dtype: str
     name: str = ""
     scales: Path | None = None
+    copy: Path | None = None
+
+    def check(self, name: str) -> None:
+        """Whether the tensor, of this name, can be loaded.
+
+        Raises: CheckpointError for a dtype that is no float's, or if it is stored twice.
+        """
+        if self.dtype not in _FLOAT_DTYPES and self.scales is None:
+            supported = ", ".join(_FLOAT_DTYPES)
+            raise CheckpointError(f"tensor '{name}' in {self.path} has dtype {self.dtype}; supported: {supported}")
+        if self.copy is not None:
+            raise CheckpointError(f"tensor '{name}' is in {self.path.name} and in {self.copy} as well; remove one")
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Name -> place of every tensor of the folder, in the files' order.
+    """Name -> place of every tensor of the folder, in the files' order; of copies the one that the index names.
 
-    Raises: CheckpointError for a missing, corrupt or duplicate shard, quantised weights, or no safetensors at all.
+    Raises: CheckpointError for a missing or corrupt shard, quantised weights, or no safetensors at all.
     """
     refuse_quantised(folder)
+    index = _index(folder / INDEX)
     tensors: dict[str, StoredTensor] = {}
-    for path in weight_files(folder):
+    for path in weight_files(folder, index):
         for name, tensor in _header(path).items():
-            if name in tensors:
-                raise CheckpointError(f"tensor '{name}' is in {tensors[name].path.name} and in {path} as well")
-            tensors[name] = tensor
+            first, named = tensors.get(name), index.get(name)
+            if first is None or path.name == named:
+                tensors[name] = tensor
+            elif first.path.name != named:
+                tensors[name] = replace(first, copy=path)
     return _with_mxfp4_joined(tensors)
 
 
-def weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path, index: Mapping[str, str]) -> list[Path]:
     """The index's files; without an index model.safetensors; without that every *.safetensors.
 
-    Raises: CheckpointError if there are none, or one of the index is missing.
+    Raises: CheckpointError if there are none.
     """
-    if (folder / INDEX).is_file():
-        return _indexed_files(folder / INDEX)
+    if index:
+        return [folder / name for name in sorted(set(index.values()))]
     if (folder / "model.safetensors").is_file():
         return [folder / "model.safetensors"]
     files = sorted(folder.glob("*.safetensors"))
@@ -108,17 +126,21 @@ def refuse_quantised(folder: Path) -> None:
         )
 
 
-def _indexed_files(index: Path) -> list[Path]:
+def _index(index: Path) -> dict[str, str]:
+    """The file of each tensor that an index names; empty without an index."""
+    if not index.is_file():
+        return {}
     try:
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        found = dict(json.loads(index.read_text())["weight_map"])
+        names = set(found.values())
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         why = one_short_line(error)
         raise CheckpointError(f"{index} is not a readable index ({why}); download or copy it again") from error
-    for name in names:
+    for name in sorted(names, key=str):
         if not _is_file_name(name) or not (index.parent / name).is_file():
             name = shown_key(name)
             raise CheckpointError(f"{index} lists {name}, which is not in the folder; download or copy it again")
-    return [index.parent / name for name in names]
+    return found
 
 
 def _is_file_name(name: object) -> bool:
@@ -132,12 +154,7 @@ def _header(path: Path) -> dict[str, StoredTensor]:
     with open_file(path) as file:
         for name in file.offset_keys() if hasattr(file, "offset_keys") else file.keys():
             piece = file.get_slice(name)
-            is_mxfp4 = piece.get_dtype() == "U8" and name.endswith((BLOCKS, SCALES))
-            if piece.get_dtype() not in _FLOAT_DTYPES and not is_mxfp4:
-                raise CheckpointError(
-                    f"tensor '{name}' in {path} has dtype {piece.get_dtype()}; supported: {', '.join(_FLOAT_DTYPES)}"
-                )
-            tensors[name] = StoredTensor(path, tuple(piece.get_shape()))
+            tensors[name] = StoredTensor(path, tuple(piece.get_shape()), piece.get_dtype())
     return tensors
 
 
@@ -159,10 +176,11 @@ def _with_mxfp4_joined(tensors: dict[str, StoredTensor]) -> dict[str, StoredTens
     joined = dict(tensors)
     for name in tensors:
         whole = name.removesuffix(BLOCKS)
-        if whole != name and whole + SCALES in tensors:
+        pair = [tensors.get(name), tensors.get(whole + SCALES)]
+        if whole != name and all(one is not None and one.dtype == "U8" for one in pair):
             blocks, scales = joined.pop(name), joined.pop(whole + SCALES)
             shape = _dequantised_shape(whole, blocks.shape, scales.shape)
-            joined[whole] = StoredTensor(blocks.path, shape, scales=scales.path)
+            joined[whole] = replace(blocks, shape=shape, scales=scales.path, copy=blocks.copy or scales.copy)
     return joined
 
 

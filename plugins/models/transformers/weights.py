@@ -22,8 +22,6 @@ MERGED = ["MergeModulelist"]
 """Operations that put the same matrix of all experts into one tensor (X, ...)."""
 MERGED_AND_JOINED = ["MergeModulelist", "Concatenate"]
 """The same for several matrices of each expert, one below the other."""
-_NEVER_NEEDED = (r"rotary_emb\.inv_freq", r"(^|\.)position_ids$")
-"""What old checkpoints hold beside a model's parameters."""
 
 
 class StoredNames:
@@ -35,7 +33,7 @@ class StoredNames:
         self.renamings: list[Any] = [one for one in changes if not isinstance(one, WeightConverter)]
         self.prefix, self.model_type = f"{model.base_model_prefix}.", model.config.model_type
         ignored = model._keys_to_ignore_on_load_unexpected or ()
-        self.ignored = re.compile("|".join(f"({pattern})" for pattern in (*ignored, *_NEVER_NEEDED)))
+        self.ignored = re.compile("|".join(f"({pattern})" for pattern in ignored) or r"(?!)")
         self.known: set[str] = set()
 
     def name(self, stored: str) -> str | None:

@@ -197,6 +197,31 @@ def test_a_tensor_stored_twice_is_refused(tmp_path: Path) -> None:
     assert "tensor 'a' is in one.safetensors and in" in refusal(tmp_path, targets_for(stored("a")))
 
 
+def test_of_copies_the_one_counts_that_the_index_names(tmp_path: Path) -> None:
+    save_sharded(tmp_path, stored("a"), {"a": torch.zeros(4, 6)}, {"a": torch.ones(4, 6, dtype=torch.int8)})
+    index = tmp_path / "model.safetensors.index.json"
+    for number in (0, 1):
+        files = {"a": f"model-{number}.safetensors", "b": "model-0.safetensors", "c": "model-2.safetensors"}
+        index.write_text(json.dumps({"weight_map": files}))
+        targets = targets_for(stored("a"))
+        load_checkpoint(tmp_path, targets)
+        assert torch.equal(view(targets, "a"), torch.zeros(4, 6) if number else stored("a")["a"])
+
+
+def test_copies_of_a_tensor_that_nothing_needs_are_no_concern(tmp_path: Path) -> None:
+    tensors = stored("a")
+    save_file({**tensors, "x.inv_freq": torch.ones(2)}, tmp_path / "one.safetensors")
+    save_file({"x.inv_freq": torch.zeros(2, dtype=torch.int32)}, tmp_path / "two.safetensors")
+    targets = targets_for(tensors)
+    load_checkpoint(tmp_path, targets)
+    assert torch.equal(view(targets, "a"), tensors["a"])
+
+
+def test_a_bias_of_attention_is_no_mask(tmp_path: Path) -> None:
+    save_file({**stored("a"), "h.0.attn.bias": torch.ones(6)}, tmp_path / "model.safetensors")
+    assert "1 surplus tensor: h.0.attn.bias" in refusal(tmp_path, targets_for(stored("a")))
+
+
 def test_only_pickled_weights_are_refused_with_the_way_out(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     message = refusal(tmp_path, {})

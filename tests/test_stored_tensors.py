@@ -1,4 +1,6 @@
-"""Checkpoints whose config.json ties the head to the embedding: the tokens are transformers', whatever they store.
+"""Checkpoints that store more, less or other tensors than their model has: the tokens are transformers'.
+
+Heads that a config.json ties to the embedding, buffers that models no longer store, and stale copies.
 
 Small random models in float32, greedy.
 """
@@ -171,3 +173,68 @@ def test_a_tied_checkpoint_without_either_names_the_embedding(tmp_path: Path) ->
     rewrite(tmp_path, lambda tensors: tensors.pop("model.embed_tokens.weight"))
     with pytest.raises(CheckpointError, match=r"1 missing tensor: model\.embed_tokens\.weight"):
         our_tokens(tmp_path)
+
+
+def old_buffers(tensors: dict[str, Any]) -> None:
+    """As transformers 4 and others stored them."""
+    for index in range(2):
+        layer = f"model.layers.{index}.self_attn"
+        tensors[f"{layer}.rotary_emb.inv_freq"] = torch.rand(4)
+        tensors[f"{layer}.rotary_emb.cos_cached"] = torch.rand(8, 4)
+        tensors[f"{layer}.bias"] = torch.ones(1, 1, 256, 256, dtype=torch.uint8).tril()
+        tensors[f"{layer}.masked_bias"] = torch.tensor(-1e4)
+        tensors[f"{layer}._extra_state"] = torch.zeros(3, dtype=torch.uint8)
+    tensors["model.rotary_emb.sliding_attention_inv_freq"] = torch.rand(4)
+    tensors["model.rotary_emb.original_inv_freq"] = torch.rand(4)
+    tensors["model.embed_positions.position_ids"] = torch.arange(256)[None]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NATIVE)
+def test_buffers_that_old_checkpoints_store_change_nothing(name: str, tmp_path: Path) -> None:
+    tied_checkpoint(tmp_path, CONFIGS_OF[name])
+    expected = our_tokens(tmp_path)
+    rewrite(tmp_path, old_buffers)
+    assert our_tokens(tmp_path) == expected
+
+
+MASKS = {
+    "gpt2": ("transformer.h.0.attn", "h.1.attn"),
+    "gpt_neox": ("gpt_neox.layers.0.attention", "gpt_neox.layers.1.attention"),
+    "codegen": ("transformer.h.0.attn",),
+    "phi": ("model.layers.0.self_attn",),
+}
+"""Where a model's layers have their attention; GPT-2's own checkpoint stores names without the first part."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.float32])
+@pytest.mark.parametrize("name", MASKS)
+def test_masks_that_old_checkpoints_store_change_nothing(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    def masks(tensors: dict[str, Any]) -> None:
+        for attention in MASKS[name]:
+            tensors[f"{attention}.bias"] = torch.ones(1, 1, 256, 256).tril().to(dtype)
+            tensors[f"{attention}.causal_mask"] = torch.ones(1, 1, 256, 256).tril().to(dtype)
+            tensors[f"{attention}.masked_bias"] = torch.tensor(-1e9)
+            tensors[f"{attention}.rotary_emb.inv_freq"] = torch.rand(4)
+
+    make_checkpoint(tmp_path, CASES[name])
+    expected = their_tokens(tmp_path)
+    rewrite(tmp_path, masks)
+    assert our_tokens(tmp_path, model="transformers") == expected
+
+
+@pytest.mark.slow
+def test_a_stale_copy_in_a_shard_that_the_index_does_not_name_is_left_out(tmp_path: Path) -> None:
+    tied_checkpoint(tmp_path, CONFIGS["llama"])
+    rewrite(tmp_path, lambda tensors: None)
+    expected, tensors = their_tokens(tmp_path), load_file(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    names = sorted(tensors)
+    shards = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for file, own in shards.items():
+        stale = {name: tensors[name] * 0 for name in names if name not in own}
+        save_file({**stale, **{name: tensors[name] for name in own}}, tmp_path / file)
+    weight_map = {name: file for file, own in shards.items() for name in own}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    assert our_tokens(tmp_path) == expected
