@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from hookline.core.errors import ConfigError, shown
-from hookline.core.util.json_lines import json_object
+from hookline.core.util.json_lines import BOM, json_object
 
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 """Endpoints that a row may name."""
@@ -65,6 +65,7 @@ def lines_of(file: BinaryIO, number: int = 0) -> Iterator[InputLine]:
     """
     while text := file.readline(MAX_LINE_BYTES):
         number, checksum, is_whole = number + 1, zlib.crc32(text), True
+        text = text.removeprefix(BOM) if number == 1 else text
         while not text.endswith(b"\n") and (more := file.readline(MAX_LINE_BYTES)):
             checksum, is_whole, text = zlib.crc32(more, checksum), False, more
         if text.strip() or not is_whole:

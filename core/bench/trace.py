@@ -54,7 +54,7 @@ def read_trace(
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"workload.trace={path} cannot be read: {getattr(error, 'strerror', None) or error}"

@@ -159,7 +159,7 @@ def _of_source(model: ModelConfig, source: CheckpointSource) -> Checkpoint:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(
             f"{path} is not readable JSON ({json_fault(error)}); download or copy it again"

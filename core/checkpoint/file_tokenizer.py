@@ -143,7 +143,7 @@ def file_tokenizer(folder: Path) -> FileTokenizer | None:
     Raises: what reading the files raises.
     """
     path = folder / "tokenizer_config.json"
-    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    config = json.loads(path.read_bytes()) if path.is_file() else {}
     if not isinstance(config, dict) or not _is_plain(folder, config):
         return None
     backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -205,10 +205,10 @@ def _content(value: Any) -> str | None:
 
 def _may_be_mistral(folder: Path) -> bool:
     path = folder / "config.json"
-    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    config = json.loads(path.read_bytes()) if path.is_file() else {}
     return not isinstance(config, dict) or "tral" in str(config.get("model_type", "tral" if config else ""))
 
 
 def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     path = folder / "chat_template.jinja"
-    return path.read_text(encoding="utf-8") if path.is_file() else config.get("chat_template")
+    return path.read_text(encoding="utf-8-sig") if path.is_file() else config.get("chat_template")

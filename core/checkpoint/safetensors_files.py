@@ -112,7 +112,7 @@ def refuse_quantised(folder: Path) -> None:
     Raises: CheckpointError.
     """
     try:
-        config = json.loads((folder / "config.json").read_text())
+        config = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError, RecursionError):
         return  # Reading the config is core.checkpoint.checkpoint's business; weights alone may come without one.
     if isinstance(config, dict) and config.get("quantization_config"):
@@ -131,7 +131,7 @@ def _index(index: Path) -> dict[str, str]:
     if not index.is_file():
         return {}
     try:
-        found = dict(json.loads(index.read_text())["weight_map"])
+        found = dict(json.loads(index.read_bytes())["weight_map"])
         names = set(found.values())
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         why = one_short_line(error)

@@ -34,7 +34,7 @@ def piped_text(stream: TextIO | None = None) -> str | None:
     try:
         # Bytes, where there are some: what the text layer makes of them depends on the locale.
         buffer = getattr(stream, "buffer", None)
-        return stream.read() if buffer is None else buffer.read().decode("utf-8").replace("\r\n", "\n")
+        return stream.read() if buffer is None else buffer.read().decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         raise ConfigError(f"standard input is not UTF-8 text: {error}") from error
 

@@ -154,7 +154,7 @@ def _run_hydra(config_name: str, task: _Task) -> None:
     from omegaconf import OmegaConf
 
     OmegaConf.register_new_resolver("called_as", called_as, replace=True)  # for the helps in conf/
-    with _help_on_demand():
+    with _help_on_demand(), _headers_behind_a_mark():
         hydra.main(version_base="1.3", config_path=str(CONF), config_name=config_name)(task)()
 
 
@@ -182,6 +182,19 @@ def _help_on_demand() -> Iterator[None]:
         yield
     finally:
         utils.argparse = before
+
+
+@contextmanager
+def _headers_behind_a_mark() -> Iterator[None]:
+    """While active, Hydra 1.3 reads a file's `# @package` behind a byte order mark, too; YAML itself passes over it."""
+    from hydra.plugins.config_source import ConfigSource
+
+    before: Any = ConfigSource._get_header_dict
+    ConfigSource._get_header_dict = staticmethod(lambda text: before(text.removeprefix("\ufeff")))  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        ConfigSource._get_header_dict = staticmethod(before)  # type: ignore[method-assign]
 
 
 def _unset(kind: str) -> ConfigError:

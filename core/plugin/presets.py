@@ -131,7 +131,7 @@ def _check_defaults(preset: Preset, values: dict[str, Any]) -> None:
 
 def summary(path: Path) -> str:
     """The first comment of a preset's file, without the file's name at its beginning."""
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8-sig") as file:
         comments = [line.lstrip("# ").strip() for line in file if line.startswith("#") and "@package" not in line]
     first = comments[0] if comments else ""
     return first.partition(": ")[2] or first

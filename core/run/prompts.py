@@ -16,7 +16,7 @@ from hookline.core.errors import ConfigError, RequestError, shown
 from hookline.core.request_info import INFO_KEYS
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.util.files import path_of
-from hookline.core.util.json_lines import json_object, numbered_lines
+from hookline.core.util.json_lines import BOM, json_object, numbered_lines
 from hookline.core.util.mappings import merge
 
 DEFAULT_PROMPTS = ("def fibonacci(n):\n", "import os\n\nclass ", "# Read a file and ")
@@ -73,7 +73,7 @@ def read_prompts(
 
 
 def _lines(text: str) -> list[str]:
-    return [line for line in text.splitlines() if line.strip()]
+    return [line for _, line in numbered_lines(text.removeprefix("\ufeff"))]
 
 
 def _checked_list(prompts: Any) -> list[Any]:
@@ -97,7 +97,7 @@ def _from_file(path: Path, params: SamplingParams, info: Mapping[str, Any]) -> P
         raise ConfigError(f"prompts_file={path} cannot be read: {error.strerror or error}") from error
     read = _from_json if path.suffix == ".jsonl" else _from_text
     lines = []
-    for number, text in _decoded(data, path.suffix):
+    for number, text in _decoded(data.removeprefix(BOM)):
         line = PromptLine(None, params, info, f"{path}:{number}")
         try:
             lines.append(read(text, line))
@@ -115,22 +115,19 @@ def check_any_good(lines: Prompts) -> None:
         raise ConfigError(lines[0].error)
 
 
-def _decoded(data: bytes, suffix: str) -> Iterator[tuple[int, str | UnicodeDecodeError]]:
+def _decoded(data: bytes) -> Iterator[tuple[int, str | UnicodeDecodeError]]:
     """The lines of a file that are not blank, each with its number; in place of one that is not UTF-8, why."""
     try:
-        text = data.decode("utf-8").replace("\r\n", "\n")
-    except UnicodeDecodeError:
-        for number, line in enumerate(data.split(b"\n"), start=1):
-            try:
-                if (text := line.decode("utf-8").rstrip("\r")).strip():
-                    yield number, text
-            except UnicodeDecodeError as error:
-                yield number, error
+        yield from numbered_lines(data.decode("utf-8"))
         return
-    if suffix == ".jsonl":
-        yield from numbered_lines(text)
-    else:
-        yield from ((number, line) for number, line in enumerate(text.splitlines(), start=1) if line.strip())
+    except UnicodeDecodeError:
+        lines = data.replace(b"\r\n", b"\n").split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        try:
+            if (text := line.decode("utf-8")).strip():
+                yield number, text
+        except UnicodeDecodeError as error:
+            yield number, error
 
 
 def _from_text(text: str | UnicodeDecodeError, line: PromptLine) -> PromptLine:

@@ -223,7 +223,7 @@ def read_cost(path: Path) -> CostModel:
     Raises: ConfigError naming the file.
     """
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
         why = getattr(error, "strerror", None) or json_fault(error)
         raise ConfigError(f"cost={path} cannot be read: {why}") from None

@@ -49,7 +49,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 def _numbered_records(path: Path) -> list[tuple[int, dict[str, Any]]]:
     if not path.exists():
         return []
-    text = path.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8-sig")
     return [(number, _record(path, number, line)) for number, line in numbered_lines(text[: text.rfind("\n") + 1])]
 
 

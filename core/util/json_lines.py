@@ -1,4 +1,4 @@
-"""Texts with one JSON object on each line."""
+"""The lines of users' files, and the JSON objects that they hold."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+BOM = "\ufeff".encode()
+"""The byte order mark with which some editors begin a file. A file that is read as text is read as utf-8-sig."""
+
 
 def numbered_lines(text: str) -> Iterator[tuple[int, str]]:
-    """The lines that are not blank, each with its number, counted from 1."""
-    # str.splitlines would also split inside a JSON string, at a U+2028 for instance.
-    return ((number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip())
+    """The lines that are not blank, each with its number, counted from 1. They end with a line feed, or CR and LF."""
+    # str.splitlines would also split at a form feed or U+2028, which may stand in a prompt or a JSON string.
+    lines = text.replace("\r\n", "\n").split("\n")
+    return ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
 
 
 def json_object(line: str) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from starlette.requests import Request
 from hookline.core.errors import clipped
 from hookline.core.sampling_params import check_number_of_biases
 from hookline.core.serve.errors import ApiError, invalid
-from hookline.core.util.json_lines import json_fault
+from hookline.core.util.json_lines import BOM, json_fault
 
 IGNORED_HEADER = "X-Hookline-Ignored"
 """Names the fields of a request that had no effect."""
@@ -52,7 +52,7 @@ async def read(request: Request, kind: type[Struct]) -> tuple[Struct, dict[str, 
     Raises: ApiError with status 400 for what is no JSON object, and for a field of a wrong type; with 413 for a body of
     too many values.
     """
-    data = await request.body()
+    data = (await request.body()).removeprefix(BOM)
     if len(data) <= LARGE:
         return _decoded(data, kind)
     return await asyncio.get_running_loop().run_in_executor(_thread(), _decoded_if_few, data, kind)

@@ -53,7 +53,7 @@ def read_keys(path: str | None, environ: Mapping[str, str] | None = None) -> Api
 
 def _keys_of(path: Path) -> list[str]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
         mode = path.stat().st_mode
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"serve.api_key_file={path} cannot be read: {error}") from error

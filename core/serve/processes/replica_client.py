@@ -92,7 +92,7 @@ def merged(texts: Mapping[int, str]) -> str:
     samples: dict[str, list[str]] = {}
     for replica, text in texts.items():
         family, is_new = "", True
-        for line in filter(None, text.splitlines()):
+        for line in filter(None, text.split("\n")):
             if not line.startswith("#"):
                 samples.setdefault(family, []).append(_labelled(line, replica))
                 continue

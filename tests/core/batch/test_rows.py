@@ -19,6 +19,12 @@ def test_lines_keep_their_numbers_past_empty_ones():
     assert [(line.number, line.text) for line in read("a\n\n  \nb")] == [(1, b"a\n"), (4, b"b")]
 
 
+def test_an_input_may_begin_with_a_byte_order_mark():
+    marked = read(f"\ufeff{json.dumps(GOOD)}\n{json.dumps(GOOD)}\n")
+    assert [parse(line).custom_id for line in marked] == ["a", "a"]
+    assert [line.number for line in read(f"\ufeff\n{json.dumps(GOOD)}\n")] == [2]
+
+
 def test_a_line_that_is_too_long_is_passed_over_and_told(monkeypatch):
     monkeypatch.setattr("hookline.core.batch.rows.MAX_LINE_BYTES", 10)
     first, second = read("x" * 35 + "\nok\n")

@@ -25,6 +25,11 @@ def trace(tmp_path):
     return write
 
 
+def test_a_trace_may_begin_with_a_byte_order_mark(trace):
+    workload = trace(f"\ufeff{json.dumps(PLAIN)}")
+    assert len(read_trace(workload, 100).requests) == 1
+
+
 def test_prompts_come_as_ids_as_text_and_as_a_number_of_tokens(trace):
     workload = trace(
         {"arrival_s": 1, "output_tokens": 4, "prompt_token_ids": [7, 8]},

@@ -38,6 +38,12 @@ def test_a_local_folder_is_read(tmp_path: Path) -> None:
     assert not found.is_packaged
 
 
+def test_a_config_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    folder = write(tmp_path / "model", {})
+    (folder / "config.json").write_text(json.dumps({"hidden_size": 8}), encoding="utf-8-sig")
+    assert resolve(str(folder)).config == {"hidden_size": 8}
+
+
 def test_a_folder_in_a_package_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write(tmp_path / "shipped_models" / "tiny", {"hidden_size": 8})
     (tmp_path / "shipped_models" / "__init__.py").write_text("")

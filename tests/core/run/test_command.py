@@ -412,6 +412,35 @@ def test_a_text_file_holds_one_prompt_a_line(llm: type[FakeLLM]) -> None:
     assert llm.calls[0][0] == ["one", "two's"]
 
 
+MARKED = "\ufeffimport os\x0cimport sys\r\na\u2028b\x85c\rd\n"
+"""Two lines, as an editor of Windows writes them, with characters at which Python splits lines and nobody else."""
+TWO_LINES = ["import os\x0cimport sys", "a\u2028b\x85c\rd"]
+
+
+@pytest.mark.parametrize("rest", [b"", b"\xff\n"], ids=["all_utf8", "a_line_that_is_none"])
+def test_a_line_of_a_text_file_ends_at_a_new_line_alone_and_a_byte_order_mark_is_no_prompt(rest: bytes) -> None:
+    Path("p.txt").write_bytes(MARKED.encode() + rest)
+    lines = read_prompts({"prompts_file": "p.txt"}, SamplingParams())
+    assert [line.prompt for line in lines if not line.error] == TWO_LINES
+    assert [line.place for line in lines if line.error] == (["p.txt:3"] if rest else [])
+
+
+def test_a_line_that_is_piped_in_ends_at_a_new_line_alone_and_a_byte_order_mark_is_no_prompt() -> None:
+    read, write = os.pipe()
+    with os.fdopen(write, "wb") as into:
+        into.write(MARKED.encode())
+    with os.fdopen(read, encoding="ascii") as stream:
+        lines = read_prompts({}, SamplingParams(), lambda: piped_text(stream))
+    assert [line.prompt for line in lines] == TWO_LINES
+    assert [line.prompt for line in read_prompts({}, SamplingParams(), lambda: MARKED)] == TWO_LINES
+
+
+def test_json_lines_may_begin_with_a_byte_order_mark() -> None:
+    Path("p.jsonl").write_text('{"prompt": "a"}\r\n{"prompt": "b"}\n', encoding="utf-8-sig", newline="")
+    lines = read_prompts({"prompts_file": "p.jsonl"}, SamplingParams())
+    assert [(line.prompt, line.error) for line in lines] == [("a", ""), ("b", "")]
+
+
 def test_json_lines_hold_three_forms_and_their_own_sampling(llm: type[FakeLLM]) -> None:
     rows = [
         {"prompt": "a\u2028b", "max_tokens": 3},
@@ -704,6 +733,14 @@ def test_an_experiment_sets_engine_keys_and_the_command_line_wins(llm: type[Fake
     tree = compose([*rest, "experiment=few", "engine.block_size=4", "--config-dir", "mine"], host, RunKeys)[0].tree
     assert tree["scheduler"]["name"] == "hasty"
     assert (tree["engine"]["max_num_seqs"], tree["engine"]["block_size"]) == (3, 4)
+
+
+def test_a_preset_that_begins_with_a_byte_order_mark_says_what_it_says_without(host: PluginHost) -> None:
+    folder = Path("marked/experiment")
+    folder.mkdir(parents=True)
+    (folder / "few.yaml").write_text("# @package _global_\nengine: {max_num_seqs: 3}\n", encoding="utf-8-sig")
+    tree = compose([*CHOSEN, "experiment=few", "--config-dir", "marked"], host, RunKeys)[0].tree
+    assert tree["engine"]["max_num_seqs"] == 3
 
 
 @pytest.mark.parametrize("extra", [[], ["hydra.searchpath=[]"], ["hydra.searchpath=[pkg://plugin_presets]"]])

@@ -94,6 +94,8 @@ def test_a_model_comes_back_from_its_file(tmp_path):
     model = replace(COST, origin={"device": "a machine", "num_blocks": 7})
     write_cost(model, tmp_path / "cost.json")
     assert read_cost(tmp_path / "cost.json") == model
+    (tmp_path / "marked.json").write_text((tmp_path / "cost.json").read_text(), encoding="utf-8-sig")
+    assert read_cost(tmp_path / "marked.json") == model
 
 
 @pytest.mark.parametrize(

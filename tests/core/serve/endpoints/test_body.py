@@ -156,3 +156,9 @@ def test_many_tokens_are_looked_at_in_a_thread(
 def test_names_of_ignored_fields_cannot_write_a_header_of_their_own() -> None:
     found = body.ignored_header(["fine", "a\r\nX-Other: 1", "\u00e9", "x" * 65, *(["more"] * 50)])
     assert found[body.IGNORED_HEADER].split(", ") == ["fine", "?", "?", "?", *(["more"] * 16)]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/tokenize"])
+def test_a_body_may_begin_with_a_byte_order_mark(ask: Ask, path: str) -> None:
+    body = json.dumps({"prompt": "x"}).encode("utf-8-sig")
+    assert ask(FakeEngineClient(), "POST", path, content=body).status_code == 200

@@ -113,6 +113,13 @@ def test_keys_come_from_a_file_and_from_the_environment(tmp_path) -> None:
     assert accepted == [True, True, True, False, False]
 
 
+def test_a_file_of_keys_may_begin_with_a_byte_order_mark(tmp_path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("one\n", encoding="utf-8-sig")
+    path.chmod(0o600)
+    assert read_keys(str(path), {}).accept([(b"x-api-key", b"one")])
+
+
 def test_a_file_without_keys_is_refused(tmp_path) -> None:
     path = tmp_path / "keys"
     path.write_text("# none yet\n")

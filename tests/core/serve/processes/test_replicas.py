@@ -162,6 +162,12 @@ def test_merged_metrics_can_be_parsed_and_say_each_family_once() -> None:
     assert [one.labels for one in families["c"]] == [{"replica": "0"}, {"replica": "1"}]
 
 
+def test_a_label_may_hold_characters_at_which_python_splits_lines() -> None:
+    text = '# HELP a A.\n# TYPE a gauge\na{tag="x\u2028y\x0cz"} 1\n'
+    (family,) = text_string_to_metric_families(merged({0: text}))
+    assert family.samples[0].labels == {"tag": "x\u2028y\x0cz", "replica": "0"}
+
+
 # ------------------------------------------------------------------------------------------------- what it is given
 
 
