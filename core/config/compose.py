@@ -189,12 +189,13 @@ def _headers_behind_a_mark() -> Iterator[None]:
     """While active, Hydra 1.3 reads a file's `# @package` behind a byte order mark, too; YAML itself passes over it."""
     from hydra.plugins.config_source import ConfigSource
 
-    before: Any = ConfigSource._get_header_dict
-    ConfigSource._get_header_dict = staticmethod(lambda text: before(text.removeprefix("\ufeff")))  # type: ignore[method-assign]
+    source: Any = ConfigSource
+    before = source._get_header_dict
+    source._get_header_dict = staticmethod(lambda text: before(text.removeprefix("\ufeff")))
     try:
         yield
     finally:
-        ConfigSource._get_header_dict = staticmethod(before)  # type: ignore[method-assign]
+        source._get_header_dict = staticmethod(before)
 
 
 def _unset(kind: str) -> ConfigError:
