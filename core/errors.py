@@ -105,6 +105,10 @@ class LostStep(HooklineError):
     ended: frozenset[int] = frozenset()
     ends_engine = False
 
+    def conclude(self, outcome: str, ended: frozenset[int] = frozenset()) -> None:
+        """Add what became of the engine to the message, and note which requests ended."""
+        self.args, self.ended = (f"{self}. {outcome}",), ended
+
 
 class StepFault(LostStep, PluginError):
     """A plugin whose code failed in a step; the message names it, the method and the step."""

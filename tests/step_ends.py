@@ -3,11 +3,11 @@
 
 def on_step_end(engine, call):
     """Have `call` called with the statistics of each step from now on."""
-    notify = engine._listeners.notify
+    notify = engine.observers.notify
 
     def told(hook, **said):
         notify(hook, **said)
         if hook == "on_step_end":
             call(said["stats"])
 
-    engine._listeners.notify = told
+    engine.observers.notify = told

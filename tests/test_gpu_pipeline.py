@@ -147,7 +147,7 @@ def test_stages_of_unlike_layers_give_the_tokens_of_one_gpu(tmp_path, monkeypatc
 
 def seen_states(engine):
     """A dictionary that fills with the hidden states of each request and position, as an observer is shown them."""
-    found, listeners = {}, engine._listeners
+    found, listeners = {}, engine.observers
     notify = listeners.notify
 
     def seen(hook, **told):

@@ -1,8 +1,7 @@
 """The engine: it puts the parts of the step loop together, and has the methods that its callers use.
 
 An Executor computes the steps, and callers hand in token ids: there are no tensors and no text here. Nothing is
-global, so several engines live side by side in a process. Requests are taken in by intake.py, stepped by step_loop.py
-and commit.py, and ended by endings.py.
+global, so several engines live side by side in a process. A step, from its plan to its commit, is in step_loop.py.
 """
 
 from __future__ import annotations
@@ -13,26 +12,21 @@ from typing import Any
 
 from hookline.core.contracts import Scheduler, StepStats
 from hookline.core.engine.dispatch import Dispatcher
-from hookline.core.engine.endings import Endings
-from hookline.core.engine.intake import Intake
-from hookline.core.engine.listeners import Listeners
+from hookline.core.engine.finish import Finisher
 from hookline.core.engine.plan_check import CheckedPlan
-from hookline.core.engine.planning import Planner
+from hookline.core.engine.policy import Planner
+from hookline.core.engine.state import EngineState
 from hookline.core.engine.step_loop import StepLoop
-from hookline.core.engine.times import Times
-from hookline.core.errors import HooklineError, RequestError
+from hookline.core.errors import HooklineError, PluginError, RequestError
 from hookline.core.kv_cache.block_pool import BlockPool
-from hookline.core.kv_cache.budget import Ledger, ledger_of
-from hookline.core.kv_cache.group_manager import GroupedCacheManager
 from hookline.core.kv_cache.groups import ALL_TOKENS, CacheGroups
-from hookline.core.kv_cache.manager import KVCacheManager
 from hookline.core.outputs import FinishReason, RequestOutput
 from hookline.core.plugin.observers import Observers
 from hookline.core.pooling_params import PoolingParams
-from hookline.core.requests.admission import EngineLimits, check_room
-from hookline.core.requests.request import Watcher
-from hookline.core.requests.request_queue import RequestQueue
-from hookline.core.requests.structured_output import StructuredOutput
+from hookline.core.request_info import RequestInfo
+from hookline.core.requests.admission import EngineLimits, admit, check_room, checked_timeout_s
+from hookline.core.requests.request import Request, Watcher
+from hookline.core.requests.structured_output import HeldUp, StructuredOutput
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.step.executor import Executor
 from hookline.core.util.process import Home
@@ -61,58 +55,41 @@ class Engine:
         structured_output: StructuredOutput | None = None,
         groups: CacheGroups = ALL_TOKENS,
     ) -> None:
-        self.groups, self.pool, self.limits = groups, pool, limits
-        self.policy, self.model_name, self.job_folder = policy, model_name, job_folder
-        self.observers, self.structured_output = observers, structured_output
-        self._times = times = Times()
-        self.queue = RequestQueue(limits.plan.max_num_seqs, limits.max_len)
-        self.cache = self._make_cache()
-        self.dispatcher = Dispatcher(
-            self.cache, self.queue, limits.plan.max_num_seqs, shares_prefixes=shares_prefixes, now=times.read
+        self.groups, self.pool, self.policy, self.model_name, self.job_folder = (
+            groups,
+            pool,
+            policy,
+            model_name,
+            job_folder,
         )
-        self.planner = Planner(
-            scheduler,
-            limits,
-            self.queue,
-            policy=policy,
-            origin=origin,
-            ledger=self.ledger,
-            may_join=self.dispatcher.may_join,
-            times=times,
-        )
-        self.feedback, self.served = self.planner.feedback, self.planner.served
-        self._listeners = listeners = Listeners(observers)
-        self._endings = Endings(
-            self.queue, self.dispatcher, self.feedback, listeners, structured_output, times, names or {}
-        )
-        self.time_limits = self._endings.time_limits
-        self.intake = Intake(limits, self.queue, self._endings, listeners, structured_output, times)
-        self.loop = StepLoop(
+        self.state = state = EngineState(
             executor,
-            self.planner,
-            self.dispatcher,
-            self._endings,
-            listeners,
-            structured_output,
-            times,
-            overlaps=limits.overlap,
-            has_taps=bool(limits.taps),
+            pool,
+            limits,
+            groups,
+            shares_prefixes=shares_prefixes,
+            observers=observers or Observers(),
+            structured_output=structured_output,
         )
-        self.watch = self.loop.watch
+        self.queue, self.cache, self.watch, self.ledger = state.queue, state.cache, state.watch, state.ledger
+        self.observers, self.structured_output = state.observers, structured_output
+        name = f"scheduler '{policy}'" + (f" of {origin}" if origin else "")
+        self.planner = Planner(state, scheduler, name)
+        self.dispatcher = Dispatcher(state)
+        self._finisher = Finisher(state, self.dispatcher, self.planner.feedback, names or {})
+        self.loop = StepLoop(state, self.planner, self.dispatcher, self._finisher)
+        self.served, self.time_limits = self.planner.served, self._finisher.time_limits
+        self._next_id = 0
         self._is_closed = False
         self.home = Home()
-        listeners.notify("on_engine_start", engine=self)
-
-    def _make_cache(self) -> KVCacheManager:
-        if self.groups.is_plain:
-            return KVCacheManager(self.pool, self.queue.table)
-        return GroupedCacheManager(self.pool, self.queue.table, self.groups, self.limits.plan)
-
-    def ledger(self) -> Ledger:
-        """A fresh ledger of the pool as it is now."""
-        return ledger_of(self.cache, self.queue)
+        self.observers.notify("on_engine_start", engine=self)
 
     # --------------------------------------------------------------------------------------- what may be replaced
+
+    @property
+    def limits(self) -> EngineLimits:
+        """What the engine can serve."""
+        return self.state.limits
 
     @property
     def scheduler(self) -> Scheduler:
@@ -132,32 +109,32 @@ class Engine:
     @property
     def executor(self) -> Executor:
         """What computes the steps; may be replaced between steps."""
-        return self.loop.executor
+        return self.state.executor
 
     @executor.setter
     def executor(self, executor: Executor) -> None:
         """Have another executor compute the steps from the next one on."""
-        self.loop.executor = executor
+        self.state.use_executor(executor)
 
     @property
     def clock(self) -> Callable[[], float]:
         """Returns seconds; all times of the engine are on this clock. May be replaced before the first request."""
-        return self._times.now
+        return self.state.now
 
     @clock.setter
     def clock(self, now: Callable[[], float]) -> None:
         """Read all times from another clock."""
-        self._times.now = now
+        self.state.use_clock(now)
 
     @property
     def sleep(self) -> Callable[[float], None]:
         """Waits for some seconds when a policy asks to; replaced where the engine's driver has work to do meanwhile."""
-        return self._times.sleep
+        return self.state.sleep
 
     @sleep.setter
     def sleep(self, sleep: Callable[[float], None]) -> None:
         """Wait by calling another function."""
-        self._times.sleep = sleep
+        self.state.use_sleep(sleep)
 
     # ------------------------------------------------------------------------------------- EngineView, for observers
 
@@ -200,7 +177,7 @@ class Engine:
     @property
     def last_stats(self) -> StepStats | None:
         """StepStats of the step that was committed last; None before the first."""
-        return self.loop.committer.last_stats
+        return self.state.last_stats
 
     # ------------------------------------------------------------------------------------------------------- requests
 
@@ -235,17 +212,65 @@ class Engine:
             raise HooklineError("the engine is closed; make a new one")
         if not self.queue.live:
             self.planner.reset_wait()
-        return self.intake.add(
+        timeout_s = checked_timeout_s(timeout_s)
+        arrival_s = self.state.now() if arrival_s is None else arrival_s
+        if like is None:
+            info = RequestInfo.validated(
+                priority=priority,
+                tags=tags,
+                deadline_s=deadline_s,
+                cache_salt=cache_salt,
+                tag_keys=self.limits.tag_keys,
+            )
+        else:
+            info = self.queue.live[like].info
+        request = admit(
+            self.limits,
+            self._next_id,
             prompt_token_ids,
             params,
-            {"priority": priority, "tags": tags, "deadline_s": deadline_s, "cache_salt": cache_salt},
-            timeout_s=timeout_s,
-            arrival_s=arrival_s,
-            like=like,
             prompt=prompt,
+            info=info,
+            arrival_s=arrival_s,
             watcher=watcher,
+            like=None if like is None else self.queue.live[like],
             pooling=pooling,
         )
+        self._next_id += 1
+        self._enqueue(request)
+        if self.observers.hears("on_request_begin"):
+            self.observers.notify("on_request_begin", info=request.begin())
+        if timeout_s is not None:
+            self.time_limits.add(arrival_s, request.id, timeout_s, self.queue.live)
+        return request.id
+
+    def _enqueue(self, request: Request) -> None:
+        """Put a new request into the queue, or hold it back until its grammar is compiled."""
+        if request.constraint is None:
+            self.queue.add(request)
+            return
+        if self.structured_output is None:
+            raise RequestError("sampling.structured_outputs: this engine has no grammar back end")
+        if self.structured_output.open(request.id, request.constraint):
+            self.queue.add(request)
+        else:
+            self.queue.hold_back(request)
+
+    def let_in_compiled(self) -> None:
+        """Queue the requests whose grammars are compiled, and finish those whose grammars could not be compiled.
+
+        Those that no thread was free for finish as the engine's doing, and not as refused.
+        """
+        assert self.structured_output is not None
+        is_idle = len(self.queue.compiling) == len(self.queue) and self.loop.in_flight is None
+        for id_, error in self.structured_output.opened(is_idle=is_idle):
+            request = self.queue.compiling.get(id_)
+            if request is not None and error:
+                reason = FinishReason.ABORT if isinstance(error, HeldUp) else FinishReason.ERROR
+                self._finisher.finish(request, reason, error)
+            elif request is not None:
+                self.queue.let_in(request)
+        self._finisher.notify_observers()
 
     def check_room(self, num_requests: int = 1) -> None:
         """Check max_queued_requests and max_queued_tokens, which `add` itself does not.
@@ -259,19 +284,38 @@ class Engine:
         self, prompt_token_ids: Sequence[int], error: RequestError, prompt: str | None = None, **said: Any
     ) -> RequestOutput:
         """The output of a request that `add` refused; observers see it too. said: its INFO_KEYS, if they were given."""
-        return self.intake.refuse(prompt_token_ids, error, prompt, said)
+        info = RequestInfo.of_valid(said, self.limits.tag_keys)
+        output = RequestOutput(
+            self._next_id,
+            prompt,
+            list(prompt_token_ids),
+            [],
+            FinishReason.ERROR,
+            error=str(error),
+            tags=dict(info.tags),
+            priority=info.priority,
+            deadline_s=info.deadline_s,
+            refusal=error.reason,
+            is_fault=isinstance(error, PluginError),
+        )
+        self._next_id += 1
+        self.observers.notify("on_request_end", output=output)
+        return output
 
     def abort(self, ids: Iterable[int], *, reason: FinishReason = FinishReason.ABORT) -> list[RequestOutput]:
-        """End requests wherever they stand and give their blocks back; unknown ids are ignored.
+        """Finish requests wherever they stand and give their blocks back; unknown ids are ignored.
 
         reason: STOP if the caller found a stop string in the text.
         """
-        outputs = self._endings.abort(ids, reason)
-        try:
-            self.loop.tell_ended()
-        except BaseException:
-            self._endings.kept += outputs
-            raise
+        finished = self.state.finished
+        num_before = len(finished)
+        for id_ in dict.fromkeys(ids):
+            if (request := self.queue.live.get(id_)) is not None:
+                self._finisher.finish(request, reason)
+        self._finisher.notify_observers()
+        self.loop.tell_finished()
+        outputs = finished[num_before:]
+        del finished[num_before:]  # the next step returns them only if the policy failed when it was told
         return outputs
 
     @property
@@ -291,22 +335,20 @@ class Engine:
         and nothing is raised.
         """
         self.home.check()
-        endings, loop, queue = self._endings, self.loop, self.queue
+        queue, loop = self.queue, self.loop
         if self.time_limits:
-            endings.end_late()
-            loop.tell_ended()
-        outputs: list[RequestOutput] = []
+            self._finisher.finish_overdue()
+            loop.tell_finished()
         if queue.compiling:
-            self.intake.let_in_compiled(is_in_flight=loop.in_flight is not None)
+            self.let_in_compiled()
         if len(queue) > len(queue.compiling) or loop.in_flight is not None:
             with self.watch.step():
-                outputs = loop.advance()
-        return self.take_ended() + outputs
+                loop.advance()
+        return self.pop_finished()
 
-    def take_ended(self) -> list[RequestOutput]:
-        """The requests that ended without having been returned, as those of a step that raised; `step` calls it."""
-        ended, self._endings.kept = self._endings.kept, []
-        return ended
+    def pop_finished(self) -> list[RequestOutput]:
+        """The requests that finished without having been returned, as those of a step that raised; `step` calls it."""
+        return self.state.pop_finished()
 
     def plan(self, *, may_wait: bool = True) -> CheckedPlan:
         """The scheduler's next plan, checked; waits if the plan asks to, and it may."""
@@ -332,11 +374,10 @@ class Engine:
         self._is_closed = True
         try:
             self.abort(list(self.queue.live))
-            self.feedback.broke_off(self.clock())
-            self._listeners.notify("on_engine_stop", engine=self)
+            self.planner.feedback.broke_off(self.clock())
+            self.observers.notify("on_engine_stop", engine=self)
         finally:
             if self.structured_output is not None:
                 self.structured_output.close()
             self.executor.close()
-        if self.observers is not None:
-            self.observers.check()
+        self.observers.check()

@@ -39,6 +39,11 @@ class CheckedPlan:
         """Whether the step runs the model at all."""
         return len(self.prefill) > 0 or len(self.decode) > 0
 
+    @property
+    def does_anything(self) -> bool:
+        """Whether there is anything to carry out."""
+        return self.computes or len(self.preempt) > 0
+
 
 def check_plan(plan: Plan, queue: RequestQueue, ledger: Ledger, limits: Limits, policy: str) -> CheckedPlan:
     """Resolve a plan's ids and replay it on a fresh ledger. policy: what errors call it, with where it comes from.

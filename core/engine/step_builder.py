@@ -12,11 +12,12 @@ from hookline.core.kv_cache.shared_prefix import shared_prefix
 from hookline.core.requests.request import Request
 from hookline.core.requests.running_table import RunningTable, Sampled
 from hookline.core.step.message import Step
-from hookline.core.util.arrays import IntArray, every, float_bits, ints, no_ints
+from hookline.core.util.arrays import BoolArray, IntArray, every, float_bits, ints, no_ints
 
+Sections = dict[str, Any]
+"""Fields of a Step by name."""
 Record = tuple[int, int, IntArray]
 """Arguments of a logits processor: the row of the request table, the processor's index, the values."""
-MaskOfChunks = np.ndarray[Any, np.dtype[np.bool_]]
 Chunk = tuple[Request, int, int]
 """A request, the position of the chunk's first token, and its length."""
 NUM_LOGPROBS = (0, 1, 5, 10, 20)
@@ -50,40 +51,34 @@ class ArgumentWriter:
         self._running.discard(request.id)
         self.awaited.discard(request.id)
 
-    def write(
-        self, step: Step, admitted: Sequence[Request], chunks: Sequence[Chunk], sampled: Iterable[Request]
-    ) -> None:
-        """Fill in the processor_*, known_* and scored_* sections, `processors` and `num_logprobs`."""
+    def sections(self, admitted: Sequence[Request], chunks: Sequence[Chunk], sampled: Iterable[Request]) -> Sections:
+        """The processor_*, known_* and scored_* sections, `processors` and `num_logprobs`; those that are not empty."""
         records: list[Record] = []
         for request in admitted:
             records += self._records(request)
         if self.awaited:
             sampled = list(sampled)
             records += [record for request in sampled for record in self._followed(request)]
+        sections: Sections = {}
         if records:
-            step.processor_rows = ints(row for row, _, _ in records)
-            step.processor_ids = ints(index for _, index, _ in records)
-            step.processor_lens = ints(len(values) for _, _, values in records)
-            step.processor_values = np.concatenate([values for _, _, values in records])
+            sections["processor_rows"] = ints(row for row, _, _ in records)
+            sections["processor_ids"] = ints(index for _, index, _ in records)
+            sections["processor_lens"] = ints(len(values) for _, _, values in records)
+            sections["processor_values"] = np.concatenate([values for _, _, values in records])
         if self._running:
-            write_known_tokens(step, [request for request in admitted if request.prepared.reads_tokens])
+            sections |= known_tokens([request for request in admitted if request.prepared.reads_tokens])
+            processors, num_logprobs = 0, -1
             for request in sampled:
                 if request.params.logprobs is not None:
-                    step.num_logprobs = max(step.num_logprobs, request.params.logprobs)
+                    num_logprobs = max(num_logprobs, request.params.logprobs)
                 prepared = request.prepared
-                step.processors |= prepared.used(request.num_output_tokens) if prepared.ends else prepared.bits
-            self._write_scored(step, scored_chunks(chunks))
-
-    def _write_scored(self, step: Step, scored: Sequence[tuple[int, Request, int, int]]) -> None:
-        if scored:
-            step.scored_chunks = ints(index for index, *_ in scored)
-            step.scored_lens = ints(count for *_, count in scored)
-            tokens = [request.tokens[first : first + count] for _, request, first, count in scored]
-            step.scored_tokens = np.concatenate(tokens, dtype=np.int64)
-            wanted = [request.params.prompt_logprobs or 0 for _, request, _, _ in scored]
-            step.num_logprobs = max(step.num_logprobs, *wanted)
-        if step.num_logprobs >= 0:
-            step.num_logprobs = rounded_logprobs(step.num_logprobs)
+                processors |= prepared.used(request.num_output_tokens) if prepared.ends else prepared.bits
+            scored = scored_chunks(chunks)
+            num_logprobs = max(num_logprobs, *(request.params.prompt_logprobs or 0 for _, request, _, _ in scored), -1)
+            sections |= scored_tokens(scored)
+            sections["processors"] = processors
+            sections["num_logprobs"] = num_logprobs if num_logprobs < 0 else rounded_logprobs(num_logprobs)
+        return sections
 
     def _records(self, request: Request) -> list[Record]:
         """The request's own arguments, and the defaults of processors that the row's last owner had arguments for."""
@@ -120,6 +115,18 @@ def scored_chunks(chunks: Sequence[Chunk]) -> list[tuple[int, Request, int, int]
     return found
 
 
+def scored_tokens(scored: Sequence[tuple[int, Request, int, int]]) -> Sections:
+    """The scored_* sections: the prompt tokens of `scored_chunks`."""
+    if not scored:
+        return {}
+    tokens = [request.tokens[first : first + count] for _, request, first, count in scored]
+    return {
+        "scored_chunks": ints(index for index, *_ in scored),
+        "scored_lens": ints(count for *_, count in scored),
+        "scored_tokens": np.concatenate(tokens, dtype=np.int64),
+    }
+
+
 def tokens_of(table: RunningTable, decode: IntArray, chunks: Sequence[Chunk]) -> tuple[IntArray, IntArray]:
     """For each token of a launched step, in the order in which ranks compute them: request id and position."""
     owners, places = [table.id_S[decode]], [table.num_computed_tokens_S[decode] - 1]
@@ -129,14 +136,17 @@ def tokens_of(table: RunningTable, decode: IntArray, chunks: Sequence[Chunk]) ->
     return np.concatenate(owners), np.concatenate(places)
 
 
-def write_known_tokens(step: Step, requests: Sequence[Request]) -> None:
-    """Fill in the known_* sections: all tokens of newly admitted requests, also those generated before a preemption."""
-    if requests:
-        step.known_rows = ints(request.row for request in requests)
-        step.known_prompt_lens = ints(request.num_prompt_tokens for request in requests)
-        step.known_lens = ints(request.num_tokens for request in requests)
-        tokens = [request.tokens[: request.num_tokens] for request in requests]
-        step.known_tokens = np.concatenate(tokens, dtype=np.int64)
+def known_tokens(requests: Sequence[Request]) -> Sections:
+    """The known_* sections: all tokens of newly admitted requests, also those generated before a preemption."""
+    if not requests:
+        return {}
+    tokens = [request.tokens[: request.num_tokens] for request in requests]
+    return {
+        "known_rows": ints(request.row for request in requests),
+        "known_prompt_lens": ints(request.num_prompt_tokens for request in requests),
+        "known_lens": ints(request.num_tokens for request in requests),
+        "known_tokens": np.concatenate(tokens, dtype=np.int64),
+    }
 
 
 @dataclass(slots=True)
@@ -144,14 +154,13 @@ class StepDraft:
     """What a step's message is made of, collected while its plan is carried out.
 
     table: new entries of the block table, (row, column, block). num_new_tokens: for each chunk, how many of its tokens
-    are computed for the first time. got_further: see Dispatched.
+    are computed for the first time.
     """
 
     admitted: list[Request] = field(default_factory=list)
     table: list[tuple[int, int, int]] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
     num_new_tokens: list[int] = field(default_factory=list)
-    got_further: bool = False
 
 
 @dataclass(slots=True)
@@ -173,6 +182,11 @@ class Dispatched:
     pooled: Sequence[Request] = ()
     """The requests whose vectors it computes, in the order of their chunks."""
 
+    @property
+    def masked_ids_N(self) -> IntArray:
+        """Ids of the requests whose draws wait for masks, in the order of the masks."""
+        return self.sampled.ids_N[self.step.masked_draws]
+
 
 class StepWriter:
     """Writes the messages of an engine's steps. arguments: writes those of the logits processors."""
@@ -186,96 +200,107 @@ class StepWriter:
         self.arguments.lose()
         self._decoding, self._shared_len = no_ints(), 0
 
-    def write(self, draft: StepDraft, decode: IntArray) -> Dispatched:
+    def write(self, draft: StepDraft, decode: IntArray, *, got_further: bool) -> Dispatched:
         """Write the message of a step. decode: table entries of the requests that decode."""
-        table, computing, sampled = self.table, decode, decode
+        table, admitted, chunks = self.table, draft.admitted, draft.chunks
+        sections = {"decode_rows": table.row_S[decode], **admitted_rows(admitted), **block_table_entries(draft.table)}
+        computing = sampled = decode
         pooled: Sequence[Request] = ()
-        step = Step(decode_rows=table.row_S[decode])
-        write_table(step, draft)
-        if draft.chunks:
-            write_chunks(step, draft.chunks)
-            chunked = ints(request.entry for request, _, _ in draft.chunks)
-            is_complete = table.can_decode(chunked)
+        if chunks:
+            chunked = ints(request.entry for request, _, _ in chunks)
+            is_sampled = table.can_decode(chunked)
             if table.num_pooled:
-                pooled = self.write_pooled(step, draft, is_complete)
-            step.sampled_chunks = np.flatnonzero(is_complete)
+                sections["pooled"], pooled = pooled_chunks(chunks, is_sampled)
+                is_sampled &= ints(request.pooling is None for request, _, _ in chunks) > 0  # no draw follows them
+            sampled_chunks = np.flatnonzero(is_sampled)
+            sections |= prompt_chunks(chunks)
+            sections["sampled_chunks"] = sampled_chunks
             computing = np.concatenate([decode, chunked])
-            sampled = np.concatenate([decode, chunked[step.sampled_chunks]])
-        self.write_mask(step, sampled)
+            sampled = np.concatenate([decode, chunked[sampled_chunks]])
+        sections |= self.forbidden_tokens(sampled)
         if table.num_constrained:
-            step.masked_draws = np.flatnonzero(table.is_constrained_S[sampled])
-        self.arguments.write(step, draft.admitted, draft.chunks, table.requests(sampled))
-        step.max_context_len = int(table.num_computed_tokens_S[computing].max(initial=0))
-        step.all_greedy = every(table.is_greedy_S[sampled])
-        if draft.admitted:
+            sections["masked_draws"] = np.flatnonzero(table.is_constrained_S[sampled])
+        sections |= self.arguments.sections(admitted, chunks, table.requests(sampled))
+        if admitted:
             self._decoding = no_ints()  # those who come back after a preemption may have another's row
-        if self.shares_prefixes and not draft.chunks:
-            self.write_shared_prefix(step, decode)
-        begun = [request for request in draft.admitted if request.num_preemptions == 0]
+        if self.shares_prefixes and not chunks:
+            sections |= self._shared_prefix(decode)
+        step = Step(
+            **sections,
+            max_context_len=int(table.num_computed_tokens_S[computing].max(initial=0)),
+            all_greedy=every(table.is_greedy_S[sampled]),
+        )
+        begun = [request for request in admitted if request.num_preemptions == 0]
         return Dispatched(
             step,
             table.sampled(sampled),
             num_prefill_tokens=len(step.token_ids_T),
             num_cached_tokens=sum(request.num_cached_tokens for request in begun),
             num_prompt_tokens=sum(request.num_prompt_tokens for request in begun),
-            got_further=draft.got_further,
-            chunks=draft.chunks,
+            got_further=got_further,
+            chunks=chunks,
             num_new_tokens=draft.num_new_tokens,
-            admitted=draft.admitted,
+            admitted=admitted,
             pooled=pooled,
         )
 
-    def write_pooled(self, step: Step, draft: StepDraft, is_complete: MaskOfChunks) -> list[Request]:
-        """Fill in the pooled chunks, and clear is_complete for them, since no draw follows them.
-
-        Returns the requests whose last chunk is among them.
-        """
-        sections: list[int] = []
-        ending = []
-        for index, (request, start, _) in enumerate(draft.chunks):
-            if request.pooling is None:
-                continue
-            if is_complete[index]:
-                ending.append(request)
-            section = request.pooling.chunk(index, start, ends=bool(is_complete[index]))
-            sections += section or ()
-            is_complete[index] = False
-        step.pooled = ints(sections)
-        return ending
-
-    def write_mask(self, step: Step, sampled: IntArray) -> None:
-        """Forbid stop tokens to requests that have not reached their min_tokens."""
+    def forbidden_tokens(self, sampled: IntArray) -> Sections:
+        """The mask_* sections: stop tokens are forbidden to requests that have not reached their min_tokens."""
         (places,) = (self.table.num_tokens_S[sampled] < self.table.min_len_S[sampled]).nonzero()
         if not len(places):
-            return
+            return {}
         stops = [request.stops_X for request in self.table.requests(sampled[places])]
-        step.mask_rows = places.repeat([len(stops_X) for stops_X in stops])
-        step.mask_tokens = np.concatenate(stops)
+        lengths = [len(stops_X) for stops_X in stops]
+        return {"mask_rows": places.repeat(lengths), "mask_tokens": np.concatenate(stops)}
 
-    def write_shared_prefix(self, step: Step, decode: IntArray) -> None:
-        """Fill in the prefix that the decodes share; looked for again only when other requests decode than before."""
+    def _shared_prefix(self, decode: IntArray) -> Sections:
+        """The prefix that the decodes share; looked for again only when other requests decode than before."""
         decoding = self.table.id_S[decode]
-        if not np.array_equal(decoding, self._decoding):
-            self._decoding = decoding
-            group, self._shared_len = shared_prefix(list(self.table.requests(decode)))
-            step.shared_rows = ints(request.row for request in group)
-        step.shared_len = self._shared_len
+        if np.array_equal(decoding, self._decoding):
+            return {"shared_len": self._shared_len}
+        self._decoding = decoding
+        group, self._shared_len = shared_prefix(list(self.table.requests(decode)))
+        return {"shared_rows": ints(request.row for request in group), "shared_len": self._shared_len}
 
 
-def write_table(step: Step, draft: StepDraft) -> None:
-    """Fill in the admitted requests and the new entries of the block table."""
-    if draft.admitted:
-        step.admit_rows = ints(request.row for request in draft.admitted)
-        step.admit_seeds = ints(request.seed for request in draft.admitted)
-        step.admit_temperatures = float_bits(request.temperature for request in draft.admitted)
-    if draft.table:
-        step.table_rows, step.table_columns, step.table_blocks = np.array(draft.table, dtype=np.int64).T
+def admitted_rows(admitted: Sequence[Request]) -> Sections:
+    """The admit_* sections."""
+    if not admitted:
+        return {}
+    return {
+        "admit_rows": ints(request.row for request in admitted),
+        "admit_seeds": ints(request.seed for request in admitted),
+        "admit_temperatures": float_bits(request.temperature for request in admitted),
+    }
 
 
-def write_chunks(step: Step, chunks: Sequence[Chunk]) -> None:
-    """Fill in the prompt chunks and their tokens."""
-    step.chunk_rows = ints(request.row for request, _, _ in chunks)
-    step.chunk_starts = ints(start for _, start, _ in chunks)
-    step.chunk_lens = ints(num_tokens for _, _, num_tokens in chunks)
+def block_table_entries(entries: Sequence[tuple[int, int, int]]) -> Sections:
+    """The table_* sections: new entries of the block table."""
+    if not entries:
+        return {}
+    return dict(zip(("table_rows", "table_columns", "table_blocks"), np.array(entries, dtype=np.int64).T, strict=True))
+
+
+def prompt_chunks(chunks: Sequence[Chunk]) -> Sections:
+    """The chunk_* sections, and the chunks' tokens."""
     tokens = [request.tokens[start : start + num_tokens] for request, start, num_tokens in chunks]
-    step.token_ids_T = np.concatenate(tokens, dtype=np.int64)
+    return {
+        "chunk_rows": ints(request.row for request, _, _ in chunks),
+        "chunk_starts": ints(start for _, start, _ in chunks),
+        "chunk_lens": ints(num_tokens for _, _, num_tokens in chunks),
+        "token_ids_T": np.concatenate(tokens, dtype=np.int64),
+    }
+
+
+def pooled_chunks(chunks: Sequence[Chunk], is_last: BoolArray) -> tuple[IntArray, list[Request]]:
+    """The pooled section, and the requests whose last chunk is pooled. is_last: for each chunk, whether it ends its
+    prompt.
+    """
+    numbers: list[int] = []
+    for index, (request, start, _) in enumerate(chunks):
+        if request.pooling is not None:
+            numbers += request.pooling.chunk(index, start, ends=bool(is_last[index])) or ()
+    ending = [
+        request for (request, _, _), ends in zip(chunks, is_last, strict=True) if ends and request.pooling is not None
+    ]
+    return ints(numbers), ending

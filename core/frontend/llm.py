@@ -224,7 +224,7 @@ class LLM(PoolingCalls):
     @property
     def observers(self) -> dict[str, Any]:
         """The observers that the configuration names, by name."""
-        return {} if self.engine.observers is None else self.engine.observers.chosen
+        return self.engine.observers.chosen
 
     def enter_thread(self) -> None:
         """Let the calling thread drive the engine; a device is current in one thread only."""

@@ -127,7 +127,7 @@ class OutputProcessor:
         with nullcontext() if heap is None else heap.thawed():
             try:
                 self.abort(list(self._entries))
-                self._hand_out(self.engine.take_ended())
+                self._hand_out(self.engine.pop_finished())
             finally:
                 if self.guard is not None:
                     self.guard.stop()

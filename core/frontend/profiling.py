@@ -88,13 +88,13 @@ def profiled(llm: LLM, profile: Profile | None) -> Iterator[None]:
             "engine.executor and engine.rank_0 for it"
         )
     trace = _StepTrace(profile)
-    llm.engine.watch.tracer = trace
+    llm.engine.watch.use_tracer(trace)
     try:
         try:
             with trace.recording():
                 yield
         finally:
-            llm.engine.watch.tracer = None
+            llm.engine.watch.use_tracer(None)
         trace.report()
     finally:
         trace.tidy()

@@ -62,7 +62,7 @@ class StepGuard:
     def __enter__(self) -> None:
         if self._pid != os.getpid():
             self._start()
-        self._watch.doing = ""
+        self._watch.rest()
         self._inside = threading.get_ident()
 
     def __exit__(

@@ -47,10 +47,10 @@ class ChosenObservers(dict[str, Any]):
 class Observers:
     """The hooks of one plugin manager and the chosen observers of one engine, looked up once.
 
-    chosen: observers by name; each has any of the observer hooks as methods.
+    manager: None has no plugins. chosen: observers by name; each has any of the observer hooks as methods.
     """
 
-    def __init__(self, manager: pluggy.PluginManager, chosen: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, manager: pluggy.PluginManager | None = None, chosen: Mapping[str, Any] | None = None) -> None:
         self.chosen = dict(chosen or {})
         self._titles = chosen.titles if isinstance(chosen, ChosenObservers) else {}
         self.faults: list[PluginError] = []
@@ -58,12 +58,12 @@ class Observers:
         calls = {hook: self._calls_of(hook, manager) for hook in OBSERVER_HOOKS}
         self._calls = {hook: found for hook, found in calls.items() if found}
 
-    def _calls_of(self, hook: str, manager: pluggy.PluginManager) -> list[tuple[str, Callable[..., Any]]]:
+    def _calls_of(self, hook: str, manager: pluggy.PluginManager | None) -> list[tuple[str, Callable[..., Any]]]:
         methods = [(name, getattr(observer, hook)) for name, observer in self.chosen.items()]
         chosen = [
             (self._titles.get(name, f"observer '{name}'"), method) for name, method in methods if is_offered(method)
         ]
-        return [*_plugins_calls(hook, manager), *chosen]
+        return [*(_plugins_calls(hook, manager) if manager is not None else ()), *chosen]
 
     def hears(self, hook: str) -> bool:
         """Whether an observer implements a hook; if none does, its arguments need not be computed."""

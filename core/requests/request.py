@@ -236,6 +236,48 @@ class Request:
         self.prefill_target = self.num_tokens
         self.parent_serial = self.prefix_root
 
+    def enter_row(self, row: int, now_s: float) -> None:
+        """Note its row of the request table, and what it found in the prefix cache when it was first scheduled."""
+        self.row = row
+        if self.num_preemptions == 0:
+            self.num_cached_tokens = self.num_computed_tokens
+            self.scheduled_s = now_s
+
+    def leave_row(self) -> None:
+        """Note that it has no row of the request table any more."""
+        self.row = -1
+
+    def preempt(self) -> None:
+        """Start from the beginning: its blocks were given back; its tokens are kept."""
+        self.num_preemptions += 1
+        self.reset()
+
+    def note_first_token(self, now_s: float) -> None:
+        """Note when its first token was known."""
+        self.first_token_s = now_s
+
+    def drop_last_token(self) -> None:
+        """Make the newest token no part of its answer."""
+        self.num_known_tokens -= 1
+        if self.scores is not None:
+            self.scores.drop_last()
+
+    def stop_at(self, text: str) -> None:
+        """Note the stop string that its answer ends with."""
+        self.stop_string = text
+
+    def fail(self, fault: HooklineError) -> None:
+        """Note why it finishes with an error."""
+        self.fault = fault
+
+    def keep_vector(self, vector: VectorArray) -> HooklineError | None:
+        """Keep the numbers of its pooled vector that were asked for; returns what is wrong with the vector, if anything
+        is.
+        """
+        assert self.pooling is not None
+        self.vector, fault = self.pooling.kept(vector)
+        return fault
+
     @property
     def asks_beyond_sampling(self) -> bool:
         """Whether it asks for what graphs of prompts do not have: a grammar's masks, scores of its prompt, a vector."""

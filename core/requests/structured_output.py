@@ -115,6 +115,10 @@ class Constraint:
         is_over = token_id in self._vocabulary_stops or self.matcher.is_terminated
         return FinishReason.STOP if is_over else None
 
+    def stop(self) -> None:
+        """Note that the request ends with its last token, whatever the grammar says."""
+        self.end = FinishReason.STOP
+
     def fill(self, mask_W: MaskArray) -> None:
         """Write the mask of the next draw into mask_W, whose words are zero."""
         assert self.matcher is not None

@@ -52,50 +52,69 @@ class Tracer(Protocol):
 
 
 class StepWatch:
-    """Measures the seconds that each part of a step takes, by the host's clock `now`.
-
-    clock: the device's, once `Engine.time_steps` asked for it.
-    """
+    """Measures the seconds that each part of a step takes, by the host's clock `now`. As a context: around one part."""
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self.now = now
         self.tracer: Tracer | None = None
         self.clock: Clock | None = None
+        """The device's, once `Engine.time_steps` asked for it."""
         self.num_steps = 0
         self.doing = ""
-        """The part that was begun last."""
-        self.seconds: dict[str, float] = {}
+        """The part that was begun last; empty between steps."""
+        self._seconds: dict[str, float] = {}
+        self._range: AbstractContextManager[Any] | None = None
+        self._started_s = 0.0
+
+    def use_clock(self, now: Callable[[], float]) -> None:
+        """Read another clock of the host from now on."""
+        self.now = now
+
+    def use_device_clock(self, clock: Clock) -> None:
+        """Read the times of steps on the device from this clock."""
+        self.clock = clock
+
+    def use_tracer(self, tracer: Tracer | None) -> None:
+        """Mark steps and their parts in a trace from now on; None: no longer."""
+        self.tracer = tracer
+
+    def drop_device_times(self) -> None:
+        """Forget steps that were timed and will not be committed."""
+        if self.clock is not None:
+            self.clock.clear()
+
+    def rest(self) -> None:
+        """Note that no part of a step is being done."""
+        self.doing = ""
 
     def step(self) -> AbstractContextManager[Any]:
         """A context around a whole step."""
         self.num_steps += 1
         return nullcontext() if self.tracer is None else self.tracer.step(self.num_steps)
 
-    def part(self, name: str) -> AbstractContextManager[Any]:
-        """A context around the part of a step with this name."""
-        return _Part(self, name, None if self.tracer is None else self.tracer.part(name))
-
-    def take(self) -> dict[str, float]:
-        """The seconds that each part took since the last call, by name."""
-        taken, self.seconds = self.seconds, {}
-        return taken
-
-
-class _Part:
-    __slots__ = ("name", "range", "started", "watch")
-
-    def __init__(self, watch: StepWatch, name: str, range: AbstractContextManager[Any] | None) -> None:
-        self.watch, self.name, self.range = watch, name, range
+    def part(self, name: str) -> StepWatch:
+        """The context around the part of a step with this name; parts do not nest."""
+        self.doing = name
+        self._range = None if self.tracer is None else self.tracer.part(name)
+        return self
 
     def __enter__(self) -> None:
-        self.watch.doing = self.name
-        if self.range is not None:
-            self.range.__enter__()
-        self.started = self.watch.now()
+        if self._range is not None:
+            self._range.__enter__()
+        self._started_s = self.now()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.watch.seconds[self.name] = self.watch.now() - self.started
-        if self.range is not None:
-            self.range.__exit__(kind, error, trace)
+        self._seconds[self.doing] = self.now() - self._started_s
+        if self._range is not None:
+            self._range.__exit__(kind, error, trace)
+
+    def pop_seconds(self) -> dict[str, float]:
+        """The seconds that each part took since the last call, by name."""
+        seconds, self._seconds = self._seconds, {}
+        return seconds
+
+    def pop_part(self, name: str) -> float:
+        """The seconds that one part took, which are not counted elsewhere then."""
+        return self._seconds.pop(name)

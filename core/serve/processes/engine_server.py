@@ -296,7 +296,7 @@ class EngineServer:
             self._engine.abort(ids)
         except Exception as further:
             _log.error("while ending requests after an error: %s", further)
-        self._hand_out(self._engine.take_ended())  # of others, that ended before the error: there may be no next step
+        self._hand_out(self._engine.pop_finished())  # of others, that ended before the error: there may be no next step
 
     def _flush_all(self) -> None:
         lost = [outbox for outbox in self._outboxes.values() if not self._flush(outbox)]

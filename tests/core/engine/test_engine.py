@@ -438,7 +438,7 @@ def test_a_policy_that_only_preempts_and_recomputes_is_stopped():
 
 @pytest.mark.parametrize(("prompt_len", "max_tokens", "limits"), [(1, 40, {}), (40, 1, {"max_num_batched_tokens": 8})])
 def test_each_token_of_a_long_prompt_or_answer_counts_as_progress(monkeypatch, prompt_len, max_tokens, limits):
-    monkeypatch.setattr("hookline.core.engine.planning.MAX_FRUITLESS_PLANS", 3)
+    monkeypatch.setattr("hookline.core.engine.policy.MAX_FRUITLESS_PLANS", 3)
     engine = fake_engine(Scripted(*[Plan(prefill=[(0, 1)])] * prompt_len, *[Plan(decode=ALL)] * max_tokens), **limits)
     engine.add([1] * prompt_len, greedy(max_tokens=max_tokens))
     assert len(drain(engine)) == 1

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from hookline.core.contracts import ALL, MAX_SERVED_VALUES, Needs, Plan, ServedTokens
-from hookline.core.engine.served import ServedCounts
+from hookline.core.engine.policy import ServedCounts
 from hookline.core.errors import PlanError, PluginError, StepFault
 from hookline.core.outputs import FinishReason
 from hookline.core.plugin.check_contract import contract_fault
@@ -133,7 +133,7 @@ class FailsWhenGivenUp(PlainScheduler):
 def test_a_policy_that_fails_when_it_hears_of_a_lost_step_hides_no_end(overlap, monkeypatch):
     engine = fake_engine(FailsWhenGivenUp(), overlap=overlap)
     ended = []
-    monkeypatch.setattr(engine._listeners, "notify_ends", lambda outputs: ended.extend(outputs))
+    monkeypatch.setattr(engine.observers, "notify", lambda hook, **told: ended.append(told.get("output")))
     first = engine.add([1, 2], params(max_tokens=1))
     if overlap:
         engine.step()
@@ -145,8 +145,8 @@ def test_a_policy_that_fails_when_it_hears_of_a_lost_step_hides_no_end(overlap, 
     monkeypatch.setattr(engine.executor, "launch", fail)
     with pytest.raises(PluginError, match="fails in committed"):
         engine.step()
-    assert {output.request_id for output in engine.take_ended()} == {first, second}
-    assert {output.request_id for output in ended} == {first, second}
+    assert {output.request_id for output in engine.pop_finished()} == {first, second}
+    assert {output.request_id for output in ended if output is not None} == {first, second}
 
 
 class PlansTooMuch(PlainScheduler):

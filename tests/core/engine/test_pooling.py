@@ -27,7 +27,7 @@ GREEDY = SamplingParams(max_tokens=6, seed=1)
 
 def engine_with(**options: Any) -> Any:
     engine = fake_engine(PlainScheduler(), **options)
-    engine.intake.limits = replace(engine.limits, poolers=fake_poolers())
+    engine.state.limits = replace(engine.limits, poolers=fake_poolers())
     return engine
 
 
@@ -148,7 +148,7 @@ def test_an_engine_without_poolers_refuses_in_one_line() -> None:
     engine = fake_engine(PlainScheduler())
     with pytest.raises(RequestError, match="there is no pooler whose task is embed"):
         engine.add([1], GREEDY, pooling=PoolingParams())
-    engine.intake.limits = replace(engine.limits, poolers=Poolers(fake_poolers().entries, hidden_size=3))
+    engine.state.limits = replace(engine.limits, poolers=Poolers(fake_poolers().entries, hidden_size=3))
     for wish, message in (
         (PoolingParams("lst"), "there is no pooler 'lst'"),
         (PoolingParams(dimensions=4), "pooling.dimensions=4 is more than the 3 numbers"),

@@ -413,7 +413,7 @@ def test_a_step_handles_stop_tokens_in_arrays_however_many_there_are():
     engine = fake_engine(PlainScheduler(), vocab_size=5000)
     id_ = engine.add(PROMPT, params(20, min_tokens=10, stop_token_ids=range(4096)))
     engine.step()
-    engine.dispatcher.writer.write_mask(step := Step(), np.array([0]))
+    step = Step(**engine.dispatcher.writer.forbidden_tokens(np.array([0])))
     stops_X = engine.queue.live[id_].stops_X
     assert isinstance(stops_X, np.ndarray) and len(stops_X) == 4096
     assert isinstance(step.mask_tokens, np.ndarray) and not step.mask_rows.any()

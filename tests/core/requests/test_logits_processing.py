@@ -172,20 +172,18 @@ def make_request(id, *extra, row=0, entries=None):
 def test_a_row_that_changes_hands_gets_defaults_for_what_its_last_owner_used():
     writer = ArgumentWriter(4)
     first = make_request(0, ("one", {"amount": 1.0}), ("two", {"amount": 2.0}))
-    step = Step()
-    writer.write(step, [first], [], [first])
+    step = Step(**writer.sections([first], [], [first]))
     assert (step.processor_rows.tolist(), step.processor_ids.tolist()) == ([0, 0], [0, 1])
     assert step.processor_lens.tolist() == [2, 2] and step.processors == 3
     writer.forget(first)
-    second, step = make_request(1, ("two", {"amount": 5.0})), Step()
-    writer.write(step, [second], [], [second])
+    second = make_request(1, ("two", {"amount": 5.0}))
+    step = Step(**writer.sections([second], [], [second]))
     assert (step.processor_ids.tolist(), step.processor_lens.tolist(), step.processors) == ([0, 1], [0, 2], 2)
     writer.forget(second)
-    third, step = make_request(2), Step()
-    writer.write(step, [third], [], [third])
+    third = make_request(2)
+    step = Step(**writer.sections([third], [], [third]))
     assert (step.processor_ids.tolist(), step.processor_lens.tolist(), step.processors) == ([1], [0], 0)
-    step = Step()
-    writer.write(step, [make_request(3)], [], [])
+    step = Step(**writer.sections([make_request(3)], [], []))
     assert not len(step.processor_rows)
 
 

@@ -238,7 +238,7 @@ def test_what_graphs_of_mixed_steps_compute_gives_the_same_tokens(scheduler, tok
         worker: Worker = llm.engine.executor
         graphs = worker.prompt_graphs = AtOnce(worker.runner, shapes, 96)
         plan = replace(llm.engine.limits.plan, joining=joining(shapes))
-        llm.engine.planner.limits = replace(llm.engine.limits, plan=plan)
+        llm.engine.state.limits = replace(llm.engine.limits, plan=plan)
         if tokens == 48:
             assert [output.token_ids for output in llm.generate(prompts, params)] == plain
             assert {decodes for _, decodes in graphs.taken} == {0, 16}

@@ -106,5 +106,5 @@ def replay_steps(llm, monkeypatch, shapes, max_len=96):
         worker.prompt_graphs.capture(None)
         worker.graphs.capture(None, PREPARED)
     plan = replace(llm.engine.limits.plan, joining=joining(shapes))
-    llm.engine.planner.limits = replace(llm.engine.limits, plan=plan)
+    llm.engine.state.limits = replace(llm.engine.limits, plan=plan)
     return graphs

@@ -1,0 +1,240 @@
+"""Finishes requests: for which reason, by which token, time limit or lost step, and what is given back then."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping, Sequence, Sized
+from heapq import heapify, heappop, heappush
+from typing import Protocol
+
+from hookline.core.contracts import NO_TOKEN
+from hookline.core.engine.dispatch import Dispatcher
+from hookline.core.engine.policy import PolicyFeedback
+from hookline.core.engine.state import EngineState
+from hookline.core.errors import (
+    EngineError,
+    HooklineError,
+    LostStep,
+    PluginError,
+    PluginFault,
+    RequestError,
+    RequestFault,
+    show_traceback,
+)
+from hookline.core.outputs import FinishReason, RequestOutput
+from hookline.core.requests.request import Request
+from hookline.core.util.arrays import IntArray, VectorArray
+
+MIN_DROPPED = 64
+"""Limits of finished requests are dropped once there are this many more than two for each live request."""
+
+
+class Finisher:
+    """Finishes the requests of one engine in whatever state they are, and tells observers and the policy.
+
+    plugin_names: of the plugins, by kind, for errors.
+    """
+
+    def __init__(
+        self, state: EngineState, dispatcher: Dispatcher, feedback: PolicyFeedback, plugin_names: Mapping[str, str]
+    ) -> None:
+        self._state, self._queue, self._grammars = state, state.queue, state.structured_output
+        self._dispatcher, self._feedback, self._plugin_names = dispatcher, feedback, plugin_names
+        self.time_limits = TimeLimits()
+        self._unannounced: list[RequestOutput] = []
+        """Outputs that observers have not been told of yet."""
+
+    def finish(self, request: Request, reason: FinishReason, error: HooklineError | None = None) -> None:
+        """Finish a request and give back its blocks and its row; the caller has to call `notify_observers`.
+
+        error: why, if the request is not served to its end; a PluginError or an EngineError is no fault of the request.
+        """
+        if request.id in self._queue.compiling and self._grammars is not None:
+            self._grammars.forget(request.id)
+        self._dispatcher.retire(request)
+        self._queue.remove(request)
+        text = None if error is None else str(error)
+        self._feedback.finished(request, reason, text)
+        is_fault = isinstance(error, PluginError | EngineError)
+        output = request.output(reason, self._state.now(), text, is_fault=is_fault)
+        self._state.finished.append(output)
+        self._unannounced.append(output)
+
+    def notify_observers(self) -> None:
+        """Tell observers of the requests that have finished since the last call."""
+        if self._unannounced:
+            outputs, self._unannounced = self._unannounced, []
+            for output in outputs:
+                self._state.observers.notify("on_request_end", output=output)
+
+    def finish_without_token(self, request: Request, token_id: int) -> None:
+        """Finish a request for which no token was drawn, and empty the prefix cache, whose blocks may hold NaN, too."""
+        self._state.cache.pool.reset_cache()
+        self.finish(request, FinishReason.ERROR, missing_token_fault(request, token_id, self._plugin_names))
+
+    def finish_pooled(self, requests: Sequence[Request], vectors: Sequence[VectorArray]) -> None:
+        """Finish the requests whose vectors a step computed, except those that have finished already."""
+        for request, vector in zip(requests, vectors, strict=True):
+            if request.id in self._queue.live:
+                fault = request.keep_vector(vector)
+                self.finish(request, FinishReason.ERROR if fault else FinishReason.STOP, fault)
+
+    def finish_without_mask(self, ids_N: IntArray) -> None:
+        """Finish those of these requests whose grammars failed to fill a mask; what is drawn for them is dropped."""
+        requests = [request for id_ in ids_N.tolist() if (request := self._queue.live.get(id_)) is not None]
+        for request in requests:
+            if (fault := fault_of(request)) is not None:
+                self.finish(request, FinishReason.ERROR, fault)
+        self.notify_observers()
+
+    def finish_overdue(self) -> None:
+        """Finish the requests whose time limits have passed."""
+        for id_, timeout_s in self.time_limits.passed(self._state.now()):
+            if (request := self._queue.live.get(id_)) is not None:
+                error = RequestError(f"timeout_s={timeout_s} passed before it was done")
+                self.finish(request, FinishReason.ABORT, error)
+        self.notify_observers()
+
+    def finish_all(self, error: BaseException) -> None:
+        """Finish all requests after a step failed half-way, and empty the prefix cache: some blocks were not filled."""
+        cause = EngineError(f"the engine broke off: {str(error) or type(error).__name__}")
+        for request in list(self._queue.live.values()):
+            self.finish(request, FinishReason.ERROR, cause)
+        self._state.cache.pool.reset_cache()
+        self._feedback.broke_off(self._state.now())
+        self.notify_observers()
+
+
+# --------------------------------------------------------------------------------------------------- by a new token
+
+
+def finish_reason(request: Request, token_id: int) -> FinishReason | None:
+    """Why a request finishes with this token, after its processors and its watcher saw it; None if it goes on."""
+    if token_id < 0:
+        request.drop_last_token()
+        return FinishReason.ERROR
+    reason = _reason_by_limits(request, token_id)
+    if request.constraint is not None:
+        reason = request.constraint.end or reason
+        if reason is FinishReason.ERROR:
+            request.drop_last_token()  # it does not fit
+            return reason
+    if request.followers is not None and reason is None:
+        reason = _reason_by_followers(request, token_id)
+    if request.watcher is None:
+        return reason
+    stop = request.watcher.see(token_id, reason)
+    if stop is None or reason is FinishReason.ERROR:
+        return reason
+    request.stop_at(stop)
+    return FinishReason.STOP
+
+
+def stops_with(request: Request, token_id: int) -> bool:
+    """Whether this token is a stop token of the request, which has reached its min_tokens."""
+    return token_id in request.stop_ids and request.num_known_outputs >= request.params.min_tokens
+
+
+def fault_of(request: Request) -> HooklineError | None:
+    """The error that a request finishes with: of its processors, or of its grammar's back end; None without one."""
+    return request.fault if request.constraint is None else request.fault or request.constraint.fault
+
+
+def missing_token_fault(request: Request, token_id: int, plugin_names: Mapping[str, str]) -> PluginFault:
+    """What a request finishes with for which no token was drawn. plugin_names: by kind."""
+    model, sampler = plugin_names.get("model", "the model"), plugin_names.get("sampler", "the sampler")
+    if token_id == NO_TOKEN:
+        kernels = plugin_names.get("kernels", "the kernels")
+        told = f"{model} fails in logits: they are NaN, so that {sampler} draws no token; {kernels} may be at fault"
+    else:
+        told = f"{sampler} breaks its contract in sample: it drew token id {token_id}, which is outside the vocabulary"
+    return PluginFault(f"request {request.id}: {told}")
+
+
+def _reason_by_limits(request: Request, token_id: int) -> FinishReason | None:
+    if stops_with(request, token_id):
+        return FinishReason.STOP
+    return FinishReason.LENGTH if request.num_known_outputs >= request.max_tokens else None
+
+
+def _reason_by_followers(request: Request, token_id: int) -> FinishReason | None:
+    assert request.followers is not None
+    try:
+        text = request.followers.see(token_id, None if request.scores is None else request.scores.last_logprob)
+    except HooklineError as error:
+        show_traceback(error)
+        kind = PluginFault if isinstance(error, PluginError) else RequestError
+        request.fail(kind(f"request {request.id}: {error}"))
+        return FinishReason.ERROR
+    if text is None or request.num_known_outputs < request.params.min_tokens:
+        return None
+    request.stop_at(text)
+    return FinishReason.STOP
+
+
+# ------------------------------------------------------------------------------------------------- by a lost step
+
+
+def at_fault(error: LostStep, requests: Sequence[Request]) -> list[Request]:
+    """The requests of a lost step that finish: all, or of a RequestFault those with its rows or processors."""
+    return [request for request in requests if _is_at_fault(error, request)]
+
+
+def lost_step_error(request: Request, error: LostStep) -> HooklineError:
+    """What a request of a lost step finishes with."""
+    if not isinstance(error, RequestFault):
+        kind = PluginFault if isinstance(error, PluginError) else EngineError
+        return kind(f"request {request.id}: the engine lost a step: {error}")
+    return (RequestError if error.is_refusal else PluginFault)(f"request {request.id}: {error}")
+
+
+def starting_again(error: LostStep, requests: Sequence[Request], running: Iterable[Request]) -> list[Request]:
+    """The running requests that must start again: those of the lost step, and all that use a processor that failed.
+
+    Such a processor may have been made anew, without the arguments of its requests.
+    """
+    ids = {request.id for request in requests}
+    failed = error.processors if isinstance(error, RequestFault) else 0
+    return [request for request in running if request.id in ids or request.prepared.bits & failed]
+
+
+def _is_at_fault(error: LostStep, request: Request) -> bool:
+    if not isinstance(error, RequestFault):
+        return True
+    used = 0 if request.is_prefilling else request.prepared.used(request.num_output_tokens)
+    return request.row in error.rows or used & error.processors != 0
+
+
+# ------------------------------------------------------------------------------------------------- by a time limit
+
+
+class _Live(Container[int], Sized, Protocol):
+    """The ids of the requests that have not finished."""
+
+
+class TimeLimits:
+    """The time limits of requests, in a heap, so that each step looks at the next limit to pass alone.
+
+    As a truth value: whether there is any.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, float]] = []
+        """(when, request, its timeout_s)."""
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, arrival_s: float, id_: int, timeout_s: float, live: _Live) -> None:
+        """Add a request's limit; those of requests that are not live any more may be dropped."""
+        if len(self._heap) > MIN_DROPPED + 2 * len(live):
+            self._heap = [entry for entry in self._heap if entry[1] in live]
+            heapify(self._heap)
+        heappush(self._heap, (arrival_s + timeout_s, id_, timeout_s))
+
+    def passed(self, now_s: float) -> list[tuple[int, float]]:
+        """Ids of requests whose limits passed since the last call, with their timeout_s; some may have finished."""
+        overdue = []
+        while self._heap and self._heap[0][0] <= now_s:
+            _, id_, timeout_s = heappop(self._heap)
+            overdue.append((id_, timeout_s))
+        return overdue
