@@ -100,12 +100,13 @@ ALL_CASES = {
     "gptj": Case("gptj", {"rotary_dim": 4, "n_positions": 256}, has_plan=False, since="5.24"),
     "codegen": Case("codegen", {"rotary_dim": 4, "n_positions": 256}, has_plan=False, since="5.24"),
     "ctrl": Case("ctrl", {"dff": 48, "n_positions": 256}, has_plan=False, since="5.24"),
+    "exaone": Case("exaone", {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}, since="5.24"),
 }  # fmt: skip
 CASES = {name: case for name, case in ALL_CASES.items() if Version(case.since) <= Version(version("transformers"))}
 """Those that the installed transformers can serve."""
 WINDOWED = ("mistral", "gemma2", "cohere2", "gpt_oss")
 """Cases with sliding windows."""
-FEW = ("phi3", "gpt2", "opt", "granite", "mixtral", "gemma2")
+FEW = ("phi3", "gpt2", "opt", "granite", "mixtral", "gemma2", "exaone")
 """Cases that every run tests; the others are nightly."""
 FEW_AT_TP_2 = ("phi3",)
 """The same for two processes, which take seconds to start."""

@@ -19,7 +19,6 @@ from hookline.core.assembly.resolve import ResolvedConfig, chosen
 from hookline.core.checkpoint.checkpoint import Checkpoint
 from hookline.core.checkpoint.headless import fitted
 from hookline.core.checkpoint.load import load_checkpoint, load_source, random_weights, refuse_other_sizes, renamed
-from hookline.core.checkpoint.safetensors_files import StoredTensor
 from hookline.core.checkpoint.ties import TIED, unlike_head, untied, with_either_stored
 from hookline.core.config.settings import MAX_COUNT
 from hookline.core.contracts import Kernels, Model, Runtime, WeightTarget
@@ -135,27 +134,23 @@ def load_model(resolved: ResolvedConfig, kernels: Kernels) -> Model:
         if is_random:
             random_weights(targets, resolved.config.seed)
             return model
-        if _has_own_head(resolved, model, targets):
-            if resolved.ranks.number == 0:
-                logger.warning(
-                    "checkpoint %s stores a head that differs from its embedding, though its config.json has %s=true; "
-                    "the stored head is served, as transformers does. model.hf_overrides.%s=false ends this warning",
-                    *(checkpoint.reference, TIED, TIED),
-                )
+        stored = _stored(checkpoint, model)
+        targets = fitted(targets, checkpoint.config, stored)
+        if _has_own_head(resolved, targets, stored):
             del model, targets  # else both models would be in memory
             model, targets = _build_model(resolved, kernels, untied(checkpoint.config))
-            if _has_own_head(resolved, model, targets):
+            stored = _stored(checkpoint, model)
+            targets = fitted(targets, checkpoint.config, stored)
+            if _has_own_head(resolved, targets, stored):
                 raise CheckpointError(
                     f"checkpoint {checkpoint.reference} stores a head that differs from its embedding, and "
                     f"{chosen(resolved.config.model)} uses the embedding as the head whatever {TIED} says"
                 )
+        targets = with_either_stored(targets, stored)
         if checkpoint.source is not None:
-            targets = with_either_stored(fitted(targets, checkpoint), checkpoint.shapes())
             load_source(checkpoint.reference, checkpoint.source, targets)
         else:
             assert checkpoint.folder is not None
-            stored = _stored(checkpoint, model)
-            targets = with_either_stored(fitted(targets, checkpoint), stored)
             load_checkpoint(checkpoint.folder, targets, stored=stored)
     return model
 
@@ -168,21 +163,30 @@ def _build_model(
     return model, stated_targets(entry, model)
 
 
-def _has_own_head(resolved: ResolvedConfig, model: Model, targets: Mapping[str, WeightTarget]) -> bool:
-    """Whether the checkpoint stores another head than the embedding that its config.json says is the head.
-
-    transformers serves the stored head then, and so do we. All ranks find the same.
-    """
-    checkpoint = resolved.checkpoint
-    head = unlike_head(fitted(targets, checkpoint), checkpoint, _stored(checkpoint, model), resolved.ranks)
-    return not _smallest(resolved, int(head is None))
-
-
-def _stored(checkpoint: Checkpoint, model: Model) -> Mapping[str, StoredTensor]:
-    """The tensors of the checkpoint's files, under the model's names."""
+def _stored(checkpoint: Checkpoint, model: Model) -> Mapping[str, Any]:
+    """What the checkpoint holds under the model's names: tensors of its files, or shapes of those of its source."""
+    if checkpoint.source is not None:
+        return checkpoint.source.shapes()
     if checkpoint.folder is None or not hasattr(model, "tensor_name"):
         return checkpoint.stored
     return renamed(checkpoint.folder, checkpoint.stored, model.tensor_name)
+
+
+def _has_own_head(resolved: ResolvedConfig, targets: Mapping[str, WeightTarget], stored: Mapping[str, Any]) -> bool:
+    """Whether the checkpoint stores another head than the embedding that its config.json says is the head.
+
+    transformers serves the stored head then, and so do we, with a warning. All ranks find the same.
+    """
+    checkpoint = resolved.checkpoint
+    head = unlike_head(targets, stored, checkpoint.source, resolved.ranks)
+    has_own = not _smallest(resolved, int(head is None))
+    if has_own and resolved.ranks.number == 0:
+        logger.warning(
+            "checkpoint %s stores a head that differs from its embedding, though its config.json has %s=true; the "
+            "stored head is served, as transformers does; model.hf_overrides.%s=false ends this warning",
+            *(checkpoint.reference, TIED, TIED),
+        )
+    return has_own
 
 
 def make_worker(

@@ -5,10 +5,9 @@ transformers saves these with other tensors and names than a language model, who
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from hookline.core.checkpoint.checkpoint import Checkpoint
 from hookline.core.contracts import WeightTarget
 
 BODY, HEAD = "model.", "lm_head."
@@ -34,17 +33,21 @@ def why_no_generation(config: Mapping[str, Any]) -> str | None:
     )
 
 
-def fitted(targets: Mapping[str, WeightTarget], checkpoint: Checkpoint) -> Mapping[str, WeightTarget]:
-    """A model's targets under the names of this checkpoint. If the checkpoint has no head, the model's becomes zero."""
-    stored = checkpoint.shapes()
+def fitted(
+    targets: Mapping[str, WeightTarget], config: Mapping[str, Any], stored: Iterable[str]
+) -> Mapping[str, WeightTarget]:
+    """A model's targets under the names of a checkpoint. If the checkpoint has no head, the model's becomes zero.
+
+    config: of its config.json; stored: names of its tensors, as the model calls them.
+    """
     found = dict(targets)
-    if _has_no_head(checkpoint.config):
+    if _has_no_head(config):
         for name in [name for name in targets if name.startswith(HEAD)]:
             view = found.pop(name).view
             if view is not None:
                 view.zero_()
             found[name] = WeightTarget.ignored()
-    if is_classifier(checkpoint.config):
+    if is_classifier(config):
         found |= {name: WeightTarget.ignored() for name in stored if name.startswith(CLASSES)}
     if not any(name.startswith(BODY) for name in stored):
         found = {name.removeprefix(BODY): target for name, target in found.items()}

@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 
-from hookline.core.checkpoint.checkpoint import Checkpoint
 from hookline.core.checkpoint.safetensors_files import StoredTensor, open_file
-from hookline.core.contracts import Ranks, WeightTarget
+from hookline.core.contracts import CheckpointSource, Ranks, WeightTarget
 
 TIED = "tie_word_embeddings"
 """The key of a config.json."""
@@ -34,21 +33,24 @@ def with_either_stored(targets: Targets, names: Mapping[str, Any]) -> dict[str, 
 
 
 def unlike_head(
-    targets: Targets, checkpoint: Checkpoint, stored: Mapping[str, StoredTensor], ranks: Ranks
+    targets: Targets, stored: Mapping[str, Any], source: CheckpointSource | None, ranks: Ranks
 ) -> str | None:
     """The name of a tied head that the checkpoint stores with other values than the embedding's; None if there is none.
 
-    stored: the tensors of the checkpoint's files under the model's names. Values are compared as they would be loaded,
-    in the embedding's dtype, and each rank compares its share of the rows: none may find a difference.
+    stored: the tensors of the checkpoint's files under the model's names, or the shapes of those of its source. Values
+    are compared as they would be loaded, in the embedding's dtype, and each rank compares its share of the rows: none
+    may find a difference.
     """
-    shapes = checkpoint.shapes() if checkpoint.source is not None else {name: one.shape for name, one in stored.items()}
     for head, embedding in _ties(targets).items():
-        if head not in shapes or embedding not in shapes:
+        if head not in stored or embedding not in stored:
             continue
+        shape, other_shape = (one if source else one.shape for one in (stored[head], stored[embedding]))
         view = targets[embedding].view
         assert view is not None
-        one, other = (_rows(checkpoint, stored, name) for name in (head, embedding))
-        if shapes[head] != shapes[embedding] or not _equal(one, other, shapes[head], view.dtype, ranks):
+        if shape != other_shape:
+            return head
+        one, other = (source.read(name) if source else _rows(stored[name], name) for name in (head, embedding))
+        if not _equal(one, other, shape, view.dtype, ranks):
             return head
     return None
 
@@ -73,11 +75,9 @@ def _memory(view: torch.Tensor) -> int:
     return view.untyped_storage().data_ptr()
 
 
-def _rows(checkpoint: Checkpoint, stored: Mapping[str, StoredTensor], name: str) -> Any:
-    """A tensor of the checkpoint, or what gives ranges of its rows without reading the others."""
-    if checkpoint.source is not None:
-        return checkpoint.source.read(name)
-    return open_file(stored[name].path).get_slice(stored[name].name or name)
+def _rows(tensor: StoredTensor, name: str) -> Any:
+    """What gives ranges of a tensor's rows without reading the others."""
+    return open_file(tensor.path).get_slice(tensor.name or name)
 
 
 def _equal(one: Any, other: Any, shape: tuple[int, ...], dtype: torch.dtype, ranks: Ranks) -> bool:

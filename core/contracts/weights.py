@@ -184,7 +184,8 @@ class CheckpointSource(Protocol):
     def read(self, name: str) -> Tensor:
         """One whole tensor, on the CPU, in any dtype that its target's view can take: floats, or integers for integers.
 
-        Called once for each that is needed, one at a time.
+        Called once for each that is needed, one at a time; once more for an embedding and a head tied to it if both
+        are there.
         """
         ...
 
