@@ -81,6 +81,35 @@ def let_join_ray(arguments: Sequence[str]) -> list[str]:
     return [*told, f"+{_RAY_MEMORY}=null"]
 
 
+def keys_of_each_job(arguments: Sequence[str], groups: Sequence[str]) -> list[str]:
+    """The arguments of a sweep with the keys below a choice as a choice of one value, where choices are swept over.
+
+    Hydra composes what all jobs share first: there is no option chosen that has the key, only a default one. Given as a
+    choice, the key is each job's.
+    """
+    told = list(arguments)
+    swept = [one for one in told if is_swept(one) and one.lstrip("+").partition("=")[0].split("@")[0] in groups]
+    if not swept and not any(one.lstrip("+").startswith("hydra.sweeper.params") for one in told):
+        return told
+    return [_as_choice(one) if one.lstrip("+").partition(".")[0] in groups else one for one in told]
+
+
+def _as_choice(argument: str) -> str:
+    key, equals, value = argument.partition("=")
+    return f"{key}=choice({value})" if value and not key.startswith("~") and not is_swept(argument) else argument
+
+
+def is_swept(argument: str) -> bool:
+    """Whether an argument gives a key several values. What Hydra cannot read is not; it says so itself."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        return "=" in argument and OverridesParser.create().parse_override(argument).is_sweep_override()
+    except HydraException:
+        return False
+
+
 def as_typed(override: str) -> str:
     """An override as it was before `add_free_keys`."""
     return override.removeprefix("++") if override.startswith(_ADDED) else override

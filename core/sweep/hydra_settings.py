@@ -9,17 +9,20 @@ from __future__ import annotations
 import os
 import re
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice, product
 from pathlib import Path
 
 from hookline.core.cli.command import is_sweep
-from hookline.core.config.hydra_options import is_raw
+from hookline.core.config.hydra_options import is_raw, is_swept
 from hookline.core.errors import ConfigError
 
 FOLDER, STORAGE, DIRECTION = "hydra.sweep.dir", "hydra.sweeper.storage", "hydra.sweeper.direction"
 DIRECTIONS = ("minimize", "maximize")
 STUDIES = ("study", "optuna", "ax", "nevergrad")
 """Sweepers that choose jobs by the figures of those before, ours and Hydra's."""
+MAX_CHECKED = 100
+"""Combinations of options that are tried before a study begins."""
 OUTPUTS = "outputs"
 """Where sweeps lie unless FOLDER says otherwise (conf/config.yaml)."""
 _AT_LEAST_1: tuple[Callable[[float], bool], str] = (lambda value: value >= 1, "must be at least 1")
@@ -51,6 +54,51 @@ def check_settings(arguments: Sequence[str]) -> None:
             raise ConfigError(f"{argument} must be {' or '.join(DIRECTIONS)}")
         elif re.search(r"\b(range|interval)\(", value) and not is_raw(argument):
             _refuse_empty(argument, is_study)
+    _refuse_lost(arguments)
+
+
+def _refuse_lost(arguments: Sequence[str]) -> None:
+    """Refuse values that no job would have, since a sweep takes a key's last argument alone."""
+    given: list[tuple[str, frozenset[str], bool, str]] = []
+    for argument in arguments:
+        key = argument.lstrip("+~").partition("=")[0]
+        if argument.startswith("-") or key.startswith("hydra") or is_raw(argument):
+            continue
+        keys, swept = _keys_set(argument), is_swept(argument)
+        for other, others, is_other_swept, text in given:
+            is_mapping = key == other and {key} not in (keys, others)
+            both = keys & others if swept or is_other_swept else frozenset()
+            if both or is_mapping or (key == other and (swept or is_other_swept)):
+                what = min(both, default=key)
+                raise ConfigError(
+                    f"{text} and {argument} both set {what}, and each job of a sweep would have one of them; give a key "
+                    "once (keys of a mapping one by one, e.g. engine.block_size=16,32)"
+                )
+        given.append((key, keys, swept, argument))
+
+
+def _keys_set(argument: str) -> frozenset[str]:
+    """The keys that an argument sets: those in mappings by their full names, of all values that it gives."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    key, _, value = argument.lstrip("+~").partition("=")
+    if "{" not in value:
+        return frozenset((key,))
+    try:
+        override = OverridesParser.create().parse_override(argument)
+        values = list(override.sweep_iterator()) if override.is_choice_sweep() else [override.value()]
+    except HydraException:
+        return frozenset((key,))
+    return frozenset(name for one in values for name in _names(key, one))
+
+
+def _names(key: str, value: object) -> Iterator[str]:
+    if not isinstance(value, dict) or not value:
+        yield key
+        return
+    for name, inner in value.items():
+        yield from _names(f"{key}.{name}", inner)
 
 
 def is_study(arguments: Sequence[str]) -> bool:
@@ -61,11 +109,8 @@ def is_study(arguments: Sequence[str]) -> bool:
 def fixed_arguments(arguments: Sequence[str], keys: Sequence[str]) -> list[str] | None:
     """The arguments that all jobs share, without those for Hydra itself.
 
-    None if one of these root keys is swept, if flags ask for more than a sweep, or if an argument cannot be read.
+    None if one of these root keys is swept, or if flags ask for more than a sweep.
     """
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
     fixed = []
     for argument in arguments:
         plain = _plain(argument)
@@ -73,15 +118,31 @@ def fixed_arguments(arguments: Sequence[str], keys: Sequence[str]) -> list[str] 
             continue
         if argument.startswith("-"):
             return None
-        try:
-            is_swept = not is_raw(argument) and OverridesParser.create().parse_override(argument).is_sweep_override()
-        except HydraException:
-            return None
-        if not is_swept:
+        if is_raw(argument) or not is_swept(argument):
             fixed.append(argument)
         elif re.split("[.=@]", plain)[0] in keys:
             return None
     return fixed
+
+
+def each_choice(arguments: Sequence[str], groups: Sequence[str]) -> list[list[str]]:
+    """The arguments of one run for each combination of options and presets that a sweep goes over, with the first value
+    of each other key that it goes over. groups: keys that choose an option or a preset.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    values = []
+    for argument in arguments:
+        if is_sweep([argument]) or _plain(argument).startswith(("hydra.", "hydra/")):
+            continue
+        if is_raw(argument) or not is_swept(argument):
+            values.append([argument])
+            continue
+        override = OverridesParser.create().parse_override(argument)
+        if override.is_choice_sweep():
+            found = [f"{override.get_key_element()}={one}" for one in override.sweep_string_iterator()]
+            values.append(found if _plain(argument).partition("=")[0] in groups else found[:1])
+    return [list(one) for one in islice(product(*values), MAX_CHECKED)]
 
 
 def explain(error: Exception, arguments: Sequence[str]) -> ConfigError | None:

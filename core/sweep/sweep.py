@@ -19,11 +19,18 @@ from typing import Any
 
 from hookline.core.cli.output import say
 from hookline.core.cli.stdin import SOURCES, piped_text
-from hookline.core.config.compose import ComposedJob, compose
+from hookline.core.config.compose import CHOICES, ComposedJob, compose
 from hookline.core.config.job_folder import JOB_FOLDER
 from hookline.core.errors import ConfigError
 from hookline.core.plugin.host import PluginHost
-from hookline.core.sweep.hydra_settings import STUDIES, check_settings, explain, quiet_controllers
+from hookline.core.sweep.hydra_settings import (
+    STUDIES,
+    check_settings,
+    each_choice,
+    explain,
+    is_study,
+    quiet_controllers,
+)
 from hookline.core.sweep.job_process import run_child
 from hookline.core.sweep.job_status import DONE, FAILED
 from hookline.core.sweep.ray_gpus import on_gpus
@@ -128,13 +135,17 @@ def run_sweep(arguments: Sequence[str], host: PluginHost, keys: type, command: s
     if command not in BENCHES:
         _refuse_studies(arguments)
     check_settings(arguments)
+    config_name = BENCHES.get(command, "config")
+    if is_study(arguments):  # other sweepers compose all jobs before the first one runs
+        for one in each_choice(arguments, CHOICES):
+            compose(one, host, keys, config_name)
     text = piped_text() if command not in BENCHES and not _gives_prompts(arguments) else None
     with tempfile.TemporaryDirectory(prefix=".hookline-", dir=_notes_place(arguments)) as scratch:
         notes = Path(scratch, "jobs.jsonl")
         sweep = Sweep(command, _file_name(arguments, command), text, notes, os.getcwd(), host.for_children())
         own = [argument for argument in arguments if not argument.startswith(f"{_result_key(command)}=")]
         try:
-            compose(quiet_controllers(own), host, keys, BENCHES.get(command, "config"), sweep)
+            compose(quiet_controllers(own), host, keys, config_name, sweep)
         except Exception as error:
             explained = explain(error, own)
             if explained is None:

@@ -1,6 +1,7 @@
 """Values of hydra.* keys that a sweep cannot use: one line with the key, whoever would have refused them."""
 
 import os
+from itertools import product
 
 import pytest
 
@@ -43,7 +44,7 @@ def test_what_is_right_or_hydras_own_to_refuse_passes():
             "hydra.sweeper.n_trials=many",
             "hydra.launcher.n_jobs=-1",
             "engine.max_num_seqs=range(3,3)",  # one value, since Optuna's ranges include the end
-            "engine.max_num_seqs=range(8,",
+            "engine.block_size=range(8,",
             "prompt=range(8,1)",
         ]
     )
@@ -54,6 +55,72 @@ def test_a_range_without_a_value_is_refused_of_a_plain_sweep_too(capsys):
     assert simulate(["-m", "engine.max_num_seqs=range(3,3)"]) == 2
     said = "hookline: error: engine.max_num_seqs=range(3,3) holds no value: no step of 1 leads from 3 to 3\n"
     assert capsys.readouterr().err == said
+
+
+@pytest.fixture
+def jobs(monkeypatch, tmp_path):
+    """The arguments of the jobs that a sweep of simulations starts, none of which runs."""
+    started = []
+
+    def run_child(command, *rest):
+        started.append([one for one in command if one.startswith(("scheduler", "engine", "workload"))])
+        return {"status": "failed", "error": "not run", "exit_code": 2}
+
+    monkeypatch.setattr(sweep, "run_child", run_child)
+    monkeypatch.chdir(tmp_path)
+    return started
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", ["scheduler=deadline,fair_share", "scheduler=choice(deadline,fair_share)"])
+def test_a_key_of_the_options_that_a_sweep_goes_over_is_theirs_and_not_the_default_options(options, jobs):
+    assert simulate(["-m", options, "scheduler.watermark=0.5", "engine.max_num_seqs=4"]) == 1
+    names = ["deadline", "fair_share"]
+    rest = ["scheduler.watermark=0.5", "engine.max_num_seqs=4"]
+    assert jobs == [[f"scheduler={name}", *rest] for name in names]
+    jobs.clear()
+    assert simulate(["-m", "scheduler=fair_share,fair_share", "scheduler.weights={acme:3}", "scheduler.key=tag"]) == 1
+    assert {tuple(job) for job in jobs} == {("scheduler=fair_share", "scheduler.weights={acme:3}", "scheduler.key=tag")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sweeper", [[], ["hydra/sweeper=study", "hydra.sweeper.n_trials=4"]])
+def test_a_key_that_one_of_the_options_does_not_have_is_refused_before_a_job_runs(sweeper, jobs, capsys):
+    if sweeper:
+        pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="needs the extra: hookline[optuna]")
+    for key in ("late_share", "nonsense"):
+        assert simulate(["-m", *sweeper, "scheduler=deadline,chunked", f"scheduler.{key}=0.5"]) == 2
+        assert f"hookline: error: unknown key 'scheduler.{key}'." in capsys.readouterr().err
+    assert jobs == []
+
+
+@pytest.mark.parametrize("sweeper", [[], ["hydra/sweeper=study"], ["hydra/sweeper=optuna"]])
+@pytest.mark.parametrize(
+    ("first", "second", "key"),
+    [
+        ("engine={max_num_seqs:2},{max_num_seqs:4}", "engine={block_size:16},{block_size:32}", "engine"),
+        ("engine={max_num_seqs:2},{max_num_seqs:4}", "engine={block_size:16}", "engine"),
+        ("engine={max_num_seqs:2}", "engine={block_size:16}", "engine"),
+        ("engine.max_num_seqs=2,4", "engine.max_num_seqs=8", "engine.max_num_seqs"),
+        ("engine.max_num_seqs=8", "+engine.max_num_seqs=range(2,4)", "engine.max_num_seqs"),
+        ("engine={max_num_seqs:2},{max_num_seqs:4}", "engine.max_num_seqs=8", "engine.max_num_seqs"),
+        ("scheduler=chunked,deadline", "scheduler=fair_share", "scheduler"),
+    ],
+)
+def test_a_key_that_is_swept_and_given_again_is_refused_by_every_sweeper(sweeper, first, second, key):
+    for one, other in ((first, second), (second, first)):
+        with pytest.raises(ConfigError) as caught:
+            check_settings(["-m", *sweeper, one, "prompt=a", other])
+        assert str(caught.value).startswith(f"{one} and {other} both set {key}, and each job of a sweep would have one")
+
+
+@pytest.mark.slow
+def test_all_combinations_of_keys_that_do_not_meet_are_run(jobs):
+    swept = ["engine={max_num_seqs:2},{max_num_seqs:4}", "engine.block_size=16,32", "engine.prefix_caching=true"]
+    assert simulate(["-m", *swept, "tp=1", "tp=1"]) == 1
+    assert [job[:2] for job in jobs] == [
+        [f"engine={{max_num_seqs:{seqs}}}", f"engine.block_size={size}"] for seqs, size in product((2, 4), (16, 32))
+    ]
 
 
 HYDRAS, OURS = "/site-packages/hydra/core/utils.py", "/site-packages/hookline/core/run/prompts.py"
