@@ -95,7 +95,7 @@ def keys_of_each_job(arguments: Sequence[str], groups: Sequence[str]) -> list[st
 
 
 def _as_choice(argument: str) -> str:
-    key, equals, value = argument.partition("=")
+    key, _, value = argument.partition("=")
     return f"{key}=choice({value})" if value and not key.startswith("~") and not is_swept(argument) else argument
 
 

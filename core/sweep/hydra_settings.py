@@ -71,8 +71,8 @@ def _refuse_lost(arguments: Sequence[str]) -> None:
             if both or is_mapping or (key == other and (swept or is_other_swept)):
                 what = min(both, default=key)
                 raise ConfigError(
-                    f"{text} and {argument} both set {what}, and each job of a sweep would have one of them; give a key "
-                    "once (keys of a mapping one by one, e.g. engine.block_size=16,32)"
+                    f"{text} and {argument} both set {what}, and each job of a sweep would have one of them; give a "
+                    "key once (keys of a mapping one by one, e.g. engine.block_size=16,32)"
                 )
         given.append((key, keys, swept, argument))
 
