@@ -16,13 +16,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-from hookline.core.cli.command import is_sweep
 from hookline.core.config.hydra_errors import explain
 from hookline.core.config.hydra_options import (
     add_free_keys,
     as_typed,
     is_raw,
-    keys_of_each_job,
     let_join_ray,
     quote_raw_values,
     search_path_overrides,
@@ -82,8 +80,6 @@ def compose(
     raw = tuple(argument for argument in arguments if is_raw(argument))
     found: list[ComposedJob] = []
     readable = let_join_ray(add_free_keys(quote_raw_values(arguments)))
-    if is_sweep(arguments):
-        readable = keys_of_each_job(readable, CHOICES)
     with _argv(search_path_overrides(readable, host.config_packages)):
         try:
             _run_hydra(config_name, _Task(raw, _config_dir(), run_job or found.append))

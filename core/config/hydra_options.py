@@ -96,7 +96,8 @@ def keys_of_each_job(arguments: Sequence[str], groups: Sequence[str]) -> list[st
 
 def _as_choice(argument: str) -> str:
     key, _, value = argument.partition("=")
-    return f"{key}=choice({value})" if value and not key.startswith("~") and not is_swept(argument) else argument
+    is_left = not value or key.startswith("~") or is_raw(argument) or is_swept(argument)
+    return argument if is_left else f"{key}=choice({value})"
 
 
 def is_swept(argument: str) -> bool:

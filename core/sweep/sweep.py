@@ -20,6 +20,7 @@ from typing import Any
 from hookline.core.cli.output import say
 from hookline.core.cli.stdin import SOURCES, piped_text
 from hookline.core.config.compose import CHOICES, ComposedJob, compose
+from hookline.core.config.hydra_options import keys_of_each_job
 from hookline.core.config.job_folder import JOB_FOLDER
 from hookline.core.errors import ConfigError
 from hookline.core.plugin.host import PluginHost
@@ -145,7 +146,7 @@ def run_sweep(arguments: Sequence[str], host: PluginHost, keys: type, command: s
         sweep = Sweep(command, _file_name(arguments, command), text, notes, os.getcwd(), host.for_children())
         own = [argument for argument in arguments if not argument.startswith(f"{_result_key(command)}=")]
         try:
-            compose(quiet_controllers(own), host, keys, config_name, sweep)
+            compose(quiet_controllers(keys_of_each_job(own, CHOICES)), host, keys, config_name, sweep)
         except Exception as error:
             explained = explain(error, own)
             if explained is None:
