@@ -12,8 +12,9 @@ from hookline.core.checkpoint import checkpoint, safetensors_files
 from hookline.core.cli import output
 from hookline.core.config.settings import EngineConfig
 from hookline.core.layers import config_values, rope_config
-from hookline.core.requests import logits_processing
+from hookline.core.requests import logits_processing, structured_output
 from hookline.core.tokenizer import chat_templates, codec
+from hookline.plugins.grammars import trial
 from hookline.plugins.samplers import word_ban
 
 ROOT = Path(__file__).parents[1]
@@ -50,6 +51,15 @@ SHOWN = {
         structured_outputs.MAX_CHOICE_CHARACTERS,
         structured_outputs.MAX_AFTER_CHARACTERS,
     ],
+    "a grammar that is not plain, while it is compiled: tried in a process of its own": [
+        trial.CPU_S,
+        trial.MAX_BYTES // 2**20,
+    ],
+    "grammars that are compiled at once; of one tenant, by the tag `tenant`": [
+        structured_output.COMPILE_THREADS,
+        structured_output.COMPILE_THREADS - 1,
+    ],
+    "compiled grammars that are kept": [structured_output.CACHE_BYTES // 2**20],
     "JSON files of a checkpoint": [checkpoint.MAX_DEPTH],
     "a shard's name in a checkpoint's index": [safetensors_files.MAX_FILE_NAME],
     "sizes of a checkpoint's config.json": [config_values.MAX_SIZE, config_values.MAX_LAYERS],
@@ -85,8 +95,8 @@ def limits():
 
 
 def numbers(text):
-    found = re.findall(r"(\d+)(?:\*\*|\^)(\d+)|(\d[\d,]*)", text.replace("float32", ""))
-    return [int(base) ** int(power) if base else int(plain.replace(",", "")) for base, power, plain in found]
+    found = re.findall(r"(\d+)(?:\*\*|\^)(\d+)|(\d[\d,]*(?:\.\d+)?)", text.replace("float32", ""))
+    return [int(base) ** int(power) if base else float(plain.replace(",", "")) for base, power, plain in found]
 
 
 @pytest.mark.parametrize("what", SHOWN)

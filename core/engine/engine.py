@@ -251,7 +251,7 @@ class Engine:
             return
         if self.structured_output is None:
             raise RequestError("sampling.structured_outputs: this engine has no grammar back end")
-        if self.structured_output.open(request.id, request.constraint):
+        if self.structured_output.open(request.id, request.constraint, request.tags):
             self.queue.add(request)
         else:
             self.queue.hold_back(request)

@@ -6,9 +6,9 @@ thread, so what runs here has to bound its own time.
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +21,7 @@ class CompileJob:
         self.queued_s = time.monotonic()
         self.started_s: float | None = None
         """When the part that is held to the time limit began; the work itself sets it."""
-        self.is_done = False
+        self.is_begun = self.is_done = False
         self.result: Any = None
         self.error: BaseException | None = None
 
@@ -44,42 +44,90 @@ class CompileJob:
 
 
 class CompilePool:
-    """At most `num_threads` daemon threads, started when there is work for them."""
+    """At most `num_threads` daemon threads, started when there is work for them.
+
+    Tenants have their turns, and one of them never has all threads: the next tenant's work need not wait until work
+    ends that takes long.
+    """
 
     def __init__(self, num_threads: int, limit_s: float) -> None:
         self.num_threads, self.limit_s = num_threads, limit_s
         self.something_is_done = threading.Event()
-        self._queue: queue.SimpleQueue[CompileJob | None] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        self._queues: OrderedDict[str, deque[CompileJob]] = OrderedDict()
+        """Work that waits, of each tenant; the tenant whose turn is next comes first."""
         self._threads: list[threading.Thread] = []
-        self._running: dict[threading.Thread, CompileJob] = {}
+        self._running: dict[threading.Thread, tuple[str, CompileJob]] = {}
+        self._is_closed = False
 
-    def submit(self, work: Callable[[CompileJob], Any]) -> CompileJob:
+    @property
+    def num_queued(self) -> int:
+        """Jobs that no thread has begun; one that several tenants wait for counts for each."""
+        return sum(map(len, self._queues.values()))
+
+    def submit(self, work: Callable[[CompileJob], Any], tenant: str) -> CompileJob:
         """Queue some work, which is called with its job, and calls `start_clock` when its time limit begins to run."""
         job = CompileJob(work)
-        self._queue.put(job)
+        self.share(job, tenant)
         if len(self._threads) < self.num_threads:
             thread = threading.Thread(target=self._serve, name="hookline-grammars", daemon=True)
             self._threads.append(thread)
             thread.start()
         return job
 
+    def share(self, job: CompileJob, tenant: str) -> None:
+        """Have a job also take this tenant's turn: it runs once, at the first turn that comes."""
+        with self._changed:
+            queue = self._queues.setdefault(tenant, deque())
+            if not job.is_begun and job not in queue:
+                queue.append(job)
+                self._changed.notify()
+
     def is_given_up(self, job: CompileJob) -> bool:
         """Whether a job took too long, or cannot begin because all threads are held up by jobs that did."""
         if job.is_done or job.started_s is not None:
             return job.overran(self.limit_s)
-        held_up = sum(other.overran(self.limit_s) for other in list(self._running.values()))
-        return held_up >= self.num_threads and time.monotonic() - job.queued_s > self.limit_s
+        held_up = sum(other.overran(self.limit_s) for _, other in list(self._running.values()))
+        return held_up >= self._most_of_one_tenant and time.monotonic() - job.queued_s > self.limit_s
 
     def close(self) -> None:
         """Let each thread end after the job that it is at."""
-        for _ in self._threads:
-            self._queue.put(None)
+        with self._changed:
+            self._is_closed = True
+            self._queues.clear()
+            self._changed.notify_all()
         self._threads.clear()
+
+    @property
+    def _most_of_one_tenant(self) -> int:
+        return max(1, self.num_threads - 1)
 
     def _serve(self) -> None:
         thread = threading.current_thread()
-        while (job := self._queue.get()) is not None:
-            self._running[thread] = job
-            job.run()
-            del self._running[thread]
+        while True:
+            with self._changed:
+                while (turn := self._next()) is None and not self._is_closed:
+                    self._changed.wait()
+                if turn is None:
+                    return
+                self._running[thread] = turn
+            turn[1].run()
+            with self._changed:
+                del self._running[thread]
+                self._changed.notify_all()
             self.something_is_done.set()
+
+    def _next(self) -> tuple[str, CompileJob] | None:
+        """The job whose turn it is, and its tenant, who has its next turn behind all others."""
+        busy = Counter(tenant for tenant, _ in self._running.values())
+        for tenant, queue in list(self._queues.items()):
+            while queue and queue[0].is_begun:  # in the turn of another tenant
+                queue.popleft()
+            if not queue:
+                del self._queues[tenant]
+            elif busy[tenant] < self._most_of_one_tenant:
+                job = queue.popleft()
+                job.is_begun = True
+                self._queues.move_to_end(tenant)
+                return tenant, job
+        return None

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from hookline.core.outputs import FinishReason
 from hookline.core.plugin.blame import Blaming
 from hookline.core.plugin.problems import with_line
 from hookline.core.plugin.registry import Entry
+from hookline.core.request_info import NO_TAGS
 from hookline.core.requests.compile_pool import CompileJob, CompilePool
 from hookline.core.requests.end_text import EndText
 from hookline.core.structured_outputs import StructuredOutputs
@@ -29,9 +30,11 @@ from hookline.core.util.arrays import MaskArray, num_mask_words
 
 COMPILE_S = 2.0
 """Longest time in seconds that a grammar may take to compile."""
-COMPILE_THREADS = 2
-"""Grammars that are compiled at once."""
-CACHE_BYTES = 256 * 2**20
+COMPILE_THREADS = 3
+"""Grammars that are compiled at once; of one tenant, one less."""
+TENANT_TAG = "tenant"
+"""The tag of requests that says whose they are; requests without it are one tenant together."""
+CACHE_BYTES = 128 * 2**20
 """Most memory for compiled grammars that are kept for later requests, by the sizes that their back ends state."""
 PREPARE_S = 60.0
 """Longest time in seconds that a start waits for the back end."""
@@ -217,14 +220,15 @@ class StructuredOutput:
         """Whether the back end is made, so that the first request need not wait for it."""
         return self._backend is not None
 
-    def open(self, id_: int, constraint: Constraint) -> bool:
+    def open(self, id_: int, constraint: Constraint, tags: Mapping[str, str] = NO_TAGS) -> bool:
         """Give a new request its matcher, or have its grammar compiled; returns False if the request has to wait.
 
+        tags: of the request.
         Raises: RequestError if there is no back end, or if the grammar is known not to compile, or not in time.
         """
         if self._choice is None:
             self._choice = self._choose()
-        key = _key(constraint.wanted)
+        key, tenant = _key(constraint.wanted), tags.get(TENANT_TAG, "")
         self._keep_late()
         if key in self._given_up and self._given_up[key].overran(self._pool.limit_s):
             raise self._too_slow(key)  # the same grammar does not hold up another thread
@@ -236,10 +240,11 @@ class StructuredOutput:
         if key not in self._waiting:
             wanted, job = constraint.wanted, self._given_up.pop(key, None)
             if job is None:
-                job = self._pool.submit(lambda job: self._compile(wanted, job))
+                job = self._pool.submit(lambda job: self._compile(wanted, job), tenant)
             else:
                 job.queued_s = time.monotonic()
             self._waiting[key] = _Waiting(job, {})
+        self._pool.share(self._waiting[key].job, tenant)
         self._waiting[key].ids[id_] = constraint
         return False
 
@@ -270,8 +275,9 @@ class StructuredOutput:
         self._keep_late()
 
     def close(self) -> None:
-        """End the threads that compile."""
+        """End the threads that compile, and what the back end holds; nothing can be opened any more."""
         self._pool.close()
+        self._backend = None
 
     def _begin(self, constraint: Constraint, compiled: Compiled) -> RequestError | None:
         """Give the request its matcher; returns why it cannot have one."""

@@ -4,7 +4,7 @@ Its parser runs without the interpreter's lock, so other threads run while it co
 are filled in the calling thread or in several: waking threads takes longer than most masks on many machines, so the
 quickest way is found by trying. Copies of one parser share its lexer, which one thread uses at a time: requests of one
 grammar are spread over several parsers, so that their masks are filled side by side. A parser that reaches a limit
-gives up; it does not raise, so its state is checked.
+gives up; it does not raise, so its state is checked. Its limits do not bound all that compiling may cost: see trial.py.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from hookline.core.contracts import (
 )
 from hookline.core.errors import RequestError, clipped
 from hookline.plugins.grammars.quickest import Quickest
+from hookline.plugins.grammars.trial import MAX_BYTES, Trials, is_plain
 
 if TYPE_CHECKING:
     from hookline.plugins.grammars import LLGuidanceConfig
@@ -86,10 +87,11 @@ class _Tokenizer:
 
 
 class LLGuidance(GrammarBackend):
-    """See LLGuidanceConfig."""
+    """See LLGuidanceConfig. tries: whether grammars that are not plain are tried out first; see trial.py."""
 
-    def __init__(self, config: LLGuidanceConfig, vocabulary: GrammarVocabulary) -> None:
+    def __init__(self, config: LLGuidanceConfig, vocabulary: GrammarVocabulary, *, tries: bool = True) -> None:
         self.config = config
+        self._trials = Trials(config, vocabulary) if tries else None
         wrapper, stop_ids = TokenizerWrapper(_Tokenizer(vocabulary)), sorted(vocabulary.stop_ids)
         self.tokenizer = LLTokenizer(wrapper, eos_token=stop_ids, slices=_slices())
         self.limits = LLParserLimits(
@@ -108,16 +110,18 @@ class LLGuidance(GrammarBackend):
 
     def compile(self, wanted: StructuredOutputs) -> LLGuidanceGrammar:
         """See GrammarBackend."""
+        tried_bytes = 0 if self._trials is None or is_plain(wanted) else self._trials.try_out(wanted)
         text, started = self._text(wanted), time.perf_counter()
         first = self._parser(text)
         raise_error(first, is_ours=wanted.kind != "grammar" or _is_gbnf(wanted.value))
         num_further = min(self._num_parsers - 1, int(PARSERS_S / max(1e-6, time.perf_counter() - started)))
+        num_further = min(num_further, MAX_BYTES // max(1, tried_bytes))
         parsers = [first]
         if num_further:
             with ThreadPoolExecutor(num_further, "hookline-grammar") as helpers:
                 further = helpers.map(self._parser, [text] * num_further)
                 parsers += [parser for parser in further if not parser.is_error()]
-        num_bytes = len(parsers) * (BASE_BYTES + BYTES_PER_CHARACTER * wanted.num_characters)
+        num_bytes = len(parsers) * max(tried_bytes, BASE_BYTES + BYTES_PER_CHARACTER * wanted.num_characters)
         return LLGuidanceGrammar([(next(self._lanes), parser) for parser in parsers], self.mask_bytes, num_bytes)
 
     def _parser(self, text: str) -> LLMatcher:

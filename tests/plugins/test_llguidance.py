@@ -1,6 +1,7 @@
 """llguidance as a grammar back end: the suite, and what is its own."""
 
 import random
+import resource
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +15,7 @@ from hookline.core.util.arrays import num_mask_words
 from hookline.plugins.grammars import LLGuidanceConfig, llguidance_backend
 from hookline.plugins.grammars.llguidance_backend import LLGuidance
 from hookline.plugins.grammars.quickest import Quickest
+from hookline.plugins.grammars.trial import is_plain
 
 VOCABULARY = small_vocabulary()
 WANTED = StructuredOutputs(json={"type": "array", "items": {"enum": ["x", 7]}})
@@ -22,6 +24,111 @@ WANTED = StructuredOutputs(json={"type": "array", "items": {"enum": ["x", 7]}})
 class TestLLGuidance(GrammarSuite):
     def make(self, vocabulary: GrammarVocabulary) -> LLGuidance:
         return LLGuidance(LLGuidanceConfig(num_threads=1), vocabulary)
+
+
+SLOW = (
+    {"regex": "(((a{100}){100}){100}){100}1"},
+    {"json": {"type": "string", "pattern": "^(((a{100}){100}){100}){100}$"}},
+    {"json": {"type": "integer", "multipleOf": 9_999_991, "minimum": 0, "maximum": 10**300}},
+    {"json": {"allOf": [{"type": "string", "pattern": f"^(.*a.{{{size}}}|.*b)$"} for size in range(3, 40)]}},
+    {"grammar": "start: A\nA: /(((a{100}){100}){100}){100}/\n"},
+    {
+        "structural_tag": {
+            "structures": [{"begin": "<t>", "schema": {"multipleOf": 9_999_991}, "end": ""}],
+            "triggers": ["<"],
+        }
+    },
+)
+
+
+@pytest.fixture(scope="module")
+def trying():
+    return LLGuidance(LLGuidanceConfig(num_threads=1), small_vocabulary())
+
+
+@pytest.mark.parametrize("wanted", SLOW)
+def test_a_grammar_that_compiles_for_minutes_or_takes_gigabytes_is_refused(wanted, trying):
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    with pytest.raises(RequestError, match=r"more than 0.75 s of processor time, or more than 64 MiB; make it smaller"):
+        trying.compile(StructuredOutputs(**wanted))
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    assert after.ru_maxrss - before.ru_maxrss < 20 * 1024  # in KiB
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"json": {"type": "object", "properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": {"enum": [1, "x"]}}}},
+        {"json": {"anyOf": [{"type": "string", "pattern": r"^\d{4}-\d{2}$"}, {"type": "string", "maxLength": 9}]}},
+        {"json": {"type": "array", "items": {"type": "number", "minimum": 0}, "maxItems": 9, "title": "numbers"}},
+        {"regex": r"\d{1,3}(\.\d{1,3}){3}"},
+        {"choice": ("yes", "no")},
+        {"grammar": 'root ::= ("x" | "y") "z"?\n'},
+        {
+            "structural_tag": {
+                "structures": [{"begin": "<t>", "schema": {"type": "null"}, "end": ""}],
+                "triggers": ["<"],
+            }
+        },
+    ],
+)
+def test_a_plain_grammar_needs_no_trial(wanted):
+    assert is_plain(StructuredOutputs(**wanted))
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        *SLOW,
+        {"json": {"$ref": "#/$defs/a", "anyOf": [{"type": "string"}], "$defs": {"a": {"type": "string"}}}},
+        {"json": {"type": "string", "pattern": "a.{3}b", "maxLength": 100}},
+        {"json": {"type": "object", "properties": {"a": {"items": [{"not": {}}]}}}},
+        {"json": {"properties": 3}},
+        {"regex": "(a|b)*c" * 100},
+        {"grammar": "start: A & B\nA: /a*/\nB: /.*/\n"},
+        {"grammar": 'start: a~1..100000\na: "x"\n'},
+        {"structural_tag": {"structures": 3}},
+        {"structural_tag": {"structures": [{"begin": "<t>"}]}},
+    ],
+)
+def test_other_grammars_are_tried(wanted):
+    assert not is_plain(StructuredOutputs(**wanted))
+
+
+def test_what_a_trial_finds_wrong_is_told_as_without_it(trying):
+    wanted = StructuredOutputs(regex="(ab" + "{1,3}" * 30)
+    told = []
+    for backend in (trying, LLGuidance(LLGuidanceConfig(num_threads=1), VOCABULARY, tries=False)):
+        with pytest.raises(RequestError) as refused:
+            backend.compile(wanted)
+        told.append(str(refused.value))
+    assert not is_plain(wanted) and told[0] == told[1]
+
+
+def test_a_grammar_that_was_tried_allows_what_it_does_without_a_trial(trying):
+    wanted = StructuredOutputs(json={"oneOf": [{"type": "integer", "multipleOf": 7}, {"const": "x"}]})
+    words = num_mask_words(len(VOCABULARY.tokens))
+    masks = np.zeros((2, words), dtype=np.int32)
+    for row, backend in enumerate((trying, LLGuidance(LLGuidanceConfig(num_threads=1), VOCABULARY, tries=False))):
+        backend.compile(wanted).matcher().fill(masks[row])
+    assert not is_plain(wanted) and (masks[0] == masks[1]).all() and masks.any()
+
+
+def test_the_process_of_trials_is_begun_again_after_its_end_and_ends_with_its_back_end():
+    backend = LLGuidance(LLGuidanceConfig(num_threads=1), small_vocabulary())
+    wanted = StructuredOutputs(json={"type": "integer", "multipleOf": 7})
+    processes = []
+    for _ in range(2):
+        backend.compile(wanted)
+        process = backend._trials._end.peek()[2][1]
+        processes.append(process)
+        process.kill()
+        process.wait()
+    backend.compile(wanted)
+    process = backend._trials._end.peek()[2][1]
+    assert process.poll() is None and process not in processes
+    del backend
+    assert process.poll() is not None
 
 
 @pytest.fixture(scope="module")

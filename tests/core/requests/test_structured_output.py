@@ -183,7 +183,7 @@ def test_a_compile_that_takes_too_long_ends_its_requests_alone(backend):
         engine.add([3], choice("behind the one that never ends"))
         assert drain(engine)[0].error == held_up.error
     pool = engine.structured_output._pool
-    assert pool._queue.qsize() == 1
+    assert pool.num_queued == 1
     backend.gate.set()
     pool.limit_s = 60.0
     (served_late,) = served(engine, [([3], choice("behind the one that never ends", seed=1, max_tokens=60))])
@@ -199,7 +199,7 @@ def test_a_grammar_that_took_too_long_holds_up_no_second_thread_and_is_served_on
         return compile_(self, wanted)
 
     monkeypatch.setattr(backend, "compile", compile_and_tell)
-    engine = make_engine(backend, compile_s=0.05, num_threads=2)
+    engine = make_engine(backend, compile_s=0.05, num_threads=3)
     engine.add([1, 2], choice("wait"))
     assert "takes longer than 0.05 s" in drain(engine)[0].error
     for _ in range(3):
@@ -216,6 +216,41 @@ def test_a_grammar_that_took_too_long_holds_up_no_second_thread_and_is_served_on
     assert engine.structured_output._cached_bytes > 0
     (late,) = served(engine, [([1], choice("wait", seed=1))])
     assert text_of(late) == "wait" and compiled == ["wait", "quick"]
+
+
+def test_slow_grammars_of_one_tenant_leave_a_thread_to_another(backend):
+    engine = make_engine(backend, compile_s=60.0, num_threads=3)
+    slow = [engine.add([1], choice("wait", str(number)), tags={"tenant": "a"}) for number in range(20)]
+    quick = engine.add([1], choice("quick"), tags={"tenant": "b"})
+    also_untagged = engine.add([1], choice("yes"))
+    found = []
+    while len(found) < 2:
+        found += engine.step()
+    assert {output.request_id for output in found} == {quick, also_untagged}
+    assert engine.structured_output._pool.num_queued == 18 and engine.num_waiting == 20
+    backend.gate.set()
+    assert {output.request_id for output in drain(engine)} == set(slow)
+
+
+def test_a_grammar_that_two_tenants_want_is_compiled_once_in_the_first_turn_that_comes(backend, monkeypatch):
+    compiled, compile_ = [], backend.compile
+
+    def compile_and_tell(self, wanted):
+        compiled.append(wanted.value[0])
+        return compile_(self, wanted)
+
+    monkeypatch.setattr(backend, "compile", compile_and_tell)
+    engine = make_engine(backend, compile_s=60.0, num_threads=2)
+    for text in ("wait", "both"):
+        engine.add([1], choice(text, "of a"), tags={"tenant": "a"})
+    others = engine.add([1], choice("both", "of a"), tags={"tenant": "b"})
+    found = []
+    while not found:
+        found += engine.step()
+    assert others in [output.request_id for output in found]
+    backend.gate.set()
+    drain(engine)
+    assert sorted(one for one in compiled if one in ("wait", "both")) == ["both", "wait"]
 
 
 def test_a_grammar_that_has_begun_since_it_was_given_up_is_waited_for(backend, monkeypatch):
