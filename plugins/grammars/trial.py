@@ -19,6 +19,7 @@ import resource
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Mapping
@@ -27,7 +28,6 @@ from typing import TYPE_CHECKING, Any
 
 from hookline.core.contracts import GrammarVocabulary, StructuredOutputs
 from hookline.core.errors import RequestError, one_short_line
-from hookline.core.util.child_python import python_command
 
 if TYPE_CHECKING:
     from hookline.plugins.grammars import LLGuidanceConfig
@@ -51,6 +51,13 @@ PLAIN_KEYS = ANNOTATIONS | frozenset(
     "anyOf $ref format pattern minimum maximum exclusiveMinimum exclusiveMaximum".split()
 )
 """Keywords of a plain schema. Of others, and of some together, llguidance has to find what all of them allow."""
+_BOOT = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from hookline.plugins.grammars.trial import serve
+sys.exit(serve())
+"""
+"""The child's program. -P keeps the working folder off its path."""
 _COUNT = re.compile(r"\{ *(\d*) *,? *(\d*) *\}|~ *(\d+)(?: *\.\. *(\d+))?")
 
 
@@ -110,7 +117,7 @@ class Trials:
         ours, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(
-                python_command("hookline.plugins.grammars.trial:serve"),
+                [sys.executable, "-P", "-c", _BOOT, json.dumps(sys.path)],
                 stdin=theirs,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,  # panics of llguidance, with their backtraces

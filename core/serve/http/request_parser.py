@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import httptools
 
 if TYPE_CHECKING:
-    from hookline.core.serve.http.protocol import LimitedProtocol
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 
 class RequestParser:
@@ -20,7 +20,7 @@ class RequestParser:
     `should_upgrade` is true, and the end of the message that is told then is none.
     """
 
-    def __init__(self, protocol: LimitedProtocol) -> None:
+    def __init__(self, protocol: HttpToolsProtocol) -> None:
         self._protocol = protocol
         self._parser = _parser(protocol)
 
@@ -56,7 +56,7 @@ class RequestParser:
 class _AfterHead:
     """Tells a protocol what a parser finds after its first head."""
 
-    def __init__(self, protocol: LimitedProtocol) -> None:
+    def __init__(self, protocol: HttpToolsProtocol) -> None:
         self._protocol = protocol
         self._is_after = False
 
@@ -86,8 +86,8 @@ class _AfterHead:
         self._protocol.on_body(body)
 
     def on_chunk_header(self) -> None:
-        """See httptools."""
-        self._protocol.on_chunk_header()
+        """See httptools; uvicorn's own protocol has none."""
+        self._protocol.on_chunk_header()  # type: ignore[attr-defined]
 
     def on_message_complete(self) -> None:
         """See httptools."""
