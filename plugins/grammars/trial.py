@@ -23,6 +23,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,7 @@ PLAIN_KEYS = ANNOTATIONS | frozenset(
     "anyOf $ref format pattern minimum maximum exclusiveMinimum exclusiveMaximum".split()
 )
 """Keywords of a plain schema. Of others, and of some together, llguidance has to find what all of them allow."""
+_BEGUN = b"+"
 _BOOT = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
@@ -76,15 +78,12 @@ class Trials:
         Raises: RequestError if it is invalid, or takes more time or memory than it may; RuntimeError if the back end
         fails.
         """
-        ours, theirs = socket.socketpair()
-        with ours:
-            with theirs:
-                self._hand_over(theirs)
-            ours.settimeout(WALL_S + 10)
-            ours.sendall(json.dumps([wanted.kind, wanted.value, wanted.whitespace]).encode())
-            ours.shutdown(socket.SHUT_WR)
-            answer = _read_all(ours)
-        if not answer:
+        for _ in range(2):  # the child may have been ended, which is seen only when it does not begin
+            if begun := self._ask(wanted):
+                break
+        else:
+            raise RuntimeError("the process that tries grammars out does not start")
+        if not (answer := begun.removeprefix(_BEGUN)):
             raise RequestError(
                 f"compiling it takes more than {CPU_S:g} s of processor time, or more than {MAX_BYTES // 2**20} MiB; "
                 "make it smaller"
@@ -96,29 +95,36 @@ class Trials:
             raise RuntimeError(value)
         return int(value)
 
-    def _hand_over(self, channel: socket.socket) -> None:
-        """Give the child one end of a trial's channel; start the child where there is none, or none any more."""
-        with self._starting:
-            for is_last in (False, True):
+    def _ask(self, wanted: StructuredOutputs) -> bytes:
+        """One trial: _BEGUN, and behind it the answer of one that was not ended; b"" if it did not begin."""
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            with self._starting:
                 if self._control is None:
                     self._start()
                 assert self._control is not None and self._end is not None
-                try:
-                    socket.send_fds(self._control, [b"t"], [channel.fileno()])
-                except OSError:
-                    self._end()
+                control, end = self._control, self._end
+            try:
+                socket.send_fds(control, [b"t"], [theirs.fileno()])
+                theirs.close()
+                ours.settimeout(WALL_S + 10)
+                ours.sendall(json.dumps([wanted.kind, wanted.value, wanted.whitespace]).encode())
+                ours.shutdown(socket.SHUT_WR)
+                found = _read_all(ours)
+            except OSError:
+                found = b""
+            with self._starting:
+                if not found and self._control is control:
                     self._control = None
-                    if is_last:
-                        raise RuntimeError("the process that tries grammars out does not start") from None
-                else:
-                    return
+                    end()
+        return found
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-c", _BOOT, json.dumps(sys.path)],
-                stdin=theirs,
+                stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,  # panics of llguidance, with their backtraces
                 process_group=0,
@@ -155,7 +161,9 @@ def serve() -> int:
                 return 0
             if not os.fork():
                 try:
+                    control.close()
                     with socket.socket(fileno=descriptors[0]) as channel:
+                        channel.sendall(_BEGUN)
                         _try(backend, channel)
                 finally:
                     os._exit(0)
@@ -172,6 +180,7 @@ def _try(backend: Any, channel: socket.socket) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.setitimer(signal.ITIMER_PROF, CPU_S)
     signal.setitimer(signal.ITIMER_REAL, WALL_S)
+    answer: list[Any]
     try:
         backend.compile(wanted)
     except RequestError as error:
@@ -254,13 +263,11 @@ def _read(source: socket.socket, size: int) -> bytes:
 
 
 def _read_all(source: socket.socket) -> bytes:
-    """What comes until the other end closes; b"" also if it was ended."""
+    """What comes until the other end closes, or is ended."""
     data = bytearray()
-    try:
+    with suppress(OSError):  # it took too long, or was ended with something unread
         while piece := source.recv(65536):
             data += piece
-    except OSError:  # it took too long, or was ended with something unread
-        return b""
     return bytes(data)
 
 
