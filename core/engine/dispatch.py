@@ -32,7 +32,7 @@ class Dispatcher:
         self.preempt(plan.preempt)
         for request, _ in plan.prefill:
             if not request.blocks:
-                cache.touch_prefix(request, cache.match_prefix(request))
+                cache.touch_prefix(request)
         draft.table.extend(cache.allocate_next(plan.decode))
         self._table.num_computed_tokens_S[plan.decode] += 1
         got_further = self._note_progress(plan.decode)

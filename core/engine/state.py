@@ -10,8 +10,7 @@ from collections.abc import Callable
 
 from hookline.core.contracts import StepStats
 from hookline.core.kv_cache.block_pool import BlockPool
-from hookline.core.kv_cache.budget import Ledger, ledger_of
-from hookline.core.kv_cache.group_manager import GroupedCacheManager
+from hookline.core.kv_cache.budget import Ledger
 from hookline.core.kv_cache.groups import CacheGroups
 from hookline.core.kv_cache.manager import KVCacheManager
 from hookline.core.outputs import RequestOutput
@@ -45,11 +44,7 @@ class EngineState:
         self.observers, self.structured_output = observers, structured_output
         self.queue = RequestQueue(limits.plan.max_num_seqs, limits.max_len)
         self.table = self.queue.table
-        self.cache = (
-            KVCacheManager(pool, self.table)
-            if groups.is_plain
-            else GroupedCacheManager(pool, self.table, groups, limits.plan)
-        )
+        self.cache = KVCacheManager(pool, self.table, groups, limits.plan)
         self.now: Callable[[], float] = time.monotonic
         """Returns seconds; all times of the engine are on this clock."""
         self.sleep: Callable[[float], None] = time.sleep
@@ -62,7 +57,7 @@ class EngineState:
 
     def ledger(self) -> Ledger:
         """A fresh ledger of the cache's pool as it is now."""
-        return ledger_of(self.cache, self.queue)
+        return Ledger(self.cache, self.queue)
 
     def pop_finished(self) -> list[RequestOutput]:
         """The outputs of requests that finished since the last call."""

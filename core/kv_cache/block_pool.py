@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 
 import xxhash
 
 ROOT = 0
 """Serial of the empty prefix; a request with a cache salt has another one in its place (RequestInfo.prefix_root)."""
 MAX_HASH = 2**64 - 1
+HASH_BITS = 256
+"""Bits of a hash that names a whole prefix."""
 UNCACHED = -1
 """Serial of content that cannot be found again; content that follows it cannot be found either."""
 
@@ -22,6 +25,17 @@ UNCACHED = -1
 def hash_block(previous_hash: int, tokens: bytes) -> int:
     """Chained xxhash64 of a full block: the hash of everything before it, then its own token ids."""
     return xxhash.xxh64_intdigest(previous_hash.to_bytes(8, "little") + tokens)
+
+
+def hash_prefix(previous_hash: int, tokens: bytes) -> int:
+    """Chained blake2b of a full block, which names all tokens up to its end.
+
+    Two prefixes with the same hash cannot be constructed, so blocks before it need not be compared. Takes five times as
+    long as `hash_block`.
+    """
+    num_bytes = HASH_BITS // 8
+    digest = blake2b(previous_hash.to_bytes(num_bytes, "little") + tokens, digest_size=num_bytes).digest()
+    return int.from_bytes(digest, "little")
 
 
 @dataclass(frozen=True, slots=True)

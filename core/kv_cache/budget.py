@@ -8,15 +8,19 @@ from __future__ import annotations
 import numpy as np
 
 from hookline.core.contracts import RequestView
-from hookline.core.kv_cache.group_manager import HOLE, GroupedCacheManager
-from hookline.core.kv_cache.manager import KVCacheManager
+from hookline.core.kv_cache.manager import KVCacheManager, present
 from hookline.core.requests.request import Request
 from hookline.core.requests.request_queue import RequestQueue
 from hookline.core.util.arrays import IntArray
 
 
 class Ledger:
-    """`core.contracts.BlockBudget` over a pool and the live requests."""
+    """`core.contracts.BlockBudget` over a pool and the live requests.
+
+    It never counts more blocks as free than the step will find when the plan is carried out; blocks that leave a window
+    in that step are free for the next one. More tokens than one step can compute cost as many blocks as they hold at
+    most at a time, when they are computed chunk by chunk.
+    """
 
     def __init__(self, cache: KVCacheManager, queue: RequestQueue) -> None:
         self._cache, self._pool = cache, cache.pool
@@ -53,10 +57,19 @@ class Ledger:
         """See BlockBudget."""
         live = self._requests[request.id]
         if live.blocks:
-            return max(0, -(-(live.num_computed_tokens + num_tokens) // live.block_size) - len(live.blocks))
+            new = max(0, -(-(live.num_computed_tokens + num_tokens) // live.block_size) - len(live.blocks))
+            return self._cost_of(new, live.group_blocks)
         cached = self.num_cached_tokens(request)
         new = -(-(cached + num_tokens) // live.block_size) - cached // live.block_size
-        return new + sum(map(self._is_free, self._cache.match_prefix(live)))
+        revived = sum(map(self._is_free, self._cache.match_prefix(live)))
+        return self._cost_of(new, self._cache.match_groups(live)) + revived
+
+    def _cost_of(self, num_columns: int, held: list[list[int]]) -> int:
+        """Blocks that this many further columns take. held: for each group, the blocks that the request has by then."""
+        total = num_columns * len(self._cache.full)
+        for group, most in self._cache.most_columns:
+            total += min(num_columns, max(0, most - len(present(held[group]))))
+        return total
 
     def take(self, request: RequestView, num_tokens: int) -> bool:
         """See BlockBudget."""
@@ -99,45 +112,3 @@ class Ledger:
 
     def _is_free(self, block: int) -> bool:
         return block not in self._revived and self._pool.references(block) == self._released.get(block, 0)
-
-
-class GroupedLedger(Ledger):
-    """`core.contracts.BlockBudget` over a pool that several groups of layers share.
-
-    It never counts more blocks as free than the step will find when the plan is carried out; blocks that leave a window
-    in that step are free for the next one. More tokens than one step can compute cost as many blocks as they hold at
-    most at a time, when they are computed chunk by chunk.
-    """
-
-    def __init__(self, cache: GroupedCacheManager, queue: RequestQueue) -> None:
-        super().__init__(cache, queue)
-        self._groups = cache
-
-    def cost(self, request: RequestView, num_tokens: int) -> int:
-        """See BlockBudget."""
-        live, size = self._requests[request.id], self._pool.block_size
-        if live.blocks:
-            new = max(0, -(-(live.num_computed_tokens + num_tokens) // size) - len(live.blocks))
-            return self._cost_of(new, [_num_held(blocks) for blocks in live.group_blocks])
-        cached = self.num_cached_tokens(request)
-        new = -(-(cached + num_tokens) // size) - cached // size
-        found = self._groups.match_groups(live)
-        revived = sum(map(self._is_free, self._cache.match_prefix(live)))
-        return self._cost_of(new, [_num_held(blocks) for blocks in found]) + revived
-
-    def _cost_of(self, num_columns: int, num_held_G: list[int]) -> int:
-        """Blocks that this many further columns take; num_held_G: for each group, how many the request has by then."""
-        total = 0
-        for most, num_held in zip(self._groups.most_columns, num_held_G, strict=True):
-            total += num_columns if most is None else min(num_columns, max(0, most - num_held))
-        return total
-
-
-def _num_held(blocks: list[int]) -> int:
-    """How many blocks a list has besides holes, which come first."""
-    return len(blocks) - blocks.count(HOLE)
-
-
-def ledger_of(cache: KVCacheManager, queue: RequestQueue) -> Ledger:
-    """A fresh ledger of a cache's pool as it is now."""
-    return GroupedLedger(cache, queue) if isinstance(cache, GroupedCacheManager) else Ledger(cache, queue)

@@ -1,44 +1,88 @@
 """The blocks of requests: found by their prefix, shared, allocated, cached and given back.
 
-A request carries its own blocks and hashes; only this module, and group_manager.py, change them. Legend: S entries of
-the running table.
+A request has one list of blocks for each group of layers (`core.kv_cache.groups`), all of the same length; a model with
+full attention everywhere has one group. Blocks that lie wholly before a group's window of the next query are given back
+and leave a HOLE; until they are handed out again, they can be found. A request carries its own blocks and hashes, and
+changes them itself, on this module's behalf alone. Legend: G groups, S entries of the running table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from hookline.core.kv_cache.block_pool import MAX_HASH, BlockPool, hash_block
+from hookline.core.contracts import Limits
+from hookline.core.kv_cache.block_pool import HASH_BITS, MAX_HASH, BlockPool, hash_block, hash_prefix
+from hookline.core.kv_cache.groups import CacheGroups, first_seen, most_columns
 from hookline.core.requests.request import Request
 from hookline.core.requests.running_table import RunningTable
 from hookline.core.util.arrays import IntArray
 
+HOLE = -1
+"""Stands in a request's list for a block that it no longer needs."""
+
+
+def present(blocks: list[int]) -> list[int]:
+    """A group's blocks without the holes, which come first; not to be written to."""
+    return blocks[blocks.count(HOLE) :] if blocks and blocks[0] == HOLE else blocks
+
 
 class KVCacheManager:
-    """Hands out the blocks of a pool to requests.
+    """Hands out the blocks of a pool to requests, as many for every block_size tokens as there are groups.
 
     Blocks that a chunk fills are cached as soon as the chunk is planned: requests of the same step can share them,
-    since every layer writes all keys and values of a step before it attends. For models with full attention everywhere;
-    `core.kv_cache.group_manager` extends it for the others.
+    since every layer writes all keys and values of a step before it attends.
+
+    A row of the block table has the columns of each group one after the other, each group's wide enough for the longest
+    sequence.
+
+    How a cached block is told from others: where full attention is everywhere, by its tokens and the serial of the
+    block before it. Where windows are, the blocks before it may be gone, so its hash is a cryptographic one of all
+    tokens up to its end, and the root of the prefix stands in the serial's place.
     """
 
-    blocks_per_column = 1
-    """How many blocks every block_size tokens of a request take."""
-
-    def __init__(self, pool: BlockPool, table: RunningTable) -> None:
+    def __init__(self, pool: BlockPool, table: RunningTable, groups: CacheGroups, limits: Limits) -> None:
         self.pool, self.table = pool, table
+        self.windows = groups.windows
+        self.blocks_per_column = groups.num_groups
+        """How many blocks every block_size tokens of a request take."""
+        self.row_columns = -(-limits.max_model_len // pool.block_size)
+        self.full = [group for group, window in enumerate(groups.windows) if window is None]
+        self.windowed = [(group, window) for group, window in enumerate(groups.windows) if window is not None]
+        self.by_window: dict[int, list[int]] = {}
+        for group, window in self.windowed:
+            self.by_window.setdefault(window, []).append(group)
+        self.most_columns = [
+            (group, most)
+            for group, window in self.windowed
+            if (most := most_columns(window, pool.block_size, limits.max_num_batched_tokens)) is not None
+        ]
+        """Most columns of each group with a window in which a request has blocks at a time."""
+        self._follows_serials = groups.is_plain
+        self._hash: Callable[[int, bytes], int] = hash_block if groups.is_plain else hash_prefix
+        self._root_bits = MAX_HASH if groups.is_plain else -1
+        """Bits of a prefix's root that its first block's hash is chained to: as many as `_hash` takes; -1 for all."""
+        self._computing: set[int] = set()
+        """Hashes of the blocks that chunks of the step being carried out compute."""
+        self._trimmed: list[int] = []
+        """Blocks that left a window with the step carried out last."""
 
     # --------------------------------------------------------------------------------------------------- the contents
 
     def held_blocks(self, request: Request) -> list[int]:
         """All blocks that the request holds."""
-        return request.blocks
+        return [block for blocks in request.group_blocks for block in present(blocks)]
 
     def table_entries(self, request: Request) -> list[tuple[int, int, int]]:
         """The entries of the request's blocks in the block table: (row, column, block)."""
-        return [(request.row, column, block) for column, block in enumerate(request.blocks)]
+        row, width = request.row, self.row_columns
+        return [
+            (row, column, block)
+            for group, blocks in enumerate(request.group_blocks)
+            for column, block in enumerate(blocks, group * width)
+            if block != HOLE
+        ]
 
     def block_tokens(self, request: Request, index: int) -> bytes:
         """Token ids of the request's full block `index`, as bytes."""
@@ -49,21 +93,20 @@ class KVCacheManager:
         """Chained hash of the request's full block `index`; each is computed once."""
         hashes = request.block_hashes
         while len(hashes) <= index:
-            tokens = self.block_tokens(request, len(hashes))
-            hashes.append(hash_block(self._hash_before(request), tokens))
+            previous = hashes[-1] if hashes else request.prefix_root & self._root_bits
+            hashes.append(self._hash(previous, self.block_tokens(request, len(hashes))))
         return hashes[index]
 
-    def _hash_before(self, request: Request) -> int:
-        """The hash that the request's next block hash is chained to; before the first, that of its cache salt."""
-        hashes = request.block_hashes
-        return hashes[-1] if hashes else request.prefix_root & MAX_HASH
+    def key(self, group: int, hash_: int) -> int:
+        """The key of a group's block in the pool's index; that of the first group is its hash."""
+        return hash_ + (group << HASH_BITS)
 
     # ------------------------------------------------------------------------------------------------------- prefixes
 
     def max_cached_blocks(self, request: Request) -> int:
         """How many blocks may be taken from the cache: the full ones before the request's last known token.
 
-        None while its prompt has to be scored, or if its pooler reads all of the prompt.
+        0 while its prompt has to be scored, or if its pooler reads all of the prompt.
         """
         if request.pooling is not None and request.pooling.reads_all_tokens:
             return 0
@@ -71,81 +114,207 @@ class KVCacheManager:
             return 0
         return (request.num_tokens - 1) // request.block_size
 
-    def match_prefix(self, request: Request) -> list[int]:
-        """Cached blocks that hold the request's first tokens; never all tokens, since the last is always computed."""
+    def match_groups(self, request: Request) -> list[list[int]]:
+        """For each group, the cached blocks of the longest prefix from which all can go on; HOLE for unneeded ones.
+
+        Never all tokens of the request, since the last is always computed.
+        """
         if request.match[0] != self.pool.version:
-            request.match = (
-                self.pool.version,
-                self._find_prefix(request, 0, request.prefix_root) if self.pool.caching else [],
-            )
-        blocks: list[int] = request.match[1]
-        return blocks
+            found = self._find_groups(request) if self.pool.caching else [[] for _ in self.windows]
+            request.match = (self.pool.version, found)
+        groups: list[list[int]] = request.match[1]
+        return groups
+
+    def match_prefix(self, request: Request) -> list[int]:
+        """The cached blocks of `match_groups`, of all groups."""
+        return [block for blocks in self.match_groups(request) for block in present(blocks)]
 
     def num_matched(self, request: Request) -> int:
-        """How many blocks of tokens `match_prefix` covers, from the request's first token on."""
-        return len(self.match_prefix(request))
+        """How many blocks of tokens `match_groups` covers, from the request's first token on."""
+        return len(self.match_groups(request)[0])
 
-    def _find_prefix(self, request: Request, first: int, parent: int) -> list[int]:
-        """The cached blocks that hold the request's tokens from block `first` on. parent: serial of the last one."""
+    def _find_groups(self, request: Request) -> list[list[int]]:
+        length = self.max_cached_blocks(request)
+        found: list[list[int]] = [[] for _ in self.windows]
+        for group in self.full:
+            found[group] = self._find_run(request, group, length)
+            length = len(found[group])
+        if self.windowed:
+            length = self._find_windows(request, length, found)
+        for group in self.full:
+            del found[group][length:]
+        return found
+
+    def _find_windows(self, request: Request, most: int, found: list[list[int]]) -> int:
+        """Find the blocks of groups with windows, with holes before the windows, for the longest prefix that has all.
+
+        Returns how many blocks of tokens that prefix is long, at most `most`.
+        """
+        size, length, known = self.pool.block_size, most, dict[tuple[int, int], int | None]()
+
+        def find(group: int, index: int) -> int | None:
+            if (group, index) not in known:
+                known[group, index] = self._find(request, group, index, request.prefix_root)
+            return known[group, index]
+
+        while (missing := self._missing(length, find)) is not None:
+            length = missing  # no prefix in between ends before the missing block leaves the window
+        for group, window in self.windowed:
+            start = first_seen(length * size, window, size)
+            found[group] = [HOLE] * start + [known[group, index] for index in range(start, length)]  # type: ignore[misc]
+        return length
+
+    def _find_run(self, request: Request, group: int, most: int) -> list[int]:
+        """The cached blocks of a group with full attention, from the request's first token on, at most `most`."""
         blocks: list[int] = []
-        hashes, tokens, size = request.block_hashes, request.tokens, request.block_size
-        for index in range(first, self.max_cached_blocks(request)):
+        # A long prompt looks up hundreds of blocks, so that calls of `_find` would be felt in a step.
+        hashes, tokens, size, first_key = request.block_hashes, request.tokens, request.block_size, self.key(group, 0)
+        find, parent_after, parent = self.pool.find, self._parent_after(request), request.prefix_root
+        for index in range(most):
             content = tokens[index * size : (index + 1) * size].tobytes()
             if index == len(hashes):
-                hashes.append(hash_block(self._hash_before(request), content))
-            block = self.pool.find(hashes[index], content, parent)
+                hashes.append(self._hash(hashes[-1] if hashes else parent & self._root_bits, content))
+            block = find(hashes[index] + first_key, content, parent)
             if block is None:
                 break
             blocks.append(block)
-            parent = self.pool.serial(block)
+            parent = parent_after(block)
         return blocks
 
-    def touch_prefix(self, request: Request, blocks: Sequence[int]) -> None:
-        """Share cached blocks with a request that has computed no token beyond those it has; they count as computed."""
-        self.pool.hold(blocks)
-        self._add(request, blocks)
-        if blocks:
-            request.parent_serial = self.pool.serial(blocks[-1])
-        request.num_cached_block_tokens = request.num_computed_tokens = request.num_block_tokens
+    def _find(self, request: Request, group: int, index: int, parent: int) -> int | None:
+        """The cached block that holds the request's block `index` of a group, or None."""
+        return self.pool.find(
+            self.key(group, self.block_hash(request, index)), self.block_tokens(request, index), parent
+        )
+
+    def _missing(self, length: int, find: Callable[[int, int], int | None]) -> int | None:
+        """The last block that is not cached and that a window needs after a prefix of `length` blocks, if any."""
+        size = self.pool.block_size
+        for group, window in self.windowed:
+            for index in reversed(range(first_seen(length * size, window, size), length)):
+                if find(group, index) is None:
+                    return index
+        return None
+
+    def touch_prefix(self, request: Request) -> None:
+        """Share the cached blocks of `match_groups` with a request that has computed no token; they count as computed.
+
+        Blocks of the cache leave the free list by this, so that no other request of the step is given them.
+        """
+        self._share(request, self.match_groups(request))
 
     def extend_prefix(self, request: Request) -> None:
-        """Share blocks that earlier chunks of this same step compute."""
-        if self.pool.caching:
-            found = self._find_prefix(request, len(request.blocks), request.parent_serial)
-            self.touch_prefix(request, found)
+        """Share blocks that earlier chunks of this same step compute, in all groups."""
+        if not self._computing:
+            return
+        found: list[list[int]] = [[] for _ in self.windows]
+        index, most, parent = len(request.blocks), self.max_cached_blocks(request), request.parent_serial
+        while index < most and self.block_hash(request, index) in self._computing:
+            blocks_or_none = (self._find(request, group, index, parent) for group in range(len(found)))
+            column = [block for block in blocks_or_none if block is not None]
+            if len(column) < len(found):
+                break
+            for blocks, block in zip(found, column, strict=True):
+                blocks.append(block)
+            parent = self._parent_after(request)(column[0])
+            index += 1
+        if found[0]:
+            self._share(request, found)
+
+    def _share(self, request: Request, found: Sequence[list[int]]) -> None:
+        """Add cached blocks, and count their tokens as computed and cached."""
+        for blocks in found:
+            self.pool.hold(present(blocks))
+        request.add_blocks(found)
+        request.num_cached_block_tokens = request.num_computed_tokens = request.num_block_tokens
+        if found[0]:
+            request.parent_serial = self._parent_after(request)(found[0][-1])
+
+    def _parent_after(self, request: Request) -> Callable[[int], int]:
+        """What the pool knows a block by besides its hash and tokens, as a function of the block before it."""
+        root = request.prefix_root
+        return self.pool.serial if self._follows_serials else lambda block: root
 
     # ----------------------------------------------------------------------------------------------------- allocation
 
     def missing_blocks(self, request: Request, num_tokens: int) -> int:
-        """How many blocks to allocate so that `num_tokens` more tokens fit."""
-        return max(0, -(-(request.num_computed_tokens + num_tokens) // request.block_size) - len(request.blocks))
+        """How many blocks to allocate, in all groups together, so that `num_tokens` more tokens fit."""
+        num_columns = -(-(request.num_computed_tokens + num_tokens) // request.block_size) - len(request.blocks)
+        return max(0, num_columns) * self.blocks_per_column
 
     def allocate(self, request: Request, num_blocks: int) -> list[tuple[int, int, int]]:
-        """Give a request further blocks; returns the new entries of the block table: (row, column, block)."""
-        first, blocks = len(request.blocks), self.pool.allocate(num_blocks)
-        self._add(request, blocks)
-        return [(request.row, column, block) for column, block in enumerate(blocks, first)]
+        """Give a request further blocks; returns the new entries of the block table: (row, column, block).
+
+        num_blocks: of all groups together, each of which gets as many.
+        """
+        row, first, count, entries = request.row, len(request.blocks), num_blocks // self.blocks_per_column, []
+        for group, held in enumerate(request.group_blocks):
+            blocks = self.pool.allocate(count)
+            held += blocks
+            entries += [(row, column, block) for column, block in enumerate(blocks, group * self.row_columns + first)]
+        request.count_blocks()
+        return entries
 
     def allocate_next(self, entries_N: IntArray) -> list[tuple[int, int, int]]:
         """Make room for one more token of each of these running requests; returns the new block table entries."""
-        table, changes = self.table, []
-        is_full = table.num_computed_tokens_S[entries_N] >= table.num_block_tokens_S[entries_N]
-        for request in table.requests(entries_N[is_full]):
-            changes += self.allocate(request, self.blocks_per_column)
-        return changes
-
-    def _add(self, request: Request, blocks: Sequence[int]) -> None:
-        request.blocks.extend(blocks)
-        request.num_block_tokens = len(request.blocks) * request.block_size
+        table, entries, width = self.table, [], self.row_columns
+        full_N = entries_N[table.num_computed_tokens_S[entries_N] >= table.num_block_tokens_S[entries_N]]
+        blocks = iter(self.pool.allocate(len(full_N) * self.blocks_per_column))
+        for request in table.requests(full_N):
+            row, column = request.row, len(request.blocks)
+            for group, held in enumerate(request.group_blocks):
+                block = next(blocks)
+                held.append(block)
+                entries.append((row, group * width + column, block))
+        table.num_block_tokens_S[full_N] += self.pool.block_size
+        return entries
 
     def release(self, request: Request) -> None:
-        """Give back a request's blocks, if it has any; those that are cached can still be found."""
-        blocks, request.blocks, request.num_block_tokens = request.blocks, [], 0
-        request.parent_serial = request.prefix_root
-        self.pool.release(blocks)
+        """Give back a request's blocks, if it has any; those that are cached can still be found.
+
+        The last columns of all groups are given back first, so that a common prefix is left.
+        """
+        groups, num_groups = request.drop_blocks(), self.blocks_per_column
+        blocks = [HOLE] * sum(map(len, groups))
+        for group, held in enumerate(groups):
+            blocks[group::num_groups] = held
+        self.pool.release([block for block in blocks if block != HOLE] if self.windowed else blocks)
 
     def end_step(self, decode: IntArray, chunks: Sequence[tuple[Request, int, int]]) -> None:
-        """Called when a step has all its blocks. decode: entries that decode in it. chunks: those that it computes."""
+        """Give back the blocks that leave the windows of these requests with this step, whose queries still see them.
+
+        That is safe: their next holder writes to them in a later step, which the device computes after this one.
+        Called when a step has all its blocks. decode: entries that decode in it. chunks: the chunks that it computes.
+        """
+        self._computing.clear()
+        if not self.windowed:
+            return
+        self._trimmed.clear()
+        table, size = self.table, self.pool.block_size
+        computed = table.num_computed_tokens_S[decode]
+        leaves = np.zeros(len(decode), dtype=np.bool_)
+        for window in self.by_window:
+            first = computed - window + 1
+            leaves |= (first > 0) & (first % size == 0)
+        for request in table.requests(decode[leaves]):
+            self._trim(request)
+        for request, _, _ in chunks:
+            self._trim(request)
+
+    def _trim(self, request: Request) -> None:
+        """Give back the blocks that the request's next query does not see in any layer of their group."""
+        left: list[int] = []
+        num_computed_tokens, size = request.num_computed_tokens, request.block_size
+        for window, groups in self.by_window.items():
+            last = first_seen(num_computed_tokens, window, size) - 1
+            for group in groups:
+                blocks, index = request.group_blocks[group], last
+                while index >= 0 and blocks[index] != HOLE:
+                    left.append(blocks[index])
+                    blocks[index] = HOLE
+                    index -= 1
+        self.pool.release(left)  # the first blocks are taken first: they are the least use to others
+        self._trimmed += left
 
     # -------------------------------------------------------------------------------------------------------- caching
 
@@ -157,6 +326,7 @@ class KVCacheManager:
             is_filled = final_N - table.num_cached_block_tokens_S[entries_N] >= self.pool.block_size
             for request in table.requests(entries_N[is_filled]):
                 self.cache_blocks(request)
+            self._computing.clear()  # these are computed
 
     def cache_blocks(self, request: Request) -> None:
         """Make the request's full blocks findable whose tokens are all known."""
@@ -165,15 +335,37 @@ class KVCacheManager:
         final = min(request.num_computed_tokens, request.num_known_tokens)
         while request.num_cached_block_tokens + request.block_size <= final:
             index = request.num_cached_block_tokens // request.block_size
-            tokens, parent = self.block_tokens(request, index), request.parent_serial
-            hash_ = self.block_hash(request, index)
-            request.parent_serial = self.pool.cache(request.blocks[index], hash_, tokens, parent)
+            tokens, hash_ = self.block_tokens(request, index), self.block_hash(request, index)
+            if self._follows_serials:
+                request.parent_serial = self.pool.cache(request.blocks[index], hash_, tokens, request.parent_serial)
+            else:
+                self._cache_column(request, index, hash_, tokens)
             request.num_cached_block_tokens += request.block_size
+            self._computing.add(hash_)
+
+    def _cache_column(self, request: Request, index: int, hash_: int, tokens: bytes) -> None:
+        """Make the blocks of a column cached, each in place of a free one with the same content if there is one.
+
+        There may be one if the prefix was not found because another group lacked a block. A request that shares this
+        block, which has a holder, takes none of the free ones.
+        """
+        root = request.prefix_root
+        for group, blocks in enumerate(request.group_blocks):
+            if blocks[index] == HOLE:
+                continue
+            key = self.key(group, hash_)
+            known = self.pool.find(key, tokens, root)
+            if known is not None and self.pool.references(known) == 0:
+                self.pool.forget([known])
+            self.pool.cache(blocks[index], key, tokens, root)
 
     def uncache(self, request: Request, num_tokens: int) -> None:
         """Make the blocks unfindable that hold any of the request's last `num_tokens` tokens, which were not computed.
 
-        Only requests of the same step can share them by now, and that step was lost.
+        Only requests of the same step can share them by now, and that step was lost. What left a window with the step
+        may have been computed by it, too.
         """
         first = max(0, request.num_computed_tokens - num_tokens) // request.block_size
-        self.pool.forget(request.blocks[first:])
+        for blocks in request.group_blocks:
+            self.pool.forget(present(blocks[first:]))
+        self.pool.forget(self._trimmed)

@@ -228,7 +228,7 @@ class Request:
         """Forget blocks and progress, as before the first step: on arrival and when preempted."""
         self.blocks: list[int] = []
         self.group_blocks: list[list[int]] = []
-        """The blocks of each group of layers, if there are several or one with a window; `blocks` is the first list."""
+        """The blocks of each group of layers; `blocks` is the first list. None before the first blocks are there."""
         self.row = -1
         self.num_computed_tokens = 0
         self.num_block_tokens = 0
@@ -277,6 +277,26 @@ class Request:
         assert self.pooling is not None
         self.vector, fault = self.pooling.kept(vector)
         return fault
+
+    def add_blocks(self, groups: Sequence[Sequence[int]]) -> None:
+        """Put further blocks behind the request's; groups: equally many for each group of layers."""
+        if self.group_blocks:
+            for held, blocks in zip(self.group_blocks, groups, strict=True):
+                held.extend(blocks)
+        else:
+            self.group_blocks = [list(blocks) for blocks in groups]
+            self.blocks = self.group_blocks[0]
+        self.count_blocks()
+
+    def count_blocks(self) -> None:
+        """Bring num_block_tokens in line with the blocks."""
+        self.num_block_tokens = len(self.blocks) * self.block_size
+
+    def drop_blocks(self) -> list[list[int]]:
+        """Leave all blocks to the caller: those of each group of layers."""
+        groups, self.group_blocks, self.blocks = self.group_blocks, [], []
+        self.num_block_tokens, self.parent_serial = 0, self.prefix_root
+        return groups
 
     @property
     def asks_beyond_sampling(self) -> bool:

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from hookline.core.contracts import ALL, FullAttention, ModelSpec, Plan, SlidingWindow
 from hookline.core.errors import PlanError, RequestFault
-from hookline.core.kv_cache.block_pool import ROOT
-from hookline.core.kv_cache.group_manager import HOLE
+from hookline.core.kv_cache.manager import HOLE
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.scheduling import plan_mixed
 from hookline.core.testing.fakes import FakeExecutor, check_engine, completion, fake_engine
@@ -126,7 +125,8 @@ def test_the_longest_prefix_is_found_that_all_groups_can_go_on_from(windows, num
     places = {(group, index) for group in range(len(groups)) for index in range(LENGTH)} - missing
     for group, index in places:
         [block] = engine.pool.allocate(1)
-        engine.pool.cache(block, cache._key(group, cache.block_hash(request, index)), b"", ROOT)
+        tokens, hash_ = cache.block_tokens(request, index), cache.block_hash(request, index)
+        engine.pool.cache(block, cache.key(group, hash_), tokens, request.prefix_root)
         engine.pool.release([block])
 
     def fits(length):
@@ -156,7 +156,7 @@ def test_a_prefix_is_found_although_the_windows_before_it_were_taken_by_others()
     request = engine.queue.live[add(engine, prompt)]
     early = engine.cache.match_groups(request)[1][:8]
     assert early == [HOLE] * 8  # blocks that the hit does not need
-    taken = [engine.cache._find(1, engine.cache.block_hash(request, index)) for index in range(8)]
+    taken = [engine.cache._find(request, 1, index, request.prefix_root) for index in range(8)]
     engine.pool.forget(taken)
     assert engine.cache.num_matched(request) == 10
     [output] = drain(engine)
@@ -276,11 +276,11 @@ def test_decodes_that_lack_blocks_in_some_group_are_refused():
         engine.step()
 
 
-def test_full_attention_everywhere_needs_no_groups():
+def test_full_attention_everywhere_is_one_group():
     engine = fake_engine(PlainScheduler())
     request = engine.queue.live[add(engine, list(range(1, 10)))]
     engine.step()
-    assert request.group_blocks == []
+    assert request.group_blocks == [request.blocks]
     assert len(request.blocks) == 3
     assert engine.limits.plan.max_blocks_per_token == 1
     assert ModelSpec(2, 1, 1, 8, 8, 8, 64).cache_layers == (FULL, FULL)
