@@ -34,7 +34,8 @@ _FIELD = re.compile(r"(?:sampling|pooling)\.(?P<name>[a-z_]+)(?P<inner>\.[a-z_]+
 class ApiError(HooklineError):
     """A request that ends with an error: its status, and what the body says of it.
 
-    param: the field that is to blame. headers: further ones of the response.
+    param: the field that is to blame. headers: further ones of the response. lengths: of one that is too long, the
+    tokens of its prompt, those that it asks for, and those that there is room for.
     """
 
     def __init__(
@@ -46,8 +47,10 @@ class ApiError(HooklineError):
         param: str | None = None,
         code: str | int | None = None,
         headers: Mapping[str, str] | None = None,
+        lengths: tuple[int, int, int] | None = None,
     ) -> None:
         super().__init__(message)
+        self.lengths = lengths
         self.status, self.message, self.type, self.param, self.code = status, message, type, param, code
         self.headers = dict(headers or {})
         if status in (429, 503):
@@ -59,9 +62,25 @@ def invalid(message: str, param: str | None = None, code: str | None = None) -> 
     return ApiError(400, message, param=param, code=code)
 
 
-def too_long(max_model_len: int, detail: str, param: str | None = None) -> ApiError:
-    """Prompt and completion have no room, in the words that clients look for. param: the field with the prompt."""
-    return invalid(f"This model's maximum context length is {max_model_len} tokens. {detail}", param, TOO_LONG)
+def too_long(
+    max_model_len: int, detail: str, param: str | None = None, *, lengths: tuple[int, int] | None = None
+) -> ApiError:
+    """Prompt and completion have no room, in the words that clients look for.
+
+    param: the field with the prompt. lengths: tokens of the prompt, and those that are asked for.
+    """
+    message = f"This model's maximum context length is {max_model_len} tokens. {detail}"
+    found = None if lengths is None else (*lengths, max_model_len)
+    return ApiError(400, message, param=param, code=TOO_LONG, lengths=found)
+
+
+def placed(error: Exception, place: str) -> Exception:
+    """The error of one of several prompts, with its place in the request; errors of what all share stay as they are."""
+    if type(error) is PromptTooLongError:
+        return PromptTooLongError(f"{place}: {error}")
+    if type(error) is RequestError and not _FIELD.search(str(error)):
+        return invalid(f"{place}: {error}", place)
+    return error
 
 
 def timed_out(message: str) -> ApiError:

@@ -61,6 +61,9 @@ NO_TEXT = "NoExtension"
 """How llguidance calls a state in which no token is allowed, not even the end."""
 EXCERPT = re.compile(r"\n *\d+ \| .*|<state>.*|<non-verbose/>", re.DOTALL)
 """What follows llguidance's reason: lines of the grammar, and what its parser holds."""
+_CLASSES = {"d": "[0-9]", "D": "[^0-9]", "w": "[0-9A-Za-z_]", "W": "[^0-9A-Za-z_]"}
+_ASCII = re.compile(r"\\(.)", re.DOTALL)
+"""A character that is escaped: digits and words of a regex are ASCII, as in JSON schemas and with other engines."""
 PLACE = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")
 MAX_NESTING = 100
 """Most brackets around a place in a GBNF grammar: its translation is recursive."""
@@ -84,6 +87,10 @@ class _Tokenizer:
         """
         text = (text if isinstance(text, str) else text.decode())[:MOST_FORCED]
         return self._encode(text) if len(text) < LONG_TEXT else self._encode.__wrapped__(text)
+
+
+def _as_ascii(escaped: re.Match[str]) -> str:
+    return _CLASSES.get(escaped[1], escaped[0])
 
 
 class LLGuidance(GrammarBackend):
@@ -140,7 +147,7 @@ class LLGuidance(GrammarBackend):
             options["coerce_one_of"] = self.config.coerce_one_of
             return str(LLMatcher.grammar_from_json_schema(wanted.json, overrides=options))
         if wanted.kind == "regex":
-            return str(LLMatcher.grammar_from_regex(wanted.value))
+            return str(LLMatcher.grammar_from_regex(_ASCII.sub(_as_ascii, wanted.value)))
         if wanted.kind == "choice":
             rules = " | ".join(json.dumps(one, ensure_ascii=False) for one in wanted.value)
             return str(LLMatcher.grammar_from_lark(f"start: {rules}\n"))

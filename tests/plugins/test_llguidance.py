@@ -161,6 +161,17 @@ def test_of_a_long_forced_text_a_step_tokenizes_the_beginning(wanted, monkeypatc
     assert set(text.strip('"')) == {"a"} and 0 < max(lengths) <= llguidance_backend.MOST_FORCED
 
 
+@pytest.mark.parametrize(
+    ("regex", "allowed"),
+    [(r"\d", "5"), (r"\w", "5xX_"), (r"[\d.]", "5."), (r"[^\d]", "xX_.é🯸"), (r"\D", "xX_.é🯸"), (r"\W", ".é🯸")],
+)
+def test_digits_and_words_of_a_regex_are_ascii(regex, allowed):
+    backend = LLGuidance(LLGuidanceConfig(num_threads=1), small_vocabulary())
+    for character in "5xX_.é🯸":
+        matcher = backend.compile(StructuredOutputs(regex=regex)).matcher()  # its first 256 tokens are the bytes
+        assert matcher.advance(list(character.encode())) is (character in allowed)
+
+
 def test_a_parser_s_panic_is_its_own_fault_and_one_line():
     vocabulary = small_vocabulary()
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hookline.core.errors import shown
-from hookline.core.serve.chat.template import text_of_part
+from hookline.core.serve.chat.template import PLACE, text_of_part
 from hookline.core.serve.chat.turn import ClientTool
 from hookline.core.serve.errors import invalid
 
@@ -99,7 +99,7 @@ def as_messages(message: Any, index: int, ignored: list[str]) -> Iterator[Values
             if not isinstance(block.get("name"), str):
                 raise invalid(f"{block_place}={shown(block)} has no name of a tool", block_place)
             function = {"name": block.get("name"), "arguments": block.get("input")}
-            call = {"id": block.get("id"), "type": "function", "function": function}
+            call = {"id": block.get("id"), "type": "function", "function": function, PLACE: f"{block_place}.input"}
             found.setdefault("tool_calls", []).append(call)
         elif kind == "thinking":
             thoughts.append(block.get("thinking") or "")

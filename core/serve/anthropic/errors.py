@@ -24,11 +24,24 @@ class AnthropicErrors:
     def body(self, error: ApiError) -> dict[str, object]:
         """See ErrorForm."""
         kind = _TYPES.get(error.status, _TYPES[400] if error.status < 500 else "api_error")
-        return {"type": "error", "error": {"type": kind, "message": error.message}}
+        return {"type": "error", "error": {"type": kind, "message": _message(error)}}
 
     def frames(self, error: ApiError) -> bytes:
         """See ErrorForm."""
         return b"event: error\ndata: " + msgspec.json.encode(self.body(error)) + b"\n\n"
+
+
+def _message(error: ApiError) -> str:
+    """Clients look for these words where a conversation is too long, and make it shorter."""
+    if error.lengths is None:
+        return error.message
+    num_prompt_tokens, num_asked, most = error.lengths
+    if num_prompt_tokens > most:
+        return f"prompt is too long: {num_prompt_tokens} tokens > {most} maximum"
+    return (
+        f"input length and `max_tokens` exceed context limit: {num_prompt_tokens} + {num_asked} > {most}, "
+        "decrease input length or `max_tokens` and try again"
+    )
 
 
 ANTHROPIC_ERRORS = AnthropicErrors()

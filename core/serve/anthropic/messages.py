@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -25,7 +26,8 @@ async def messages(surface: Surface, request: Request) -> Response:
     Raises: what api_error makes a response of.
     """
     fields, headers = await read(request, MessagesRequest)
-    return await answer_turn(surface, request, fields, headers, "msg_", _Answer, ANTHROPIC_ERRORS)
+    make = partial(_Answer, fields)
+    return await answer_turn(surface, request, fields, headers, "msg_", make, ANTHROPIC_ERRORS)
 
 
 async def count_tokens(surface: Surface, request: Request) -> Response:
@@ -43,8 +45,9 @@ async def count_tokens(surface: Surface, request: Request) -> Response:
 class _Answer:
     """One request's answer."""
 
-    def __init__(self, turn: Turn, id: str, model: str) -> None:
+    def __init__(self, fields: MessagesRequest, turn: Turn, id: str, model: str) -> None:
         self._id, self._model = id, model
+        self._is_empty = fields.max_tokens == 0
         self._usage = Usage(len(turn.token_ids))
         self._reader, self._blocks = turn.reader(), Blocks()
 
@@ -73,6 +76,10 @@ class _Answer:
 
     def _grown(self, delta: Delta) -> list[bytes]:
         """The events of a Delta; the blocks grow by it."""
+        if self._is_empty:
+            if delta.output is not None:
+                self._usage.add_end(delta.output)
+            return []
         self._usage.num_completion_tokens += len(delta.token_ids)
         parts = list(self._reader.push(delta.text))
         if delta.output is not None:
@@ -84,6 +91,8 @@ class _Answer:
     def _message(self, output: RequestOutput | None) -> dict[str, Any]:
         usage = self._usage
         reason, sequence = (None, None) if output is None else _stop(output, has_calls=self._blocks.has_calls)
+        if output is not None and self._is_empty:
+            reason, sequence = "max_tokens", None
         return {
             "id": self._id,
             "type": "message",

@@ -97,7 +97,7 @@ class CountRequest(SamplingFields, kw_only=True):
 
 
 class MessagesRequest(CountRequest, kw_only=True):
-    """A conversation to be answered."""
+    """A conversation to be answered. With max_tokens 0 it is read into the cache, and the answer is empty."""
 
     def check(self) -> None:
         """Raises: ApiError for a field that lacks or is out of range."""
@@ -105,13 +105,13 @@ class MessagesRequest(CountRequest, kw_only=True):
             raise invalid("max_tokens: Field required", "max_tokens")
         if self.n not in (None, 1):
             raise invalid(f"n={shown(self.n)} is not supported: there is one answer", "n")
-        at_least("max_tokens", self.max_tokens, 1)
+        at_least("max_tokens", self.max_tokens, 0)
 
     def turn(self, surface: Surface) -> Turn:
         """The chat turn that the request asks for.
 
         Raises: RequestError or ApiError for what cannot be served.
         """
-        tools = self.chosen_tools()
-        stop = self.stop_sequences or None
-        return prepared(surface, self.chat(tools), self, tools, max_tokens=self.max_tokens, stop=stop)
+        tools, stop = self.chosen_tools(), self.stop_sequences or None
+        most = None if self.max_tokens is None else max(1, self.max_tokens)
+        return prepared(surface, self.chat(tools), self, tools, max_tokens=most, stop=stop)

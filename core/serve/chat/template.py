@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hookline.core.errors import clipped, shown
+from hookline.core.errors import RequestError, clipped, shown
 from hookline.core.serve.endpoints.body import check_values
 from hookline.core.serve.errors import ApiError, invalid
 from hookline.core.tokenizer.codec import Codec
@@ -45,13 +45,20 @@ class ChatPrompt:
         Raises: RequestError if there is no chat template or it refuses the messages; ApiError for arguments of calls
         that hold too many values.
         """
-        return codec.render_chat(
-            _with_objects(self.messages),
-            tools=list(self.tools) if self.tools else None,
-            add_generation_prompt=self.adds_generation_prompt and not self.continues_last,
-            continue_final_message=self.continues_last,
-            **self.arguments,
-        )
+        messages = _with_objects(self.messages)
+        try:
+            return codec.render_chat(
+                messages,
+                tools=list(self.tools) if self.tools else None,
+                add_generation_prompt=self.adds_generation_prompt and not self.continues_last,
+                continue_final_message=self.continues_last,
+                **self.arguments,
+            )
+        except RequestError as error:
+            for given, call in zip(_all_calls(self.messages), _all_calls(messages), strict=True):
+                if not isinstance(call["function"]["arguments"], dict):
+                    raise _no_object(given, error) from None
+            raise
 
 
 def checked_messages(messages: Sequence[Any], param: str = "messages") -> list[Values]:
@@ -124,12 +131,21 @@ def _call(call: Any, place: str) -> Any:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise invalid(f"{place}={shown(call)} is not a call of a function with a name", place)
-    return call
+    return {PLACE: f"{place}.function.arguments", **call}
+
+
+PLACE = "_place"
+"""Key of a call: where the request has its arguments. Templates do not see it."""
+
+
+def _no_object(call: Values, error: RequestError) -> ApiError:
+    place = call[PLACE]
+    return invalid(f"{place}={shown(_given(call))} is not a JSON object, and {error}", place)
 
 
 def _with_objects(messages: Sequence[Values]) -> list[Values]:
     """The messages with the arguments of their calls as objects, which takes long if these are large."""
-    given = [_given(call) for message in messages for call in _calls_of(message)]
+    given = [_given(call) for call in _all_calls(messages)]
     texts = [one.encode(errors="replace") for one in given if isinstance(one, str)]
     check_values(texts, "the arguments of the tool calls hold", "leave old ones out")
     return [
@@ -143,12 +159,17 @@ def _calls_of(message: Values) -> list[Values]:
     return calls
 
 
+def _all_calls(messages: Sequence[Values]) -> list[Values]:
+    return [call for message in messages for call in _calls_of(message)]
+
+
 def _given(call: Values) -> Any:
     return call["function"].get("arguments")
 
 
 def _with_object(call: Values) -> Values:
-    return {**call, "function": {**call["function"], "arguments": _arguments(_given(call))}}
+    told = {name: value for name, value in call.items() if name != PLACE}
+    return {**told, "function": {**call["function"], "arguments": _arguments(_given(call))}}
 
 
 def _arguments(arguments: Any) -> Any:
@@ -156,7 +177,8 @@ def _arguments(arguments: Any) -> Any:
     if not isinstance(arguments, str):
         return {} if arguments is None else arguments
     try:
-        return json.loads(arguments) if arguments.strip() else {}
+        value = json.loads(arguments) if arguments.strip() else {}
+        return {} if value is None else value
     except (ValueError, RecursionError):
         return arguments
 
@@ -175,7 +197,11 @@ def checked_arguments(arguments: Mapping[str, Any] | None, codec: Codec) -> Mapp
     """
     if not arguments:
         return {}
-    taken = {"messages", *inspect.signature(codec.tokenizer.apply_chat_template).parameters} if codec.tokenizer else ()
+    taken = (
+        {"messages", "conversations", "self", *inspect.signature(codec.tokenizer.apply_chat_template).parameters}
+        if codec.tokenizer
+        else ()
+    )
     for name in arguments:
         if name in taken or not name.isidentifier():
             message = f"chat_template_kwargs: {clipped(name)!r} is not an argument of the chat template"

@@ -50,8 +50,12 @@ async def read(request: Request, kind: type[Struct]) -> tuple[Struct, dict[str, 
     """A request's body, and headers for the response that name the fields which were ignored.
 
     Raises: ApiError with status 400 for what is no JSON object, and for a field of a wrong type; with 413 for a body of
-    too many values.
+    too many values; with 415 for one that is compressed.
     """
+    coding = request.headers.get("content-encoding", "identity")
+    if coding.lower() != "identity":
+        message = f"Content-Encoding: {clipped(coding)} is not supported; send the body as it is"
+        raise ApiError(415, message, code="unsupported_media_type")
     data = (await request.body()).removeprefix(BOM)
     if len(data) <= LARGE:
         return _decoded(data, kind)

@@ -136,8 +136,8 @@ def sampling_params(fields: SamplingFields, max_tokens: int, **further: Any) -> 
     Raises: RequestError naming the field, the value and the allowed range.
     """
     values = {name: value for name in _AS_THEY_ARE if (value := getattr(fields, name)) is not None}
-    if fields.stop:
-        values["stop"] = fields.stop
+    if stops := [one for one in (fields.stop if isinstance(fields.stop, list) else [fields.stop]) if one]:
+        values["stop"] = stops  # an empty one ends nothing
     if fields.seed is not None:
         values["seed"] = seed(fields.seed)
     if fields.prompt_logprobs is not None:
@@ -167,6 +167,7 @@ def max_new_tokens(
             f"However, your prompt has {num_prompt_tokens} tokens, which leaves no room for a completion. Please "
             "reduce the length of the prompt.",
             prompt,
+            lengths=(num_prompt_tokens, asked or 1),
         )
     if asked is None:
         return room if default is None else min(default, room)
@@ -176,6 +177,7 @@ def max_new_tokens(
             f"However, you requested {shown(num_prompt_tokens + asked)} tokens ({num_prompt_tokens} in the prompt, "
             f"{shown(asked)} in the completion). Please reduce the length of the prompt or completion.",
             limit,
+            lengths=(num_prompt_tokens, asked),
         )
     return asked
 

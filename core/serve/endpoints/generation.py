@@ -10,7 +10,7 @@ from typing import Any, Self, TypeAlias
 from hookline.core.errors import HooklineError, PluginFault, RequestError
 from hookline.core.outputs import Delta, FinishReason, RequestOutput
 from hookline.core.serve.engine_client import DeltaStream
-from hookline.core.serve.errors import SAME_NAMES, ApiError, Naming, timed_out
+from hookline.core.serve.errors import SAME_NAMES, ApiError, Naming, placed, timed_out
 
 Numbered: TypeAlias = tuple[int, Delta]
 """The number of a prompt, and a Delta of one of its completions."""
@@ -19,13 +19,13 @@ Numbered: TypeAlias = tuple[int, Delta]
 class Generation:
     """Deltas of one or several prompts, as they come, each with its prompt's number. Close it however it is left.
 
-    naming: how errors name the request's fields.
+    naming: how errors name the request's fields. places: what they call each of several prompts.
     Raises, when the next Delta is asked for: what a stream raises, RequestError or ApiError for a completion that could
     not be served, and ApiError for one that did not end by itself.
     """
 
-    def __init__(self, streams: Sequence[DeltaStream], naming: Naming = SAME_NAMES) -> None:
-        self._streams, self._naming = streams, naming
+    def __init__(self, streams: Sequence[DeltaStream], naming: Naming = SAME_NAMES, places: Sequence[str] = ()) -> None:
+        self._streams, self._naming, self._places = streams, naming, places
         self._queue: asyncio.Queue[Numbered | Exception | None] = asyncio.Queue(len(streams))
         self._tasks: list[asyncio.Task[None]] = []
         self._num_open = len(streams)
@@ -37,8 +37,17 @@ class Generation:
         with self._naming:
             numbered = (0, await anext(self._streams[0])) if len(self._streams) == 1 else await self._next_of_all()
             if numbered[1].output is not None:
-                check_end(numbered[1].output)
+                self._check_end(numbered[0], numbered[1].output)
             return numbered
+
+    def _check_end(self, number: int, output: RequestOutput) -> None:
+        try:
+            check_end(output)
+        except RequestError as error:
+            raise self._placed(number, error) from None
+
+    def _placed(self, number: int, error: Exception) -> Exception:
+        return placed(error, self._places[number]) if self._places else error
 
     async def _next_of_all(self) -> Numbered:
         if not self._tasks:
@@ -58,7 +67,7 @@ class Generation:
                 await self._queue.put((number, delta))
             await self._queue.put(None)
         except Exception as error:  # of any kind: whoever waits for the next Delta would wait for ever
-            await self._queue.put(error)
+            await self._queue.put(self._placed(number, error))
 
     async def outputs(self) -> list[list[RequestOutput]]:
         """All completions of each prompt, by their index."""

@@ -32,14 +32,19 @@ def pooling_params(fields: Any) -> PoolingParams:
 
 
 async def pooled(
-    surface: Surface, prompts: Sequence[list[int]], params: PoolingParams, fields: ServiceFields, headers: Headers
+    surface: Surface,
+    prompts: Sequence[list[int]],
+    params: PoolingParams,
+    fields: ServiceFields,
+    headers: Headers,
+    places: Sequence[str] = (),
 ) -> list[RequestOutput]:
-    """One output with its vector for each prompt.
+    """One output with its vector for each prompt. places: what errors call each, if there are several.
 
     Raises: RequestError or ApiError if one of them cannot be served; the others are ended then.
     """
     asked = [(token_ids, NOT_SAMPLED) for token_ids in prompts]
-    generation = await surface.open(asked, fields, headers, pooling=params)
+    generation = await surface.open(asked, fields, headers, pooling=params, places=places)
     try:
         return [output for (output,) in await generation.outputs()]
     finally:

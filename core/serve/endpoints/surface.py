@@ -13,7 +13,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 
-from hookline.core.errors import clipped
+from hookline.core.errors import RequestError, clipped
 from hookline.core.pooling_params import PoolingParams
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.serve.endpoints.answering import EventStream
@@ -21,7 +21,7 @@ from hookline.core.serve.endpoints.fields import SamplingFields
 from hookline.core.serve.endpoints.generation import Generation
 from hookline.core.serve.endpoints.request_options import ServiceFields, request_options
 from hookline.core.serve.engine_client import DeltaStream, EngineClient, ServedModel
-from hookline.core.serve.errors import SAME_NAMES, ApiError, ErrorForm, Naming, invalid
+from hookline.core.serve.errors import SAME_NAMES, ApiError, ErrorForm, Naming, invalid, placed
 from hookline.core.serve.parsers import Parsers, chosen_parsers
 from hookline.core.serve.settings import ServeConfig
 from hookline.core.tokenizer.codec import Codec
@@ -143,10 +143,11 @@ class Surface:
         *,
         pooling: PoolingParams | None = None,
         naming: Naming = SAME_NAMES,
+        places: Sequence[str] = (),
     ) -> Generation:
         """Queue prompts, each with its sampling parameters; or all to be pooled.
 
-        naming: how errors name fields.
+        naming: how errors name fields. places: what they call each prompt, if there are several.
         Raises: what EngineClient.stream raises at once; none of the prompts is left queued then.
         """
         self.check_number(len(asked), 1 if pooling is not None else max(params.n for _, params in asked))
@@ -158,10 +159,12 @@ class Surface:
                     await asyncio.sleep(0)
                 with naming:
                     streams.append(self.client.stream(token_ids, params, **options))
-        except BaseException:
+        except BaseException as error:
             await Generation(streams).aclose()
+            if places and isinstance(error, RequestError):
+                raise placed(error, places[len(streams)]) from None
             raise
-        return Generation(streams, naming)
+        return Generation(streams, naming, places)
 
     async def answer(
         self,
@@ -172,12 +175,13 @@ class Surface:
         headers: Mapping[str, str],
         form: ErrorForm,
         naming: Naming,
+        places: Sequence[str] = (),
     ) -> Response:
         """Queue prompts as `open` does and answer with what comes of them: as events, or whole.
 
         Raises: as `open`.
         """
-        generation = await self.open(asked, fields, request.headers, naming=naming)
+        generation = await self.open(asked, fields, request.headers, naming=naming, places=places)
         if not fields.stream:
             try:
                 return await work.whole(generation, headers)
@@ -195,6 +199,11 @@ class Surface:
 
 def _worked(items: Sequence[Item], work: Callable[[Item], Result]) -> list[Result]:
     return [work(item) for item in items]
+
+
+def places_of(param: str, prompts: Sequence[object]) -> list[str]:
+    """What errors call each of several prompts in a field; nothing if there is one."""
+    return [f"{param}.{index}" for index in range(len(prompts))] if len(prompts) > 1 else []
 
 
 def new_id(prefix: str, request: Request | None = None) -> str:

@@ -16,11 +16,11 @@ from hookline.core.serve.endpoints.answering import Answers
 from hookline.core.serve.endpoints.surface import Surface
 from hookline.core.serve.engine_client import EngineClient
 from hookline.core.serve.errors import OPENAI_ERRORS
+from hookline.core.serve.http.models import list_models, one_model
 from hookline.core.serve.http.openapi import docs_page, openapi_json
 from hookline.core.serve.openai.chat import chat
 from hookline.core.serve.openai.completions import completions
 from hookline.core.serve.openai.embeddings import embeddings
-from hookline.core.serve.openai.models import list_models, one_model
 from hookline.core.serve.openai.responses import responses
 from hookline.core.serve.openai.scores import rerank, score
 from hookline.core.serve.openai.tokens import detokenize, tokenize, tokenizer_info

@@ -55,8 +55,11 @@ class CompletionRequest(SamplingFields, kw_only=True):
         form = "a text, a list of texts, a list of token ids, or a list of lists of token ids"
         raise invalid(f"prompt={shown(prompt)} must be {form}, and not empty", "prompt")
 
-    def params(self, prompt_lens: Sequence[int], max_model_len: int) -> list[SamplingParams]:
-        """The engine's parameters for each prompt. With max_tokens 0 one token is made, and left out of the answer."""
+    def asked(self, prompts: Sequence[list[int]], max_model_len: int) -> list[tuple[list[int], SamplingParams]]:
+        """What the engine is asked for, prompt by prompt. With max_tokens 0 one token is made, which no answer has.
+
+        Raises: ApiError or RequestError for a prompt without room.
+        """
         scores = self.logprobs if self.prompt_logprobs is None else self.prompt_logprobs
         further = {
             "logprobs": self.logprobs,
@@ -65,13 +68,28 @@ class CompletionRequest(SamplingFields, kw_only=True):
         }
         made: dict[int, SamplingParams] = {}
         found = []
-        for length in prompt_lens:
+        for index, prompt in enumerate(prompts):
+            if self.fills_up(prompt, max_model_len):
+                found.append((prompt[:-1], _of_last(prompt[-1], self.n or 1, scores)))
+                continue
+            name = f"prompt.{index}" if len(prompts) > 1 else "prompt"
             most = max_new_tokens(
-                self.max_tokens, DEFAULT_MAX_TOKENS, length, max_model_len, prompt="prompt", limit="max_tokens"
+                self.max_tokens, DEFAULT_MAX_TOKENS, len(prompt), max_model_len, prompt=name, limit="max_tokens"
             )
             most = max(1, most)
             if most not in made:
                 with Naming(self.names):
                     made[most] = sampling_params(self, most, **further)
-            found.append(made[most])
+            found.append((prompt, made[most]))
         return found
+
+    def fills_up(self, prompt: Sequence[int], max_model_len: int) -> bool:
+        """Whether only scores are asked for of a prompt that leaves no room for the token that is made with them."""
+        return self.max_tokens == 0 and 1 < len(prompt) == max_model_len
+
+
+def _of_last(token_id: int, n: int, scores: int | None) -> SamplingParams:
+    """Parameters that draw a prompt's last token behind the others, which gives its log-probability there."""
+    return SamplingParams(
+        max_tokens=1, n=n, allowed_token_ids=(token_id,), ignore_eos=True, logprobs=scores, prompt_logprobs=scores
+    )

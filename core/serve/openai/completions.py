@@ -13,7 +13,7 @@ from hookline.core.outputs import Delta, FinishReason, RequestOutput, TokenLogpr
 from hookline.core.serve.endpoints.answering import json_response
 from hookline.core.serve.endpoints.body import read
 from hookline.core.serve.endpoints.generation import Generation, Usage, finish_reason
-from hookline.core.serve.endpoints.surface import Surface, new_id, now_s
+from hookline.core.serve.endpoints.surface import Surface, new_id, now_s, places_of
 from hookline.core.serve.errors import OPENAI_ERRORS, Naming
 from hookline.core.serve.openai.completion_request import CompletionRequest
 from hookline.core.serve.openai.frames import DONE, ChoiceFrames, Frames
@@ -33,9 +33,9 @@ async def completions(surface: Surface, request: Request) -> Response:
     surface.check_prompts(fields.prompt, fields.n or 1)
     given = fields.prompts
     prompts = await surface.token_ids(given, add_special_tokens=fields.add_special_tokens is not False)
-    asked = list(zip(prompts, fields.params([len(ids) for ids in prompts], max_len), strict=True))
+    asked, places = fields.asked(prompts, max_len), places_of("prompt", prompts)
     work = _Answer(surface, fields, given, prompts, new_id("cmpl-", request), name)
-    return await surface.answer(work, asked, fields, request, headers, OPENAI_ERRORS, Naming(fields.names))
+    return await surface.answer(work, asked, fields, request, headers, OPENAI_ERRORS, Naming(fields.names), places)
 
 
 class _Answer:
@@ -68,9 +68,10 @@ class _Answer:
         fields, texts = self._fields, self._surface.spelling
         before = self._prompt_text(number) if fields.echo else ""
         prompt, ids, text = self._prompts[number], output.token_ids, output.text
-        logprobs = output.logprobs
         if self._drops_token:
-            ids, text, logprobs = [], "", None if logprobs is None else []
+            output = self._without_token(number, output)
+            ids, text = [], ""
+        logprobs = output.logprobs
         self._usage.num_completion_tokens += len(ids)
         self._usage.add_end(output)
         found = None
@@ -78,12 +79,12 @@ class _Answer:
             shown_ids, shown = (
                 ([*prompt, *ids], [*(output.prompt_logprobs or []), *logprobs]) if fields.echo else (ids, logprobs)
             )
-            found = _logprobs(fields, texts, prompt, before).of(shown_ids, shown)
+            found = _logprobs(fields, texts, prompt, before, self._offset(number)).of(shown_ids, shown)
         choice = {
             "index": number * self._n + output.index,
             "text": before + text,
             "logprobs": found,
-            "finish_reason": "length" if self._drops_token else finish_reason(output),
+            "finish_reason": finish_reason(output),
             "stop_reason": output.stop_reason,
         }
         if fields.return_token_ids:
@@ -92,10 +93,22 @@ class _Answer:
             choice["prompt_logprobs"] = prompt_logprobs(texts, output.prompt_logprobs or [])
         return choice
 
+    def _without_token(self, number: int, output: RequestOutput) -> RequestOutput:
+        """What is told where only the prompt was asked for."""
+        logprobs = output.logprobs
+        if self._fields.fills_up(self._prompts[number], self._surface.facts.max_model_len) and logprobs is not None:
+            output = replace(output, prompt_logprobs=[*(output.prompt_logprobs or []), *logprobs])
+        kept: list[TokenLogprob] | None = None if self._fields.logprobs is None else []
+        return replace(output, finish_reason=FinishReason.LENGTH, logprobs=kept)
+
     def _prompt_text(self, number: int) -> str:
         """The prompt as the model read it: a text of ids has no other form."""
         given = self._given[number]
         return given if isinstance(given, str) else self._surface.codec.decode(given, skip_special_tokens=False)
+
+    def _offset(self, number: int) -> int:
+        """Characters in front of a completion, whether they are echoed or not."""
+        return len(self._prompt_text(number)) if self._fields.logprobs is not None else 0
 
     async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
         """The frames of a stream."""
@@ -111,7 +124,11 @@ class _Answer:
                 texts = self._surface.spelling
                 before = self._prompt_text(number) if fields.echo else ""
                 choice = choices[index] = _ChoiceStream(
-                    ChoiceFrames(frames, index, is_chat=False), fields, texts, self._prompts[number], before
+                    ChoiceFrames(frames, index, is_chat=False),
+                    fields,
+                    self._prompts[number],
+                    before,
+                    _logprobs(fields, texts, self._prompts[number], before, self._offset(number)),
                 )
             if waits:
                 joined = choice.join(delta)
@@ -119,7 +136,9 @@ class _Answer:
                     continue
                 delta = joined
             if self._drops_token:
-                delta = _without_token(delta)
+                output = None if delta.output is None else self._without_token(number, delta.output)
+                kept: list[TokenLogprob] | None = None if fields.logprobs is None else []
+                delta = Delta(delta.request_id, delta.prompt_index, delta.index, "", [], output, kept)
             usage.num_completion_tokens += len(delta.token_ids)
             if delta.output is not None:
                 usage.add_end(delta.output)
@@ -133,10 +152,15 @@ class _ChoiceStream:
     """The frames of one completion: one for each Delta, and none beside."""
 
     def __init__(
-        self, frames: ChoiceFrames, fields: CompletionRequest, texts: TokenSpelling, prompt: list[int], before: str
+        self,
+        frames: ChoiceFrames,
+        fields: CompletionRequest,
+        prompt: list[int],
+        before: str,
+        logprobs: CompletionLogprobs,
     ) -> None:
         self._frames, self._fields, self._prompt, self._before = frames, fields, prompt, before
-        self._logprobs = _logprobs(fields, texts, prompt, before)
+        self._logprobs = logprobs
         self._is_first = True
         self._kept: Delta | None = None
         self._is_plain = fields.logprobs is None and not fields.return_token_ids
@@ -174,13 +198,7 @@ class _ChoiceStream:
 
 
 def _logprobs(
-    fields: CompletionRequest, texts: TokenSpelling, prompt: Sequence[int], echoed: str
+    fields: CompletionRequest, texts: TokenSpelling, prompt: Sequence[int], echoed: str, offset: int
 ) -> CompletionLogprobs:
     as_ids, skips_special = bool(fields.return_tokens_as_token_ids), fields.skip_special_tokens is not False
-    return CompletionLogprobs(texts, prompt, as_ids=as_ids, echoed=echoed, skips_special=skips_special)
-
-
-def _without_token(delta: Delta) -> Delta:
-    logprobs: list[TokenLogprob] | None = None if delta.logprobs is None else []
-    output = None if delta.output is None else replace(delta.output, finish_reason=FinishReason.LENGTH)
-    return Delta(delta.request_id, delta.prompt_index, delta.index, "", [], output, logprobs)
+    return CompletionLogprobs(texts, prompt, as_ids=as_ids, echoed=echoed, offset=offset, skips_special=skips_special)

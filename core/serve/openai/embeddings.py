@@ -18,7 +18,7 @@ from hookline.core.serve.endpoints.body import read
 from hookline.core.serve.endpoints.fields import are_ids
 from hookline.core.serve.endpoints.pooling import pooled, pooling_params
 from hookline.core.serve.endpoints.request_options import ServiceFields
-from hookline.core.serve.endpoints.surface import Surface, new_id, now_s
+from hookline.core.serve.endpoints.surface import Surface, new_id, now_s, places_of
 from hookline.core.serve.errors import ApiError, invalid
 
 FLOAT, BASE64 = "float", "base64"
@@ -72,7 +72,7 @@ async def embeddings(surface: Surface, request: Request) -> Response:
     surface.check_prompts(fields.input, param="input")
     given = fields.inputs
     prompts = await surface.token_ids(given, add_special_tokens=fields.add_special_tokens is not False)
-    outputs = await pooled(surface, prompts, params, fields, request.headers)
+    outputs = await pooled(surface, prompts, params, fields, request.headers, places_of("input", prompts))
     id, num_tokens = new_id("embd-", request), sum(map(len, prompts))
     body = await surface.in_time(sum(_size(one) for one in outputs), lambda: _body(outputs, form))
     usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}

@@ -19,8 +19,8 @@ class CompletionLogprobs:
     """tokens, token_logprobs, top_logprobs and text_offset, of one completion whose text may come in pieces.
 
     prompt: its token ids. as_ids: tokens are written `token_id:N`. echoed: the prompt's text, if it stands before the
-    completion's; the prompt's tokens come first then. skips_special: whether the completion's text is without special
-    tokens.
+    completion's; the prompt's tokens come first then. offset: characters of the prompt. skips_special: whether the
+    completion's text is without special tokens.
     text_offset counts characters. Of several tokens that make up one, each has the place where it begins.
     """
 
@@ -31,6 +31,7 @@ class CompletionLogprobs:
         *,
         as_ids: bool = False,
         echoed: str = "",
+        offset: int = 0,
         skips_special: bool = True,
     ) -> None:
         self._as_ids, self._echoed, self._skips_special = as_ids, echoed, skips_special
@@ -38,6 +39,7 @@ class CompletionLogprobs:
         self._num_left = len(prompt) if echoed else 0
         """Tokens of the prompt that come before the completion's."""
         self._begin(self._echoed_prompt(texts, prompt) if self._num_left else self._behind)
+        self._offset = 0 if self._num_left else offset
 
     def _begin(self, texts: SpeltText) -> None:
         self._texts, self._offset = texts, 0

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from hookline.core.errors import shown
 from hookline.core.serve.chat.template import (
+    PLACE,
     ChatPrompt,
     checked_arguments,
     checked_message,
@@ -175,6 +176,7 @@ def _add(assistant: dict[str, Any], kind: str, item: dict[str, Any], place: str)
         name, arguments = call_of(item, place)
         function = {"name": name, "arguments": arguments}
         call = {"id": item.get("call_id") or item.get("id"), "type": "function", "function": function}
+        call[PLACE] = f"{place}.arguments"
         assistant.setdefault("tool_calls", []).append(call)
 
 

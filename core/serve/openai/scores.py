@@ -81,7 +81,7 @@ async def score(surface: Surface, request: Request) -> Response:
     name = surface.model_name(fields.model)
     surface.check_prompts(fields.text_2, param="text_2")
     pairs = fields.pairs
-    numbers, num_tokens = await _scores(surface, pairs, fields, request.headers)
+    numbers, num_tokens = await _scores(surface, pairs, fields, request.headers, ("text_1", "text_2"))
     data = [{"index": index, "object": "score", "score": number} for index, number in enumerate(numbers)]
     named = {"id": new_id("score-", request), "object": "list", "created": now_s(), "model": name}
     usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
@@ -98,7 +98,8 @@ async def rerank(surface: Surface, request: Request) -> Response:
         raise invalid(f"top_n={shown(fields.top_n)} must be at least 0", "top_n")
     surface.check_number(len(fields.documents or ()), param="documents")
     texts = fields.texts
-    numbers, num_tokens = await _scores(surface, [(fields.query, text) for text in texts], fields, request.headers)
+    pairs = [(fields.query, text) for text in texts]
+    numbers, num_tokens = await _scores(surface, pairs, fields, request.headers, ("query", "documents"))
     order = sorted(range(len(texts)), key=lambda index: -numbers[index])[: fields.top_n or None]
     results: list[dict[str, Any]] = [{"index": index, "relevance_score": numbers[index]} for index in order]
     if fields.return_documents is not False:
@@ -109,19 +110,27 @@ async def rerank(surface: Surface, request: Request) -> Response:
 
 
 async def _scores(
-    surface: Surface, pairs: Sequence[tuple[str, str]], fields: ServiceFields, headers: Headers
+    surface: Surface,
+    pairs: Sequence[tuple[str, str]],
+    fields: ServiceFields,
+    headers: Headers,
+    names: tuple[str, str],
 ) -> tuple[list[float], int]:
-    """The scores of pairs, and how many tokens were read."""
-    params = scoring_params(None, surface.facts.scored_by)
+    """The scores of pairs, and how many tokens were read. names: the fields of queries and of documents."""
+    params, of_query, of_document = scoring_params(None, surface.facts.scored_by), *names
+    documents = [f"{of_document}.{index}" for index in range(len(pairs))]
     if params is None:
-        texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-        prompts = await surface.encoded(texts)
-        found = await pooled(surface, prompts, embedding_params(None), fields, headers)
-        vectors = dict(zip(texts, found, strict=True))
+        places: dict[str, str] = {}
+        for pair, document in zip(pairs, documents, strict=True):
+            places.setdefault(pair[0], of_query)
+            places.setdefault(pair[1], document)
+        prompts = await surface.encoded(list(places))
+        found = await pooled(surface, prompts, embedding_params(None), fields, headers, list(places.values()))
+        vectors = dict(zip(places, found, strict=True))
         outputs = [scored(vectors[document], cosine(vectors[query])) for query, document in pairs]
     else:
         prompts = await surface.each(pairs, lambda pair: len(pair[0]) + len(pair[1]), partial(_pair, surface))
-        found = await pooled(surface, prompts, params, fields, headers)
+        found = await pooled(surface, prompts, params, fields, headers, documents)
         outputs = [scored(output, reading(params)) for output in found]
     return [_number(output) for output in outputs], sum(map(len, prompts))
 

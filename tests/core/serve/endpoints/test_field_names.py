@@ -46,7 +46,7 @@ def refused(ask: Ask, path: str, client: FakeEngineClient | None = None, **field
         ),
         (COMPLETIONS, {"logprobs": 25}, "logprobs=25 must be between 0 and 20", "logprobs"),
         (MESSAGES, {"stop_sequences": [""]}, "stop_sequences=[''] must be", None),
-        (MESSAGES, {"stop": [""]}, "stop=[''] must be", None),
+        (MESSAGES, {"stop": ["x"] * 2000}, "stop has 2000 texts", None),
         (MESSAGES, {"tool_choice": {"type": "any"}}, "tool_choice forces a call, and there are no tools", None),
         (MESSAGES, {"tools": [{"name": "f", "input_schema": 5}]}, "tools[0].input_schema is not a JSON schema", None),
         (
