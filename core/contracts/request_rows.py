@@ -81,8 +81,8 @@ class RequestRowOperations(Protocol):
     def keep_tokens(self, rows_N: Tensor, tokens_N: Tensor, draw_position_N: Tensor, requests: RequestRows) -> None:
         """Write drawn tokens into the rows: last_token_R, and length_R, which is one more than the draw's position.
 
-        Token 0 in place of NO_TOKEN: a step may be launched for its request before the host ends it. The padding row,
-        which may be there more than once, has length 1 afterwards, and any token.
+        Token 0 in place of NO_TOKEN and all below it: a step may be launched for its request before the host ends it.
+        The padding row, which may be there more than once, has length 1 afterwards, and any token.
         Shapes: rows_N, draw_position_N (N,) int64; tokens_N (N,) int64, not necessarily adjacent in memory.
         Device: no host sync; graph-safe.
         """

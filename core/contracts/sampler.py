@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 NO_TOKEN = -1
 """What a sampler may draw for a row whose logits hold NaN: its request ends with an error, and the others go on."""
+FORBIDDEN = -2
+"""Core counts down from here in place of a token that was drawn though its logit is -inf: token t becomes -2 - t."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from heapq import heapify, heappop, heappush
 from typing import Protocol
 
 from hookline.core.contracts import NO_TOKEN
+from hookline.core.contracts.sampler import FORBIDDEN
 from hookline.core.engine.dispatch import Dispatcher
 from hookline.core.engine.policy import PolicyFeedback
 from hookline.core.engine.state import EngineState
@@ -67,7 +68,10 @@ class Finisher:
                 self._state.observers.notify("on_request_end", output=output)
 
     def finish_without_token(self, request: Request, token_id: int) -> None:
-        """Finish a request for which no token was drawn, and empty the prefix cache, whose blocks may hold NaN, too."""
+        """Finish a request for which no token was drawn. After NaN, also empty the prefix cache: blocks may hold it."""
+        if token_id <= FORBIDDEN:
+            self.finish(request, FinishReason.ERROR, forbidden_tokens_error(request))
+            return
         self._state.cache.pool.reset_cache()
         self.finish(request, FinishReason.ERROR, missing_token_fault(request, token_id, self._plugin_names))
 
@@ -148,6 +152,17 @@ def missing_token_fault(request: Request, token_id: int, plugin_names: Mapping[s
     else:
         told = f"{sampler} breaks its contract in sample: it drew token id {token_id}, which is outside the vocabulary"
     return PluginFault(f"request {request.id}: {told}")
+
+
+def forbidden_tokens_error(request: Request) -> RequestError:
+    """What a request finishes with whose parameters together leave no token that may be drawn."""
+    params = request.params
+    names = [*params.processed_fields, *(f"extra_args.{name}" for name in params.extra_args)]
+    names += [name for name in ("min_tokens", "structured_outputs") if getattr(params, name)]
+    return RequestError(
+        f"request {request.id}: no token is left that may be drawn: {', '.join(f'sampling.{name}' for name in names)} "
+        "together forbid all; allow another one"
+    )
 
 
 def _reason_by_limits(request: Request, token_id: int) -> FinishReason | None:

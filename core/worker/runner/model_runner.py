@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from hookline.core.contracts import Batch, Kernels, Model, Sampler, SamplingBatch, is_offered
+from hookline.core.contracts.sampler import FORBIDDEN
 from hookline.core.distributed.ranks import ALONE, LocalRanks
 from hookline.core.kv_cache.groups import CacheGroups
 from hookline.core.step.message import Step
@@ -240,10 +241,16 @@ class ModelRunner:
                 logits_NV, extras.processors, sampled.rows_N, params, max_num_tokens, is_checking=self.is_checking
             )
         tokens_N = self._draw(logits_NV, params)
-        if extras.processors:
-            assert self.pipeline is not None
-            self.pipeline.write_back(extras.processors, sampled.rows_N, params, tokens_N)
-        return tokens_N if extras.num_logprobs < 0 else self._score(raw_NV, tokens_N, extras.num_logprobs)
+        if not extras.processors:
+            return tokens_N if extras.num_logprobs < 0 else self._score(raw_NV, tokens_N, extras.num_logprobs)
+        assert self.pipeline is not None
+        self.pipeline.write_back(extras.processors, sampled.rows_N, params, tokens_N)
+        allowed_N = allowed_tokens(logits_NV, tokens_N)
+        if extras.num_logprobs < 0:
+            return allowed_N
+        scored_NX = self._score(raw_NV, tokens_N, extras.num_logprobs)
+        scored_NX[:, 0] = allowed_N
+        return scored_NX
 
     def score_prompt(self, hidden_TD: Tensor, step: Step, num_logprobs: int) -> Tensor:
         """The prompt tokens that follow those of the step's scored chunks, scored: (P, X)."""
@@ -276,6 +283,14 @@ class ModelRunner:
             found = self.sampler.score(raw_NV, tokens_N, num_logprobs)
         self.checks.scores(found, tokens_N, num_logprobs, self.vocab_size)
         return found
+
+
+def allowed_tokens(logits_NV: Tensor, tokens_N: Tensor) -> Tensor:
+    """The drawn tokens (N,), but -2 - t (FORBIDDEN or below) for a token t whose logit is -inf, as samplers draw of a row
+    in which nothing else is left. NO_TOKEN stays as it is.
+    """
+    logits_N = logits_NV.gather(1, tokens_N.clamp(min=0).unsqueeze(1)).squeeze(1)
+    return torch.where(logits_N == -torch.inf, FORBIDDEN - tokens_N, tokens_N)
 
 
 def scored(raw_NV: Tensor, tokens_N: Tensor, num_logprobs: int) -> Tensor:
