@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 NO_TOKEN = -1
 """What a sampler may draw for a row whose logits hold NaN: its request ends with an error, and the others go on."""
-FORBIDDEN = -2
-"""Core counts down from here in place of a token that was drawn though its logit is -inf: token t becomes -2 - t."""
+FORBIDDEN = -(2**30)
+"""Core counts up from here in place of tokens that were drawn though their logits are -inf: t becomes FORBIDDEN + t."""
 
 
 @dataclass(frozen=True)

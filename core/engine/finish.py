@@ -69,7 +69,7 @@ class Finisher:
 
     def finish_without_token(self, request: Request, token_id: int) -> None:
         """Finish a request for which no token was drawn. After NaN, also empty the prefix cache: blocks may hold it."""
-        if token_id <= FORBIDDEN:
+        if token_id < FORBIDDEN // 2:
             self.finish(request, FinishReason.ERROR, forbidden_tokens_error(request))
             return
         self._state.cache.pool.reset_cache()

@@ -286,11 +286,12 @@ class ModelRunner:
 
 
 def allowed_tokens(logits_NV: Tensor, tokens_N: Tensor) -> Tensor:
-    """The drawn tokens (N,), but -2 - t (FORBIDDEN or below) for a token t whose logit is -inf, as samplers draw of a row
-    in which nothing else is left. NO_TOKEN stays as it is.
+    """The drawn tokens (N,), but FORBIDDEN + t for a token t whose logit is -inf, as samplers draw in a row in which
+    nothing else is left. NO_TOKEN stays as it is.
     """
     logits_N = logits_NV.gather(1, tokens_N.clamp(min=0).unsqueeze(1)).squeeze(1)
-    return torch.where(logits_N == -torch.inf, FORBIDDEN - tokens_N, tokens_N)
+    # Of a negative number the bits of FORBIDDEN are set already.
+    return torch.where(logits_N == -torch.inf, tokens_N | FORBIDDEN, tokens_N)
 
 
 def scored(raw_NV: Tensor, tokens_N: Tensor, num_logprobs: int) -> Tensor:
