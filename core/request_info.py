@@ -22,8 +22,12 @@ MAX_TAGS = 8
 MAX_TAG_CHARACTERS = 128
 """Most characters of a tag's value."""
 MAX_SALT_CHARACTERS = 256
+MAX_TRACE_CHARACTERS = 8192
+"""Most characters of each part of a trace: of its baggage, by its own specification."""
 TAG_KEY = re.compile(r"[a-z][a-z0-9_.-]{0,31}")
 NO_TAGS: Mapping[str, str] = MappingProxyType({})
+CHAT_TRACE: Mapping[str, str] = MappingProxyType({"gen_ai.operation.name": "chat"})
+"""The trace of a prompt that is a conversation, where the caller says nothing of it."""
 NOT_SAID: Mapping[str, Any] = {"priority": 0, "tags": None, "deadline_s": None, "cache_salt": None}
 """Names of these fields, the same wherever a request comes from, with the values they have if they are not given."""
 INFO_KEYS = tuple(NOT_SAID)
@@ -44,6 +48,9 @@ class RequestInfo:
     """Seconds after its arrival by which it should be done. Only some schedulers use it; timeout_s ends a request."""
     cache_salt: str | None = None
     """Requests find each other's blocks in the prefix cache only if their salts are equal."""
+    trace: Mapping[str, str] = field(default_factory=lambda: NO_TAGS, hash=False)
+    """For observers that trace: the headers of the caller's trace, e.g. `traceparent`, and attributes of the request's
+    own span, which begin with `gen_ai.`. Read-only."""
 
     @classmethod
     def validated(
@@ -53,6 +60,7 @@ class RequestInfo:
         tags: Any = None,
         deadline_s: Any = None,
         cache_salt: Any = None,
+        trace: Any = None,
         tag_keys: Collection[str] | None = None,
     ) -> Self:
         """Check what a caller gave. None counts as not given. tag_keys: the keys that tags may have; None: any.
@@ -66,7 +74,8 @@ class RequestInfo:
         if cache_salt is not None:
             _check_salt(cache_salt)
         deadline_s = None if deadline_s is None else float(deadline_s)
-        return cls(priority, NO_TAGS if tags is None else _checked_tags(tags, tag_keys), deadline_s, cache_salt)
+        tags = NO_TAGS if tags is None else _checked_tags(tags, tag_keys)
+        return cls(priority, tags, deadline_s, cache_salt, NO_TAGS if trace is None else _checked_trace(trace))
 
     @classmethod
     def of_valid(cls, given: Mapping[str, Any], tag_keys: Collection[str] | None = None) -> Self:
@@ -125,6 +134,14 @@ def _checked_tags(tags: Any, known: Collection[str] | None) -> Mapping[str, str]
                 f"tags.{key}={shown(value)} must be a text of 1 to {MAX_TAG_CHARACTERS} printable characters"
             )
     return MappingProxyType(dict(tags))
+
+
+def _checked_trace(trace: Any) -> Mapping[str, str]:
+    pairs = trace.items() if isinstance(trace, Mapping) else [(None, trace)]
+    if not all(isinstance(one, str) and len(one) <= MAX_TRACE_CHARACTERS for pair in pairs for one in pair):
+        most = f"of at most {MAX_TRACE_CHARACTERS} characters each"
+        raise RequestError(f"trace={shown(trace)} must be a mapping of names to texts, {most}")
+    return MappingProxyType(dict(trace))
 
 
 def _check_salt(salt: object) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hookline.core.contracts.optional import optional
@@ -96,6 +96,8 @@ class RequestBegin:
     """When it should be done, in seconds after its arrival; None unless the caller set it."""
     is_pooled: bool = False
     """Whether it ends with a vector in place of tokens; its params are then unused."""
+    trace: Mapping[str, str] = field(default_factory=dict)
+    """The headers of the caller's trace, e.g. `traceparent`, and attributes of the request's own span (`gen_ai.…`)."""
 
 
 @dataclass(frozen=True)

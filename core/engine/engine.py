@@ -191,6 +191,7 @@ class Engine:
         tags: Mapping[str, str] | None = None,
         deadline_s: float | None = None,
         cache_salt: str | None = None,
+        trace: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
         arrival_s: float | None = None,
         watcher: Watcher | None = None,
@@ -199,7 +200,8 @@ class Engine:
     ) -> int:
         """Queue a request and return its id.
 
-        priority, tags, deadline_s, cache_salt: see RequestInfo. arrival_s: when it came, on `clock`; None is now.
+        priority, tags, deadline_s, cache_salt, trace: see RequestInfo.
+        arrival_s: when it came, on `clock`; None is now.
         timeout_s: ends it this many seconds after its arrival, with finish_reason "abort" and the reason.
         watcher: sees each of its tokens when it is known, and can end it.
         like: a queued completion of the same prompt, which differs in its seed alone; saves making the same again.
@@ -220,6 +222,7 @@ class Engine:
                 tags=tags,
                 deadline_s=deadline_s,
                 cache_salt=cache_salt,
+                trace=trace,
                 tag_keys=self.limits.tag_keys,
             )
         else:

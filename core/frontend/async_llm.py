@@ -21,8 +21,9 @@ from hookline.core.frontend.llm import LLM, ServingLLM
 from hookline.core.frontend.request_stream import RequestStream
 from hookline.core.outputs import RequestOutput, merge_completions
 from hookline.core.plugin.host import PluginHost
+from hookline.core.request_info import CHAT_TRACE
 from hookline.core.sampling_params import SamplingParams
-from hookline.core.tokenizer.codec import Prompt, snapshot, with_word_ids
+from hookline.core.tokenizer.codec import Prompt, is_chat, snapshot, with_word_ids
 from hookline.core.tokenizer.duration import takes_long
 from hookline.core.util.garbage import freeze_heap
 
@@ -92,14 +93,16 @@ class AsyncLLM(AsyncPoolingCalls):
         tags: Mapping[str, str] | None = None,
         deadline_s: float | None = None,
         cache_salt: str | None = None,
+        trace: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> RequestStream:
         """Queue a prompt and return its Deltas as they come. Arguments as for LLM.stream, for one prompt.
 
+        trace: for observers that trace, see RequestBegin.
         Raises: what generate does when the first Delta is asked for; of a short prompt, what tokenizing raises at once.
         """
         info = {"priority": priority, "tags": tags, "deadline_s": deadline_s, "cache_salt": cache_salt}
-        options = {"follows": True, "is_cumulative": cumulative}
+        options = {"follows": True, "is_cumulative": cumulative, "trace": trace}
         return self._submit(prompt, params, timeout_s=timeout_s, **options, **info)
 
     def _submit(self, prompt: Prompt, params: SamplingParams | None, **options: Any) -> RequestStream:
@@ -108,6 +111,8 @@ class AsyncLLM(AsyncPoolingCalls):
             raise RequestError(f"params={shown(params)} must be SamplingParams")
         deltas = DeltaQueue(loop, is_cumulative=options.get("is_cumulative", False))
         options["prompt"] = prompt if isinstance(prompt, str) else None
+        if options.get("trace") is None and is_chat(prompt):
+            options["trace"] = CHAT_TRACE
         if isinstance(options["tags"], Mapping):
             options["tags"] = dict(options["tags"])  # the engine's thread reads them later
         options["arrival_s"] = self.llm.output_processor.engine.clock()

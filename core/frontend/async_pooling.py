@@ -44,12 +44,13 @@ class AsyncPoolingCalls:
         tags: Mapping[str, str] | None = None,
         deadline_s: float | None = None,
         cache_salt: str | None = None,
+        trace: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> RequestStream:
         """Queue a prompt to be pooled; its only Delta has the output with the vector. Raises: as `stream`."""
         info = {"priority": priority, "tags": tags, "deadline_s": deadline_s, "cache_salt": cache_salt}
         pooling = PoolingParams() if params is None else params
-        return self._submit(prompt, NOT_SAMPLED, timeout_s=timeout_s, pooling=pooling, **info)
+        return self._submit(prompt, NOT_SAMPLED, timeout_s=timeout_s, pooling=pooling, trace=trace, **info)
 
     async def embed(
         self,

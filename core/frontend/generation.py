@@ -10,9 +10,9 @@ from hookline.core.errors import QueueFullError, RequestError, shown
 from hookline.core.frontend.output_processor import OutputProcessor
 from hookline.core.frontend.progress import Progress
 from hookline.core.outputs import Delta, RequestOutput, merge_completions
-from hookline.core.request_info import INFO_KEYS
+from hookline.core.request_info import CHAT_TRACE, INFO_KEYS
 from hookline.core.sampling_params import SamplingParams
-from hookline.core.tokenizer.codec import Prompt
+from hookline.core.tokenizer.codec import Prompt, is_chat
 
 P = TypeVar("P")
 """Parameters of requests: SamplingParams or PoolingParams."""
@@ -100,6 +100,8 @@ class Call:
         try:
             token_ids = self._output_processor.codec.encode(prompt)
             options = {"prompt": text, "prompt_index": index, **self._options, **own}
+            if is_chat(prompt):
+                options.setdefault("trace", CHAT_TRACE)
             self._open.update(self._output_processor.add(token_ids, params, self._receive, **options))
         except RequestError as error:
             self._new_deltas.append(

@@ -335,6 +335,7 @@ class Request:
             info.tags,
             info.deadline_s,
             is_pooled=self.pooling is not None,
+            trace=info.trace,
         )
 
     def output(

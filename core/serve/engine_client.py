@@ -149,6 +149,7 @@ class EngineClient(Protocol):
         tags: Mapping[str, str] | None = None,
         deadline_s: float | None = None,
         cache_salt: str | None = None,
+        trace: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
         session: str | None = None,
         pooling: PoolingParams | None = None,

@@ -37,6 +37,7 @@ class InProcessClient:
         tags: Mapping[str, str] | None = None,
         deadline_s: float | None = None,
         cache_salt: str | None = None,
+        trace: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
         session: str | None = None,
         pooling: PoolingParams | None = None,
@@ -48,7 +49,7 @@ class InProcessClient:
             full = QueueFullError("serve.max_requests", self._settings.max_requests, self._llm.num_open, 0)
             self._llm.refuse(full)
             raise full
-        options: dict[str, Any] = {"tags": tags, "deadline_s": deadline_s, "cache_salt": cache_salt}
+        options: dict[str, Any] = {"tags": tags, "deadline_s": deadline_s, "cache_salt": cache_salt, "trace": trace}
         given = {name: value for name, value in options.items() if value is not None}
         timeout_s = limited_timeout_s(timeout_s, self._settings.timeout_s)
         if pooling is not None:

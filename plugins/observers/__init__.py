@@ -25,8 +25,8 @@ class OtelConfig:
 
     endpoint: str | None = None
     """Where spans go, e.g. http://localhost:4318/v1/traces; None: where OpenTelemetry's own variables say."""
-    service_name: str = "hookline"
-    """The resource's `service.name`."""
+    service_name: str | None = None
+    """The resource's `service.name`; None: what OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES say, else hookline."""
     model_name: str = ""
     """Value of `gen_ai.request.model`. If empty: the first of a server's `serve.names`, else the checkpoint's name."""
     timeout_s: float = bounded(5.0, above=0)

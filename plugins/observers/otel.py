@@ -7,15 +7,15 @@ OpenTelemetry's, so the engine never waits for a collector, and spans that no co
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from opentelemetry import propagate
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from hookline.core.contracts import Observer
 from hookline.core.outputs import FinishReason
@@ -25,9 +25,12 @@ if TYPE_CHECKING:
     from hookline.core.outputs import RequestOutput
     from hookline.plugins.observers import OtelConfig
 
-OPERATION = "text_completion"
+OPERATION, COMPLETION, EMBEDDINGS = "gen_ai.operation.name", "text_completion", "embeddings"
+NO_TRACE: Mapping[str, str] = {}
 PARENT = "traceparent"
-"""The tag that holds a caller's span, as W3C Trace Context writes it: the request's span is below it."""
+"""The tag that may hold a caller's span, as W3C Trace Context writes it, where no headers come with the request."""
+OWN = "gen_ai."
+"""How attributes of a request's span begin that come with the request."""
 REQUEST = ("max_tokens", "temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty", "seed")
 """Sampling parameters in a span, as gen_ai.request.NAME."""
 
@@ -46,7 +49,7 @@ class OpenTelemetry(Observer):
         """See the hook of this name."""
         config = self._config
         exporter = self._exporter or OTLPSpanExporter(endpoint=config.endpoint, timeout=config.timeout_s)
-        self.provider = TracerProvider(resource=Resource.create({"service.name": config.service_name}))
+        self.provider = TracerProvider(resource=_resource(config.service_name))
         self.provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self.provider.get_tracer("hookline")
         self._model_name = config.model_name or engine.model_name.removeprefix("package:")
@@ -57,7 +60,10 @@ class OpenTelemetry(Observer):
         attributes = {f"gen_ai.request.{name}": getattr(info.params, name) for name in REQUEST}
         attributes |= {"hookline.priority": info.priority, "hookline.deadline_s": info.deadline_s}
         attributes["gen_ai.usage.input_tokens"] = info.num_prompt_tokens
-        self._spans[info.request_id] = self._start(info.request_id, info.tags, info.arrival_s, attributes)
+        operation = EMBEDDINGS if info.is_pooled else COMPLETION
+        self._spans[info.request_id] = self._start(
+            info.request_id, info.tags, info.arrival_s, attributes, info.trace, operation
+        )
 
     def on_first_token(self, info: RequestBegin, first_token_s: float) -> None:
         """See the hook of this name."""
@@ -81,19 +87,30 @@ class OpenTelemetry(Observer):
         self.provider.force_flush(int(1000 * self._config.timeout_s))
         self.provider.shutdown()
 
-    def _start(self, id_: int, tags: Any, when_s: float, attributes: dict[str, Any]) -> Span:
-        said = {
-            "gen_ai.operation.name": OPERATION,
+    def _start(
+        self,
+        id_: int,
+        tags: Mapping[str, str],
+        when_s: float,
+        attributes: dict[str, Any],
+        trace: Mapping[str, str] = NO_TRACE,
+        operation: str = COMPLETION,
+    ) -> Span:
+        said: dict[str, Any] = {
+            OPERATION: operation,
             "gen_ai.provider.name": "hookline",
             "gen_ai.request.model": self._model_name,
             "gen_ai.response.model": self._model_name,
             "gen_ai.response.id": str(id_),
             **attributes,
+            **{key: value for key, value in trace.items() if key.startswith(OWN)},
             **{f"hookline.tag.{key}": value for key, value in tags.items() if key != PARENT},
         }
+        caller = {key: value for key, value in tags.items() if key == PARENT}
+        caller |= {key: value for key, value in trace.items() if not key.startswith(OWN)}
         return self._tracer.start_span(
-            f"{OPERATION} {self._model_name}",
-            context=TraceContextTextMapPropagator().extract({PARENT: tags[PARENT]}) if PARENT in tags else None,
+            f"{said[OPERATION]} {self._model_name}",
+            context=propagate.extract(caller) if caller else None,
             kind=SpanKind.SERVER,
             attributes={name: value for name, value in said.items() if value is not None},
             start_time=self._ns(when_s),
@@ -102,6 +119,15 @@ class OpenTelemetry(Observer):
     def _ns(self, when_s: float) -> int:
         """A moment of the engine's clock in nanoseconds since 1970."""
         return time.time_ns() - int(1e9 * (self._clock() - when_s))
+
+
+def _resource(service_name: str | None) -> Resource:
+    """What the spans are of: the environment and OpenTelemetry's detectors say it, and the configuration wins."""
+    if service_name is not None:
+        return Resource.create({SERVICE_NAME: service_name})
+    found = Resource.create()
+    is_named = not str(found.attributes[SERVICE_NAME]).startswith("unknown_service")
+    return found if is_named else found.merge(Resource({SERVICE_NAME: "hookline"}))
 
 
 def _outcome(output: RequestOutput) -> dict[str, Any]:

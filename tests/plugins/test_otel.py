@@ -11,7 +11,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from hookline.core.errors import PromptTooLongError
+from hookline.core.contracts import RequestBegin
+from hookline.core.errors import PromptTooLongError, RequestError
 from hookline.core.plugin.check_plugin import new_manager
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.observers import Observers
@@ -128,6 +129,55 @@ def test_a_callers_span_is_the_parent_if_a_tag_names_it(traced):
     child, root = traced.spans()
     assert (child.context.trace_id, child.parent.span_id) == (int(trace, 16), int(parent, 16))
     assert root.parent is None and "hookline.tag.traceparent" not in root.attributes
+
+
+def test_a_request_joins_the_trace_whose_headers_came_with_it(traced):
+    trace, parent = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+    headers = {"traceparent": f"00-{trace}-{parent}-01", "tracestate": "vendor=1", "baggage": "a=secret"}
+    own = {"gen_ai.operation.name": "chat", "gen_ai.response.id": "chatcmpl-1"}
+    traced.engine.add([1], params(), trace={**headers, **own})
+    drain(traced.engine)
+    traced.observer.provider.force_flush()
+    [span] = traced.exporter.get_finished_spans()
+    assert (span.context.trace_id, span.parent.span_id) == (int(trace, 16), int(parent, 16))
+    assert span.context.trace_state.get("vendor") == "1" and "secret" not in span.to_json()
+    assert span.name == "chat tiny" and {key: span.attributes[key] for key in own} == own
+
+
+def test_a_pooled_request_is_an_embedding(traced):
+    traced.observer.on_request_begin(RequestBegin(5, 0.0, 3, params(), 0, {}, None, is_pooled=True))
+    traced.engine.close()
+    [span] = traced.exporter.get_finished_spans() or [traced.observer._spans[5]]
+    assert span.attributes["gen_ai.operation.name"] == "embeddings"
+
+
+@pytest.mark.parametrize(
+    ("environment", "config", "name"),
+    [
+        ({}, {}, "hookline"),
+        ({"OTEL_SERVICE_NAME": "gateway"}, {}, "gateway"),
+        ({"OTEL_RESOURCE_ATTRIBUTES": "service.name=mesh,deployment.environment=test"}, {}, "mesh"),
+        ({"OTEL_SERVICE_NAME": "gateway"}, {"service_name": "mine"}, "mine"),
+    ],
+)
+def test_a_service_has_the_name_that_opentelemetrys_variables_say(monkeypatch, environment, config, name):
+    for key in ("OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES"):
+        monkeypatch.delenv(key, raising=False)
+    for key, value in environment.items():
+        monkeypatch.setenv(key, value)
+    traced = Traced(OtelConfig(**config))
+    traced.engine.add([1], params())
+    traced.engine.close()
+    [span] = traced.exporter.get_finished_spans()
+    assert span.resource.attributes["service.name"] == name
+    told = span.resource.attributes.get("deployment.environment")
+    assert told == ("test" if "OTEL_RESOURCE_ATTRIBUTES" in environment else None)
+
+
+@pytest.mark.parametrize("trace", ["x", {"traceparent": 5}, {"baggage": "x" * 8193}, ["traceparent"]])
+def test_a_trace_that_is_none_is_refused_in_one_line(traced, trace):
+    with pytest.raises(RequestError, match="must be a mapping of names to texts, of at most 8192 characters each"):
+        traced.engine.add([1], params(), trace=trace)
 
 
 def test_closing_the_engine_ends_and_sends_every_span():

@@ -17,6 +17,7 @@ from hookline.core.serve.chat.turn import Turn, answer_turn
 from hookline.core.serve.endpoints.answering import json_response
 from hookline.core.serve.endpoints.body import also_ignored, read
 from hookline.core.serve.endpoints.generation import Generation, Usage
+from hookline.core.serve.endpoints.request_options import span
 from hookline.core.serve.endpoints.surface import Surface
 
 
@@ -47,6 +48,7 @@ class _Answer:
 
     def __init__(self, fields: MessagesRequest, turn: Turn, id: str, model: str) -> None:
         self._id, self._model = id, model
+        self.span = span("chat", id)
         self._is_empty = fields.max_tokens == 0
         self._usage = Usage(len(turn.token_ids))
         self._reader, self._blocks = turn.reader(), Blocks()

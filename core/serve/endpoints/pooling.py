@@ -11,7 +11,7 @@ from hookline.core.errors import RequestError
 from hookline.core.outputs import RequestOutput
 from hookline.core.pooling_params import PoolingParams
 from hookline.core.sampling_params import NOT_SAMPLED
-from hookline.core.serve.endpoints.request_options import ServiceFields
+from hookline.core.serve.endpoints.request_options import ServiceFields, span
 from hookline.core.serve.endpoints.surface import Surface
 from hookline.core.serve.errors import invalid
 
@@ -37,14 +37,15 @@ async def pooled(
     params: PoolingParams,
     fields: ServiceFields,
     headers: Headers,
+    id: str,
     places: Sequence[str] = (),
 ) -> list[RequestOutput]:
-    """One output with its vector for each prompt. places: what errors call each, if there are several.
+    """One output with its vector for each prompt. id: of the response. places: what errors call each prompt.
 
     Raises: RequestError or ApiError if one of them cannot be served; the others are ended then.
     """
     asked = [(token_ids, NOT_SAMPLED) for token_ids in prompts]
-    generation = await surface.open(asked, fields, headers, pooling=params, places=places)
+    generation = await surface.open(asked, fields, headers, pooling=params, places=places, span=span("embeddings", id))
     try:
         return [output for (output,) in await generation.outputs()]
     finally:

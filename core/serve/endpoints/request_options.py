@@ -9,6 +9,7 @@ import msgspec
 from starlette.datastructures import Headers
 
 from hookline.core.errors import clipped
+from hookline.core.request_info import MAX_TRACE_CHARACTERS, NO_TAGS
 from hookline.core.sampling_params import as_float
 from hookline.core.serve.endpoints.body import number_header
 from hookline.core.serve.errors import invalid
@@ -16,6 +17,11 @@ from hookline.core.serve.errors import invalid
 PRIORITY, TAGS, CACHE_SALT = "X-Priority", "X-Tags", "X-Cache-Salt"
 DEADLINE, TIMEOUT = "X-Deadline-S", "X-Timeout-S"
 SESSION = "X-Session-Id"
+TRACE_HEADERS = (
+    *("traceparent", "tracestate", "baggage", "b3", "uber-trace-id", "x-amzn-trace-id"),
+    *(f"x-b3-{name}" for name in ("traceid", "spanid", "parentspanid", "sampled", "flags")),
+)
+"""Headers that OpenTelemetry's propagators know: W3C's, Zipkin's, Jaeger's and AWS'."""
 
 
 class ServiceFields(msgspec.Struct, kw_only=True):
@@ -38,9 +44,18 @@ class ServiceFields(msgspec.Struct, kw_only=True):
     """Seconds after which it is ended with an error."""
 
 
-def request_options(fields: ServiceFields, headers: Headers) -> dict[str, Any]:
+def span(operation: str, id: str) -> dict[str, str]:
+    """Attributes of a request's span in a trace, by OpenTelemetry's conventions.
+
+    operation: chat, text_completion or embeddings. id: of the response.
+    """
+    return {"gen_ai.operation.name": operation, "gen_ai.response.id": id}
+
+
+def request_options(fields: ServiceFields, headers: Headers, attributes: Mapping[str, str] = NO_TAGS) -> dict[str, Any]:
     """Keyword arguments of EngineClient.stream; those that neither a header nor a field sets are left out.
 
+    attributes: of the request's span, beside the headers of the caller's trace.
     A header wins over a field, since a gateway sets headers; the session is a header alone.
     Raises: ApiError for a header or a time limit that cannot be read.
     """
@@ -51,12 +66,19 @@ def request_options(fields: ServiceFields, headers: Headers) -> dict[str, Any]:
         "cache_salt": headers.get(CACHE_SALT),
         "timeout_s": number_header(headers, TIMEOUT, float),
         "session": headers.get(SESSION),
+        "trace": {**_caller(headers), **attributes} or None,
     }
     options = {name: getattr(fields, name, None) if value is None else value for name, value in found.items()}
     timeout_s = options["timeout_s"]
     if timeout_s is not None and not 0 < as_float(timeout_s) < float("inf"):
         raise invalid(f"timeout_s={timeout_s} must be a finite number of seconds above 0", "timeout_s")
     return {name: value for name, value in options.items() if value is not None}
+
+
+def _caller(headers: Headers) -> dict[str, str]:
+    """What the headers say of the caller's trace; propagators read what they know of it."""
+    found = {name: headers[name] for name in TRACE_HEADERS if name in headers}
+    return {name: value for name, value in found.items() if len(value) <= MAX_TRACE_CHARACTERS}
 
 
 def _tags(headers: Headers) -> Mapping[str, str] | None:

@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from hookline.core.errors import RequestError, clipped
 from hookline.core.pooling_params import PoolingParams
+from hookline.core.request_info import NO_TAGS
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.serve.endpoints.answering import EventStream
 from hookline.core.serve.endpoints.fields import SamplingFields
@@ -40,6 +41,11 @@ Result = TypeVar("Result")
 
 class Work(Protocol):
     """How an endpoint makes its answer of a generation."""
+
+    @property
+    def span(self) -> Mapping[str, str]:
+        """Attributes of the request's span in a trace."""
+        ...
 
     def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
         """The frames of a stream."""
@@ -144,14 +150,15 @@ class Surface:
         pooling: PoolingParams | None = None,
         naming: Naming = SAME_NAMES,
         places: Sequence[str] = (),
+        span: Mapping[str, str] = NO_TAGS,
     ) -> Generation:
         """Queue prompts, each with its sampling parameters; or all to be pooled.
 
-        naming: how errors name fields. places: what they call each prompt, if there are several.
+        naming: how errors name fields. places: what they call each prompt, if there are several. span: see Work.
         Raises: what EngineClient.stream raises at once; none of the prompts is left queued then.
         """
         self.check_number(len(asked), 1 if pooling is not None else max(params.n for _, params in asked))
-        options = request_options(fields, headers) | ({} if pooling is None else {"pooling": pooling})
+        options = request_options(fields, headers, span) | ({} if pooling is None else {"pooling": pooling})
         streams: list[DeltaStream] = []
         try:
             for number, (token_ids, params) in enumerate(asked, 1):
@@ -181,7 +188,7 @@ class Surface:
 
         Raises: as `open`.
         """
-        generation = await self.open(asked, fields, request.headers, naming=naming, places=places)
+        generation = await self.open(asked, fields, request.headers, naming=naming, places=places, span=work.span)
         if not fields.stream:
             try:
                 return await work.whole(generation, headers)

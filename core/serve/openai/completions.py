@@ -13,6 +13,7 @@ from hookline.core.outputs import Delta, FinishReason, RequestOutput, TokenLogpr
 from hookline.core.serve.endpoints.answering import json_response
 from hookline.core.serve.endpoints.body import read
 from hookline.core.serve.endpoints.generation import Generation, Usage, finish_reason
+from hookline.core.serve.endpoints.request_options import span
 from hookline.core.serve.endpoints.surface import Surface, new_id, now_s, places_of
 from hookline.core.serve.errors import OPENAI_ERRORS, Naming
 from hookline.core.serve.openai.completion_request import CompletionRequest
@@ -52,6 +53,7 @@ class _Answer:
     ) -> None:
         self._surface, self._fields, self._given, self._prompts = surface, fields, given, prompts
         self._named = (id, "text_completion", now_s(), model)
+        self.span = span("text_completion", id)
         self._usage = Usage(sum(map(len, prompts)))
         self._n = fields.n or 1
         self._drops_token = fields.max_tokens == 0

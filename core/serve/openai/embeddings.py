@@ -72,8 +72,8 @@ async def embeddings(surface: Surface, request: Request) -> Response:
     surface.check_prompts(fields.input, param="input")
     given = fields.inputs
     prompts = await surface.token_ids(given, add_special_tokens=fields.add_special_tokens is not False)
-    outputs = await pooled(surface, prompts, params, fields, request.headers, places_of("input", prompts))
     id, num_tokens = new_id("embd-", request), sum(map(len, prompts))
+    outputs = await pooled(surface, prompts, params, fields, request.headers, id, places_of("input", prompts))
     body = await surface.in_time(sum(_size(one) for one in outputs), lambda: _body(outputs, form))
     usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
     named = {"id": id, "object": "list", "created": now_s(), "model": name}

@@ -15,6 +15,7 @@ from hookline.core.serve.chat.turn import Turn, answer_turn
 from hookline.core.serve.endpoints.answering import json_response
 from hookline.core.serve.endpoints.body import read
 from hookline.core.serve.endpoints.generation import Generation, Usage
+from hookline.core.serve.endpoints.request_options import span
 from hookline.core.serve.endpoints.surface import Surface, now_s
 from hookline.core.serve.errors import OPENAI_ERRORS
 from hookline.core.serve.openai.logprobs import WaitingLogprobs, chat_logprobs
@@ -38,6 +39,7 @@ class _Answer:
     def __init__(self, surface: Surface, fields: ResponsesRequest, turn: Turn, id: str, model: str) -> None:
         self._surface, self._fields, self._turn = surface, fields, turn
         self._id, self._created, self._model = id, now_s(), model
+        self.span = span("chat", id)
         self._usage = Usage(len(turn.token_ids))
         self._events = Events()
         self._items = ResponseItems(self._events, turn.tools)

@@ -80,10 +80,10 @@ async def score(surface: Surface, request: Request) -> Response:
     fields, headers = await read(request, ScoreRequest)
     name = surface.model_name(fields.model)
     surface.check_prompts(fields.text_2, param="text_2")
-    pairs = fields.pairs
-    numbers, num_tokens = await _scores(surface, pairs, fields, request.headers, ("text_1", "text_2"))
+    pairs, id = fields.pairs, new_id("score-", request)
+    numbers, num_tokens = await _scores(surface, pairs, fields, request.headers, id, ("text_1", "text_2"))
     data = [{"index": index, "object": "score", "score": number} for index, number in enumerate(numbers)]
-    named = {"id": new_id("score-", request), "object": "list", "created": now_s(), "model": name}
+    named = {"id": id, "object": "list", "created": now_s(), "model": name}
     usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
     return json_response({**named, "data": data, "usage": usage}, headers=headers)
 
@@ -98,13 +98,13 @@ async def rerank(surface: Surface, request: Request) -> Response:
         raise invalid(f"top_n={shown(fields.top_n)} must be at least 0", "top_n")
     surface.check_number(len(fields.documents or ()), param="documents")
     texts = fields.texts
-    pairs = [(fields.query, text) for text in texts]
-    numbers, num_tokens = await _scores(surface, pairs, fields, request.headers, ("query", "documents"))
+    pairs, id = [(fields.query, text) for text in texts], new_id("rerank-", request)
+    numbers, num_tokens = await _scores(surface, pairs, fields, request.headers, id, ("query", "documents"))
     order = sorted(range(len(texts)), key=lambda index: -numbers[index])[: fields.top_n or None]
     results: list[dict[str, Any]] = [{"index": index, "relevance_score": numbers[index]} for index in order]
     if fields.return_documents is not False:
         results = [{**one, "document": {"text": texts[one["index"]]}} for one in results]
-    named = {"id": new_id("rerank-", request), "model": name}
+    named = {"id": id, "model": name}
     usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
     return json_response({**named, "usage": usage, "results": results}, headers=headers)
 
@@ -114,6 +114,7 @@ async def _scores(
     pairs: Sequence[tuple[str, str]],
     fields: ServiceFields,
     headers: Headers,
+    id: str,
     names: tuple[str, str],
 ) -> tuple[list[float], int]:
     """The scores of pairs, and how many tokens were read. names: the fields of queries and of documents."""
@@ -125,12 +126,12 @@ async def _scores(
             places.setdefault(pair[0], of_query)
             places.setdefault(pair[1], document)
         prompts = await surface.encoded(list(places))
-        found = await pooled(surface, prompts, embedding_params(None), fields, headers, list(places.values()))
+        found = await pooled(surface, prompts, embedding_params(None), fields, headers, id, list(places.values()))
         vectors = dict(zip(places, found, strict=True))
         outputs = [scored(vectors[document], cosine(vectors[query])) for query, document in pairs]
     else:
         prompts = await surface.each(pairs, lambda pair: len(pair[0]) + len(pair[1]), partial(_pair, surface))
-        found = await pooled(surface, prompts, params, fields, headers, documents)
+        found = await pooled(surface, prompts, params, fields, headers, id, documents)
         outputs = [scored(output, reading(params)) for output in found]
     return [_number(output) for output in outputs], sum(map(len, prompts))
 

@@ -94,6 +94,7 @@ class RemoteClient:
         tags: Mapping[str, str] | None = None,
         deadline_s: float | None = None,
         cache_salt: str | None = None,
+        trace: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
         session: str | None = None,
         pooling: PoolingParams | None = None,
@@ -101,7 +102,13 @@ class RemoteClient:
         """See EngineClient."""
         self._check_open(params.n)
         timeout_s = limited_timeout_s(timeout_s, self._settings.timeout_s)
-        given = {"tags": tags, "deadline_s": deadline_s, "cache_salt": cache_salt, "timeout_s": timeout_s}
+        given = {
+            "tags": tags,
+            "deadline_s": deadline_s,
+            "cache_salt": cache_salt,
+            "trace": trace,
+            "timeout_s": timeout_s,
+        }
         options = {"priority": priority, **{name: value for name, value in given.items() if value is not None}}
         handle, self._next_handle = self._next_handle, self._next_handle + params.n
         stream = RemoteStream(

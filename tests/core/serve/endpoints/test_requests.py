@@ -34,7 +34,7 @@ def test_options_come_by_field_or_by_header_and_the_header_wins(ask: Ask) -> Non
     ask(client, "POST", "/v1/completions", json={"prompt": "x", **fields})
     headers = {"X-Priority": "-3", "X-Tags": "tenant=acme, class=chat", "X-Cache-Salt": "t", "X-Deadline-S": "1"}
     ask(client, "POST", "/v1/completions", json={"prompt": "x", **fields}, headers=headers)
-    first, second = (asked.options for asked in client.asked)
+    first, second = ({key: value for key, value in asked.options.items() if key != "trace"} for asked in client.asked)
     assert first == fields
     tags = {"tenant": "acme", "class": "chat"}
     assert second == {"priority": -3, "tags": tags, "cache_salt": "t", "deadline_s": 1.0, "timeout_s": 9}
@@ -43,7 +43,7 @@ def test_options_come_by_field_or_by_header_and_the_header_wins(ask: Ask) -> Non
 def test_a_request_that_says_nothing_sends_no_options(ask: Ask) -> None:
     client = FakeEngineClient()
     ask(client, "POST", "/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}]})
-    assert client.asked[0].options == {}
+    assert set(client.asked[0].options) == {"trace"}  # of the server's own
 
 
 @pytest.mark.parametrize(("given", "taken"), [(7, 7), (-1, None), (-2, 2**63 - 2), (2**63, 0), (None, None)])
@@ -272,3 +272,25 @@ def test_two_tokens_with_one_text_are_told_apart_and_minus_infinity_is_a_number(
     assert chat_logprobs(texts.behind([]), [scored])["content"][0]["bytes"] == list(texts.data(halves[0]))
     as_ids = CompletionLogprobs(texts, as_ids=True).of([halves[0]], [scored])
     assert as_ids["tokens"] == [f"token_id:{halves[0]}"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "operation", "prefix"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}, "chat", "chatcmpl-"),
+        ("/v1/responses", {"input": "x"}, "chat", "resp_"),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 3}, "chat", "msg_"),
+        ("/v1/completions", {"prompt": "x"}, "text_completion", "cmpl-"),
+        ("/v1/embeddings", {"input": "x"}, "embeddings", "embd-"),
+    ],
+)
+def test_a_request_brings_its_callers_trace_and_its_responses_id(
+    ask: Ask, path: str, body: dict[str, Any], operation: str, prefix: str
+) -> None:
+    client, parent = FakeEngineClient(), "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    headers = {"Traceparent": parent, "tracestate": "a=b", "X-Other": "c", "baggage": "x" * 9000}
+    answer = ask(client, "POST", path, json=body, headers=headers).json()
+    named = {"gen_ai.operation.name": operation, "gen_ai.response.id": answer.get("id", "")}
+    trace = client.asked[0].options["trace"]
+    assert trace["gen_ai.response.id"].startswith(prefix)
+    assert trace == {"traceparent": parent, "tracestate": "a=b", **named}
