@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -125,6 +125,19 @@ class RequestOutput:
     refusal: str | None = None
     vector: VectorArray | None = None
     is_fault: bool = False
+
+    def copy(self) -> RequestOutput:
+        """One that its owner may change without changing this one: its lists and its vector are its own."""
+        return replace(
+            self,
+            prompt_token_ids=list(self.prompt_token_ids),
+            token_ids=list(self.token_ids),
+            logprobs=None if self.logprobs is None else list(self.logprobs),
+            prompt_logprobs=None if self.prompt_logprobs is None else list(self.prompt_logprobs),
+            others=[one.copy() for one in self.others],
+            tags=dict(self.tags),
+            vector=None if self.vector is None else self.vector.copy(),
+        )
 
     @property
     def completions(self) -> list[RequestOutput]:

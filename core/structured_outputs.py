@@ -34,8 +34,8 @@ MAX_AFTER_CHARACTERS = 64
 KINDS = ("json", "regex", "choice", "grammar", "structural_tag")
 """The fields of which exactly one is set."""
 _PLACE = "sampling.structured_outputs"
-_MAX_BITS = 1024
-"""Longest whole number in a schema."""
+MAX_BITS = 1024
+"""Most bits of a whole number in a schema."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ def _pairs(name: str, holder: Any) -> Iterator[tuple[str, Any]]:
 
 def _num_characters(name: str, value: object) -> int:
     is_plain = value is None or isinstance(value, bool | str | dict | list | tuple)
-    is_number = (isinstance(value, int) and value.bit_length() <= _MAX_BITS) or (
+    is_number = (isinstance(value, int) and value.bit_length() <= MAX_BITS) or (
         isinstance(value, float) and math.isfinite(value)
     )
     if not is_plain and not is_number:

@@ -14,8 +14,9 @@ from hookline.core.config.settings import EngineConfig
 from hookline.core.layers import config_values, rope_config
 from hookline.core.requests import logits_processing, structured_output
 from hookline.core.tokenizer import chat_templates, codec
+from hookline.core.util import files
 from hookline.plugins.grammars import trial
-from hookline.plugins.samplers import word_ban
+from hookline.plugins.samplers import token_bias, word_ban
 
 ROOT = Path(__file__).parents[1]
 SHOWN = {
@@ -25,7 +26,7 @@ SHOWN = {
     "`logprobs`, `prompt_logprobs`": [sampling_params.MAX_LOGPROBS],
     "`stop`": [sampling_params.MAX_STOPS, sampling_params.MAX_STOP_CHARACTERS],
     "`stop_token_ids`": [sampling_params.MAX_STOP_TOKEN_IDS],
-    "`logit_bias`": [sampling_params.MAX_BIASES],
+    "`logit_bias`": [token_bias.MAX_TOKENS],
     "`allowed_token_ids`": [sampling_params.MAX_ALLOWED_TOKEN_IDS],
     "`bad_words`": [
         sampling_params.MAX_BAD_WORDS,
@@ -76,11 +77,13 @@ SHOWN = {
     "a line of a batch": [rows.MAX_LINE_BYTES // 2**20],
     "a parquet file of a batch": [parts.MAX_ROWS, parts.MAX_PART_BYTES // 2**30],
     "a prompt of a trace": [workload.MAX_PROMPT_TOKENS],
-    "numbers": [sampling_params.MAX_WHOLE + 1],
+    "numbers": [sampling_params.MAX_WHOLE + 1, 2**structured_outputs.MAX_BITS],
+    "files of prompts, traces, keys and costs, and standard input": [files.MAX_READ],
 }
 OF_THE_SERVER = ("prompts, inputs or documents of one request to a server", "values in a large body", "messages, tools")
 WITHOUT_NUMBER = (
     "a prompt's text, before",
+    "messages of a chat, before",
     "a server's requests",
     "requests that wait",
     "a request's time",

@@ -20,7 +20,7 @@ from hookline.core.config.schema import build
 from hookline.core.errors import ConfigError, RequestError, shown
 from hookline.core.request_info import INFO_KEYS, RequestInfo
 from hookline.core.sampling_params import as_float
-from hookline.core.util.files import path_of
+from hookline.core.util.files import path_of, read_bounded
 from hookline.core.util.json_lines import json_object, numbered_lines
 
 PROMPT_KEYS = ("prompt_token_ids", "prompt", "prompt_tokens")
@@ -54,11 +54,9 @@ def read_trace(
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"workload.trace={path} cannot be read: {getattr(error, 'strerror', None) or error}"
-        ) from None
+        return read_bounded(path, "workload.trace").decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"workload.trace={path} cannot be read: {error}") from None
 
 
 def _request(

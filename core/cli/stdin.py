@@ -8,6 +8,7 @@ import sys
 from typing import TextIO
 
 from hookline.core.errors import ConfigError
+from hookline.core.util.files import MAX_READ
 
 SOURCES = ("prompt", "prompts", "prompts_file")
 """Keys that give prompts; with any of them standard input is not read."""
@@ -34,7 +35,10 @@ def piped_text(stream: TextIO | None = None) -> str | None:
     try:
         # Bytes, where there are some: what the text layer makes of them depends on the locale.
         buffer = getattr(stream, "buffer", None)
-        return stream.read() if buffer is None else buffer.read().decode("utf-8-sig").replace("\r\n", "\n")
+        found = stream.read(MAX_READ + 1) if buffer is None else buffer.read(MAX_READ + 1)
+        if len(found) > MAX_READ:
+            raise ConfigError(f"standard input holds more than {MAX_READ} bytes, which is the most that is read")
+        return found if isinstance(found, str) else found.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         raise ConfigError(f"standard input is not UTF-8 text: {error}") from error
 

@@ -64,7 +64,8 @@ class RopeSettings:
         if self.rope_type == "llama3":  # its max_position_embeddings is the scaled length
             return self.max_position_embeddings
         original = self.original_max_position_embeddings or self.max_position_embeddings
-        return max(self.max_position_embeddings, int(original * self.factor))
+        scaled = min(original * self.factor, sys.float_info.max)  # an infinite one is no number of tokens
+        return max(self.max_position_embeddings, int(scaled))
 
     def rotary_dim(self, head_dim: int) -> int:
         """How many values of a head are rotated: R.

@@ -14,6 +14,7 @@ import pluggy
 
 from hookline.core.contracts import is_offered
 from hookline.core.errors import PASSES, PluginError, show_traceback
+from hookline.core.outputs import RequestOutput
 from hookline.core.plugin.blame import Blaming, with_place
 from hookline.core.plugin.needs import unavailable
 
@@ -72,11 +73,13 @@ class Observers:
     def notify(self, hook: str, **arguments: Any) -> None:
         """Call all observers that implement a hook. One that raises is switched off, except for on_engine_stop.
 
+        Each gets a RequestOutput of its own: the caller's stays as it is, whatever an observer does to its lists.
+
         Raises: PluginError naming the plugin or the observer that raised while the engine starts or stops.
         """
         for who, call in tuple(self._calls.get(hook, ())):
             try:
-                call(**arguments)
+                call(**{name: one.copy() if isinstance(one, RequestOutput) else one for name, one in arguments.items()})
             except PASSES:
                 raise
             except BaseException as error:

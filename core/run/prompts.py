@@ -15,7 +15,7 @@ from hookline.core.config.schema import unknown_key
 from hookline.core.errors import ConfigError, RequestError, shown
 from hookline.core.request_info import INFO_KEYS
 from hookline.core.sampling_params import SamplingParams
-from hookline.core.util.files import path_of
+from hookline.core.util.files import path_of, read_bounded
 from hookline.core.util.json_lines import BOM, json_object, numbered_lines
 from hookline.core.util.mappings import merge
 
@@ -91,10 +91,7 @@ def _checked_list(prompts: Any) -> list[Any]:
 def _from_file(path: Path, params: SamplingParams, info: Mapping[str, Any]) -> Prompts:
     if path.suffix not in (".txt", ".jsonl"):
         raise ConfigError(f"prompts_file={path}: the name must end in .txt (a prompt a line) or .jsonl")
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"prompts_file={path} cannot be read: {error.strerror or error}") from error
+    data = read_bounded(path, "prompts_file")
     read = _from_json if path.suffix == ".jsonl" else _from_text
     lines = []
     for number, text in _decoded(data.removeprefix(BOM)):

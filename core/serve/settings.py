@@ -58,6 +58,9 @@ class ServeConfig:
     """Most completions that are made or wait at once, of each replica; further ones are refused with status 429."""
     max_body_bytes: int = bounded(16 * MIB, 1)
     """Largest body of a request."""
+    max_unfinished_bytes: int = bounded(128 * MIB, 1)
+    """Most memory of a front end for bodies that have not come whole, of all requests; beyond it the largest of them is
+    refused with status 503. One body always has as much as serve.max_body_bytes."""
     max_header_bytes: int = bounded(64 * 1024, 1024)
     """Largest head of a request: its line and its headers, with the trailers and the extensions of its chunks."""
     receive_s: float = bounded(60.0, above=0)
@@ -73,6 +76,9 @@ class ServeConfig:
     """PEM file with its private key; None: in the certificate's file."""
     cors_origins: tuple[str, ...] = ()
     """Origins whose pages may use the server, or * for all; none: only its own."""
+    hosts: tuple[str, ...] = ()
+    """Host names by which requests may come over the machine's own loopback without a key, beside localhost, names
+    without a dot and addresses; * for all. A page whose name leads to 127.0.0.1 is not to use the server."""
     access_log: bool = True
     """Log a line for each request, without its content."""
     reasoning_parser: Any = None

@@ -19,6 +19,7 @@ from hookline.core.contracts import Joining
 from hookline.core.errors import ConfigError, shown
 from hookline.core.sampling_params import as_float
 from hookline.core.step.captured import MOST_MIXED, PromptShape, graph_sizes, holding_shape, joining, prompt_shapes
+from hookline.core.util.files import read_bounded
 from hookline.core.util.json_lines import json_fault
 
 FORMAT = 1
@@ -223,10 +224,9 @@ def read_cost(path: Path) -> CostModel:
     Raises: ConfigError naming the file.
     """
     try:
-        values = json.loads(path.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError, RecursionError) as error:
-        why = getattr(error, "strerror", None) or json_fault(error)
-        raise ConfigError(f"cost={path} cannot be read: {why}") from None
+        values = json.loads(read_bounded(path, "cost").decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"cost={path} cannot be read: {json_fault(error)}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"cost={path} holds no JSON object")
     return cost_of(values, f"cost={path}")

@@ -246,6 +246,11 @@ class Codec:
         tokenizer = self._needed("a chat prompt")
         if not tokenizer.chat_template:
             raise RequestError("the checkpoint's tokenizer has no chat template; pass a text or token ids")
+        if self.max_len is not None and len(messages) > self.max_len:  # each takes a token or more, and time to render
+            raise PromptTooLongError(
+                f"the conversation has {len(messages)} messages, and there is room for {self.max_len} tokens; leave "
+                "old ones out, or raise engine.max_model_len"
+            )
         return rendered(tokenizer, messages, options)
 
     def _needed(self, what: str) -> Any:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import secrets
+import stat
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from hookline.core.errors import ConfigError
+
+MAX_READ = 2**30
+"""Most bytes of a file of prompts, of a trace, and of standard input: they are read whole."""
 
 
 def path_of(value: object) -> Path:
@@ -16,16 +20,37 @@ def path_of(value: object) -> Path:
     return Path(os.path.expanduser(str(value)))  # of a Path it would also be done for ./~, which names a folder here
 
 
+def read_bounded(path: Path, key: str, most: int = MAX_READ) -> bytes:
+    """What a file or a pipe holds.
+
+    Raises: ConfigError naming the key for more than `most` bytes, for a device, which may never end, and for what
+    cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
+                raise ConfigError(f"{key}={path} is neither a file nor a pipe")
+            data = file.read(most + 1)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{key}={path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    if len(data) > most:
+        raise ConfigError(f"{key}={path} holds more than {most} bytes, which is the most that is read; split it")
+    return data
+
+
 def check_writable(path: Path, key: str) -> None:
     """Find out whether `write_whole` will have a place to write to.
 
     Raises: ConfigError naming the key.
     """
-    if path.is_dir():
-        raise ConfigError(f"{key}={path} is a folder; name a file")
-    if not path.parent.is_dir():
-        raise ConfigError(f"{key}={path}: the folder {path.parent} does not exist; make it first")
     try:
+        with suppress(FileNotFoundError):
+            path.lstat()  # a name may be too long, which one that is made beside it is not
+        if path.is_dir():
+            raise ConfigError(f"{key}={path} is a folder; name a file")
+        if not path.parent.is_dir():
+            raise ConfigError(f"{key}={path}: the folder {path.parent} does not exist; make it first")
         handle, name = _beside(path)
         os.close(handle)
         os.unlink(name)
@@ -38,8 +63,8 @@ def check_appendable(path: Path, key: str) -> None:
 
     Raises: ConfigError naming the key.
     """
-    is_new = not path.exists()
     try:
+        is_new = not path.exists()
         os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666))
         if is_new:
             path.unlink()

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from hookline.core.errors import ConfigError
+from hookline.core.util.files import read_bounded
 
 VARIABLE = "HOOKLINE_API_KEY"
 _log = logging.getLogger("hookline")
@@ -53,7 +54,7 @@ def read_keys(path: str | None, environ: Mapping[str, str] | None = None) -> Api
 
 def _keys_of(path: Path) -> list[str]:
     try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
+        lines = read_bounded(path, "serve.api_key_file").decode("utf-8-sig").split("\n")
         mode = path.stat().st_mode
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"serve.api_key_file={path} cannot be read: {error}") from error

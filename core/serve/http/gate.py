@@ -6,6 +6,7 @@ Pure ASGI. Costs a stream nothing per chunk but a call: only the first message o
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import re
 import time
@@ -66,7 +67,8 @@ class Gate:
         self.num_open = 0
         """Requests that have not been answered whole."""
         self._receiving: set[_Passage] = set()
-        """Requests whose bodies have not come whole."""
+        """Requests that wait for more of their bodies."""
+        self._unfinished = Unfinished(max(settings.max_unfinished_bytes, settings.max_body_bytes))
         self._turns = Turns(MAX_BEGUN)
         self._is_idle = asyncio.Event()
         self._is_idle.set()
@@ -76,7 +78,9 @@ class Gate:
         if scope["type"] != "http":
             return
         scope["app"] = self  # has routes raise what they cannot answer
-        passage = _Passage(scope, receive, send, self._settings.max_body_bytes, self._headers, self._receiving)
+        passage = _Passage(
+            scope, receive, send, self._settings.max_body_bytes, self._headers, self._receiving, self._unfinished
+        )
         self.num_open += 1
         self._is_idle.clear()
         try:
@@ -106,8 +110,11 @@ class Gate:
 
     def _refusal(self, scope: Scope) -> ASGIApp | None:
         """Why a request is not let in, as what answers it; None if it is."""
-        if len(self._keys) and scope["path"] not in OPEN_PATHS and not self._keys.accept(scope["headers"]):
-            return _response(scope, _unauthorized())
+        if len(self._keys):
+            if scope["path"] not in OPEN_PATHS and not self._keys.accept(scope["headers"]):
+                return _response(scope, _unauthorized())
+        elif self._headers is None and (name := foreign_host(scope, self._settings.hosts)):
+            return _response(scope, _foreign(name))
         if self._life.is_draining and scope["method"] == "POST":
             return _response(scope, _stopping())
         is_of_page, type = False, b""
@@ -135,8 +142,9 @@ class _Passage:
         max_body_bytes: int,
         headers: Sequence[Header] | None,
         receiving: set[_Passage],
+        unfinished: Unfinished,
     ) -> None:
-        self._receiving, self._task = receiving, asyncio.current_task()
+        self._receiving, self._unfinished, self._task = receiving, unfinished, asyncio.current_task()
         self._refusal: ApiError | None = None
         self._scope, self._receive, self._send, self._max_body_bytes = scope, receive, send, max_body_bytes
         self._started_s = time.monotonic()
@@ -168,6 +176,7 @@ class _Passage:
         except Exception as error:
             await self._answer_fault(error)
         finally:
+            self._unfinished.forget(self)
             watch, self._watch = self._watch, None  # no circle of references is left for Python to find
             self._task = None
             if watch is not None:
@@ -177,6 +186,7 @@ class _Passage:
         """Answer with this error, while the body has not come whole."""
         assert self._task is not None
         self._receiving.discard(self)
+        self._unfinished.forget(self)
         self._refusal = error
         self._task.cancel()
 
@@ -202,8 +212,11 @@ class _Passage:
         self._num_bytes += len(message.get("body", b""))
         if self._num_bytes > self._max_body_bytes:
             raise _too_large(self._max_body_bytes)
-        if message["type"] == "http.request" and not message.get("more_body", False):
+        if message.get("more_body", False):
+            self._unfinished.hold(self, self._num_bytes)
+        elif message["type"] == "http.request":
             self._is_complete = True
+            self._unfinished.forget(self)
             assert self._task is not None
             self._watch = asyncio.get_running_loop().create_task(self._watch_for_end(self._task))
         return message
@@ -233,6 +246,60 @@ class _Passage:
         _access.info("%s %s %s %s %.3f s %s", client, self._scope["method"], path, status, seconds, self.id.decode())
 
 
+class Unfinished:
+    """How much there is of bodies that have not come whole, so that clients who never end theirs cannot fill memory.
+
+    Beyond `most` bytes the largest body is refused: those who send a little are not held up by those who send much.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self._sizes, self._sum = most, dict[_Passage, int](), 0
+
+    def hold(self, passage: _Passage, num_bytes: int) -> None:
+        """So much of a request's body is there. Raises: ApiError if it is the one to be refused."""
+        self._sum += num_bytes - self._sizes.get(passage, 0)
+        self._sizes[passage] = num_bytes
+        while self._sum > self._most:
+            largest = max(self._sizes, key=self._sizes.__getitem__)
+            if largest is passage:
+                self.forget(passage)
+                raise _too_many(self._most)
+            largest.refuse(_too_many(self._most))
+
+    def forget(self, passage: _Passage) -> None:
+        """A body has come whole, or its request has ended."""
+        self._sum -= self._sizes.pop(passage, 0)
+
+
+def foreign_host(scope: Scope, known: Sequence[str]) -> str:
+    """The name that a request over loopback gives for this server, if it is no name of this machine; else "".
+
+    A page can have its own name lead to 127.0.0.1, and then asks this server as if it were its own (DNS rebinding). Its
+    name has a dot: those without one are never public.
+    """
+    address = (scope.get("server") or ("",))[0]
+    if not _is_loopback(address) or "*" in known:
+        return ""
+    host = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"host"), "")
+    name = host.partition("]")[0].removeprefix("[") if host.startswith("[") else host.partition(":")[0]
+    plain = name.lower().removesuffix(".")
+    if "." not in plain or plain.endswith(".localhost") or plain in map(str.lower, known) or _is_address(plain):
+        return ""
+    return name
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_loopback(name: str) -> bool:
+    return _is_address(name) and ipaddress.ip_address(name).is_loopback
+
+
 def _request_id(headers: list[tuple[bytes, bytes]]) -> bytes:
     for name, value in headers:
         if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
@@ -249,6 +316,22 @@ def _unauthorized() -> ApiError:
     message = "the API key is missing or wrong; send it as: Authorization: Bearer KEY"
     headers = {"WWW-Authenticate": "Bearer"}
     return ApiError(401, message, "authentication_error", code="invalid_api_key", headers=headers)
+
+
+def _foreign(name: str) -> ApiError:
+    message = (
+        f"the server has no key, and is asked over loopback as {clipped(name)!r}, which may be a page's own name: use "
+        "localhost, set a key, or name it in serve.hosts"
+    )
+    return ApiError(403, message, "permission_error", code="foreign_host")
+
+
+def _too_many(most: int) -> ApiError:
+    headers = {"Retry-After": "1", "Connection": "close"}
+    message = (
+        f"bodies that have not come whole take more than serve.max_unfinished_bytes={most}; this one is the largest"
+    )
+    return ApiError(503, message, "server_error", code="too_many_bodies", headers=headers)
 
 
 def _stopping() -> ApiError:

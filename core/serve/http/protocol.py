@@ -33,6 +33,8 @@ content-length: {length}\r
 
 FRAME_BYTES = 12
 """Of a chunk's size, in hexadecimal digits, and its ends of lines: they do not count as the head of a request."""
+PROBE_S = 1.0
+"""Seconds between two looks whether a client that has closed its half of a connection is still there."""
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -53,6 +55,7 @@ class LimitedProtocol(HttpToolsProtocol):
         """Whether the message that comes has passed its head, so that `cycle` is its own."""
         self._receiving: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
+        self._probing: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See asyncio.Protocol."""
@@ -63,6 +66,8 @@ class LimitedProtocol(HttpToolsProtocol):
         """See asyncio.Protocol."""
         self._end_receiving()
         self._end_unread()
+        if self._probing is not None:
+            self._probing.cancel()
         super().connection_lost(exc)
         self.cycle = self.scope = self.headers = None  # type: ignore[assignment]  # no circle is left for Python to find
 
@@ -130,6 +135,28 @@ class LimitedProtocol(HttpToolsProtocol):
             super().on_message_complete()
         self._is_in_message = self._is_begun = False
         self._num_framing_bytes = 0
+
+    def eof_received(self) -> bool | None:  # type: ignore[override]
+        """See asyncio.Protocol. A client that has only said its last is answered; see `_probe`.
+
+        TLS knows no half of a connection, and a client of HTTP/1.0 can be told nothing before its answer.
+        """
+        is_half = self._is_answering and not self._is_in_message and self.scheme == "http"
+        if not is_half or self.scope["http_version"] == "1.0":
+            return None
+        self.cycle.keep_alive = False  # of the last request; uvicorn closes behind it
+        self._probing = self.loop.call_later(PROBE_S, self._probe)
+        return True
+
+    def _probe(self) -> None:
+        """Find out whether a client is still there who has said its last: one that has gone refuses what it is sent.
+
+        Only what is sent tells, so an answer that has not begun is put off with the words of an interim one.
+        """
+        if self._is_answering and not self.transport.is_closing():
+            if not self.cycle.response_started and not self.pipeline:
+                self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self._probing = self.loop.call_later(PROBE_S, self._probe)
 
     def pause_writing(self) -> None:
         """See asyncio.Protocol: the client does not read what waits for it."""

@@ -27,15 +27,31 @@ LAST_WORDS_S = 2.0
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn's server without handlers of signals. announce: called once it listens."""
+    """uvicorn's server without handlers of signals. announce: called once it listens.
 
-    def __init__(self, config: uvicorn.Config, announce: Callable[[], None]) -> None:
+    handshake_s: longest for a TLS handshake.
+    """
+
+    def __init__(self, config: uvicorn.Config, announce: Callable[[], None], handshake_s: float) -> None:
         super().__init__(config)
-        self._announce = announce
+        self._announce, self._handshake_s = announce, handshake_s
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and say so."""
-        await super().startup(sockets)
+        loop, config = asyncio.get_running_loop(), self.config
+        state = self.server_state
+        self.servers = [
+            await loop.create_server(
+                lambda: config.http_protocol_class(config, state, {}),  # type: ignore[call-arg, arg-type]
+                sock=one,
+                ssl=config.ssl,
+                backlog=config.backlog,
+                # uvicorn's own startup has no such argument, and asyncio waits 60 s
+                ssl_handshake_timeout=self._handshake_s if config.ssl else None,
+            )
+            for one in sockets or ()
+        ]
+        self.started = True
         self._announce()
 
     @contextlib.contextmanager
@@ -70,7 +86,7 @@ async def serve_http(
         ssl_certfile=settings.tls_certificate,
         ssl_keyfile=settings.tls_key,
     )
-    server = HttpServer(config, announce)
+    server = HttpServer(config, announce, settings.receive_s)
     config.load()
     certificate = None if config.ssl is None else CertificateWatch(config.ssl, settings)
     served.life.watch.start()

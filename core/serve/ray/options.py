@@ -22,6 +22,7 @@ NOT_OURS = {
     "receive_s": "http_options",
     "unread_s": "http_options",
     "max_header_bytes": "http_options",
+    "hosts": "http_options",
     "processes": "proxy_location",
     "replicas": "ray.min_replicas and ray.max_replicas",
     "restart": "its health checks, which always replace a dead replica",

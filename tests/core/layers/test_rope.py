@@ -221,3 +221,10 @@ def test_what_is_not_supported_is_refused_by_name(scaling: dict[str, Any], words
 def test_senseless_numbers_are_refused_by_name(config: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(words)):
         rope_settings({"max_position_embeddings": 64, **config})
+
+
+@pytest.mark.parametrize("kind", ["yarn", "linear", "dynamic"])
+@pytest.mark.parametrize("factor", [1e308, 1e300, 1e31, 10**300])
+def test_a_factor_whose_length_is_infinite_is_the_checkpoint_s_fault(kind, factor):
+    with pytest.raises(ConfigError, match=r"the scaled length = .+ must be a number of tokens, at most 16777216"):
+        rope_settings({"max_position_embeddings": 4096, "rope_scaling": {"rope_type": kind, "factor": factor}})

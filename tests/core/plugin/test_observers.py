@@ -298,3 +298,26 @@ def test_an_observer_that_raises_at_the_begin_ends_no_request():
     assert [output.finish_reason for output in drain(engine)] == [FinishReason.LENGTH]
     with pytest.raises(PluginError, match="on_request_begin of observer 'strict' raised KeyError"):
         engine.close()
+
+
+class Greedy(Observer):
+    """Empties all that it is shown."""
+
+    seen: ClassVar = []
+
+    def on_request_end(self, output):
+        self.seen.append(list(output.token_ids))
+        for one in (output.token_ids, output.prompt_token_ids, output.logprobs, output.tags, output.others):
+            if one is not None:
+                one.clear()
+        output.text = "mine"
+
+
+def test_an_observer_cannot_change_what_the_caller_gets_or_another_sees():
+    observers = Observers(chosen={"first": Greedy(None), "second": Greedy(None)})
+    engine = fake_engine(PlainScheduler(), observers=observers)
+    engine.add([1, 2, 3], SamplingParams(max_tokens=4, seed=1, ignore_eos=True), tags={"tenant": "a"})
+    (output,) = drain(engine)
+    assert len(output.token_ids) == 4 and output.prompt_token_ids == [1, 2, 3]
+    assert output.tags == {"tenant": "a"} and output.text != "mine"
+    assert Greedy.seen == [output.token_ids] * 2

@@ -186,3 +186,13 @@ def test_what_a_first_chat_template_imports_is_imported_before_its_time_starts(m
     assert "UndefinedError" in refusal(lambda: chats.render_chat([{"role": "user", "content": "a"}]))
     before, after = imported
     assert after == before >= {"jinja2.debug", "jinja2.constants", "encodings.unicode_escape"}
+
+
+def test_a_conversation_of_more_messages_than_there_is_room_for_is_refused_before_it_is_rendered(monkeypatch):
+    one, rendered = codec(), []
+    render = chat_templates.rendered
+    monkeypatch.setattr("hookline.core.tokenizer.codec.rendered", lambda *all_: rendered.append(1) or render(*all_))
+    message = {"role": "user", "content": ""}
+    one.render_chat([message] * MAX_LEN)
+    told = refusal(lambda: one.render_chat([message] * (MAX_LEN + 1)))
+    assert told.startswith("the conversation has 17 messages, and there is room for 16 tokens") and len(rendered) == 1

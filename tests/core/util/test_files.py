@@ -2,13 +2,14 @@
 
 import os
 import stat
+import threading
 from pathlib import Path
 
 import pytest
 
 from hookline.core.errors import ConfigError
 from hookline.core.sweep.results import append_line
-from hookline.core.util.files import check_appendable, check_writable, path_of, write_whole
+from hookline.core.util.files import check_appendable, check_writable, path_of, read_bounded, write_whole
 
 
 def broken_pieces():
@@ -88,3 +89,34 @@ def test_writing_does_not_touch_the_umask_which_all_threads_share(tmp_path, monk
     )
     write_whole(tmp_path / "a", ["text"], "output")
     assert (tmp_path / "a").read_text() == "text" and [*tmp_path.iterdir()] == [tmp_path / "a"]
+
+
+@pytest.mark.parametrize("check", [check_writable, check_appendable])
+@pytest.mark.parametrize("name", ["x" * 300, "é" * 140, "x" * 300 + "/a.jsonl"])
+def test_a_name_that_no_file_can_have_is_told_in_one_line_before_the_work(name, check, tmp_path):
+    with pytest.raises(ConfigError) as refused:
+        check(tmp_path / name, "output")
+    assert str(refused.value).startswith("output=") and str(refused.value).endswith(
+        "cannot be written: File name too long"
+    )
+
+
+def test_a_file_that_never_ends_is_refused_unread(tmp_path):
+    endless = tmp_path / "prompts.txt"
+    endless.symlink_to("/dev/zero")
+    with pytest.raises(ConfigError, match=r"prompts_file=.*prompts.txt is neither a file nor a pipe"):
+        read_bounded(endless, "prompts_file")
+
+
+def test_of_a_file_and_of_a_pipe_so_much_is_read_and_no_more(tmp_path):
+    path, pipe = tmp_path / "file", tmp_path / "pipe"
+    path.write_bytes(b"12345")
+    os.mkfifo(pipe)
+    for one in (path, pipe):
+        if one is pipe:
+            threading.Thread(target=pipe.write_bytes, args=(b"12345",), daemon=True).start()
+        assert read_bounded(one, "key", 5) == b"12345"
+        if one is pipe:
+            threading.Thread(target=pipe.write_bytes, args=(b"12345",), daemon=True).start()
+        with pytest.raises(ConfigError, match="holds more than 4 bytes, which is the most that is read"):
+            read_bounded(one, "key", 4)

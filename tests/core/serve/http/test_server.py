@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from hookline.core.errors import ConfigError
-from hookline.core.serve.http import server
+from hookline.core.serve.http import protocol, server
 from hookline.core.serve.http.api_keys import ApiKeys
 from hookline.core.serve.http.app import Served, make_app
 from hookline.core.serve.http.server import listening_sockets, serve_http
@@ -213,6 +213,132 @@ def test_who_does_not_finish_a_request_is_not_waited_for(data: bytes) -> None:
         return await exchange(port, data)
 
     assert serve(FakeEngineClient(), ServeConfig(port=0, receive_s=0.1), talk) in (b"", b"reset")
+
+
+def test_a_tls_handshake_is_not_waited_for_longer_than_a_request(tmp_path: Path) -> None:
+    path = tmp_path / "both.pem"
+    path.write_text(ONE)
+    settings = ServeConfig(port=0, receive_s=0.1, tls_certificate=str(path))
+
+    async def talk(port: int, served: Served, stopping: Any) -> bytes:
+        return await exchange(port, b"")
+
+    assert serve(FakeEngineClient(), settings, talk) in (b"", b"reset")
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_client_that_has_said_its_last_is_answered(is_stream: bool) -> None:
+    async def talk(port: int, served: Served, stopping: Any) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        first = request({"prompt": "x", "max_tokens": 3})
+        writer.write(first + request({**STREAM, "max_tokens": 20, "stream": is_stream}))
+        writer.write_eof()
+        found = await reader.read()
+        writer.close()
+        return found
+
+    answer = serve(FakeEngineClient(pause_s=0.01), ServeConfig(port=0), talk)
+    assert answers(answer) == [b"200", b"200"] and answer.count(b'"finish_reason":"length"') == 2
+
+
+def test_a_client_that_has_said_half_a_request_is_not_waited_for() -> None:
+    async def talk(port: int, served: Served, stopping: Any) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request({"prompt": "x"})[:-3])
+        writer.write_eof()
+        found = await reader.read()
+        writer.close()
+        return found
+
+    assert serve(FakeEngineClient(), ServeConfig(port=0), talk) == b""
+
+
+@pytest.mark.parametrize("version", [b"HTTP/1.0", b"HTTP/1.1"])
+def test_a_client_that_leaves_while_its_answer_is_made_ends_it(version: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "PROBE_S", 0.01)
+    client = FakeEngineClient(pause_s=0.005)
+
+    async def talk(port: int, served: Served, stopping: Any) -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request({"prompt": "x", "max_tokens": 4000, "ignore_eos": True}).replace(b"HTTP/1.1", version, 1))
+        while not client.asked:
+            await asyncio.sleep(0.005)
+        writer.close()
+        while client.num_open:
+            await asyncio.sleep(0.005)
+
+    serve(client, ServeConfig(port=0), talk)
+    assert client.asked[0].is_cancelled
+
+
+def test_bodies_that_never_end_take_bounded_memory_and_the_largest_are_refused() -> None:
+    settings = ServeConfig(port=0, max_body_bytes=MIB, max_unfinished_bytes=2 * MIB)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % MIB
+
+    async def send(port: int) -> bytes:
+        return await exchange(port, head + b" " * (MIB - 1000))
+
+    async def talk(port: int, served: Served, stopping: Any) -> tuple[set[bytes], bytes, int]:
+        whole = request({"prompt": "x", "max_tokens": 1}, Connection="close")
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(whole[:-5])
+        large, refused = {asyncio.ensure_future(send(port)) for _ in range(12)}, set()
+        while len(large) > 2:
+            done, large = await asyncio.wait(large, return_when=asyncio.FIRST_COMPLETED)
+            refused |= {one.result()[:12] for one in done}
+        unfinished = served.gate._unfinished._sum
+        writer.write(whole[-5:])
+        answer = await reader.read()
+        writer.close()
+        for one in large:
+            one.cancel()
+        await asyncio.wait(large)
+        return refused, answer, unfinished
+
+    refused, answer, unfinished = serve(FakeEngineClient(), settings, talk)
+    assert refused <= {b"HTTP/1.1 503", b"reset"} and answers(answer) == [b"200"] and 0 < unfinished <= 2 * MIB
+
+
+def test_a_body_that_is_refused_for_its_size_beside_others_is_told_so() -> None:
+    client, settings = FakeEngineClient(), ServeConfig(port=0, max_body_bytes=1000, max_unfinished_bytes=1000)
+
+    async def talk(port: int, served: Served, stopping: Any) -> bytes:
+        small = await asyncio.open_connection("127.0.0.1", port)
+        small[1].write(request({"prompt": "x" * 500})[:-5])
+        answer = await in_pieces(port, request({"prompt": "x" * 700})[:-5])
+        small[1].close()
+        return answer
+
+    answer = serve(client, settings, talk)
+    assert answers(answer) == [b"503"] and b"serve.max_unfinished_bytes=1000" in answer and b"retry-after" in answer
+
+
+LOCAL = (
+    b"localhost",
+    b"LOCALHOST:80",
+    b"x",
+    b"127.0.0.1:1",
+    b"[::1]:80",
+    b"api.localhost",
+    b"box.example",
+    b"10.0.0.1",
+)
+
+
+@pytest.mark.parametrize("path", [b"GET /v1/models", b"GET /", b"POST /v1/completions", b"GET /metrics"])
+def test_a_page_whose_own_name_leads_to_loopback_cannot_use_a_server_without_keys(path: bytes) -> None:
+    async def talk(port: int, served: Served, stopping: Any) -> dict[bytes, bytes]:
+        hosts = (*LOCAL, b"evil.example:80", b"127.0.0.1.evil.example", b"localhost.evil.example.", b"evil.box.example")
+        data = b"%b HTTP/1.1\r\nHost: %b\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}"
+        return {host: await exchange(port, data % (path, host)) for host in hosts}
+
+    settings = ServeConfig(port=0, hosts=("Box.example",))
+    found = serve(FakeEngineClient(), settings, talk)
+    refused = {host for host, answer in found.items() if answers(answer) == [b"403"]}
+    assert refused == found.keys() - set(LOCAL) and b"serve.hosts" in found[b"evil.example:80"]
+    assert not any(answers(one) == [b"403"] for one in serve(FakeEngineClient(), settings, talk, ("key",)).values())
+    settings = ServeConfig(port=0, hosts=("*",))
+    assert not any(answers(one) == [b"403"] for one in serve(FakeEngineClient(), settings, talk).values())
 
 
 def test_who_reads_nothing_loses_its_request() -> None:
