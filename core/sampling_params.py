@@ -227,8 +227,8 @@ class SamplingParams:
 
     temperature: float | None = None
     """Dimensionless, >= 0; 0 means greedy."""
-    max_tokens: int = 64
-    """Most tokens to generate, >= 1."""
+    max_tokens: int | None = 64
+    """Most tokens to generate, >= 1; None: as many as there is room for."""
     min_tokens: int = 0
     """Fewest tokens to generate before an end-of-sequence or stop token may be drawn."""
     seed: int | None = None
@@ -278,9 +278,10 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         """Check every field, and keep its normal form: tuples, dicts, floats, -1 as 0."""
-        whole("max_tokens", self.max_tokens, 1)
+        if self.max_tokens is not None:
+            whole("max_tokens", self.max_tokens, 1)
         whole("min_tokens", self.min_tokens, 0)
-        if self.min_tokens > self.max_tokens:
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(
                 f"sampling.min_tokens={shown(self.min_tokens)} exceeds max_tokens={shown(self.max_tokens)}"
             )
@@ -362,6 +363,10 @@ class SamplingParams:
     def is_scored(self) -> bool:
         """Whether log-probabilities are asked for."""
         return self.logprobs is not None or self.prompt_logprobs is not None
+
+    def num_tokens_in(self, room: int) -> int:
+        """Most tokens to generate where there is room for so many."""
+        return room if self.max_tokens is None else min(self.max_tokens, room)
 
     @cached_property
     def processed_fields(self) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ pytest.importorskip("starlette", reason="needs the extra: pip install hookline[s
 import httpx
 
 from hookline import LLM, AsyncLLM, SamplingParams
+from hookline.core.outputs import FinishReason
 from hookline.core.serve.http.api_keys import ApiKeys
 from hookline.core.serve.http.app import make_app
 from hookline.core.serve.processes.remote_stream import RemoteStream
@@ -159,3 +160,35 @@ def test_an_answer_that_goes_on_with_the_last_message_keeps_its_space(codec):
     whole, frames = choices(client, "/v1/chat/completions", **asked)
     assert whole["message"]["content"] == " Paris"
     assert "".join(frame["delta"].get("content") or "" for frame in frames) == " Paris"
+
+
+def test_a_text_that_brings_the_first_token_itself_is_told_once(checkpoint, caplog):
+    codec = Codec(checkpoint)
+    for _ in range(2):
+        assert codec.encode(f"<s>{PROMPT}")[:2] == [1, 1]
+    assert codec.encode_text(f"<s>{PROMPT}", add_special_tokens=False)[:2] != [1, 1]
+    [record] = caplog.records
+    assert record.getMessage().startswith("a prompt begins with <s> twice: its text has one, and the tokenizer puts")
+
+
+def test_an_engine_stops_at_the_token_that_its_tokenizer_names_and_says_so(tmp_path, caplog):
+    tokenizer = llama()
+    make_qwen3(tmp_path, vocab_size=tokenizer.get_vocab_size(), eos_token_id=None)
+    save(tokenizer, tmp_path)
+    for name in ("config.json", "generation_config.json"):
+        told = json.loads((tmp_path / name).read_text())
+        assert told.get("eos_token_id") is None
+    with caplog.at_level("WARNING", "hookline"), LLM(**options(tmp_path)) as llm:
+        [output] = llm.generate(PROMPT, SamplingParams(allowed_token_ids=[2], max_tokens=5))
+    assert (output.finish_reason, output.token_ids, output.text) == (FinishReason.STOP, [2], "")
+    assert [one.getMessage() for one in caplog.records if "eos_token" in one.getMessage()] == [
+        "the tokenizer's eos_token, </s> (id 2), ends completions, too, though neither config.json nor "
+        "generation_config.json names it; model.hf_overrides.eos_token_id says what does"
+    ]
+
+
+def test_without_a_number_of_tokens_there_are_as_many_as_there_is_room_for(llm, codec):
+    params = replace(paris(codec), max_tokens=None, min_tokens=100)
+    [output] = llm.generate(PROMPT, params)
+    assert len(output.prompt_token_ids) + len(output.token_ids) == SIZES["max_model_len"]
+    assert output.finish_reason is FinishReason.LENGTH

@@ -10,12 +10,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hookline.core.batch.rows import InputLine, Row, RowError, answer_line, custom_id_of, parse
-from hookline.core.errors import ConfigError, EngineError
+from hookline.core.cli.output import say
+from hookline.core.errors import ConfigError, EngineError, shown
 
 Post = Callable[[Row], Awaitable[tuple[int, str, Any]]]
 """Asks an endpoint: the status, the request's id and the body, parsed."""
 RETRY_S = 0.05
 """Pause before a row that the queue was full for is tried again."""
+MAX_CUSTOM_IDS = 1_000_000
+"""Lines whose custom_ids are compared: 100 MB."""
 MAX_TOLD = 5
 """Failures that are told one by one."""
 
@@ -53,6 +56,29 @@ class Tally:
         self.told += [f"{file}, {one}" for one in other.told][: MAX_TOLD - len(self.told)]
 
 
+class CustomIds:
+    """Tells once that two lines of a file share a custom_id, by which nobody can tell their answers apart. Looks at the
+    first MAX_CUSTOM_IDS lines.
+    """
+
+    def __init__(self) -> None:
+        self._lines: dict[int, int] | None = {}
+
+    def note(self, line: InputLine, custom_id: str) -> None:
+        """A line with this custom_id is being answered."""
+        if self._lines is None:
+            return
+        before = self._lines.setdefault(hash(custom_id), line.number)
+        if before != line.number:
+            say(
+                f"warning: lines {before} and {line.number} have the same custom_id={shown(custom_id)}; both are "
+                "answered, and further ones are not told"
+            )
+            self._lines = None
+        elif len(self._lines) >= MAX_CUSTOM_IDS:
+            self._lines = None
+
+
 async def run_rows(
     lines: Iterable[InputLine],
     post: Post,
@@ -66,12 +92,12 @@ async def run_rows(
     Lines are read when there is room for them, so memory does not grow with the file.
     Raises: EngineError when the engine is dead; what it had not answered is not written.
     """
-    tally, room = Tally(), asyncio.Semaphore(max_rows)
+    tally, custom_ids, room = Tally(), CustomIds(), asyncio.Semaphore(max_rows)
     async with asyncio.TaskGroup() as tasks:
 
         async def _answer(line: InputLine) -> None:
             try:
-                write(output, await answered(line, post, death, tally))
+                write(output, await answered(line, post, death, tally, custom_ids))
             finally:
                 room.release()
             progress(tally)
@@ -82,13 +108,16 @@ async def run_rows(
     return tally
 
 
-async def answered(line: InputLine, post: Post, death: Callable[[], str | None], tally: Tally) -> bytes:
+async def answered(
+    line: InputLine, post: Post, death: Callable[[], str | None], tally: Tally, custom_ids: CustomIds
+) -> bytes:
     """A line's answer, as a line of the output. Raises: EngineError when the engine is dead."""
     try:
         row = parse(line)
     except RowError as error:
         tally.fail(line, str(error))
         return answer_line(line, custom_id_of(line), None, error)
+    custom_ids.note(line, row.custom_id)
     while True:
         status, request_id, body = await post(row)
         if (cause := death()) is not None:

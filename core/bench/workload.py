@@ -210,7 +210,7 @@ class Load:
     @property
     def num_output_tokens(self) -> int:
         """Tokens wanted of all requests."""
-        return sum(request.params.max_tokens for request in self.requests)
+        return sum(request.params.max_tokens or 0 for request in self.requests)
 
 
 @dataclass

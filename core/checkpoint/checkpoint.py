@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hookline.core.checkpoint.file_tokenizer import file_tokenizer
+from hookline.core.checkpoint.file_tokenizer import file_tokenizer, tokenizer_eos
 from hookline.core.checkpoint.locate import PACKAGE, cached_on_disk, first_line, is_hub_id, locate
 from hookline.core.checkpoint.safetensors_files import StoredTensor, stored_tensors
 from hookline.core.contracts import CheckpointSource, ModelConfig
@@ -36,7 +37,8 @@ class Checkpoint:
     """A model at hand: its config and, unless it is random without one, its folder.
 
     folder: None if only a shape is known (weights=random), or if the model brought the source.
-    eos_token_ids: empty if the checkpoint names none.
+    eos_token_ids: empty if the checkpoint names none. tokenizer_eos: the tokenizer's own end-of-sequence token and its
+    id, if neither config names it: it is among eos_token_ids, too.
     """
 
     reference: str
@@ -46,6 +48,7 @@ class Checkpoint:
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
     """Sampling parameters that its generation_config.json recommends."""
     source: CheckpointSource | None = None
+    tokenizer_eos: tuple[str, int] | None = None
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Shape of each tensor, by its name; empty without a folder and a source.
@@ -81,7 +84,17 @@ def resolve_model(model: ModelConfig, model_class: Any = None) -> Checkpoint:
     source = model_class.open_checkpoint(model) if hasattr(model_class, "open_checkpoint") else None
     if source is not None:
         return _of_source(model, source)
-    return resolve_random(model) if model.weights == "random" else resolve(model.checkpoint, model.hf_overrides)
+    found = resolve_random(model) if model.weights == "random" else resolve(model.checkpoint, model.hf_overrides)
+    return _with_tokenizers_eos(found, model)
+
+
+def _with_tokenizers_eos(checkpoint: Checkpoint, model: ModelConfig) -> Checkpoint:
+    """Of a chat model, often the tokenizer alone names the token that ends a turn; config.json is the base model's."""
+    folder = locate(model.tokenizer) if model.tokenizer else checkpoint.folder
+    eos = None if folder is None or "eos_token_id" in model.hf_overrides else tokenizer_eos(folder)
+    if eos is None or eos[1] in checkpoint.eos_token_ids:
+        return checkpoint
+    return replace(checkpoint, eos_token_ids=(*checkpoint.eos_token_ids, eos[1]), tokenizer_eos=eos)
 
 
 def resolve(reference: str, hf_overrides: Mapping[str, Any] | None = None) -> Checkpoint:
@@ -121,7 +134,7 @@ def load_tokenizer(folder: Path) -> Any:
     try:
         found = file_tokenizer(folder) if (folder / "tokenizer.json").is_file() else None
         return _tokenizer_of_transformers(folder) if found is None else found
-    except PASSES:
+    except (*PASSES, CheckpointError):
         raise
     except BaseException as error:  # tokenizers panics with one that is no Exception
         raise CheckpointError(f"the tokenizer in {folder} cannot be loaded: {first_line(error)}") from error
@@ -129,11 +142,26 @@ def load_tokenizer(folder: Path) -> Any:
 
 def _tokenizer_of_transformers(folder: Path) -> Any:
     """AutoTokenizer costs another second of imports, and tokenizer.json says all it would find out."""
+    is_one_file = (folder / "tokenizer.json").is_file()
+    if not is_one_file and _needs_sentencepiece(folder):
+        raise CheckpointError(
+            f"{folder} has no tokenizer.json, and its tokenizer.model needs a package that is not installed: pip "
+            "install sentencepiece protobuf, or put the tokenizer.json beside it that AutoTokenizer's save_pretrained "
+            "writes"
+        )
     import transformers
 
-    is_one_file = (folder / "tokenizer.json").is_file()
     cls: Any = transformers.PreTrainedTokenizerFast if is_one_file else transformers.AutoTokenizer
     return cls.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+
+
+def _needs_sentencepiece(folder: Path) -> bool:
+    """Whether its tokenizer.model is one of SentencePiece's, and their library is not installed."""
+    path = folder / "tokenizer.model"
+    if not path.is_file() or find_spec("sentencepiece") is not None:
+        return False
+    with path.open("rb") as file:
+        return file.read(1) == b"\n"  # the first field of its protobuf; tiktoken's files are text
 
 
 def _read(reference: str, folder: Path, hf_overrides: Mapping[str, Any]) -> Checkpoint:

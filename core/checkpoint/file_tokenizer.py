@@ -153,6 +153,25 @@ def file_tokenizer(folder: Path) -> FileTokenizer | None:
     return FileTokenizer(folder, backend, named, _chat_template(folder, config))
 
 
+def tokenizer_eos(folder: Path) -> tuple[str, int] | None:
+    """The end-of-sequence token that a folder's tokenizer names, and its id; None if its files do not say both.
+
+    Reads the list of added tokens alone: a whole tokenizer.json takes a second.
+    """
+    try:
+        config = json.loads((folder / "tokenizer_config.json").read_bytes())
+        eos = config.get("eos_token")
+        eos = eos.get("content") if isinstance(eos, dict) else eos
+        added = {one["content"]: int(id_) for id_, one in (config.get("added_tokens_decoder") or {}).items()}
+        if isinstance(eos, str) and eos not in added:
+            text = (folder / "tokenizer.json").read_text(encoding="utf-8")
+            start = text.index("[", text.index('"added_tokens"'))
+            added = {one["content"]: int(one["id"]) for one in json.JSONDecoder().raw_decode(text, start)[0]}
+        return (eos, added[eos]) if isinstance(eos, str) else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None  # who loads the tokenizer is told what is wrong with it
+
+
 def _is_plain(folder: Path, config: Mapping[str, Any]) -> bool:
     """Whether nothing but tokenizer.json, and what is looked at here, takes part."""
     if not all(key in _HARMLESS or _names_token(key, value) for key, value in config.items()) or config.get(

@@ -22,6 +22,7 @@ from hookline.core.config.hydra_options import (
     as_typed,
     is_raw,
     let_join_ray,
+    named_in_mapping,
     quote_raw_values,
     search_path_overrides,
     store_keys,
@@ -272,6 +273,9 @@ def _refuse_name_overrides(arguments: Sequence[str]) -> None:
             raise ConfigError(f"{kind}={value} is a list, and {kind} takes one name; for a job of each: -m {kind}=a,b")
         if equals and name == "name" and kind in KINDS:
             raise ConfigError(f"'{argument}' would change a name and not the option; write {kind}={value}")
+        if equals and kind in KINDS and not name and (chosen := named_in_mapping(argument)) is not None:
+            fields = f"; fields go beside it, as {kind}.FIELD=VALUE"
+            raise ConfigError(f"'{argument}' would change a name and not the option; write {kind}={chosen}{fields}")
 
 
 @contextmanager

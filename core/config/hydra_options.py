@@ -111,6 +111,22 @@ def is_swept(argument: str) -> bool:
         return False
 
 
+def named_in_mapping(argument: str) -> str | None:
+    """The name, or the names, that an argument's mapping, or mappings, have; None if it has none, or cannot be read."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    if "{" not in argument:
+        return None
+    try:
+        override = OverridesParser.create().parse_override(argument)
+    except HydraException:
+        return None
+    values = list(override.sweep_iterator()) if override.is_choice_sweep() else [override.value()]
+    names = [str(one["name"]) for one in values if isinstance(one, dict) and "name" in one]
+    return ",".join(dict.fromkeys(names)) or None
+
+
 def as_typed(override: str) -> str:
     """An override as it was before `add_free_keys`."""
     return override.removeprefix("++") if override.startswith(_ADDED) else override

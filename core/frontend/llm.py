@@ -127,6 +127,12 @@ class LLM(PoolingCalls):
         self.start_phases_s: Mapping[str, float] = built.phases.seconds
         """Seconds that the parts of the start took, by their names; in a command since the process was started."""
         logger.info("engine start: %s", built.phases)
+        if checkpoint.tokenizer_eos is not None:
+            logger.warning(
+                "the tokenizer's eos_token, %s (id %d), ends completions, too, though neither config.json nor "
+                "generation_config.json names it; model.hf_overrides.eos_token_id says what does",
+                *checkpoint.tokenizer_eos,
+            )
         if checkpoint.sampling_defaults:
             defaults = ", ".join(f"{name}={value:g}" for name, value in checkpoint.sampling_defaults.items())
             logger.info("where sampling parameters are not set, generation_config.json decides: %s", defaults)

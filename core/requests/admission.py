@@ -117,7 +117,7 @@ def admit(
         id,
         tokens,
         params,
-        max_tokens=min(params.max_tokens, limits.max_len - len(tokens)),
+        max_tokens=params.num_tokens_in(limits.max_len - len(tokens)),
         block_size=limits.plan.block_size,
         seed=params.seed if params.seed is not None else derived_seed(limits.seed, id),
         stop_ids=stop_ids,

@@ -196,7 +196,7 @@ class _Completion:
     def __init__(self, client: FakeEngineClient, asked: Asked, index: int, params: SamplingParams) -> None:
         self._asked, self._index, self._params = asked, index, params
         room = client.facts.max_model_len - len(asked.prompt_token_ids)
-        reply, self._max_tokens = client.reply_to(asked, index), min(params.max_tokens, room)
+        reply, self._max_tokens = client.reply_to(asked, index), params.num_tokens_in(room)
         self._reply = reply * (self._max_tokens // max(1, len(reply)) + 1) if params.ignore_eos else reply
         skips = params.skip_special_tokens
         detokenizer = client.facts.codec.detokenizer(asked.prompt_token_ids, skip_special_tokens=skips)

@@ -6,6 +6,7 @@ no text.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence, Sized
 from copy import copy, deepcopy
 from dataclasses import replace
@@ -33,6 +34,7 @@ OTHER_SHRINKING = 16
 """The same where nothing is certain: a tokenizer that drops accents, white space or unknown words."""
 _NO_PROMPTS = (Mapping, set, frozenset, bytes, bytearray, memoryview)
 """Types that can be iterated and are neither a prompt nor a list of prompts."""
+_log = logging.getLogger("hookline")
 _BOOLS = frozenset((bool, np.bool_))
 
 
@@ -54,6 +56,7 @@ class Codec:
     ) -> None:
         self._folder, self._source, self._chats, self.max_len = folder, source, chat, max_len
         self._tokenizer: Any = None
+        self._told_twice = False
         self._texts: dict[bool, dict[int, str]] = {True: {}, False: {}}
 
     @property
@@ -88,7 +91,7 @@ class Codec:
         if isinstance(prompt, str) and self._chats:
             return self._chat([{"role": "user", "content": prompt}])
         if isinstance(prompt, str):
-            return self._tokenize(prompt, "a text prompt")
+            return self.encode_text(prompt)
         if is_chat(prompt):
             return self._chat(prompt)
         is_array = hasattr(prompt, "__array__") and np.ndim(prompt) == 1
@@ -109,7 +112,16 @@ class Codec:
         add_special_tokens: with those that begin or end a whole text, if the tokenizer has such.
         Raises: RequestError as `encode` does.
         """
-        return self._tokenize(text, "a text prompt", add_special_tokens=add_special_tokens)
+        ids = self._tokenize(text, "a text prompt", add_special_tokens=add_special_tokens)
+        first = getattr(self.tokenizer, "bos_token_id", None)
+        if first is not None and ids[:2] == [first, first] and not self._told_twice:
+            self._told_twice = True
+            _log.warning(
+                "a prompt begins with %s twice: its text has one, and the tokenizer puts one in front; take it out of "
+                "the text, or send messages, token ids, or add_special_tokens=false (this is told once)",
+                self.tokenizer.bos_token,
+            )
+        return ids
 
     def encode_plain(self, text: str) -> list[int]:
         """Token ids of a text in which special tokens are text like any other, without those that begin or end it.

@@ -252,7 +252,7 @@ class RandomLoad:
         length = rng.randint(1, max(1, max_len // 2))
         prompt = (self.common[: rng.randint(0, 30)] + [rng.randrange(50) for _ in range(length)])[: max_len - 1]
         params = SamplingParams(max_tokens=rng.randint(1, 20), seed=rng.randrange(1000))
-        num_tokens = min(params.max_tokens, max_len - len(prompt))
+        num_tokens = params.num_tokens_in(max_len - len(prompt))
         tags = {"tenant": rng.choice("abc")} if rng.random() < 0.8 else None
         deadline_s = rng.choice([None, 0.001, 10.0])
         request_id = self.engine.add(prompt, params, priority=rng.randint(0, 2), tags=tags, deadline_s=deadline_s)

@@ -99,6 +99,18 @@ def test_an_output_with_failures_says_so_again_and_how_they_are_tried_again(file
     assert [[line.number for line in one] for one in left] == [[2], [2, 3]]
 
 
+def test_lines_with_the_same_custom_id_are_told_once(files, capsys):
+    files[0].write_text("\n".join(row(number) for number in (1, 2, 1, 2, 2)))
+    assert answer(files, FakeEngineClient()).num_answered == 5
+    said = (
+        "hookline: warning: lines 1 and 3 have the same custom_id='row 1'; both are answered, and further ones are not"
+    )
+    assert capsys.readouterr().err == f"{said} told\n"
+    files[1].unlink()
+    files[0].write_text("\n".join(row(number) for number in range(5)))
+    assert answer(files, FakeEngineClient()).num_answered == 5 and capsys.readouterr().err == ""
+
+
 def test_no_more_rows_are_read_than_are_in_flight(files):
     files[0].write_text("\n".join(row(number) for number in range(40)))
     open_at_once = []

@@ -44,6 +44,43 @@ def test_a_config_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
     assert resolve(str(folder)).config == {"hidden_size": 8}
 
 
+def eos_of(folder: Path, **options: Any) -> tuple[tuple[int, ...], tuple[str, int] | None]:
+    found = resolve_model(ModelConfig(checkpoint=str(folder), **options))
+    return found.eos_token_ids, found.tokenizer_eos
+
+
+def test_the_token_that_the_tokenizer_alone_names_ends_completions_too(tmp_path: Path) -> None:
+    folder = write(tmp_path / "model", {"hidden_size": 8})
+    named = {"eos_token": {"content": "<end>"}, "added_tokens_decoder": {"7": {"content": "<end>"}}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(named))
+    assert eos_of(folder) == ((7,), ("<end>", 7))
+    write(folder, {"hidden_size": 8, "eos_token_id": 3})
+    assert eos_of(folder) == ((3, 7), ("<end>", 7))
+    write(folder, {"hidden_size": 8}, {"eos_token_id": [3, 7]})
+    assert eos_of(folder) == ((3, 7), None)
+    assert eos_of(folder, hf_overrides={"eos_token_id": 5}) == ((5,), None)
+    other = write(tmp_path / "other", {})
+    added = {"added_tokens": [{"id": 9, "content": "</s>"}], "model": {}}
+    (other / "tokenizer.json").write_text(json.dumps(added))
+    (other / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
+    assert eos_of(folder, tokenizer=str(other)) == ((3, 7, 9), ("</s>", 9))
+    (other / "tokenizer.json").write_text("{")
+    assert eos_of(folder, tokenizer=str(other)) == ((3, 7), None)
+
+
+def test_a_tokenizer_that_needs_sentencepiece_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hookline.core.checkpoint.checkpoint.find_spec", lambda name: None)
+    (tmp_path / "tokenizer.model").write_bytes(b"\n\x05\n\x03abc")
+    with pytest.raises(CheckpointError) as error:
+        load_tokenizer(tmp_path)
+    assert str(error.value) == (
+        f"{tmp_path} has no tokenizer.json, and its tokenizer.model needs a package that is not installed: pip install "
+        "sentencepiece protobuf, or put the tokenizer.json beside it that AutoTokenizer's save_pretrained writes"
+    )
+
+
 def test_a_folder_in_a_package_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write(tmp_path / "shipped_models" / "tiny", {"hidden_size": 8})
     (tmp_path / "shipped_models" / "__init__.py").write_text("")

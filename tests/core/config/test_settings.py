@@ -207,6 +207,25 @@ def test_broken_yaml_that_hydra_reads_is_named_with_its_line(tmp_path: Path) -> 
     assert str(caught.value).startswith(f"{file}:3: broken YAML: while parsing a flow mapping, expected ',' or '")
 
 
+@pytest.mark.parametrize(
+    ("argument", "names"),
+    [
+        ("scheduler={name:chunked}", "chunked"),
+        ("scheduler={watermark:0.1,name:chunked}", "chunked"),
+        ("sampler={name:gumbel,greedy:true}", "gumbel"),
+        ("scheduler={name:chunked},{name:deadline}", "chunked,deadline"),
+    ],
+)
+def test_an_option_that_is_named_inside_of_a_mapping_is_refused_with_what_to_write(argument: str, names: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose([argument], PluginHost.load(), RunKeys)
+    kind = argument.partition("=")[0]
+    assert str(caught.value) == (
+        f"'{argument}' would change a name and not the option; write {kind}={names}; fields go beside it, as "
+        f"{kind}.FIELD=VALUE"
+    )
+
+
 def test_a_place_that_a_list_does_not_have_is_named() -> None:
     with pytest.raises(ConfigError) as caught:
         compose(["workload=two_tenants", "workload.classes.9.share=8"], PluginHost.load(), BenchKeys, "bench")
