@@ -136,7 +136,7 @@ def _parsed(name: str, value: object) -> Any:
     """What JSON text says; other values as they are."""
     if not isinstance(value, str):
         return value
-    _check_size(name, len(value), MAX_SCHEMA_CHARACTERS, "characters")
+    _check_size(f"{_PLACE}.{name}", len(value), MAX_SCHEMA_CHARACTERS, "characters")
     try:
         return json.loads(value)
     except (ValueError, RecursionError) as error:
@@ -147,46 +147,46 @@ def _parsed(name: str, value: object) -> Any:
 def _dumped(name: str, value: Any, what: str) -> str:
     if not isinstance(value, Mapping):
         raise RequestError(f"{_PLACE}.{name}={shown(value)} must be {what}")
-    _check_tree(name, value)
+    check_tree(f"{_PLACE}.{name}", value)
     text = json.dumps(value, ensure_ascii=False)
-    _check_size(name, len(text), MAX_SCHEMA_CHARACTERS, "characters")
+    _check_size(f"{_PLACE}.{name}", len(text), MAX_SCHEMA_CHARACTERS, "characters")
     _check_unicode(name, text)
     return text
 
 
-def _check_tree(name: str, root: Mapping[Any, Any]) -> None:
+def check_tree(place: str, root: Mapping[Any, Any]) -> None:
     """Look at a schema before it is copied or shown, and no further than the limits reach."""
     num_values, num_characters = 0, 0
     waiting: list[tuple[Any, int]] = [(root, 1)]
     while waiting:
         holder, depth = waiting.pop()
         if depth > MAX_SCHEMA_DEPTH:
-            raise RequestError(f"{_PLACE}.{name} is nested deeper than {MAX_SCHEMA_DEPTH} levels; make it flatter")
-        for key, value in _pairs(name, holder):
-            num_values, num_characters = num_values + 1, num_characters + len(key) + _num_characters(name, value)
-            _check_size(name, num_values, MAX_SCHEMA_VALUES, "values")
-            _check_size(name, num_characters, MAX_SCHEMA_CHARACTERS, "characters")
+            raise RequestError(f"{place} is nested deeper than {MAX_SCHEMA_DEPTH} levels; make it flatter")
+        for key, value in _pairs(place, holder):
+            num_values, num_characters = num_values + 1, num_characters + len(key) + _num_characters(place, value)
+            _check_size(place, num_values, MAX_SCHEMA_VALUES, "values")
+            _check_size(place, num_characters, MAX_SCHEMA_CHARACTERS, "characters")
             if isinstance(value, dict | list | tuple):
                 waiting.append((value, depth + 1))
 
 
-def _pairs(name: str, holder: Any) -> Iterator[tuple[str, Any]]:
+def _pairs(place: str, holder: Any) -> Iterator[tuple[str, Any]]:
     if not isinstance(holder, dict):
         yield from (("", value) for value in holder)
         return
     for key, value in holder.items():
         if not isinstance(key, str):
-            raise RequestError(f"{_PLACE}.{name} has the key {shown(key)}, which is no text")
+            raise RequestError(f"{place} has the key {shown(key)}, which is no text")
         yield key, value
 
 
-def _num_characters(name: str, value: object) -> int:
+def _num_characters(place: str, value: object) -> int:
     is_plain = value is None or isinstance(value, bool | str | dict | list | tuple)
     is_number = (isinstance(value, int) and value.bit_length() <= MAX_BITS) or (
         isinstance(value, float) and math.isfinite(value)
     )
     if not is_plain and not is_number:
-        raise RequestError(f"{_PLACE}.{name} holds {shown(value)}, which JSON cannot hold")
+        raise RequestError(f"{place} holds {shown(value)}, which JSON cannot hold")
     return len(value) if isinstance(value, str) else 1
 
 
@@ -195,10 +195,10 @@ def _choices(value: object) -> tuple[str, ...] | None:
         return None
     found = _parsed("choice", value) if isinstance(value, str) and value.startswith("[") else value
     if isinstance(found, list | tuple):
-        _check_size("choice", len(found), MAX_CHOICES, "texts")
+        _check_size(f"{_PLACE}.choice", len(found), MAX_CHOICES, "texts")
     if not isinstance(found, list | tuple) or not found or not all(isinstance(one, str) and one for one in found):
         raise RequestError(f"{_PLACE}.choice={shown(value)} must be a list of texts, none of them empty")
-    _check_size("choice", sum(map(len, found)), MAX_CHOICE_CHARACTERS, "characters in all")
+    _check_size(f"{_PLACE}.choice", sum(map(len, found)), MAX_CHOICE_CHARACTERS, "characters in all")
     _check_unicode("choice", "".join(found))
     return tuple(dict.fromkeys(found))
 
@@ -208,7 +208,7 @@ def _check_text(name: str, value: object, most: int) -> None:
         return
     if not isinstance(value, str) or not value:
         raise RequestError(f"{_PLACE}.{name}={shown(value)} must be a text that is not empty")
-    _check_size(name, len(value), most, "characters")
+    _check_size(f"{_PLACE}.{name}", len(value), most, "characters")
     _check_unicode(name, value)
 
 
@@ -221,9 +221,9 @@ def _check_after(value: object) -> None:
         raise RequestError(f"{_PLACE}.after={shown(value)} must be a text or a token id")
 
 
-def _check_size(name: str, count: int, most: int, what: str) -> None:
+def _check_size(place: str, count: int, most: int, what: str) -> None:
     if count > most:
-        raise RequestError(f"{_PLACE}.{name} has more than {most} {what}, which is the most it may have")
+        raise RequestError(f"{place} has more than {most} {what}, which is the most it may have")
 
 
 def _check_unicode(name: str, text: str) -> None:

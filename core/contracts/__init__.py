@@ -53,6 +53,7 @@ from hookline.core.contracts.observer import EngineView, Observer, RequestBegin,
 from hookline.core.contracts.optional import is_offered
 from hookline.core.contracts.parser import (
     Arguments,
+    CallForm,
     OutputParser,
     ParsedPart,
     ParserContext,
@@ -112,6 +113,7 @@ __all__ = [
     "AttentionSpec",
     "Batch",
     "BlockBudget",
+    "CallForm",
     "CheckpointSource",
     "CommittedStep",
     "DecodeInputs",

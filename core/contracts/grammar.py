@@ -111,6 +111,18 @@ class GrammarBackend(Protocol):
         """
         ...
 
+    @classmethod
+    @optional
+    def cannot_hold(cls, keyword: str, value: Any) -> bool:
+        """Whether no grammar of this back end holds a completion to a keyword of a JSON schema that has this value.
+
+        Such a keyword is left out of schemas before `compile` gets them, and callers are told; without this method it
+        is left to `compile` to refuse it. Not asked about keywords that every back end holds: those that say which
+        properties and items there are, `$ref`, `allOf` and `anyOf`. `oneOf` reaches no back end; it becomes `anyOf`.
+        Called in front ends too, so it may take only microseconds for most values.
+        """
+        raise AssertionError("left out")
+
     @optional
     def fill(self, matchers: Sequence[GrammarMatcher], masks_NW: MaskRows) -> None:
         """`matchers[n].fill(masks_NW[n])` for each, all at once, for back ends that can do it in parallel.

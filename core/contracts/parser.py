@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
+from hookline.core.contracts.optional import optional
+
 
 @dataclass(frozen=True, slots=True)
 class Text:
@@ -55,6 +57,19 @@ class ParserContext:
     tools: Sequence[Mapping[str, Any]] = ()
 
 
+@dataclass(frozen=True)
+class CallForm:
+    """How a model writes a call of one function: the texts around its arguments, which are a JSON object.
+
+    trigger: how calls of any function begin, a beginning of `begin`. between: what stands between two calls.
+    """
+
+    begin: str
+    end: str
+    trigger: str
+    between: str = "\n"
+
+
 class OutputParser(Protocol):
     """Takes one completion's text as it comes and gives the parts it is made of. For classes to extend.
 
@@ -77,6 +92,16 @@ class OutputParser(Protocol):
     def __init__(self, config: Any, context: ParserContext) -> None:
         """Begin a completion."""
         ...
+
+    @classmethod
+    @optional
+    def call_form(cls, name: str) -> CallForm:
+        """For a tool parser: how the model writes a call of this function, whose name has no quotes or backslashes.
+
+        With it a grammar can hold calls: of functions that are strict, and beside a form of the answer. Without it
+        requests with tools and a form of the answer are refused, unless they force a call.
+        """
+        raise AssertionError("left out")
 
     def push(self, text: str) -> Sequence[ParsedPart]:
         """The parts that are certain with this piece of text; none of them empty."""

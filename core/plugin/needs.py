@@ -16,8 +16,9 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from hookline.core.contracts import Needs
+from hookline.core.contracts import Needs, is_offered
 from hookline.core.errors import PASSES, PluginError, RequestError
+from hookline.core.json_schemas import SchemaRules
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.registry import AUTO, GRAMMARS, Entry, Option
 
@@ -115,6 +116,17 @@ def choose_grammars(host: PluginHost, option: Option) -> tuple[Entry, Any]:
     raise RequestError(
         f'sampling.structured_outputs needs a grammar back end ({why}); pip install "hookline[grammar]" brings one'
     )
+
+
+def schema_rules(entry: Entry, *, opens_objects: bool = False) -> SchemaRules:
+    """How schemas are written for a grammar back end.
+
+    Raises: PluginError if it cannot be loaded.
+    """
+    cannot_hold = getattr(entry.load(), "cannot_hold", None)
+    if cannot_hold is None or not is_offered(cannot_hold):
+        return SchemaRules(opens_objects=opens_objects)
+    return SchemaRules(cannot_hold, opens_objects)
 
 
 def _best(fitting: list[Entry], reasons: dict[str, list[str]]) -> Entry:

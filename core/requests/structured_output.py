@@ -18,8 +18,10 @@ import numpy as np
 
 from hookline.core.contracts import Grammar, GrammarBackend, GrammarMatcher, GrammarVocabulary, is_offered
 from hookline.core.errors import PASSES, PluginError, PluginFault, RequestError, clipped, shown
+from hookline.core.json_schemas import as_held
 from hookline.core.outputs import FinishReason
 from hookline.core.plugin.blame import Blaming
+from hookline.core.plugin.needs import schema_rules
 from hookline.core.plugin.problems import with_line
 from hookline.core.plugin.registry import Entry
 from hookline.core.request_info import NO_TAGS
@@ -50,6 +52,11 @@ class GrammarChoice:
 
     entry: Entry
     config: Any = None
+
+    @property
+    def opens_objects(self) -> bool:
+        """Whether its config leaves objects open that do not say whether they may have further properties."""
+        return bool(getattr(self.config, "open_objects", False))
 
 
 @dataclass(frozen=True)
@@ -301,9 +308,27 @@ class StructuredOutput:
             raise RequestError(f"{_PLACE}.after={after} is outside the vocabulary (0 to {self.vocab_size - 1})")
         if after is not None:
             end_text = EndText(after, vocabulary, self.num_words)
-        grammar = _having("matcher", backend.compile(wanted), Grammar)
+        grammar = _having("matcher", backend.compile(self._held(wanted)), Grammar)
         num_bytes = int(grammar.num_bytes) + (end_text.num_bytes if end_text is not None else 0)
         return Compiled(grammar, end_text, num_bytes)
+
+    def _held(self, wanted: StructuredOutputs) -> StructuredOutputs:
+        """A form as the back end can hold it; a server has written its schemas so before."""
+        assert self._choice is not None
+        rules = schema_rules(self._choice.entry, opens_objects=self._choice.opens_objects)
+        held, left_out = as_held(wanted, rules, f"{_PLACE}.{wanted.kind}")
+        if left_out:
+            _log.warning("grammars leave out what they cannot hold: %s", clipped(", ".join(left_out), 300))
+        return held
+
+    @property
+    def choice(self) -> GrammarChoice | None:
+        """The back end that requests use; None without one."""
+        try:
+            self._choice = self._choice or self._choose()
+        except RequestError:
+            return None
+        return self._choice
 
     def _ready_backend(self) -> tuple[GrammarBackend, GrammarVocabulary]:
         """The back end; made here if `prepare` has not made it."""

@@ -42,6 +42,10 @@ class ModelFacts:
     """Why texts cannot be embedded, if the checkpoint says how and we cannot."""
     eos_token_ids: Sequence[int] = ()
     """Tokens that end a completion."""
+    grammars: str | None = None
+    """The name of the grammar back end; None without one."""
+    opens_objects: bool = False
+    """Whether grammars leave objects open that do not say whether they may have further properties."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +62,7 @@ class ServedModel(ModelFacts):
 def facts_of(llm: LLM) -> ModelFacts:
     """The facts of a loaded model."""
     limits, folder = llm.engine.limits, llm.tokenizer_folder
+    grammars = None if llm.engine.structured_output is None else llm.engine.structured_output.choice
     return ModelFacts(
         root=llm.engine.model_name,
         folder=None if folder is None else str(folder),
@@ -68,6 +73,8 @@ def facts_of(llm: LLM) -> ModelFacts:
         scored_by=limits.poolers.defaults.scored_by,
         no_embeddings=limits.poolers.defaults.refusal,
         eos_token_ids=sorted(limits.eos_token_ids),
+        grammars=None if grammars is None else grammars.entry.name,
+        opens_objects=grammars is not None and grammars.opens_objects,
     )
 
 

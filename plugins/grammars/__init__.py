@@ -20,8 +20,9 @@ class LLGuidanceConfig:
     where that is quicker, which is found by trying; 1: the engine's own thread."""
     max_whitespace: int = bounded(32, 1, 1024)
     """json: most white space in a row where it is allowed, so that a model cannot generate white space without end."""
-    coerce_one_of: bool = False
-    """Treat oneOf in a JSON schema as anyOf. Without it, a schema with oneOf whose branches may overlap is refused."""
+    open_objects: bool = False
+    """json: leave an object with `properties` open unless its schema closes it. Without it such an object has no other
+    properties, unless its schema says so with additionalProperties, unevaluatedProperties or patternProperties."""
     max_grammar_size: int = bounded(500_000, 1, 2**31 - 1)
     """Most symbols in the rules of a grammar."""
     initial_lexer_fuel: int = bounded(1_000_000, 1, 2**31 - 1)

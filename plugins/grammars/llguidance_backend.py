@@ -15,12 +15,12 @@ import re
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import count, cycle
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, StructTag, TokenizerWrapper
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import any_to_lark
 
 from hookline.core.contracts import (
@@ -32,6 +32,7 @@ from hookline.core.contracts import (
 )
 from hookline.core.errors import RequestError, clipped
 from hookline.plugins.grammars.quickest import Quickest
+from hookline.plugins.grammars.structural_tags import as_grammar
 from hookline.plugins.grammars.trial import MAX_BYTES, Trials, is_plain
 
 if TYPE_CHECKING:
@@ -59,6 +60,10 @@ DOES_NOT_FIT = "doesn't satisfy the grammar"
 """What llguidance says of a token that its grammar does not allow, and of nothing else."""
 NO_TEXT = "NoExtension"
 """How llguidance calls a state in which no token is allowed, not even the end."""
+UNKNOWN = "Unimplemented keys"
+"""How it begins to say that it does not know a keyword of a schema."""
+MAX_TRIED = 4096
+"""Patterns, formats and keywords of schemas of which it is remembered whether llguidance knows them."""
 EXCERPT = re.compile(r"\n *\d+ \| .*|<state>.*|<non-verbose/>", re.DOTALL)
 """What follows llguidance's reason: lines of the grammar, and what its parser holds."""
 _CLASSES = {"d": "[0-9]", "D": "[^0-9]", "w": "[0-9A-Za-z_]", "W": "[^0-9A-Za-z_]"}
@@ -131,6 +136,13 @@ class LLGuidance(GrammarBackend):
         num_bytes = len(parsers) * max(tried_bytes, BASE_BYTES + BYTES_PER_CHARACTER * wanted.num_characters)
         return LLGuidanceGrammar([(next(self._lanes), parser) for parser in parsers], self.mask_bytes, num_bytes)
 
+    @classmethod
+    def cannot_hold(cls, keyword: str, value: Any) -> bool:
+        """See GrammarBackend."""
+        if keyword in ("pattern", "format"):
+            return isinstance(value, str) and _is_refused(keyword, value)
+        return _is_unknown(keyword)
+
     def _parser(self, text: str) -> LLMatcher:
         """A parser with a lexer of its own, whose first states are made here and not in the step loop."""
         parser = LLMatcher(self.tokenizer, text, log_level=0, limits=self.limits)
@@ -141,11 +153,7 @@ class LLGuidance(GrammarBackend):
     def _text(self, wanted: StructuredOutputs) -> str:
         """The grammar in llguidance's own form."""
         if wanted.kind == "json":
-            options: Any = {"whitespace_flexible": wanted.whitespace}
-            if wanted.whitespace:
-                options["whitespace_pattern"] = rf"[\x20\x0A\x0D\x09]{{1,{self.config.max_whitespace}}}"
-            options["coerce_one_of"] = self.config.coerce_one_of
-            return str(LLMatcher.grammar_from_json_schema(wanted.json, overrides=options))
+            return self._json(wanted.value, wanted.whitespace)
         if wanted.kind == "regex":
             return str(LLMatcher.grammar_from_regex(_ASCII.sub(_as_ascii, wanted.value)))
         if wanted.kind == "choice":
@@ -153,7 +161,13 @@ class LLGuidance(GrammarBackend):
             return str(LLMatcher.grammar_from_lark(f"start: {rules}\n"))
         if wanted.kind == "grammar":
             return str(LLMatcher.grammar_from_lark(_as_lark(wanted.value)))
-        return _tags(json.loads(wanted.value))
+        return as_grammar(json.loads(wanted.value), partial(self._json, whitespace=wanted.whitespace), _as_lark)
+
+    def _json(self, schema: str, whitespace: bool) -> str:
+        options: Any = {"whitespace_flexible": whitespace}
+        if whitespace:
+            options["whitespace_pattern"] = rf"[\x20\x0A\x0D\x09]{{1,{self.config.max_whitespace}}}"
+        return str(LLMatcher.grammar_from_json_schema(schema, overrides=options))
 
     def fill(self, matchers: Sequence[Any], masks_NW: np.ndarray) -> None:
         """See GrammarBackend."""
@@ -243,6 +257,20 @@ class LLGuidanceMatcher(GrammarMatcher):
         return self.inner.is_stopped() and not self.inner.is_error()
 
 
+@lru_cache(MAX_TRIED)
+def _is_refused(keyword: str, value: str) -> bool:
+    """Whether llguidance has no grammar of a text with this pattern or format."""
+    schema = LLMatcher.grammar_from_json_schema(json.dumps({"type": "string", keyword: value}))
+    return bool(LLMatcher.validate_grammar(schema))
+
+
+@lru_cache(MAX_TRIED)
+def _is_unknown(keyword: str) -> bool:
+    """Whether llguidance knows that a keyword means something, and not what."""
+    schema = LLMatcher.grammar_from_json_schema(json.dumps({keyword: True}))
+    return bool(LLMatcher.validate_grammar(schema).startswith(UNKNOWN))
+
+
 def _slices() -> list[str]:
     """Those of llguidance by default, with the texts within strings of JSON by more lengths.
 
@@ -305,24 +333,3 @@ def _as_lark(text: str) -> str:
         return str(any_to_lark(text))
     except Exception as error:  # of many kinds, plain ones among them
         raise RequestError(clipped(" ".join(str(error).split()), 300)) from None
-
-
-def _tags(value: Any) -> str:
-    """Structural tags as a grammar of free text and tags."""
-    structures, triggers = value.get("structures"), value.get("triggers")
-    is_list = isinstance(structures, list) and isinstance(triggers, list) and structures and triggers
-    if not is_list or not all(isinstance(one, str) and one for one in triggers):
-        raise RequestError('it needs "structures", a list of tags, and "triggers", a list of texts that begin them')
-    return str(StructTag.to_grammar([_tag(one, triggers) for one in structures], assume_special=False))
-
-
-def _tag(one: object, triggers: Sequence[str]) -> StructTag:
-    if not isinstance(one, dict) or not isinstance(one.get("begin"), str) or not isinstance(one.get("end"), str):
-        raise RequestError('each of "structures" needs the texts "begin" and "end", and a "schema"')
-    trigger = next((trigger for trigger in triggers if one["begin"].startswith(trigger)), None)
-    if trigger is None:
-        raise RequestError(f'no trigger begins the tag "{clipped(one["begin"])}"')
-    schema = one.get("schema")
-    if not isinstance(schema, dict):
-        raise RequestError('the "schema" of a tag is a mapping')
-    return StructTag(trigger=trigger, begin=one["begin"], grammar=schema, end=one["end"])

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hookline.core.contracts import Arguments, OutputParser, ParsedPart, ParserContext, Text, ToolCall
+from hookline.core.contracts import Arguments, CallForm, OutputParser, ParsedPart, ParserContext, Text, ToolCall
 from hookline.core.parsing import JsonEnd, num_held_back, split_before
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -23,6 +23,12 @@ class Hermes(OutputParser):
         self._step: Callable[[list[ParsedPart]], bool] = self._text
         self._json = JsonEnd()
         self._has_called = False
+
+    @classmethod
+    def call_form(cls, name: str) -> CallForm:
+        """See OutputParser."""
+        written = json.dumps(name, ensure_ascii=False)
+        return CallForm(f'{OPEN}\n{{"name": {written}, "arguments": ', f"}}\n{CLOSE}", OPEN)
 
     def push(self, text: str) -> Sequence[ParsedPart]:
         """See OutputParser."""

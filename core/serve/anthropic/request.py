@@ -8,11 +8,13 @@ from hookline.core.errors import shown
 from hookline.core.serve.anthropic.conversation import as_messages, client_tools, text_of_blocks
 from hookline.core.serve.chat.template import ChatPrompt, checked_messages, effort_arguments
 from hookline.core.serve.chat.turn import AUTO, NONE, REQUIRED, Tools, Turn, checked_tools, prepared
+from hookline.core.serve.endpoints.body import Shape
 from hookline.core.serve.endpoints.fields import SamplingFields, at_least
-from hookline.core.serve.endpoints.structured import FORMAT, SCHEMA, flat_format
+from hookline.core.serve.endpoints.structured import FORMAT, FORMAT_SHAPE, SCHEMA, flat_format
 from hookline.core.serve.endpoints.surface import Surface
 from hookline.core.serve.errors import invalid
 
+_TOOL = dict.fromkeys(("type", "name", "description", "input_schema", "strict", "cache_control"))
 _CHOICES = {"auto": AUTO, "any": REQUIRED, "none": NONE}
 
 
@@ -20,6 +22,15 @@ class CountRequest(SamplingFields, kw_only=True):
     """A conversation whose tokens are counted."""
 
     IGNORED: ClassVar[tuple[str, ...]] = (*SamplingFields.IGNORED, "metadata", "service_tier")
+    SHAPE: ClassVar[Shape] = {
+        **SamplingFields.SHAPE,
+        "messages": dict.fromkeys(("role", "content")),
+        "tools": lambda tool: _TOOL if tool.get("type", "custom") in ("custom", None) else None,
+        "tool_choice": dict.fromkeys(("type", "name", "disable_parallel_tool_use")),
+        "thinking": {"type": None},
+        "output_config": {"effort": None, "format": FORMAT_SHAPE},
+        "output_format": FORMAT_SHAPE,
+    }
 
     messages: list[Any] | None = None
     """Role and content each; content is a text or blocks."""

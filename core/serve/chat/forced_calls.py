@@ -1,63 +1,83 @@
-"""Tool calls that a request forces: what the completion is held to, and how its JSON is read.
+"""What a grammar holds tool calls to, and how the JSON of forced ones is read.
 
 Forced, a model writes bare JSON, whatever its own form of calls is: the arguments of a named function, or a list of
-calls, `[{"name": ..., "parameters": {...}}]`.
+calls, `[{"name": ..., "parameters": {...}}]`. Where it may choose, it writes calls in its own form.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hookline.core.contracts import Arguments, OutputParser, ParsedPart, Text, ToolCall
-from hookline.core.errors import shown
+from hookline.core.contracts import Arguments, CallForm, OutputParser, ParsedPart, Text, ToolCall
+from hookline.core.json_schemas import JoinedSchemas, SchemaRules
 from hookline.core.parsing import JsonEnd
-from hookline.core.serve.errors import invalid
 
 _HEAD = re.compile(r'[\[\s,]*\{\s*"name"\s*:\s*"([^"\\]*)"\s*,\s*"parameters"\s*:\s*(?=\{)')
 """A call up to its arguments: the schema leaves no other form."""
-_DEFINITIONS = ("$defs", "definitions")
-"""Where a schema keeps what its references name, from its root."""
+_SAYS_NOTHING = frozenset(("type", "title", "description", "$schema", "$id", "$comment", "strict"))
+"""Keywords of a function's parameters that declare none."""
 
 
-def named_schema(tools: Sequence[Mapping[str, Any]], name: str) -> Mapping[str, Any]:
-    """What a function's arguments must be."""
-    return next(_parameters(tool) for tool in tools if tool["name"] == name)
+def named_schema(tool: Mapping[str, Any], place: str, joined: JoinedSchemas) -> Any:
+    """What a function's arguments must be, as a schema of its own. place: of its parameters.
+
+    Raises: SchemaError for a strict function whose schema cannot be held.
+    """
+    return joined.whole(_arguments(tool, place, joined))
 
 
-def required_schema(tools: Sequence[Mapping[str, Any]], *, one_only: bool = False) -> dict[str, Any]:
-    """A list of at least one call, of any of the functions.
+def required_schema(
+    tools: Sequence[Mapping[str, Any]], places: Sequence[str], joined: JoinedSchemas, *, one_only: bool = False
+) -> Any:
+    """A list of at least one call, of any of the functions. places: of their parameters.
 
-    Raises: ApiError with status 400 if two of them define different things under one name.
+    Raises: as `named_schema`.
     """
     calls = [
         {
             "type": "object",
-            "properties": {"name": {"const": tool["name"]}, "parameters": _parameters(tool)},
+            "properties": {"name": {"const": tool["name"]}, "parameters": _arguments(tool, place, joined)},
             "required": ["name", "parameters"],
             "additionalProperties": False,
         }
-        for tool in tools
+        for tool, place in zip(tools, places, strict=True)
     ]
     most = {"maxItems": 1} if one_only else {}
-    definitions = {place: found for place in _DEFINITIONS if (found := _definitions(tools, place))}
-    return {"type": "array", "minItems": 1, **most, "items": {"anyOf": calls}, **definitions}
+    return joined.whole({"type": "array", "minItems": 1, **most, "items": {"anyOf": calls}})
 
 
-def _definitions(tools: Sequence[Mapping[str, Any]], place: str) -> dict[str, Any]:
-    """What all functions' schemas define there, for the root of one schema."""
-    found: dict[str, Any] = {}
-    for tool in tools:
-        defined = _parameters(tool).get(place)
-        for name, schema in defined.items() if isinstance(defined, Mapping) else ():
-            if found.setdefault(name, schema) != schema:
-                raise invalid(f"tools: two of them define {shown(name)} in {place}, and not alike; rename one", "tools")
-    return found
+def call_tags(
+    tools: Sequence[Mapping[str, Any]],
+    places: Sequence[str],
+    form: Callable[[str], CallForm],
+    rules: SchemaRules,
+    dropped: list[str],
+) -> tuple[list[dict[str, Any]], CallForm]:
+    """Calls as the model writes them, as tags of a structural tag, and how the first function is called.
+
+    dropped: is added what the schemas leave out.
+    Raises: as `named_schema`.
+    """
+    tags = []
+    for tool, place in zip(tools, places, strict=True):
+        written, joined = form(tool["name"]), JoinedSchemas(rules)
+        content = {"type": "json_schema", "json_schema": named_schema(tool, place, joined)}
+        tags.append({"type": "tag", "begin": written.begin, "content": content, "end": written.end})
+        dropped += joined.dropped
+    return tags, form(tools[0]["name"])
 
 
-def _parameters(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    return tool.get("parameters") or {"type": "object", "properties": {}}
+def _arguments(tool: Mapping[str, Any], place: str, joined: JoinedSchemas) -> Any:
+    """They are an object, and it is empty if nothing is declared."""
+    given = {name: value for name, value in (tool.get("parameters") or {}).items() if value is not None}
+    if _SAYS_NOTHING.issuperset(given):
+        given["properties"] = {}
+    kind = given.get("type", "object")
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        joined.leave_out("type", kind, place, "must be object", strict=tool.get("strict") is True)
+    return joined.add({**given, "type": "object"}, place, strict=tool.get("strict") is True, mends=True)
 
 
 class NamedCall(OutputParser):

@@ -21,6 +21,17 @@ _ROLES = {"developer": "system", "function": "tool"}
 """Roles that templates know under another name."""
 _TEXT_KEYS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 """Types of content parts that are text -> the key it stands under."""
+_PART = dict.fromkeys(("type", *_TEXT_KEYS.values()))
+_CALL = {
+    **dict.fromkeys(("id", "type", "index")),
+    "function": dict.fromkeys(("name", "arguments")),
+}
+MESSAGE_SHAPE = {
+    **dict.fromkeys(("role", "name", "tool_call_id", "reasoning", "reasoning_content", "refusal")),
+    "content": _PART,
+    "tool_calls": _CALL,
+}
+"""What has an effect in a message of a chat. Templates get further keys too, and hardly any reads one."""
 MAX_MESSAGES = 65_536
 """Most messages of a request."""
 

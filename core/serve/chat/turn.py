@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from hookline.core.contracts import OutputParser
+from hookline.core.contracts import OutputParser, is_offered
 from hookline.core.errors import shown
+from hookline.core.json_schemas import JoinedSchemas, SchemaError
 from hookline.core.plugin.registry import Entry
 from hookline.core.sampling_params import SamplingParams
-from hookline.core.serve.chat.forced_calls import NamedCall, RequiredCalls, named_schema, required_schema
+from hookline.core.serve.chat.forced_calls import NamedCall, RequiredCalls, call_tags, named_schema, required_schema
 from hookline.core.serve.chat.template import ChatPrompt
 from hookline.core.serve.endpoints.body import also_ignored
 from hookline.core.serve.endpoints.fields import SamplingFields, max_new_tokens, sampling_params
+from hookline.core.serve.endpoints.structured import AnswerForm, as_element
 from hookline.core.serve.endpoints.surface import Surface, Work, new_id
-from hookline.core.serve.errors import ErrorForm, Naming, invalid
+from hookline.core.serve.errors import ErrorForm, Naming, invalid, top_field
 from hookline.core.serve.parsers import Parser, PartsReader, parser_context
+from hookline.core.structured_outputs import StructuredOutputs
 
 Values = Mapping[str, Any]
 AUTO, NONE, REQUIRED = "auto", "none", "required"
@@ -69,20 +72,31 @@ class Tools:
     @property
     def for_template(self) -> list[dict[str, Any]]:
         """As chat templates know them."""
-        return [{"type": "function", "function": dict(function)} for function in self.functions]
+        functions = ({key: value for key, value in one.items() if key != "strict"} for one in self.functions)
+        return [{"type": "function", "function": function} for function in functions]
 
     @property
-    def forced_schema(self) -> Any:
-        """What the answer is held to; None if the model may choose."""
-        if self.choice.startswith("="):
-            return named_schema(self.functions, self.choice[1:])
-        return required_schema(self.functions, one_only=self.calls_one) if self.choice == REQUIRED else None
+    def places(self) -> list[str]:
+        """Where the request has the functions' parameters."""
+        return [f"{tool.place}.{self.schema_key}" for tool in self.tools]
 
     @property
-    def forced_place(self) -> str:
-        """Where the request has what `forced_schema` is made of; all tools, if it may be any of several."""
-        tools = [tool for tool in self.tools if self.choice == f"={tool.function['name']}"] or self.tools
-        return f"{tools[0].place}.{self.schema_key}" if len(tools) == 1 else "tools"
+    def is_forced(self) -> bool:
+        """Whether the answer is calls."""
+        return self.choice == REQUIRED or self.choice.startswith("=")
+
+    def forced_schema(self, joined: JoinedSchemas) -> tuple[Any, str]:
+        """What a forced answer is held to, and where the request has what that is made of: all tools, if it may be any
+        of several.
+
+        Raises: SchemaError for a strict function whose schema cannot be held.
+        """
+        names, places = [f"={function['name']}" for function in self.functions], self.places
+        if self.choice in names:
+            index = names.index(self.choice)
+            return named_schema(self.functions[index], places[index], joined), places[index]
+        schema = required_schema(self.functions, places, joined, one_only=self.calls_one)
+        return schema, places[0] if len(names) == 1 else "tools"
 
     @property
     def forced_parser(self) -> OutputParser | None:
@@ -164,24 +178,88 @@ def prepared(
     """
     prompt = chat.render(surface.codec)
     ids = surface.codec.encode_text(prompt, add_special_tokens=add_special_tokens)
-    structured, names = fields.form, fields.names
-    if (schema := tools.forced_schema) is not None:
-        if structured is not None:
-            other = names.get("structured_outputs", "structured_outputs")
-            raise invalid(f"tool_choice forces a call, and {other} something else; give one", "tool_choice")
-        structured = {"json": schema}
-        names["structured_outputs"] = tools.forced_place
-    readers = _readers(surface, tools)
-    if structured is not None and (tag := _closing_tag(surface, prompt)) is not None:
-        structured = {"after": tag, **structured}
+    readers, names = _readers(surface, tools), fields.own_names
+    wanted, place, ignored = answer_or_calls(surface, tools, fields.form)
+    if wanted is not None:
+        names["structured_outputs"] = place
+        if wanted.after is None and (tag := _closing_tag(surface, prompt)) is not None:
+            wanted = replace(wanted, after=tag)
     if any(reader.keeps_special_tokens for reader in readers):
         further["skip_special_tokens"] = False
     prompt_name, limit_name = (names.get(name, name) for name in ("messages", "max_tokens"))
     max_len, naming = surface.facts.max_model_len, Naming(names)
     most = max_new_tokens(max_tokens, None, len(ids), max_len, prompt=prompt_name, limit=limit_name)
     with naming:
-        params = sampling_params(fields, most, structured_outputs=structured, **further)
-    return Turn(prompt, ids, params, tools, readers, naming, [*tools.ignored, *chat.ignored])
+        params = sampling_params(fields, most, structured_outputs=wanted, **further)
+    return Turn(prompt, ids, params, tools, readers, naming, [*ignored, *tools.ignored, *chat.ignored])
+
+
+def answer_or_calls(
+    surface: Surface, tools: Tools, form: AnswerForm | None
+) -> tuple[StructuredOutputs | None, str, list[str]]:
+    """What a completion is held to, where the request says so, and the places in it that have no effect.
+
+    A forced call wins, and a form waits for a turn without one. Where the model may choose, it is calls or the form.
+    Raises: ApiError with status 400 for what cannot be held.
+    """
+    try:
+        if tools.is_forced:
+            joined = JoinedSchemas(surface.schema_rules)
+            schema, place = tools.forced_schema(joined)
+            with Naming({"structured_outputs": place}):
+                forced = StructuredOutputs(json=schema)
+            return forced, place, joined.dropped + ([top_field(form.place)] if form is not None else [])
+        may_call = bool(tools.functions) and tools.choice == AUTO
+        strict = [place for one, place in zip(tools.functions, tools.places, strict=True) if one.get("strict") is True]
+        if form is None and not (may_call and strict):
+            return None, "", []
+        held, dropped = (None, []) if form is None else form.held(surface.schema_rules)
+        if not may_call:
+            assert form is not None
+            return held, form.place, dropped
+        return _calls_or(surface, tools, form, held, dropped, strict)
+    except SchemaError as error:
+        raise invalid(str(error), top_field(error.place)) from None
+
+
+def _calls_or(
+    surface: Surface,
+    tools: Tools,
+    form: AnswerForm | None,
+    held: StructuredOutputs | None,
+    dropped: list[str],
+    strict: Sequence[str],
+) -> tuple[StructuredOutputs | None, str, list[str]]:
+    """Calls as the model writes them, or what `held` says; if that is nothing, text in which calls are held."""
+    parser = surface.parsers.tools
+    assert parser is not None
+    how = parser.cls.call_form
+    if not is_offered(how) or (held is None and surface.facts.grammars is None):
+        if form is None:
+            return None, "", [f"{place.rpartition('.')[0]}.strict" for place in strict]
+        why = f"{parser.entry} does not say how the model writes calls"
+        raise invalid(f"{form.place} and tools are both set, and {why}; leave one out, or force a call", "tools")
+    functions = tools.functions if held is not None else [_open_unless_strict(one) for one in tools.functions]
+    tags, first = call_tags(functions, tools.places, how, surface.schema_rules, dropped)
+    if held is None or form is None:
+        free = {"format": {"type": "triggered_tags", "triggers": [first.trigger], "tags": tags}}
+        return StructuredOutputs(structural_tag=free), "tools", dropped
+    calls = {
+        "type": "tags_with_separator",
+        "tags": tags,
+        "separator": first.between,
+        "at_least_one": True,
+        "stop_after_first": tools.calls_one,
+    }
+    either = {"format": {"type": "or", "elements": [calls, as_element(held)]}}
+    wanted = StructuredOutputs(structural_tag=either, whitespace=held.whitespace, after=held.after)
+    return wanted, form.place, dropped
+
+
+def _open_unless_strict(function: Values) -> Values:
+    """A function that is not strict has any arguments, as without a grammar."""
+    any_object = {"type": "object", "additionalProperties": True}
+    return function if function.get("strict") is True else {"name": function["name"], "parameters": any_object}
 
 
 async def answer_turn(

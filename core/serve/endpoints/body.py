@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, TypeVar
 
 import msgspec
@@ -19,6 +19,7 @@ from starlette.requests import Request
 
 from hookline.core.errors import clipped
 from hookline.core.sampling_params import check_number_of_biases
+from hookline.core.serve.endpoints.structured import check_unknown
 from hookline.core.serve.errors import ApiError, invalid
 from hookline.core.util.json_lines import BOM, json_fault
 
@@ -26,6 +27,8 @@ IGNORED_HEADER = "X-Hookline-Ignored"
 """Names the fields of a request that had no effect."""
 MAX_IGNORED = 20
 """Most names in it."""
+MAX_PLACE = 160
+"""Most characters of a name in it."""
 LARGE = 512 * 1024
 """Bytes of a body beyond which it is decoded in a thread: smaller ones take at most some 20 ms, mostly far less."""
 MAX_VALUES = 2**20
@@ -41,7 +44,10 @@ _DIGITS = bytes(ord("0") if chr(byte).isdigit() and byte < 128 else ord(" ") for
 _TOO_LONG = b"0" * (MAX_DIGITS + 1)
 _PLACE = re.compile(r"(.*?)(?: - at `\$\.?(.*)`)?", re.S)
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError)
-_PRINTABLE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_PRINTABLE = re.compile(r"[A-Za-z0-9_$?\[\]-]{1,64}")
+Shape = Mapping[str, Any]
+"""Names of a mapping that have an effect, or of each mapping in a list. None stands for a value that is not looked at,
+a Shape for what it holds, and a function makes the Shape of a mapping."""
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
 
@@ -129,7 +135,27 @@ def _decoded(data: bytes, kind: type[Struct]) -> tuple[Struct, dict[str, str]]:
         raise invalid(f"the body is not valid JSON: {clipped(json_fault(error))}") from None
     if not isinstance(values, dict):
         raise invalid(f"the body is a JSON {type(values).__name__}, not an object")
-    return checked(values, kind), ignored_header(name for name in values if name not in _effective(kind))
+    check_unknown(values, kind.__struct_fields__)
+    names = [name for name in values if name not in _effective(kind)]
+    for name, shape in getattr(kind, "SHAPE", {}).items():
+        names += islice(_without_effect(values.get(name), shape, name), MAX_IGNORED)
+    return checked(values, kind), ignored_header(names)
+
+
+def _without_effect(value: Any, shape: Any, place: str) -> Iterator[str]:
+    """Places within a field that have no effect; those that are null are unset."""
+    if isinstance(value, list):
+        for number, one in enumerate(value):
+            yield from _without_effect(one, shape, f"{place}[{number}]")
+        return
+    shape = shape(value) if callable(shape) and isinstance(value, dict) else shape
+    if shape is None or not isinstance(value, dict):
+        return
+    if not value.keys() <= shape.keys() and not value.keys().isdisjoint(shape):
+        yield from (f"{place}.{name}" for name, one in value.items() if name not in shape and one is not None)
+    for name, inner in shape.items():
+        if inner is not None and name in value:
+            yield from _without_effect(value[name], inner, f"{place}.{name}")
 
 
 def checked(values: Any, kind: type[Struct], param: str | None = None) -> Struct:
@@ -155,14 +181,20 @@ def _effective(kind: type[msgspec.Struct]) -> frozenset[str]:
 
 def ignored_header(names: Iterable[str]) -> dict[str, str]:
     """The header that names ignored fields; none if there are none. Names come from a client and may be anything."""
-    shown = [name if _PRINTABLE.fullmatch(name) else "?" for name in names]
+    shown = [_shown(name) for name in names]
     return {IGNORED_HEADER: ", ".join(shown[:MAX_IGNORED])} if shown else {}
 
 
+def _shown(name: str) -> str:
+    """What a header can show of a name; of a place that is long, its beginning and its end."""
+    shown = ".".join(one if _PRINTABLE.fullmatch(one) else "?" for one in name.split("."))
+    return shown if len(shown) <= MAX_PLACE else f"{shown[: MAX_PLACE // 3]}...{shown[-MAX_PLACE // 2 :]}"
+
+
 def also_ignored(headers: Mapping[str, str], names: Sequence[str]) -> Mapping[str, str]:
-    """Headers with further names of what was ignored, each once."""
+    """Headers with further names of what was ignored, each once; these first, as they may say what an answer lacks."""
     before = [name for name in headers.get(IGNORED_HEADER, "").split(", ") if name]
-    return {**headers, **ignored_header(dict.fromkeys([*before, *names]))}
+    return {**headers, **ignored_header(dict.fromkeys([*names, *before]))}
 
 
 def number_header(headers: Mapping[str, str], name: str, kind: type[int] | type[float]) -> Any:

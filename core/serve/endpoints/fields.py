@@ -5,14 +5,15 @@ Names are OpenAI's, then vLLM's, then ours. None is unset.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
 from hookline.core.errors import shown
 from hookline.core.sampling_params import MAX_SEED, SamplingParams
+from hookline.core.serve.endpoints.body import Shape
 from hookline.core.serve.endpoints.request_options import ServiceFields
-from hookline.core.serve.endpoints.structured import FORMAT, SCHEMA, structured_outputs
+from hookline.core.serve.endpoints.structured import ALIASES, FORMAT_SHAPE, AnswerForm, answer_form
 from hookline.core.serve.errors import ApiError, invalid, too_long
 
 
@@ -26,7 +27,12 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 
 
 class SamplingFields(ServiceFields, kw_only=True):
-    """How a completion is drawn, and how it is given back."""
+    """How a completion is drawn, and how it is given back. SHAPE: what has an effect in fields that hold others."""
+
+    SHAPE: ClassVar[Shape] = {
+        "response_format": FORMAT_SHAPE,
+        "stream_options": dict.fromkeys(StreamOptions.__struct_fields__),
+    }
 
     temperature: float | None = None
     top_p: float | None = None
@@ -43,7 +49,7 @@ class SamplingFields(ServiceFields, kw_only=True):
     """Server-sent events as the text grows, and [DONE]."""
     stream_options: StreamOptions | None = None
     response_format: dict[str, Any] | None = None
-    """Type text, json_object, or json_schema with json_schema.schema."""
+    """Type text, json_object, or json_schema with json_schema.schema; also regex, grammar and structural_tag."""
 
     top_k: int | None = None
     min_p: float | None = None
@@ -58,6 +64,19 @@ class SamplingFields(ServiceFields, kw_only=True):
     prompt_logprobs: int | None = None
     structured_outputs: dict[str, Any] | None = None
     """One of json, regex, choice, grammar, structural_tag."""
+    guided_json: Any = None
+    """As the next ones: other servers' name for a key of structured_outputs."""
+    guided_json_object: bool | None = None
+    guided_choice: list[str] | None = None
+    guided_regex: str | None = None
+    guided_grammar: str | None = None
+    json_schema: Any = None
+    format: Any = None
+    """A JSON schema, or "json"."""
+    regex: str | None = None
+    ebnf: str | None = None
+    grammar: Any = None
+    structural_tag: Any = None
     return_token_ids: bool | None = None
     """Give the ids of the prompt's and the completion's tokens."""
     return_tokens_as_token_ids: bool | None = None
@@ -82,21 +101,13 @@ class SamplingFields(ServiceFields, kw_only=True):
         return {}
 
     @property
-    def form(self) -> dict[str, Any] | None:
-        """What the answer must look like, as SamplingParams.structured_outputs has it.
+    def form(self) -> AnswerForm | None:
+        """What the answer must look like.
 
         Raises: ApiError for what is no form, or is more than one.
         """
-        return structured_outputs(self.answer_format, self.structured_outputs, self.own_names)
-
-    @property
-    def names(self) -> dict[str, str]:
-        """See `Naming`: `own_names`, with the field that says the answer's form."""
-        names, kind = self.own_names, (self.answer_format or {}).get("type", "text")
-        if kind != "text":
-            place = SCHEMA if kind == "json_schema" else FORMAT
-            names["structured_outputs"] = names.get(place, place)
-        return names
+        aliases = {name: value for name in ALIASES if (value := getattr(self, name)) is not None}
+        return answer_form(self.answer_format, self.structured_outputs, aliases, self.own_names)
 
     @property
     def includes_usage(self) -> bool:

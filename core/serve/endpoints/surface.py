@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Protocol, TypeVar
 
 from starlette.datastructures import Headers
@@ -14,6 +14,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from hookline.core.errors import RequestError, clipped
+from hookline.core.json_schemas import SchemaRules
+from hookline.core.plugin.host import PluginHost
+from hookline.core.plugin.needs import schema_rules
+from hookline.core.plugin.registry import GRAMMARS
 from hookline.core.pooling_params import PoolingParams
 from hookline.core.request_info import NO_TAGS
 from hookline.core.sampling_params import SamplingParams
@@ -68,6 +72,18 @@ class Surface:
     def facts(self) -> ServedModel:
         """The model that is served."""
         return self.client.facts
+
+    @cached_property
+    def schema_rules(self) -> SchemaRules:
+        """How the engine's grammars hold schemas.
+
+        Raises: PluginError if their back end cannot be loaded here.
+        """
+        name = self.facts.grammars
+        if name is None:
+            return SchemaRules()
+        entry = PluginHost.load().choose(GRAMMARS, name)
+        return schema_rules(entry, opens_objects=self.facts.opens_objects)
 
     @property
     def codec(self) -> Codec:

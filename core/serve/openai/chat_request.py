@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from hookline.core.serve.chat.template import ChatPrompt, checked_arguments, checked_messages, effort_arguments
+from hookline.core.serve.chat.template import (
+    MESSAGE_SHAPE,
+    ChatPrompt,
+    checked_arguments,
+    checked_messages,
+    effort_arguments,
+)
 from hookline.core.serve.chat.turn import Tools, Turn, prepared
+from hookline.core.serve.endpoints.body import Shape
 from hookline.core.serve.endpoints.fields import SamplingFields, at_least
 from hookline.core.serve.endpoints.surface import Surface
 from hookline.core.serve.errors import invalid
-from hookline.core.serve.openai.client_tools import chosen_tools
+from hookline.core.serve.openai.client_tools import chosen_tools, tool_shape
 
 
 class ChatRequest(SamplingFields, kw_only=True):
     """Messages to be answered."""
 
     IGNORED: ClassVar[tuple[str, ...]] = (*SamplingFields.IGNORED, "store", "metadata", "service_tier")
+    SHAPE: ClassVar[Shape] = {**SamplingFields.SHAPE, "messages": MESSAGE_SHAPE, "tools": tool_shape}
 
     messages: list[Any] | None = None
     """Role and content each; content is a text, parts of text, or null."""

@@ -15,6 +15,7 @@ from typing import Any
 
 from hookline.core.errors import shown
 from hookline.core.serve.chat.turn import AUTO, NONE, REQUIRED, ClientTool, Tools, checked_tools
+from hookline.core.serve.endpoints.body import Shape
 from hookline.core.serve.errors import invalid
 
 Values = dict[str, Any]
@@ -113,6 +114,14 @@ def _read(tool: Any, place: str, ignored: list[str], namespace: str | None = Non
         yield ClientTool(_BY_CLIENT[kind], place, kind, kind)
     else:
         ignored.append(f"tools.{kind}")
+
+
+def tool_shape(tool: Mapping[str, Any]) -> Shape | None:
+    """What has an effect in a tool that is a function: a chat's, or one of responses, which is flat."""
+    function = dict.fromkeys(("name", "description", "parameters", "strict"))
+    if (tool.get("type") or FUNCTION) != FUNCTION:
+        return None
+    return {"type": None, FUNCTION: function} if FUNCTION in tool else {"type": None, **function}
 
 
 def full_name(namespace: str | None, name: str) -> str:

@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 from hookline.core.errors import shown
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.serve.endpoints.fields import SamplingFields, are_ids, at_least, max_new_tokens, sampling_params
-from hookline.core.serve.errors import Naming, invalid
+from hookline.core.serve.errors import SAME_NAMES, Naming, invalid
+from hookline.core.structured_outputs import StructuredOutputs
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -55,16 +56,23 @@ class CompletionRequest(SamplingFields, kw_only=True):
         form = "a text, a list of texts, a list of token ids, or a list of lists of token ids"
         raise invalid(f"prompt={shown(prompt)} must be {form}, and not empty", "prompt")
 
-    def asked(self, prompts: Sequence[list[int]], max_model_len: int) -> list[tuple[list[int], SamplingParams]]:
+    def asked(
+        self,
+        prompts: Sequence[list[int]],
+        max_model_len: int,
+        wanted: StructuredOutputs | None = None,
+        naming: Naming = SAME_NAMES,
+    ) -> list[tuple[list[int], SamplingParams]]:
         """What the engine is asked for, prompt by prompt. With max_tokens 0 one token is made, which no answer has.
 
+        wanted: what the completions must look like. naming: how errors name fields.
         Raises: ApiError or RequestError for a prompt without room.
         """
         scores = self.logprobs if self.prompt_logprobs is None else self.prompt_logprobs
         further = {
             "logprobs": self.logprobs,
             "prompt_logprobs": scores if self.echo else None,
-            "structured_outputs": self.form,
+            "structured_outputs": wanted,
         }
         made: dict[int, SamplingParams] = {}
         found = []
@@ -78,7 +86,7 @@ class CompletionRequest(SamplingFields, kw_only=True):
             )
             most = max(1, most)
             if most not in made:
-                with Naming(self.names):
+                with naming:
                     made[most] = sampling_params(self, most, **further)
             found.append((prompt, made[most]))
         return found

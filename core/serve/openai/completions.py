@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from hookline.core.outputs import Delta, FinishReason, RequestOutput, TokenLogprob
 from hookline.core.serve.endpoints.answering import json_response
-from hookline.core.serve.endpoints.body import read
+from hookline.core.serve.endpoints.body import also_ignored, read
 from hookline.core.serve.endpoints.generation import Generation, Usage, finish_reason
 from hookline.core.serve.endpoints.request_options import span
 from hookline.core.serve.endpoints.surface import Surface, new_id, now_s, places_of
@@ -34,9 +34,15 @@ async def completions(surface: Surface, request: Request) -> Response:
     surface.check_prompts(fields.prompt, fields.n or 1)
     given = fields.prompts
     prompts = await surface.token_ids(given, add_special_tokens=fields.add_special_tokens is not False)
-    asked, places = fields.asked(prompts, max_len), places_of("prompt", prompts)
+    naming, wanted, ignored = Naming(fields.own_names), None, list[str]()
+    if (form := fields.form) is not None:
+        naming = Naming({**fields.own_names, "structured_outputs": form.place})
+        size = len(await request.body())
+        wanted, ignored = await surface.in_time(size, lambda: form.held(surface.schema_rules))
+    asked, places = fields.asked(prompts, max_len, wanted, naming), places_of("prompt", prompts)
     work = _Answer(surface, fields, given, prompts, new_id("cmpl-", request), name)
-    return await surface.answer(work, asked, fields, request, headers, OPENAI_ERRORS, Naming(fields.names), places)
+    told = also_ignored(headers, ignored)
+    return await surface.answer(work, asked, fields, request, told, OPENAI_ERRORS, naming, places)
 
 
 class _Answer:

@@ -17,11 +17,12 @@ from hookline.core.serve.chat.template import (
     text_of,
 )
 from hookline.core.serve.chat.turn import Turn, prepared
+from hookline.core.serve.endpoints.body import Shape
 from hookline.core.serve.endpoints.fields import SamplingFields, at_least
-from hookline.core.serve.endpoints.structured import FORMAT, SCHEMA, flat_format
+from hookline.core.serve.endpoints.structured import FORMAT, FORMAT_SHAPE, SCHEMA, flat_format
 from hookline.core.serve.endpoints.surface import Surface
 from hookline.core.serve.errors import ApiError, invalid
-from hookline.core.serve.openai.client_tools import CALLS, OUTPUTS, call_of, chosen_tools
+from hookline.core.serve.openai.client_tools import CALLS, OUTPUTS, call_of, chosen_tools, tool_shape
 
 _STATE = "this server keeps no responses; send the whole conversation as input"
 LOGPROBS = "message.output_text.logprobs"
@@ -42,6 +43,12 @@ class ResponsesRequest(SamplingFields, kw_only=True):
         "safety_identifier",
         "prompt_cache_key",
     )
+    SHAPE: ClassVar[Shape] = {
+        **SamplingFields.SHAPE,
+        "text": {"format": FORMAT_SHAPE},
+        "reasoning": {"effort": None},
+        "tools": tool_shape,
+    }
 
     input: str | list[Any] | None = None
     """A text, or items: messages, reasoning, calls of tools and their outputs; others are ignored."""

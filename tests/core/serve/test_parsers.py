@@ -9,9 +9,10 @@ import pytest
 
 from hookline.core.contracts import Arguments, OutputParser, ParsedPart, ParserContext, Reasoning, Text, ToolCall
 from hookline.core.errors import PluginError
+from hookline.core.json_schemas import JoinedSchemas
 from hookline.core.parsing import merged
 from hookline.core.plugin.registry import Entry, Origin
-from hookline.core.serve.chat.forced_calls import NamedCall, RequiredCalls, required_schema
+from hookline.core.serve.chat.forced_calls import NamedCall, RequiredCalls, named_schema, required_schema
 from hookline.core.serve.parsers import Parsers, PartsReader, chosen_parsers
 from tests.core.faulty_parsers import PlainParser
 
@@ -86,15 +87,23 @@ def test_a_forced_call_that_was_cut_off_is_no_text(answer: str, parts: list[Text
 def test_the_form_of_forced_calls_holds_each_function_s_parameters() -> None:
     definitions = {"T": {"type": "integer"}}
     parameters = {"type": "object", "properties": {"a": {"$ref": "#/$defs/T"}}, "$defs": definitions}
-    schema = required_schema([{"name": "f", "parameters": parameters}, {"name": "g"}], one_only=True)
+    functions = [{"name": "f", "parameters": parameters}, {"name": "g"}]
+    schema = required_schema(functions, ["tools[0]", "tools[1]"], JoinedSchemas(), one_only=True)
     assert [one["properties"]["name"] for one in schema["items"]["anyOf"]] == [{"const": "f"}, {"const": "g"}]
     assert schema["$defs"] == definitions and (schema["minItems"], schema["maxItems"]) == (1, 1)
 
 
+@pytest.mark.parametrize("parameters", [None, {}, {"type": "object"}, {"properties": None}, {"title": "F"}])
+def test_a_function_that_declares_nothing_is_called_with_nothing(parameters: Any) -> None:
+    schema = named_schema({"name": "f", "parameters": parameters}, "tools[0]", JoinedSchemas())
+    assert (schema["type"], schema["properties"], schema["additionalProperties"]) == ("object", {}, False)
+
+
 @pytest.mark.parametrize("definitions", [3, [1], "x", None])
-def test_definitions_of_no_known_form_are_left_to_the_grammar_to_refuse(definitions: object) -> None:
-    schema = required_schema([{"name": "f", "parameters": {"type": "object", "$defs": definitions}}])
-    assert "$defs" not in schema
+def test_definitions_of_no_known_form_are_left_out(definitions: object) -> None:
+    joined = JoinedSchemas()
+    schema = named_schema({"name": "f", "parameters": {"type": "object", "$defs": definitions}}, "tools[0]", joined)
+    assert "$defs" not in schema and not joined.dropped
 
 
 def test_a_parser_that_is_not_there_is_refused_and_none_is_none() -> None:

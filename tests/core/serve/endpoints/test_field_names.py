@@ -19,10 +19,10 @@ BASE: dict[str, dict[str, Any]] = {
     MESSAGES: {"messages": [USER], "max_tokens": 4},
     COMPLETIONS: {"prompt": "x"},
 }
-FUNCTION = {"name": "f", "parameters": {"type": "nope"}}
+FUNCTION = {"name": "f", "parameters": {"type": "object", "minProperties": 9}}
 CHAT_TOOL = {"type": "function", "function": FUNCTION}
-JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nope"}}}
-TEXT_FORMAT = {"type": "json_schema", "name": "x", "schema": {"type": "nope"}}
+JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"minLength": 9}}}
+TEXT_FORMAT = {"type": "json_schema", "name": "x", "schema": {"minLength": 9}}
 
 
 def refused(ask: Ask, path: str, client: FakeEngineClient | None = None, **fields: Any) -> tuple[str, str | None]:
@@ -70,9 +70,15 @@ def refused(ask: Ask, path: str, client: FakeEngineClient | None = None, **field
         ),
         (
             RESPONSES,
-            {"text": {"format": TEXT_FORMAT}, "tools": [{"type": "function", **FUNCTION}], "tool_choice": "required"},
-            "tool_choice forces a call, and text.format.schema something else; give one",
-            "tool_choice",
+            {"text": {"format": {"type": "json_schema", "schema": {"type": "nope"}}}},
+            "text.format.schema.type='nope' must be one of array, boolean,",
+            "text",
+        ),
+        (
+            CHAT,
+            {"structured_outputs": {"json": {"properties": {"a": {"$ref": "#/$defs/A"}}}}},
+            "structured_outputs.json.properties.a.$ref='#/$defs/A' names nothing in this schema; put it in $defs",
+            "structured_outputs",
         ),
     ],
 )
@@ -89,7 +95,7 @@ def test_a_field_has_the_name_that_the_request_gives_it(
         (CHAT, {"response_format": JSON_SCHEMA}, "response_format.json_schema.schema"),
         (COMPLETIONS, {"response_format": JSON_SCHEMA}, "response_format.json_schema.schema"),
         (CHAT, {"response_format": {"type": "json_object"}}, "response_format"),
-        (CHAT, {"structured_outputs": {"json": {"type": "nope"}}}, "structured_outputs.json"),
+        (CHAT, {"structured_outputs": {"json": {"minLength": 9}}}, "structured_outputs.json"),
         (CHAT, {"tools": [CHAT_TOOL], "tool_choice": "required"}, "tools[0].function.parameters"),
         (
             CHAT,
@@ -122,10 +128,10 @@ def test_a_field_has_the_name_that_the_request_gives_it(
 def test_a_schema_that_the_engine_refuses_is_named_by_its_place_in_the_request(
     ask: Ask, path: str, fields: dict[str, Any], place: str, num_tokens: int
 ) -> None:
-    error = RequestError("sampling.structured_outputs.json: Invalid type: nope")
+    error = RequestError("sampling.structured_outputs.json: it is too large")
     client = FakeEngineClient(error=error, error_after=num_tokens)
     message, param = refused(ask, path, client, **fields)
-    assert message == f"{place}: Invalid type: nope"
+    assert message == f"{place}: it is too large"
     assert param == (None if path == MESSAGES else place.partition(".")[0].partition("[")[0])
 
 

@@ -127,20 +127,14 @@ def forced(ask: Ask, client: FakeEngineClient, *parameters: Any) -> httpx.Respon
 
 def test_what_the_schemas_of_functions_define_is_found_by_their_references(ask: Ask) -> None:
     client = FakeEngineClient()
-    one, two = (
-        {"$defs": {"A": {"type": "null"}}},
-        {"$defs": {"B": {"type": "string"}}, "definitions": {"A": {"enum": [1]}}},
-    )
-    assert forced(ask, client, one, two, {"$defs": ["no mapping"]}).status_code == 200
+    first = {"properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": {"type": "null"}}}
+    second = {"properties": {"a": {"$ref": "#/$defs/A"}, "b": {"$ref": "#"}}, "$defs": {"A": {"enum": [1]}}}
+    assert forced(ask, client, first, second, {"properties": {"a": {}}, "$defs": ["no mapping"]}).status_code == 200
     schema = json.loads(client.asked[0].params.structured_outputs.json)
-    assert schema["$defs"] == {"A": {"type": "null"}, "B": {"type": "string"}}
-    assert schema["definitions"] == {"A": {"enum": [1]}}
-
-
-def test_functions_that_define_different_things_under_one_name_are_refused(ask: Ask) -> None:
-    response = forced(ask, FakeEngineClient(), {"$defs": {"A": {"enum": [1]}}}, {"$defs": {"A": {"enum": [2]}}})
-    assert response.status_code == 400 and response.json()["error"]["param"] == "tools"
-    assert "two of them define 'A' in $defs, and not alike" in response.json()["error"]["message"]
+    calls = [one["properties"]["parameters"] for one in schema["items"]["anyOf"]]
+    assert [one["properties"]["a"] for one in calls] == [{"$ref": "#/$defs/A"}, {"$ref": "#/$defs/A_2"}, {}]
+    assert schema["$defs"] == {"A": {"type": "null"}, "A_2": {"enum": [1]}, "root": calls[1]}
+    assert calls[1]["properties"]["b"] == {"$ref": "#/$defs/root"}
 
 
 @pytest.mark.parametrize("kind", ["sampling", "pooling"])

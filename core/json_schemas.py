@@ -1,0 +1,585 @@
+"""JSON schemas as grammar back ends can hold them, whatever form a client wrote them in.
+
+References are resolved within the schema that has them, and become `#/$defs/NAME`: so schemas can be joined. Objects
+with properties are closed unless the schema says otherwise. What a back end cannot hold is left out, and named. Of the
+values that a schema allows a grammar may allow fewer, and others only where a keyword was left out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+from typing import Any
+from urllib.parse import unquote, urldefrag, urljoin
+
+from hookline.core.errors import RequestError, shown
+from hookline.core.structured_outputs import MAX_SCHEMA_VALUES, StructuredOutputs, check_tree
+
+MAX_STEPS = 16 * MAX_SCHEMA_VALUES
+"""Most looks at the schemas that together describe one object, which may be named many times."""
+MAX_PATTERNS = 256
+"""Most regular expressions of a schema; further ones are left out. Trying one takes up to 10 ms."""
+_TYPES = frozenset(("object", "array", "string", "number", "integer", "boolean", "null"))
+_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+_LISTS, _MAPPINGS = ("allOf", "anyOf", "oneOf", "prefixItems"), ("properties", "patternProperties")
+_VALUES = ("items", "additionalProperties", "unevaluatedItems")
+_ALWAYS_HELD = frozenset((*_LISTS, *_MAPPINGS, "items", "additionalProperties", "unevaluatedProperties"))
+_TAGS = ("structures", "format", "tags", "elements", "content")
+"""Where structural tags have others in them."""
+_CONDITIONS = ("not", "if", "then", "else", "contains", "propertyNames")
+"""Keywords whose schemas are tests of a value: closing an object in them would let further values pass."""
+_IN_PLACE = ("allOf", "anyOf", "oneOf", *_REFERENCES)
+"""Keywords whose schemas say something of the same value."""
+_SAYS_OTHERWISE = frozenset(("additionalProperties", "unevaluatedProperties", "patternProperties"))
+_NAMES = frozenset(
+    "$id id $anchor $dynamicAnchor $recursiveAnchor $schema $vocabulary $comment $defs definitions".split()
+)
+"""Keywords that are there for references."""
+_DATA = frozenset(("enum", "const", "default", "examples"))
+_RELATIONS = frozenset(
+    "not if then else contains minContains maxContains dependentRequired dependentSchemas dependencies "
+    "unevaluatedItems unevaluatedProperties".split()
+)
+"""Keywords that no strict schema may have if they cannot be held: strict modes elsewhere refuse them as well. Others
+narrow a single value (`format`, `pattern`, `uniqueItems`, `propertyNames`), and clients that ask for strict schemas, as
+pydantic's do, send those and check them again."""
+_NOT_HELD = "cannot be held by this server's grammars"
+_LIMITS = ("Length", "Items", "Properties")
+_ORDERS = (("minimum", "maximum"), *((f"min{one}", f"max{one}") for one in _LIMITS))
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0 and value == int(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_schema(value: Any) -> bool:
+    return isinstance(value, Mapping | bool)
+
+
+def _are_types(value: Any) -> bool:
+    given = value if isinstance(value, list) else [value]
+    return bool(given) and all(isinstance(one, str) and one in _TYPES for one in given)
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_text, value))
+
+
+def _are_schemas(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(map(_is_schema, value))
+
+
+def _are_named_schemas(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(map(_is_schema, value.values()))
+
+
+_FORMS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "type": (_are_types, f"one of {', '.join(sorted(_TYPES))}, or a list of them"),
+    "required": (_are_texts, "a list of names"),
+    "enum": (lambda value: isinstance(value, list) and bool(value), "a list with a value in it"),
+    "items": (lambda value: _is_schema(value) or _are_schemas(value), "a schema"),
+    "exclusiveMinimum": (lambda value: _is_number(value) or isinstance(value, bool), "a number"),
+    "exclusiveMaximum": (lambda value: _is_number(value) or isinstance(value, bool), "a number"),
+    "multipleOf": (lambda value: _is_number(value) and value > 0, "a number above 0"),
+    **dict.fromkeys(("minimum", "maximum"), (_is_number, "a number")),
+    **dict.fromkeys(("pattern", "format", *_REFERENCES), (_is_text, "a text")),
+    **dict.fromkeys(("additionalProperties", "unevaluatedProperties", "unevaluatedItems"), (_is_schema, "a schema")),
+    **dict.fromkeys(_MAPPINGS, (_are_named_schemas, "a mapping of names to schemas")),
+    **dict.fromkeys(_LISTS, (_are_schemas, "a list with a schema in it")),
+    **dict.fromkeys(
+        ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"),
+        (_is_count, "a whole number of at least 0"),
+    ),
+}
+"""What a keyword's value must be, and how to say so."""
+
+
+@dataclass(frozen=True)
+class SchemaRules:
+    """How schemas are written for a back end. cannot_hold: see GrammarBackend. opens_objects: leave objects open that
+    do not say whether they may have further properties.
+    """
+
+    cannot_hold: Callable[[str, Any], bool] = lambda keyword, value: False
+    opens_objects: bool = False
+
+
+class SchemaError(RequestError):
+    """A schema that cannot be written. place: the keyword's, as the request has it."""
+
+    def __init__(self, place: str, message: str) -> None:
+        super().__init__(f"{place}{message}")
+        self.place = place
+
+
+@dataclass
+class JoinedSchemas:
+    """Schemas that are parts of one. definitions: what their references name, for the root's $defs. dropped: places
+    of the keywords that were left out.
+    """
+
+    rules: SchemaRules = SchemaRules()
+    definitions: dict[str, Any] = field(default_factory=dict)
+    dropped: list[str] = field(default_factory=list)
+    num_values: int = 0
+    num_patterns: int = 0
+    num_steps: int = 0
+
+    def add(self, schema: Any, place: str, *, strict: bool = False, mends: bool = False) -> Any:
+        """A schema without definitions of its own.
+
+        strict: refuse what cannot be held, but for keywords that narrow a single value. mends: also leave out keywords
+        whose values JSON Schema does not know, such as {"type": "any"}.
+        Raises: SchemaError naming the place, the value and the fix.
+        """
+        if not isinstance(schema, Mapping):
+            if isinstance(schema, bool):
+                return schema
+            raise SchemaError(place, f"={shown(schema)} is not a JSON schema")
+        check_tree(place, schema)
+        return _Document(self, schema, place, strict, mends).written()
+
+    def leave_out(self, keyword: str, value: Any, place: str, why: str, *, strict: bool) -> None:
+        """Note that a keyword is left out.
+
+        Raises: SchemaError if `strict`.
+        """
+        place = f"{place}.{keyword}" if keyword else place
+        if strict:
+            raise SchemaError(place, f"={shown(value)} {why}")
+        if place not in self.dropped:
+            self.dropped.append(place)
+
+    def whole(self, schema: Any) -> Any:
+        """A schema with the definitions of all that were added."""
+        return {**schema, "$defs": self.definitions} if self.definitions else schema
+
+
+def as_held(
+    wanted: StructuredOutputs, rules: SchemaRules, place: str, *, strict: bool = False
+) -> tuple[StructuredOutputs, list[str]]:
+    """A form whose schemas are as `rules` have them, and the places of what was left out. place: of the form's value.
+
+    Raises: as JoinedSchemas.add.
+    """
+    if wanted.kind not in ("json", "structural_tag"):
+        return wanted, []
+    value, dropped = json.loads(wanted.value), list[str]()
+    if wanted.kind == "json":
+        value, dropped = written(value, rules, place, strict=strict)
+    else:
+        for holder, key, where in _schemas_of_tags(value, place):
+            holder[key], left_out = written(holder[key], rules, where, strict=strict)
+            dropped += left_out
+    return replace(wanted, **{wanted.kind: value}), dropped
+
+
+def _schemas_of_tags(tags: Any, place: str) -> Iterator[tuple[dict[str, Any], str, str]]:
+    """Where structural tags have schemas: the mapping, its key, and the place of that."""
+    waiting = [(tags, place)]
+    while waiting:
+        node, place = waiting.pop()
+        if isinstance(node, list):
+            waiting += [(one, f"{place}[{number}]") for number, one in enumerate(node)]
+        elif isinstance(node, dict):
+            for key in ("schema", "json_schema"):
+                if isinstance(node.get(key), dict):
+                    yield node, key, f"{place}.{key}"
+            waiting += [(node[key], f"{place}.{key}") for key in _TAGS if isinstance(node.get(key), dict | list)]
+
+
+def written(schema: Any, rules: SchemaRules, place: str, *, strict: bool = False) -> tuple[Any, list[str]]:
+    """A single schema as `rules` have it, and the places of what was left out.
+
+    Raises: as JoinedSchemas.add.
+    """
+    joined = JoinedSchemas(rules)
+    return joined.whole(joined.add(schema, place, strict=strict)), joined.dropped
+
+
+class _Objects(Enum):
+    """Whether a schema closes the object that it describes."""
+
+    CLOSED = auto()
+    IN_PLACE = auto()
+    """The schema around it does, of whose value it says something more."""
+    OPEN = auto()
+    """Neither it nor any schema in it does."""
+
+
+@dataclass(frozen=True)
+class _Spot:
+    """Where a schema is: its place in the request, and what becomes of its objects."""
+
+    place: str
+    objects: _Objects = _Objects.CLOSED
+
+    def under(self, *keys: str | int, objects: _Objects = _Objects.CLOSED) -> _Spot:
+        objects = _Objects.OPEN if self.objects is _Objects.OPEN else objects
+        return _Spot(".".join((self.place, *map(_segment, keys))), objects)
+
+
+def _segment(key: str | int) -> str:
+    return str(key) if re.fullmatch(r"[\w.$-]{1,64}", str(key), re.ASCII) else "?"
+
+
+class _Document:
+    """One schema with what its references can reach."""
+
+    def __init__(self, joined: JoinedSchemas, root: Mapping[str, Any], place: str, strict: bool, mends: bool) -> None:
+        self._joined, self._root, self._place = joined, root, place
+        self._strict, self._mends = strict, mends
+        self._bases: dict[int, str] = {}
+        """id() of each mapping -> the URI that references in it are relative to."""
+        self._resources: dict[str, Any] = {"": root}
+        self._anchors: dict[tuple[str, str], Any] = {}
+        self._dynamic: dict[str, Any] = {}
+        self._names: dict[tuple[int, _Objects], str] = {}
+        self._waiting: list[tuple[Any, str, _Spot]] = []
+        self._index(root)
+
+    def written(self) -> Any:
+        """The root, once all that it refers to is among the definitions."""
+        found = self._schema(self._root, _Spot(self._place))
+        while self._waiting:
+            target, name, spot = self._waiting.pop()
+            self._joined.definitions[name] = self._schema(target, spot)
+        return found
+
+    def _index(self, root: Any) -> None:
+        """Look for the names that references use."""
+        waiting = [(root, "")]
+        while waiting:
+            node, base = waiting.pop()
+            if isinstance(node, list):
+                waiting += [(one, base) for one in reversed(node)]
+                continue
+            if not isinstance(node, Mapping):
+                continue
+            id_ = node.get("$id", node.get("id"))
+            if isinstance(id_, str):
+                base = _joined_uri(base, id_.rstrip("#"))
+                self._resources.setdefault(base, node)
+            self._bases[id(node)] = base
+            for keyword in ("$anchor", "$dynamicAnchor"):
+                if isinstance(name := node.get(keyword), str):
+                    self._anchors.setdefault((base, name), node)
+                    if keyword == "$dynamicAnchor":
+                        self._dynamic.setdefault(name, node)
+            if isinstance(id_, str) and id_.startswith("#"):  # an anchor, before there was $anchor
+                self._anchors.setdefault((base, id_[1:]), node)
+            waiting += [(value, base) for key, value in reversed(list(node.items())) if key not in _DATA]
+
+    # ------------------------------------------------------------------------------------------------------ references
+
+    def _target(self, keyword: str, ref: str, holder: Mapping[str, Any]) -> Any:
+        """What a reference names; None if it is not in this schema."""
+        base = self._bases.get(id(holder), "")
+        uri, fragment = urldefrag(ref)
+        uri, fragment = _joined_uri(base, uri) if uri else base, unquote(fragment)
+        resource = self._resources.get(uri)
+        if keyword == "$dynamicRef" and fragment in self._dynamic and (uri, fragment) in self._anchors:
+            return self._dynamic[fragment]
+        if resource is None or not fragment:
+            return resource
+        return _at(resource, fragment) if fragment.startswith("/") else self._anchors.get((uri, fragment))
+
+    def _references(self, node: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        for keyword in _REFERENCES:
+            if isinstance(ref := node.get(keyword), str):
+                yield keyword, self._target(keyword, ref, node)
+
+    def _name(self, target: Any, ref: str, spot: _Spot) -> str:
+        """A definition's name; it is written later, once for each way."""
+        key = id(target), spot.objects
+        if key not in self._names:
+            stem = re.sub(r"\W+", "_", ref.rpartition("/")[2].strip("#"), flags=re.ASCII) or "root"
+            name, number = stem, len(self._joined.definitions)
+            while name in self._joined.definitions:
+                number += 1
+                name = f"{stem}_{number}"
+            self._names[key], self._joined.definitions[name] = name, None
+            self._waiting.append((target, name, self._spot_of(ref, spot.objects)))
+        return self._names[key]
+
+    def _spot_of(self, ref: str, objects: _Objects) -> _Spot:
+        keys = unquote(ref[1:]).split("/")[1:] if ref.startswith("#/") else [ref] * (ref != "#")
+        return _Spot(self._place).under(*keys, objects=objects) if keys else _Spot(self._place, objects)
+
+    def _is_circular(self, target: Any) -> bool:
+        """Whether references lead from one to the next without an end."""
+        seen: set[int] = set()
+        while isinstance(target, Mapping) and isinstance(ref := target.get("$ref"), str):
+            if id(target) in seen:
+                return True
+            seen.add(id(target))
+            self._count(num_steps=1)
+            target = self._target("$ref", ref, target)
+        return False
+
+    # --------------------------------------------------------------------------------------------------------- schemas
+
+    def _schema(self, node: Any, spot: _Spot) -> Any:
+        self._count(len(node) + 1 if isinstance(node, Mapping) else 1)
+        if isinstance(node, bool):
+            return node
+        if not isinstance(node, Mapping):
+            self._drop("", node, spot.place, "is not a JSON schema", malformed=True)
+            return True
+        given = self._well_formed(node, spot)
+        closed = self._closed(given, node, spot)
+        # A schema that only chooses between others, or names another, leaves it to these to close their objects.
+        inner = spot.objects if closed is None else _Objects.IN_PLACE
+        found: dict[str, Any] = {}
+        further: list[Any] = []
+        for keyword, value in given.items():
+            if keyword == "oneOf" or (keyword in _REFERENCES and "$ref" in found):
+                further.append(self._in_place(keyword, value, node, spot, inner))
+            elif keyword in _IN_PLACE:
+                found |= self._in_place(keyword, value, node, spot, inner)
+            elif keyword not in _NAMES:
+                found[keyword] = self._within(keyword, value, spot)
+        if len(further) == 1 and found.keys().isdisjoint(further[0]):
+            found |= further.pop()
+        if further:
+            found["allOf"] = [*found.get("allOf", []), *further]
+        if closed:
+            others = {
+                name: True for name in self._property_names(node, set()) if name not in found.get("properties", {})
+            }
+            self._count(len(others))
+            found |= {"properties": {**found.get("properties", {}), **others}, "additionalProperties": False}
+            if "properties" in given and not {"enum", "const"} & set(given):
+                found.setdefault("type", "object")
+        return found
+
+    def _count(self, num_values: int = 0, num_steps: int = 0) -> None:
+        joined = self._joined
+        joined.num_values, joined.num_steps = joined.num_values + num_values, joined.num_steps + num_steps
+        if joined.num_values > MAX_SCHEMA_VALUES or joined.num_steps > MAX_STEPS:
+            limit = f"more than {MAX_SCHEMA_VALUES} values, which is the most it may have"
+            raise SchemaError(self._place, f" has, with all that its references name, {limit}")
+
+    def _in_place(
+        self, keyword: str, value: Any, node: Mapping[str, Any], spot: _Spot, objects: _Objects
+    ) -> dict[str, Any]:
+        """A keyword whose schemas say something of the same value."""
+        if keyword in _REFERENCES:
+            target = self._target(keyword, value, node)
+            return {"$ref": f"#/$defs/{self._name(target, value, spot.under(keyword, objects=objects))}"}
+        if keyword == "oneOf" and not self._exclude_each_other(value):
+            self._drop(keyword, value, spot.place, "has branches that may overlap; it is held as anyOf")
+        branches = [self._schema(one, spot.under(keyword, place, objects=objects)) for place, one in enumerate(value)]
+        return {"anyOf" if keyword == "oneOf" else keyword: branches}
+
+    def _within(self, keyword: str, value: Any, spot: _Spot) -> Any:
+        """The value of a keyword, with the schemas in it."""
+        if keyword in _MAPPINGS:
+            return {name: self._schema(one, spot.under(keyword, name)) for name, one in value.items()}
+        if keyword == "prefixItems":
+            return [self._schema(one, spot.under(keyword, place)) for place, one in enumerate(value)]
+        if keyword in _VALUES:
+            return self._schema(value, spot.under(keyword))
+        if keyword in _CONDITIONS:
+            return self._schema(value, spot.under(keyword, objects=_Objects.OPEN))
+        if keyword == "dependentSchemas" and isinstance(value, Mapping):
+            one_more = _Objects.IN_PLACE
+            return {name: self._schema(one, spot.under(keyword, name, objects=one_more)) for name, one in value.items()}
+        return value
+
+    def _exclude_each_other(self, branches: list[Any]) -> bool:
+        """Whether it is plain that no value fits two: they have different types, or a required property tells them
+        apart.
+        """
+        seen = [self._through(one) for one in branches]
+        self._count(num_steps=sum(len(_listed(one.get("required"))) + 1 for one in seen))
+        types = [_listed(one.get("type")) for one in seen]
+        if _are_disjoint([{"number" if type_ == "integer" else type_ for type_ in one} for one in types]):
+            return True
+        if _are_disjoint([_constants(one) for one in seen]):
+            return True
+        tags = set.intersection(*(set(_listed(one.get("required"))) for one in seen)) if seen else set()
+        for name in tags:
+            values = [_constants(self._through(one.get("properties", {}).get(name))) for one in seen]
+            if _are_disjoint(values):
+                return True
+        return False
+
+    def _through(self, node: Any) -> Mapping[str, Any]:
+        """A schema, or what it names."""
+        for _ in range(8):
+            if not isinstance(node, Mapping) or "$ref" not in node or not isinstance(node["$ref"], str):
+                break
+            node = self._target("$ref", node["$ref"], node)
+        return node if isinstance(node, Mapping) else {}
+
+    # --------------------------------------------------------------------------------------------------------- closing
+
+    def _closed(self, given: dict[str, Any], node: Mapping[str, Any], spot: _Spot) -> bool | None:
+        """Whether an object has no other properties than those that are named in it and in all that says something of
+        it; None leaves that to the schemas that it consists of. Takes `unevaluatedProperties` out of `given`.
+        """
+        parts = [keyword for keyword in _IN_PLACE if keyword in given]
+        is_outermost = spot.objects is _Objects.CLOSED
+        rest = given.pop("unevaluatedProperties", None)
+        if rest is False and is_outermost and _SAYS_OTHERWISE.isdisjoint(given):
+            return True
+        if rest is not None:
+            if not parts:
+                given.setdefault("additionalProperties", rest)
+            elif rest is not True:
+                self._drop("unevaluatedProperties", rest, spot.place, _NOT_HELD)
+            return False
+        if len(parts) == 1 and "properties" not in given and (parts[0] != "allOf" or len(given["allOf"]) == 1):
+            return None
+        if not is_outermost or self._joined.rules.opens_objects or self._says_otherwise(node, set()):
+            return False
+        return "properties" in given or any(True for _ in self._property_names(node, set()))
+
+    def _property_names(self, node: Any, seen: set[int]) -> Iterator[str]:
+        """Of an object and of all that says something of it."""
+        if isinstance(node, Mapping) and id(node) not in seen:
+            seen.add(id(node))
+            properties = node.get("properties")
+            yield from properties if isinstance(properties, Mapping) else ()
+            for part in self._parts(node):
+                yield from self._property_names(part, seen)
+
+    def _says_otherwise(self, node: Any, seen: set[int]) -> bool:
+        if not isinstance(node, Mapping) or id(node) in seen:
+            return False
+        seen.add(id(node))
+        return not _SAYS_OTHERWISE.isdisjoint(node) or any(self._says_otherwise(one, seen) for one in self._parts(node))
+
+    def _parts(self, node: Mapping[str, Any]) -> Iterator[Any]:
+        self._count(num_steps=len(node))
+        for keyword in ("allOf", "anyOf", "oneOf"):
+            value = node.get(keyword)
+            yield from value if isinstance(value, list) else ()
+        for _, target in self._references(node):
+            yield target
+
+    # -------------------------------------------------------------------------------------------------- left out
+
+    def _well_formed(self, node: Mapping[str, Any], spot: _Spot) -> dict[str, Any]:
+        """The keywords of a schema that can be held, in the form of today's JSON Schema."""
+        found = _modern(node)
+        for keyword, value in list(found.items()):
+            if (kept := self._kept(keyword, value, node, spot.place)) is None:
+                del found[keyword]
+            else:
+                found[keyword] = kept[0]
+        if "patternProperties" in found:
+            self._without_patterns(found, spot.place)
+        for low, high in _ORDERS:
+            if low in found and high in found and found[low] > found[high]:
+                self._drop(low, found.pop(low), spot.place, f"is above {high}={found[high]}", malformed=True)
+        return found
+
+    def _kept(self, keyword: str, value: Any, node: Mapping[str, Any], place: str) -> tuple[Any] | None:
+        """The value of a keyword that is kept, in a tuple."""
+        if keyword in _NAMES:
+            return (value,)
+        is_formed, form = _FORMS.get(keyword, (None, ""))
+        if is_formed is not None and not is_formed(value):
+            self._drop(keyword, value, place, f"must be {form}", malformed=True)
+            return None
+        if keyword in _REFERENCES:
+            target = self._target(keyword, value, node)
+            if target is None or self._is_circular(target):
+                why = "names nothing in this schema; put it in $defs" if target is None else "leads back to itself"
+                self._drop(keyword, value, place, why, malformed=True)
+                return None
+            return (value,)
+        if keyword == "pattern":
+            self._joined.num_patterns += 1
+        if (keyword == "pattern" and self._joined.num_patterns > MAX_PATTERNS) or (
+            keyword not in _ALWAYS_HELD and self._joined.rules.cannot_hold(keyword, value)
+        ):
+            if not (keyword == "uniqueItems" and value is False):
+                self._drop(keyword, value, place, _NOT_HELD)
+            return None
+        return (int(value) if is_formed is _is_count else value,)
+
+    def _without_patterns(self, given: dict[str, Any], place: str) -> None:
+        """Leave out names' patterns that cannot be held: their properties may then have any name."""
+        kept, others = {}, given.get("additionalProperties")
+        for pattern, schema in given["patternProperties"].items():
+            self._joined.num_patterns += 1
+            if self._joined.num_patterns > MAX_PATTERNS or self._joined.rules.cannot_hold("pattern", pattern):
+                self._drop("patternProperties", pattern, place, _NOT_HELD)
+                others = schema if others is False else None if others is None else True
+            else:
+                kept[pattern] = schema
+        given["patternProperties"] = kept
+        if others is not None:
+            given["additionalProperties"] = others
+
+    def _drop(self, keyword: str, value: Any, place: str, why: str, *, malformed: bool = False) -> None:
+        """Note that a keyword is left out, or refuse it."""
+        refuses = malformed and not (self._mends and not self._strict)
+        if not malformed and self._strict and keyword in _RELATIONS:
+            refuses, why = True, f"{why}; leave it out, or leave strict out"
+        self._joined.leave_out(keyword, value, place, why, strict=refuses)
+
+
+def _modern(node: Mapping[str, Any]) -> dict[str, Any]:
+    """Keywords of earlier drafts by today's names, without those that are null."""
+    found = {keyword: value for keyword, value in node.items() if value is not None or keyword not in _FORMS}
+    if isinstance(found.get("items"), list) and found["items"] and "prefixItems" not in found:
+        found["prefixItems"] = found.pop("items")
+        if "additionalItems" in found:
+            found["items"] = found.pop("additionalItems")
+    found.pop("additionalItems", None)
+    if "unevaluatedItems" in found and not any(keyword in found for keyword in ("items", *_IN_PLACE)):
+        found["items"] = found.pop("unevaluatedItems")
+    for exclusive, limit in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
+        if isinstance(found.get(exclusive), bool) and found.pop(exclusive) and limit in found:
+            found[exclusive] = found.pop(limit)
+    return found
+
+
+def _joined_uri(base: str, uri: str) -> str:
+    try:
+        return urldefrag(urljoin(base, uri))[0]
+    except ValueError:  # of no form that a URI has
+        return uri
+
+
+def _at(resource: Any, pointer: str) -> Any:
+    """What a JSON pointer leads to; None if that is nothing."""
+    for key in pointer.split("/")[1:]:
+        key = key.replace("~1", "/").replace("~0", "~")
+        if isinstance(resource, list) and key.isdecimal() and key.isascii() and len(key) < 9:
+            resource = resource[int(key)] if int(key) < len(resource) else None
+        else:
+            resource = resource.get(key) if isinstance(resource, Mapping) else None
+    return resource
+
+
+def _listed(value: Any) -> list[Any]:
+    return [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, str)]
+
+
+def _constants(schema: Mapping[str, Any]) -> set[Any]:
+    """The values of a schema that has only these, as texts."""
+    if "const" in schema:
+        return {repr(schema["const"])}
+    values = schema.get("enum")
+    return {repr(one) for one in values} if isinstance(values, list) else set()
+
+
+def _are_disjoint(sets: list[set[Any]]) -> bool:
+    """Whether all have elements, and no two share one."""
+    return all(sets) and len(set().union(*sets)) == sum(map(len, sets))
