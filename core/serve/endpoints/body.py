@@ -151,7 +151,7 @@ def _without_effect(value: Any, shape: Any, place: str) -> Iterator[str]:
     shape = shape(value) if callable(shape) and isinstance(value, dict) else shape
     if shape is None or not isinstance(value, dict):
         return
-    if not value.keys() <= shape.keys() and not value.keys().isdisjoint(shape):
+    if not value.keys() <= shape.keys():
         yield from (f"{place}.{name}" for name, one in value.items() if name not in shape and one is not None)
     for name, inner in shape.items():
         if inner is not None and name in value:

@@ -69,7 +69,7 @@ _NAMED_SCHEMA = dict.fromkeys(("name", "description", "schema", "strict"))
 FORMAT_SHAPE = {
     **dict.fromkeys(("type", "structures", "triggers", "format", *_CONTENTS)),
     **_NAMED_SCHEMA,
-    "json_schema": _NAMED_SCHEMA,
+    "json_schema": lambda given: _NAMED_SCHEMA if "schema" in given else None,  # else it is a schema itself
 }
 """What has an effect in a response_format."""
 

@@ -1,0 +1,290 @@
+"""What an answer must look like, by every field that says so: with tools and without, obeyed or refused, and named."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hookline.core.serve.settings import ServeConfig
+from hookline.core.testing.engine_client import FakeEngineClient, tiny_model
+from tests.core.serve.conftest import Ask
+
+CHAT, RESPONSES, MESSAGES, COMPLETIONS = "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/completions"
+USER = {"role": "user", "content": "x"}
+BASE: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": [USER]},
+    RESPONSES: {"input": "x"},
+    MESSAGES: {"messages": [USER], "max_tokens": 64},
+    COMPLETIONS: {"prompt": "x", "max_tokens": 64},
+}
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+CLOSED = {**SCHEMA, "additionalProperties": False}
+HERMES = ServeConfig(tool_parser="hermes")
+IGNORED = "x-hookline-ignored"
+
+
+def tools_of(path: str, parameters: Any = CITY, **further: Any) -> list[dict[str, Any]]:
+    function = {"name": "get_weather", "parameters": parameters, **further}
+    if path == CHAT:
+        return [{"type": "function", "function": function}]
+    if path == RESPONSES:
+        return [{"type": "function", **function}]
+    return [{"name": "get_weather", "input_schema": parameters, **further}]
+
+
+def format_of(path: str, schema: Any = SCHEMA, **further: Any) -> dict[str, Any]:
+    flat = {"type": "json_schema", "name": "s", "schema": schema, **further}
+    if path == RESPONSES:
+        return {"text": {"format": flat}}
+    if path == MESSAGES:
+        return {"output_config": {"format": {"type": "json_schema", "schema": schema}}}
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": schema, **further}}}
+
+
+def choice_of(path: str, kind: str) -> Any:
+    if path == MESSAGES:
+        return {"required": {"type": "any"}, "auto": {"type": "auto"}, "none": {"type": "none"}}[kind]
+    return kind
+
+
+def sent(ask: Ask, path: str, *, reply: str = "x", grammars: str | None = None, **fields: Any) -> tuple[Any, Any]:
+    """The response, and the form that the engine was asked for."""
+    client = FakeEngineClient(reply=reply, facts=replace(tiny_model(), grammars=grammars))
+    response = ask(client, "POST", path, HERMES, json={**BASE[path], **fields})
+    return response, client.asked[0].params.structured_outputs if client.asked else None
+
+
+def form(ask: Ask, path: str, **fields: Any) -> Any:
+    response, wanted = sent(ask, path, **fields)
+    assert response.status_code == 200, response.text
+    return wanted
+
+
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+def test_with_tools_and_a_schema_the_answer_is_calls_or_the_schema_s_json(ask: Ask, path: str) -> None:
+    wanted = form(ask, path, tools=tools_of(path), **format_of(path))
+    calls, answer = json.loads(wanted.structural_tag)["format"]["elements"]
+    assert answer == {"type": "json_schema", "json_schema": CLOSED}
+    (tag,) = calls["tags"]
+    assert calls["type"] == "tags_with_separator" and calls["at_least_one"] and not calls["stop_after_first"]
+    assert tag["begin"] + '{"city": "Paris"}' + tag["end"] == CALL
+    assert tag["content"]["json_schema"] == {**CITY, "additionalProperties": False}
+
+
+def answer_of(path: str, body: dict[str, Any]) -> tuple[str | None, str | None]:
+    """The text of an answer, and the tool that it calls."""
+    if path == CHAT:
+        message = body["choices"][0]["message"]
+        calls = message.get("tool_calls", [])
+        return message["content"], calls[0]["function"]["name"] if calls else None
+    (item,) = body["output" if path == RESPONSES else "content"]
+    if "name" in item:
+        return None, item["name"]
+    return (item["content"][0] if path == RESPONSES else item)["text"], None
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+def test_both_kinds_of_answer_are_read(ask: Ask, path: str) -> None:
+    fields = {"tools": tools_of(path), **format_of(path)}
+    called, _ = sent(ask, path, reply=CALL, **fields)
+    answered, _ = sent(ask, path, reply='{"a": 4}', **fields)
+    assert answer_of(path, called.json()) == (None, "get_weather")
+    assert answer_of(path, answered.json()) == ('{"a": 4}', None)
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+def test_a_forced_call_wins_and_the_schema_waits(ask: Ask, path: str) -> None:
+    response, wanted = sent(ask, path, tools=tools_of(path), tool_choice=choice_of(path, "required"), **format_of(path))
+    assert response.status_code == 200 and json.loads(wanted.json)["type"] == "array"
+    assert next(iter(format_of(path))) in response.headers[IGNORED]
+    assert form(ask, path, tools=tools_of(path), tool_choice=choice_of(path, "none"), **format_of(path)).json
+
+
+def test_one_call_is_all_where_calls_are_not_parallel(ask: Ask) -> None:
+    wanted = form(ask, CHAT, tools=tools_of(CHAT), parallel_tool_calls=False, **format_of(CHAT))
+    assert json.loads(wanted.structural_tag)["format"]["elements"][0]["stop_after_first"] is True
+
+
+@pytest.mark.parametrize(
+    ("given", "element"),
+    [
+        ({"regex": "a+"}, {"type": "regex", "pattern": "a+"}),
+        ({"choice": ["a"]}, {"type": "or", "elements": [{"type": "const_string", "value": "a"}]}),
+        ({"grammar": "start: x"}, {"type": "grammar", "grammar": "start: x"}),
+    ],
+)
+def test_any_form_goes_together_with_tools(ask: Ask, given: dict[str, Any], element: dict[str, Any]) -> None:
+    wanted = form(ask, CHAT, tools=tools_of(CHAT), structured_outputs={**given, "after": "!"})
+    assert json.loads(wanted.structural_tag)["format"]["elements"][1] == element and wanted.after == "!"
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+def test_calls_of_strict_functions_follow_their_schemas_in_free_text(ask: Ask, path: str) -> None:
+    tools = [*tools_of(path, strict=True), *json.loads(json.dumps(tools_of(path)).replace("get_weather", "other"))]
+    wanted = form(ask, path, tools=tools, grammars="llguidance")
+    found = json.loads(wanted.structural_tag)["format"]
+    assert found["type"] == "triggered_tags" and found["triggers"] == ["<tool_call>"]
+    schemas = [tag["content"]["json_schema"] for tag in found["tags"]]
+    assert schemas == [{**CITY, "additionalProperties": False}, {"type": "object", "additionalProperties": True}]
+    response, wanted = sent(ask, path, tools=tools)
+    assert wanted is None and ".strict" in response.headers[IGNORED]
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "value"),
+    [
+        ({"response_format": {"type": "json_object", "schema": SCHEMA}}, "json", CLOSED),
+        ({"response_format": {"type": "json_schema", "schema": SCHEMA}}, "json", CLOSED),
+        ({"response_format": {"type": "json_schema", "json_schema": SCHEMA}}, "json", CLOSED),
+        ({"response_format": {"type": "json", "value": SCHEMA}}, "json", CLOSED),
+        ({"response_format": {"type": "json_object"}}, "json", {"type": "object"}),
+        ({"response_format": {"type": "regex", "pattern": "a+"}}, "regex", "a+"),
+        ({"response_format": {"type": "grammar", "grammar": "start: x"}}, "grammar", "start: x"),
+        ({"guided_json": SCHEMA}, "json", CLOSED),
+        ({"guided_json": json.dumps(SCHEMA)}, "json", CLOSED),
+        ({"guided_json_object": True}, "json", {"type": "object"}),
+        ({"guided_choice": ["a", "b"]}, "choice", ("a", "b")),
+        ({"guided_regex": "a+"}, "regex", "a+"),
+        ({"guided_grammar": "start: x"}, "grammar", "start: x"),
+        ({"json_schema": json.dumps(SCHEMA)}, "json", CLOSED),
+        ({"json_schema": {"name": "s", "schema": SCHEMA}}, "json", CLOSED),
+        ({"regex": "a+"}, "regex", "a+"),
+        ({"ebnf": 'root ::= "a"'}, "grammar", 'root ::= "a"'),
+        ({"grammar": 'root ::= "a"'}, "grammar", 'root ::= "a"'),
+        ({"grammar": {"type": "json", "value": SCHEMA}}, "json", CLOSED),
+        ({"format": "json"}, "json", {"type": "object"}),
+        ({"format": SCHEMA}, "json", CLOSED),
+        ({"structural_tag": {"format": {"type": "any_text"}}}, "structural_tag", {"format": {"type": "any_text"}}),
+        ({"structured_outputs": {"json_object": True}}, "json", {"type": "object"}),
+    ],
+)
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES, MESSAGES])
+def test_a_field_of_another_server_says_the_same(
+    ask: Ask, path: str, fields: dict[str, Any], kind: str, value: Any
+) -> None:
+    response, wanted = sent(ask, path, **fields)
+    assert response.status_code == 200 and wanted.kind == kind, response.text
+    assert (json.loads(wanted.value) if kind in ("json", "structural_tag") else wanted.value) == value
+    assert IGNORED not in response.headers
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"response_formats": {"type": "json_object"}}, "Did you mean 'response_format'?"),
+        ({"responseFormat": {"type": "json_object"}}, "Did you mean 'response_format'?"),
+        ({"structured_output": {"regex": "a"}}, "Did you mean 'structured_outputs'?"),
+        ({"guided_choices": ["a"]}, "Did you mean 'guided_choice'?"),
+        ({"extra_body": {"guided_json": SCHEMA}}, "send guided_json as a field of the body"),
+        ({"nvext": {"guided_regex": "a"}}, "send guided_regex as a field of the body"),
+        ({"text": {"format": {"type": "json_object"}}}, "text is not a field of this endpoint; use response_format"),
+        ({"functions": [{"name": "f"}]}, "functions is not a field of this endpoint; use tools"),
+        ({"function_call": {"name": "f"}}, "function_call is not a field of this endpoint; use tool_choice"),
+        ({"guided_json": 5}, "guided_json=5 is not a JSON schema"),
+        ({"guided_regex": "a", "guided_choice": ["b"]}, "are both set; give one"),
+        (
+            {"response_format": {"type": "json_object"}, "regex": "a"},
+            "response_format and regex are both set; give one",
+        ),
+        ({"guided_choice": []}, "guided_choice=[] must be a list of texts"),
+        ({"guided_regex": "a" * 9000}, "guided_regex has more than 8192 characters"),
+    ],
+)
+def test_a_field_that_would_say_so_is_refused_with_the_right_spelling(
+    ask: Ask, fields: dict[str, Any], message: str
+) -> None:
+    response, _ = sent(ask, CHAT, **fields)
+    assert response.status_code == 400 and message in response.json()["error"]["message"]
+    assert response.json()["error"]["param"] in fields
+
+
+def test_what_only_says_how_a_grammar_is_made_is_named(ask: Ask) -> None:
+    fields = {"guided_regex": "a", "guided_decoding_backend": "xgrammar", "guided_whitespace_pattern": " "}
+    response, _ = sent(ask, CHAT, **fields)
+    assert response.headers[IGNORED] == "guided_decoding_backend, guided_whitespace_pattern"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "names"),
+    [
+        (CHAT, {"messages": [USER, {**USER, "baz": 1}]}, "messages[1].baz"),
+        (CHAT, {"messages": [{**USER, "tool_calls": None, "audio": {}}]}, "messages[0].audio"),
+        (CHAT, {"tools": tools_of(CHAT, bar=1)}, "tools[0].function.bar"),
+        (
+            CHAT,
+            {"stream": True, "stream_options": {"include_obfuscation": True, "include_usage": True}},
+            "stream_options.include_obfuscation",
+        ),
+        (CHAT, {"response_format": {"type": "text", "foo": 1}}, "response_format.foo"),
+        (CHAT, format_of(CHAT, foo=1), "response_format.json_schema.foo"),
+        (COMPLETIONS, format_of(COMPLETIONS, foo=1), "response_format.json_schema.foo"),
+        (RESPONSES, format_of(RESPONSES, foo=1), "text.format.foo"),
+        (RESPONSES, {"text": {"verbosity": "low"}}, "text.verbosity"),
+        (RESPONSES, {"reasoning": {"effort": "low", "summary": "auto"}}, "reasoning.summary"),
+        (RESPONSES, {"tools": tools_of(RESPONSES, bar=1)}, "tools[0].bar"),
+        (MESSAGES, {"tools": tools_of(MESSAGES, bar=1)}, "tools[0].bar"),
+        (MESSAGES, {"messages": [{**USER, "baz": 1}]}, "messages[0].baz"),
+        (MESSAGES, {"thinking": {"type": "enabled", "budget_tokens": 9}}, "thinking.budget_tokens"),
+    ],
+)
+def test_a_field_within_a_field_that_has_no_effect_is_named(
+    ask: Ask, path: str, fields: dict[str, Any], names: str
+) -> None:
+    response, _ = sent(ask, path, **fields)
+    assert response.status_code == 200 and response.headers[IGNORED] == names, response.text
+
+
+ODD = {"type": "object", "properties": {"when": {"type": "date", "pattern": 5}}}
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+def test_one_odd_tool_does_not_fail_its_neighbours(ask: Ask, path: str) -> None:
+    odd = json.loads(json.dumps(tools_of(path, ODD)).replace("get_weather", "odd"))
+    key = {CHAT: "function.parameters", RESPONSES: "parameters", MESSAGES: "input_schema"}[path]
+    choice = choice_of(path, "required")
+    response, wanted = sent(ask, path, tools=[*tools_of(path), *odd], tool_choice=choice)
+    place = f"tools[1].{key}.properties.when"
+    assert response.status_code == 200 and response.headers[IGNORED] == f"{place}.type, {place}.pattern"
+    calls = json.loads(wanted.json)["items"]["anyOf"]
+    assert [one["properties"]["parameters"]["properties"] for one in calls] == [CITY["properties"], {"when": {}}]
+    strict = json.loads(json.dumps(tools_of(path, ODD, strict=True)))
+    response, _ = sent(ask, path, tools=strict, tool_choice=choice)
+    assert response.status_code == 400
+    message = response.json()["error"]["message"]
+    assert message.startswith(f"tools[0].{key}.properties.when.type='date' must be one of array, boolean,")
+
+
+@pytest.mark.parametrize("parameters", [None, {}, {"type": "object"}, {"type": "object", "properties": {}}])
+@pytest.mark.parametrize("choice", ["required", "named"])
+def test_a_function_without_parameters_is_called_with_an_empty_object(ask: Ask, parameters: Any, choice: str) -> None:
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    wanted = form(ask, CHAT, tools=tools_of(CHAT, parameters), tool_choice=named if choice == "named" else choice)
+    schema = json.loads(wanted.json)
+    schema = schema if choice == "named" else schema["items"]["anyOf"][0]["properties"]["parameters"]
+    assert schema == {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+def test_a_setting_of_the_grammars_leaves_objects_open(ask: Ask) -> None:
+    client = FakeEngineClient(facts=replace(tiny_model(), grammars="llguidance", opens_objects=True))
+    ask(client, "POST", CHAT, json={**BASE[CHAT], **format_of(CHAT)})
+    wanted = client.asked[0].params.structured_outputs
+    assert wanted is not None and json.loads(str(wanted.json)) == SCHEMA
+
+
+def test_a_parser_that_does_not_say_how_calls_are_written_is_told_with_the_fix(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hookline.core.contracts import OutputParser
+    from hookline.plugins.parsers.hermes import Hermes
+
+    monkeypatch.setattr(Hermes, "call_form", OutputParser.call_form)
+    response, _ = sent(ask, CHAT, tools=tools_of(CHAT), **format_of(CHAT))
+    assert response.status_code == 400
+    assert "does not say how the model writes calls; leave one out, or force a call" in response.text
