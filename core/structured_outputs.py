@@ -155,7 +155,10 @@ def _dumped(name: str, value: Any, what: str) -> str:
 
 
 def check_tree(place: str, root: Mapping[Any, Any]) -> None:
-    """Look at a schema before it is copied or shown, and no further than the limits reach."""
+    """Look at a schema before it is copied or shown, and no further than the limits reach. place: names it in errors.
+
+    Raises: RequestError with the limit, or with what JSON cannot hold.
+    """
     num_values, num_characters = 0, 0
     waiting: list[tuple[Any, int]] = [(root, 1)]
     while waiting:

@@ -59,9 +59,10 @@ class ParserContext:
 
 @dataclass(frozen=True)
 class CallForm:
-    """How a model writes a call of one function: the texts around its arguments, which are a JSON object.
+    """How a model writes a call of one function.
 
-    trigger: how calls of any function begin, a beginning of `begin`. between: what stands between two calls.
+    begin, end: the texts around its arguments, which are a JSON object. trigger: how calls of any function begin, a
+    beginning of `begin`. between: what stands between two calls.
     """
 
     begin: str
