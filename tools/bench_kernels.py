@@ -26,8 +26,8 @@ from hookline.plugins.kernels.attention.triton_forms import Scoring
 from hookline.plugins.kernels.attention.triton_prefill import PrefillTiling
 from hookline.plugins.kernels.attention.triton_schedule import DecodeScratch, DecodeTiling
 from hookline.plugins.kernels.attention.triton_shared_prefix import SharedTiling
-from hookline.plugins.kernels.attention.triton_tiles import Card
 from hookline.plugins.kernels.norms import triton_gates, triton_norms, triton_rotary
+from hookline.plugins.kernels.triton_card import Card
 
 try:
     from flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache

@@ -38,6 +38,8 @@ EXTRA_BYTES_PER_LOGIT = 16
 """Bytes that draws with processors or scores take for each logit: it in its own dtype and in float32, counts of tokens,
 and float32 scratch for scores."""
 
+_OUT_OF_RESOURCES = "OutOfResources", "triton.runtime.errors"
+"""Name and module of the error by which Triton refuses to load a kernel; it may not be installed."""
 _NO_HOST_MEMORY = (
     "this machine's memory does not suffice while starting; lower engine.max_num_seqs, engine.max_model_len or "
     "engine.max_num_batched_tokens, or take a smaller model"
@@ -87,6 +89,11 @@ def build_worker(
         if "DefaultCPUAllocator" not in str(error):
             raise
         raise CapacityError(f"{_NO_HOST_MEMORY}: {str(error).partition('DefaultCPUAllocator: ')[2]}") from error
+    except Exception as error:
+        told = _too_large_a_kernel(resolved, error)
+        if told is None:
+            raise
+        raise CapacityError(told) from error
     finally:
         end_early()  # of a start that did not get as far as to need it
         if build is not None:
@@ -270,6 +277,20 @@ def _tell_of_compiles(compiled: LateWork, phases: StartPhases) -> None:
         phases.notes.append(str(compiled))
     if compiled.compiled_twice is not None:
         logger.warning("%s", compiled.compiled_twice)
+
+
+def _too_large_a_kernel(resolved: ResolvedConfig, error: BaseException | None) -> str | None:
+    """What a Triton kernel asks of a card that has less, if that is the error or its cause."""
+    while error is not None and (type(error).__name__, type(error).__module__) != _OUT_OF_RESOURCES:
+        error = error.__cause__
+    if error is None:
+        return None
+    asked: Any = error
+    bytes_of = "bytes of " if "memory" in asked.name else ""
+    return (
+        f"kernels={resolved.kernels.name}: a kernel needs {asked.required:,} {bytes_of}{asked.name} for a program, and "
+        f"this card has {asked.limit:,}; choose kernels=torch"
+    )
 
 
 def _out_of_memory(resolved: ResolvedConfig, error: torch.OutOfMemoryError) -> str:

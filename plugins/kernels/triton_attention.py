@@ -39,7 +39,7 @@ from hookline.plugins.kernels.attention.triton_shared_prefix import (
 )
 from hookline.plugins.kernels.products.triton_wide import empty_with_room
 from hookline.plugins.kernels.torch_reference import TorchKernels
-from hookline.plugins.kernels.triton_launch import WIDE_GROUP, fuses_decode, next_power_of_2, triggers_late
+from hookline.plugins.kernels.triton_launch import WIDE_GROUP, fuses_decode, triggers_late
 
 _PROMPT_TOKENS = tuple(1 << exponent for exponent in range(15))
 _CONTEXTS = (1024, 2048)
@@ -108,7 +108,7 @@ class TritonAttention(TorchKernels):
         group = spec.num_heads // spec.num_kv_heads
         shared = shared_tiling(num_rows * group, spec.num_kv_heads, spec.head_dim, spec.dtype, card)
         return (
-            decode_tiling(num_rows, spec.num_kv_heads, spec.head_dim, spec.dtype, card),
+            decode_tiling(num_rows, spec.num_kv_heads, spec.head_dim, spec.dtype, card, group),
             triggers_late(num_rows, is_large=group >= WIDE_GROUP), fuses_decode(num_rows, group),
             num_rows <= FEW_ROWS, replace(shared, max_parts=0), num_rows > 1,  # one row shares no prefix
         )  # fmt: skip
@@ -117,8 +117,7 @@ class TritonAttention(TorchKernels):
         spec, card = self.spec, self._decode_scratch.card
         group = spec.num_heads // spec.num_kv_heads
         longest = max_context_len if window is None else min(max_context_len, window)
-        tiling = prefill_tiling(num_tokens, longest, spec.num_heads, group, spec.head_dim, spec.dtype, card)
-        return tiling if group <= tiling.block_m else replace(tiling, block_m=next_power_of_2(group))
+        return prefill_tiling(num_tokens, longest, spec.num_heads, group, spec.head_dim, spec.dtype, card)
 
     def prepare(self, batch: Batch) -> None:
         """Cut the decode rows on the device, and the query tiles on the host, or on the device in a captured step.
@@ -138,13 +137,12 @@ class TritonAttention(TorchKernels):
             self.prepare(batch)
 
     def _prepare_decode(self, batch: Batch) -> _DecodeStep:
-        spec, rows = self.spec, batch.num_decodes
-        tiling = decode_tiling(rows, spec.num_kv_heads, spec.head_dim, spec.dtype, self._decode_scratch.card)
+        spec, rows, card = self.spec, batch.num_decodes, self._decode_scratch.card
+        group = spec.num_heads // spec.num_kv_heads
+        tiling = decode_tiling(rows, spec.num_kv_heads, spec.head_dim, spec.dtype, card, group)
         shared_lens_B, shared = batch.shared_lens_B if batch.window is None else None, None
         if shared_lens_B is not None:
-            queries = rows * spec.num_heads // spec.num_kv_heads
-            card = self._decode_scratch.card
-            shared = shared_tiling(queries, spec.num_kv_heads, spec.head_dim, spec.dtype, card)
+            shared = shared_tiling(rows * group, spec.num_kv_heads, spec.head_dim, spec.dtype, card)
             shared_lens_B = shared_lens_B[:rows]
         scratch = self._scratch_for(batch.window)
         num_items = schedule_decode(

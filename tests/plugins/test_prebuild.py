@@ -98,6 +98,6 @@ def test_keys_are_computed_in_the_order_in_which_an_engine_launches(monkeypatch)
 
 
 def test_an_unknown_card_is_refused_with_those_there_are():
-    with pytest.raises(ConfigError, match=r"card=h20 is not known; known are: a100, h100, h200, l4, l40s"):
+    with pytest.raises(ConfigError, match=r"card=h20 is not known; known are: a100, rtx3090, rtx4090, l4, l40s"):
         card_named("h20")
     assert card_named("h100") is CARDS["h100"]

@@ -16,7 +16,6 @@ from hookline.core.testing.plain_kernels import PlainKernels
 pytest.importorskip("triton")
 pytestmark = pytest.mark.slow  # under the interpreter
 
-from hookline.plugins.kernels.attention.triton_tiles import Card  # noqa: E402
 from hookline.plugins.kernels.invariant import triton_attention, triton_kernels, triton_product  # noqa: E402
 from hookline.plugins.kernels.invariant.triton_kernels import InvariantTritonKernels  # noqa: E402
 from hookline.plugins.kernels.invariant.triton_product import (  # noqa: E402
@@ -31,6 +30,7 @@ from hookline.plugins.kernels.invariant.triton_product import (  # noqa: E402
     weight_parts,
 )
 from hookline.plugins.kernels.triton_backend import TritonKernels  # noqa: E402
+from hookline.plugins.kernels.triton_card import Card  # noqa: E402
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

@@ -40,7 +40,6 @@ from hookline.plugins.kernels.attention.triton_schedule import (  # noqa: E402
     schedule_decode,
     target_items,
 )
-from hookline.plugins.kernels.attention.triton_tiles import Card  # noqa: E402
 from hookline.plugins.kernels.norms import triton_gates, triton_norms, triton_rotary  # noqa: E402
 from hookline.plugins.kernels.products import triton_product  # noqa: E402
 from hookline.plugins.kernels.products.triton_product import (  # noqa: E402
@@ -52,6 +51,7 @@ from hookline.plugins.kernels.products.triton_product import (  # noqa: E402
 )
 from hookline.plugins.kernels.torch_reference import TorchKernels  # noqa: E402
 from hookline.plugins.kernels.triton_backend import TritonKernels  # noqa: E402
+from hookline.plugins.kernels.triton_card import Card  # noqa: E402
 from hookline.plugins.kernels.triton_launch import cdiv, fuses_decode, next_power_of_2  # noqa: E402
 
 DEVICE = torch.device("cuda" if GPU else "cpu")
@@ -296,8 +296,8 @@ def test_decode_in_tiles_of_64_tokens_equals_reference(block_size, shared_blocks
     assert_attends(make_case([1] * 4, [65, 90, 300, 129], torch.float16, block_size, shared_blocks=shared_blocks))
 
 
-@pytest.mark.parametrize(("card", "shared_bytes"), [(Card(132, True), 227 << 10), (Card(108, False), 99 << 10)])
-def test_every_cut_of_decodes_fits_the_work_list_and_the_card(card, shared_bytes):
+@pytest.mark.parametrize("card", [Card(132, 227 << 10), Card(128, 99 << 10, 8)], ids=["H100", "RTX 4090"])
+def test_every_cut_of_decodes_fits_the_work_list_and_the_card(card):
     for head_dim in (64, 128, 256):
         for num_kv_heads in (1, 2, 4, 8, 16):
             room = max_num_items(512, num_kv_heads, card.num_sms, MAX_PROGRAMS_PER_SM)
@@ -305,7 +305,9 @@ def test_every_cut_of_decodes_fits_the_work_list_and_the_card(card, shared_bytes
                 tiling = decode_tiling(rows, num_kv_heads, head_dim, torch.bfloat16, card)
                 assert max_num_items(rows, num_kv_heads, card.num_sms, tiling.programs_per_sm) <= room
                 under_way = (tiling.num_stages - 1) * 2 * tiling.tile * head_dim * 2
-                assert under_way + (8 << 10) <= shared_bytes  # besides them queries and what is left of a row
+                assert (
+                    under_way + (8 << 10) <= card.shared_memory_bytes
+                )  # besides them queries and what is left of a row
 
 
 @pytest.mark.parametrize("block_size", [48, 80])
@@ -338,13 +340,13 @@ def test_batches_of_unlike_windows_are_prepared_together():
 
 
 def test_a_prefill_tile_fits_the_card_at_every_head_dim():
-    for card, shared_bytes in ((Card(132, True), 227 << 10), (Card(108, False), 99 << 10)):
+    for card in (Card(132, 227 << 10), Card(128, 99 << 10, 8)):
         for head_dim, dtype in product_of((64, 128, 256), (torch.bfloat16, torch.float32)):
             for num_tokens, context, group in product_of((10, 4000), (10, 4000), (1, 8)):
                 tiling = prefill_tiling(num_tokens, context, 8, group, head_dim, dtype, card)
                 size = head_dim * dtype.itemsize
                 queries, under_way = tiling.block_m * size, (tiling.num_stages - 1) * 2 * tiling.tile * size
-                assert queries + under_way <= shared_bytes
+                assert queries + under_way <= card.shared_memory_bytes
 
 
 def test_group_that_is_no_power_of_two_works():

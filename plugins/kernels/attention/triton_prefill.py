@@ -10,7 +10,7 @@ S block size, W query tiles.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,unused-ignore"
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from hookline.plugins.kernels.attention.triton_forms import LOWEST, Scoring, load_sinks, scored
 from hookline.plugins.kernels.attention.triton_tiles import (
-    Card,
+    fitting_tile,
     load_tile,
     nothing_seen,
     query_lens,
@@ -30,6 +30,7 @@ from hookline.plugins.kernels.attention.triton_tiles import (
     tile_blocks,
     tile_places,
 )
+from hookline.plugins.kernels.triton_card import Card
 from hookline.plugins.kernels.triton_launch import WIDE_GROUP, cdiv, next_power_of_2
 
 TILES_PER_PROGRAM = 16
@@ -54,9 +55,18 @@ def prefill_tiling(
     """The measured choice, from sizes that the host knows: large query tiles once they fill the card and last.
 
     With a wide group a tile has few tokens, so that even small tiles soon fill the card. Wide heads leave room for
-    tiles of half the size.
+    tiles of half the size. A tile has the whole group of a token.
     """
     is_filled = num_tokens * num_heads >= 128 * card.num_sms
+    tiling = _fastest(is_filled, max_context_len, group, head_dim, dtype, card)
+    if group > tiling.block_m:
+        tiling = replace(tiling, block_m=next_power_of_2(group))
+    return fitting_tile(tiling, group, head_dim, dtype, card)
+
+
+def _fastest(
+    is_filled: bool, max_context_len: int, group: int, head_dim: int, dtype: torch.dtype, card: Card
+) -> PrefillTiling:
     if head_dim > WIDEST_HEAD:
         if dtype == torch.float32:
             return PrefillTiling(block_m=64 if card.large_shared_memory else 32, tile=16, num_warps=8, num_stages=2)

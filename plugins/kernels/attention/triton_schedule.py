@@ -16,7 +16,8 @@ import triton.language as tl
 from torch import Tensor
 
 from hookline.plugins.kernels.attention.triton_forms import first_seen
-from hookline.plugins.kernels.attention.triton_tiles import Card
+from hookline.plugins.kernels.attention.triton_tiles import fitting_tile
+from hookline.plugins.kernels.triton_card import Card
 from hookline.plugins.kernels.triton_launch import cdiv, next_power_of_2
 
 ITEM_WIDTH = 8
@@ -41,14 +42,20 @@ class DecodeTiling:
     programs_per_sm: int
 
 
-def decode_tiling(num_rows: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, card: Card) -> DecodeTiling:
+def decode_tiling(
+    num_rows: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, card: Card, group: int = 1
+) -> DecodeTiling:
     """The measured choice for a batch, from static sizes alone (docs/log.md).
 
     Few rows are cut in small tiles and merged. With more of them a program has a row and kv head to itself, and only
     rows longer than most are cut, for merging costs more than imbalance; the fewer programs run, the more tiles of each
-    are under way.
+    are under way, as far as the card has room for them.
     """
-    pairs = num_rows * num_kv_heads
+    return fitting_tile(_fastest(num_rows * num_kv_heads, head_dim, dtype, card), group, head_dim, dtype, card)
+
+
+def _fastest(pairs: int, head_dim: int, dtype: torch.dtype, card: Card) -> DecodeTiling:
+    """For so many pairs of a row and a kv head."""
     if dtype == torch.float32:
         return DecodeTiling(tile=32, num_warps=4, num_stages=2, programs_per_sm=3)
     if pairs <= 128 or pairs >= 1536 or head_dim > 128:

@@ -9,7 +9,7 @@ R parts of the shared tokens.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,unused-ignore"
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -20,13 +20,14 @@ from hookline.plugins.kernels.attention.triton_decode import SharedPartials
 from hookline.plugins.kernels.attention.triton_forms import Scoring, scored
 from hookline.plugins.kernels.attention.triton_schedule import DecodeScratch
 from hookline.plugins.kernels.attention.triton_tiles import (
-    Card,
+    fitting_tile,
     nothing_seen,
     store_part,
     taken_in,
     tile_blocks,
     tile_places,
 )
+from hookline.plugins.kernels.triton_card import Card
 from hookline.plugins.kernels.triton_launch import cdiv, next_power_of_2
 
 
@@ -38,24 +39,29 @@ class SharedTiling:
     tile: int
     num_warps: int
     num_stages: int
-    max_parts: int
+    max_parts: int = 1
 
 
 def shared_tiling(num_queries: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, card: Card) -> SharedTiling:
     """The measured choice for `num_queries` queries a kv head, from static sizes alone: about one program an SM."""
+    tiling = fitting_tile(_fastest(num_queries, head_dim, dtype, card), 1, head_dim, dtype, card)
+    programs = cdiv(num_queries, tiling.block_m) * num_kv_heads
+    max_parts = max(1, min(8, card.num_sms // programs))  # every row reads all parts: few, if that fills the card
+    return replace(tiling, max_parts=max_parts)
+
+
+def _fastest(num_queries: int, head_dim: int, dtype: torch.dtype, card: Card) -> SharedTiling:
     small = num_queries <= 128 or dtype == torch.float32 or not card.large_shared_memory
     is_scarce = head_dim > 128 and dtype == torch.float32 and not card.large_shared_memory
     block_m = 32 if is_scarce else 64 if small else 128
-    programs = cdiv(num_queries, block_m) * num_kv_heads
-    max_parts = max(1, min(8, card.num_sms // programs))  # every row reads all parts: few, if that fills the card
     if head_dim > 128:  # half the tile, for as much memory
         tile, num_stages = (16, 2) if dtype == torch.float32 else (32, 3 if card.large_shared_memory else 2)
-        return SharedTiling(block_m, tile, num_warps=8, num_stages=num_stages, max_parts=max_parts)
+        return SharedTiling(block_m, tile, num_warps=8, num_stages=num_stages)
     if dtype == torch.float32:
-        return SharedTiling(block_m, tile=32, num_warps=8, num_stages=2, max_parts=max_parts)
+        return SharedTiling(block_m, tile=32, num_warps=8, num_stages=2)
     if not card.large_shared_memory:
-        return SharedTiling(block_m, tile=32, num_warps=4, num_stages=3, max_parts=max_parts)
-    return SharedTiling(block_m, tile=64, num_warps=block_m // 16, num_stages=3, max_parts=max_parts)
+        return SharedTiling(block_m, tile=32, num_warps=4, num_stages=3)
+    return SharedTiling(block_m, tile=64, num_warps=block_m // 16, num_stages=3)
 
 
 def make_shared_partials(

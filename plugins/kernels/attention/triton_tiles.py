@@ -1,4 +1,4 @@
-"""What the attention kernels share of tiles: the card they are chosen for, their places in the cache, and the softmax.
+"""What the attention kernels share of tiles: how large a card lets them be, their places in the cache, and the softmax.
 
 A running softmax is a maximum, a sum and weighted values, so that tiles are taken in one after the other; it begins as
 `nothing_seen`. What a program leaves for others to merge is its softmax, in two arrays.
@@ -8,31 +8,53 @@ Legend: H heads, K kv heads, G = H / K, E head dim, N cache blocks, S block size
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,unused-ignore"
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from typing import Any, TypeVar
 
 import torch
 import triton
 import triton.language as tl
 
+from hookline.plugins.kernels.triton_card import Card, Room, fitting
+from hookline.plugins.kernels.triton_launch import next_power_of_2
 
-@dataclass(frozen=True)
-class Card:
-    """What tilings depend on besides the problem. Off the GPU (the interpreter): a small card."""
+LEAST_TILE = 16
+"""Fewest positions, and fewest queries, of a matrix product."""
+Tiling = TypeVar("Tiling")
 
-    num_sms: int
-    large_shared_memory: bool
-    """Room for 200 KB a program, as on Hopper; the tilings for less are checked for results only."""
-    is_hopper: bool = True
-    """Whether its matrix instructions are Hopper's: of no others it was seen that few columns get the bits of many."""
 
-    @classmethod
-    def of(cls, device: torch.device) -> Card:
-        """The card behind a device."""
-        if device.type != "cuda":
-            return cls(num_sms=4, large_shared_memory=False)
-        properties = torch.cuda.get_device_properties(device)
-        shared_memory_bytes = getattr(properties, "shared_memory_per_block_optin", 0)
-        return cls(properties.multi_processor_count, shared_memory_bytes >= 200_000, properties.major == 9)
+def fitting_tile(tiling: Tiling, group: int, head_dim: int, dtype: torch.dtype, card: Card) -> Tiling:
+    """This tiling with as many stages as the card has room for, else with fewer positions, then with fewer queries.
+
+    tiling: has a tile of positions and num_stages, and block_m queries unless a program has the group of one token.
+    Raises: ConfigError if not even the smallest tile fits.
+    """
+    found: Tiling = _fitting_tile(tiling, group, head_dim, dtype, card)
+    return found
+
+
+@cache
+def _fitting_tile(tiling: Any, group: int, head_dim: int, dtype: torch.dtype, card: Card) -> Any:
+    least_queries, block_dim = max(LEAST_TILE, next_power_of_2(group)), max(LEAST_TILE, next_power_of_2(head_dim))
+
+    def room(one: Any) -> Room:
+        queries = getattr(one, "block_m", least_queries)
+        return Room(2 * one.tile * block_dim * dtype.itemsize, queries * (block_dim + one.tile) * dtype.itemsize)
+
+    name = f"attention with heads of {head_dim} {str(dtype).removeprefix('torch.')} numbers"
+    return fitting(_from_large_to_small(tiling, least_queries), room, card, name)
+
+
+def _from_large_to_small(tiling: Any, least_queries: int) -> Iterator[Any]:
+    yield tiling
+    while tiling.tile > LEAST_TILE:
+        tiling = replace(tiling, tile=tiling.tile // 2)
+        yield tiling
+    while getattr(tiling, "block_m", 0) > least_queries:
+        tiling = replace(tiling, block_m=tiling.block_m // 2)
+        yield tiling
 
 
 @triton.jit

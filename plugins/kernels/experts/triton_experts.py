@@ -16,7 +16,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from hookline.plugins.kernels.experts.triton_routing import Tiling, clamped_tiling, group_by_expert, tiling
+from hookline.plugins.kernels.experts.triton_routing import Tiling, clamped_tiling, fitting_cut, group_by_expert, tiling
+from hookline.plugins.kernels.triton_card import Card
 from hookline.plugins.kernels.triton_launch import cdiv, launch_options
 
 GROUP_TILES = 8
@@ -274,6 +275,7 @@ def expert_outputs(
     assert gate_up_XFD.stride(2) == 1 and down_XDF.stride(2) == 1
     choice = tiling if gate_up_bias_XF is None else clamped_tiling
     cut = cut or choice(num_pairs, num_experts, x_TD.element_size())
+    cut = fitting_cut(cut, x_TD.element_size(), Card.of(x_TD.device))
     groups = group_by_expert(expert_TA, num_experts, cut.block_m)
     listed = (groups.order_P, groups.ends_X, groups.tile_expert_W, groups.tile_row_W, groups.num_tiles_1)
     most_tiles, weight_TA = len(groups.tile_expert_W), weight_TA.contiguous()

@@ -9,6 +9,7 @@ Legend: T tokens, X experts, A experts of a token, P = T * A pairs, W most tiles
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import triton
@@ -16,11 +17,14 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from hookline.plugins.kernels.triton_card import Card, Room, refused
 from hookline.plugins.kernels.triton_launch import launch_options, next_power_of_2
 
 MOST_PAIRS_SCANNED = 32768
 """Up to here every expert's program reads all pairs; a sort is faster for more."""
 SCAN_BLOCK = 1024
+LEAST_DEPTH = 16
+"""Of a step of a matrix product."""
 
 
 @triton.jit
@@ -95,6 +99,26 @@ def clamped_tiling(num_pairs: int, num_experts: int, itemsize: int) -> Tiling:
     if 16 * num_experts < num_pairs <= 48 * num_experts:
         return Tiling(64, (64, 64 // shrink, 4, 4), (128, 64 // shrink, 4, 4))
     return tiling(num_pairs, num_experts, itemsize)
+
+
+@cache
+def fitting_cut(cut: Tiling, itemsize: int, card: Card) -> Tiling:
+    """This tiling with as many stages of each product as the card has room for, else with shallower steps.
+
+    Raises: ConfigError if not even one step of the least depth fits.
+    """
+
+    def fitted(product: tuple[int, int, int, int], num_weights: int) -> tuple[int, int, int, int]:
+        columns, depth, num_warps, num_stages = product
+        room = Room((cut.block_m + num_weights * columns) * depth * itemsize)
+        num_stages = min(num_stages, card.most_stages(room))
+        if num_stages:
+            return columns, depth, num_warps, num_stages
+        if depth <= LEAST_DEPTH:
+            raise refused("a product of experts", room, card)
+        return fitted((columns, depth // 2, num_warps, product[3]), num_weights)
+
+    return Tiling(cut.block_m, fitted(cut.gate_up, 2), fitted(cut.down, 1))
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ S block size, W query tiles, P segments.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,unused-ignore"
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -24,7 +24,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from hookline.core.contracts import Batch, QKNorm, Rope
 from hookline.plugins.kernels.attention.triton_forms import LOWEST, Scoring, load_sinks, scored
 from hookline.plugins.kernels.attention.triton_tiles import (
-    Card,
+    fitting_tile,
     load_tile,
     nothing_seen,
     query_lens,
@@ -34,6 +34,7 @@ from hookline.plugins.kernels.attention.triton_tiles import (
     tile_places,
 )
 from hookline.plugins.kernels.norms.triton_rotary import load_halves, norm_rope_write
+from hookline.plugins.kernels.triton_card import Card
 from hookline.plugins.kernels.triton_launch import cdiv, launch_options, launches_early, next_power_of_2
 
 SEGMENT = 1024
@@ -61,16 +62,23 @@ class AttentionTiling:
 
     @classmethod
     def of(cls, group: int, head_dim: int, dtype: torch.dtype, card: Card, *, decodes: bool = False) -> AttentionTiling:
-        """By the model and the card; on Hopper few queries for decodes, of which 64 would be padding."""
+        """By the model and the card; on Hopper few queries for decodes, of which 64 would be padding.
+
+        Raises: ConfigError if not even the smallest tile fits the card.
+        """
+        prompts = fitting_tile(cls._fastest(group, head_dim, dtype, card), group, head_dim, dtype, card)
+        if not decodes or not prompts.by_products:
+            return prompts
+        return replace(prompts, block_m=max(16, next_power_of_2(group)), keys_left=True)  # of as many positions
+
+    @classmethod
+    def _fastest(cls, group: int, head_dim: int, dtype: torch.dtype, card: Card) -> AttentionTiling:
         block_m = max(64, next_power_of_2(group))
         if dtype == torch.float32:
             return cls(block_m, 16 if head_dim > MEASURED_HEAD else 32, num_warps=8, num_stages=2)
         if head_dim > MEASURED_HEAD or not card.large_shared_memory:
             return cls(block_m, 32, num_warps=8 if head_dim > MEASURED_HEAD else 4, num_stages=3)
-        if not card.is_hopper or head_dim < 64:
-            return cls(block_m, 64, num_warps=4, num_stages=3)
-        block_m = max(16, next_power_of_2(group)) if decodes else block_m
-        return cls(block_m, 64, num_warps=4, num_stages=3, keys_left=decodes, by_products=True)
+        return cls(block_m, 64, num_warps=4, num_stages=3, by_products=card.is_hopper and head_dim >= 64)
 
 
 @dataclass(frozen=True)

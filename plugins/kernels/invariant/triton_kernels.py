@@ -24,7 +24,6 @@ from hookline.core.contracts import (
     StepShape,
 )
 from hookline.plugins.kernels.attention.triton_prefill import query_tiles, query_tiles_on_device
-from hookline.plugins.kernels.attention.triton_tiles import Card
 from hookline.plugins.kernels.invariant.triton_attention import (
     SEGMENT,
     AttentionTiling,
@@ -37,6 +36,7 @@ from hookline.plugins.kernels.invariant.triton_experts import clamped_expert_mlp
 from hookline.plugins.kernels.invariant.triton_product import RowScratch, row_product
 from hookline.plugins.kernels.products.triton_wide import empty_with_room
 from hookline.plugins.kernels.triton_backend import TritonKernels
+from hookline.plugins.kernels.triton_card import Card
 
 MOST_FUSED_ROWS = 32
 """Most decode rows whose rotation is faster inside attention; more programs than run at once would each delay the next

@@ -13,6 +13,7 @@ Legend: T rows, D input features, O output features, F half of gate and up.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import triton
@@ -24,6 +25,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from hookline.plugins.kernels.products.operands import has_aligned_rows
 from hookline.plugins.kernels.products.triton_parts import PartsScratch, leave_part
 from hookline.plugins.kernels.products.triton_wide import empty_with_room, rows_in_reach
+from hookline.plugins.kernels.triton_card import Card, Room, fitting
 from hookline.plugins.kernels.triton_launch import cdiv, launch_options, launches_early, next_power_of_2
 
 ONLY_TILE: RowTile | None = None
@@ -146,6 +148,21 @@ def apart_tile(num_rows: int, num_out: int, parts: int, dtype: torch.dtype) -> R
     if num_rows <= 2 * FEW_ROWS:
         return deep
     return shallow if shallow.number(num_rows, num_out) * parts <= MOST_APART else tiles[0]
+
+
+@cache
+def fitting_row_tile(tile: RowTile, num_weights: int, card: Card) -> RowTile:
+    """This tile with as many stages as the card has room for, else the largest smaller one that it has room for.
+
+    num_weights: tiles of a weight that a step takes, 2 for gate and up.
+    Raises: ConfigError if not even the smallest tile fits.
+    """
+
+    def room(one: RowTile) -> Room:
+        return Room((one.block_t + one.block_o * num_weights) * STEP_BYTES)
+
+    smaller = [one for one in TILES if one.block_t <= tile.block_t and one.block_o <= tile.block_o]
+    return fitting([tile, *smaller], room, card, "a batch-invariant product")
 
 
 @triton.jit
@@ -283,6 +300,7 @@ def row_product(
         tile = apart_tile(num_rows, num_out, parts, x_TD.dtype)
     elif tile is None:
         tile = row_tile(num_rows, num_out, 2 if silu or parts > 1 else 1, x_TD.dtype)
+    tile = fitting_row_tile(tile, 2 if silu else 1, Card.of(x_TD.device))
     assert not is_apart or tile.block_t * tile.block_o <= LARGEST_APART.block_t * LARGEST_APART.block_o
     block_d = STEP_BYTES // x_TD.element_size()
     x, weight = x_TD, weight_OD

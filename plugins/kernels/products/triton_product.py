@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 
 import torch
 import triton
@@ -19,6 +20,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from hookline.plugins.kernels.products.operands import has_aligned_rows
+from hookline.plugins.kernels.triton_card import Card, Room, first_fitting
 from hookline.plugins.kernels.triton_launch import cdiv, launch_options, launches_early
 
 MAX_WEIGHT = 6 << 20
@@ -87,11 +89,22 @@ def fitting_tiling(kind: Kind, x_TD: Tensor, weight_OD: Tensor) -> ProductTiling
     if x_TD.device.type == "cuda" and not launches_early(x_TD.device):
         return None
     num_out, width = weight_OD.shape[0] // (2 if kind is Kind.SILU else 1), weight_OD.shape[1]
-    tiling = product_tiling(kind, len(x_TD), width)
+    tiling = _tiling(kind, len(x_TD), width, Card.of(x_TD.device))
     if tiling is None or width % (tiling.parts * tiling.block_d) or num_out % tiling.block_o:
         return None
     num_programs = num_out // tiling.block_o * cdiv(len(x_TD), tiling.block_t) * tiling.parts
     return tiling if num_programs >= MIN_PROGRAMS else None
+
+
+@cache
+def _tiling(kind: Kind, num_rows: int, width: int, card: Card) -> ProductTiling | None:
+    """`product_tiling` with as many stages as the card has room for; None if it has none, too."""
+
+    def room(one: ProductTiling) -> Room:
+        return Room((one.block_t + one.block_o * (2 if kind is Kind.SILU else 1)) * one.block_d * 2)
+
+    tiling = product_tiling(kind, num_rows, width)
+    return None if tiling is None else first_fitting([tiling], room, card)
 
 
 @triton.jit

@@ -25,6 +25,7 @@ from hookline.plugins.kernels.peer_memory.triton_slots import Sends, send_tile, 
 from hookline.plugins.kernels.products.operands import has_aligned_rows
 from hookline.plugins.kernels.products.triton_parts import PartsScratch, leave_part
 from hookline.plugins.kernels.products.triton_product import DTYPES, MAX_WEIGHT, Kind
+from hookline.plugins.kernels.triton_card import Card
 from hookline.plugins.kernels.triton_launch import cdiv, launch_options, launches_early, next_power_of_2
 
 MAX_ROWS = 128
@@ -135,10 +136,7 @@ def rows_in_reach(x_TD: Tensor) -> int:
 @cache
 def _has_room(device: torch.device) -> bool:
     """Whether a program may have as much shared memory; the interpreter has no limit."""
-    if device.type != "cuda":
-        return True
-    properties = torch.cuda.get_device_properties(device)
-    return launches_early(device) and getattr(properties, "shared_memory_per_block_optin", 0) > SHARED_BYTES
+    return device.type != "cuda" or (launches_early(device) and Card.of(device).shared_memory_bytes > SHARED_BYTES)
 
 
 def fitting_wide_tiling(kind: Kind, x_TD: Tensor, weight_OD: Tensor, *, sends: bool = False) -> WideTiling | None:

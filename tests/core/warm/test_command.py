@@ -4,13 +4,14 @@ import pytest
 
 from hookline.core.warm.command import main
 
-NO_GPU = "there is no GPU here to compile for; name one: card=a100, card=h100, card=h200, card=l4, card=l40s"
+KNOWN = ("a100", "rtx3090", "rtx4090", "l4", "l40s", "h100", "h200", "b200", "rtx5090")
+NO_GPU = f"there is no GPU here to compile for; name one: {', '.join(f'card={name}' for name in KNOWN)}"
 
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["card=h20"], "card=h20 is not known; known are: a100, h100, h200, l4, l40s"),
+        (["card=h20"], f"card=h20 is not known; known are: {', '.join(KNOWN)}"),
         (["card=h200", "tp=2"], "tp=2: kernels of several ranks are compiled when their engine starts"),
         (["card=h200", "processes=0"], "processes=0 must be at least 1, or null"),
         (["card=h200", "kernels=torch"], "kernels=torch compile nothing ahead; on a GPU, kernels=triton does"),
