@@ -20,6 +20,7 @@ from hookline.core.contracts import (
 )
 from hookline.core.errors import ConfigError, PluginError, shown
 from hookline.core.kv_cache.groups import checked_layers
+from hookline.core.plugin.blame import breach
 from hookline.core.plugin.check_entry import features_fault
 from hookline.core.plugin.registry import Entry
 from hookline.core.worker.step_checks import described
@@ -35,7 +36,7 @@ def stated_spec(entry: Entry, model_class: Any, hf_config: Mapping[str, Any]) ->
     spec: ModelSpec = model_class.spec(hf_config)
     fault = _spec_fault(spec)
     if fault is not None:
-        raise PluginError(f"{entry} breaks its contract in spec: {fault}")
+        raise PluginError(breach(entry, "spec", fault))
     return spec
 
 
@@ -47,7 +48,7 @@ def stated_targets(entry: Entry, model: Model) -> Mapping[str, WeightTarget]:
     targets = model.weight_targets()
     fault = _targets_fault(targets)
     if fault is not None:
-        raise PluginError(f"{entry} breaks its contract in weight_targets: {fault}")
+        raise PluginError(breach(entry, "weight_targets", fault))
     return targets
 
 

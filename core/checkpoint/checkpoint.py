@@ -18,7 +18,7 @@ from hookline.core.checkpoint.file_tokenizer import file_tokenizer, tokenizer_eo
 from hookline.core.checkpoint.locate import PACKAGE, cached_on_disk, first_line, is_hub_id, locate
 from hookline.core.checkpoint.safetensors_files import StoredTensor, stored_tensors
 from hookline.core.contracts import CheckpointSource, ModelConfig
-from hookline.core.errors import PASSES, CheckpointError, ConfigError, RequestError, shown
+from hookline.core.errors import CheckpointError, ConfigError, Raising, RequestError, shown
 from hookline.core.sampling_params import generation_defaults
 from hookline.core.util.json_lines import json_fault
 from hookline.core.util.mappings import merge
@@ -131,13 +131,14 @@ def load_tokenizer(folder: Path) -> Any:
     """
     if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
         return None
-    try:
+
+    def fault(error: BaseException) -> CheckpointError | None:
+        told = f"the tokenizer in {folder} cannot be loaded: {first_line(error)}"
+        return None if isinstance(error, CheckpointError) else CheckpointError(told)
+
+    with Raising(fault):  # tokenizers panics with an error that is no Exception
         found = file_tokenizer(folder) if (folder / "tokenizer.json").is_file() else None
         return _tokenizer_of_transformers(folder) if found is None else found
-    except (*PASSES, CheckpointError):
-        raise
-    except BaseException as error:  # tokenizers panics with one that is no Exception
-        raise CheckpointError(f"the tokenizer in {folder} cannot be loaded: {first_line(error)}") from error
 
 
 def _tokenizer_of_transformers(folder: Path) -> Any:

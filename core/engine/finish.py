@@ -22,6 +22,7 @@ from hookline.core.errors import (
     show_traceback,
 )
 from hookline.core.outputs import FinishReason, RequestOutput
+from hookline.core.plugin.blame import breach
 from hookline.core.requests.request import Request
 from hookline.core.util.arrays import IntArray, VectorArray
 
@@ -150,7 +151,7 @@ def missing_token_fault(request: Request, token_id: int, plugin_names: Mapping[s
         kernels = plugin_names.get("kernels", "the kernels")
         told = f"{model} fails in logits: they are NaN, so that {sampler} draws no token; {kernels} may be at fault"
     else:
-        told = f"{sampler} breaks its contract in sample: it drew token id {token_id}, which is outside the vocabulary"
+        told = breach(sampler, "sample", f"it drew token id {token_id}, which is outside the vocabulary")
     return PluginFault(f"request {request.id}: {told}")
 
 

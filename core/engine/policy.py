@@ -29,10 +29,10 @@ from hookline.core.contracts import (
 from hookline.core.engine.plan_check import CheckedPlan, check_plan
 from hookline.core.engine.state import EngineState
 from hookline.core.engine.step_builder import Dispatched
-from hookline.core.errors import PASSES, PlanError, PluginError
+from hookline.core.errors import PlanError, PluginError, Raising
 from hookline.core.kv_cache.shared_prefix import shared_prefix
 from hookline.core.outputs import FinishReason
-from hookline.core.plugin.blame import with_place
+from hookline.core.plugin.blame import failure
 from hookline.core.requests.request import Request
 from hookline.core.requests.request_queue import Views
 
@@ -52,6 +52,7 @@ class Planner:
         self.scheduler = scheduler
         self.feedback, self.served = PolicyFeedback(scheduler, name), ServedCounts()
         self._state, self._queue, self._name = state, state.queue, name
+        self._raising = Raising(self._fault)
         self._limits_apart = replace(state.limits.plan, joining=Joining())
         self._num_fruitless = 0
         self._idle_s = 0.0
@@ -69,20 +70,18 @@ class Planner:
         """
         state, limits = self._state, self._state.limits.plan
         view = self.view(state.now())
-        try:
+        with self._raising:
             plan = self.scheduler.plan(view)
-        except (PlanError, *PASSES):
-            raise
-        except BaseException as error:
-            raise PlanError(f"{self._name} fails in plan: {with_place(error)}") from error
         self.feedback.planned(plan)
         try:
-            return check_plan(plan, self._queue, state.ledger(), limits, self._name)
-        except BaseException as error:
+            with self._raising:
+                return check_plan(plan, self._queue, state.ledger(), limits, self._name)
+        except BaseException:
             self.feedback.give_up(state.now())
-            if isinstance(error, (PlanError, *PASSES)):
-                raise
-            raise PlanError(f"{self._name} fails in plan: {with_place(error)}") from error
+            raise
+
+    def _fault(self, error: BaseException) -> PlanError | None:
+        return None if isinstance(error, PlanError) else PlanError(failure(self._name, "plan", error))
 
     def view(self, now_s: float) -> SchedulerView:
         """The queue, the limits and the free blocks as the policy is shown them at this time."""
@@ -240,12 +239,8 @@ class PolicyFeedback:
 
     def _tell(self, step: CommittedStep) -> None:
         assert self._method is not None
-        try:
+        with Raising(lambda error: PluginError(failure(self._name, "committed", error))):
             self._method(step)
-        except PASSES:
-            raise
-        except BaseException as error:
-            raise PluginError(f"{self._name} fails in committed: {with_place(error)}") from error
 
 
 def prefilled(dispatched: Dispatched, kept: Sequence[Request]) -> list[Prefilled]:

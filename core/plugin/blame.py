@@ -7,22 +7,22 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterable
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from hookline.core import contracts
-from hookline.core.errors import PASSES, HooklineError, PluginError, is_out_of_memory, one_short_line
+from hookline.core.errors import HooklineError, PluginError, Raising, is_out_of_memory, one_short_line
 from hookline.core.plugin.problems import raised_at
 
 if TYPE_CHECKING:
     from hookline.core.plugin.registry import Entry
 
 
-class Blaming:
+class Blaming(Raising):
     """Around code that calls plugins; may be entered any number of times, by several threads.
 
-    entries: those that may be called inside. doing: what is done inside, as the end of "kernels 'x' fails ...".
-    otherwise: the entry to blame if no frame is of any of them; None lets such an error, a bug of ours, through.
+    entries: the entries whose code may be called inside. doing: what is done inside, as the end of "kernels 'x' fails
+    ...". otherwise: whom to blame if no frame is of any of them; None lets such an error, a bug of ours, through.
     Raises: PluginError, or the `kind` of it, from anything but an error of ours, a lack of memory, and what only PASSES
     through plugins.
     """
@@ -35,25 +35,16 @@ class Blaming:
         otherwise: Entry | None = None,
         kind: type[PluginError] = PluginError,
     ) -> None:
+        super().__init__(self._blamed)
         self._entries, self._doing, self._otherwise, self._kind = tuple(entries), doing, otherwise, kind
 
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None or isinstance(error, (HooklineError, *PASSES)) or is_out_of_memory(error):
-            return
-        failure = self._failure(error)
-        if failure is not None:
-            raise self._kind(f"{failure} {self._doing}: {with_place(error)}") from error
-
-    def _failure(self, error: BaseException) -> str | None:
-        failure = self.whose([frame for frame, _ in traceback.walk_tb(error.__traceback__)])
-        if failure is None and self._otherwise is not None:
-            return f"{self._otherwise} fails"
-        return failure
+    def _blamed(self, error: BaseException) -> PluginError | None:
+        if isinstance(error, HooklineError) or is_out_of_memory(error):
+            return None
+        who = self.whose([frame for frame, _ in traceback.walk_tb(error.__traceback__)])
+        if who is None and self._otherwise is not None:
+            who = f"{self._otherwise} fails"
+        return None if who is None else self._kind(f"{who} {self._doing}: {with_place(error)}")
 
     def whose(self, frames: list[FrameType]) -> str | None:
         """The plugin that fails in these frames, outermost first, and in which of its functions that others call."""
@@ -63,6 +54,16 @@ class Blaming:
             if near:
                 return _named(near, frames)
         return None
+
+
+def failure(who: object, method: str, error: BaseException, when: str = "") -> str:
+    """What an error says of a plugin whose method raised another one."""
+    return f"{who} fails in {method}{when}: {with_place(error)}"
+
+
+def breach(who: object, method: str, fault: str, when: str = "") -> str:
+    """What an error says of a plugin whose method did something else than its contract says."""
+    return f"{who} breaks its contract in {method}{when}: {fault}"
 
 
 def with_place(error: BaseException) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from hookline.core.contracts import ATTENTION_FEATURES, FromSamplingParams, ModelConfig, Needs
-from hookline.core.errors import PASSES, ConfigError, shown
+from hookline.core.errors import ConfigError, Raising, raised_by, shown
 from hookline.core.plugin.problems import with_line
 from hookline.core.plugin.registry import AUTO, MODEL, PROCESSOR, Entry
 from hookline.core.sampling_params import SamplingParams
@@ -114,26 +114,22 @@ def features_fault(what: str, features: Iterable[str]) -> str | None:
 def _schema_fault(config: type, *, has_defaults: bool) -> str | None:
     from omegaconf import OmegaConf
 
+    cannot = f"config {config.__name__} cannot be a configuration schema"
     try:
-        node = OmegaConf.structured(config)
-    except PASSES:
-        raise
-    except BaseException as error:
-        return f"config {config.__name__} cannot be a configuration schema: {one_line(error)}"
+        with Raising(lambda error: ConfigError(f"{cannot}: {one_line(error)}")):
+            node = OmegaConf.structured(config)
+    except ConfigError as error:
+        return str(error)
     return _defaults_fault(config) if has_defaults and not OmegaConf.missing_keys(node) else None
 
 
 def _defaults_fault(config: type) -> str | None:
     """Why the dataclass refuses its own defaults, for which users would be blamed later."""
-    try:
-        _check_ranges(config())
-    except PASSES:
-        raise
-    except ConfigError as error:
-        return f"config {config.__name__} refuses its own defaults: {error}"
-    except BaseException as error:
-        return f"config {config.__name__} refuses its own defaults: {with_line(error)}"
-    return None
+    error = raised_by(lambda: _check_ranges(config()))
+    if error is None:
+        return None
+    why = error if isinstance(error, ConfigError) else with_line(error)
+    return f"config {config.__name__} refuses its own defaults: {why}"
 
 
 def _check_ranges(config: Any, prefix: str = "") -> None:

@@ -6,7 +6,6 @@ becomes of the result.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,7 @@ import pluggy
 
 from hookline.core.contracts import API_VERSION, Needs
 from hookline.core.contracts import hooks as hookspecs
-from hookline.core.errors import PASSES
+from hookline.core.errors import Raising, raised_by
 from hookline.core.plugin.check_entry import entry_fault
 from hookline.core.plugin.presets import Preset, preset_fault, presets_in
 from hookline.core.plugin.problems import Phase, Rejected, with_line
@@ -31,6 +30,7 @@ from hookline.core.plugin.registry import (
     Origin,
     Registry,
 )
+from hookline.core.plugin.sources import spec_of
 from hookline.core.util.text import near_miss, one_line
 
 _HOOK_OF_KIND = {
@@ -123,11 +123,8 @@ class _Collector:
 
     def collect(self, kind: str, hook: Callable[..., Any]) -> None:
         """Call a registration hook with a registrar of this kind; anything it raises becomes the fault."""
-        try:
-            hook(register=self._registrar(kind))
-        except PASSES:
-            raise
-        except BaseException as error:
+        error = raised_by(hook, register=self._registrar(kind))
+        if error is not None:
             self._fault = self._fault or f"{_HOOK_OF_KIND[kind]} raised {with_line(error)}"
 
     def raise_fault(self) -> None:
@@ -195,12 +192,8 @@ def _check_presets(
 
 
 def _config_packages(trial: pluggy.PluginManager, wanted: tuple[tuple[str, str], ...]) -> list[str]:
-    try:
+    with Raising(lambda error: Rejected(Phase.PRESETS, f"config_packages raised {with_line(error)}", wanted)):
         answers = trial.hook.config_packages()
-    except PASSES:
-        raise
-    except BaseException as error:
-        raise Rejected(Phase.PRESETS, f"config_packages raised {with_line(error)}", wanted) from error
     packages = answers[0] if answers else []
     if not isinstance(packages, list) or not all(isinstance(package, str) for package in packages):
         raise Rejected(Phase.PRESETS, f"config_packages returned {packages!r}, not a list of package names", wanted)
@@ -208,12 +201,7 @@ def _config_packages(trial: pluggy.PluginManager, wanted: tuple[tuple[str, str],
 
 
 def _package_presets(package: str, origin: Origin, wanted: tuple[tuple[str, str], ...]) -> list[Preset]:
-    try:
-        spec = importlib.util.find_spec(package)
-    except PASSES:
-        raise
-    except BaseException:
-        spec = None
+    spec = spec_of(package)
     if spec is None or spec.origin is None or not spec.submodule_search_locations:
         cause = f"config_packages names '{package}', which is no importable package with an __init__.py"
         raise Rejected(Phase.PRESETS, cause, wanted)

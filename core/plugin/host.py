@@ -15,7 +15,7 @@ from contextlib import redirect_stdout
 from typing import Any
 
 from hookline.core.contracts.hooks import PROJECT
-from hookline.core.errors import PASSES, PluginError, clipped
+from hookline.core.errors import PluginError, Raising, clipped, raised_by
 from hookline.core.plugin.check_plugin import check_plugin, new_manager
 from hookline.core.plugin.presets import CONF, Preset, presets_in
 from hookline.core.plugin.problems import Phase, Problem, Rejected, with_line
@@ -133,17 +133,14 @@ class PluginHost:
             _log.log(logging.DEBUG if wished else logging.WARNING, "%s", problem)
 
     def _add(self, source: Source, blocked: bool) -> None:
-        try:
-            if blocked:
-                raise Rejected(Phase.BLOCK, f"blocked by {BLOCK_VARIABLE}")
-            with redirect_stdout(sys.stderr):  # standard output may be somebody's JSON
-                self._accept(source)
-        except Rejected as error:
-            self._report(source.origin, error)
-        except PASSES:
-            raise
-        except BaseException as error:  # a plugin that is not a module may raise anywhere
-            self._report(source.origin, Rejected(Phase.HOOKS, one_line(error)))
+        if blocked:
+            self._report(source.origin, Rejected(Phase.BLOCK, f"blocked by {BLOCK_VARIABLE}"))
+            return
+        with redirect_stdout(sys.stderr):  # standard output may be somebody's JSON
+            error = raised_by(self._accept, source)
+        if error is not None:  # a plugin that is not a module may raise anywhere
+            known = error if isinstance(error, Rejected) else Rejected(Phase.HOOKS, one_line(error))
+            self._report(source.origin, known)
 
     def _report(self, origin: Origin, error: Rejected) -> None:
         cause = (error.stage, error.cause, error.wanted)
@@ -177,12 +174,8 @@ class PluginHost:
 
 
 def _import(source: Source) -> Any:
-    try:
+    with Raising(lambda error: Rejected(Phase.IMPORT, with_line(error, is_import=True))):
         return source.load()
-    except PASSES:
-        raise
-    except BaseException as error:
-        raise Rejected(Phase.IMPORT, with_line(error, is_import=True)) from error
 
 
 def _key(origin: Origin) -> str:

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from hookline.core.contracts import Needs, is_offered
-from hookline.core.errors import PASSES, PluginError, RequestError
+from hookline.core.errors import PluginError, RequestError
 from hookline.core.json_schemas import SchemaRules
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.registry import AUTO, GRAMMARS, Entry, Option
+from hookline.core.plugin.sources import spec_of
 
 _log = logging.getLogger("hookline")
 
@@ -163,16 +164,7 @@ def _unmet_device(needs: Needs, facts: Facts) -> list[str]:
 
 
 def _missing_packages(needs: Needs) -> list[str]:
-    return [package for package in needs.packages if not _importable(package)]
-
-
-def _importable(package: str) -> bool:
-    try:
-        return importlib.util.find_spec(package) is not None
-    except PASSES:
-        raise
-    except BaseException:  # looking for a submodule imports what it lies in, which may raise anything
-        return False
+    return [package for package in needs.packages if spec_of(package) is None]
 
 
 def _has_cuda() -> bool:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from hookline.core.contracts import is_offered
-from hookline.core.errors import PASSES, PluginError, show_traceback
+from hookline.core.errors import PluginError, raised_by, show_traceback
 from hookline.core.outputs import RequestOutput
 from hookline.core.plugin.blame import Blaming, with_place
 from hookline.core.plugin.needs import unavailable
@@ -78,15 +78,13 @@ class Observers:
         Raises: PluginError naming the plugin or the observer that raised while the engine starts or stops.
         """
         for who, call in tuple(self._calls.get(hook, ())):
-            try:
-                call(**{name: one.copy() if isinstance(one, RequestOutput) else one for name, one in arguments.items()})
-            except PASSES:
-                raise
-            except BaseException as error:
+            given = {name: one.copy() if isinstance(one, RequestOutput) else one for name, one in arguments.items()}
+            error = raised_by(call, **given)
+            if error is not None:
                 fault = PluginError(f"{hook} of {who} raised {with_place(error)}")
                 fault.__cause__ = error
                 if hook in _ALWAYS_TOLD:
-                    raise fault from error
+                    raise fault
                 self._switch_off(who, fault)
 
     def _switch_off(self, who: str, fault: PluginError) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from hookline.core.contracts import FromSamplingParams, RequestFacts, is_offered
 from hookline.core.errors import PluginError, RequestError, shown
-from hookline.core.plugin.blame import Blaming
+from hookline.core.plugin.blame import Blaming, breach
 from hookline.core.plugin.registry import PROCESSOR, Entry
 from hookline.core.util.arrays import IntArray, float_bits, ints
 
@@ -134,7 +134,7 @@ class ProcessorStage:
             raise self._broken("encode", f"it returned {shown(encoded)}, which are not whole numbers") from error
 
     def _broken(self, method: str, what: str) -> PluginError:
-        return PluginError(f"{self.entry} breaks its contract in {method}: {what}")
+        return PluginError(breach(self.entry, method, what))
 
 
 def _blaming(entry: Entry, method: str = "") -> Blaming:

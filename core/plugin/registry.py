@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hookline.core.contracts import Needs
-from hookline.core.errors import PASSES, PluginError
+from hookline.core.errors import PluginError, Raising
 from hookline.core.plugin.check_contract import contract_fault
 from hookline.core.plugin.problems import with_line
 
@@ -75,14 +75,9 @@ class Entry:
         Raises: PluginError with the plugin and the cause if that fails, or if the class lacks what its contract asks.
         """
         module_name, _, attribute = self.target.partition(":")
-        try:
+        cannot = f"{self} cannot be loaded from {self.target}"
+        with Raising(lambda error: PluginError(f"{cannot}: {with_line(error, is_import=True)}")):
             target = getattr(importlib.import_module(module_name), attribute)
-        except PASSES:
-            raise
-        except BaseException as error:
-            raise PluginError(
-                f"{self} cannot be loaded from {self.target}: {with_line(error, is_import=True)}"
-            ) from error
         fault = contract_fault(self.kind, target, self.needs)
         if fault is not None:
             raise PluginError(f"{self} does not keep its contract: {fault}")

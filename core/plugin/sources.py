@@ -14,9 +14,11 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from importlib.machinery import ModuleSpec
 from typing import Any
 
 from hookline.core.contracts.hooks import PROJECT
+from hookline.core.errors import raised_by
 from hookline.core.plugin.registry import Origin
 
 BLOCK_VARIABLE = "HOOKLINE_BLOCK"
@@ -71,3 +73,13 @@ def _normalised(distribution: str) -> str:
 
 def _order(source: Source) -> tuple[bool, str, str]:
     return source.origin.distribution != PROJECT, source.origin.distribution, source.origin.plugin
+
+
+def spec_of(module: str) -> ModuleSpec | None:
+    """How a module would be imported; None if it is not there.
+
+    To look for a submodule imports the package that it lies in, which may raise anything: then it is not there either.
+    """
+    found: list[ModuleSpec | None] = []
+    error = raised_by(lambda: found.append(importlib.util.find_spec(module)))
+    return found[0] if error is None else None

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from hookline.core.contracts import Grammar, GrammarBackend, GrammarMatcher, GrammarVocabulary, is_offered
-from hookline.core.errors import PASSES, PluginError, PluginFault, RequestError, clipped, shown
+from hookline.core.errors import PluginError, PluginFault, RequestError, clipped, raised_by, shown
 from hookline.core.json_schemas import as_held
 from hookline.core.outputs import FinishReason
-from hookline.core.plugin.blame import Blaming
+from hookline.core.plugin.blame import Blaming, breach
 from hookline.core.plugin.needs import schema_rules
 from hookline.core.plugin.problems import with_line
 from hookline.core.plugin.registry import Entry
@@ -101,8 +101,8 @@ class Constraint:
             words[token_id // 32] = words.get(token_id // 32, 0) | 1 << token_id % 32
         self.further_stops = list(words.items())
 
-    def take(self, token_id: int) -> FinishReason | None:
-        """Advance by the token that was drawn; returns why the request ends with it, or None if it goes on.
+    def take(self, token_id: int) -> None:
+        """Advance by the token that was drawn; `end` then says why the request ends with it, None if it goes on.
 
         Raises: what the back end raises; _DoesNotFit if the token does not.
         """
@@ -113,7 +113,7 @@ class Constraint:
                 self.end_text = None
             else:
                 self._state = state
-            return None
+            return
         fits = self.matcher.advance((token_id,))
         if not isinstance(fits, bool):
             raise _Broken(f"it returned {shown(fits)}, not a bool")
@@ -123,7 +123,7 @@ class Constraint:
                 "grammar's mask, forbid all that would"
             )
         is_over = token_id in self._vocabulary_stops or self.matcher.is_terminated
-        return FinishReason.STOP if is_over else None
+        self.end = FinishReason.STOP if is_over else None
 
     def stop(self) -> None:
         """Note that the request ends with its last token, whatever the grammar says."""
@@ -291,13 +291,8 @@ class StructuredOutput:
         if compiled.error is not None:
             return compiled.error
         assert self._vocabulary is not None
-        try:
-            constraint.begin(compiled, self._vocabulary)
-        except PASSES:
-            raise
-        except BaseException as error:
-            return self._blame("matcher", error)
-        return None
+        error = raised_by(constraint.begin, compiled, self._vocabulary)
+        return None if error is None else self._blame("matcher", error)
 
     def _compile(self, wanted: StructuredOutputs, job: CompileJob) -> Compiled:
         """Compile a grammar; called in a thread of the pool."""
@@ -382,7 +377,7 @@ class StructuredOutput:
         if isinstance(error, PluginError):
             text = str(error)  # it says by itself who is to blame
         elif isinstance(error, _Broken):
-            text = f"{self._choice.entry} breaks its contract in {method}: {error}"
+            text = breach(self._choice.entry, method, str(error))
         else:
             text = f"{self._choice.entry} fails in {method}: {with_line(error)}"
         return PluginFault(clipped(text, 600))
@@ -390,12 +385,9 @@ class StructuredOutput:
     # ---------------------------------------------------------------------------------------------------- in the steps
 
     def take(self, constraint: Constraint, token_id: int) -> None:
-        """`Constraint.take`, which sets its `end`; an error of a plugin ends this request alone."""
-        try:
-            constraint.end = constraint.take(token_id)
-        except PASSES:
-            raise
-        except BaseException as error:
+        """`Constraint.take`; an error of a plugin ends this request alone."""
+        error = raised_by(constraint.take, token_id)
+        if error is not None:
             constraint.fault = self._fault_in("advance", constraint, error)
             constraint.end = FinishReason.ERROR
 
@@ -427,21 +419,14 @@ class StructuredOutput:
         matchers = [one.matcher for one in constraints if one is not None and one.end_text is None]
         if len(matchers) < len(constraints):
             return False
-        try:
-            self._backend.fill([one for one in matchers if one is not None], masks_NW)
-        except PASSES:
-            raise
-        except BaseException:
+        error = raised_by(self._backend.fill, [one for one in matchers if one is not None], masks_NW)
+        if error is not None:
             masks_NW[:] = 0
-            return False
-        return True
+        return error is None
 
     def _guarded(self, constraint: Constraint, mask_W: MaskArray, fill: Callable[[MaskArray], None]) -> None:
-        try:
-            fill(mask_W)
-        except PASSES:
-            raise
-        except BaseException as error:
+        error = raised_by(fill, mask_W)
+        if error is not None:
             mask_W[:] = 0
             constraint.fault = self._fault_in("fill", constraint, error)
 

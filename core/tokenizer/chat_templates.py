@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from hookline.core.errors import PASSES, RequestError, clipped, one_short_line
+from hookline.core.errors import RequestError, clipped, one_short_line
 from hookline.core.util.interrupt import limits
 
 TIMEOUT_S = 2.0
@@ -41,8 +41,6 @@ def rendered(tokenizer: Any, messages: Any, options: Mapping[str, Any]) -> str:
         with limits(TIMEOUT_S, MAX_BYTES):
             _bound_text(tokenizer, options)
             text = render(messages, tokenize=False, **options)
-    except PASSES:
-        raise
     except Exception as error:
         raise RequestError(f"the chat template refuses these messages: {one_short_line(error)}") from None
     if not isinstance(text, str) or len(text) > MAX_CHARACTERS:

@@ -18,7 +18,7 @@ import numpy as np
 
 from hookline.core.checkpoint.checkpoint import load_tokenizer
 from hookline.core.contracts import CheckpointSource
-from hookline.core.errors import PASSES, PromptTooLongError, RequestError, one_short_line, shown
+from hookline.core.errors import PromptTooLongError, Raising, RequestError, one_short_line, shown
 from hookline.core.sampling_params import MAX_BAD_WORD_TOKEN_IDS, MAX_BAD_WORDS, SamplingParams
 from hookline.core.tokenizer.chat_templates import import_renderer, rendered
 from hookline.core.tokenizer.detokenizer import REPLACEMENT, WINDOW, Detokenizer
@@ -36,6 +36,9 @@ _NO_PROMPTS = (Mapping, set, frozenset, bytes, bytearray, memoryview)
 """Types that can be iterated and are neither a prompt nor a list of prompts."""
 _log = logging.getLogger("hookline")
 _BOOLS = frozenset((bool, np.bool_))
+_DECODING = Raising(
+    lambda error: RequestError(f"these token ids cannot be decoded: {one_short_line(error)}"), may_show=False
+)
 
 
 class Codec:
@@ -152,12 +155,12 @@ class Codec:
                 f"most {self._max_characters}; shorten it, or raise engine.max_model_len (engine.num_blocks, if it is "
                 "the KV cache that holds no more)"
             )
-        try:
+        cannot = f"{what} cannot be tokenized"
+        raising = Raising(
+            lambda error: RequestError(f"{cannot}: {_no_unicode(text) or one_short_line(error)}"), may_show=False
+        )
+        with raising:  # tokenizers panics with an error that is no Exception
             ids: list[int] = tokenizer.encode(text, **options)
-        except PASSES:
-            raise
-        except BaseException as error:  # tokenizers panics with one that is no Exception
-            raise RequestError(f"{what} cannot be tokenized: {_no_unicode(text) or one_short_line(error)}") from None
         return ids
 
     @cached_property
@@ -181,14 +184,10 @@ class Codec:
         if behind and token_ids and (context := self.context(behind)):
             before = self.decode(context, skip_special_tokens=skip_special_tokens)
             return self.decode([*context, *token_ids], skip_special_tokens=skip_special_tokens)[len(before) :]
-        try:
+        with _DECODING:
             text: str = self.tokenizer.decode(
                 token_ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
             )
-        except PASSES:
-            raise
-        except BaseException as error:  # tokenizers panics with one that is no Exception
-            raise RequestError(f"these token ids cannot be decoded: {one_short_line(error)}") from None
         return text
 
     def detokenizer(self, behind: Sequence[int] = (), *, skip_special_tokens: bool = True) -> Detokenizer | None:

@@ -31,6 +31,7 @@ from hookline.core.contracts import (
     is_offered,
 )
 from hookline.core.errors import StepFault, shown
+from hookline.core.plugin.blame import breach
 
 ROWS_LOOKED_AT = 8
 """Rows of logits that are kept to see whether a sampler wrote to them."""
@@ -54,7 +55,7 @@ class StepChecks:
 
     def fault(self, kind: str, method: str, what: str) -> StepFault:
         """The error that blames the plugin of a kind for what one of its methods did."""
-        return StepFault(f"{self._names.get(kind, f'the {kind}')} breaks its contract in {method}: {what}")
+        return StepFault(breach(self._names.get(kind, f"the {kind}"), method, what))
 
     def form(self, kind: str, method: str, found: Any, shape: Sequence[int], *dtypes: torch.dtype) -> None:
         """Check the shape of what was returned, and its dtype if any are given."""

@@ -6,8 +6,7 @@ Legend: as in core/contracts/pooler.py; P pooled chunks of a step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +16,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from hookline.core.contracts import PooledChunks, Pooler
-from hookline.core.errors import PASSES, HooklineError, PluginError, RequestFault, is_out_of_memory
-from hookline.core.plugin.blame import with_place
+from hookline.core.errors import HooklineError, PluginError, Raising, RequestFault, is_out_of_memory
+from hookline.core.plugin.blame import breach, with_place
 from hookline.core.requests.pooling import BEGINS, ENDS, NORMALIZES
 from hookline.core.step.message import POOLED_WIDTH, Step
 from hookline.core.util.arrays import IntArray, VectorArray
@@ -121,33 +120,33 @@ class PooledStates:
         for group in groups:
             hidden_TD = hidden_PD[first : first + len(group.tokens)]
             first += len(group.tokens)
-            with self._blaming(group):
+            with self._raising(group):
                 parts += self._run(group, hidden_TD)
         return parts
 
-    @contextmanager
-    def _blaming(self, group: Group, method: str = "") -> Iterator[None]:
-        """Around a call of a pooler's method, or around what is done with its results."""
-        try:
-            yield
-        except (RequestFault, *PASSES):
-            raise
-        except BaseException as error:
+    def _raising(self, group: Group, method: str = "") -> Raising:
+        """Around a call of a pooler's method, or around the use of its results."""
+
+        def fault(error: BaseException) -> RequestFault | None:
+            if isinstance(error, RequestFault):
+                return None
             is_ours = isinstance(error, HooklineError)
             is_refusal = is_ours and not isinstance(error, PluginError) and not is_out_of_memory(error)
             did = "refuses" if is_refusal else f"fails in {method}" if method else "fails"
-            what = f"{self._makers[group.pooler].name} {did}"
             why = str(error) if is_ours else with_place(error)
-            raise RequestFault(f"{what}: {why}", rows=group.rows.tolist(), is_refusal=is_refusal) from error
+            told = f"{self._makers[group.pooler].name} {did}: {why}"
+            return RequestFault(told, rows=group.rows.tolist(), is_refusal=is_refusal)
+
+        return Raising(fault)
 
     def _run(self, group: Group, hidden_TD: Tensor) -> DeviceVectors:
-        with self._blaming(group, "__init__"):
+        with self._raising(group, "__init__"):
             pooler, state_RS = self._pooler(group.pooler)
         numbers = np.stack([group.rows, group.starts, group.lens, (group.flags & BEGINS) > 0, group.sizes])
         rows_B, starts_B, lens_B, begins_B, sizes_B = on_device(numbers, self._device).unbind(0)
         state_BS = state_RS.index_select(0, rows_B).masked_fill_(begins_B.bool().unsqueeze(1), 0)
         chunks = _chunks(starts_B, lens_B, len(group.tokens))
-        with self._blaming(group, "accumulate"):
+        with self._raising(group, "accumulate"):
             found = pooler.accumulate(state_BS, hidden_TD, chunks)
         state_BS = self._formed("accumulate", group, found, *state_BS.shape)
         state_RS.index_copy_(0, rows_B, state_BS)
@@ -159,7 +158,7 @@ class PooledStates:
             state_BS, starts_B, lens_B, sizes_B = (
                 values.index_select(0, picked) for values in (state_BS, starts_B, lens_B, sizes_B)
             )
-        with self._blaming(group, "finish"):
+        with self._raising(group, "finish"):
             found = pooler.finish(state_BS, starts_B + lens_B)
         vectors_BF = self._formed("finish", group, found, len(ends))
         wishes = group.flags[ends] & NORMALIZES
@@ -195,8 +194,7 @@ class PooledStates:
         if width is None:
             width = found.shape[1] if isinstance(found, Tensor) and found.ndim == 2 else 1
         if fault := form_fault(found, (num_rows, width), [torch.float32]):
-            what = f"{self._makers[group.pooler].name} breaks its contract in {method}: {fault}"
-            raise RequestFault(what, rows=group.rows.tolist())
+            raise RequestFault(breach(self._makers[group.pooler].name, method, fault), rows=group.rows.tolist())
         formed: Tensor = found
         return formed
 

@@ -17,12 +17,15 @@ import torch
 from torch import Tensor
 
 from hookline.core.contracts import LogitsRows, ProcessorSpec, SamplingBatch, TokenTexts
-from hookline.core.errors import PASSES, RequestError, RequestFault
-from hookline.core.plugin.blame import with_place
+from hookline.core.errors import Raising, RequestError, RequestFault
+from hookline.core.plugin.blame import breach, failure
 from hookline.core.plugin.processors import ProcessorStage
 from hookline.core.step.message import Step
 from hookline.core.worker.request_table import on_device
 from hookline.core.worker.step_checks import form_fault
+
+DURING = " during a step"
+"""Follows the method's name in errors of processors, whose methods are also called before steps."""
 
 
 class Processor:
@@ -92,22 +95,22 @@ class Pipeline:
         Raises: RequestFault if it cannot be made.
         """
         if index not in self._processors:
-            try:
+            with self._raising(index, "__init__", rows):
                 stage = self.stages[index]
                 spec = replace(self.spec, tokenizer=self._tokenizer) if stage.reads_texts else self.spec
                 self._processors[index] = Processor(stage, index, spec)
-            except BaseException as error:
-                raise self._fault(index, "__init__", error, rows) from error
         return self._processors[index]
 
-    def _fault(self, index: int, method: str, error: BaseException, rows: Sequence[int] = ()) -> BaseException:
-        """The error to raise in place of a processor's: it ends the requests in these rows, or all that use it."""
-        if isinstance(error, PASSES):
-            return error
-        entry, is_refusal = self.stages[index].entry, isinstance(error, RequestError)
-        told = f"refuses: {error}" if is_refusal else f"fails in {method} during a step: {with_place(error)}"
-        processors = 0 if rows else 1 << index
-        return RequestFault(f"{entry} {told}", rows=rows, processors=processors, is_refusal=is_refusal)
+    def _raising(self, index: int, method: str, rows: Sequence[int] = ()) -> Raising:
+        """Around a processor's method: its errors end the requests in these rows, or all that use it."""
+        entry, processors = self.stages[index].entry, 0 if rows else 1 << index
+
+        def fault(error: BaseException) -> RequestFault:
+            is_refusal = isinstance(error, RequestError)
+            told = f"{entry} refuses: {error}" if is_refusal else failure(entry, method, error, DURING)
+            return RequestFault(told, rows=rows, processors=processors, is_refusal=is_refusal)
+
+        return Raising(fault)
 
     def running(self, processors: int) -> list[Processor]:
         """The processors whose bits are set, in the order they run."""
@@ -141,12 +144,13 @@ class Pipeline:
             return  # a new one holds nothing that was to be forgotten
         processor = self.processor(index, [row])
         try:
-            processor.load(row, values_X)
-        except BaseException as error:
+            with self._raising(index, "load", [row] * bool(len(values_X))):
+                processor.load(row, values_X)
+        except BaseException:
             if not len(values_X):  # it does not forget the row's last owner, so it is made anew, and all its users end
                 del self._processors[index]
                 self.generation += 1
-            raise self._fault(index, "load", error, [row] * bool(len(values_X))) from error
+            raise
 
     def process(
         self,
@@ -175,15 +179,13 @@ class Pipeline:
                 max_num_tokens=max_num_tokens,
             )
             form, was_nan = logits_NV.shape, is_checking and bool(logits_NV.isnan().any())
-            try:
+            with self._raising(one.index, "process"):
                 logits_NV = one.processor.process(logits_NV, rows)
-            except BaseException as error:
-                raise self._fault(one.index, "process", error) from error
             fault = form_fault(logits_NV, form, [torch.float32])
             if is_checking and not fault and not was_nan and bool(logits_NV.isnan().any()):
                 fault = "it made a logit NaN"
             if fault:
-                what = f"{one.stage.entry} breaks its contract in process during a step: {fault}"
+                what = breach(one.stage.entry, "process", fault, DURING)
                 raise RequestFault(what, processors=1 << one.index)
         return logits_NV
 
