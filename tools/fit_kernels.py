@@ -1,0 +1,189 @@
+"""Compiles kernels for cards that are not here until their shared memory is known, and fails if a card has less.
+
+    python tools/fit_kernels.py                                                       # PLAN, as .ci/run does
+    python tools/fit_kernels.py --card rtx4090 --of "model=qwen3_1_7b engine.batch_invariant=true"
+
+Compiled is what engines launch until they are ready, as in compare_kernels.py, but neither to machine code nor for
+captured graphs, which launch two small kernels more. A variant is compiled once for all cards whose compute capability
+begins with the same number, and a kernel without a matrix product for the first card alone: such a kernel asks for as
+much on every card. The exit code is 1 if a kernel does not fit its card, 2 if one does not compile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import multiprocessing
+import os
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+if not __package__:
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from tools.compare_kernels import described, launches_of, source_digest
+
+MODELS = ("qwen3_0_6b", "qwen3_1_7b", "qwen3_8b", "gemma3_4b", "gpt_oss_20b", "qwen3_30b_a3b")
+FEW = ("gemma3_4b", "qwen3_30b_a3b")
+"""With heads of 256, and of width 2,048 with experts: those that ask for most, where time does not allow all."""
+PLAN = {"rtx4090": MODELS, "rtx5090": MODELS, "b200": FEW, "h100": FEW, "a100": FEW, "rtx3090": FEW}
+"""Models of each card, in ordinary and in batch-invariant mode. The cards with the most models come first."""
+ONLY_ORDINARY = ("gpt_oss_20b",)
+"""Models that have no batch-invariant mode."""
+EAGER = "engine.cuda_graphs=false"
+NO_EFFECT = ("LATE",)
+"""Constants of kernels that say when the next kernel starts, and do not change what a kernel keeps."""
+
+
+@dataclass
+class Fits:
+    """What the kernels of a card ask for.
+
+    most: bytes of the kernel that asks for most, and its name. over, failed: a line for each variant that does not fit,
+    and that does not compile. known: bytes by what was compiled. plain: names of kernels without a matrix product.
+    """
+
+    card: str
+    num_variants: int = 0
+    num_compiled: int = 0
+    most: tuple[int, str] = (0, "")
+    over: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    known: dict[str, int] = field(default_factory=dict)
+    plain: set[str] = field(default_factory=set)
+
+
+class Stopped(Exception):
+    """Raised where a compiler need not go on. Arguments: what was compiled, its bytes, whether it has a product."""
+
+
+@contextmanager
+def stopping(options: Any, known: Mapping[str, int], kind: str) -> Iterator[None]:
+    """Inside, Triton raises Stopped once a kernel's shared memory is known: at once if its code is among `known`."""
+    from triton._C.libtriton import nvidia
+    from triton.backends.nvidia.compiler import CUDABackend
+
+    make_ttir, make_llir, code = CUDABackend.make_ttir, CUDABackend.make_llir, [("", False)]
+
+    def made_ttir(module: Any, *given: Any) -> Any:
+        module = make_ttir(module, *given)
+        text = str(module)
+        code[0] = f"{kind} {source_digest(text, options)}", "tt.dot" in text
+        if code[0][0] in known:
+            raise Stopped(code[0][0], known[code[0][0]], code[0][1])
+        return module
+
+    def made_llir(backend: Any, module: Any, *given: Any) -> Any:
+        def allocated(passes: Any, *_: Any) -> None:  # all passes up to the one that follows allocation
+            passes.run(module, "allocated")
+            raise Stopped(code[0][0], module.get_int_attr("ttg.shared"), code[0][1])
+
+        with patch.object(nvidia.passes.ttgpuir, "add_to_llvmir", allocated):
+            return make_llir(backend, module, *given)
+
+    with (
+        patch.object(CUDABackend, "make_ttir", staticmethod(made_ttir)),
+        patch.object(CUDABackend, "make_llir", made_llir),
+    ):
+        yield
+
+
+def fits(card_name: str, of: Sequence[str], known: Mapping[str, int], plain: Sequence[str]) -> Fits:
+    """What is launched on this card, of overrides as `compare_kernels.launches_of` takes them.
+
+    known, plain: as in Fits, of cards before. A process of its own: launches remember the card.
+    """
+    from hookline.core.prebuild.pretended import card_named, target_of
+
+    card, found = card_named(card_name), Fits(card_name, known=dict(known), plain=set(plain))
+    kind, done = str(card.compute_capability[0]), set[str]()
+    launches = dict.fromkeys(launch for overrides in of for launch in launches_of(overrides, card_name))
+    found.num_variants = len(launches)
+    for module, name, specialization in launches:
+        given = json.loads(specialization)
+        told = " ".join(word for word in described(given).split() if word.partition("=")[0] not in NO_EFFECT)
+        if f"{name} {told}" in done or name in found.plain:
+            continue
+        done.add(f"{name} {told}")
+        try:
+            with target_of(card), stopping(given["options"], found.known, kind):
+                getattr(importlib.import_module(module), name).preload(specialization)
+        except Stopped as stopped:
+            code, num_bytes, has_product = stopped.args
+            found.num_compiled += code not in found.known
+            found.known[code] = num_bytes
+            found.most = max(found.most, (num_bytes, name))
+            if not has_product:
+                found.plain.add(name)
+            if num_bytes > card.shared_memory_bytes:
+                found.over.append(f"{name} asks for {num_bytes:,} bytes of shared memory ({told})")
+        except Exception as error:  # whatever a compiler raises
+            found.failed.append(f"{name}: {type(error).__name__}: {str(error).partition(chr(10))[0]} ({told})")
+    return found
+
+
+def check(plan: Mapping[str, Sequence[str]], num_processes: int) -> list[Fits]:
+    """All cards of the plan, whose values are overrides; the first card's kernels are known to the others."""
+    importlib.import_module("hookline.core.prebuild.dry_run")  # once, and not in each process
+    importlib.import_module("triton")
+    first, *others = plan
+    with multiprocessing.get_context("fork").Pool(num_processes, maxtasksperchild=1) as pool:
+        ahead = others[: num_processes - 1]  # beside the first, of which they know nothing
+        begun = {card: pool.apply_async(fits, (card, plan[card], {}, ())) for card in (first, *ahead)}
+        known = begun[first].get()
+        for card in others[num_processes - 1 :]:
+            begun[card] = pool.apply_async(fits, (card, plan[card], known.known, sorted(known.plain)))
+        return [begun[card].get() for card in plan]
+
+
+def report(found: Sequence[Fits]) -> int:
+    """Print a line for each card and each kernel that does not fit, and return the exit code."""
+    from hookline.core.prebuild.pretended import CARDS
+
+    print(f"{'card':8} {'capability':>10} {'variants':>8} {'compiled':>8} {'most bytes':>10} {'has':>8}  of")
+    for one in found:
+        card, (num_bytes, name) = CARDS[one.card], one.most
+        capability, has = ".".join(map(str, card.compute_capability)), card.shared_memory_bytes
+        print(
+            f"{one.card:8} {capability:>10} {one.num_variants:8} {one.num_compiled:8} {num_bytes:10,} {has:8,}  {name}"
+        )
+    for one in found:
+        for line in one.over:
+            print(f"{one.card} has {CARDS[one.card].shared_memory_bytes:,}: {line}")
+        for line in one.failed:
+            print(f"{one.card}, not compiled: {line}")
+    return 2 if any(one.failed for one in found) else 1 if any(one.over for one in found) else 0
+
+
+def overrides_of(models: Sequence[str]) -> list[str]:
+    """Of these models in all modes that they have."""
+    invariant = [f"model={name} {EAGER} engine.batch_invariant=true" for name in models if name not in ONLY_ORDINARY]
+    return [*(f"model={name} {EAGER}" for name in models), *invariant]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Check, print, and return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--card", action="append", help="a card in place of those of the plan")
+    parser.add_argument("--of", action="append", help="overrides, or a file whose launch() launches kernels")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    options = parser.parse_args(arguments)
+    os.environ.pop("TRITON_INTERPRET", None)
+    os.environ |= {"TRITON_DISABLE_LINE_INFO": "1", "OMP_NUM_THREADS": "1"}
+    warnings.simplefilter("ignore")
+    plan = {card: options.of or overrides_of(PLAN.get(card, MODELS)) for card in options.card or PLAN}
+    started = time.perf_counter()
+    code = report(check(plan, options.processes))
+    print(f"{time.perf_counter() - started:.0f} s")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
