@@ -222,17 +222,20 @@ def test_an_error_of_rank_0_is_raised_as_it_is_and_ends_the_others(make):
 def test_a_rank_that_cannot_start_is_named_with_the_cause(make, fault, message, monkeypatch):
     given_back, threads = [], threading.enumerate()  # another test's engine may be stuck for good
 
-    def sharing(choice, *others):
-        choice.ranks.shared.append(lambda: given_back.append(choice.ranks.rank))
-        return build_worker(choice, *others)
+    def sharing(*given):
+        ranks = connect(*given)  # the other rank may fail from here on, before this one has begun to build anything
+        ranks.shared.append(lambda: given_back.append(ranks.rank))
+        return ranks
 
-    build_worker = assembly_engine.build_worker
-    monkeypatch.setattr(assembly_engine, "build_worker", sharing)
+    connect = assembly_engine.connect
+    monkeypatch.setattr(assembly_engine, "connect", sharing)
     with pytest.raises(RankError, match=message):
         make(fault)
     assert given_back == [0], "memory that rank 0 shares with the others"
-    left = set(threading.enumerate()) - set(threads)
-    assert [thread.name for thread in left if thread.name == "hookline-ranks"] == []
+    left = [one for one in threading.enumerate() if one not in threads and one.name == "hookline-ranks"]
+    for thread in left:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in left)
 
 
 def test_a_start_that_is_broken_off_at_its_end_leaves_no_cache_behind(make, monkeypatch):

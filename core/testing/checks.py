@@ -59,17 +59,15 @@ def check_close(what: str, actual: Tensor, expected: Tensor, tolerance: float) -
 @contextmanager
 def check_nothing_kept(what: str) -> Iterator[None]:
     """No tensor that is made inside is there afterwards. Raises: AssertionError that begins with `what`."""
-    before = _live_tensors()  # held, so that no new one is taken for one of them
-    yield
-    known = set(map(id, before))
-    kept = [one for one in _live_tensors() if id(one) not in known]
+    gc.freeze()  # a search through all of torch's objects, which were there before, takes seconds
+    try:
+        yield
+        gc.collect()
+        kept = [one for one in gc.get_objects() if issubclass(type(one), Tensor)]
+    finally:
+        gc.unfreeze()
     shapes = sorted({f"{tuple(one.shape)} of {one.dtype}" for one in kept})
     check(not kept, f"{what} keeps what it made for a new size: {len(kept)} tensors, {', '.join(shapes[:3])}")
-
-
-def _live_tensors() -> list[Tensor]:
-    gc.collect()
-    return [one for one in gc.get_objects() if issubclass(type(one), Tensor)]
 
 
 def check_unchanged(what: str, before: Tensor, after: Tensor) -> None:
