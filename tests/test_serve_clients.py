@@ -262,6 +262,87 @@ def test_agents_answer_with_a_tool_by_responses_and_by_chat(server: LiveServer) 
     assert asyncio.run(run()) == ["It is sunny in Paris."] * 4
 
 
+@needs_structured
+def test_agents_call_a_tool_and_answer_with_a_class(serve: Callable[..., LiveServer]) -> None:
+    agents, openai, pydantic = needed("agents"), needed("openai"), needed("pydantic")
+    agents.set_tracing_disabled(True)
+
+    class Weather(pydantic.BaseModel):  # type: ignore[misc, name-defined]
+        city: str
+        is_sunny: bool
+
+    @agents.function_tool  # type: ignore[misc]
+    def get_weather(city: str) -> str:
+        """The weather of a city."""
+        return "sunny"
+
+    def reply(prompt: list[int], index: int) -> str:
+        is_told = "sunny<|im_end|>" in CODEC.decode(prompt, skip_special_tokens=False)
+        return '{"city": "Paris", "is_sunny": true}' if is_told else CALL.removeprefix("Let me look.")
+
+    server = serve(reply=reply)
+
+    async def run() -> list[Any]:
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+            found = []
+            for kind in (agents.OpenAIResponsesModel, agents.OpenAIChatCompletionsModel):
+                model = kind(model="fake", openai_client=client)
+                agent = agents.Agent(name="A", tools=[get_weather], output_type=Weather, model=model)
+                found.append((await agents.Runner.run(agent, "Paris?")).final_output)
+                streamed = agents.Runner.run_streamed(agent, "Paris?")
+                async for _ in streamed.stream_events():
+                    pass
+                found.append(streamed.final_output)
+            return found
+
+    assert asyncio.run(run()) == [Weather(city="Paris", is_sunny=True)] * 4
+    assert all(one.params.structured_outputs is not None for one in server.client.asked)
+
+
+@needs_structured
+def test_anthropic_parses_a_message_into_a_class(serve: Callable[..., LiveServer]) -> None:
+    anthropic, pydantic = needed("anthropic"), needed("pydantic")
+
+    class Answer(pydantic.BaseModel):  # type: ignore[misc, name-defined]
+        value: int
+
+    server = serve(reply='{"value": 4}')
+    with anthropic.Anthropic(base_url=server.url, api_key="none") as client:
+        asked = {"model": "fake", "max_tokens": 64, "messages": MESSAGES}
+        assert client.messages.parse(**asked, output_format=Answer).parsed_output == Answer(value=4)
+        assert [model.id for model in client.models.list()] == ["fake"]
+    held = server.client.asked[0].params.structured_outputs
+    assert held is not None and '"value"' in str(held.json)
+
+
+def test_a_coding_agent_patches_a_file_by_openais_own_stream(
+    serve: Callable[..., LiveServer], openai_of: Callable[..., Any]
+) -> None:
+    patch = '*** Begin Patch\n*** Update File: a.py\n+x = "1"\n*** End Patch'
+    arguments = json.dumps({"name": "apply_patch", "arguments": {"input": patch}})
+    client = openai_of(serve(reply=f"<tool_call>\n{arguments}\n</tool_call>"))
+    grammar = {"type": "grammar", "syntax": "lark", "definition": 'start: "*** Begin Patch" /(.|\\n)+/'}
+    nested = {"type": "function", "name": "search", "parameters": PARAMETERS, "strict": False}
+    tools: list[Any] = [
+        {"type": "custom", "name": "apply_patch", "description": "Edits files.", "format": grammar},
+        {"type": "namespace", "name": "mcp__docs", "description": "Pages.", "tools": [nested]},
+        {"type": "web_search"},
+    ]
+    history: list[Any] = [
+        {"role": "user", "content": "patch it"},
+        {"type": "custom_tool_call", "call_id": "call_1", "name": "apply_patch", "input": "*** Begin"},
+        {"type": "custom_tool_call_output", "call_id": "call_1", "output": "it does not apply"},
+    ]
+    with client.responses.stream(model="fake", input=history, tools=tools, tool_choice="auto", store=False) as stream:
+        told = list(stream)
+        final = stream.get_final_response()
+    (item,) = final.output
+    assert (item.type, item.name, item.input) == ("custom_tool_call", "apply_patch", patch)
+    deltas = [event.delta for event in told if event.type == "response.custom_tool_call_input.delta"]
+    (done,) = [event for event in told if event.type == "response.custom_tool_call_input.done"]
+    assert "".join(deltas) == done.input == patch
+
+
 def test_the_llm_command_chats_and_counts_tokens(server: LiveServer, tmp_path: Path) -> None:
     needed("llm")
     model = f"- model_id: served\n  model_name: fake\n  api_base: {server.url}/v1\n"

@@ -44,6 +44,8 @@ class ClientTool:
     kind: str = "function"
     name: Any = None
     namespace: str | None = None
+    grammar: str | None = None
+    """What a forced call is held to in place of parameters: its text is the answer."""
 
 
 @dataclass(frozen=True)
@@ -204,6 +206,11 @@ def answer_or_calls(
     """
     try:
         if tools.is_forced:
+            tool = tools.named(tools.choice.removeprefix("="))
+            if tool is not None and tool.grammar is not None:
+                place = f"{tool.place}.format"
+                with Naming({"structured_outputs": place}):
+                    return StructuredOutputs(grammar=tool.grammar), place, [top_field(form.place)] if form else []
             joined = JoinedSchemas(surface.schema_rules)
             schema, place = tools.forced_schema(joined)
             with Naming({"structured_outputs": place}):

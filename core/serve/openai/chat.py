@@ -20,7 +20,7 @@ from hookline.core.serve.endpoints.request_options import span
 from hookline.core.serve.endpoints.surface import Surface, now_s
 from hookline.core.serve.errors import OPENAI_ERRORS
 from hookline.core.serve.openai.chat_request import ChatRequest
-from hookline.core.serve.openai.client_tools import CUSTOM, FUNCTION, InputText, input_text
+from hookline.core.serve.openai.client_tools import CUSTOM, FUNCTION, InputText, text_reader
 from hookline.core.serve.openai.frames import DONE, ChoiceFrames, Frames
 from hookline.core.serve.openai.logprobs import chat_logprobs, prompt_logprobs
 from hookline.core.serve.settings import REASONING_FIELDS
@@ -98,11 +98,14 @@ class _Answer:
         if reasoning:
             message |= dict.fromkeys(self._reasoning, reasoning)
         if calls:
-            message["tool_calls"] = [
-                _begun(name, input_text(arguments) if _is_custom(self._turn, name) else arguments, self._turn)
-                for name, arguments in calls
-            ]
+            message["tool_calls"] = [self._call(*call) for call in calls]
         return message
+
+    def _call(self, name: str, arguments: str) -> dict[str, Any]:
+        text = text_reader(self._turn.tools.named(name))
+        if text is None:
+            return _begun(name, arguments, is_custom=False)
+        return _begun(name, text.push(arguments) + text.finish(), is_custom=True)
 
     def _logprobs(self, index: int, logprobs: Any) -> dict[str, Any] | None:
         """Of a choice's next tokens."""
@@ -156,15 +159,9 @@ class _Answer:
         return choice, rest
 
 
-def _is_custom(turn: Turn, name: str) -> bool:
-    """Whether a call is one of a custom tool, which has a text in place of arguments."""
-    tool = turn.tools.named(name)
-    return tool is not None and tool.kind == CUSTOM
-
-
-def _begun(name: str, text: str, turn: Turn) -> dict[str, Any]:
-    """A call with so much of its arguments or of its text."""
-    if _is_custom(turn, name):
+def _begun(name: str, text: str, *, is_custom: bool) -> dict[str, Any]:
+    """A call with so much of its arguments, or of its text if the tool is a custom one."""
+    if is_custom:
         return {"id": new_call_id(), "type": CUSTOM, CUSTOM: {"name": name, "input": text}}
     return {"id": new_call_id(), "type": FUNCTION, FUNCTION: {"name": name, "arguments": text}}
 
@@ -282,8 +279,8 @@ class _ChoiceStream:
         elif isinstance(part, ToolCall):
             self._num_calls += 1
             self._apart.text_of(part)
-            self._input = InputText() if _is_custom(self._turn, part.name) else None
-            yield self._of_call(_begun(part.name, "", self._turn))
+            self._input = text_reader(self._turn.tools.named(part.name))
+            yield self._of_call(_begun(part.name, "", is_custom=self._input is not None))
         elif self._input is None:
             yield self._of_call({FUNCTION: {"arguments": part.text}})
         elif text := self._input.push(part.text):

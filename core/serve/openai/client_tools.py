@@ -11,6 +11,7 @@ import json
 import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from hookline.core.errors import shown
@@ -88,6 +89,10 @@ def chosen_tools(
     told = list(ignored)
     tools = [tool for index, one in enumerate(given) for tool in _read(one, f"{place}[{index}]", told)]
     chosen, allowed = _chosen(choice, tools, told)
+    for index, tool in enumerate(allowed):
+        if tool.grammar is not None and chosen != f"={tool.function['name']}":
+            allowed[index] = replace(tool, grammar=None)
+            told.append(f"{tool.place}.format")
     return checked_tools(allowed, chosen, calls_one=calls_one, schema_key=schema_key, ignored=tuple(told))
 
 
@@ -105,11 +110,13 @@ def _read(tool: Any, place: str, ignored: list[str], namespace: str | None = Non
     elif kind in (FUNCTION, CUSTOM):
         name = own.get("name")
         found = {key: own[key] for key in ("name", "description", "parameters", "strict") if own.get(key) is not None}
+        grammar = None
         if kind == CUSTOM:
-            found |= _of_text(own, ignored)
+            of_text, grammar = _of_text(own)
+            found |= of_text
         if namespace is not None and isinstance(name, str):
             found["name"] = full_name(namespace, name)
-        yield ClientTool(found, place, kind, name, namespace)
+        yield ClientTool(found, place, kind, name, namespace, grammar)
     elif kind in _BY_CLIENT and (own.get("environment") or {}).get("type", "local") == "local":
         yield ClientTool(_BY_CLIENT[kind], place, kind, kind)
     else:
@@ -129,19 +136,20 @@ def full_name(namespace: str | None, name: str) -> str:
     return name if namespace is None else f"{namespace.removesuffix('__')}__{name}"
 
 
-def _of_text(tool: Values, ignored: list[str]) -> Values:
-    """What a custom tool's function has beside its name."""
+def _of_text(tool: Values) -> tuple[Values, str | None]:
+    """What a custom tool's function has beside its name, and the grammar of its text."""
     form = tool.get("format") or {}
     grammar = form.get("grammar", form) if isinstance(form, dict) and form.get("type") == "grammar" else {}
     syntax, definition = grammar.get("syntax"), grammar.get("definition")
     text, told = dict(_TEXT), [tool["description"]] if tool.get("description") else []
     if syntax == "regex" and isinstance(definition, str):
         text["pattern"] = f"^(?:{definition})$"
+        definition = None
     elif definition is not None:
         told.append(f"The input follows this grammar:\n{definition}")
-        ignored.append("tools.custom.format")
     described = {"description": "\n\n".join(map(str, told))} if told else {}
-    return described | {"parameters": _object({"input": text}, "input")}
+    found = described | {"parameters": _object({"input": text}, "input")}
+    return found, definition if isinstance(definition, str) else None
 
 
 def _chosen(choice: Any, tools: list[ClientTool], ignored: list[str]) -> tuple[str, list[ClientTool]]:
@@ -219,7 +227,7 @@ class Call:
             self.item["name"] = name if tool is None else tool.name
             if tool is not None and tool.namespace is not None:
                 self.item["namespace"] = tool.namespace
-        self._input = InputText() if self.kind == CUSTOM else None
+        self._input = text_reader(tool)
         self._fill("")
 
     @property
@@ -287,7 +295,8 @@ def object_of(arguments: str) -> Values:
 class InputText:
     """The text of a custom tool's call, out of the arguments `{"input": "…"}` that a model writes, as they come.
 
-    text: what has come of it. Arguments of another form are the text themselves, once they are there.
+    text: what has come of it. is_plain: what comes is the text itself.
+    Arguments of another form are the text themselves, once they are there.
     """
 
     _HEAD = re.compile(r'\s*\{\s*"input"\s*:\s*"')
@@ -296,13 +305,17 @@ class InputText:
     )
     """Characters that are whole: a surrogate's other half may be still to come."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_plain: bool = False) -> None:
         self.text = ""
         self._rest = ""
+        self._is_plain = is_plain
         self._has_begun = self._is_over = False
 
     def push(self, arguments: str) -> str:
         """Further text."""
+        if self._is_plain:
+            self.text += arguments
+            return arguments
         if self._is_over:
             return ""
         self._rest += arguments
@@ -320,6 +333,8 @@ class InputText:
 
     def finish(self) -> str:
         """What is missing of the text when all arguments have come."""
+        if self._is_plain:
+            return ""
         if self._has_begun:
             rest = "" if self._is_over else self._rest
         else:
@@ -346,10 +361,9 @@ _NO_ESCAPE, _AS_IT_IS = r'(\\\\|\\["/bfnrt]|\\u[0-9a-fA-F]{4})|\\', lambda found
 """A backslash that begins no escape of JSON, and what stands in its place."""
 
 
-def input_text(arguments: str) -> str:
-    """The text of a custom tool's whole call."""
-    text = InputText()
-    return text.push(arguments) + text.finish()
+def text_reader(tool: ClientTool | None) -> InputText | None:
+    """What reads the text of a call, if the tool is a custom one."""
+    return InputText(is_plain=tool.grammar is not None) if tool is not None and tool.kind == CUSTOM else None
 
 
 def _unicode(text: str) -> str:

@@ -289,6 +289,41 @@ def test_a_tool_of_no_known_form_is_named_by_its_place(ask: Ask, fields: dict[st
     assert response.status_code == 400 and message in response.json()["error"]["message"]
 
 
+LARK = 'start: "*** Begin" /[^"]+/'
+
+
+@pytest.mark.parametrize("text", ["*** Begin x", '{"input": "x"}'])
+def test_a_custom_tools_grammar_holds_a_call_that_is_forced(ask: Ask, text: str) -> None:
+    form = {"syntax": "lark", "definition": LARK}
+    tool = {"type": "custom", "name": "edit", "format": {"type": "grammar", **form}}
+    choice = {"type": "custom", "name": "edit"}
+    item, told, client, response = responded(ask, text, tools=[tool], tool_choice=choice)
+    held = client.asked[0].params.structured_outputs
+    assert held is not None and held.grammar == LARK and item["input"] == text
+    assert "".join(event["delta"] for event in told if event["type"].endswith("_input.delta")) == text
+    assert IGNORED_HEADER not in response.headers
+    nested = {"type": "custom", "custom": {"name": "edit", "format": {"type": "grammar", "grammar": form}}}
+    body = {"messages": USER, "tools": [nested], "tool_choice": {"type": "custom", "custom": {"name": "edit"}}}
+    client = client_of(text)
+    answer = ask(client, "POST", "/v1/chat/completions", PARSERS, json=body).json()
+    assert answer["choices"][0]["message"]["tool_calls"][0]["custom"]["input"] == text
+    held = client.asked[0].params.structured_outputs
+    assert held is not None and held.grammar == LARK
+
+
+def test_a_custom_tools_grammar_is_told_to_a_model_that_may_choose(ask: Ask) -> None:
+    form = {"type": "grammar", "syntax": "lark", "definition": LARK}
+    tools = [{"type": "custom", "name": "edit", "description": "Edits.", "format": form}]
+    item, _, client, response = responded(ask, call("edit", {"input": "x"}), tools=tools)
+    assert item["input"] == "x" and response.headers[IGNORED_HEADER] == "tools[0].format"
+    assert "Edits." in prompt_of(client) and "*** Begin" in prompt_of(client)
+    form["syntax"] = "regex"
+    _, _, client, response = responded(
+        ask, '{"input": "x"}', tools=tools, tool_choice={"type": "custom", "name": "edit"}
+    )
+    assert "pattern" in str(client.asked[0].params.structured_outputs) and IGNORED_HEADER not in response.headers
+
+
 def test_a_call_that_is_cut_off_is_an_item_of_its_kind(ask: Ask) -> None:
     for reply, expected in (
         ('<tool_call>\n{"name": "apply_patch", "arguments": {"input": "*** Begin', ("custom_tool_call", "incomplete")),
