@@ -182,8 +182,12 @@ class Delta:
 
 def merge_completions(completions: list[RequestOutput]) -> RequestOutput:
     """One output from the completions of a prompt, at least one, in any order: the first of them, which is changed to
-    hold the rest as `others`, in the order of their index.
+    hold the rest as `others`, in the order of their index. Each has the prompt's log-probabilities, which the first
+    alone was asked for.
     """
     first, *others = sorted(completions, key=lambda output: output.index)
     first.others = others
+    if (scores := first.prompt_logprobs) is not None:
+        for one in others:
+            one.prompt_logprobs = list(scores)
     return first

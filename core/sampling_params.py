@@ -348,11 +348,13 @@ class SamplingParams:
         return resolved
 
     def each(self) -> list[SamplingParams]:
-        """The parameters of each of the n completions, as requests of their own."""
+        """The parameters of each of the n completions, as requests of their own; the first alone scores the prompt."""
         if self.n == 1:
             return [self]
         seeds = [self.seed, *(None if self.seed is None else derived_seed(self.seed, i) for i in range(1, self.n))]
-        return [self._with(n=1, seed=seed, stop_strings=self.stop_strings) for seed in seeds]
+        scores = [self.prompt_logprobs, *[None] * (self.n - 1)]
+        pairs = zip(seeds, scores, strict=True)
+        return [self._with(n=1, seed=one, prompt_logprobs=num, stop_strings=self.stop_strings) for one, num in pairs]
 
     @cached_property
     def stop_strings(self) -> StopStrings:

@@ -80,7 +80,12 @@ SHOWN = {
     "numbers": [sampling_params.MAX_WHOLE + 1, 2**structured_outputs.MAX_BITS],
     "files of prompts, traces, keys and costs, and standard input": [files.MAX_READ],
 }
-OF_THE_SERVER = ("prompts, inputs or documents of one request to a server", "values in a large body", "messages, tools")
+OF_THE_SERVER = (
+    "prompts, inputs or documents of one request to a server",
+    "log-probabilities of prompts in one answer",
+    "values in a large body",
+    "messages, tools",
+)
 WITHOUT_NUMBER = (
     "a prompt's text, before",
     "messages of a chat, before",
@@ -111,12 +116,14 @@ def test_the_limits_of_a_server_are_the_ones_of_its_code():
     pytest.importorskip("msgspec", reason="needs the extra: pip install hookline[serve]")
     from hookline.core.serve.chat import template, turn
     from hookline.core.serve.endpoints import body
+    from hookline.core.serve.openai import completion_request
     from hookline.core.serve.settings import ServeConfig
 
     texts = {name: row[0] for name, row in limits().items() if name.startswith(OF_THE_SERVER)}
     told = [numbers(name + " " + text if "(" in name else text) for name, text in texts.items()]
     assert told == [
         [ServeConfig.max_requests],
+        [completion_request.MAX_PROMPT_SCORES],
         [body.MAX_VALUES, body.MAX_DIGITS],
         [template.MAX_MESSAGES, turn.MAX_TOOLS],
     ]

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hookline.core.errors import RequestError
+from hookline.core.outputs import FinishReason, RequestOutput, TokenLogprob, merge_completions
 from hookline.core.sampling_params import SamplingParams, generation_defaults
 from tests.fuzzing import examples
 
@@ -284,3 +285,14 @@ def test_any_value_of_any_field_is_accepted_or_refused_in_one_line(name, value):
     else:
         assert params.resolved({}).top_k is not None
         assert all(one.n == 1 for one in params.each())
+
+
+def test_the_first_of_n_completions_alone_scores_the_prompt_and_all_are_given_its_scores() -> None:
+    params = SamplingParams(n=3, prompt_logprobs=2, logprobs=1, seed=5)
+    assert [(one.prompt_logprobs, one.logprobs) for one in params.each()] == [(2, 1), (None, 1), (None, 1)]
+    scores = [None, TokenLogprob(1, -0.5)]
+    made = [RequestOutput(index, None, [1, 2], [3], FinishReason.STOP, index=index) for index in (2, 0, 1)]
+    made[1].prompt_logprobs = scores
+    merged = merge_completions(made)
+    assert [one.prompt_logprobs for one in merged.completions] == [scores] * 3
+    assert len({id(one.prompt_logprobs) for one in merged.completions}) == 3

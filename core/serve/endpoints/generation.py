@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any, Self, TypeAlias
 
 from hookline.core.errors import HooklineError, PluginFault, RequestError
-from hookline.core.outputs import Delta, FinishReason, RequestOutput
+from hookline.core.outputs import Delta, FinishReason, RequestOutput, merge_completions
 from hookline.core.serve.engine_client import DeltaStream
 from hookline.core.serve.errors import SAME_NAMES, ApiError, Naming, placed, timed_out
 
@@ -75,7 +75,7 @@ class Generation:
         async for number, delta in self:
             if delta.output is not None:
                 found[number].append(delta.output)
-        return [sorted(outputs, key=lambda output: output.index) for outputs in found]
+        return [merge_completions(outputs).completions for outputs in found]
 
     async def aclose(self) -> None:
         """End what still runs; a second call does nothing."""

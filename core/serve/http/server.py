@@ -42,7 +42,7 @@ class HttpServer(uvicorn.Server):
         state = self.server_state
         self.servers = [
             await loop.create_server(
-                lambda: config.http_protocol_class(config, state, {}),  # type: ignore[call-arg, arg-type]
+                lambda: config.http_protocol_class(config, state, {}),  # type: ignore[call-arg]
                 sock=one,
                 ssl=config.ssl,
                 backlog=config.backlog,

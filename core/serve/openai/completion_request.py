@@ -12,6 +12,8 @@ from hookline.core.serve.errors import SAME_NAMES, Naming, invalid
 from hookline.core.structured_outputs import StructuredOutputs
 
 DEFAULT_MAX_TOKENS = 16
+MAX_PROMPT_SCORES = 2**20
+"""Most log-probabilities of prompts in an answer, which holds them for each of its choices: some 26 MB of JSON."""
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
@@ -90,6 +92,24 @@ class CompletionRequest(SamplingFields, kw_only=True):
                     made[most] = sampling_params(self, most, **further)
             found.append((prompt, made[most]))
         return found
+
+    def check_scores(self, prompts: Sequence[list[int]]) -> None:
+        """Refuse an answer with more log-probabilities of prompts than MAX_PROMPT_SCORES: each choice has them.
+
+        Raises: ApiError.
+        """
+        name = "prompt_logprobs" if self.prompt_logprobs is not None else "logprobs"
+        wanted = self.prompt_logprobs if self.prompt_logprobs is not None else self.logprobs if self.echo else None
+        if wanted is None:
+            return
+        num_tokens, n, alternatives = sum(map(len, prompts)), self.n or 1, max(wanted, 1)
+        if num_tokens * n * alternatives > MAX_PROMPT_SCORES:
+            raise invalid(
+                f"n={n} choices with {alternatives} alternatives ({name}) for each of {num_tokens} prompt tokens are "
+                f"{num_tokens * n * alternatives} log-probabilities; at most {MAX_PROMPT_SCORES} are answered: ask for "
+                "fewer choices or alternatives",
+                "n" if n > 1 else name,
+            )
 
     def fills_up(self, prompt: Sequence[int], max_model_len: int) -> bool:
         """Whether only scores are asked for of a prompt that leaves no room for the token that is made with them."""

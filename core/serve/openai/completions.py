@@ -34,6 +34,7 @@ async def completions(surface: Surface, request: Request) -> Response:
     surface.check_prompts(fields.prompt, fields.n or 1)
     given = fields.prompts
     prompts = await surface.token_ids(given, add_special_tokens=fields.add_special_tokens is not False)
+    fields.check_scores(prompts)
     naming, wanted, ignored = Naming(fields.own_names), None, list[str]()
     if (form := fields.form) is not None:
         naming = Naming({**fields.own_names, "structured_outputs": form.place})
@@ -124,7 +125,7 @@ class _Answer:
         frames = Frames(*self._named, ends_with_usage=fields.includes_usage)
         choices: dict[int, _ChoiceStream] = {}
         # A prompt's log-probabilities are known at the end; whoever wants them in front waits for them.
-        waits = bool(fields.echo and fields.logprobs is not None)
+        waits, held = bool(fields.echo and fields.logprobs is not None), _Held()
         async for number, delta in generation:
             index = number * self._n + delta.index
             choice = choices.get(index)
@@ -138,22 +139,43 @@ class _Answer:
                     before,
                     _logprobs(fields, texts, self._prompts[number], before, self._offset(number)),
                 )
-            if waits:
-                joined = choice.join(delta)
-                if joined is None:
-                    continue
-                delta = joined
-            if self._drops_token:
-                output = None if delta.output is None else self._without_token(number, delta.output)
-                kept: list[TokenLogprob] | None = None if fields.logprobs is None else []
-                delta = Delta(delta.request_id, delta.prompt_index, delta.index, "", [], output, kept)
-            usage.num_completion_tokens += len(delta.token_ids)
-            if delta.output is not None:
-                usage.add_end(delta.output)
-            yield choice.frame(delta, usage.openai() if fields.shows_usage_always else None)
+            for one, told in held.of(number, choice, delta) if waits else [(choice, delta)]:
+                if self._drops_token:
+                    output = None if told.output is None else self._without_token(number, told.output)
+                    kept: list[TokenLogprob] | None = None if fields.logprobs is None else []
+                    told = Delta(told.request_id, told.prompt_index, told.index, "", [], output, kept)
+                usage.num_completion_tokens += len(told.token_ids)
+                if told.output is not None:
+                    usage.add_end(told.output)
+                yield one.frame(told, usage.openai() if fields.shows_usage_always else None)
         if fields.includes_usage:
             yield frames.usage(usage.openai())
         yield DONE
+
+
+class _Held:
+    """Choices that are held back until their prompt's log-probabilities are known: they come with the first choice."""
+
+    def __init__(self) -> None:
+        self._scores: dict[int, list[TokenLogprob | None] | None] = {}
+        self._waiting: dict[int, list[tuple[_ChoiceStream, Delta]]] = {}
+
+    def of(self, number: int, choice: _ChoiceStream, delta: Delta) -> list[tuple[_ChoiceStream, Delta]]:
+        """The whole choices of prompt `number` that can be told once this Delta has come."""
+        joined = choice.join(delta)
+        if joined is None:
+            return []
+        assert joined.output is not None
+        if joined.index == 0:
+            self._scores[number] = joined.output.prompt_logprobs
+        self._waiting.setdefault(number, []).append((choice, joined))
+        if number not in self._scores:
+            return []
+        return [(one, self._scored(number, whole)) for one, whole in self._waiting.pop(number)]
+
+    def _scored(self, number: int, whole: Delta) -> Delta:
+        assert whole.output is not None
+        return replace(whole, output=replace(whole.output, prompt_logprobs=self._scores[number]))
 
 
 class _ChoiceStream:

@@ -214,3 +214,53 @@ def test_an_argument_that_is_not_the_templates_is_refused(ask: Ask, path: str, n
 def test_an_argument_of_any_other_name_is_no_fault_of_the_server(ask: Ask, name: str) -> None:
     body = {"messages": USER, "chat_template_kwargs": {name: 1}}
     assert ask(FakeEngineClient(), "POST", "/v1/chat/completions", json=body).status_code in (200, 400)
+
+
+@pytest.mark.parametrize("fields", [{"echo": True, "logprobs": 2}, {"prompt_logprobs": 2}])
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_prompt_is_scored_once_for_all_choices_and_each_shows_its_scores(
+    ask: Ask, fields: dict[str, Any], is_stream: bool
+) -> None:
+    if is_stream and "prompt_logprobs" in fields:
+        return  # refused
+    client = FakeEngineClient(lambda ids, index: " Hello" * (4 - index))  # the first ends last
+    body = {"prompt": "one two three", "n": 3, "stream": is_stream, **fields}
+    response = ask(client, "POST", "/v1/completions", json=body)
+    assert [one.prompt_logprobs for one in client.asked[0].params.each()] == [2, None, None]
+    if is_stream:
+        choices = [choice for event in events(response.text) for choice in event["choices"]]
+        choices.sort(key=lambda choice: choice["index"])
+    else:
+        choices = response.json()["choices"]
+    num_tokens = len(client.asked[0].prompt_token_ids)
+    if "echo" in fields:
+        scores = [choice["logprobs"]["top_logprobs"][:num_tokens] for choice in choices]
+    else:
+        scores = [choice["prompt_logprobs"] for choice in choices]
+    assert [choice["index"] for choice in choices] == [0, 1, 2] and num_tokens > 1
+    assert scores[0] == scores[1] == scores[2] and len(scores[0]) == num_tokens and all(scores[0][1:])
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"echo": True, "logprobs": 20, "n": 200}, "logprobs"),
+        ({"prompt_logprobs": 20, "n": 200}, "prompt_logprobs"),
+        ({"echo": True, "logprobs": 0, "prompt_logprobs": 20, "n": 200}, "prompt_logprobs"),
+    ],
+)
+def test_log_probabilities_of_a_prompt_for_many_choices_are_bounded_in_sum(
+    ask: Ask, fields: dict[str, Any], named: str
+) -> None:
+    client = FakeEngineClient()
+    response = ask(client, "POST", "/v1/completions", json={"prompt": [1] * 400, "max_tokens": 1, **fields})
+    assert response.status_code == 400 and not client.asked
+    assert response.json()["error"] == {
+        "message": f"n=200 choices with 20 alternatives ({named}) for each of 400 prompt tokens are 1600000 "
+        "log-probabilities; at most 1048576 are answered: ask for fewer choices or alternatives",
+        "type": "invalid_request_error",
+        "param": "n",
+        "code": None,
+    }
+    fits = ask(client, "POST", "/v1/completions", json={"prompt": [1] * 400, "max_tokens": 1, **fields, "n": 2})
+    assert fits.status_code == 200
