@@ -8,7 +8,7 @@ import pytest
 from hookline.core import errors, request_info, sampling_params, scheduling, structured_outputs
 from hookline.core.batch import parts, rows
 from hookline.core.bench import workload
-from hookline.core.checkpoint import checkpoint, safetensors_files
+from hookline.core.checkpoint import checkpoint, safetensors_files, tokenizer_growth
 from hookline.core.cli import output
 from hookline.core.config.settings import EngineConfig
 from hookline.core.layers import config_values, rope_config
@@ -71,6 +71,11 @@ SHOWN = {
         chat_templates.MAX_CHARACTERS,
         chat_templates.MAX_NUMBER,
     ],
+    "a tokenizer.json: characters or ids that it makes of one; that it adds to a text": [
+        tokenizer_growth.MAX_GROWTH,
+        tokenizer_growth.MAX_ADDED,
+    ],
+    "a text of which it makes longer ones": [codec.MAX_CHARACTERS],
     "a line of a command about itself": [output.MAX_LINE],
     "a request that has begun, without a token": [scheduling.MAX_PROMPT_STEPS],
     "an error's text, where it shows a value": [errors.MAX_SHOWN],

@@ -17,6 +17,7 @@ from typing import Any
 from hookline.core.checkpoint.file_tokenizer import file_tokenizer, tokenizer_eos
 from hookline.core.checkpoint.locate import PACKAGE, cached_on_disk, first_line, is_hub_id, locate
 from hookline.core.checkpoint.safetensors_files import StoredTensor, stored_tensors
+from hookline.core.checkpoint.tokenizer_growth import check_file
 from hookline.core.contracts import CheckpointSource, ModelConfig
 from hookline.core.errors import CheckpointError, ConfigError, Raising, RequestError, shown
 from hookline.core.sampling_params import generation_defaults
@@ -137,7 +138,10 @@ def load_tokenizer(folder: Path) -> Any:
         return None if isinstance(error, CheckpointError) else CheckpointError(told)
 
     with Raising(fault):  # tokenizers panics with an error that is no Exception
-        found = file_tokenizer(folder) if (folder / "tokenizer.json").is_file() else None
+        is_one_file = (folder / "tokenizer.json").is_file()
+        if is_one_file:
+            check_file((folder / "tokenizer.json").read_bytes())
+        found = file_tokenizer(folder) if is_one_file else None
         return _tokenizer_of_transformers(folder) if found is None else found
 
 

@@ -17,10 +17,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from hookline.core.checkpoint.checkpoint import load_tokenizer
+from hookline.core.checkpoint.tokenizer_growth import check_growth
 from hookline.core.contracts import CheckpointSource
 from hookline.core.errors import PromptTooLongError, Raising, RequestError, one_short_line, shown
 from hookline.core.sampling_params import MAX_BAD_WORD_TOKEN_IDS, MAX_BAD_WORDS, SamplingParams
-from hookline.core.tokenizer.chat_templates import import_renderer, rendered
+from hookline.core.tokenizer.chat_templates import MAX_CHARACTERS, import_renderer, rendered
 from hookline.core.tokenizer.detokenizer import REPLACEMENT, WINDOW, Detokenizer
 
 Message: TypeAlias = Mapping[str, Any]
@@ -60,18 +61,24 @@ class Codec:
         self._folder, self._source, self._chats, self.max_len = folder, source, chat, max_len
         self._tokenizer: Any = None
         self._told_twice = False
+        self._growth = 1.0
+        """How many characters the tokenizer makes of one, at most."""
         self._texts: dict[bool, dict[int, str]] = {True: {}, False: {}}
 
     @property
     def tokenizer(self) -> Any:
         """The tokenizer (transformers), or None."""
         if self._tokenizer is None and self._folder is not None:
-            self._tokenizer = load_tokenizer(self._folder)
+            self._tokenizer = self._checked(load_tokenizer(self._folder))
             self._folder = self._folder if self._tokenizer is not None else None
         elif self._tokenizer is None and self._source is not None:
-            self._tokenizer = self._source.tokenizer()
+            self._tokenizer = self._checked(self._source.tokenizer())
             self._source = self._source if self._tokenizer is not None else None
         return self._tokenizer
+
+    def _checked(self, tokenizer: Any) -> Any:
+        self._growth = check_growth(tokenizer)
+        return tokenizer
 
     def make_ready(self) -> None:
         """Do what the first use would do: it may write to the tokenizer, which several threads will read, and import
@@ -154,6 +161,11 @@ class Codec:
                 f"the prompt has {len(text)} characters, and the {self.max_len} tokens that there is room for have at "
                 f"most {self._max_characters}; shorten it, or raise engine.max_model_len (engine.num_blocks, if it is "
                 "the KV cache that holds no more)"
+            )
+        if self._growth > 1 and len(text) * self._growth > MAX_CHARACTERS:
+            raise PromptTooLongError(
+                f"the prompt has {len(text)} characters, of each of which the checkpoint's tokenizer may make "
+                f"{self._growth:g}; at most {MAX_CHARACTERS} are tokenized"
             )
         cannot = f"{what} cannot be tokenized"
         raising = Raising(

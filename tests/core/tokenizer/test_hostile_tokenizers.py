@@ -1,5 +1,6 @@
 """Whatever a tokenizer.json holds, and whatever text or ids meet it: an answer, or an error in one line."""
 
+import base64
 import copy
 import json
 
@@ -9,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from hookline.core.errors import HooklineError
+from hookline.core.checkpoint.tokenizer_growth import check_file
+from hookline.core.errors import CheckpointError, HooklineError, RequestError
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.tokenizer.codec import Codec, with_word_ids
 from hookline.core.tokenizer.codec_texts import token_texts
@@ -166,3 +168,86 @@ def test_a_run_of_spaces_costs_no_more_for_each_token_the_longer_it_is(sound):
 @settings(max_examples=examples(100), deadline=None)
 def test_numpy_ids_read_as_ints_do(sound, ids):
     assert sound.encode(np.array(ids, dtype=np.int64)) == ids
+
+
+def replacing(count, size=300, pattern="a"):
+    part = {"type": "Replace", "pattern": pattern if isinstance(pattern, dict) else {"String": pattern}}
+    return [{**part, "content": "a" * size}] * count
+
+
+def byte_levels(count):
+    return [{"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}] * count
+
+
+def precompiled(size):
+    """A map of SentencePiece's that holds a text of this size."""
+    data = b"\x04\x00\x00\x00" + b"\x00" * 4 + b"a" * size + b"\x00"
+    return [{"type": "Precompiled", "precompiled_charsmap": base64.b64encode(data).decode()}]
+
+
+def repeating(count):
+    text, special = {"Sequence": {"id": "A", "type_id": 0}}, {}
+    return {"type": "TemplateProcessing", "single": [text] * count, "pair": [], "special_tokens": special}
+
+
+MULTIPLYING = [
+    {"normalizer": {"type": "Sequence", "normalizers": replacing(3)}},
+    {"normalizer": {"type": "Sequence", "normalizers": [{"type": "Sequence", "normalizers": replacing(1, 9)}] * 2}},
+    {"normalizer": replacing(1, 300, "a")[0]},
+    {"normalizer": {"type": "Sequence", "normalizers": replacing(3, 4, {"Regex": ""})}},
+    {"normalizer": {"type": "Sequence", "normalizers": replacing(3, 4, {"Regex": "(?=a)"})}},
+    {"normalizer": {"type": "Sequence", "normalizers": replacing(3, 5, {"Regex": "[ab]"})}},
+    {"normalizer": {"type": "Sequence", "normalizers": replacing(4, 4, "")}},
+    {"normalizer": {"type": "Prepend", "prepend": "a" * 100_000}},
+    {"normalizer": {"type": "Sequence", "normalizers": byte_levels(40)}},
+    {"normalizer": {"type": "Sequence", "normalizers": precompiled(300)}},
+    {"pre_tokenizer": {"type": "Sequence", "pretokenizers": byte_levels(40)}},
+    {"decoder": {"type": "Sequence", "decoders": replacing(3)}},
+    {"decoder": {"type": "Sequence", "decoders": [{"type": "BPEDecoder", "suffix": ""}] * 40}},
+    {"post_processor": repeating(1000)},
+    {"post_processor": {"type": "Sequence", "processors": [repeating(9)] * 2}},
+]
+
+
+@pytest.mark.parametrize("parts", MULTIPLYING)
+@pytest.mark.parametrize("escapes", [False, True])
+def test_a_tokenizer_that_multiplies_texts_is_refused_before_it_meets_one(parts, escapes, tmp_path):
+    tree = SOUND["pieces"] | parts
+    added = {"id": 260, "content": "a" * 30, "single_word": False, "lstrip": False, "rstrip": False, "special": False}
+    tree["added_tokens"] = [{**added, "normalized": True}]  # as soon as the file is loaded
+    text = json.dumps(tree)
+    if escapes:
+        text = text.replace('"normalizer"', '"n\\u006frmalizer"').replace('"Replace"', '"Re\\u0070lace"')
+    (tmp_path / "tokenizer.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"the tokenizer's .* may make a text more than 64 times as long"):
+        Codec(tmp_path).encode("a" * 30)
+
+
+def test_what_tokenizers_of_today_replace_is_no_multiplying(tmp_path):
+    parts = {
+        "normalizer": [
+            *replacing(1, 1, " "),
+            *replacing(1, 1, {"Regex": " {2,}"}),
+            *replacing(1, 3, "\n"),
+            {"type": "Prepend", "prepend": "▁"},
+            {"type": "NFKC"},
+            {"type": "Lowercase"},
+            *precompiled(18),
+        ]
+    }
+    tree = SOUND["bytes"] | {"normalizer": {"type": "Sequence", "normalizers": parts["normalizer"][:-1]}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tree))
+    codec = Codec(tmp_path, max_len=50)
+    assert codec.encode("hello") and codec._growth == 3
+    check_file(json.dumps({"normalizer": {"type": "Sequence", "normalizers": parts["normalizer"]}}).encode())
+    for name in SOUND:
+        check_file(json.dumps(SOUND[name]).encode())
+
+
+def test_a_text_of_which_a_tokenizer_makes_more_than_is_tokenized_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("hookline.core.tokenizer.codec.MAX_CHARACTERS", 100)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(SOUND["bytes"] | {"normalizer": replacing(1, 10)[0]}))
+    codec = Codec(tmp_path)
+    assert len(codec.encode("a" * 10)) == 100
+    with pytest.raises(RequestError, match="of each of which the checkpoint's tokenizer may make 10; at most 100 are"):
+        codec.encode("a" * 11)
