@@ -243,9 +243,10 @@ class Arrivals:
         self._known: set[int] = set()
 
     def new(self, waiting: Sequence[RequestView]) -> list[RequestView]:
-        """Those that wait before the known ones (they were preempted) and behind them (they arrived), in queue order.
+        """The waiting requests that no earlier call returned, in queue order.
 
-        Each is shown once, and again only if it is preempted.
+        They stand before the known requests if they were preempted, and behind them if they arrived. A request is
+        returned once, and again only if it is preempted.
         """
         first = list(takewhile(self._is_new, waiting))
         self._known.update(request.id for request in first)
@@ -254,7 +255,7 @@ class Arrivals:
         return first + last
 
     def forget(self, step: CommittedStep) -> None:
-        """Forget those that a step admitted, and those that ended; call it in `committed`."""
+        """Forget the requests that a step admitted and the requests that ended; call it in `committed`."""
         self._known.difference_update(one.request.id for one in step.prefilled)
         self._known.difference_update(end.request.id for end in step.ended)
 

@@ -121,11 +121,11 @@ class StepShape:
 class Kernels(NormsAndGates, RequestRowOperations, Protocol):
     """The numerical back end of one rank, for classes to extend. Constructed as `Kernels(config, spec)`.
 
-    Holds no request state. What a method returns is the caller's: no later call of any method may overwrite it, unless
-    it is given it as an input that it may overwrite. One object computes all layers, so weights, rotary tables, norms
-    and sinks differ from call to call; each is a parameter, whose values do not change while steps run. The rows that
-    `rms_norm` and products are given need not be adjacent in memory. The KV cache of a layer is `kv_2NSKE`:
-    (2, blocks, block_size, K, E), keys then values.
+    Holds no request state. A returned tensor belongs to the caller: no later call of any method may overwrite it,
+    except a call that gets it as an input which that method may overwrite. One object computes all layers, so weights,
+    rotary tables, norms and sinks differ from call to call; each is a parameter, whose values do not change while steps
+    run. The rows that `rms_norm` and products are given need not be adjacent in memory. The KV cache of a layer is
+    `kv_2NSKE`: (2, blocks, block_size, K, E), keys then values.
     `hookline.core.contracts.Batch` says which tokens, positions, cache slots and block tables a step has. Decode rows
     come first in a batch.
     """

@@ -83,8 +83,9 @@ HEARTBEAT_WORDS = 7
 ended, number of the last step that failed for single requests, and whether it waits for another rank.
 """
 WAITING = 1 << 40
-"""Added to the progress of a rank that waits for another, so that it is ahead of those that do not: with stages, ranks
-have unlike numbers of collectives, and their counts do not show who waits."""
+"""Added to the progress of a rank that waits for another one, so that a waiting rank always counts as further than a
+rank that computes: the ranks of unlike stages do unlike numbers of collectives, and the numbers alone do not show who
+waits."""
 
 
 class Marks(Protocol):

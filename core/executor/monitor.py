@@ -86,7 +86,9 @@ class Monitor:
         """The last step that failed on a child for single requests, counted from 1, and what failed."""
         self._alone_s = 0.0
         self._awaited, self._late, self._late_s = "", [0], 0.0
-        """What rank 0 waits for all children to say; the ranks that others wait for while starting, and how long."""
+        """`_awaited`: the message that rank 0 waits for from all children. `_late`: while an engine starts, the ranks
+        that the others wait for, since they have not sent it or are behind; `_late_s`: for how long.
+        """
         self._silent_s, self._grace_s = [0.0] * len(heartbeats), 0.0
         self._stuck_s, self._taken_s, self._compiled_s = 0.0, 0.0, 0.0
         self._beats, self._progress = [0] * len(heartbeats), [0] * len(heartbeats)

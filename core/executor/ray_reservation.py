@@ -196,7 +196,9 @@ def check_environment(places: Sequence[Mapping[str, Any]]) -> None:
 
 
 def in_rank_order(places: Sequence[Mapping[str, Any]], bundle_size: int) -> list[int]:
-    """Which actor becomes which rank: those of a bundle by their GPU, bundles so that a node's follow each other."""
+    """The actors' indices in the order of their ranks: node by node, within a node bundle by bundle, and within a
+    bundle by the index of the GPU.
+    """
     nodes = list(dict.fromkeys(place["node"] for place in places))
     indices = range(len(places))
     return sorted(

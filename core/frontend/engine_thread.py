@@ -49,7 +49,7 @@ class EngineThread:
         self._output_processor, self._prepare = output_processor, prepare
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._arrived: dict[DeltaQueue, tuple[Sequence[int], SamplingParams, Mapping[str, Any]]] = {}
-        """Prompts that are not queued yet, in their order; one that is left meanwhile costs nothing more."""
+        """Prompts that are not queued yet, in their order; a prompt whose caller leaves in the meantime is dropped."""
         self._open: dict[DeltaQueue, set[int]] = {}
         self._outgoing: dict[asyncio.AbstractEventLoop, list[tuple[DeltaQueue, NewDeltas]]] = {}
         self._lock = threading.Lock()

@@ -30,9 +30,9 @@ class CacheGroups:
     """How the layers of a model share blocks.
 
     windows: for each group, how many tokens a query of its layers sees; None for all. places: for each layer, where its
-    keys and values lie in its stage's blocks; None if it has none. A layer that attends over another one's cache has
-    that one's place. num_places: how many layers a block has room for, the most of any stage. writes: for each layer,
-    whether it has keys and values of its own. has_states: whether any layer keeps a recurrent state.
+    keys and values lie in its stage's blocks; None if it has none. A layer that attends over another layer's cache has
+    the place of that layer. num_places: how many layers a block has room for, the most of any stage. writes: for each
+    layer, whether it has keys and values of its own. has_states: whether any layer keeps a recurrent state.
     """
 
     windows: tuple[int | None, ...]
@@ -81,7 +81,7 @@ class CacheGroups:
 
     @property
     def described(self) -> dict[str, Any]:
-        """What scheduling depends on, as plain values: for recorded runs that are simulated."""
+        """The facts that scheduling depends on, as plain values, for simulations of recorded runs."""
         return {"windows": list(self.windows), "has_states": self.has_states}
 
     @property
@@ -154,7 +154,7 @@ def keeps_tokens(spec: ModelSpec) -> bool:
 
 
 def checked_layers(spec: ModelSpec) -> Sequence[LayerCache]:
-    """What each layer keeps, checked.
+    """The cache that each layer keeps, checked.
 
     Raises: ConfigError for another number of layers than num_layers, a window of no tokens, or a layer that shares the
     cache of one that has none or does not come before it.

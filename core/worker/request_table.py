@@ -59,7 +59,7 @@ class RequestTable:
             self.last_token_R, self.length_R, self.temperature_R, self.seed_R, self.group_tables[0], block_size,
             self.padding_row,
         )  # fmt: skip
-        """What kernels are given of it."""
+        """The part of it that kernels are given."""
         self.starts = torch.arange(size + 1, dtype=torch.int32, device=device)
         """The first token of each row where every row has one; query_starts_B1 of decodes is its beginning."""
         self.is_plain = self.windows == (None,) and states is None and is_by_layer
@@ -152,7 +152,7 @@ class RequestTable:
         return GroupedBatch(**vars(batch), others=others, rows_B=rows_B)
 
     def newest(self, rows_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What decodes of these rows compute: token ids and positions (int64), and lengths with these tokens (int32).
+        """The inputs of a decode of these rows: token ids and positions (int64), and lengths with these tokens (int32).
 
         Device: no host sync; graph-safe.
         """

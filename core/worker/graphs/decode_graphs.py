@@ -47,7 +47,7 @@ class _Layers:
     sampled: SampleRows
     graphs: dict[bool, torch.cuda.CUDAGraph]
     rows: IntArray = field(default_factory=no_ints)
-    """What rows_G begins with, on the host; the rest is padding."""
+    """The rows that rows_G begins with, on the host; the rest of rows_G is padding."""
 
 
 @dataclass(frozen=True)

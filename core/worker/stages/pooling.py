@@ -86,7 +86,7 @@ class StagePooling:
         self._links.send_back(words)
 
     def _hear(self, returned: ReturnedTokens | None) -> Any:
-        """What the last stage said. The first stage gets it from the last one, and each hands it on to the next."""
+        """The last stage's message. The first stage gets it from the last one, each stage passes it on to the next."""
         length_1 = torch.empty(1, dtype=torch.int64, device=self._device)
         self._receive(length_1, is_first=returned is not None)
         words = torch.empty(int(self._links.on_host(length_1)[0]), dtype=torch.uint8, device=self._device)

@@ -1,7 +1,7 @@
 """Hidden states for observers, of a model that is cut into stages, on their way to the first stage's host.
 
-They go the way of the residual stream: each stage sends the next one what it received and its own, and the last one
-sends all of them to the first, whose own stay there. Legend: T tokens of a micro-batch, D hidden.
+They travel with the residual stream: each stage sends the hidden states that it received and its own to the next stage,
+and the last stage sends them all to the first, which keeps its own. Legend: T tokens of a micro-batch, D hidden.
 """
 
 from __future__ import annotations
