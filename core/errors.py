@@ -7,10 +7,8 @@ import re
 import reprlib
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from math import log10
-from types import TracebackType
-from typing import Any
 
 TRACEBACK_VARIABLE = "HOOKLINE_TRACEBACK"
 """Set to 1 to see where an error came from: its traceback is printed before its one line."""
@@ -111,6 +109,10 @@ class LostStep(HooklineError):
         """Add what became of the engine to the message, and note which requests ended."""
         self.args, self.ended = (f"{self}. {outcome}",), ended
 
+    def end_engine(self) -> None:
+        """Note that no step can be computed after it."""
+        self.ends_engine = True
+
 
 class StepFault(LostStep, PluginError):
     """A plugin whose code failed in a step; the message names it, the method and the step."""
@@ -161,42 +163,6 @@ class Interrupted(BaseException):
 
 PASSES = (KeyboardInterrupt, Interrupted)
 """Errors that a plugin's code may let through without being at fault: the user's interrupt and ours."""
-
-
-class Raising:
-    """A context around code of plugins and libraries, which may raise anything: what it raises leaves as another error.
-
-    turned: the error to raise in an error's place; None lets that one through. Never asked about PASSES. may_show: the
-    other error has the first one as its cause. May be entered any number of times, by several threads.
-    """
-
-    def __init__(self, turned: Callable[[BaseException], BaseException | None], *, may_show: bool = True) -> None:
-        """See the class."""
-        self._turned, self._may_show = turned, may_show
-
-    def __enter__(self) -> None:
-        """Nothing is done before something is raised."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Raises: the other error."""
-        if error is None or isinstance(error, PASSES):
-            return
-        other = self._turned(error)
-        if other is not None:
-            raise other from (error if self._may_show else None)
-
-
-def raised_by(call: Callable[..., object], *arguments: Any, **named: Any) -> BaseException | None:
-    """What a call of such code raises, but for PASSES, which leave it; None if it returns."""
-    try:
-        call(*arguments, **named)
-    except PASSES:
-        raise
-    except BaseException as error:
-        return error
-    return None
 
 
 def is_out_of_memory(error: BaseException) -> bool:

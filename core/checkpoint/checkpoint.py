@@ -19,10 +19,11 @@ from hookline.core.checkpoint.locate import PACKAGE, cached_on_disk, first_line,
 from hookline.core.checkpoint.safetensors_files import StoredTensor, stored_tensors
 from hookline.core.checkpoint.tokenizer_growth import check_file
 from hookline.core.contracts import CheckpointSource, ModelConfig
-from hookline.core.errors import CheckpointError, ConfigError, Raising, RequestError, shown
+from hookline.core.errors import CheckpointError, ConfigError, RequestError, shown
 from hookline.core.sampling_params import generation_defaults
 from hookline.core.util.json_lines import json_fault
 from hookline.core.util.mappings import merge
+from hookline.core.util.raising import Raising
 
 WEIGHTS = ("checkpoint", "random")
 """The values of model.weights."""

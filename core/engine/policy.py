@@ -29,12 +29,13 @@ from hookline.core.contracts import (
 from hookline.core.engine.plan_check import CheckedPlan, check_plan
 from hookline.core.engine.state import EngineState
 from hookline.core.engine.step_builder import Dispatched
-from hookline.core.errors import PlanError, PluginError, Raising
+from hookline.core.errors import PlanError, PluginError
 from hookline.core.kv_cache.shared_prefix import shared_prefix
 from hookline.core.outputs import FinishReason
 from hookline.core.plugin.blame import failure
 from hookline.core.requests.request import Request
 from hookline.core.requests.request_queue import Views
+from hookline.core.util.raising import Raising
 
 MAX_FRUITLESS_PLANS = 1000
 """A policy is stuck after more plans than this in a row in which no request computes a token for the first time."""

@@ -65,7 +65,7 @@ class MultiprocExecutor(SizedExecutor):
                 # The others compute this step to its end, so from here on they are not where we are.
                 monitor.fail(f"rank 0 (this process) broke off a step: {type(error).__name__}: {error}")
                 if isinstance(error, LostStep):
-                    error.ends_engine = True
+                    error.end_engine()
                 raise
             self.links.heartbeat.end_step()
         return result

@@ -119,7 +119,5 @@ class Answering:
 
     def _result(self, handle: Any) -> Result:
         worker = self._worker
-        found = Result(worker.collect(handle), worker.collect_vectors(handle), worker.collect_states(handle))
-        if self._clock is not None:
-            found.time = self._clock.read()
-        return found
+        tokens, vectors, states = worker.collect(handle), worker.collect_vectors(handle), worker.collect_states(handle)
+        return Result(tokens, vectors, states, None if self._clock is None else self._clock.read())

@@ -34,12 +34,12 @@ class KVCacheManager:
     Blocks that a chunk fills are cached as soon as the chunk is planned: requests of the same step can share them,
     since every layer writes all keys and values of a step before it attends.
 
-    A row of the block table has the columns of each group one after the other, each group's wide enough for the longest
-    sequence.
+    A row of the block table has the columns of all groups one after the other; each group has as many columns as the
+    longest sequence needs.
 
-    How a cached block is told from others: where full attention is everywhere, by its tokens and the serial of the
-    block before it. Where windows are, the blocks before it may be gone, so its hash is a cryptographic one of all
-    tokens up to its end, and the root of the prefix stands in the serial's place.
+    A cached block is identified exactly. With full attention everywhere, by its tokens and the serial of the block
+    before it. With windows, the blocks before it may be gone: then its hash is a cryptographic hash of all tokens up to
+    its end, and the root of the prefix stands in the serial's place.
     """
 
     def __init__(self, pool: BlockPool, table: RunningTable, groups: CacheGroups, limits: Limits) -> None:
@@ -119,10 +119,10 @@ class KVCacheManager:
 
         Never all tokens of the request, since the last is always computed.
         """
-        if request.match[0] != self.pool.version:
-            found = self._find_groups(request) if self.pool.caching else [[] for _ in self.windows]
-            request.match = (self.pool.version, found)
-        groups: list[list[int]] = request.match[1]
+        version, groups = request.match
+        if version != self.pool.version:
+            groups = self._find_groups(request) if self.pool.caching else [[] for _ in self.windows]
+            request.keep_match(self.pool.version, groups)
         return groups
 
     def match_prefix(self, request: Request) -> list[int]:
@@ -225,10 +225,8 @@ class KVCacheManager:
         """Add cached blocks, and count their tokens as computed and cached."""
         for blocks in found:
             self.pool.hold(present(blocks))
-        request.add_blocks(found)
-        request.num_cached_block_tokens = request.num_computed_tokens = request.num_block_tokens
-        if found[0]:
-            request.parent_serial = self._parent_after(request)(found[0][-1])
+        parent = self._parent_after(request)(found[0][-1]) if found[0] else request.parent_serial
+        request.add_computed_blocks(found, parent)
 
     def _parent_after(self, request: Request) -> Callable[[int], int]:
         """What the pool knows a block by besides its hash and tokens, as a function of the block before it."""
@@ -336,11 +334,12 @@ class KVCacheManager:
         while request.num_cached_block_tokens + request.block_size <= final:
             index = request.num_cached_block_tokens // request.block_size
             tokens, hash_ = self.block_tokens(request, index), self.block_hash(request, index)
+            parent = request.parent_serial
             if self._follows_serials:
-                request.parent_serial = self.pool.cache(request.blocks[index], hash_, tokens, request.parent_serial)
+                parent = self.pool.cache(request.blocks[index], hash_, tokens, parent)
             else:
                 self._cache_column(request, index, hash_, tokens)
-            request.num_cached_block_tokens += request.block_size
+            request.note_cached_block(parent)
             self._computing.add(hash_)
 
     def _cache_column(self, request: Request, index: int, hash_: int, tokens: bytes) -> None:

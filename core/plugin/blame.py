@@ -11,8 +11,9 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from hookline.core import contracts
-from hookline.core.errors import HooklineError, PluginError, Raising, is_out_of_memory, one_short_line
+from hookline.core.errors import HooklineError, PluginError, is_out_of_memory, one_short_line
 from hookline.core.plugin.problems import raised_at
+from hookline.core.util.raising import Raising
 
 if TYPE_CHECKING:
     from hookline.core.plugin.registry import Entry

@@ -11,10 +11,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from hookline.core.contracts import ATTENTION_FEATURES, FromSamplingParams, ModelConfig, Needs
-from hookline.core.errors import ConfigError, Raising, raised_by, shown
+from hookline.core.errors import ConfigError, shown
 from hookline.core.plugin.problems import with_line
 from hookline.core.plugin.registry import AUTO, MODEL, PROCESSOR, Entry
 from hookline.core.sampling_params import SamplingParams
+from hookline.core.util.raising import Raising, raised_by
 from hookline.core.util.ranges import check_ranges
 from hookline.core.util.text import joined, near_miss, one_line
 

@@ -14,7 +14,6 @@ import pluggy
 
 from hookline.core.contracts import API_VERSION, Needs
 from hookline.core.contracts import hooks as hookspecs
-from hookline.core.errors import Raising, raised_by
 from hookline.core.plugin.check_entry import entry_fault
 from hookline.core.plugin.presets import Preset, preset_fault, presets_in
 from hookline.core.plugin.problems import Phase, Rejected, with_line
@@ -31,6 +30,7 @@ from hookline.core.plugin.registry import (
     Registry,
 )
 from hookline.core.plugin.sources import spec_of
+from hookline.core.util.raising import Raising, raised_by
 from hookline.core.util.text import near_miss, one_line
 
 _HOOK_OF_KIND = {

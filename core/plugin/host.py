@@ -15,7 +15,7 @@ from contextlib import redirect_stdout
 from typing import Any
 
 from hookline.core.contracts.hooks import PROJECT
-from hookline.core.errors import PluginError, Raising, clipped, raised_by
+from hookline.core.errors import PluginError, clipped
 from hookline.core.plugin.check_plugin import check_plugin, new_manager
 from hookline.core.plugin.presets import CONF, Preset, presets_in
 from hookline.core.plugin.problems import Phase, Problem, Rejected, with_line
@@ -29,6 +29,7 @@ from hookline.core.plugin.sources import (
     installed,
     names_in,
 )
+from hookline.core.util.raising import Raising, raised_by
 from hookline.core.util.text import near_miss, one_line
 
 _log = logging.getLogger("hookline")

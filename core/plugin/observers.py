@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from hookline.core.contracts import is_offered
-from hookline.core.errors import PluginError, raised_by, show_traceback
+from hookline.core.errors import PluginError, show_traceback
 from hookline.core.outputs import RequestOutput
 from hookline.core.plugin.blame import Blaming, with_place
 from hookline.core.plugin.needs import unavailable
+from hookline.core.util.raising import raised_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

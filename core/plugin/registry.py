@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hookline.core.contracts import Needs
-from hookline.core.errors import PluginError, Raising
+from hookline.core.errors import PluginError
 from hookline.core.plugin.check_contract import contract_fault
 from hookline.core.plugin.problems import with_line
+from hookline.core.util.raising import Raising
 
 AUTO = "auto"
 """Stands for "core chooses" in the groups of CHOSEN_KINDS, so no entry may bear it."""

@@ -18,8 +18,8 @@ from importlib.machinery import ModuleSpec
 from typing import Any
 
 from hookline.core.contracts.hooks import PROJECT
-from hookline.core.errors import raised_by
 from hookline.core.plugin.registry import Origin
+from hookline.core.util.raising import raised_by
 
 BLOCK_VARIABLE = "HOOKLINE_BLOCK"
 """Names of plugins (entry points) not to load."""

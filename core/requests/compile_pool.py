@@ -18,12 +18,20 @@ class CompileJob:
 
     def __init__(self, work: Callable[[CompileJob], Any]) -> None:
         self._work = work
-        self.queued_s = time.monotonic()
+        self.queue()
         self.started_s: float | None = None
         """When the part that is held to the time limit began; the work itself sets it."""
         self.is_begun = self.is_done = False
         self.result: Any = None
         self.error: BaseException | None = None
+
+    def queue(self) -> None:
+        """Note that requests wait for it from now on."""
+        self.queued_s = time.monotonic()
+
+    def begin(self) -> None:
+        """Note that a thread has taken it."""
+        self.is_begun = True
 
     def start_clock(self) -> None:
         """Let the time limit run from now on."""
@@ -127,7 +135,7 @@ class CompilePool:
                 del self._queues[tenant]
             elif busy[tenant] < self._most_of_one_tenant:
                 job = queue.popleft()
-                job.is_begun = True
+                job.begin()
                 self._queues.move_to_end(tenant)
                 return tenant, job
         return None

@@ -219,7 +219,7 @@ class Request:
         self.block_hashes: list[int] = []
         self.num_cached_tokens = 0
         self.num_preemptions = 0
-        self.match: tuple[int, Any] = (-1, [])
+        self.match: tuple[int, list[list[int]]] = (-1, [])
         """(pool version, blocks found): the last prefix look-up, valid while the version stands."""
         self.view = RequestFacade(self)
         self.reset()
@@ -287,6 +287,25 @@ class Request:
             self.group_blocks = [list(blocks) for blocks in groups]
             self.blocks = self.group_blocks[0]
         self.count_blocks()
+
+    def add_computed_blocks(self, groups: Sequence[Sequence[int]], parent_serial: int) -> None:
+        """Put cached blocks behind the request's, whose tokens count as computed. parent_serial: of the last one."""
+        self.add_blocks(groups)
+        self.num_cached_block_tokens = self.num_computed_tokens = self.num_block_tokens
+        self.parent_serial = parent_serial
+
+    def note_cached_block(self, parent_serial: int) -> None:
+        """Note that other requests can find one block more. parent_serial: what the block behind it follows."""
+        self.num_cached_block_tokens += self.block_size
+        self.parent_serial = parent_serial
+
+    def keep_match(self, version: int, groups: list[list[int]]) -> None:
+        """Keep what a look-up in the prefix cache found, which holds for this version of the pool."""
+        self.match = version, groups
+
+    def move_to(self, entry: int, counts: IntArray, tokens: TokenArray) -> None:
+        """Keep counts and tokens in these arrays from now on. entry: theirs in the running table, -1 outside of it."""
+        self.entry, self.counts, self.tokens = entry, counts, tokens
 
     def count_blocks(self) -> None:
         """Bring num_block_tokens in line with the blocks."""

@@ -68,12 +68,11 @@ class RunningTable:
     def take(self, request: Request) -> None:
         """Give a request an entry and move its counts and tokens there."""
         entry = self._free.pop()
-        self._requests[entry], request.entry = request, entry
+        self._requests[entry] = request
         self._counts_SC[entry] = request.counts
-        request.counts = self._counts_SC[entry]
         tokens = self.tokens_SL[entry, : len(request.tokens)]
         tokens[: request.num_known_tokens] = request.tokens[: request.num_known_tokens]
-        request.tokens = tokens
+        request.move_to(entry, self._counts_SC[entry], tokens)
         self.num_constrained += request.is_constrained
         self.num_pooled += request.pooling is not None
         self.num_beyond_sampling += request.asks_beyond_sampling
@@ -84,8 +83,8 @@ class RunningTable:
         entry = request.entry
         if entry < 0:
             return
-        request.counts, request.tokens = request.counts.copy(), request.tokens.copy()
-        self._requests[entry], request.entry = None, -1
+        request.move_to(-1, request.counts.copy(), request.tokens.copy())
+        self._requests[entry] = None
         self.id_S[entry] = NO_REQUEST
         self.num_departures += 1
         self._free.append(entry)

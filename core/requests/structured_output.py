@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from hookline.core.contracts import Grammar, GrammarBackend, GrammarMatcher, GrammarVocabulary, is_offered
-from hookline.core.errors import PluginError, PluginFault, RequestError, clipped, raised_by, shown
+from hookline.core.errors import PluginError, PluginFault, RequestError, clipped, shown
 from hookline.core.json_schemas import as_held
 from hookline.core.outputs import FinishReason
 from hookline.core.plugin.blame import Blaming, breach
@@ -29,6 +28,7 @@ from hookline.core.requests.compile_pool import CompileJob, CompilePool
 from hookline.core.requests.end_text import EndText
 from hookline.core.structured_outputs import StructuredOutputs
 from hookline.core.util.arrays import MaskArray, num_mask_words
+from hookline.core.util.raising import raised_by
 
 COMPILE_S = 2.0
 """Longest time in seconds that a grammar may take to compile."""
@@ -125,9 +125,13 @@ class Constraint:
         is_over = token_id in self._vocabulary_stops or self.matcher.is_terminated
         self.end = FinishReason.STOP if is_over else None
 
-    def stop(self) -> None:
+    def stop(self, reason: FinishReason = FinishReason.STOP) -> None:
         """Note that the request ends with its last token, whatever the grammar says."""
-        self.end = FinishReason.STOP
+        self.end = reason
+
+    def fail(self, fault: RequestError) -> None:
+        """Note why the request has to end."""
+        self.fault = fault
 
     def fill(self, mask_W: MaskArray) -> None:
         """Write the mask of the next draw into mask_W, whose words are zero."""
@@ -249,7 +253,7 @@ class StructuredOutput:
             if job is None:
                 job = self._pool.submit(lambda job: self._compile(wanted, job), tenant)
             else:
-                job.queued_s = time.monotonic()
+                job.queue()
             self._waiting[key] = _Waiting(job, {})
         self._pool.share(self._waiting[key].job, tenant)
         self._waiting[key].ids[id_] = constraint
@@ -388,8 +392,8 @@ class StructuredOutput:
         """`Constraint.take`; an error of a plugin ends this request alone."""
         error = raised_by(constraint.take, token_id)
         if error is not None:
-            constraint.fault = self._fault_in("advance", constraint, error)
-            constraint.end = FinishReason.ERROR
+            constraint.fail(self._fault_in("advance", constraint, error))
+            constraint.stop(FinishReason.ERROR)
 
     def fill(self, constraints: Sequence[Constraint | None], masks_NW: MaskArray) -> bool:
         """Write the masks of these requests' next draws. The row of None, or of a request that ends, allows no token.
@@ -408,7 +412,7 @@ class StructuredOutput:
         for place in np.flatnonzero(~masks_NW.view(np.bool_).any(axis=1)).tolist():
             empty = constraints[place]
             if empty is not None and empty.end is None and empty.fault is None:
-                empty.fault = self._fault_in("fill", empty, _DoesNotFit("no token fits here"))
+                empty.fail(self._fault_in("fill", empty, _DoesNotFit("no token fits here")))
         return any(one.fault is not None for _, one in going_on)
 
     def _fill_at_once(self, constraints: Sequence[Constraint | None], masks_NW: MaskArray) -> bool:
@@ -428,7 +432,7 @@ class StructuredOutput:
         error = raised_by(fill, mask_W)
         if error is not None:
             mask_W[:] = 0
-            constraint.fault = self._fault_in("fill", constraint, error)
+            constraint.fail(self._fault_in("fill", constraint, error))
 
     def _fault_in(self, method: str, constraint: Constraint, error: BaseException) -> RequestError:
         """Why a request ends after an error: a RequestError blames its grammar, any other error the back end."""

@@ -19,10 +19,11 @@ import numpy as np
 from hookline.core.checkpoint.checkpoint import load_tokenizer
 from hookline.core.checkpoint.tokenizer_growth import check_growth
 from hookline.core.contracts import CheckpointSource
-from hookline.core.errors import PromptTooLongError, Raising, RequestError, one_short_line, shown
+from hookline.core.errors import PromptTooLongError, RequestError, one_short_line, shown
 from hookline.core.sampling_params import MAX_BAD_WORD_TOKEN_IDS, MAX_BAD_WORDS, SamplingParams
 from hookline.core.tokenizer.chat_templates import MAX_CHARACTERS, import_renderer, rendered
 from hookline.core.tokenizer.detokenizer import REPLACEMENT, WINDOW, Detokenizer
+from hookline.core.util.raising import Raising
 
 Message: TypeAlias = Mapping[str, Any]
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]

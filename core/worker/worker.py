@@ -113,7 +113,7 @@ class Worker(SizedExecutor):
         self._waiting: WaitingStep | None = None
         """The step launched last, if its draws wait for masks."""
         self._masked_tokens: TransferredTokens | None = None
-        """Those that were drawn last by masks."""
+        """The tokens that were drawn by masks last, on their way to the host."""
         self._vectors: Vectors | None = None
         """The pooled vectors of the step computed last."""
         self._states: States | None = None
@@ -298,8 +298,8 @@ class Worker(SizedExecutor):
         except BaseException as error:
             cause, told = error.__cause__, _told(self._sampler_fault(step) or error, step)
             self._check_device()
-            if isinstance(told, LostStep):
-                told.ends_engine = self.failure is not None
+            if isinstance(told, LostStep) and self.failure is not None:
+                told.end_engine()
             raise told from (cause if told is error or type(error) is StepFault else error)
 
     def _sampler_fault(self, step: Step) -> StepFault | None:

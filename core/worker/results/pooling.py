@@ -16,11 +16,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from hookline.core.contracts import PooledChunks, Pooler
-from hookline.core.errors import HooklineError, PluginError, Raising, RequestFault, is_out_of_memory
+from hookline.core.errors import HooklineError, PluginError, RequestFault, is_out_of_memory
 from hookline.core.plugin.blame import breach, with_place
 from hookline.core.requests.pooling import BEGINS, ENDS, NORMALIZES
 from hookline.core.step.message import POOLED_WIDTH, Step
 from hookline.core.util.arrays import IntArray, VectorArray
+from hookline.core.util.raising import Raising
 from hookline.core.worker.request_table import on_device
 from hookline.core.worker.results.token_transfer import Rows, send_apart
 from hookline.core.worker.step_checks import form_fault

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from hookline.core.contracts import LogitsRows, ProcessorSpec, SamplingBatch, TokenTexts
-from hookline.core.errors import Raising, RequestError, RequestFault
+from hookline.core.errors import RequestError, RequestFault
 from hookline.core.plugin.blame import breach, failure
 from hookline.core.plugin.processors import ProcessorStage
 from hookline.core.step.message import Step
+from hookline.core.util.raising import Raising
 from hookline.core.worker.request_table import on_device
 from hookline.core.worker.step_checks import form_fault
 
