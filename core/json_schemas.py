@@ -18,15 +18,14 @@ from urllib.parse import unquote, urldefrag, urljoin
 from hookline.core.errors import RequestError, shown
 from hookline.core.structured_outputs import MAX_SCHEMA_VALUES, StructuredOutputs, check_tree
 
-MAX_STEPS = 16 * MAX_SCHEMA_VALUES
+MAX_STEPS = 4 * MAX_SCHEMA_VALUES
 """Most looks at the schemas that together describe one object, which may be named many times."""
-MAX_PATTERNS = 256
-"""Most regular expressions of a schema; further ones are left out. Trying one takes up to 10 ms."""
+MAX_TRIED = 256
+"""Most patterns and formats of a schema, each counted once; further ones are left out. Trying one takes up to 1 ms."""
 _TYPES = frozenset(("object", "array", "string", "number", "integer", "boolean", "null"))
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _LISTS, _MAPPINGS = ("allOf", "anyOf", "oneOf", "prefixItems"), ("properties", "patternProperties")
 _VALUES = ("items", "additionalProperties", "unevaluatedItems")
-_ALWAYS_HELD = frozenset((*_LISTS, *_MAPPINGS, "items", "additionalProperties", "unevaluatedProperties"))
 _TAGS = ("structures", "format", "tags", "elements", "content")
 """Where structural tags have others in them."""
 _CONDITIONS = ("not", "if", "then", "else", "contains", "propertyNames")
@@ -46,6 +45,12 @@ _RELATIONS = frozenset(
 """Keywords that no strict schema may have if they cannot be held: strict modes elsewhere refuse them as well. Others
 narrow a single value (`format`, `pattern`, `uniqueItems`, `propertyNames`), and clients that ask for strict schemas, as
 pydantic's do, send those and check them again."""
+_ASKED = _RELATIONS - {"unevaluatedProperties"} | frozenset(
+    "type enum const multipleOf minimum maximum exclusiveMinimum exclusiveMaximum minLength maxLength pattern format "
+    "minItems maxItems uniqueItems minProperties maxProperties propertyNames required contentEncoding "
+    "contentMediaType contentSchema".split()
+)
+"""Keywords that a back end is asked about. All others it holds, or they say nothing of what a value may be."""
 _NOT_HELD = "cannot be held by this server's grammars"
 _LIMITS = ("Length", "Items", "Properties")
 _ORDERS = (("minimum", "maximum"), *((f"min{one}", f"max{one}") for one in _LIMITS))
@@ -133,7 +138,7 @@ class JoinedSchemas:
     definitions: dict[str, Any] = field(default_factory=dict)
     dropped: list[str] = field(default_factory=list)
     num_values: int = 0
-    num_patterns: int = 0
+    tried: set[str] = field(default_factory=set)
     num_steps: int = 0
 
     def add(self, schema: Any, place: str, *, strict: bool = False, mends: bool = False) -> Any:
@@ -245,6 +250,7 @@ class _Document:
         self._resources: dict[str, Any] = {"": root}
         self._anchors: dict[tuple[str, str], Any] = {}
         self._dynamic: dict[str, Any] = {}
+        self._targets: dict[tuple[str, str, str], Any] = {}
         self._names: dict[tuple[int, _Objects], str] = {}
         self._waiting: list[tuple[Any, str, _Spot]] = []
         self._index(root)
@@ -286,6 +292,11 @@ class _Document:
     def _target(self, keyword: str, ref: str, holder: Mapping[str, Any]) -> Any:
         """What a reference names; None if it is not in this schema."""
         base = self._bases.get(id(holder), "")
+        if (keyword, base, ref) not in self._targets:
+            self._targets[keyword, base, ref] = self._found(keyword, base, ref)
+        return self._targets[keyword, base, ref]
+
+    def _found(self, keyword: str, base: str, ref: str) -> Any:
         uri, fragment = urldefrag(ref)
         uri, fragment = _joined_uri(base, uri) if uri else base, unquote(fragment)
         resource = self._resources.get(uri)
@@ -466,7 +477,9 @@ class _Document:
         self._count(num_steps=len(node))
         for keyword in ("allOf", "anyOf", "oneOf"):
             value = node.get(keyword)
-            yield from value if isinstance(value, list) else ()
+            parts = value if isinstance(value, list) else []
+            self._count(num_steps=len(parts))
+            yield from parts
         for _, target in self._references(node):
             yield target
 
@@ -502,22 +515,23 @@ class _Document:
                 self._drop(keyword, value, place, why, malformed=True)
                 return None
             return (value,)
-        if keyword == "pattern":
-            self._joined.num_patterns += 1
-        if (keyword == "pattern" and self._joined.num_patterns > MAX_PATTERNS) or (
-            keyword not in _ALWAYS_HELD and self._joined.rules.cannot_hold(keyword, value)
-        ):
+        if keyword in _ASKED and self._cannot_hold(keyword, value):
             if not (keyword == "uniqueItems" and value is False):
                 self._drop(keyword, value, place, _NOT_HELD)
             return None
         return (int(value) if is_formed is _is_count else value,)
 
+    def _cannot_hold(self, keyword: str, value: Any) -> bool:
+        tried = self._joined.tried
+        if keyword in ("pattern", "format"):
+            tried.add(value)
+        return len(tried) > MAX_TRIED or self._joined.rules.cannot_hold(keyword, value)
+
     def _without_patterns(self, given: dict[str, Any], place: str) -> None:
         """Leave out names' patterns that cannot be held: their properties may then have any name."""
         kept, others = {}, given.get("additionalProperties")
         for pattern, schema in given["patternProperties"].items():
-            self._joined.num_patterns += 1
-            if self._joined.num_patterns > MAX_PATTERNS or self._joined.rules.cannot_hold("pattern", pattern):
+            if self._cannot_hold("pattern", pattern):
                 self._drop("patternProperties", pattern, place, _NOT_HELD)
                 others = schema if others is False else None if others is None else True
             else:

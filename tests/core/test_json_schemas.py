@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hookline.core.errors import RequestError
-from hookline.core.json_schemas import MAX_PATTERNS, JoinedSchemas, SchemaError, SchemaRules, as_held, written
+from hookline.core.json_schemas import MAX_TRIED, JoinedSchemas, SchemaError, SchemaRules, as_held, written
 from hookline.core.structured_outputs import MAX_SCHEMA_VALUES, StructuredOutputs
 
 TEXT, NUMBER = {"type": "string"}, {"type": "integer"}
@@ -251,11 +251,16 @@ def test_what_references_unfold_to_has_a_bound() -> None:
         held(deep)
 
 
+def test_a_keyword_that_json_schema_does_not_know_says_nothing() -> None:
+    schema = {"x-own": 1, "nullable": True, "discriminator": {"propertyName": "k"}}
+    assert written(schema, SchemaRules(lambda keyword, value: True), "s") == (schema, [])
+
+
 def test_only_so_many_patterns_are_tried() -> None:
     asked = []
-    schema = {"prefixItems": [{"pattern": f"a{number}"} for number in range(MAX_PATTERNS + 2)]}
+    schema = {"prefixItems": [{"pattern": f"a{number}"} for number in range(MAX_TRIED + 2)]}
     _, dropped = written(schema, SchemaRules(lambda keyword, value: bool(asked.append(value))), "s")
-    assert len(asked) == MAX_PATTERNS and dropped == ["s.prefixItems.256.pattern", "s.prefixItems.257.pattern"]
+    assert len(asked) == MAX_TRIED and dropped == ["s.prefixItems.256.pattern", "s.prefixItems.257.pattern"]
 
 
 def test_schemas_of_structural_tags_are_written_too() -> None:

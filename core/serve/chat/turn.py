@@ -286,7 +286,8 @@ async def answer_turn(
     """
     name = surface.model_name(fields.model)
     fields.check()
-    turn = await surface.in_time(len(await request.body()), lambda: fields.turn(surface))
+    size = len(await request.body())
+    turn = await surface.in_time(size, lambda: fields.turn(surface), has_schemas=fields.may_have_schemas)
     headers = also_ignored(headers, turn.ignored)
     work = make(turn, new_id(prefix, request), name)
     return await surface.answer(work, [(turn.token_ids, turn.params)], fields, request, headers, form, turn.naming)

@@ -96,6 +96,12 @@ class SamplingFields(ServiceFields, kw_only=True):
         return self.response_format
 
     @property
+    def may_have_schemas(self) -> bool:
+        """Whether there are fields that hold schemas."""
+        names = ("tools", "text", "output_config", "output_format", "response_format", "structured_outputs", *ALIASES)
+        return any(getattr(self, name, None) is not None for name in names)
+
+    @property
     def own_names(self) -> dict[str, str]:
         """What the request calls a field that errors know by another name: that name -> its own."""
         return {}

@@ -34,6 +34,8 @@ from hookline.core.tokenizer.token_spelling import TokenSpelling
 
 LONG_TEXT = 4000
 """Characters that take a millisecond or more to tokenize, which is then done in a thread."""
+SCHEMA_WEIGHT = 8
+"""How many characters of other text a schema's take as long as; some have a pattern to be tried every twenty."""
 TEXT_AT_ONCE, EACH_TEXT = 50_000, 50
 """Characters that are tokenized between two looks at whether the client is there still; how many a text counts as at
 least, however short."""
@@ -101,9 +103,10 @@ class Surface:
             raise ApiError(404, message, param="model", code="model_not_found")
         return asked or names[0]
 
-    async def in_time(self, num_characters: int, work: Callable[[], Result]) -> Result:
-        """The result of some work with a text, done in a thread if the text is long."""
-        return work() if num_characters < LONG_TEXT else await asyncio.to_thread(work)
+    async def in_time(self, num_characters: int, work: Callable[[], Result], *, has_schemas: bool = False) -> Result:
+        """The result of some work with a text, done in a thread if the text is long, or if there are schemas in it."""
+        weight = num_characters * (SCHEMA_WEIGHT if has_schemas else 1)
+        return work() if weight < LONG_TEXT else await asyncio.to_thread(work)
 
     def check_number(self, num_prompts: int, n: int = 1, param: str = "prompt") -> None:
         """Refuse more answers than are ever made at once, for which it would be of no use to come back later. Called

@@ -39,7 +39,7 @@ async def completions(surface: Surface, request: Request) -> Response:
     if (form := fields.form) is not None:
         naming = Naming({**fields.own_names, "structured_outputs": form.place})
         size = len(await request.body())
-        wanted, ignored = await surface.in_time(size, lambda: form.held(surface.schema_rules))
+        wanted, ignored = await surface.in_time(size, lambda: form.held(surface.schema_rules), has_schemas=True)
     asked, places = fields.asked(prompts, max_len, wanted, naming), places_of("prompt", prompts)
     work = _Answer(surface, fields, given, prompts, new_id("cmpl-", request), name)
     told = also_ignored(headers, ignored)
