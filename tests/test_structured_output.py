@@ -177,6 +177,17 @@ def test_prompts_files_and_the_command_line_take_it(tmp_path, capsys):
     assert "Did you mean 'regex'?" in capsys.readouterr().err
 
 
+def test_a_schema_from_python_is_closed_and_what_cannot_be_held_is_warned_of(plain, caplog):
+    tags = {"type": "array", "items": {"enum": ["x"]}, "maxItems": 2, "uniqueItems": True}
+    schema = {"type": "object", "properties": {"tags": tags}, "required": ["tags"]}
+    asked = StructuredOutputs(json=schema, whitespace=False)
+    output = plain.generate("x = ", SamplingParams(seed=1, temperature=1.0, max_tokens=64, structured_outputs=asked))[0]
+    assert output.finish_reason is FinishReason.STOP and list(json.loads(output.text)) == ["tags"]
+    assert (
+        "leave out what they cannot hold: sampling.structured_outputs.json.properties.tags.uniqueItems" in caplog.text
+    )
+
+
 def test_without_a_back_end_the_extra_is_named(plain, monkeypatch):
     from hookline.core.plugin import needs
 

@@ -19,6 +19,7 @@ from typing import Any
 from hookline.core.contracts import Needs, is_offered
 from hookline.core.errors import PluginError, RequestError
 from hookline.core.json_schemas import SchemaRules
+from hookline.core.plugin.blame import Blaming
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.registry import AUTO, GRAMMARS, Entry, Option
 from hookline.core.plugin.sources import spec_of
@@ -127,7 +128,12 @@ def schema_rules(entry: Entry, *, opens_objects: bool = False) -> SchemaRules:
     cannot_hold = getattr(entry.load(), "cannot_hold", None)
     if cannot_hold is None or not is_offered(cannot_hold):
         return SchemaRules(opens_objects=opens_objects)
-    return SchemaRules(cannot_hold, opens_objects)
+
+    def _cannot_hold(keyword: str, value: Any) -> bool:
+        with Blaming((), "in cannot_hold", otherwise=entry):
+            return bool(cannot_hold(keyword, value))
+
+    return SchemaRules(_cannot_hold, opens_objects)
 
 
 def _best(fitting: list[Entry], reasons: dict[str, list[str]]) -> Entry:

@@ -74,6 +74,28 @@ INVALID = (
 """Grammars that a back end must refuse with a RequestError."""
 
 
+KEYWORDS = (
+    ("type", ["string", "null"]),
+    ("enum", [1, "a"]),
+    ("minimum", 3),
+    ("multipleOf", 2),
+    ("maxLength", 3),
+    ("pattern", "^a+$"),
+    ("pattern", "^(?!a)b"),
+    ("format", "date"),
+    ("format", "password"),
+    ("minItems", 1),
+    ("uniqueItems", True),
+    ("contains", {"type": "string"}),
+    ("minProperties", 1),
+    ("propertyNames", {"type": "string"}),
+    ("not", {"type": "string"}),
+    ("if", {"type": "string"}),
+    ("dependentRequired", {"a": ["b"]}),
+)
+"""Keywords of schemas that not every back end holds, with a value each."""
+
+
 def _nested(depth: int) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "string"}
     for level in range(depth):
@@ -223,6 +245,17 @@ class GrammarSuite:
             check(taken_s < MOST_COMPILE_S, f"{_short(wanted)} takes {taken_s:.1f} s; refuse it by its size")
             if grammar is not None:
                 self._walk_blindly(grammar.matcher(), _short(wanted))
+
+    def test_what_it_does_not_say_it_cannot_hold_it_holds(self) -> None:
+        """`cannot_hold` is True or False of each keyword of a schema, and `compile` refuses none that it may hold."""
+        backend = self.make(self.vocabulary)
+        if not is_offered(backend.cannot_hold):
+            return
+        for keyword, value in KEYWORDS:
+            found = backend.cannot_hold(keyword, value)
+            check(isinstance(found, bool), f"cannot_hold({keyword!r}, {value!r}) is {found!r}, not a bool")
+            compiled = None if found else self._refused_or_compiled(backend, StructuredOutputs(json={keyword: value}))
+            check(found or compiled is not None, f"{keyword}={value!r} is refused, and cannot_hold does not say so")
 
     def test_a_grammar_says_how_large_it_is(self) -> None:
         """num_bytes is what the engine adds up to bound the memory of the grammars it keeps."""

@@ -115,6 +115,18 @@ class MixesRowsUp(PlainGrammars):
             matcher.fill(mask_W)
 
 
+class HoldsWhatItRefuses(PlainGrammars):
+    @classmethod
+    def cannot_hold(cls, keyword, value):
+        return False
+
+
+class DoesNotSayWhatItHolds(PlainGrammars):
+    @classmethod
+    def cannot_hold(cls, keyword, value):
+        return None
+
+
 FAULTS = {
     made_of(AllowsEverything): "which the mask allows, was refused",
     made_of(AllowsPadding): "which the mask allows, was refused",
@@ -132,4 +144,6 @@ FAULTS = {
     AcceptsWhatItDoesNotKnow: "was accepted, and is invalid",
     TakesItsTime: "refuse it by its size",
     MixesRowsUp: "fill of several",
+    HoldsWhatItRefuses: "is refused, and cannot_hold does not say so",
+    DoesNotSayWhatItHolds: "is None, not a bool",
 }

@@ -281,6 +281,90 @@ def test_what_is_wrong_with_a_grammar_is_told_in_plain_words(wanted, reason, thr
     assert str(error.value).startswith(reason) and "|" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("keyword", "value", "unheld"),
+    [
+        ("uniqueItems", True, True),
+        ("propertyNames", {"type": "string"}, True),
+        ("not", {}, True),
+        ("if", {}, True),
+        ("contains", {}, True),
+        ("dependentRequired", {"a": ["b"]}, True),
+        ("minProperties", 1, False),
+        ("contentEncoding", "base64", False),
+        ("format", "password", True),
+        ("format", "date-time", False),
+        ("pattern", "^(?!a)b", True),
+        ("pattern", r"\bfoo\b", True),
+        ("pattern", r"(a)\1", True),
+        ("pattern", "(", True),
+        ("pattern", r"^\d{3}-[a-z]+$", False),
+    ],
+)
+def test_what_no_grammar_holds_is_found_by_asking_the_library(keyword, value, unheld):
+    assert LLGuidance.cannot_hold(keyword, value) is unheld
+
+
+OBJECT = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
+SCHEMA = {"type": "json_schema", "json_schema": OBJECT}
+TAG = {"begin": "<f>", "content": SCHEMA, "end": "</f>"}
+SEPARATED = {"type": "tags_with_separator", "tags": [TAG], "separator": ",", "at_least_one": True}
+TRIGGERED = {"type": "triggered_tags", "triggers": ["<f"], "tags": [TAG, {**TAG, "begin": "<ff>"}]}
+
+
+def constant(text):
+    return {"type": "const_string", "value": text}
+
+
+@pytest.mark.parametrize(
+    ("format", "allowed", "forbidden"),
+    [
+        ({"type": "or", "elements": [SEPARATED, SCHEMA]}, ['{"a":1}', '<f>{"a":2}</f>,<f>{"a":1}</f>'], ["x", "<f>x"]),
+        (TRIGGERED, ["", "hi", 'x<f>{"a":1}</f> y<ff>{"a":2}</f>'], ["<f>x", "<fx"]),
+        ({**TRIGGERED, "stop_after_first": True, "at_least_one": True}, ['hi<f>{"a":1}</f>'], ['<f>{"a":1}</f>x']),
+        ({**SEPARATED, "stop_after_first": True}, ['<f>{"a":1}</f>'], ['<f>{"a":1}</f>,']),
+        ({**SEPARATED, "at_least_one": False}, ["", '<f>{"a":1}</f>'], [","]),
+        (
+            {"type": "sequence", "elements": [constant('x/"'), {"type": "regex", "pattern": "[a/]+"}]},
+            ['x/"a/'],
+            ["x/a"],
+        ),
+        ({"type": "sequence", "elements": [constant("x"), {"type": "any_text"}]}, ["x", "xyz"], ["y"]),
+        ({"type": "grammar", "grammar": 'root ::= "a" | "b"'}, ["a", "b"], ["c"]),
+        ({"type": "tag", "begin": "(", "content": {"type": "any_text"}, "end": [")", "]"]}, ["(x)", "(y]"], ["x"]),
+    ],
+)
+def test_the_elements_of_a_structural_tag_are_held(format, allowed, forbidden, threaded):
+    grammar = threaded.compile(StructuredOutputs(structural_tag={"format": format}))
+    for text in allowed:
+        matcher = grammar.matcher()
+        assert matcher.advance(VOCABULARY.encode(text)) and matcher.is_accepting, text
+    for text in forbidden:
+        assert not grammar.matcher().advance(VOCABULARY.encode(text)), text
+
+
+@pytest.mark.parametrize(
+    ("format", "reason"),
+    [
+        (5, "format.type=None is not one of const_string, json_schema,"),
+        ({"type": "or", "elements": []}, "format.elements=[] is not a list with something in it"),
+        ({"type": "or", "elements": [constant(5)]}, "format.elements[0].value=5 is not a text"),
+        ({"type": "json_schema"}, "format.json_schema=None is not a JSON schema"),
+        (
+            {"type": "sequence", "elements": [{"type": "any_text"}, constant("x")]},
+            "format.elements[0]: any_text stands in",
+        ),
+        ({**TRIGGERED, "triggers": ["<g"]}, 'no trigger begins the tag "<f>"'),
+        ({**SEPARATED, "separator": 5}, "format.separator=5 is not a text"),
+        ({"type": "tag", "begin": "<", "content": SCHEMA, "end": 5}, "format.end=5 is not a text"),
+    ],
+)
+def test_what_is_no_element_of_a_structural_tag_is_refused_by_its_place(format, reason, threaded):
+    with pytest.raises(RequestError) as error:
+        threaded.compile(StructuredOutputs(structural_tag={"format": format}))
+    assert str(error.value).startswith(reason)
+
+
 def test_a_grammar_that_allows_nothing_half_way_says_so_in_plain_words(threaded):
     matcher = threaded.compile(StructuredOutputs(grammar='start: "x" b\nb: b')).matcher()
     assert matcher.advance(VOCABULARY.encode("x"))

@@ -288,3 +288,15 @@ def test_a_parser_that_does_not_say_how_calls_are_written_is_told_with_the_fix(
     response, _ = sent(ask, CHAT, tools=tools_of(CHAT), **format_of(CHAT))
     assert response.status_code == 400
     assert "does not say how the model writes calls; leave one out, or force a call" in response.text
+
+
+def test_behind_reasoning_the_answer_is_calls_or_the_form(ask: Ask) -> None:
+    facts = tiny_model()
+    facts.codec.tokenizer.chat_template += "{# </think> #}"
+    client = FakeEngineClient(facts=facts, reply=f"<think>Hm.</think>{CALL}")
+    settings = ServeConfig(tool_parser="hermes", reasoning_parser="think")
+    body = {**BASE[CHAT], "tools": tools_of(CHAT), **format_of(CHAT)}
+    message = ask(client, "POST", CHAT, settings, json=body).json()["choices"][0]["message"]
+    assert message["reasoning_content"] == "Hm." and message["tool_calls"][0]["function"]["name"] == "get_weather"
+    wanted = client.asked[0].params.structured_outputs
+    assert wanted is not None and wanted.after == "</think>" and wanted.kind == "structural_tag"
