@@ -37,7 +37,7 @@ PLAN = {
     "rtx4090": MODELS, "rtx5090": (*WIDE_HEADS, *EXPERTS), "b200": EXPERTS, "h100": EXPERTS, "a100": EXPERTS,
     "rtx3090": WIDE_HEADS,
 }  # fmt: skip
-"""Models of each card, in ordinary and in batch-invariant mode; two minutes on two cores. Those with most come first."""
+"""Models of each card, in ordinary and in batch-invariant mode: two minutes on two cores. The most come first."""
 ONLY_ORDINARY = ("gpt_oss_20b",)
 """Models that have no batch-invariant mode."""
 EAGER = "engine.cuda_graphs=false"
