@@ -18,7 +18,7 @@ from hookline.core.serve.engine_client import ModelFacts
 from hookline.core.serve.processes.front_main import codec_of
 from tests.hf_models import QWEN3
 from tests.test_parity import BUNDLED, greedy
-from tests.transformers_cases import CASES, make_checkpoint
+from tests.transformers_cases import CASES, SIZES, make_checkpoint
 
 
 @pytest.mark.slow
@@ -37,6 +37,18 @@ def test_a_folder_alone_is_served_by_the_model_for_it(name, why, tmp_path, caplo
     with caplog.at_level(logging.INFO, "hookline"), LLM(str(tmp_path), device="cpu") as llm:
         assert len(llm.generate([[1, 2, 3]], greedy(4))[0].token_ids) == 4
     assert why in caplog.text
+
+
+@pytest.mark.slow
+def test_a_llama_of_another_model_type_is_served_by_transformers(tmp_path, caplog):
+    config = {**SIZES, "architectures": ["LlamaForCausalLM"], "model_type": "iquestcoder"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = {"checkpoint": str(tmp_path), "weights": "random"}
+    with caplog.at_level(logging.INFO, "hookline"), LLM(model=model, device="cpu") as llm:
+        assert llm.config.model.name == "transformers"
+    assert (
+        "model=llama claims the checkpoint's architecture and does not serve it (Llama does not support" in caplog.text
+    )
 
 
 def test_a_start_looks_for_the_checkpoint_and_cuts_its_layers_into_groups_once(tmp_path, monkeypatch):

@@ -101,12 +101,27 @@ ALL_CASES = {
     "codegen": Case("codegen", {"rotary_dim": 4, "n_positions": 256}, has_plan=False, since="5.24"),
     "ctrl": Case("ctrl", {"dff": 48, "n_positions": 256}, has_plan=False, since="5.24"),
     "exaone": Case("exaone", {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}, since="5.24"),
+    "gemma3n": Case(
+        "gemma3n_text",
+        {"num_hidden_layers": 4, "num_kv_shared_layers": 2, "head_dim": 8, "sliding_window": 12, "altup_num_inputs": 2,
+         "laurel_rank": 4, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 97,
+         "intermediate_size": [48] * 4, "activation_sparsity_pattern": [0.95, 0.0, 0.0, 0.0],
+         "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]},
+        has_plan=False, since="5.24",
+    ),
+    "diffllama": Case("diffllama", has_plan=False),
+    "granite_hybrid": Case(
+        "granitemoehybrid",
+        {"layer_types": ["attention"] * 2, "num_local_experts": 0, "mamba_n_heads": 8, "shared_intermediate_size": 48,
+         "attention_multiplier": 0.3, "position_embedding_type": "rope"},
+        has_plan=False, since="5.24",
+    ),
 }  # fmt: skip
 CASES = {name: case for name, case in ALL_CASES.items() if Version(case.since) <= Version(version("transformers"))}
 """Those that the installed transformers can serve."""
-WINDOWED = ("mistral", "gemma2", "cohere2", "gpt_oss")
+WINDOWED = ("mistral", "gemma2", "cohere2", "gpt_oss", "gemma3n")
 """Cases with sliding windows."""
-FEW = ("phi3", "gpt2", "opt", "granite", "mixtral", "gemma2", "exaone")
+FEW = ("phi3", "gpt2", "opt", "granite", "mixtral", "gemma2", "exaone", "gemma3n")
 """Cases that every run tests; the others are nightly."""
 FEW_AT_TP_2 = ("phi3",)
 """The same for two processes, which take seconds to start."""

@@ -1,7 +1,7 @@
 """model=auto: which model serves a checkpoint, found out by its config.json before anything is built.
 
-Model plugins are compared by what they registered; one is imported only to ask whether it opens a file that core cannot
-read.
+Model plugins are compared by what they registered. One is imported to ask whether it opens a file that core cannot
+read, and whether it takes a checkpoint that it claims, where another would.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from hookline.core.checkpoint.checkpoint import Checkpoint, resolve_model
 from hookline.core.checkpoint.locate import is_hub_id
 from hookline.core.config.settings import Config, option_with
 from hookline.core.contracts import ModelConfig
-from hookline.core.errors import CheckpointError, PluginError
-from hookline.core.plugin.claims import claimant
+from hookline.core.errors import PASSES, CheckpointError, ConfigError, PluginError
+from hookline.core.plugin.claims import claimant, claimant_of_rest
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.needs import unavailable
 from hookline.core.plugin.registry import AUTO, MODEL, Entry
@@ -37,10 +37,38 @@ def with_model(config: Config, host: PluginHost) -> tuple[Config, Checkpoint | N
     opener, checkpoint = _opener(asked, host), None
     if opener is None:
         checkpoint = resolve_model(asked)
-        opener = claimant(host, _architectures(checkpoint))
+        opener = _serving(*claimant(host, _architectures(checkpoint)), host, asked, checkpoint)
     entry, why = opener
     _log.info("model=%s takes '%s': %s", AUTO, entry.name, why)
     return replace(config, model=option_with(entry, asked)), checkpoint
+
+
+def _serving(entry: Entry, why: str, host: PluginHost, asked: ModelConfig, checkpoint: Checkpoint) -> tuple[Entry, str]:
+    """The model that claims a checkpoint, or one that takes all if the first refuses this config.json; and why.
+
+    Raises: ConfigError with the reasons of both, if the second refuses it too.
+    """
+    rest = claimant_of_rest(host)
+    if rest is None or rest is entry or (first := _refusal(entry, checkpoint)) is None:
+        return entry, why
+    second = _refusal(rest, checkpoint)
+    if second is None:
+        return rest, f"model={entry.name} claims the checkpoint's architecture and does not serve it ({first})"
+    reason = first.partition(" does not support ")[2]
+    raise ConfigError(first if reason and second.endswith(reason) else f"{first}; {second}")
+
+
+def _refusal(entry: Entry, checkpoint: Checkpoint) -> str | None:
+    """Why a model refuses a config.json; None if it takes it, or if its plugin fails, which is told later."""
+    try:
+        entry.load().spec(checkpoint.config)
+    except ConfigError as error:
+        return str(error)
+    except PASSES:
+        raise
+    except Exception as error:
+        _log.debug("model '%s' was not asked about a checkpoint: %s", entry.name, error)
+    return None
 
 
 def _architectures(checkpoint: Checkpoint) -> list[str]:

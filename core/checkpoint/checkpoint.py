@@ -16,7 +16,7 @@ from typing import Any
 
 from hookline.core.checkpoint.file_tokenizer import file_tokenizer, tokenizer_eos
 from hookline.core.checkpoint.locate import PACKAGE, cached_on_disk, first_line, is_hub_id, locate
-from hookline.core.checkpoint.safetensors_files import StoredTensor, stored_tensors
+from hookline.core.checkpoint.safetensors_files import StoredTensor, other_form, stored_tensors
 from hookline.core.checkpoint.tokenizer_growth import check_file
 from hookline.core.contracts import CheckpointSource, ModelConfig
 from hookline.core.errors import CheckpointError, ConfigError, RequestError, shown
@@ -172,7 +172,8 @@ def _needs_sentencepiece(folder: Path) -> bool:
 
 def _read(reference: str, folder: Path, hf_overrides: Mapping[str, Any]) -> Checkpoint:
     if not (folder / "config.json").is_file():
-        raise CheckpointError(f"{folder} has no config.json, so it is no checkpoint; give the folder that holds one")
+        what = other_form(folder) or "has no config.json, so it is no checkpoint; give the folder that holds one"
+        raise CheckpointError(f"{folder} {what}")
     config = merge(_json(folder / "config.json"), hf_overrides)
     generation = _json(folder / "generation_config.json") if (folder / "generation_config.json").is_file() else {}
     # What the user overrides wins; then the generation config, which lists every token that ends an answer.

@@ -14,7 +14,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from hookline.core.errors import CheckpointError, one_short_line, shown_key
+from hookline.core.errors import CheckpointError, one_short_line, shown, shown_key
 
 INDEX = "model.safetensors.index.json"
 """Hugging Face's list of the shards of a checkpoint."""
@@ -26,7 +26,13 @@ BLOCKS, SCALES = "_blocks", "_scales"
 """How the names of the two tensors end that an MXFP4 tensor is stored as."""
 MXFP4_BYTES = 16
 """Of a group of 32 values."""
+QUANTISED = ("quantization_config", "compression_config", "quantization")
+"""Keys of a config.json that say how weights are quantised: transformers', compressed-tensors' and MLX's."""
+UNQUANTISED = "use the unquantised checkpoint of the model (bfloat16, float16 or float32)"
+"""What to do about one that is."""
 _FLOAT_DTYPES = ("BF16", "F16", "F32", "F64")
+_OTHER_FORMS = ("adapter_", "consolidated")
+"""How names of safetensors files begin that are no model's in Hugging Face's form."""
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -85,7 +91,7 @@ def weight_files(folder: Path, index: Mapping[str, str]) -> list[Path]:
         return [folder / name for name in sorted(set(index.values()))]
     if (folder / "model.safetensors").is_file():
         return [folder / "model.safetensors"]
-    files = sorted(folder.glob("*.safetensors"))
+    files = sorted(path for path in folder.glob("*.safetensors") if not path.name.startswith(_OTHER_FORMS))
     if not files:
         raise CheckpointError(_nothing_to_read(folder))
     return files
@@ -106,24 +112,30 @@ def open_file(path: Path) -> Any:
         ) from error
 
 
+def quantisation(config: Mapping[str, Any]) -> tuple[str, str] | None:
+    """How a config.json says that weights are quantised: the method, and key and method in words; None if not."""
+    key = next((key for key in QUANTISED if config.get(key)), None)
+    if key is None:
+        return None
+    values = config[key] if isinstance(config[key], Mapping) else {}
+    method = values.get("quant_method") or values.get("mode") or "unknown"
+    bits = values.get("bits", values.get("weight_bits"))
+    told = f"{key} = quant_method {shown_key(method)}" + (f", {shown(bits)} bits" if isinstance(bits, int) else "")
+    return str(method), told
+
+
 def refuse_quantised(folder: Path) -> None:
     """Refuse a checkpoint whose config.json says that it is quantised.
 
     Raises: CheckpointError.
     """
     try:
-        config = json.loads((folder / "config.json").read_bytes())
+        config = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError, RecursionError):
         return  # Reading the config is core.checkpoint.checkpoint's business; weights alone may come without one.
-    if isinstance(config, dict) and config.get("quantization_config"):
-        quantised = config["quantization_config"]
-        method = quantised.get("quant_method", "unknown method") if isinstance(quantised, dict) else "unknown method"
-        if method == MXFP4:
-            return
-        raise CheckpointError(
-            f"{folder} is quantised (quantization_config: {method}), which is not supported; "
-            "use the unquantised checkpoint (bfloat16, float16 or float32)"
-        )
+    found = quantisation(config) if isinstance(config, dict) else None
+    if found is not None and found[0] != MXFP4:
+        raise CheckpointError(f"{folder} is quantised ({found[1]}), which is not supported; {UNQUANTISED}")
 
 
 def _index(index: Path) -> dict[str, str]:
@@ -187,6 +199,9 @@ def _with_mxfp4_joined(tensors: dict[str, StoredTensor]) -> dict[str, StoredTens
 def _nothing_to_read(folder: Path) -> str:
     if not folder.is_dir():
         return f"{folder} is not a folder"
+    other = other_form(folder)
+    if other is not None:
+        return f"{folder} {other}"
     pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
     if pickles:
         return (
@@ -194,3 +209,41 @@ def _nothing_to_read(folder: Path) -> str:
             "transformers: model.save_pretrained(folder, safe_serialization=True)"
         )
     return f"{folder} has no *.safetensors file; download the weights there, or set model.weights=random"
+
+
+def other_form(folder: Path) -> str | None:
+    """What a folder holds in place of a model in Hugging Face's form, and what to do about it; None if unknown."""
+
+    def first(*patterns: str) -> str | None:
+        return next((path.name for pattern in patterns for path in sorted(folder.glob(pattern))), None)
+
+    if (folder / "adapter_config.json").is_file() or first("adapter_model.*"):
+        return (
+            f"holds an adapter{_base_model(folder)}, which changes a model and is none; merge the two with peft "
+            "(PeftModel.merge_and_unload) and give the folder that save_pretrained writes"
+        )
+    if (gguf := first("*.gguf")) is not None:
+        return (
+            f"holds a GGUF file ({gguf}), which no built-in model opens; give the model's checkpoint with config.json "
+            "and *.safetensors, or install a model plugin for GGUF and give the file"
+        )
+    if (own := first("consolidated*.safetensors", "consolidated*.pth", "params.json")) is not None:
+        return (
+            f"is in the form of the model's makers ({own}), which is not read; give the same model in Hugging Face's "
+            "form, with config.json and model.safetensors"
+        )
+    if (folder / "config.json").is_file():
+        return None
+    if (folder / "model_index.json").is_file():
+        return "holds a pipeline for images (model_index.json), and only language models are served"
+    inside = sorted(path.parent for depth in ("*", "snapshots/*") for path in folder.glob(f"{depth}/config.json"))
+    return f"has no config.json, but {inside[0]} has one; give that folder" if inside else None
+
+
+def _base_model(folder: Path) -> str:
+    """Of an adapter, in words; empty if it does not say."""
+    try:
+        base = json.loads((folder / "adapter_config.json").read_text()).get("base_model_name_or_path")
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return ""
+    return f" for {shown_key(base)}" if isinstance(base, str) and base else ""

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from hookline.core.checkpoint.safetensors_files import UNQUANTISED, quantisation
 from hookline.core.contracts import FullAttention, LayerCache, SlidingWindow
 from hookline.core.errors import ConfigError, shown
 
@@ -114,10 +115,12 @@ class ConfigValues:
             self.refuse("architectures", " or ".join(names))
         return found
 
-    def refuse_quantised(self) -> None:
-        """Refuse checkpoints whose weights are quantised."""
-        if self.values.get("quantization_config"):
-            self.refuse("quantization_config", "unquantised checkpoints")
+    def refuse_quantised(self, *, but: str | None = None) -> None:
+        """Refuse checkpoints whose weights are quantised; but: by any other method than this one."""
+        found = quantisation(self.values)
+        if found is not None and found[0] != but:
+            served = "unquantised checkpoints" if but is None else f"{but}, and unquantised checkpoints"
+            raise ConfigError(f"{self.model} does not support {found[1]}; supported: {served}; {UNQUANTISED}")
 
     def check_heads(self, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
         """Refuse heads that cannot share the kv heads evenly, or that cannot be rotated."""

@@ -44,6 +44,13 @@ def claimant(host: PluginHost, architectures: Sequence[str]) -> tuple[Entry, str
     raise PluginError(f"model=auto: no model that is installed claims {named}; name one of: {names}")
 
 
+def claimant_of_rest(host: PluginHost) -> Entry | None:
+    """The one usable model that claims what no other does; None if there is none, or several."""
+    usable = [entry for entry in host.registry.of_kind(MODEL) if not unavailable(entry.needs)]
+    found = [entry for entry in usable if REST in entry.architectures]
+    return found[0] if len(found) == 1 else None
+
+
 def with_head(architecture: str) -> str:
     """The language model to which this body, or body with a head of classes, belongs, as transformers names it."""
     body = next((architecture.removesuffix(one) for one in HEADLESS if architecture.endswith(one)), None)

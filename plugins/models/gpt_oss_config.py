@@ -55,7 +55,7 @@ def read_config(hf_config: Mapping[str, Any]) -> Shape:
     values = ConfigValues(hf_config, "gpt-oss")
     values.model_type({"gpt_oss": "GptOssForCausalLM"})
     values.only("hidden_act", "silu")
-    _refuse_other_quantisations(values)
+    values.refuse_quantised(but="mxfp4")  # that is dequantised when it is loaded
     num_heads, num_experts = values.size("num_attention_heads"), values.size("num_local_experts", 128)
     rope = _rope(values)
     shape = Shape(
@@ -80,13 +80,6 @@ def read_config(hf_config: Mapping[str, Any]) -> Shape:
     if shape.num_chosen > num_experts:
         values.refuse("num_experts_per_tok", f"at most num_local_experts = {num_experts}")
     return shape
-
-
-def _refuse_other_quantisations(values: ConfigValues) -> None:
-    """MXFP4 is dequantised when it is loaded."""
-    method = values.values.get("quantization_config") or {"quant_method": "mxfp4"}
-    if not isinstance(method, Mapping) or method.get("quant_method") != "mxfp4":
-        values.refuse("quantization_config", "mxfp4, and unquantised checkpoints")
 
 
 def _rope(values: ConfigValues) -> RopeSettings:

@@ -22,6 +22,7 @@ from tests.transformers_cases import CASES, SIZES
 pytestmark = pytest.mark.slow  # importing what is tested takes seconds
 CONFIG_MAPPING: Any = Lazily("transformers.models.auto.configuration_auto", "CONFIG_MAPPING")
 TransformersModel: Any = Lazily("hookline.plugins.models.transformers.model", "TransformersModel")
+use_kernel_norms: Any = Lazily("hookline.plugins.models.transformers.layers", "use_kernel_norms")
 is_plain_rms_norm: Any = Lazily("hookline.plugins.models.transformers.layers", "is_plain_rms_norm")
 
 
@@ -45,15 +46,17 @@ def refusal(config: dict[str, Any], num_ranks: int = 1) -> str:
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "bloom": ({}, "its forward takes no position_ids, as batches of several sequences need"),
     "mpt": ({}, "its forward takes no position_ids"),
-    "falcon": ({"alibi": True}, "does not support alibi = True; supported: False"),
+    "falcon": ({"alibi": True}, "its attention adds ALiBi's biases (alibi), which no kernels here do"),
     "gpt_neo": ({}, "its attention does not go through transformers' attention interface"),
     "xglm": ({}, "it works on attention masks itself, and none is built here"),
-    "mamba": ({}, "its layers carry a state from token to token, as Mamba's do, and only layers that attend"),
+    "mamba": ({}, "carry a state from token to token, as Mamba's do, and only layers that attend"),
+    "rwkv": ({}, "its layers carry a state from token to token, as Mamba's do, and only layers that attend"),
     "jamba": ({}, "it needs a model of its own: hookline info lists those installed, docs/plugins.md is"),
-    "bert": ({}, "its mask is neither causal nor a sliding window"),
-    "bart": ({}, "does not support is_encoder_decoder = True; supported: decoders alone"),
+    "bert": ({}, "it is an encoder, whose tokens see later ones (is_decoder is false)"),
+    "bart": ({}, "it is an encoder and a decoder (is_encoder_decoder), and only decoders are served"),
+    "jetmoe": ({}, "its forward looks at values of tensors on the host, which a step must not wait for; it needs a"),
     "deepseek_v3": ({}, "its queries, keys and values have unlike head dims or counts (192, 192 and 128)"),
-    "llama4_text": ({}, "it has no decoder with an output head"),
+    "llama4_text": ({}, "its layers of type chunked_attention attend in a form of their own, neither fully nor in a"),
     "gemma3": ({}, "it is made of several models (text_config), and only a decoder is served"),
     "clip": ({}, "does not support model_type = 'clip'; supported: models that transformers has as a causal language"),
 }
@@ -75,8 +78,11 @@ def test_what_cannot_be_served_is_refused_by_name_with_the_reason(model_type: st
             "code that comes with a checkpoint (auto_map) is",
         ),
         ({"trust_remote_code": True}, "code that comes with a checkpoint is never run"),
-        ({"architectures": ["LlamaForSequenceClassification"]}, "supported: LlamaForCausalLM"),
-        ({"quantization_config": {"quant_method": "awq"}}, "supported: unquantised checkpoints"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "and only its LlamaForCausalLM is served"),
+        (
+            {"quantization_config": {"ignore": ["x" * 300], "quant_method": "awq", "bits": 4}},
+            "does not support quantization_config = quant_method awq, 4 bits; supported: unquantised checkpoints",
+        ),
         ({"num_key_value_heads": 3}, "num_key_value_heads = 3 does not divide num_attention_heads = 4"),
         ({"max_position_embeddings": -1}, "its max_position_embeddings is -1"),
         ({"num_attention_heads": "many"}, "num_attention_heads = 'many'"),
@@ -102,6 +108,75 @@ def test_any_config_is_read_or_refused_in_one_line(model_type: str, changes: dic
     assert spec.num_layers >= 1 and spec.max_position >= 1 and spec.num_heads % spec.num_kv_heads == 0
 
 
+def test_all_that_a_config_asks_for_and_is_not_served_is_told_at_once() -> None:
+    config = json.loads(CONFIG_MAPPING["qwen3_5"]().to_json_string(use_diff=False))
+    told = refusal({**config, "architectures": ["Qwen3_5ForConditionalGeneration"]})
+    assert "its architecture is 'Qwen3_5ForConditionalGeneration', and only its Qwen3_5ForCausalLM is served" in told
+    assert "made of several models (text_config)" in told and "of type linear_attention carry a state" in told
+
+
+def test_a_hybrid_whose_layers_all_attend_is_a_decoder_like_others() -> None:
+    dense = config_of("granitemoehybrid", layer_types=["attention"] * 2, num_local_experts=0, mamba_n_heads=8)
+    assert TransformersModel.spec(dense).num_layers == 2
+    assert "its layers of type mamba carry a state" in refusal({**dense, "layer_types": ["mamba", "attention"]})
+
+
+def test_a_head_that_is_more_than_a_linear_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.models.llama import modeling_llama
+
+    class ScaledHead(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * 0.5
+
+    plain = modeling_llama.LlamaForCausalLM.__init__
+
+    def scaled(self: Any, config: Any) -> None:
+        plain(self, config)
+        self.lm_head = ScaledHead(config.hidden_size, config.vocab_size, bias=False)
+
+    monkeypatch.setattr(modeling_llama.LlamaForCausalLM, "__init__", scaled)
+    told = refusal(config_of("llama", hidden_size=64))
+    assert "its output head is a ScaledHead, and only a plain linear is served as one" in told
+
+
+def test_a_step_that_the_real_layers_cannot_compute_is_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.models.llama.modeling_llama import LlamaMLP
+
+    plain = LlamaMLP.forward
+
+    def looking(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return plain(self, x) * self.up_proj.in_features  # which a served linear does not have
+
+    monkeypatch.setattr(LlamaMLP, "forward", looking)
+    told = refusal(config_of("llama", intermediate_size=44))
+    assert "its forward cannot be computed here: AttributeError" in told and "in_features" in told
+
+
+def test_tensors_that_nothing_fills_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.models.llama.modeling_llama import LlamaMLP
+
+    plain = LlamaMLP.__init__
+
+    def keeping(self: Any, config: Any) -> None:
+        plain(self, config)
+        self.scales = [torch.ones(3)]
+
+    monkeypatch.setattr(LlamaMLP, "__init__", keeping)
+    assert "layers.0.mlp.scales is neither a parameter nor a buffer" in refusal(config_of("llama", hidden_size=48))
+
+
+def test_a_cache_that_keeps_less_than_the_masks_show_is_refused() -> None:
+    told = refusal(config_of("moshi", sliding_window=12))
+    assert "its masks let a layer see every token, and its cache keeps 12 (sliding_window)" in told
+
+
+def test_parameters_that_transformers_makes_off_the_meta_device_are_loaded() -> None:
+    kernels = PlainKernels(None, None)  # type: ignore[arg-type]
+    runtime = Runtime(torch.device("cpu"), torch.float32, LocalRanks(), kernels)
+    targets = TransformersModel(config_of("diffllama"), runtime).weight_targets()
+    assert targets["model.layers.0.self_attn.lambda_q1"].shape == (8,)
+
+
 def test_without_a_tensor_parallel_plan_there_is_one_rank() -> None:
     assert "transformers has no tensor-parallel plan for it; take tp=1, not 2" in refusal(config_of("gpt2"), 2)
 
@@ -120,7 +195,9 @@ def test_a_plan_with_a_style_that_is_not_known_is_refused_by_name(
 
 
 def test_a_plan_that_does_not_fit_the_model_is_refused() -> None:
-    assert "its plan for tp=2 needs what is not here: RuntimeError" in refusal(config_of("cohere", use_qk_norm=True), 2)
+    assert "its plan for tp=2 cannot be computed here: RuntimeError" in refusal(
+        config_of("cohere", use_qk_norm=True), 2
+    )
 
 
 def test_ranks_that_do_not_divide_the_features_are_refused() -> None:
@@ -200,3 +277,14 @@ def test_norms_of_the_plain_form_go_to_the_kernels_and_others_stay() -> None:
 
     assert is_plain_rms_norm(LlamaRMSNorm(8))
     assert not is_plain_rms_norm(Gemma2RMSNorm(8))
+
+
+def test_norms_of_one_class_are_tried_one_by_one() -> None:
+    from transformers.models.gemma3n.modeling_gemma3n import Gemma3nRMSNorm
+
+    both = torch.nn.Sequential(Gemma3nRMSNorm(8), Gemma3nRMSNorm(8, with_scale=False))
+    x_TD = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
+    before_TD = both(x_TD)
+    use_kernel_norms(both, Runtime(torch.device("cpu"), torch.float32, LocalRanks(), PlainKernels(None, None)))  # type: ignore[arg-type]
+    assert "forward" in vars(both[0]) and "forward" not in vars(both[1])
+    torch.testing.assert_close(both(x_TD), before_TD)

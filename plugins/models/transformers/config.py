@@ -5,7 +5,7 @@ Runs no code from a checkpoint. `probe` finds out how such a model attends.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from typing import Any, NoReturn
 
@@ -21,10 +21,15 @@ MODEL = "model=transformers"
 """What messages call this option."""
 SIZES = {"num_hidden_layers": 1000, "num_attention_heads": 2**16, "hidden_size": 2**24, "vocab_size": 2**24}
 """Sizes that a config.json must state, with the largest value that is accepted."""
-STATES = (
-    "its layers carry a state from token to token, as Mamba's do, and only layers that attend to earlier tokens are "
-    "served; it needs a model of its own: hookline info lists those installed, docs/plugins.md is the guide"
-)
+GUIDE = "it needs a model of its own: hookline info lists those installed, docs/plugins.md is the guide"
+"""What can be done about a model that is refused for what it computes."""
+STATES = "carry a state from token to token, as Mamba's do, and only layers that attend to earlier tokens are served"
+LAYER_TYPES = ("layer_types", "layers_block_type", "block_types")
+"""Keys of a config.json that list the type of each layer."""
+SERVED_LAYERS = ("full_attention", "sliding_attention", "attention")
+"""Values of `layer_types` that are served, in transformers' words."""
+WITHOUT_ATTENTION = ("mlp", "moe")
+"""Values of `layer_types` that neither attend nor have a state."""
 OFF = ("use_cache", "output_attentions", "output_hidden_states", "output_router_logits")
 """Config values that ask a forward for results which the engine does not use, switched off."""
 
@@ -32,33 +37,60 @@ OFF = ("use_cache", "output_attentions", "output_hidden_states", "output_router_
 def read_config(hf_config: Mapping[str, Any]) -> tuple[PreTrainedConfig, type[PreTrainedModel]]:
     """transformers' config object and its causal language model's class.
 
-    Raises: ConfigError, in one line, for whatever is no unquantised causal decoder of this version of transformers.
+    Raises: ConfigError, in one line, for whatever is no unquantised causal decoder of this version of transformers; it
+            has all reasons that the config.json gives.
     """
     values = ConfigValues(hf_config, MODEL)
     config_class = _config_class(values)
-    if hf_config.get("quantization_config"):
-        values.refuse("quantization_config", "unquantised checkpoints")
-    if hf_config.get("is_encoder_decoder"):
-        values.refuse("is_encoder_decoder", "decoders alone")
     if hf_config.get("trust_remote_code"):
         values.refuse("trust_remote_code", "transformers' own models; code that comes with a checkpoint is never run")
-    values.only("alibi", False)
     if config_class not in MODEL_FOR_CAUSAL_LM_MAPPING:
         values.refuse("model_type", "models that transformers has as a causal language model")
     model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[config_class]
     if isinstance(model_class, tuple):
         model_class = model_class[0]
+    values.refuse_quantised()
+    faults = [*_faults(values, model_class), *_faults_of_layers(_stated_layers(values), model_class)]
+    if not faults:
+        for key, limit in SIZES.items():
+            stated = key if key in hf_config else config_class.attribute_map.get(key, key)
+            values.size(stated, limit=limit)
+        config = _built(values, config_class)
+        faults += _faults_of_layers(set(getattr(config, "layer_types", None) or ()), model_class)
+    if faults:
+        refuse(config_class.model_type, "; ".join(faults), GUIDE)
+    return config, model_class
+
+
+def _faults(values: ConfigValues, model_class: type[PreTrainedModel]) -> Iterator[str]:
+    """What a config.json asks of the whole model and is not served."""
     named = values.texts("architectures")
+    if values.values.get("is_encoder_decoder"):
+        yield "it is an encoder and a decoder (is_encoder_decoder), and only decoders are served"
     if named and model_class.__name__ not in named:
-        values.refuse("architectures", model_class.__name__)
-    if hf_config.get("text_config"):
-        refuse(config_class.model_type, "it is made of several models (text_config), and only a decoder is served")
-    if getattr(model_class, "_is_stateful", False):
-        refuse(config_class.model_type, STATES)
-    for key, limit in SIZES.items():
-        stated = key if key in hf_config else config_class.attribute_map.get(key, key)
-        values.size(stated, limit=limit)
-    return _built(values, config_class), model_class
+        yield f"its architecture is {shown(named[0])}, and only its {model_class.__name__} is served"
+    if values.values.get("text_config"):
+        yield "it is made of several models (text_config), and only a decoder is served"
+    if values.values.get("alibi"):
+        yield "its attention adds ALiBi's biases (alibi), which no kernels here do"
+
+
+def _faults_of_layers(kinds: set[str], model_class: type[PreTrainedModel]) -> Iterator[str]:
+    """What layers of these types do and is not served. A model that can have states may have none."""
+    states = sorted(kind for kind in kinds if kind == "linear_attention" or not kind.endswith("attention"))
+    if states := [kind for kind in states if kind not in WITHOUT_ATTENTION]:
+        yield f"its layers of type {', '.join(states)} {STATES}"
+    elif getattr(model_class, "_is_stateful", False) and not kinds:
+        yield f"its layers {STATES}"
+    if others := sorted(kinds.difference(states, SERVED_LAYERS, WITHOUT_ATTENTION)):
+        yield f"its layers of type {', '.join(others)} attend in a form of their own, neither fully nor in a window"
+
+
+def _stated_layers(values: ConfigValues) -> set[str]:
+    """The types of layers that a config.json lists, of the model for text if it is made of several."""
+    text = values.values.get("text_config")
+    inner = ConfigValues(text, MODEL) if isinstance(text, Mapping) else values
+    return {kind for key in LAYER_TYPES if isinstance(inner.values.get(key), list) for kind in inner.texts(key)}
 
 
 def max_position(config: PreTrainedConfig) -> int:
@@ -88,15 +120,16 @@ def is_longrope(settings: Mapping[str, Any]) -> bool:
     return settings.get("rope_type") == "longrope"
 
 
-def refuse(model_type: str, why: str) -> NoReturn:
-    """Raise ConfigError: which model is not served, and why."""
-    raise ConfigError(f"{MODEL} cannot serve model_type {shown(model_type)}: {why}")
+def refuse(model_type: str, why: str, fix: str = "") -> NoReturn:
+    """Raise ConfigError: which model is not served, why, and what can be done."""
+    end = f"; {fix}" if fix else ""
+    raise ConfigError(f"{MODEL} cannot serve model_type {shown(model_type)}: {why}{end}")
 
 
 def _config_class(values: ConfigValues) -> type[PreTrainedConfig]:
     model_type = values.values.get("model_type")
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
-        known = f"model types that transformers {transformers.__version__} knows"
+        known = f"model types that transformers {transformers.__version__} knows; a newer one may know more"
         remote = "; code that comes with a checkpoint (auto_map) is never run" if "auto_map" in values.values else ""
         values.refuse("model_type", known + remote)
     return CONFIG_MAPPING[model_type]
@@ -105,7 +138,7 @@ def _config_class(values: ConfigValues) -> type[PreTrainedConfig]:
 def _built(values: ConfigValues, config_class: type[PreTrainedConfig]) -> PreTrainedConfig:
     plain = {key: value for key, value in values.values.items() if "attn_implementation" not in key}
     try:
-        config = config_class.from_dict(deepcopy(plain))
+        config = config_class.from_dict(config_class._decode_special_floats(deepcopy(plain)))
     except Exception as error:
         refuse(config_class.model_type, f"its config.json is not valid: {one_short_line(error)}")
     for key in OFF:

@@ -149,14 +149,13 @@ def rank_part(total: int, runtime: Runtime, what: str, *, at_least_one: bool = F
 
 
 def use_kernel_norms(model: nn.Module, runtime: Runtime) -> None:
-    """Let the kernels compute every RMS norm of the plain form, whatever class of transformers it is."""
-    is_plain: dict[type, bool] = {}
+    """Let the kernels compute every RMS norm of the plain form, whatever class of transformers it is.
+
+    Each norm is tried, since norms of one class may differ: some have no weight.
+    """
     for module in model.modules():
-        kind = type(module)
-        if kind.__name__.endswith("RMSNorm") and _eps(module) is not None:
-            is_plain[kind] = is_plain[kind] if kind in is_plain else is_plain_rms_norm(module)
-            if is_plain[kind]:
-                module.forward = _kernel_norm(module, runtime)
+        if type(module).__name__.endswith("RMSNorm") and is_plain_rms_norm(module):
+            module.forward = _kernel_norm(module, runtime)
 
 
 def is_plain_rms_norm(module: nn.Module) -> bool:

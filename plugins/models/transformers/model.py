@@ -39,7 +39,17 @@ from hookline.plugins.models.transformers.layers import (
     rank_part,
     use_kernel_norms,
 )
-from hookline.plugins.models.transformers.probe import Facts, check_ranks, meta_model, probe, split
+from hookline.plugins.models.transformers.probe import (
+    NUM_TOKENS,
+    Facts,
+    decoder_name,
+    meta_model,
+    probe,
+    refuse_left_on_meta,
+    split,
+    tried,
+    without_data,
+)
 from hookline.plugins.models.transformers.weights import StoredNames, parameter_targets, refuse_other_forms
 
 
@@ -47,11 +57,19 @@ class TransformersModel:
     """A decoder of transformers and its head. Implements hookline.core.contracts.Model and RenamesTensors."""
 
     def __init__(self, hf_config: Mapping[str, Any], runtime: Runtime) -> None:
-        config, model_class, facts = _read(json.dumps(hf_config, sort_keys=True))
+        read = config, _, facts = _read(json.dumps(hf_config, sort_keys=True))
+        trial = TransformersModel.__new__(TransformersModel)
+        trial._build(*read, without_data(runtime))
+        trial._run_without_data(config.model_type, facts)
+        self._build(*read, runtime)
+        for module in (self.decoder, self.model):
+            refuse_left_on_meta(module, config.model_type)
+
+    def _build(
+        self, config: PreTrainedConfig, model_class: type[PreTrainedModel], facts: Facts, runtime: Runtime
+    ) -> None:
         model = meta_model(config, model_class)
         plan = Plan(_plan(model, runtime), facts.layers[0].num_kv_heads)
-        if runtime.ranks.size > 1:
-            check_ranks(lambda model, place: _served(model, plan, place), config, model_class, runtime.ranks)
         self.names = StoredNames(model)
         self.targets, head = _served(model, plan, runtime)
         refuse_other_forms(self.names, self.targets)
@@ -64,6 +82,22 @@ class TransformersModel:
         attach_experts(self.decoder, ServedExperts(runtime, sums=SUMMED in plan.styles.values()))
         self.model = model
         self.num_columns = head.part.size
+
+    def _run_without_data(self, model_type: str, facts: Facts) -> None:
+        """Compute a step as it will be served, without data, so that what cannot be computed is refused at the start.
+
+        Raises: ConfigError with what does not fit, or is missing.
+        """
+        size, layer = self.attention.ranks.size, facts.layers[0]
+        num_features = max(1, layer.num_heads // size) * layer.head_dim
+        ones_T = torch.ones(NUM_TOKENS, dtype=torch.long, device="meta")
+
+        def attend(index: int, qkv_TC: Tensor, *_: Any) -> Tensor:
+            return qkv_TC[:, :num_features]
+
+        what = "forward" if size == 1 else f"plan for tp={size}"
+        hidden_TD = tried(lambda: self.forward(ones_T, ones_T, attend), model_type, what)  # type: ignore[arg-type]
+        tried(lambda: self.logits(hidden_TD), model_type, "logits")
 
     @classmethod
     def spec(cls, hf_config: Mapping[str, Any]) -> ModelSpec:
@@ -127,7 +161,7 @@ def _plan(model: PreTrainedModel, runtime: Runtime) -> dict[str, str]:
     """
     if runtime.ranks.size == 1:
         return {}
-    prefix, config = model.base_model_prefix, model.config
+    prefix, config = decoder_name(model), model.config
     own = getattr(config, "base_model_tp_plan", None) or {}
     if not own:
         refuse(
@@ -148,7 +182,7 @@ def _served(model: PreTrainedModel, plan: Plan, runtime: Runtime) -> tuple[dict[
     targets |= served_head.targets()
     for module, name in names.items():
         style = plan.style(name)
-        if type(module) is nn.Linear and module is not head:
+        if type(module) is nn.Linear and module is not head and not _stays_float32(model, f"{name}.weight"):
             if style not in (None, *LINEAR_STYLES):
                 _refuse_style(model, name, style)
             linear = ServedLinear(name, module, style, plan, runtime)
@@ -162,11 +196,15 @@ def _served(model: PreTrainedModel, plan: Plan, runtime: Runtime) -> tuple[dict[
 def _allocate(model: PreTrainedModel, names: StoredNames, plan: Plan, runtime: Runtime) -> dict[str, WeightTarget]:
     """Give all other parameters and buffers memory, and the buffers their values; returns where tensors go."""
     targets: dict[str, WeightTarget] = {}
+    untyped: Any = model
+    embedding = untyped.get_input_embeddings()
     for module_name, module in model.named_modules():
         module.__dict__.pop("_is_hf_initialized", None)
+        if isinstance(module, ServedLinear | ServedHead):
+            continue
         for key, value in [*module._parameters.items(), *module._buffers.items()]:
-            name = f"{module_name}.{key}"
-            if value is None or not value.is_meta:
+            name = f"{module_name}.{key}".removeprefix(".")
+            if value is None or (module is embedding and key == "weight"):
                 continue
             style, shape, part = plan.style(name), value.shape, None
             if style in (PACKED, DOWN) and plan.style(module_name) == SUMMED:
@@ -178,6 +216,10 @@ def _allocate(model: PreTrainedModel, names: StoredNames, plan: Plan, runtime: R
             is_parameter = key in module._parameters
             dtype = runtime.dtype if is_parameter and not _stays_float32(model, name) else value.dtype
             memory = torch.empty(shape, dtype=dtype, device=runtime.device)
+            if not is_parameter and dtype.is_floating_point:
+                memory.fill_(torch.nan)  # so that values which transformers does not compute again are never taken
+            if not is_parameter and not value.is_meta:
+                memory.copy_(value)
             if is_parameter:
                 module._parameters[key] = nn.Parameter(marked(memory), requires_grad=False)
             else:

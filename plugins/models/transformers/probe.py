@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 
-from hookline.core.contracts import PLAIN_ATTENTION, AttentionForm, Ranks, Runtime
+from hookline.core.contracts import PLAIN_ATTENTION, AttentionForm, Runtime
 from hookline.core.errors import ConfigError, one_short_line
+from hookline.core.layers import every_expert
 from hookline.plugins.models.transformers.attention import PROBED, SERVED, LayerAttention, Mask, attach
-from hookline.plugins.models.transformers.config import STATES, refuse
+from hookline.plugins.models.transformers.config import GUIDE, refuse
 from hookline.plugins.models.transformers.experts import SERVED_EXPERTS
 from hookline.plugins.models.transformers.layers import pin_rope
 
@@ -90,12 +91,26 @@ def meta_model(config: PreTrainedConfig, model_class: Any) -> PreTrainedModel:
             model: Any = model_class(config).eval()
     except Exception as error:
         if isinstance(error, KeyError) and error.args == (SERVED,):
-            refuse(config.model_type, NO_INTERFACE)
+            refuse(config.model_type, NO_INTERFACE, GUIDE)
         refuse(config.model_type, f"transformers cannot build it: {one_short_line(error)}")
-    if not isinstance(model.get_output_embeddings(), nn.Linear) or model.base_model is model:
-        refuse(config.model_type, "it has no decoder with an output head")
+    head = model.get_output_embeddings()
+    if type(head) is not nn.Linear:
+        kind = "missing" if head is None else f"a {type(head).__name__}"
+        refuse(config.model_type, f"its output head is {kind}, and only a plain linear is served as one", GUIDE)
+    decoder_name(model)
     built: PreTrainedModel = model
     return built
+
+
+def decoder_name(model: PreTrainedModel) -> str:
+    """The attribute of a causal model that holds its decoder.
+
+    Raises: ConfigError if there is none.
+    """
+    for name in (model.base_model_prefix, "model"):
+        if isinstance(getattr(model, name, None), nn.Module):
+            return name
+    refuse(model.config.model_type, "its causal model does not have the decoder in a module of its own", GUIDE)
 
 
 def _probed(config: PreTrainedConfig, model_class: type[PreTrainedModel]) -> PreTrainedModel:
@@ -108,12 +123,12 @@ def _probed(config: PreTrainedConfig, model_class: type[PreTrainedModel]) -> Pre
 
 def split(model: PreTrainedModel) -> tuple[nn.Module, GivenHidden]:
     """Take the decoder out of its causal model, and put what stands for it in its place."""
-    decoder, given = model.base_model, GivenHidden()
+    decoder, given = getattr(model, decoder_name(model)), GivenHidden()
     module: Any
     for module in decoder.modules():
         if hasattr(module, "warn_if_padding_and_no_attention_mask"):  # it would ask the device for token ids
             module.warn_if_padding_and_no_attention_mask = lambda *_: None
-    setattr(model, model.base_model_prefix, given)
+    setattr(model, decoder_name(model), given)
     return decoder, given
 
 
@@ -125,46 +140,59 @@ def probe(config: PreTrainedConfig, model_class: type[PreTrainedModel]) -> Facts
     model = _probed(config, model_class)
     decoder, given = split(model)
     pin_rope(decoder)
-    if any(isinstance(one, nn.Conv1d) for one in decoder.modules()):
-        refuse(config.model_type, STATES)
+    for name, module in decoder.named_modules():
+        if isinstance(module, nn.Conv1d):
+            refuse(config.model_type, f"{name} is a convolution, which mixes tokens outside of attention", GUIDE)
     if "position_ids" not in inspect.signature(decoder.forward).parameters:
-        refuse(config.model_type, "its forward takes no position_ids, as batches of several sequences need")
-    seen = _Seen(config.model_type)
+        refuse(config.model_type, "its forward takes no position_ids, as batches of several sequences need", GUIDE)
+    seen = _Seen(config.model_type, is_encoder=getattr(config, "is_decoder", True) is False)
     attach(decoder, seen)
     ones = torch.ones(1, NUM_TOKENS, dtype=torch.long, device="meta")
     model.config._attn_implementation = PROBED
-    _run(decoder, config.model_type, input_ids=ones, attention_mask=ones, position_ids=ones, use_cache=False)
+    seen_all = torch.ones(
+        1, NUM_TOKENS, dtype=torch.long
+    )  # with values: models of several kinds of layers look at them
+    _run(decoder, config.model_type, input_ids=ones, attention_mask=seen_all, position_ids=ones, use_cache=False)
     layers = tuple(seen.layers)
     if not layers:
-        refuse(config.model_type, NO_INTERFACE)
+        refuse(config.model_type, NO_INTERFACE, GUIDE)
     if len(layers) < config.num_hidden_layers:
         which = f"{len(layers)} of {config.num_hidden_layers}"
-        refuse(config.model_type, f"only {which} of its layers attend through transformers' attention interface")
+        refuse(config.model_type, f"only {which} of its layers attend through transformers' attention interface", GUIDE)
     model.config._attn_implementation = SERVED
     hidden_TD = _run(decoder, config.model_type, input_ids=ones, position_ids=ones, use_cache=False)
     given.hidden_ND = hidden_TD
     logits_TV = _run(model, config.model_type, input_ids=ones, use_cache=False, what="logits")
     _refuse_unlike(config.model_type, layers)
+    _refuse_shorter_caches(config, layers)
     return Facts(layers, hidden_TD.shape[-1], logits_TV.shape[-1])
 
 
-def check_ranks(
-    run: Callable[[PreTrainedModel, Runtime], Any], config: PreTrainedConfig, model_class: Any, ranks: Ranks
-) -> None:
-    """Run this rank's part of the model once without data: whether what its plan shards fits together.
-
-    run: puts the rank's layers into a model. Raises: ConfigError with what does not fit.
-    """
-    runtime = Runtime(torch.device("meta"), torch.bfloat16, _Shapes(ranks.rank, ranks.size), _Products())  # type: ignore[arg-type]
-    model = _probed(config, model_class)
-    run(model, runtime)
-    decoder, _ = split(model)
-    pin_rope(decoder)
-    attach(decoder, lambda query, *_, **__: query.transpose(1, 2))
-    ones = torch.ones(1, NUM_TOKENS, dtype=torch.long, device="meta")
-    _run(
-        decoder, config.model_type, what=f"plan for tp={ranks.size}", input_ids=ones, position_ids=ones, use_cache=False
+def without_data(runtime: Runtime) -> Runtime:
+    """The same place in the same group of ranks on the meta device, with kernels and collectives that give shapes."""
+    ranks = _Shapes(runtime.ranks.rank, runtime.ranks.size)
+    return replace(
+        runtime,
+        device=torch.device("meta"),
+        dtype=torch.bfloat16,  # on the meta device grouped products have no other
+        ranks=ranks,  # type: ignore[arg-type]
+        kernels=_Products(),  # type: ignore[arg-type]
     )
+
+
+def refuse_left_on_meta(model: nn.Module, model_type: str) -> None:
+    """Refuse a model with tensors that are neither parameters nor buffers, which nothing fills.
+
+    Raises: ConfigError with the name of one.
+    """
+    for name, module in model.named_modules():
+        kept = {**vars(module), **module._parameters, **module._buffers}
+        for key, value in kept.items():
+            values = (
+                value if isinstance(value, list | tuple) else value.values() if isinstance(value, dict) else [value]
+            )
+            if key[:1] != "_" and any(isinstance(one, Tensor) and one.is_meta for one in values):
+                refuse(model_type, f"{name}.{key} is neither a parameter nor a buffer, and is not filled")
 
 
 @dataclass(frozen=True)
@@ -182,16 +210,26 @@ class _Shapes:
 
 
 class _Products:
-    """Kernels for linears alone."""
+    """The kernels that served models of transformers use, giving shapes."""
 
     linear = staticmethod(functional.linear)
+
+    @staticmethod
+    def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+        if weight_D.shape != x_TD.shape[-1:]:
+            raise ValueError(f"a norm of {list(weight_D.shape)} over {x_TD.shape[-1]} features")
+        return torch.empty_like(x_TD)
+
+    @staticmethod
+    def expert_mlp(x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor) -> Tensor:
+        return every_expert(x_TD, expert_TA, weight_TA, gate_up_XFD[:1], down_XDF[:1])
 
 
 class _Seen:
     """Attention that computes nothing and keeps what each layer asked for."""
 
-    def __init__(self, model_type: str) -> None:
-        self.model_type = model_type
+    def __init__(self, model_type: str, *, is_encoder: bool) -> None:
+        self.model_type, self.is_encoder = model_type, is_encoder
         self.layers: list[LayerAttention] = []
 
     def __call__(
@@ -207,16 +245,16 @@ class _Seen:
     ) -> Tensor:
         (_, num_heads, _, head_dim), num_kv_heads = query.shape, key.shape[1]
         if key.shape[2] != query.shape[2]:
-            refuse(self.model_type, "it attends over other keys than one of each token")
+            refuse(self.model_type, "it attends over other keys than one of each token", GUIDE)
         if value.shape != key.shape or key.shape[-1] != head_dim:
             sizes = f"{head_dim}, {key.shape[-1]} and {value.shape[-1]}"
-            refuse(self.model_type, f"its queries, keys and values have unlike head dims or counts ({sizes})")
+            refuse(self.model_type, f"its queries, keys and values have unlike head dims or counts ({sizes})", GUIDE)
         window = self._window(mask, options)
         for name in NOT_DONE:
             if options.get(name) is not None:
-                refuse(self.model_type, f"its attention takes {name}")
+                refuse(self.model_type, f"its attention takes {name}", GUIDE)
         if not getattr(module, "is_causal", True) or options.get("is_causal") is False:
-            refuse(self.model_type, "its attention is not causal")
+            refuse(self.model_type, "its attention is not causal", GUIDE)
         form = _form(options.get("scaling"), options.get("softcap"), head_dim)
         self.layers.append(LayerAttention(num_heads, num_kv_heads, head_dim, window, form, sinks_H is not None))
         return query.transpose(1, 2)
@@ -225,8 +263,10 @@ class _Seen:
         if mask is None:
             return options.get("sliding_window")
         fault = mask.fault if isinstance(mask, Mask) else "it uses a mask of its own making"
+        if fault is not None and self.is_encoder:
+            fault = "it is an encoder, whose tokens see later ones (is_decoder is false)"
         if fault is not None:
-            refuse(self.model_type, fault)
+            refuse(self.model_type, fault, GUIDE)
         window: int | None = mask.window
         return window
 
@@ -238,16 +278,29 @@ def _form(scaling: float | None, softcap: float | None, head_dim: int) -> Attent
     return form if form.features else PLAIN_ATTENTION
 
 
-def _run(module: nn.Module, model_type: str, *, what: str = "forward", **inputs: Any) -> Tensor:
+def tried(compute: Callable[[], Tensor], model_type: str, what: str) -> Tensor:
+    """What this computes without data.
+
+    Raises: ConfigError with the reason if it fails; what: names what failed.
+    """
     try:
         with torch.no_grad():
-            output = module(**inputs)
+            return compute()
     except ConfigError:
         raise
     except Exception as error:
+        told = one_short_line(error)
         if Mask.__name__ in str(error):
-            refuse(model_type, "it works on attention masks itself, and none is built here")
-        refuse(model_type, f"its {what} needs what is not here: {one_short_line(error)}")
+            refuse(model_type, "it works on attention masks itself, and none is built here", GUIDE)
+        if "meta tensor" in told:
+            refuse(
+                model_type, f"its {what} looks at values of tensors on the host, which a step must not wait for", GUIDE
+            )
+        refuse(model_type, f"its {what} cannot be computed here: {told}", GUIDE)
+
+
+def _run(module: nn.Module, model_type: str, *, what: str = "forward", **inputs: Any) -> Tensor:
+    output: Any = tried(lambda: module(**inputs), model_type, what)
     result: Tensor = output[0] if isinstance(output, tuple) else output.get("logits", output.get("last_hidden_state"))
     return result[0]
 
@@ -255,7 +308,24 @@ def _run(module: nn.Module, model_type: str, *, what: str = "forward", **inputs:
 def _refuse_unlike(model_type: str, layers: tuple[LayerAttention, ...]) -> None:
     sizes = {(layer.num_heads, layer.num_kv_heads, layer.head_dim) for layer in layers}
     if len(sizes) > 1:
-        refuse(model_type, f"its layers have unlike heads (heads, kv heads, head dim): {sorted(sizes)}")
+        refuse(model_type, f"its layers have unlike heads (heads, kv heads, head dim): {sorted(sizes)}", GUIDE)
     ((num_heads, num_kv_heads, _),) = sizes
     if num_heads % num_kv_heads:
         refuse(model_type, f"num_key_value_heads = {num_kv_heads} does not divide num_attention_heads = {num_heads}")
+
+
+def _refuse_shorter_caches(config: PreTrainedConfig, layers: tuple[LayerAttention, ...]) -> None:
+    """Refuse a layer whose mask sees more than its cache keeps.
+
+    transformers' tokens depend on how a prompt is cut then.
+    """
+    length = getattr(config, "max_position_embeddings", None)
+    for layer, cache in zip(layers, DynamicCache(config=config).layers, strict=False):
+        kept = getattr(cache, "sliding_window", None)
+        if isinstance(kept, int) and (layer.window or kept + 1) > kept and not (length and length <= kept):
+            seen = "every token" if layer.window is None else f"{layer.window} tokens"
+            refuse(
+                config.model_type,
+                f"its masks let a layer see {seen}, and its cache keeps {kept} (sliding_window)",
+                GUIDE,
+            )

@@ -17,6 +17,7 @@ from transformers.core_model_loading import WeightConverter, rename_source_key
 
 from hookline.core.contracts import Part, WeightTarget
 from hookline.plugins.models.transformers.config import refuse
+from hookline.plugins.models.transformers.probe import decoder_name
 
 MERGED = ["MergeModulelist"]
 """Operations that put the same matrix of all experts into one tensor (X, ...)."""
@@ -31,7 +32,7 @@ class StoredNames:
         changes = get_model_conversion_mapping(model)
         self.converters = [one for one in changes if isinstance(one, WeightConverter)]
         self.renamings: list[Any] = [one for one in changes if not isinstance(one, WeightConverter)]
-        self.prefix, self.model_type = f"{model.base_model_prefix}.", model.config.model_type
+        self.prefix, self.model_type = f"{decoder_name(model)}.", model.config.model_type
         ignored = model._keys_to_ignore_on_load_unexpected or ()
         self.ignored = re.compile("|".join(f"({pattern})" for pattern in ignored) or r"(?!)")
         self.known: set[str] = set()

@@ -34,6 +34,25 @@ class OpensNothing(PlainModel):
         return None
 
 
+class TakesBirds(PlainModel):
+    @classmethod
+    def spec(cls, hf_config: Any) -> Any:
+        if hf_config.get("model_type") != "bird":
+            raise ConfigError("birds alone")
+
+
+class TakesNothing(PlainModel):
+    @classmethod
+    def spec(cls, hf_config: Any) -> Any:
+        raise ConfigError("nothing at all")
+
+
+class TakesAll(PlainModel):
+    @classmethod
+    def spec(cls, hf_config: Any) -> Any:
+        return None
+
+
 def model_plugin(name: str, *architectures: str, target: str = "no_such_package:Model", **options: Any) -> ModuleType:
     config = options.pop("config", ModelConfig)
     options |= {"target": target, "config": config, "architectures": architectures}
@@ -103,6 +122,25 @@ def test_an_architecture_that_nobody_claims_is_refused_with_the_models_there_are
     assert message(checkpoint, model_plugin("fish", "FishForCausalLM")) == (
         "model=auto: no model that is installed claims BirdForCausalLM; name one of: fish, tiny"
     )
+
+
+@pytest.mark.parametrize(("model_type", "taken"), [("bird", "bird"), ("penguin", "rest")])
+def test_a_checkpoint_that_its_claimant_refuses_goes_to_the_model_of_the_rest(
+    model_type: str, taken: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = {"architectures": ["BirdForCausalLM"], "model_type": model_type}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    birds = model_plugin("bird", "BirdForCausalLM", target=f"{HERE}TakesBirds")
+    with caplog.at_level(logging.INFO, "hookline"):
+        assert chosen(str(tmp_path), birds, model_plugin("rest", "*", target=f"{HERE}TakesAll")).model.name == taken
+    why = "model=bird claims the checkpoint's architecture and does not serve it (birds alone)"
+    assert (why in caplog.text) == (taken == "rest")
+
+
+def test_a_checkpoint_that_both_refuse_is_refused_with_both_reasons(checkpoint: str) -> None:
+    birds = model_plugin("bird", "BirdForCausalLM", target=f"{HERE}TakesBirds")
+    with pytest.raises(ConfigError, match=r"^birds alone; nothing at all$"):
+        chosen(checkpoint, birds, model_plugin("rest", "*", target=f"{HERE}TakesNothing"))
 
 
 def test_a_file_goes_to_the_one_model_that_opens_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -111,11 +111,44 @@ def test_an_empty_reference_is_refused() -> None:
 
 def test_a_file_in_place_of_a_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(b"")
-    assert "is a file" in refusal(str(tmp_path / "model.gguf"))
+    assert "is a file, and no built-in model opens GGUF; give a folder" in refusal(str(tmp_path / "model.gguf"))
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    assert "is a file; give a folder" in refusal(str(tmp_path / "model.safetensors"))
 
 
 def test_a_folder_without_a_config_is_refused(tmp_path: Path) -> None:
     assert "has no config.json" in refusal(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        (
+            {"adapter_config.json": '{"base_model_name_or_path": "owner/base"}', "adapter_model.safetensors": ""},
+            "holds an adapter for owner/base, which changes a model and is none; merge the two with peft",
+        ),
+        ({"adapter_model.bin": "", "adapter_config.json": "["}, "holds an adapter, which changes a model"),
+        ({"small-Q4_K_M.gguf": ""}, "holds a GGUF file (small-Q4_K_M.gguf), which no built-in model opens; give"),
+        (
+            {"params.json": "{}", "consolidated.safetensors": "", "tekken.json": "{}"},
+            "is in the form of the model's makers (consolidated.safetensors), which is not read; give the same",
+        ),
+        (
+            {"params.json": "{}", "consolidated.00.pth": ""},
+            "is in the form of the model's makers (consolidated.00.pth)",
+        ),
+        ({"model_index.json": "{}"}, "holds a pipeline for images (model_index.json)"),
+        ({"snapshots/abc/config.json": "{}"}, "has no config.json, but {folder}/snapshots/abc has one; give that"),
+        ({"checkpoint-500/config.json": "{}"}, "has no config.json, but {folder}/checkpoint-500 has one; give that"),
+    ],
+)
+def test_a_folder_of_another_form_is_refused_with_what_it_is_and_what_to_do(
+    tmp_path: Path, files: dict[str, str], words: str
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert refusal(str(tmp_path)).startswith(f"{tmp_path} {words.replace('{folder}', str(tmp_path))}")
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "\udcff"])

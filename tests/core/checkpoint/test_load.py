@@ -233,6 +233,37 @@ def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
     assert "is not a folder" in refusal(tmp_path / "absent", {})
 
 
+@pytest.mark.parametrize("name", ["adapter_model", "consolidated"])
+def test_files_of_another_form_are_not_taken_for_the_model(tmp_path: Path, name: str) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    save_file(stored("a"), tmp_path / f"{name}.safetensors")
+    words = {"adapter_model": "holds an adapter", "consolidated": "is in the form of the model's makers"}
+    assert words[name] in refusal(tmp_path, targets_for(stored("a")))
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (
+            {"quantization_config": {"modules": ["m" * 300], "quant_method": "gptq", "bits": 4}},
+            "quant_method gptq, 4 bits",
+        ),
+        ({"quantization_config": {"quant_method": "fp8"}}, "(quantization_config = quant_method fp8)"),
+        (
+            {"compression_config": {"quant_method": "compressed-tensors"}},
+            "compression_config = quant_method compressed-",
+        ),
+        ({"quantization": {"group_size": 64, "bits": 4}}, "(quantization = quant_method unknown, 4 bits)"),
+        ({"quantization_config": [1]}, "(quantization_config = quant_method unknown)"),
+    ],
+)
+def test_a_quantised_checkpoint_is_named_by_its_method(tmp_path: Path, config: dict[str, object], words: str) -> None:
+    save_file(stored("a"), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    told = refusal(tmp_path, targets_for(stored("a")))
+    assert words in told and told.endswith("use the unquantised checkpoint of the model (bfloat16, float16 or float32)")
+
+
 def test_a_quantised_checkpoint_is_refused_by_its_config(tmp_path: Path) -> None:
     save_file(stored("a"), tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "gptq"}}))
