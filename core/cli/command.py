@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
@@ -32,7 +33,7 @@ def guarded(run: Callable[[list[str]], int], arguments: Sequence[str] | None) ->
 
 
 def _run(run: Callable[[list[str]], int], arguments: Sequence[str] | None) -> int:
-    from hookline.core.errors import HooklineError, show_traceback
+    from hookline.core.errors import HooklineError, clipped, show_traceback
 
     try:
         with logging_to_stderr(), checked_output():
@@ -46,6 +47,12 @@ def _run(run: Callable[[list[str]], int], arguments: Sequence[str] | None) -> in
 
         show_traceback(error)
         say(f"error: something ended the process from within: {with_place(error)}")
+        return 2
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        show_traceback(error)  # of any key, hub id or argument that is looked for as a file
+        say(f"error: {clipped(str(error.filename))}: {error.strerror}")
         return 2
     except KeyboardInterrupt:
         say("interrupted")

@@ -1,5 +1,6 @@
 """What commands share: how one ends when nobody reads its output."""
 
+import importlib
 import os
 import subprocess
 import sys
@@ -44,3 +45,20 @@ def test_what_a_command_opens_takes_no_standard_file_s_number(closed) -> None:
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[3]), *sys.path])}
     command = ["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, code]
     assert subprocess.run(command, env=environ, check=False).returncode > 2
+
+
+@pytest.mark.parametrize(
+    ("name", "argument"),
+    [("report", "{}"), ("run", "model.checkpoint={}"), ("run", "output={}.jsonl"), ("batch", "{}")],
+)
+def test_a_name_that_no_file_can_have_is_told_in_one_line(
+    name: str, argument: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = importlib.import_module(f"hookline.core.{name}.command")
+    arguments = [argument.format(tmp_path / ("x" * 300))]
+    (tmp_path / "in.jsonl").write_text("{}\n")
+    arguments += {"batch": [str(tmp_path / "in.jsonl")], "run": ["prompt=a"]}.get(name, [])
+    assert command.main(arguments) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert told[-1].startswith("hookline: error: ") and "File name too long" in told[-1]
+    assert not any("Traceback" in line for line in told)
