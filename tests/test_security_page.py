@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hookline.core import errors, request_info, sampling_params, scheduling, structured_outputs
+from hookline.core import errors, json_schemas, request_info, sampling_params, scheduling, structured_outputs
 from hookline.core.batch import parts, rows
 from hookline.core.bench import workload
 from hookline.core.checkpoint import checkpoint, safetensors_files, tokenizer_growth
@@ -45,6 +45,10 @@ SHOWN = {
         structured_outputs.MAX_SCHEMA_CHARACTERS,
         structured_outputs.MAX_SCHEMA_VALUES,
         structured_outputs.MAX_SCHEMA_DEPTH,
+    ],
+    "a JSON schema with all that its references name; patterns and formats of it that are tried": [
+        structured_outputs.MAX_SCHEMA_VALUES,
+        json_schemas.MAX_TRIED,
     ],
     "`regex`; `grammar`": [structured_outputs.MAX_REGEX_CHARACTERS, structured_outputs.MAX_GRAMMAR_CHARACTERS],
     "`choice`; `after`": [

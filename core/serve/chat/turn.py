@@ -241,7 +241,8 @@ def _calls_or(
     parser = surface.parsers.tools
     assert parser is not None
     how = parser.cls.call_form
-    if not is_offered(how) or (held is None and surface.facts.grammars is None):
+    in_text = surface.facts.grammars is not None and not parser.keeps_special_tokens  # which no text's grammar has
+    if not is_offered(how) or (held is None and not in_text):
         if form is None:
             return None, "", [f"{place.rpartition('.')[0]}.strict" for place in strict]
         why = f"{parser.entry} does not say how the model writes calls"

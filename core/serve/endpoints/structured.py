@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from hookline.core.errors import shown
@@ -65,6 +66,11 @@ ANNOTATIONS = (
 """Fields that say how a server makes its grammars; they are ignored and named."""
 
 
+MAX_UNKNOWN = 256
+"""Most unknown fields of a request that are looked at for what they may have meant."""
+_UNPACKED = frozenset((FORMAT, "structured_outputs", *ALIASES)) - {"format"}
+_LONG_NAMES = sorted(name for name in _UNPACKED if len(name) > len("grammar"))
+"""Names of which one that is almost the same can hardly mean something else."""
 _NAMED_SCHEMA = dict.fromkeys(("name", "description", "schema", "strict"))
 FORMAT_SHAPE = {
     **dict.fromkeys(("type", "structures", "triggers", "format", *_CONTENTS)),
@@ -207,20 +213,20 @@ def check_unknown(values: Mapping[str, Any], known: Iterable[str]) -> None:
     known = frozenset(known)
     if FORMAT not in known:
         return
-    forms = [name for name in (FORMAT, "structured_outputs", *ALIASES) if len(name) > len("format")]
-    for name, value in values.items():
-        if name in known or name in ANNOTATIONS or value is None:
+    unknown = (name for name, value in values.items() if name not in known and value is not None)
+    for name in islice(unknown, MAX_UNKNOWN):
+        value = values[name]
+        if name in ANNOTATIONS:
             continue
         if name in ELSEWHERE:
             right = ELSEWHERE[name]
             if right in known or right == FORMAT:
                 raise invalid(f"{name} is not a field of this endpoint; use {right}", name)
-        if close := near_miss(_snake(name), forms, cutoff=0.85):
+        if close := near_miss(_snake(name), _LONG_NAMES, cutoff=0.85):
             raise invalid(f"{name} is not a field of this endpoint.{close}", name)
         if isinstance(value, Mapping):
-            for inner in value:
-                if inner in (*ALIASES, FORMAT, "structured_outputs") and inner != "format":
-                    raise invalid(f"{name}.{inner} has no effect there; send {inner} as a field of the body", name)
+            for inner in _UNPACKED.intersection(value):
+                raise invalid(f"{name}.{inner} has no effect there; send {inner} as a field of the body", name)
 
 
 def _snake(name: str) -> str:

@@ -106,7 +106,8 @@ class Surface:
     async def in_time(self, num_characters: int, work: Callable[[], Result], *, has_schemas: bool = False) -> Result:
         """The result of some work with a text, done in a thread if the text is long, or if there are schemas in it."""
         weight = num_characters * (SCHEMA_WEIGHT if has_schemas else 1)
-        return work() if weight < LONG_TEXT else await asyncio.to_thread(work)
+        loads = has_schemas and "schema_rules" not in vars(self)  # the first one imports a library
+        return await asyncio.to_thread(work) if loads or weight >= LONG_TEXT else work()
 
     def check_number(self, num_prompts: int, n: int = 1, param: str = "prompt") -> None:
         """Refuse more answers than are ever made at once, for which it would be of no use to come back later. Called
