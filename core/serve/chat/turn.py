@@ -210,12 +210,12 @@ def answer_or_calls(
             if tool is not None and tool.grammar is not None:
                 place = f"{tool.place}.format"
                 with Naming({"structured_outputs": place}):
-                    return StructuredOutputs(grammar=tool.grammar), place, [top_field(form.place)] if form else []
+                    return StructuredOutputs(grammar=tool.grammar), place, [form.name] if form else []
             joined = JoinedSchemas(surface.schema_rules)
             schema, place = tools.forced_schema(joined)
             with Naming({"structured_outputs": place}):
                 forced = StructuredOutputs(json=schema)
-            return forced, place, joined.dropped + ([top_field(form.place)] if form is not None else [])
+            return forced, place, joined.dropped + ([form.name] if form is not None else [])
         may_call = bool(tools.functions) and tools.choice == AUTO
         strict = [place for one, place in zip(tools.functions, tools.places, strict=True) if one.get("strict") is True]
         if form is None and not (may_call and strict):

@@ -82,9 +82,13 @@ FORMAT_SHAPE = {
 
 @dataclass(frozen=True)
 class AnswerForm:
-    """What an answer must look like. place: where the request says it. is_strict: whether it must be so exactly."""
+    """What an answer must look like.
+
+    name: the request's field that says it. place: where in it. is_strict: whether the answer must be so exactly.
+    """
 
     wanted: StructuredOutputs
+    name: str
     place: str
     is_strict: bool = False
 
@@ -125,7 +129,7 @@ def answer_form(
     with Naming({} if is_own else {"structured_outputs": given.place}):
         wanted = StructuredOutputs.of(given.values)
     assert wanted is not None
-    return AnswerForm(wanted, f"{given.place}.{wanted.kind}" if is_own else given.place, given.is_strict)
+    return AnswerForm(wanted, given.name, f"{given.place}.{wanted.kind}" if is_own else given.place, given.is_strict)
 
 
 def flat_format(given: Any, name: str) -> dict[str, Any] | None:
