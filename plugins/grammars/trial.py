@@ -174,9 +174,10 @@ def _try(backend: Any, channel: socket.socket) -> None:
     """One trial, in a process of its own: a signal ends it, or its allocator, once it has reached a limit."""
     kind, value, whitespace = json.loads(_read_all(channel))
     wanted = StructuredOutputs(**{kind: value}, whitespace=whitespace)
-    with open("/proc/self/statm") as statm:
+    before = 0
+    with suppress(OSError), open("/proc/self/statm") as statm:  # where there is none, only the time is limited
         size, before = (int(pages) * resource.getpagesize() for pages in statm.read().split()[:2])
-    resource.setrlimit(resource.RLIMIT_AS, (size + MAX_BYTES, size + MAX_BYTES))
+        resource.setrlimit(resource.RLIMIT_AS, (size + MAX_BYTES, size + MAX_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.setitimer(signal.ITIMER_PROF, CPU_S)
     signal.setitimer(signal.ITIMER_REAL, WALL_S)
@@ -191,7 +192,7 @@ def _try(backend: Any, channel: socket.socket) -> None:
         answer = ["failed", one_short_line(error)]
     else:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        answer = ["took", max(0, peak - before)]
+        answer = ["took", max(0, peak - before) if before else 0]
     channel.sendall(json.dumps(answer).encode())
 
 
