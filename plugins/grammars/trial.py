@@ -3,7 +3,7 @@
 `multipleOf: 9999991`, or 37 patterns of which a text has to match all, compile for minutes and take gigabytes, and no
 thread can be ended. So a grammar is compiled in a child first, which has a limit of processor time and of memory; only
 one that gets through there is compiled in the engine's process, where it takes as much again. Plain grammars, whose
-cost their size bounds, are not tried: a trial takes some five milliseconds.
+cost their size bounds, are not tried: a trial takes some eight milliseconds.
 
 The child is started by the first grammar that is not plain, holds a back end, and forks for each trial.
 """
