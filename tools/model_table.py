@@ -34,6 +34,10 @@ Each model equals transformers token by token, in float32, on random small check
 chunks, after preemptions, from the prefix cache, at `tp=2` (`tests/test_model_parity.py`, `tests/test_parity.py`). `pp`
 says which can be cut into [stages](several_gpus.md#stages-pp2).
 
+As with transformers, what a checkpoint stores decides: where its config.json ties the head to the embedding,
+another head that is stored is served, with a warning, and a head that is stored alone is the embedding, too.
+Buffers that models no longer store (`rotary_emb.inv_freq`, causal masks, `position_ids`) are left out.
+
 | model | checkpoints it claims | `pp` | what it is |
 |---|---|---|---|
 """
