@@ -20,6 +20,8 @@ from hookline.core.structured_outputs import MAX_SCHEMA_VALUES, StructuredOutput
 
 MAX_STEPS = 4 * MAX_SCHEMA_VALUES
 """Most looks at the schemas that together describe one object, which may be named many times."""
+MAX_COUNT = 2**31 - 1
+"""Largest length or number of items or properties."""
 MAX_TRIED = 256
 """Most patterns and formats of a schema, each counted once; further ones are left out. Trying one takes up to 1 ms."""
 _TYPES = frozenset(("object", "array", "string", "number", "integer", "boolean", "null"))
@@ -51,13 +53,14 @@ _ASKED = _RELATIONS - {"unevaluatedProperties"} | frozenset(
     "contentMediaType contentSchema".split()
 )
 """Keywords that a back end is asked about. All others it holds, or they say nothing of what a value may be."""
+_CONSTRAINTS = _ASKED | frozenset((*_LISTS, *_MAPPINGS, *_VALUES))
 _NOT_HELD = "cannot be held by this server's grammars"
 _LIMITS = ("Length", "Items", "Properties")
 _ORDERS = (("minimum", "maximum"), *((f"min{one}", f"max{one}") for one in _LIMITS))
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0 and value == int(value)
+    return _is_number(value) and 0 <= value <= MAX_COUNT and value == int(value)
 
 
 def _is_number(value: Any) -> bool:
@@ -104,7 +107,7 @@ _FORMS: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(_LISTS, (_are_schemas, "a list with a schema in it")),
     **dict.fromkeys(
         ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"),
-        (_is_count, "a whole number of at least 0"),
+        (_is_count, f"a whole number from 0 to {MAX_COUNT}"),
     ),
 }
 """What a keyword's value must be, and how to say so."""
@@ -331,12 +334,12 @@ class _Document:
     def _is_circular(self, target: Any) -> bool:
         """Whether references lead from one to the next without an end."""
         seen: set[int] = set()
-        while isinstance(target, Mapping) and isinstance(ref := target.get("$ref"), str):
+        while isinstance(target, Mapping):
             if id(target) in seen:
                 return True
             seen.add(id(target))
             self._count(num_steps=1)
-            target = self._target("$ref", ref, target)
+            target = next((named for _, named in self._references(target)), None)
         return False
 
     # --------------------------------------------------------------------------------------------------------- schemas
@@ -352,6 +355,7 @@ class _Document:
         closed = self._closed(given, node, spot)
         # A schema that only chooses between others, or names another, leaves it to these to close their objects.
         inner = spot.objects if closed is None else _Objects.IN_PLACE
+        self._leave_out_siblings(given, node, spot)
         found: dict[str, Any] = {}
         further: list[Any] = []
         for keyword, value in given.items():
@@ -374,6 +378,34 @@ class _Document:
             if "properties" in given and not {"enum", "const"} & set(given):
                 found.setdefault("type", "object")
         return found
+
+    def _leave_out_siblings(self, given: dict[str, Any], node: Mapping[str, Any], spot: _Spot) -> None:
+        """Leave out what stands beside a reference to a schema that refers to itself: no back end unfolds these."""
+        beside = [keyword for keyword in given if keyword in _CONSTRAINTS]
+        target = next((found for keyword, found in self._references(node) if keyword in given), None)
+        if beside and target is not None and self._is_recursive(target):
+            for keyword in beside:
+                value = given.pop(keyword)
+                if keyword != "type" or value != _type_of(target):
+                    self._drop(keyword, value, spot.place, f"beside a reference that is recursive {_NOT_HELD}")
+
+    def _is_recursive(self, target: Any) -> bool:
+        """Whether a schema's references lead back to it."""
+        seen: set[int] = set()
+        waiting = [target]
+        while waiting:
+            node = waiting.pop()
+            self._count(num_steps=1)
+            if isinstance(node, list):
+                waiting += node
+            elif isinstance(node, Mapping) and id(node) not in seen:
+                seen.add(id(node))
+                for _, named in self._references(node):
+                    if named is target:
+                        return True
+                    waiting.append(named)
+                waiting += [value for keyword, value in node.items() if keyword not in _DATA]
+        return False
 
     def _count(self, num_values: int = 0, num_steps: int = 0) -> None:
         joined = self._joined
@@ -462,8 +494,10 @@ class _Document:
         """Of an object and of all that says something of it."""
         if isinstance(node, Mapping) and id(node) not in seen:
             seen.add(id(node))
-            properties = node.get("properties")
+            properties, required = node.get("properties"), node.get("required")
             yield from properties if isinstance(properties, Mapping) else ()
+            if isinstance(required, list):  # some are required that are not declared
+                yield from filter(_is_text, required)
             for part in self._parts(node):
                 yield from self._property_names(part, seen)
 
@@ -536,6 +570,9 @@ class _Document:
                 others = schema if others is False else None if others is None else True
             else:
                 kept[pattern] = schema
+        if len(kept) > 1 and self._cannot_hold("patternProperties", dict.fromkeys(kept, True)):
+            self._drop("patternProperties", list(kept), place, _NOT_HELD)
+            kept, others = {}, None if others is None else True
         given["patternProperties"] = kept
         if others is not None:
             given["additionalProperties"] = others
@@ -562,6 +599,11 @@ def _modern(node: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(found.get(exclusive), bool) and found.pop(exclusive) and limit in found:
             found[exclusive] = found.pop(limit)
     return found
+
+
+def _type_of(schema: Mapping[str, Any]) -> Any:
+    """The type of a schema as it is written."""
+    return schema.get("type", "object" if "properties" in schema else None)
 
 
 def _joined_uri(base: str, uri: str) -> str:

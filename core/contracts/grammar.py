@@ -118,7 +118,8 @@ class GrammarBackend(Protocol):
 
         Such a keyword is left out of schemas before `compile` gets them, and callers are told; without this method it
         is left to `compile` to refuse it. Not asked about keywords that every back end holds: those that say which
-        properties and items there are, `$ref`, `allOf` and `anyOf`. `oneOf` reaches no back end; it becomes `anyOf`.
+        properties and items there are, `$ref`, `allOf` and `anyOf`; of `patternProperties` only whether several
+        patterns of one object go together. `oneOf` reaches no back end; it becomes `anyOf`.
         Called in front ends too, so it may take only microseconds for most values.
         """
         raise AssertionError("left out")

@@ -62,6 +62,10 @@ NO_TEXT = "NoExtension"
 """How llguidance calls a state in which no token is allowed, not even the end."""
 UNKNOWN = "Unimplemented keys"
 """How it begins to say that it does not know a keyword of a schema."""
+EXACT = 2**53
+"""Beyond it bounds of numbers have no regular expression; a schema's largest 64-bit number bounds nothing anyway."""
+FEW_PATTERNS, FEW_CHARACTERS = 4, 80
+"""Patterns of one object's names that are compared with each other."""
 MAX_TRIED = 4096
 """Patterns, formats and keywords of schemas of which it is remembered whether llguidance knows them."""
 EXCERPT = re.compile(r"\n *\d+ \| .*|<state>.*|<non-verbose/>", re.DOTALL)
@@ -141,6 +145,13 @@ class LLGuidance(GrammarBackend):
         """See GrammarBackend."""
         if keyword in ("pattern", "format"):
             return isinstance(value, str) and _is_refused(keyword, value)
+        if keyword == "patternProperties":  # several of them must exclude each other, which may take long to find out
+            if len(value) > FEW_PATTERNS or sum(map(len, value)) > FEW_CHARACTERS:
+                return True
+            schema = LLMatcher.grammar_from_json_schema(json.dumps({keyword: value}))
+            return bool(LLMatcher.validate_grammar(schema))
+        if isinstance(value, int | float) and abs(value) > EXACT:
+            return True
         return _is_unknown(keyword)
 
     def _parser(self, text: str) -> LLMatcher:

@@ -123,6 +123,26 @@ def test_an_object_with_properties_is_closed_unless_it_says_otherwise(
     assert held(schema) == expected and held(held(schema)) == expected
 
 
+def test_a_property_that_is_required_and_not_declared_may_be_anything() -> None:
+    assert held({"properties": {"a": TEXT}, "required": ["a", "b"]})["properties"] == {"a": TEXT, "b": True}
+
+
+def test_what_stands_beside_a_recursive_reference_is_left_out_and_named() -> None:
+    node = {"properties": {"next": {"$ref": "#", "description": "d", "type": "object", "minProperties": 1}}}
+    found, dropped = written(node, RULES, "s")
+    assert found["properties"]["next"] == {"$ref": "#/$defs/root", "description": "d"}
+    assert dropped == ["s.properties.next.minProperties"]
+    plain = {"properties": {"a": {"$ref": "#/$defs/T", "maxLength": 3}}, "$defs": {"T": TEXT}}
+    assert held(plain)["properties"]["a"] == {"$ref": "#/$defs/T", "maxLength": 3}
+
+
+def test_patterns_of_names_that_do_not_go_together_leave_names_free() -> None:
+    schema = {"type": "object", "patternProperties": {"^a": TEXT, ".*": NUMBER}, "additionalProperties": False}
+    rules = SchemaRules(lambda keyword, value: keyword == "patternProperties")
+    expected = {"type": "object", "patternProperties": {}, "additionalProperties": True}
+    assert written(schema, rules, "s") == (expected, ["s.patternProperties"])
+
+
 def test_a_setting_leaves_objects_open() -> None:
     schema = {"properties": {"a": TEXT}}
     assert held(schema, SchemaRules(opens_objects=True)) == schema

@@ -77,6 +77,9 @@ def _arguments(tool: Mapping[str, Any], place: str, joined: JoinedSchemas) -> An
     kind = given.get("type", "object")
     if kind != "object" and not (isinstance(kind, list) and "object" in kind):
         joined.leave_out("type", kind, place, "must be object", strict=tool.get("strict") is True)
+    for keyword, values in (("const", [given.get("const")]), ("enum", given.get("enum"))):
+        if keyword in given and not (isinstance(values, list) and any(isinstance(one, Mapping) for one in values)):
+            joined.leave_out(keyword, given.pop(keyword), place, "is no object", strict=tool.get("strict") is True)
     return joined.add({**given, "type": "object"}, place, strict=tool.get("strict") is True, mends=True)
 
 
