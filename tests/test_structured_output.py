@@ -192,7 +192,9 @@ def test_without_a_back_end_the_extra_is_named(plain, monkeypatch):
     from hookline.core.plugin import needs
 
     with LLM(device="cpu", engine=SIZES) as llm:
-        monkeypatch.setattr(needs, "_importable", lambda package: package != "llguidance")
+        monkeypatch.setattr(
+            needs, "_missing_packages", lambda wanted: [one for one in wanted.packages if one == "llguidance"]
+        )
         assert llm.generate("x = ", SamplingParams(max_tokens=1))[0].error is None
         (output,) = llm.generate("x = ", SamplingParams(structured_outputs={"regex": "a"}))
     assert output.error == (
