@@ -24,7 +24,7 @@ from hookline.core.plugin.registry import Entry
 from hookline.core.requests.logits_processing import Processing
 from hookline.core.tokenizer.codec import Codec
 from hookline.core.tokenizer.codec_texts import token_texts
-from hookline.core.worker.request_table import LayerStates, RequestTable
+from hookline.core.worker.request_table import LayerStates, RequestTable, state_form
 from hookline.core.worker.results.layer_taps import LayerTaps
 from hookline.core.worker.results.pooling import PooledStates
 from hookline.core.worker.runner.logits_pipeline import Pipeline
@@ -143,15 +143,13 @@ def make_states(resolved: ResolvedConfig) -> LayerStates | None:
 def _state_form(
     resolved: ResolvedConfig, layer: int, name: str, tensor: StateTensor
 ) -> tuple[tuple[int, ...], torch.dtype]:
-    shape, num_ranks = list(tensor.shape), resolved.ranks.size
-    if tensor.split_dim is not None:
-        if shape[tensor.split_dim] % num_ranks:
-            raise ConfigError(
-                f"tp={num_ranks} does not divide dimension {tensor.split_dim} of the state '{name}' of "
-                f"layer {layer}, which is {tensor.shape}"
-            )
-        shape[tensor.split_dim] //= num_ranks
-    return tuple(shape), getattr(torch, tensor.dtype) if tensor.dtype else resolved.attention.dtype
+    num_ranks = resolved.ranks.size
+    if tensor.split_dim is not None and tensor.shape[tensor.split_dim] % num_ranks:
+        raise ConfigError(
+            f"tp={num_ranks} does not divide dimension {tensor.split_dim} of the state '{name}' of layer {layer}, "
+            f"which is {tensor.shape}"
+        )
+    return state_form(tensor, resolved.attention.dtype, num_ranks)
 
 
 def blaming_in_steps(resolved: ResolvedConfig, processing: Processing) -> Blaming:

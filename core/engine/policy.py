@@ -167,7 +167,7 @@ class PolicyFeedback:
     """Reports to the policy of one engine. name: of the policy, as error messages begin with it."""
 
     def __init__(self, scheduler: Scheduler, name: str) -> None:
-        self._name = name
+        self._raising = Raising(lambda error: PluginError(failure(name, "committed", error)))
         self._untold: deque[_Untold] = deque()
         """Oldest first: the plan of the step in flight, and that of the next one."""
         self._finished: list[Ended] = []
@@ -240,7 +240,7 @@ class PolicyFeedback:
 
     def _tell(self, step: CommittedStep) -> None:
         assert self._method is not None
-        with Raising(lambda error: PluginError(failure(self._name, "committed", error))):
+        with self._raising:
             self._method(step)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from hookline.core.contracts import Grammar, GrammarBackend, GrammarMatcher, GrammarVocabulary, is_offered
-from hookline.core.errors import PluginError, PluginFault, RequestError, clipped, shown
+from hookline.core.errors import PASSES, PluginError, PluginFault, RequestError, clipped, shown
 from hookline.core.json_schemas import as_held
 from hookline.core.outputs import FinishReason
 from hookline.core.plugin.blame import Blaming, breach
@@ -390,8 +390,11 @@ class StructuredOutput:
 
     def take(self, constraint: Constraint, token_id: int) -> None:
         """`Constraint.take`; an error of a plugin ends this request alone."""
-        error = raised_by(constraint.take, token_id)
-        if error is not None:
+        try:  # as `raised_by` does, written out: this is called for every token
+            constraint.take(token_id)
+        except PASSES:
+            raise
+        except BaseException as error:
             constraint.fail(self._fault_in("advance", constraint, error))
             constraint.stop(FinishReason.ERROR)
 
@@ -429,8 +432,11 @@ class StructuredOutput:
         return error is None
 
     def _guarded(self, constraint: Constraint, mask_W: MaskArray, fill: Callable[[MaskArray], None]) -> None:
-        error = raised_by(fill, mask_W)
-        if error is not None:
+        try:  # as `raised_by` does, written out: this is called for every token
+            fill(mask_W)
+        except PASSES:
+            raise
+        except BaseException as error:
             mask_W[:] = 0
             constraint.fail(self._fault_in("fill", constraint, error))
 

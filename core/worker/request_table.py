@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import Batch, RequestRows, SamplingBatch
+from hookline.core.contracts import Batch, RequestRows, SamplingBatch, StateTensor
 from hookline.core.step.message import SECTIONS, Sections, Step, pack
 from hookline.core.util.arrays import IntArray, no_ints
 
@@ -205,6 +205,14 @@ class GroupedBatch(Batch):
 
     others: Sequence[Batch] = ()
     rows_B: Tensor | None = None
+
+
+def state_form(tensor: StateTensor, dtype: torch.dtype, num_ranks: int) -> tuple[tuple[int, ...], torch.dtype]:
+    """Shape and dtype of one rank's part of a request's state. dtype: of states that name none."""
+    shape = list(tensor.shape)
+    if tensor.split_dim is not None:
+        shape[tensor.split_dim] //= num_ranks
+    return tuple(shape), getattr(torch, tensor.dtype) if tensor.dtype else dtype
 
 
 class LayerStates:

@@ -26,9 +26,9 @@ from hookline.core.contracts import (
     SharedCache,
     SlidingWindow,
     StateRows,
-    StateTensor,
 )
 from hookline.core.testing.checks import check, check_form
+from hookline.core.worker.request_table import state_form
 from hookline.core.worker.step_checks import attend_fault, attend_width
 
 ATTENDS = "attention"
@@ -77,14 +77,6 @@ class DrivenStates:
         assert ends is not None
         for sequence, end in zip(batch.sequences, ends.tolist(), strict=True):
             self._kept[sequence, end] = [tensor[sequence].clone() for tensor in self.tensors]
-
-
-def state_form(tensor: StateTensor, dtype: torch.dtype, num_ranks: int) -> tuple[tuple[int, ...], torch.dtype]:
-    """Shape and dtype of one rank's part of a sequence's state."""
-    shape = list(tensor.shape)
-    if tensor.split_dim is not None:
-        shape[tensor.split_dim] //= num_ranks
-    return tuple(shape), getattr(torch, tensor.dtype) if tensor.dtype else dtype
 
 
 class CheckedAttend:
