@@ -14,7 +14,7 @@ import tomllib
 
 import pytest
 
-from hookline.core import errors, request_info, sampling_params
+from hookline.core import errors, request_options, sampling_params
 from hookline.core.checkpoint import checkpoint
 from hookline.core.config.compose import compose
 from hookline.core.plugin.host import PluginHost
@@ -263,8 +263,8 @@ LIMITS = {
         sampling_params.MAX_BAD_WORD_CHARACTERS,
         sampling_params.MAX_BAD_WORD_TOKEN_IDS,
     ],
-    "`tags`": [request_info.MAX_TAGS, 32, request_info.MAX_TAG_CHARACTERS],
-    "`cache_salt`": [request_info.MAX_SALT_CHARACTERS],
+    "`tags`": [request_options.MAX_TAGS, 32, request_options.MAX_TAG_CHARACTERS],
+    "`cache_salt`": [request_options.MAX_SALT_CHARACTERS],
     "`extra_args`": [logits_processing.MAX_VALUES, logits_processing.MAX_CHARACTERS, logits_processing.MAX_DEPTH],
     "JSON files": [checkpoint.MAX_DEPTH],
     "an error's text": [errors.MAX_SHOWN],

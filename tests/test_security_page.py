@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hookline.core import errors, json_schemas, request_info, sampling_params, scheduling, structured_outputs
+from hookline.core import errors, json_schemas, request_options, sampling_params, scheduling, structured_outputs
 from hookline.core.batch import parts, rows
 from hookline.core.bench import workload
 from hookline.core.checkpoint import checkpoint, safetensors_files, tokenizer_growth
@@ -34,8 +34,8 @@ SHOWN = {
         sampling_params.MAX_BAD_WORD_TOKEN_IDS,
     ],
     "banned words as token ids, of which a text is two sequences": [word_ban.MAX_WORDS, word_ban.MAX_BEGINNING + 1],
-    "`tags`": [request_info.MAX_TAGS, 32, request_info.MAX_TAG_CHARACTERS],
-    "`cache_salt`": [request_info.MAX_SALT_CHARACTERS],
+    "`tags`": [request_options.MAX_TAGS, 32, request_options.MAX_TAG_CHARACTERS],
+    "`cache_salt`": [request_options.MAX_SALT_CHARACTERS],
     "`extra_args`": [
         logits_processing.MAX_VALUES,
         logits_processing.MAX_CHARACTERS,

@@ -91,7 +91,7 @@ def test_a_simulation_decides_what_the_real_engine_decides(name, engines):
         np.testing.assert_array_equal(getattr(simulated, column), getattr(real, column), err_msg=column)
     np.testing.assert_allclose(simulated.steps["end_s"], real.steps["end_s"], atol=1e-9)
     assert summarise(real, Slo())["cached_tokens"] > 0
-    assert [one.tags for one in simulated.requests] == [dict(one.info.tags) for one in load.requests]
+    assert [one.tags for one in simulated.requests] == [dict(one.options.tags or {}) for one in load.requests]
     assert summarise(simulated, Slo()).get("by_tag", {}).keys() == ({"tenant"} if name == "classes" else set())
     if name == "closed loop":
         assert real.steps["preemptions"].sum() > 0

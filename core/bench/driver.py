@@ -15,6 +15,7 @@ from hookline.core.bench.workload import Load, LoadRequest
 from hookline.core.engine.engine import Engine
 from hookline.core.errors import RequestError
 from hookline.core.outputs import RequestOutput
+from hookline.core.request_options import LINE_KEYS
 
 
 def drive(engine: Engine, load: Load) -> Recording:
@@ -75,7 +76,7 @@ class _Drive:
             record.arrival_s, record.prompt_tokens = arrival_s, len(tokens)
             try:
                 arrival = self.started_s + arrival_s
-                id_ = self.engine.add(tokens, request.params, arrival_s=arrival, **request.info.as_options())
+                id_ = self.engine.add(tokens, request.params, arrival_s=arrival, options=request.options)
                 self.places[id_] = place
             except RequestError as error:
                 self._refuse(place, str(error))
@@ -100,7 +101,7 @@ class _Drive:
 
 def record_of(request: LoadRequest) -> RequestRecord:
     """The record of a request that has not arrived yet."""
-    said = {**request.info.as_options(), "tags": dict(request.info.tags)}
+    said = {key: getattr(request.options, key) for key in LINE_KEYS} | {"tags": dict(request.options.tags or {})}
     slo = request.slo.bounds or None
     return RequestRecord(request.arrival_s, len(request.tokens), follows=request.follows, slo=slo, **said)
 

@@ -17,13 +17,13 @@ import numpy as np
 
 from hookline.core.bench.recorder import Column, Recording, RequestRecord
 from hookline.core.errors import ConfigError
-from hookline.core.request_info import INFO_KEYS
+from hookline.core.request_options import LINE_KEYS
 from hookline.core.sweep.results import read_lines
 from hookline.core.util.files import check_writable, write_whole
 
 STEPS = "steps.npz"
 REQUESTS = "requests.jsonl"
-_SAID = (*INFO_KEYS, "slo")
+_SAID = (*LINE_KEYS, "slo")
 _ARRAYS = ("drawn", "chunk_request", "chunk_tokens")
 
 

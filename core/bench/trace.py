@@ -18,7 +18,7 @@ from hookline.core.bench.slo import Slo
 from hookline.core.bench.workload import MAX_PROMPT_TOKENS, Load, LoadRequest, TokenSource, WorkloadConfig
 from hookline.core.config.schema import build
 from hookline.core.errors import ConfigError, RequestError, shown
-from hookline.core.request_info import INFO_KEYS, RequestInfo
+from hookline.core.request_options import LINE_KEYS, RequestOptions
 from hookline.core.sampling_params import as_float
 from hookline.core.util.files import path_of, read_bounded
 from hookline.core.util.json_lines import json_object, numbered_lines
@@ -67,8 +67,8 @@ def _request(
         raise ValueError(f"arrival_s={shown(line.get('arrival_s'))} must be a number of seconds, at least 0")
     max_tokens = _count("output_tokens", line.get("output_tokens"))
     params = workload.params(max_tokens)
-    info = RequestInfo.validated(**{key: line[key] for key in INFO_KEYS if line.get(key) is not None})
-    return LoadRequest(_prompt(line, source, encode), params, arrival_s, info=info, slo=_slo(line.get("slo")))
+    options = RequestOptions(**{key: line[key] for key in LINE_KEYS if line.get(key) is not None}).checked()
+    return LoadRequest(_prompt(line, source, encode), params, arrival_s, options=options, slo=_slo(line.get("slo")))
 
 
 def _slo(bounds: Any) -> Slo:

@@ -14,7 +14,7 @@ from typing import Any
 from hookline.core.bench.slo import Slo
 from hookline.core.config.schema import build
 from hookline.core.errors import ConfigError, RequestError, shown
-from hookline.core.request_info import INFO_KEYS, PLAIN, RequestInfo
+from hookline.core.request_options import LINE_KEYS, PLAIN, RequestOptions
 from hookline.core.sampling_params import NEUTRAL, SamplingParams
 from hookline.core.structured_outputs import StructuredOutputs
 from hookline.core.util.ranges import bounded, check_ranges
@@ -37,7 +37,7 @@ class WorkloadClass:
     share: float = bounded(1.0, above=0)
     """Its part of the requests in proportion to the other classes' shares: 4 beside 1 is four in five."""
     tags: dict[str, str] = field(default_factory=dict)
-    """See RequestInfo, for the next three too."""
+    """See RequestOptions, for the next three too."""
     priority: int = 0
     deadline_s: float | None = None
     cache_salt: str | None = None
@@ -48,12 +48,12 @@ class WorkloadClass:
     slo: Slo = field(default_factory=Slo)
     """What its requests must keep to count as good; without bounds, what the benchmark's slo says."""
 
-    def info(self) -> RequestInfo:
-        """What its requests say of themselves.
+    def options(self) -> RequestOptions:
+        """The options of its requests.
 
         Raises: RequestError if no request can say that.
         """
-        return RequestInfo.validated(**{key: getattr(self, key) for key in INFO_KEYS})
+        return RequestOptions(**{key: getattr(self, key) for key in LINE_KEYS}).checked()
 
 
 def workload_of(values: Mapping[str, Any]) -> WorkloadConfig:
@@ -173,7 +173,7 @@ def _class(key: str, values: Any) -> WorkloadClass:
         if getattr(one, name) is not None:
             _check_lengths(f"{key}.{name}", getattr(one, name))
     try:
-        one.info()
+        one.options()
     except RequestError as error:
         raise ConfigError(f"{key}: {error}") from error
     return one
@@ -192,7 +192,7 @@ class LoadRequest:
     params: SamplingParams
     arrival_s: float = 0.0
     follows: int | None = None
-    info: RequestInfo = PLAIN
+    options: RequestOptions = PLAIN
     slo: Slo = NO_BOUNDS
 
 
@@ -242,7 +242,7 @@ def draw_load(workload: WorkloadConfig, vocab_size: int, repetition: int = 0) ->
     source = TokenSource(rng, workload.max_token_id, vocab_size, repetition)
     turns, arrivals_s, thinking_s = _draw_times(workload)
     classes = [one for one, count in zip(_draw_classes(workload), turns, strict=True) for _ in range(count)]
-    infos = {id(one): one.info() for one in classes}
+    options = {id(one): one.options() for one in classes}
     prompts = [source.draw(_draw_len(rng, workload, one.prompt_len or workload.prompt_len)) for one in classes]
     structured = None if workload.json_schema is None else StructuredOutputs(json=workload.json_schema)
     params = [
@@ -256,7 +256,7 @@ def draw_load(workload: WorkloadConfig, vocab_size: int, repetition: int = 0) ->
             tokens = prompts[place] if turn else [*shared, *prompts[place]]
             due_s, follows = (thinking_s[place], place - 1) if turn else (arrival_s, None)
             one = classes[place]
-            requests.append(LoadRequest(tokens, params[place], due_s, follows, infos[id(one)], one.slo))
+            requests.append(LoadRequest(tokens, params[place], due_s, follows, options[id(one)], one.slo))
     return Load(requests)
 
 

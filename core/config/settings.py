@@ -20,7 +20,7 @@ from hookline.core.plugin.claims import bringing_checkpoint
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.presets import default_options, preset_values
 from hookline.core.plugin.registry import AUTO, CHOSEN_KINDS, KINDS, MODEL, OBSERVER, POOLER, PROCESSOR, Entry, Option
-from hookline.core.request_info import check_tag_key
+from hookline.core.request_options import check_tag_key
 from hookline.core.sampling_params import MAX_SEED, SamplingParams
 from hookline.core.util.mappings import merge
 from hookline.core.util.ranges import bounded, check_ranges

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from hookline.core.contracts import Scheduler, StepStats
 from hookline.core.engine.dispatch import Dispatcher
@@ -23,8 +22,8 @@ from hookline.core.kv_cache.groups import ALL_TOKENS, CacheGroups
 from hookline.core.outputs import FinishReason, RequestOutput
 from hookline.core.plugin.observers import Observers
 from hookline.core.pooling_params import PoolingParams
-from hookline.core.request_info import RequestInfo
-from hookline.core.requests.admission import EngineLimits, admit, check_room, checked_timeout_s
+from hookline.core.request_options import PLAIN, RequestOptions
+from hookline.core.requests.admission import EngineLimits, admit, check_room
 from hookline.core.requests.request import Request, Watcher
 from hookline.core.requests.structured_output import HeldUp, StructuredOutput
 from hookline.core.sampling_params import SamplingParams
@@ -187,12 +186,7 @@ class Engine:
         params: SamplingParams,
         *,
         prompt: str | None = None,
-        priority: int = 0,
-        tags: Mapping[str, str] | None = None,
-        deadline_s: float | None = None,
-        cache_salt: str | None = None,
-        trace: Mapping[str, str] | None = None,
-        timeout_s: float | None = None,
+        options: RequestOptions = PLAIN,
         arrival_s: float | None = None,
         watcher: Watcher | None = None,
         like: int | None = None,
@@ -200,9 +194,7 @@ class Engine:
     ) -> int:
         """Queue a request and return its id.
 
-        priority, tags, deadline_s, cache_salt, trace: see RequestInfo.
         arrival_s: when it came, on `clock`; None is now.
-        timeout_s: ends it this many seconds after its arrival, with finish_reason "abort" and the reason.
         watcher: sees each of its tokens when it is known, and can end it.
         like: a queued completion of the same prompt, which differs in its seed alone; saves making the same again.
         pooling: it ends with a vector once its prompt is computed, and draws nothing; params are not looked at then.
@@ -214,37 +206,27 @@ class Engine:
             raise HooklineError("the engine is closed; make a new one")
         if not self.queue.live:
             self.planner.reset_wait()
-        timeout_s = checked_timeout_s(timeout_s)
         arrival_s = self.state.now() if arrival_s is None else arrival_s
-        if like is None:
-            info = RequestInfo.validated(
-                priority=priority,
-                tags=tags,
-                deadline_s=deadline_s,
-                cache_salt=cache_salt,
-                trace=trace,
-                tag_keys=self.limits.tag_keys,
-            )
-        else:
-            info = self.queue.live[like].info
+        other = None if like is None else self.queue.live[like]
+        options = options.checked(self.limits.tag_keys) if other is None else other.options
         request = admit(
             self.limits,
             self._next_id,
             prompt_token_ids,
             params,
             prompt=prompt,
-            info=info,
+            options=options,
             arrival_s=arrival_s,
             watcher=watcher,
-            like=None if like is None else self.queue.live[like],
+            like=other,
             pooling=pooling,
         )
         self._next_id += 1
         self._enqueue(request)
         if self.observers.hears("on_request_begin"):
             self.observers.notify("on_request_begin", info=request.begin())
-        if timeout_s is not None:
-            self.time_limits.add(arrival_s, request.id, timeout_s, self.queue.live)
+        if options.timeout_s is not None:
+            self.time_limits.add(arrival_s, request.id, options.timeout_s, self.queue.live)
         return request.id
 
     def _enqueue(self, request: Request) -> None:
@@ -284,10 +266,14 @@ class Engine:
         check_room(self.limits, self.queue, num_requests)
 
     def refuse(
-        self, prompt_token_ids: Sequence[int], error: RequestError, prompt: str | None = None, **said: Any
+        self,
+        prompt_token_ids: Sequence[int],
+        error: RequestError,
+        prompt: str | None = None,
+        options: RequestOptions = PLAIN,
     ) -> RequestOutput:
-        """The output of a request that `add` refused; observers see it too. said: its INFO_KEYS, if they were given."""
-        info = RequestInfo.of_valid(said, self.limits.tag_keys)
+        """The output of a request that `add` refused; observers see it too. options: as they were given."""
+        options = options.valid_part(self.limits.tag_keys)
         output = RequestOutput(
             self._next_id,
             prompt,
@@ -295,9 +281,9 @@ class Engine:
             [],
             FinishReason.ERROR,
             error=str(error),
-            tags=dict(info.tags),
-            priority=info.priority,
-            deadline_s=info.deadline_s,
+            tags=dict(options.tags or {}),
+            priority=options.priority,
+            deadline_s=options.deadline_s,
             refusal=error.reason,
             is_fault=isinstance(error, PluginError),
         )

@@ -9,6 +9,7 @@ import asyncio
 import weakref
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,7 +22,7 @@ from hookline.core.frontend.llm import LLM, ServingLLM
 from hookline.core.frontend.request_stream import RequestStream
 from hookline.core.outputs import RequestOutput, merge_completions
 from hookline.core.plugin.host import PluginHost
-from hookline.core.request_info import CHAT_TRACE
+from hookline.core.request_options import CHAT_TRACE, RequestOptions
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.tokenizer.codec import Prompt, is_chat, snapshot, with_word_ids
 from hookline.core.tokenizer.duration import takes_long
@@ -79,8 +80,8 @@ class AsyncLLM(AsyncPoolingCalls):
 
         Raises: RequestError if it cannot be served, QueueFullError among them; EngineError if the engine breaks off.
         """
-        info = {"priority": priority, "tags": tags, "deadline_s": deadline_s, "cache_salt": cache_salt}
-        stream = self._submit(prompt, params, timeout_s=timeout_s, **info)
+        options = RequestOptions(priority, tags, deadline_s, cache_salt, timeout_s)
+        stream = self._submit(prompt, params, options)
         return merge_completions([delta.output async for delta in stream if delta.output is not None])
 
     def stream(
@@ -101,29 +102,30 @@ class AsyncLLM(AsyncPoolingCalls):
         trace: for observers that trace, see RequestBegin.
         Raises: what generate does when the first Delta is asked for; of a short prompt, what tokenizing raises at once.
         """
-        info = {"priority": priority, "tags": tags, "deadline_s": deadline_s, "cache_salt": cache_salt}
-        options = {"follows": True, "is_cumulative": cumulative, "trace": trace}
-        return self._submit(prompt, params, timeout_s=timeout_s, **options, **info)
+        options = RequestOptions(priority, tags, deadline_s, cache_salt, timeout_s, trace)
+        return self._submit(prompt, params, options, follows=True, is_cumulative=cumulative)
 
-    def _submit(self, prompt: Prompt, params: SamplingParams | None, **options: Any) -> RequestStream:
+    def _submit(
+        self, prompt: Prompt, params: SamplingParams | None, options: RequestOptions, **further: Any
+    ) -> RequestStream:
         params, loop = SamplingParams() if params is None else params, asyncio.get_running_loop()
         if not isinstance(params, SamplingParams):
             raise RequestError(f"params={shown(params)} must be SamplingParams")
-        deltas = DeltaQueue(loop, is_cumulative=options.get("is_cumulative", False))
-        options["prompt"] = prompt if isinstance(prompt, str) else None
-        if options.get("trace") is None and is_chat(prompt):
-            options["trace"] = CHAT_TRACE
-        if isinstance(options["tags"], Mapping):
-            options["tags"] = dict(options["tags"])  # the engine's thread reads them later
-        options["arrival_s"] = self.llm.output_processor.engine.clock()
+        deltas = DeltaQueue(loop, is_cumulative=further.get("is_cumulative", False))
+        if isinstance(options.tags, Mapping):
+            options = replace(options, tags=dict(options.tags))  # the engine's thread reads them later
+        if options.trace is None and is_chat(prompt):
+            options = replace(options, trace=CHAT_TRACE)
+        given = {**further, "options": options, "prompt": prompt if isinstance(prompt, str) else None}
+        given["arrival_s"] = self.llm.output_processor.engine.clock()
         stream = RequestStream(self._thread, deltas, params.n)
         if not takes_long(prompt, params):
             try:
                 prepared = self._prepare(prompt, params)
             except RequestError as error:
-                self._thread.refuse(error, **options)
+                self._thread.refuse(error, **given)
                 raise
-            self._thread.submit(deltas, *prepared, **options)
+            self._thread.submit(deltas, *prepared, **given)
             return stream
         if not self._stop.alive:
             raise HooklineError("the engine is closed; make a new one")
@@ -131,7 +133,7 @@ class AsyncLLM(AsyncPoolingCalls):
         limit = self.llm.output_processor.engine.limits.max_queued_requests
         if limit is not None and len(self._untokenized) >= limit:  # the engine's own queue may be empty meanwhile
             full = QueueFullError("engine.max_queued_requests", limit, len(self._untokenized), 0)
-            self._thread.refuse(full, **options)
+            self._thread.refuse(full, **given)
             deltas.put(full)
             return stream
         prompt = snapshot(prompt)
@@ -148,14 +150,14 @@ class AsyncLLM(AsyncPoolingCalls):
             if not stream.is_open:
                 return
             try:
-                self._thread.submit(deltas, *prepared.result(), **options)
+                self._thread.submit(deltas, *prepared.result(), **given)
                 return
             except HooklineError as error:
                 problem = error
             except Exception as error:
                 problem = RequestError(f"the prompt cannot be tokenized: {one_short_line(error)}")
             if isinstance(problem, RequestError):
-                self._thread.refuse(problem, **options)
+                self._thread.refuse(problem, **given)
             deltas.put(problem)
 
         loop.run_in_executor(self._tokenizing, _prepare_if_open).add_done_callback(_submit_prepared)

@@ -19,6 +19,7 @@ from hookline.core.frontend.relevance import (
 )
 from hookline.core.outputs import RequestOutput
 from hookline.core.pooling_params import CLASSIFY, PoolingParams
+from hookline.core.request_options import RequestOptions
 from hookline.core.sampling_params import NOT_SAMPLED, SamplingParams
 from hookline.core.tokenizer.codec import Prompt
 
@@ -32,7 +33,9 @@ class AsyncPoolingCalls:
 
     llm: LLM
 
-    def _submit(self, prompt: Prompt, params: SamplingParams | None, **options: Any) -> RequestStream:
+    def _submit(
+        self, prompt: Prompt, params: SamplingParams | None, options: RequestOptions, **further: Any
+    ) -> RequestStream:
         raise NotImplementedError
 
     def pool(
@@ -48,9 +51,8 @@ class AsyncPoolingCalls:
         timeout_s: float | None = None,
     ) -> RequestStream:
         """Queue a prompt to be pooled; its only Delta has the output with the vector. Raises: as `stream`."""
-        info = {"priority": priority, "tags": tags, "deadline_s": deadline_s, "cache_salt": cache_salt}
-        pooling = PoolingParams() if params is None else params
-        return self._submit(prompt, NOT_SAMPLED, timeout_s=timeout_s, pooling=pooling, trace=trace, **info)
+        options = RequestOptions(priority, tags, deadline_s, cache_salt, timeout_s, trace)
+        return self._pool(prompt, params, options)
 
     async def embed(
         self,
@@ -67,8 +69,8 @@ class AsyncPoolingCalls:
 
         Raises: RequestError if it cannot be served, QueueFullError among them; EngineError if the engine breaks off.
         """
-        info = {"priority": priority, "tags": tags, "deadline_s": deadline_s, "cache_salt": cache_salt}
-        return await self._pooled(prompt, params, timeout_s, info)
+        options = RequestOptions(priority, tags, deadline_s, cache_salt, timeout_s)
+        return await self._pooled(prompt, params, options)
 
     async def classify(
         self,
@@ -85,8 +87,8 @@ class AsyncPoolingCalls:
 
         Arguments as for LLM.classify, for one prompt. Raises: as `embed`.
         """
-        info = {"priority": priority, "tags": tags, "deadline_s": deadline_s, "cache_salt": cache_salt}
-        return await self._pooled(prompt, params, timeout_s, info)
+        options = RequestOptions(priority, tags, deadline_s, cache_salt, timeout_s)
+        return await self._pooled(prompt, params, options)
 
     async def score(
         self,
@@ -105,19 +107,20 @@ class AsyncPoolingCalls:
 
         Raises: as `embed`; RequestError if one of the two is no text, or if there is no tokenizer.
         """
-        info = {"priority": priority, "tags": tags, "deadline_s": deadline_s, "cache_salt": cache_salt}
+        options = RequestOptions(priority, tags, deadline_s, cache_salt, timeout_s)
         check_texts(query, document)
         pooling = scoring_params(params, self.llm.pooling_defaults.scored_by)
         if pooling is None:
-            each = (self._pooled(text, embedding_params(params), timeout_s, info) for text in (query, document))
+            each = (self._pooled(text, embedding_params(params), options) for text in (query, document))
             first, second = await asyncio.gather(*each)
             return scored(second, cosine(first))
         prompt = await asyncio.to_thread(pair_tokens, self.llm.codec, template, query, document)
-        return scored(await self._pooled(prompt, pooling, timeout_s, info), reading(pooling))
+        return scored(await self._pooled(prompt, pooling, options), reading(pooling))
 
-    async def _pooled(
-        self, prompt: Prompt, params: PoolingParams | None, timeout_s: float | None, info: Mapping[str, Any]
-    ) -> RequestOutput:
-        stream = self.pool(prompt, params, timeout_s=timeout_s, **info)
+    def _pool(self, prompt: Prompt, params: PoolingParams | None, options: RequestOptions) -> RequestStream:
+        return self._submit(prompt, NOT_SAMPLED, options, pooling=PoolingParams() if params is None else params)
+
+    async def _pooled(self, prompt: Prompt, params: PoolingParams | None, options: RequestOptions) -> RequestOutput:
+        stream = self._pool(prompt, params, options)
         (output,) = [delta.output async for delta in stream if delta.output is not None]
         return output

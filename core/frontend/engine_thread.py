@@ -27,7 +27,7 @@ from hookline.core.errors import (
 from hookline.core.frontend.delta_queue import DeltaQueue, NewDeltas, send
 from hookline.core.frontend.output_processor import OutputProcessor
 from hookline.core.outputs import Delta
-from hookline.core.request_info import INFO_KEYS
+from hookline.core.request_options import PLAIN
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.util.garbage import search_frozen
 
@@ -69,8 +69,8 @@ class EngineThread:
             self._output_processor.guard.tell = self._give_up
         self._thread.start()
 
-    def submit(self, deltas: DeltaQueue, token_ids: Sequence[int], params: SamplingParams, **options: Any) -> None:
-        """Queue a prompt, with the options of OutputProcessor.add. What keeps it from being served comes as a Delta.
+    def submit(self, deltas: DeltaQueue, token_ids: Sequence[int], params: SamplingParams, **given: Any) -> None:
+        """Queue a prompt, with the arguments of OutputProcessor.add. What keeps it from being served comes as a Delta.
 
         Raises: HooklineError if the thread was stopped.
         """
@@ -79,11 +79,11 @@ class EngineThread:
             if self._is_closed:
                 raise HooklineError("the engine is closed; make a new one")
             self._num_submitted += params.n
-            self._commands.put(partial(self._arrive, deltas, token_ids, params, options))
+            self._commands.put(partial(self._arrive, deltas, token_ids, params, given))
 
-    def refuse(self, error: RequestError, **options: Any) -> None:
+    def refuse(self, error: RequestError, **given: Any) -> None:
         """Let observers know of a prompt that was refused before it came here, and whose caller knows that already."""
-        self._commands.put(partial(self._refuse, (), error, options))
+        self._commands.put(partial(self._refuse, (), error, given))
 
     def cancel(self, deltas: DeltaQueue) -> None:
         """End a prompt's requests, whose caller hears nothing more. Takes no lock, so a destructor may call it."""
@@ -211,23 +211,23 @@ class EngineThread:
         self._is_stopping = True
 
     def _arrive(
-        self, deltas: DeltaQueue, token_ids: Sequence[int], params: SamplingParams, options: Mapping[str, Any]
+        self, deltas: DeltaQueue, token_ids: Sequence[int], params: SamplingParams, given: Mapping[str, Any]
     ) -> None:
-        self._arrived[deltas] = token_ids, params, options
+        self._arrived[deltas] = token_ids, params, given
 
     def _admit(self, num_prompts: int) -> None:
         for deltas in list(islice(self._arrived, num_prompts)):
             self._add(deltas, *self._arrived.pop(deltas))
 
     def _add(
-        self, deltas: DeltaQueue, token_ids: Sequence[int], params: SamplingParams, options: Mapping[str, Any]
+        self, deltas: DeltaQueue, token_ids: Sequence[int], params: SamplingParams, given: Mapping[str, Any]
     ) -> None:
         try:
-            ids = self._output_processor.add(token_ids, params, partial(self._post, deltas), **options)
+            ids = self._output_processor.add(token_ids, params, partial(self._post, deltas), **given)
             self._open[deltas] = set(ids)
         except RequestError as error:
             self._turn_away(deltas, params, error)
-            self._refuse(token_ids, error, options)
+            self._refuse(token_ids, error, given)
         except HooklineError as error:
             self._turn_away(deltas, params, error)
         except BaseException as error:  # it concerns this request alone
@@ -237,9 +237,8 @@ class EngineThread:
         self._num_ended += params.n
         self._put(deltas, error)
 
-    def _refuse(self, token_ids: Sequence[int], error: RequestError, options: Mapping[str, Any]) -> None:
-        said = {key: options[key] for key in INFO_KEYS if key in options}
-        self._output_processor.engine.refuse(token_ids, error, options.get("prompt"), **said)
+    def _refuse(self, token_ids: Sequence[int], error: RequestError, given: Mapping[str, Any]) -> None:
+        self._output_processor.engine.refuse(token_ids, error, given.get("prompt"), given.get("options", PLAIN))
 
     def _post(self, deltas: DeltaQueue, delta: Delta) -> None:
         if delta.output is not None:

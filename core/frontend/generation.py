@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from hookline.core.errors import QueueFullError, RequestError, shown
 from hookline.core.frontend.output_processor import OutputProcessor
 from hookline.core.frontend.progress import Progress
 from hookline.core.outputs import Delta, RequestOutput, merge_completions
-from hookline.core.request_info import CHAT_TRACE, INFO_KEYS
+from hookline.core.pooling_params import PoolingParams
+from hookline.core.request_options import CHAT_TRACE, PLAIN, RequestOptions
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.tokenizer.codec import Prompt, is_chat
 
@@ -30,20 +32,30 @@ class ProgressBar(Protocol):
         ...
 
 
-class Call:
-    """Prompts with their parameters, on their way through an engine that others may use as well.
+class Asked(NamedTuple):
+    """One prompt of a call. pooling: it is pooled, and params are not looked at then."""
 
-    own: of each prompt, the options of OutputProcessor.add that are its own. options: those for all of them.
+    prompt: Prompt
+    params: SamplingParams
+    options: RequestOptions = PLAIN
+    pooling: PoolingParams | None = None
+
+
+class Call:
+    """Prompts on their way through an engine that others may use as well.
+
+    follows, is_cumulative: see OutputProcessor.add.
     """
 
     def __init__(
         self,
         output_processor: OutputProcessor,
-        prompts: Sequence[tuple[Prompt, SamplingParams]],
-        own: Sequence[Mapping[str, Any]] | None = None,
-        **options: Any,
+        prompts: Sequence[Asked],
+        *,
+        follows: bool = False,
+        is_cumulative: bool = False,
     ) -> None:
-        self._output_processor, self._own, self._options = output_processor, own, options
+        self._output_processor, self._follows, self._is_cumulative = output_processor, follows, is_cumulative
         self._waiting = deque(enumerate(prompts))
         self._open: set[int] = set()
         self._new_deltas: deque[Delta] = deque()
@@ -79,7 +91,7 @@ class Call:
 
     def _queue(self) -> None:
         """Hand prompts in for as long as the engine's queue has room; the others are our own queue."""
-        while self._waiting and self._has_room(self._waiting[0][1][1].n):
+        while self._waiting and self._has_room(self._waiting[0][1].params.n):
             self._add(*self._waiting.popleft())
 
     def _has_room(self, num_requests: int) -> bool:
@@ -91,22 +103,29 @@ class Call:
             return True  # likewise
         return True
 
-    def _add(self, index: int, one: tuple[Prompt, SamplingParams]) -> None:
-        prompt, params = one
-        own = {} if self._own is None else self._own[index]
+    def _add(self, index: int, asked: Asked) -> None:
+        prompt, params, options, pooling = asked
         text = prompt if isinstance(prompt, str) else None
         token_ids: Sequence[int] = ()
-        said = {key: own[key] for key in INFO_KEYS if key in own}
         try:
             token_ids = self._output_processor.codec.encode(prompt)
-            options = {"prompt": text, "prompt_index": index, **self._options, **own}
             if is_chat(prompt):
-                options.setdefault("trace", CHAT_TRACE)
-            self._open.update(self._output_processor.add(token_ids, params, self._receive, **options))
-        except RequestError as error:
-            self._new_deltas.append(
-                _refusal(index, self._output_processor.engine.refuse(token_ids, error, text, **said))
+                options = replace(options, trace=CHAT_TRACE)
+            ids = self._output_processor.add(
+                token_ids,
+                params,
+                self._receive,
+                prompt_index=index,
+                follows=self._follows,
+                is_cumulative=self._is_cumulative,
+                prompt=text,
+                options=options,
+                pooling=pooling,
             )
+            self._open.update(ids)
+        except RequestError as error:
+            refusal = self._output_processor.engine.refuse(token_ids, error, text, options)
+            self._new_deltas.append(Delta(refusal.request_id, index, 0, "", [], refusal))
 
     def _receive(self, delta: Delta) -> None:
         if delta.output is not None:
@@ -145,22 +164,3 @@ def params_each(params: P | Sequence[P] | None, kind: type[P], count: int) -> li
     if len(each) != count:
         raise RequestError(f"{len(each)} {kind.__name__} for {count} prompts; pass one, or one for each prompt")
     return each
-
-
-def infos_each(infos: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
-    """The arguments of each prompt; what is a list, and no text, has one each."""
-    each = [_one_each(name, value, count) for name, value in infos.items()]
-    return [dict(zip(infos, values, strict=True)) for values in zip(*each, strict=True)]
-
-
-def _one_each(name: str, value: Any, count: int) -> list[Any]:
-    if isinstance(value, str | bytes | Mapping) or not hasattr(value, "__iter__"):
-        return [value] * count
-    each = list(value)
-    if len(each) != count:
-        raise RequestError(f"{name} has {len(each)} values for {count} prompts; pass one, or one for each prompt")
-    return each
-
-
-def _refusal(prompt_index: int, output: RequestOutput) -> Delta:
-    return Delta(output.request_id, prompt_index, 0, "", [], output)

@@ -21,12 +21,13 @@ from hookline.core.checkpoint.locate import locate
 from hookline.core.config.settings import Config, chosen_entries, validate
 from hookline.core.engine.engine import Engine
 from hookline.core.errors import HooklineError, PluginError
-from hookline.core.frontend.generation import Call, ProgressBar, infos_each, params_each
+from hookline.core.frontend.generation import Asked, Call, ProgressBar, params_each
 from hookline.core.frontend.output_processor import OutputProcessor
 from hookline.core.frontend.pooling_calls import PoolingCalls, Tags
 from hookline.core.frontend.step_guard import StepGuard
 from hookline.core.outputs import Delta, RequestOutput
 from hookline.core.plugin.host import PluginHost
+from hookline.core.request_options import options_each
 from hookline.core.requests.structured_output import StructuredOutput
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.tokenizer.codec import Codec, Prompt, as_prompts
@@ -189,8 +190,8 @@ class LLM(PoolingCalls):
         plugin fails in a step, with what it raised as the cause, PlanError if it is the scheduler; RankError if a rank
         is lost.
         """
-        infos = {"priority": priority, "tags": tags, "deadline_s": deadline_s, "cache_salt": cache_salt}
-        return self._call(prompts, params, {**infos, "timeout_s": timeout_s}).outputs(progress)
+        options = priority, tags, deadline_s, cache_salt, timeout_s
+        return self._call(prompts, params, options).outputs(progress)
 
     def stream(
         self,
@@ -211,21 +212,19 @@ class LLM(PoolingCalls):
         the output's text. Steps are done as the iterator is asked; when it is closed or dropped, its requests end.
         Raises: as generate.
         """
-        infos = {"priority": priority, "tags": tags, "deadline_s": deadline_s, "cache_salt": cache_salt}
-        return self._call(
-            prompts, params, {**infos, "timeout_s": timeout_s}, follows=True, is_cumulative=cumulative
-        ).run()
+        options = priority, tags, deadline_s, cache_salt, timeout_s
+        return self._call(prompts, params, options, follows=True, is_cumulative=cumulative).run()
 
     def _call(
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None,
-        infos: Mapping[str, Any],
-        **options: Any,
+        options: tuple[Any, ...],
+        **ways: bool,
     ) -> Call:
         wanted = as_prompts(prompts)
-        asked = list(zip(wanted, params_each(params, SamplingParams, len(wanted)), strict=True))
-        return Call(self.output_processor, asked, infos_each(infos, len(wanted)), **options)
+        each = params_each(params, SamplingParams, len(wanted)), options_each(len(wanted), *options)
+        return Call(self.output_processor, [Asked(*one) for one in zip(wanted, *each, strict=True)], **ways)
 
     @property
     def observers(self) -> dict[str, Any]:

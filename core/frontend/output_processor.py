@@ -72,11 +72,11 @@ class OutputProcessor:
         prompt_index: int = 0,
         follows: bool = False,
         is_cumulative: bool = False,
-        **options: Any,
+        **given: Any,
     ) -> list[int]:
         """Queue the n completions of a prompt and return their ids; `send` gets their Deltas, and each end once.
 
-        follows: a Delta with every token, not only at the end. options: of Engine.add.
+        follows: a Delta with every token, not only at the end. given: arguments of Engine.add.
         Raises: RequestError if the prompt cannot be served, or not now; none of its completions is queued then.
         """
         self.engine.check_room(params.n)
@@ -88,7 +88,7 @@ class OutputProcessor:
         try:
             for index, one in enumerate(with_word_ids(params, self.codec).each()):
                 reader = self._reader(token_ids, one, follows) if follows or one.stop else None
-                id_ = self.engine.add(token_ids, one, watcher=reader, like=ids[0] if ids else None, **options)
+                id_ = self.engine.add(token_ids, one, watcher=reader, like=ids[0] if ids else None, **given)
                 if reader is not None:
                     reader.request_id = id_
                 self._entries[id_] = _Entry(prompt_index, index, send, one, reader, is_cumulative)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from hookline.core.frontend.generation import Call, ProgressBar, infos_each, params_each
+from hookline.core.frontend.generation import Asked, Call, ProgressBar, params_each
 from hookline.core.frontend.output_processor import OutputProcessor
 from hookline.core.frontend.relevance import (
     QWEN3_RERANKER,
@@ -21,6 +20,7 @@ from hookline.core.frontend.relevance import (
 )
 from hookline.core.outputs import RequestOutput
 from hookline.core.pooling_params import CLASSIFY, PoolingDefaults, PoolingParams
+from hookline.core.request_options import PLAIN, RequestOptions, options_each
 from hookline.core.sampling_params import NOT_SAMPLED
 from hookline.core.tokenizer.codec import Codec, Prompt, as_prompts
 
@@ -59,9 +59,8 @@ class PoolingCalls:
         Raises: as generate.
         """
         wanted = as_prompts(prompts)
-        infos = {"priority": priority, "tags": tags, "deadline_s": deadline_s, "cache_salt": cache_salt}
-        infos = {**infos, "timeout_s": timeout_s}
-        return self._pool(wanted, params_each(params, PoolingParams, len(wanted)), infos, progress)
+        options = options_each(len(wanted), priority, tags, deadline_s, cache_salt, timeout_s)
+        return self._pool(wanted, params_each(params, PoolingParams, len(wanted)), options, progress)
 
     def classify(
         self,
@@ -80,8 +79,9 @@ class PoolingCalls:
         Their softmax gives the classes' probabilities. Arguments as for `embed`.
         Raises: as generate.
         """
-        infos: dict[str, Any] = {"priority": priority, "tags": tags, "deadline_s": deadline_s, "cache_salt": cache_salt}
-        return self.embed(prompts, params, timeout_s=timeout_s, progress=progress, **infos)
+        wanted = as_prompts(prompts)
+        options = options_each(len(wanted), priority, tags, deadline_s, cache_salt, timeout_s)
+        return self._pool(wanted, params_each(params, PoolingParams, len(wanted)), options, progress)
 
     def score(
         self,
@@ -105,31 +105,25 @@ class PoolingCalls:
         """
         texts = as_texts(documents)
         check_texts(query, *texts)
-        infos = {"priority": priority, "tags": tags, "deadline_s": deadline_s, "cache_salt": cache_salt}
-        infos = {**infos, "timeout_s": timeout_s}
+        options = options_each(len(texts), priority, tags, deadline_s, cache_salt, timeout_s)
         pooling = scoring_params(params, self.pooling_defaults.scored_by)
         if pooling is None:
             each = params_each(embedding_params(params), PoolingParams, 1 + len(texts))
-            found = self._pool([query, *texts], each, _with_first(infos, len(texts)), progress)
+            found = self._pool([query, *texts], each, [*(options[:1] or [PLAIN]), *options], progress)
             return [scored(output, cosine(found[0])) for output in found[1:]]
         prompts = [pair_tokens(self.codec, template, query, text) for text in texts]
-        outputs = self._pool(prompts, params_each(pooling, PoolingParams, len(texts)), infos, progress)
+        outputs = self._pool(prompts, params_each(pooling, PoolingParams, len(texts)), options, progress)
         return [scored(output, reading(pooling)) for output in outputs]
 
     def _pool(
         self,
         prompts: Sequence[Prompt],
         params: Sequence[PoolingParams],
-        infos: Mapping[str, Any],
+        options: Sequence[RequestOptions],
         progress: bool | ProgressBar | None,
     ) -> list[RequestOutput]:
-        each = infos_each(infos, len(prompts))
-        own = [{**info, "pooling": one} for info, one in zip(each, params, strict=True)]
-        asked = [(prompt, NOT_SAMPLED) for prompt in prompts]
-        return Call(self.output_processor, asked, own).outputs(progress)
-
-
-def _with_first(infos: Mapping[str, Any], count: int) -> dict[str, Any]:
-    """The arguments of a query before its documents: those of the first of them."""
-    each = infos_each(infos, count)
-    return {name: [each[0][name], *(one[name] for one in each)] for name in infos} if each else dict(infos)
+        asked = [
+            Asked(prompt, NOT_SAMPLED, option, one)
+            for prompt, one, option in zip(prompts, params, options, strict=True)
+        ]
+        return Call(self.output_processor, asked).outputs(progress)

@@ -14,7 +14,7 @@ from hashlib import blake2b
 import xxhash
 
 ROOT = 0
-"""Serial of the empty prefix; a request with a cache salt has another one in its place (RequestInfo.prefix_root)."""
+"""Serial of the empty prefix; a request with a cache salt has another one in its place (RequestOptions.prefix_root)."""
 MAX_HASH = 2**64 - 1
 HASH_BITS = 256
 """Bits of a hash that names a whole prefix."""

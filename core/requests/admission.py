@@ -5,7 +5,6 @@ This happens once, on arrival, so that no request is queued that can never be se
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -17,13 +16,13 @@ import numpy as np
 from hookline.core.contracts import Limits, RequestFacts
 from hookline.core.errors import PluginError, PluginFault, PromptTooLongError, QueueFullError, RequestError, shown
 from hookline.core.pooling_params import PoolingParams
-from hookline.core.request_info import PLAIN, RequestInfo
+from hookline.core.request_options import PLAIN, RequestOptions
 from hookline.core.requests.logits_processing import Processing
 from hookline.core.requests.pooling import Poolers
 from hookline.core.requests.request import Request, TokenArray, Watcher
 from hookline.core.requests.request_queue import RequestQueue
 from hookline.core.requests.token_followers import TokenFollowers
-from hookline.core.sampling_params import SamplingParams, as_float, derived_seed
+from hookline.core.sampling_params import SamplingParams, derived_seed
 
 NOTHING_DRAWN = SamplingParams(temperature=0.0, max_tokens=1)
 """The parameters of requests that draw no token."""
@@ -73,7 +72,7 @@ def admit(
     params: SamplingParams,
     *,
     prompt: str | None = None,
-    info: RequestInfo = PLAIN,
+    options: RequestOptions = PLAIN,
     arrival_s: float = 0.0,
     watcher: Watcher | None = None,
     like: Request | None = None,
@@ -88,7 +87,7 @@ def admit(
     stop strings without a watcher that looks for them.
     """
     if pooling is not None:
-        return _pooled(limits, id, prompt_token_ids, pooling, prompt=prompt, info=info, arrival_s=arrival_s)
+        return _pooled(limits, id, prompt_token_ids, pooling, prompt=prompt, options=options, arrival_s=arrival_s)
     if limits.no_generation is not None:
         raise RequestError(limits.no_generation)
     if params.n != 1:
@@ -125,18 +124,18 @@ def admit(
         followers=followers,
         prompt=prompt,
         arrival_s=arrival_s,
-        info=info,
+        options=options,
         watcher=watcher,
     )
 
 
 def _pooled(
-    limits: EngineLimits, id: int, prompt_token_ids: Sequence[int], pooling: PoolingParams, **options: Any
+    limits: EngineLimits, id: int, prompt_token_ids: Sequence[int], pooling: PoolingParams, **further: Any
 ) -> Request:
     """Make a request that ends with a vector when its prompt is computed. Raises: RequestError as `admit` does."""
     tokens = _checked_tokens(limits, prompt_token_ids, num_outputs=0)
     size, prepared = limits.plan.block_size, limits.poolers.prepare(pooling)
-    return Request(id, tokens, NOTHING_DRAWN, max_tokens=0, block_size=size, seed=0, pooling=prepared, **options)
+    return Request(id, tokens, NOTHING_DRAWN, max_tokens=0, block_size=size, seed=0, pooling=prepared, **further)
 
 
 def _check_draws(params: SamplingParams, stop_ids: frozenset[int], vocab_size: int) -> None:
@@ -156,16 +155,6 @@ def _check_draws(params: SamplingParams, stop_ids: frozenset[int], vocab_size: i
             f"sampling.allowed_token_ids={shown(list(allowed))} holds only tokens that end the request, which "
             f"sampling.min_tokens={params.min_tokens} forbids; allow another one, or set min_tokens=0"
         )
-
-
-def checked_timeout_s(timeout_s: float | None) -> float | None:
-    """A request's time limit as seconds, or None.
-
-    Raises: RequestError if it is neither None nor a positive number.
-    """
-    if timeout_s is not None and not 0 < as_float(timeout_s) < math.inf:
-        raise RequestError(f"timeout_s={shown(timeout_s)} must be a finite number of seconds above 0, or None")
-    return timeout_s
 
 
 def check_room(limits: EngineLimits, queue: RequestQueue, num_requests: int) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from hookline.core.contracts import RequestBegin
 from hookline.core.errors import HooklineError
 from hookline.core.outputs import FinishReason, RequestOutput, Timings
-from hookline.core.request_info import PLAIN, RequestInfo
+from hookline.core.request_options import NO_TAGS, PLAIN, RequestOptions
 from hookline.core.requests.logits_processing import NOTHING, Prepared
 from hookline.core.requests.pooling import Pooling
 from hookline.core.requests.scores import Scores
@@ -99,12 +99,12 @@ class Request:
         "first_token_s",
         "followers",
         "group_blocks",
-        "info",
         "match",
         "max_tokens",
         "num_cached_tokens",
         "num_preemptions",
         "num_prompt_tokens",
+        "options",
         "params",
         "parent_serial",
         "pooling",
@@ -169,7 +169,7 @@ class Request:
         followers: TokenFollowers | None = None,
         prompt: str | None = None,
         arrival_s: float = 0.0,
-        info: RequestInfo = PLAIN,
+        options: RequestOptions = PLAIN,
         watcher: Watcher | None = None,
         pooling: Pooling | None = None,
     ) -> None:
@@ -181,11 +181,11 @@ class Request:
         self.arrival_s = arrival_s
         self.scheduled_s: float | None = None
         self.first_token_s: float | None = None
-        self.info = info
-        self.priority, self.tags = info.priority, info.tags
-        self.deadline_s = None if info.deadline_s is None else arrival_s + info.deadline_s
+        self.options = options
+        self.priority, self.tags = options.priority, options.tags or NO_TAGS
+        self.deadline_s = None if options.deadline_s is None else arrival_s + options.deadline_s
         """When it should be done, on the engine's clock."""
-        self.prefix_root = info.prefix_root
+        self.prefix_root = options.prefix_root
         self.watcher = watcher
         self.stop_string: str | None = None
         self.seed = seed
@@ -344,17 +344,16 @@ class Request:
 
     def begin(self) -> RequestBegin:
         """What observers are told of the request when it begins, or has its first token."""
-        info = self.info
         return RequestBegin(
             self.id,
             self.arrival_s,
             self.num_prompt_tokens,
             self.params,
-            info.priority,
-            info.tags,
-            info.deadline_s,
+            self.priority,
+            self.tags,
+            self.options.deadline_s,
             is_pooled=self.pooling is not None,
-            trace=info.trace,
+            trace=self.options.trace or NO_TAGS,
         )
 
     def output(
@@ -375,8 +374,8 @@ class Request:
             stop_reason=self._stop_reason() if reason is FinishReason.STOP else None,
             timings=Timings(self.arrival_s, self.scheduled_s, self.first_token_s, now_s),
             tags=dict(self.tags),
-            priority=self.info.priority,
-            deadline_s=self.info.deadline_s,
+            priority=self.priority,
+            deadline_s=self.options.deadline_s,
             vector=self.vector,
             is_fault=is_fault,
         )

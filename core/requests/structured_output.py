@@ -23,7 +23,7 @@ from hookline.core.plugin.blame import Blaming, breach
 from hookline.core.plugin.needs import schema_rules
 from hookline.core.plugin.problems import with_line
 from hookline.core.plugin.registry import Entry
-from hookline.core.request_info import NO_TAGS
+from hookline.core.request_options import NO_TAGS
 from hookline.core.requests.compile_pool import CompileJob, CompilePool
 from hookline.core.requests.end_text import EndText
 from hookline.core.structured_outputs import StructuredOutputs

@@ -45,20 +45,18 @@ def execute(run: RunConfig, host: PluginHost) -> int:
     from hookline.core.frontend.llm import LLM
     from hookline.core.frontend.profiling import profiled
     from hookline.core.frontend.progress import progress_bar
-    from hookline.core.request_info import NOT_SAID
+    from hookline.core.request_options import LINE_KEYS
     from hookline.core.run.results import failures, with_refused, with_sources
 
     if run.output is None:
         require_output()
     with LLM.from_config(run.config, host) as llm, profiled(llm, run.profile):
-        infos: dict[str, Any] = {
-            name: [info.get(name, default) for info in run.infos] for name, default in NOT_SAID.items()
-        }
+        options: dict[str, Any] = {name: [getattr(one, name) for one in run.options] for name in LINE_KEYS}
         progress = progress_bar(len(run.prompts))
         if run.pooling is None:
-            outputs = llm.generate(run.prompts, run.params, **infos, progress=progress)
+            outputs = llm.generate(run.prompts, run.params, **options, progress=progress)
         else:
-            outputs = llm.embed(run.prompts, run.pooling, **infos, progress=progress)
+            outputs = llm.embed(run.prompts, run.pooling, **options, progress=progress)
         outputs = with_refused(with_sources(outputs, run.sources), run.refused)
         show(run, outputs, is_chat=llm.config.model.config.chat)
     failed = failures(outputs)

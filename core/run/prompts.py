@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from hookline.core.cli.stdin import SOURCES, piped_text
 from hookline.core.config.schema import unknown_key
 from hookline.core.errors import ConfigError, RequestError, shown
-from hookline.core.request_info import INFO_KEYS
+from hookline.core.request_options import LINE_KEYS
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.util.files import path_of, read_bounded
 from hookline.core.util.json_lines import BOM, json_object, numbered_lines
@@ -25,14 +25,14 @@ _FORMS = ("prompt", "messages", "prompt_token_ids")
 
 
 class PromptLine(NamedTuple):
-    """One prompt. info: what was given of INFO_KEYS, unchecked.
+    """One prompt. options: the values of LINE_KEYS that were given, unchecked.
 
     place: its file and line number. error: why it is no request; it is then refused alone, and has no prompt.
     """
 
     prompt: Any
     params: SamplingParams
-    info: Mapping[str, Any] = {}
+    options: Mapping[str, Any] = {}
     place: str = ""
     error: str = ""
 
@@ -49,9 +49,9 @@ def read_prompts(
     tree: Mapping[str, Any],
     params: SamplingParams,
     stdin: Callable[[], str | None] | None = None,
-    info: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Prompts:
-    """The prompts, each with its sampling parameters and what it says of itself; params, info: of all of them.
+    """The prompts, each with its sampling parameters and what it says of itself; params, options: of all of them.
 
     Without any source, standard input counts if it is piped and not empty, one prompt a line; else the default prompts.
     With a source it is not read: a script that runs Hookline in a loop keeps its own input.
@@ -62,14 +62,14 @@ def read_prompts(
     if len(given) > 1:
         raise ConfigError(f"{' and '.join(given)} are both set; give the prompts one way")
     if given == ["prompts_file"]:
-        return _from_file(path_of(tree["prompts_file"]), params, info or {})
+        return _from_file(path_of(tree["prompts_file"]), params, options or {})
     if given == ["prompts"]:
         prompts = _checked_list(tree["prompts"])
     elif given == ["prompt"]:
         prompts = [str(tree["prompt"])]
     else:
         prompts = _lines((stdin or piped_text)() or "") or [*DEFAULT_PROMPTS]
-    return [PromptLine(prompt, params, info or {}) for prompt in prompts]
+    return [PromptLine(prompt, params, options or {}) for prompt in prompts]
 
 
 def _lines(text: str) -> list[str]:
@@ -88,14 +88,14 @@ def _checked_list(prompts: Any) -> list[Any]:
     return prompts
 
 
-def _from_file(path: Path, params: SamplingParams, info: Mapping[str, Any]) -> Prompts:
+def _from_file(path: Path, params: SamplingParams, options: Mapping[str, Any]) -> Prompts:
     if path.suffix not in (".txt", ".jsonl"):
         raise ConfigError(f"prompts_file={path}: the name must end in .txt (a prompt a line) or .jsonl")
     data = read_bounded(path, "prompts_file")
     read = _from_json if path.suffix == ".jsonl" else _from_text
     lines = []
     for number, text in _decoded(data.removeprefix(BOM)):
-        line = PromptLine(None, params, info, f"{path}:{number}")
+        line = PromptLine(None, params, options, f"{path}:{number}")
         try:
             lines.append(read(text, line))
         except (ConfigError, RequestError) as error:
@@ -141,16 +141,16 @@ def _from_json(text: str | UnicodeDecodeError, line: PromptLine) -> PromptLine:
     except ValueError as error:
         raise ConfigError(str(error)) from error
     forms = [form for form in _FORMS if form in values]
-    sampling = {key: value for key, value in values.items() if key not in (*_FORMS, *INFO_KEYS)}
+    sampling = {key: value for key, value in values.items() if key not in (*_FORMS, *LINE_KEYS)}
     defaults = asdict(line.params)
     for key in sampling:
         if key not in defaults:
-            raise ConfigError(unknown_key(key, [*_FORMS, *INFO_KEYS, *defaults]))
+            raise ConfigError(unknown_key(key, [*_FORMS, *LINE_KEYS, *defaults]))
     if len(forms) != 1:
         raise ConfigError(f"needs one of {', '.join(_FORMS)}; it has {' and '.join(forms) or 'none'}")
     prompt, params = _checked_form(forms[0], values[forms[0]]), SamplingParams.of(defaults | sampling)
-    own = {key: values[key] for key in INFO_KEYS if key in values}
-    return line._replace(prompt=prompt, params=params, info=merge(line.info, own))
+    own = {key: values[key] for key in LINE_KEYS if key in values}
+    return line._replace(prompt=prompt, params=params, options=merge(line.options, own))
 
 
 def _checked_form(form: str, value: Any) -> Any:

@@ -17,7 +17,7 @@ from hookline.core.frontend.profiling import Profile, ProfileKeys
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.registry import KINDS
 from hookline.core.pooling_params import CLASSIFY, EMBED, PoolingParams
-from hookline.core.request_info import INFO_KEYS, RequestInfo
+from hookline.core.request_options import LINE_KEYS, RequestOptions
 from hookline.core.run.prompts import PromptLine, check_any_good, read_prompts
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.util.files import check_writable, path_of
@@ -77,7 +77,7 @@ RUN_KEYS = (*KINDS, *(one.name for one in fields(RunKeys)))
 class RunConfig:
     """A validated run.
 
-    params: one for each prompt. infos: for each, its INFO_KEYS as they were given. output: a .jsonl file; None prints
+    params: one for each prompt. options: one for each prompt, too. output: a .jsonl file; None prints
     text. usage: say what it took. profile: the steps to trace; None traces none. refused: why lines of a prompts file
     are no prompts, by their places among all that was asked for. pooling: of vectors; None completes. sources: of each
     prompt the file and line that it came from, "" if it came from none.
@@ -86,7 +86,7 @@ class RunConfig:
     config: Config
     prompts: list[Any]
     params: list[SamplingParams]
-    infos: list[Mapping[str, Any]]
+    options: list[RequestOptions]
     output: Path | None = None
     usage: bool = False
     profile: Profile | None = None
@@ -108,9 +108,9 @@ def validate_run(tree: Mapping[str, Any], host: PluginHost, stdin: Callable[[], 
     pooling, sampled = _pooling(tree), SamplingParams.of(sampling)
     _refuse_unused(sampled, pooling)
     output, profile = _checked_output(tree.get("output"), has_vectors=pooling is not None), Profile.of(tree)
-    infos = {key: tree[key] for key in INFO_KEYS if tree.get(key) is not None}
-    RequestInfo.validated(**infos, tag_keys=config.engine.tag_keys)
-    lines = read_prompts(tree, sampled, stdin, infos)
+    given = {key: tree[key] for key in LINE_KEYS if tree.get(key) is not None}
+    RequestOptions(**given).checked(config.engine.tag_keys)
+    lines = read_prompts(tree, sampled, stdin, given)
     usage = tree.get("usage", False)
     if not isinstance(usage, bool):
         raise ConfigError(f"usage={usage!r} is not a bool")
@@ -127,7 +127,7 @@ def validate_run(tree: Mapping[str, Any], host: PluginHost, stdin: Callable[[], 
         config,
         [line.prompt for line in good],
         [line.params for line in good],
-        [line.info for line in good],
+        [RequestOptions(**line.options) for line in good],
         output,
         usage,
         profile,
@@ -154,7 +154,7 @@ def _checked(
     try:
         _refuse_unused(line.params, pooling)
         check(line.params)
-        RequestInfo.validated(**line.info, tag_keys=tag_keys)
+        RequestOptions(**line.options).checked(tag_keys)
     except (ConfigError, RequestError) as error:
         return line.refused(error)
     return line

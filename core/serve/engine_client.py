@@ -7,17 +7,17 @@ one), `core.serve.processes.replica_client` (several of these); `core.testing.en
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self, Unpack
 
 from hookline.core.pooling_params import SCORE
-from hookline.core.requests.admission import checked_timeout_s
 
 if TYPE_CHECKING:
     from hookline.core.frontend.llm import LLM
     from hookline.core.outputs import Delta
     from hookline.core.pooling_params import PoolingParams
+    from hookline.core.request_options import OptionKeys
     from hookline.core.sampling_params import SamplingParams
     from hookline.core.tokenizer.codec import Codec, Prompt
 
@@ -108,17 +108,6 @@ def total_load(loads: Sequence[EngineLoad]) -> EngineLoad:
     return EngineLoad(*(sum(values) for values in zip(*(astuple(one) for one in loads), strict=True)))
 
 
-def limited_timeout_s(asked_s: float | None, limit_s: float | None) -> float | None:
-    """The shorter of what a request asks for and what the server allows; None: no limit.
-
-    Raises: RequestError if it is no number of seconds.
-    """
-    checked_s = checked_timeout_s(asked_s)
-    if checked_s is None or limit_s is None:
-        return limit_s if checked_s is None else checked_s
-    return min(checked_s, limit_s)
-
-
 class DeltaStream(Protocol):
     """The Deltas of one prompt's completions; ends behind the last Delta of the last completion.
 
@@ -152,18 +141,13 @@ class EngineClient(Protocol):
         prompt: Prompt,
         params: SamplingParams,
         *,
-        priority: int = 0,
-        tags: Mapping[str, str] | None = None,
-        deadline_s: float | None = None,
-        cache_salt: str | None = None,
-        trace: Mapping[str, str] | None = None,
-        timeout_s: float | None = None,
         session: str | None = None,
         pooling: PoolingParams | None = None,
+        **keys: Unpack[OptionKeys],
     ) -> DeltaStream:
         """Queue a prompt: a text, token ids or chat messages. Arguments as those of AsyncLLM.stream.
 
-        session: requests of one go to the same replica, where there are several.
+        keys: of the RequestOptions. session: requests of one go to the same replica, where there are several.
         pooling: in place of params, which are not looked at then; the only Delta's output has the vector.
 
         With params.n > 1 the Deltas' `index` tells the completions apart. The last Delta of a completion has its

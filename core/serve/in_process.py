@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 
 from hookline.core.errors import EngineError, QueueFullError
-from hookline.core.serve.engine_client import EngineLoad, facts_of, limited_timeout_s, served_model
+from hookline.core.request_options import RequestOptions
+from hookline.core.serve.engine_client import EngineLoad, facts_of, served_model
 
 if TYPE_CHECKING:
     from hookline.core.frontend.async_llm import AsyncLLM
     from hookline.core.frontend.request_stream import RequestStream
     from hookline.core.pooling_params import PoolingParams
+    from hookline.core.request_options import OptionKeys
     from hookline.core.sampling_params import SamplingParams
     from hookline.core.serve.settings import ServeConfig
     from hookline.core.serve.throughput import Throughput
@@ -33,14 +34,9 @@ class InProcessClient:
         prompt: Prompt,
         params: SamplingParams,
         *,
-        priority: int = 0,
-        tags: Mapping[str, str] | None = None,
-        deadline_s: float | None = None,
-        cache_salt: str | None = None,
-        trace: Mapping[str, str] | None = None,
-        timeout_s: float | None = None,
         session: str | None = None,
         pooling: PoolingParams | None = None,
+        **keys: Unpack[OptionKeys],
     ) -> RequestStream:
         """See EngineClient."""
         if self.death is not None:
@@ -49,12 +45,10 @@ class InProcessClient:
             full = QueueFullError("serve.max_requests", self._settings.max_requests, self._llm.num_open, 0)
             self._llm.refuse(full)
             raise full
-        options: dict[str, Any] = {"tags": tags, "deadline_s": deadline_s, "cache_salt": cache_salt, "trace": trace}
-        given = {name: value for name, value in options.items() if value is not None}
-        timeout_s = limited_timeout_s(timeout_s, self._settings.timeout_s)
+        given = RequestOptions(**keys).limited(self._settings.timeout_s).given()
         if pooling is not None:
-            return self._llm.pool(prompt, pooling, priority=priority, timeout_s=timeout_s, **given)
-        return self._llm.stream(prompt, params, priority=priority, timeout_s=timeout_s, **given)
+            return self._llm.pool(prompt, pooling, **given)
+        return self._llm.stream(prompt, params, **given)
 
     def load(self) -> EngineLoad:
         """See EngineClient."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from hookline.core.contracts import Scheduler
 from hookline.core.engine.engine import Engine
+from hookline.core.request_options import RequestOptions
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.simulate.executor import VirtualClock
 from hookline.core.testing.fakes import fake_engine
@@ -25,7 +26,7 @@ def add_for(engine: Engine, tenant: str, rng: random.Random) -> int:
     """A request of 4 to 20 tokens that generates up to 16."""
     prompt = [rng.randrange(1, 50) for _ in range(rng.randint(4, 20))]
     params = SamplingParams(max_tokens=rng.randint(1, 16), seed=rng.randrange(1000), ignore_eos=True)
-    return engine.add(prompt, params, tags={"tenant": tenant})
+    return engine.add(prompt, params, options=RequestOptions(tags={"tenant": tenant}))
 
 
 def served_shares(engine: Engine, backlog: Mapping[str, int], num_steps: int = 3000) -> dict[str, float]:

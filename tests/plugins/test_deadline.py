@@ -9,6 +9,7 @@ from hookline.core.bench.workload import WorkloadConfig, draw_load
 from hookline.core.config.settings import validate
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.presets import CONF
+from hookline.core.request_options import RequestOptions
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.simulate.cost import read_cost
 from hookline.core.simulate.engine import simulated_engine
@@ -39,16 +40,16 @@ def test_the_earliest_deadline_goes_first_and_ttft_stands_in_for_none():
     engine, _ = engine_at_zero(ttft_s=5.0)
     without = engine.add([1, 2], params())
     assert first_planned(engine) == without
-    later = engine.add([1, 2], params(), deadline_s=9.0)
+    later = engine.add([1, 2], params(), options=RequestOptions(deadline_s=9.0))
     assert first_planned(engine) == without
-    sooner = engine.add([1, 2], params(), deadline_s=2.0)
+    sooner = engine.add([1, 2], params(), options=RequestOptions(deadline_s=2.0))
     assert first_planned(engine) == sooner and later not in engine.queue.running
 
 
 def test_a_default_deadline_stands_in_for_none():
     engine, _ = engine_at_zero(ttft_s=0.1, default_deadline_s=8.0)
     engine.add([1, 2], params())
-    sooner = engine.add([1, 2], params(), deadline_s=7.0)
+    sooner = engine.add([1, 2], params(), options=RequestOptions(deadline_s=7.0))
     assert first_planned(engine) == sooner
 
 

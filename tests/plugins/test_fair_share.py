@@ -10,6 +10,7 @@ from hookline.core.config.settings import validate
 from hookline.core.errors import ConfigError
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.presets import CONF
+from hookline.core.request_options import RequestOptions
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.simulate.cost import read_cost
 from hookline.core.simulate.engine import simulated_engine
@@ -47,7 +48,11 @@ def test_nobodys_wait_grows_with_the_load_of_another():
 def test_of_two_tenants_the_one_that_was_served_less_goes_first():
     engine = fake_engine(fair_share(), max_num_seqs=1)
     for tenant in ("b", "c", "b", "c", "a"):
-        engine.add([1] * 8, SamplingParams(max_tokens=4, seed=1, ignore_eos=True), tags={"tenant": tenant})
+        engine.add(
+            [1] * 8,
+            SamplingParams(max_tokens=4, seed=1, ignore_eos=True),
+            options=RequestOptions(tags={"tenant": tenant}),
+        )
     assert [output.tags["tenant"] for output in drain(engine)] == ["a", "b", "c", "b", "c"]
 
 
@@ -64,7 +69,7 @@ def test_cached_tokens_are_free():
     engine = fake_engine(fair_share(weights={}), max_num_seqs=1, block_size=4)
     shared = [1] * 24
     for tenant, prompt in [("a", shared), ("b", [2] * 24), ("a", [*shared, 3]), ("a", [*shared, 4]), ("b", [2] * 3)]:
-        engine.add(prompt, SamplingParams(max_tokens=1, seed=1), tags={"tenant": tenant})
+        engine.add(prompt, SamplingParams(max_tokens=1, seed=1), options=RequestOptions(tags={"tenant": tenant}))
     assert [output.tags["tenant"] for output in drain(engine)] == ["a", "b", "a", "b", "a"]
 
 

@@ -16,6 +16,7 @@ from hookline.core.errors import PromptTooLongError, RequestError
 from hookline.core.plugin.check_plugin import new_manager
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.observers import Observers
+from hookline.core.request_options import RequestOptions
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.testing.fakes import fake_engine
 from hookline.core.testing.plain_scheduler import PlainScheduler
@@ -50,8 +51,8 @@ def params(max_tokens=4, **values):
 
 
 def test_a_request_is_a_span_with_its_figures(traced):
-    said = {"tags": {"tenant": "acme"}, "priority": 2, "deadline_s": 5.0}
-    traced.engine.add([1, 2, 3], params(temperature=0.5), **said)
+    options = RequestOptions(priority=2, tags={"tenant": "acme"}, deadline_s=5.0)
+    traced.engine.add([1, 2, 3], params(temperature=0.5), options=options)
     [output] = drain(traced.engine)
     [span] = traced.spans()
     assert (span.name, span.kind, span.status.status_code) == (
@@ -103,8 +104,10 @@ def test_a_span_lasts_as_long_as_its_request_and_marks_the_first_token(traced):
 def test_nothing_that_a_request_says_is_in_its_span(traced):
     stop = "a secret stop"
     with pytest.raises(Exception, match="needs a watcher"):
-        traced.engine.add([1], params(stop=(stop,)), prompt="a secret prompt", cache_salt="a secret salt")
-    traced.engine.add([1, 2], params(), prompt="a secret prompt", cache_salt="a secret salt")
+        traced.engine.add(
+            [1], params(stop=(stop,)), prompt="a secret prompt", options=RequestOptions(cache_salt="a secret salt")
+        )
+    traced.engine.add([1, 2], params(), prompt="a secret prompt", options=RequestOptions(cache_salt="a secret salt"))
     drain(traced.engine)
     [span] = traced.spans()
     assert "secret" not in span.to_json()
@@ -112,7 +115,9 @@ def test_nothing_that_a_request_says_is_in_its_span(traced):
 
 def test_requests_that_were_aborted_or_refused_have_spans_that_say_so(traced):
     traced.engine.abort([traced.engine.add([7], params())])
-    traced.engine.refuse([1] * 9, PromptTooLongError("the prompt says: hello"), tags={"tenant": "acme"})
+    traced.engine.refuse(
+        [1] * 9, PromptTooLongError("the prompt says: hello"), options=RequestOptions(tags={"tenant": "acme"})
+    )
     aborted, refused = traced.spans()
     assert aborted.attributes["gen_ai.response.finish_reasons"] == ("abort",)
     assert aborted.status.status_code is StatusCode.UNSET and not aborted.events
@@ -123,8 +128,8 @@ def test_requests_that_were_aborted_or_refused_have_spans_that_say_so(traced):
 
 def test_a_callers_span_is_the_parent_if_a_tag_names_it(traced):
     trace, parent = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
-    traced.engine.add([1], params(), tags={"traceparent": f"00-{trace}-{parent}-01"})
-    traced.engine.add([1], params(), tags={"traceparent": "nonsense"})
+    traced.engine.add([1], params(), options=RequestOptions(tags={"traceparent": f"00-{trace}-{parent}-01"}))
+    traced.engine.add([1], params(), options=RequestOptions(tags={"traceparent": "nonsense"}))
     drain(traced.engine)
     child, root = traced.spans()
     assert (child.context.trace_id, child.parent.span_id) == (int(trace, 16), int(parent, 16))
@@ -135,7 +140,7 @@ def test_a_request_joins_the_trace_whose_headers_came_with_it(traced):
     trace, parent = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
     headers = {"traceparent": f"00-{trace}-{parent}-01", "tracestate": "vendor=1", "baggage": "a=secret"}
     own = {"gen_ai.operation.name": "chat", "gen_ai.response.id": "chatcmpl-1"}
-    traced.engine.add([1], params(), trace={**headers, **own})
+    traced.engine.add([1], params(), options=RequestOptions(trace={**headers, **own}))
     drain(traced.engine)
     traced.observer.provider.force_flush()
     [span] = traced.exporter.get_finished_spans()
@@ -177,7 +182,7 @@ def test_a_service_has_the_name_that_opentelemetrys_variables_say(monkeypatch, e
 @pytest.mark.parametrize("trace", ["x", {"traceparent": 5}, {"baggage": "x" * 8193}, ["traceparent"]])
 def test_a_trace_that_is_none_is_refused_in_one_line(traced, trace):
     with pytest.raises(RequestError, match="must be a mapping of names to texts, of at most 8192 characters each"):
-        traced.engine.add([1], params(), trace=trace)
+        traced.engine.add([1], params(), options=RequestOptions(trace=trace))
 
 
 def test_closing_the_engine_ends_and_sends_every_span():

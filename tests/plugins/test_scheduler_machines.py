@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from hookline.core.errors import RequestError
 from hookline.core.outputs import FinishReason
+from hookline.core.request_options import RequestOptions
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.testing.fakes import check_engine, completion, fake_engine
 from hookline.core.testing.scheduler_suite import JOININGS, MAX_STEPS, Gaps, endless_steps
@@ -72,7 +73,7 @@ class EngineMachine(RuleBasedStateMachine):
             max_tokens=max_tokens, min_tokens=min(min_tokens, max_tokens), seed=seed, ignore_eos=ignore_eos
         )
         try:
-            request_id = self.engine.add(prompt, params, timeout_s=timeout_s)
+            request_id = self.engine.add(prompt, params, options=RequestOptions(timeout_s=timeout_s))
         except RequestError:
             assert len(prompt) >= self.engine.limits.max_len
             return

@@ -9,7 +9,6 @@ from typing import Any
 from hookline.core.bench.remote.settings import ClientConfig
 from hookline.core.bench.workload import LoadRequest
 from hookline.core.errors import RequestError
-from hookline.core.request_info import NOT_SAID
 from hookline.core.sampling_params import UNTRUNCATED
 
 PATHS = {"ids": "/v1/completions", "text": "/v1/completions", "chat": "/v1/chat/completions"}
@@ -93,8 +92,8 @@ class Bodies:
 
 def _said(request: LoadRequest) -> dict[str, Any]:
     """What a request says of itself; members that it does not use are left out, as other servers need not know them."""
-    said = {**request.info.as_options(), "tags": dict(request.info.tags) or None}
-    return {name: value for name, value in said.items() if value != NOT_SAID[name]}
+    given = request.options.given()
+    return given | {"tags": dict(given["tags"])} if "tags" in given else given
 
 
 def as_text(tokens: list[int]) -> str:

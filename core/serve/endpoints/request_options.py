@@ -9,7 +9,7 @@ import msgspec
 from starlette.datastructures import Headers
 
 from hookline.core.errors import clipped
-from hookline.core.request_info import MAX_TRACE_CHARACTERS, NO_TAGS
+from hookline.core.request_options import MAX_TRACE_CHARACTERS, NO_TAGS
 from hookline.core.sampling_params import as_float
 from hookline.core.serve.endpoints.body import number_header
 from hookline.core.serve.errors import invalid

@@ -19,7 +19,7 @@ from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.needs import schema_rules
 from hookline.core.plugin.registry import GRAMMARS
 from hookline.core.pooling_params import PoolingParams
-from hookline.core.request_info import NO_TAGS
+from hookline.core.request_options import NO_TAGS
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.serve.endpoints.answering import EventStream
 from hookline.core.serve.endpoints.fields import SamplingFields

@@ -25,6 +25,7 @@ from hookline.core.errors import (
 )
 from hookline.core.outputs import FinishReason, RequestOutput
 from hookline.core.pooling_params import PoolingParams
+from hookline.core.request_options import RequestOptions
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.serve.processes.messages import (
     AskMetrics,
@@ -201,17 +202,20 @@ class EngineServer:
         try:
             params = SamplingParams(**message.params)
             pooling = None if message.pooling is None else PoolingParams(**message.pooling)
+            options = RequestOptions(**message.options)
             self._check_room(params.n)
             for index, one in enumerate(params.each()):
                 completion = Completion(message.handle + index, outbox)
                 like = added[0].request_id if added else None
-                options: dict[str, Any] = {
-                    **message.options,
-                    "arrival_s": message.arrival_s,
-                    "like": like,
-                    "pooling": pooling,
-                }
-                completion.request_id = self._engine.add(token_ids, one, watcher=completion, **options)
+                completion.request_id = self._engine.add(
+                    token_ids,
+                    one,
+                    options=options,
+                    arrival_s=message.arrival_s,
+                    watcher=completion,
+                    like=like,
+                    pooling=pooling,
+                )
                 added.append(completion)
                 self._add(name, completion, is_scored=one.logprobs is not None)
         except Exception as error:

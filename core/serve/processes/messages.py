@@ -38,7 +38,8 @@ class Hello(Message, frozen=True, gc=False):
 class Submit(Message, frozen=True, gc=False):
     """Queue a prompt. params: the fields of SamplingParams that are not their defaults. arrival_s: time.monotonic's.
 
-    pooling: the fields of PoolingParams, of a prompt that is pooled.
+    options: the fields of RequestOptions that are given. pooling: the fields of PoolingParams, of a prompt that is
+    pooled.
     """
 
     handle: int

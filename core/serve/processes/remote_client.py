@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from hookline.core.errors import EngineError, HooklineError, QueueFullError, RequestError, one_short_line
 from hookline.core.outputs import FinishReason, TokenLogprob
 from hookline.core.pooling_params import PoolingParams
+from hookline.core.request_options import RequestOptions
 from hookline.core.sampling_params import SamplingParams
-from hookline.core.serve.engine_client import EngineLoad, ServedModel, limited_timeout_s
+from hookline.core.serve.engine_client import EngineLoad, ServedModel
 from hookline.core.serve.errors import ApiError
 from hookline.core.serve.processes.messages import (
     AskMetrics,
@@ -44,6 +45,7 @@ from hookline.core.tokenizer.codec import snapshot, with_word_ids
 from hookline.core.tokenizer.duration import takes_long
 
 if TYPE_CHECKING:
+    from hookline.core.request_options import OptionKeys
     from hookline.core.serve.settings import ServeConfig
     from hookline.core.tokenizer.codec import Prompt
 
@@ -90,26 +92,13 @@ class RemoteClient:
         prompt: Prompt,
         params: SamplingParams,
         *,
-        priority: int = 0,
-        tags: Mapping[str, str] | None = None,
-        deadline_s: float | None = None,
-        cache_salt: str | None = None,
-        trace: Mapping[str, str] | None = None,
-        timeout_s: float | None = None,
         session: str | None = None,
         pooling: PoolingParams | None = None,
+        **keys: Unpack[OptionKeys],
     ) -> RemoteStream:
         """See EngineClient."""
         self._check_open(params.n)
-        timeout_s = limited_timeout_s(timeout_s, self._settings.timeout_s)
-        given = {
-            "tags": tags,
-            "deadline_s": deadline_s,
-            "cache_salt": cache_salt,
-            "trace": trace,
-            "timeout_s": timeout_s,
-        }
-        options = {"priority": priority, **{name: value for name, value in given.items() if value is not None}}
+        options = RequestOptions(**keys).limited(self._settings.timeout_s).given()
         handle, self._next_handle = self._next_handle, self._next_handle + params.n
         stream = RemoteStream(
             self._leave, self._loop, handle, params, prompt if isinstance(prompt, str) else None, options

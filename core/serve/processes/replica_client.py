@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 
 from hookline.core.errors import EngineError
 from hookline.core.serve.engine_client import EngineLoad, ReplicaState, total_load
@@ -12,6 +12,7 @@ from hookline.core.serve.processes.router import Router, prefix_keys
 
 if TYPE_CHECKING:
     from hookline.core.pooling_params import PoolingParams
+    from hookline.core.request_options import OptionKeys
     from hookline.core.sampling_params import SamplingParams
     from hookline.core.serve.processes.remote_client import RemoteClient
     from hookline.core.serve.processes.remote_stream import RemoteStream
@@ -33,17 +34,18 @@ class ReplicaClient:
         prompt: Prompt,
         params: SamplingParams,
         *,
-        cache_salt: str | None = None,
         session: str | None = None,
         pooling: PoolingParams | None = None,
-        **options: Any,
+        **keys: Unpack[OptionKeys],
     ) -> RemoteStream:
         """See EngineClient."""
-        keys = prefix_keys(prompt, cache_salt, session) if pooling is None else []
-        chosen = self._router.choose(keys, [one.num_at_engine if one.death is None else None for one in self._clients])
+        prefixes = prefix_keys(prompt, keys.get("cache_salt"), session) if pooling is None else []
+        chosen = self._router.choose(
+            prefixes, [one.num_at_engine if one.death is None else None for one in self._clients]
+        )
         if chosen is None:
             raise EngineError(self.death or "no replica lives")
-        return self._clients[chosen].stream(prompt, params, cache_salt=cache_salt, pooling=pooling, **options)
+        return self._clients[chosen].stream(prompt, params, pooling=pooling, **keys)
 
     def load(self) -> EngineLoad:
         """See EngineClient: the sum of all."""

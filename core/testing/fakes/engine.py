@@ -284,8 +284,8 @@ def _check_salts(cache: KVCacheManager, requests: Iterable[Request]) -> None:
     salts: dict[int, str | None] = {}
     for request in requests:
         for block in cache.held_blocks(request):
-            salt = salts.setdefault(block, request.info.cache_salt)
-            assert salt == request.info.cache_salt, f"requests with different cache salts share block {block}"
+            salt = salts.setdefault(block, request.options.cache_salt)
+            assert salt == request.options.cache_salt, f"requests with different cache salts share block {block}"
 
 
 def check_engine(engine: Engine) -> None:
@@ -296,7 +296,7 @@ def check_engine(engine: Engine) -> None:
     for request in queue.live.values():
         for block in engine.cache.held_blocks(request):
             held[block] = held.get(block, 0) + 1
-    if any(request.info.cache_salt for request in queue.live.values()):
+    if any(request.options.cache_salt for request in queue.live.values()):
         _check_salts(engine.cache, queue.live.values())
     for block in range(pool.num_blocks):
         assert pool.references(block) == held.get(block, 0), f"block {block} has a wrong reference count"

@@ -10,11 +10,12 @@ import copy
 import random
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import cycle, product
-from typing import Any
+from typing import Any, Unpack
 
 from hookline.core.contracts import FullAttention, Joining, Plan, Scheduler, SchedulerView, SlidingWindow
 from hookline.core.engine.engine import Engine
 from hookline.core.outputs import FinishReason, RequestOutput
+from hookline.core.request_options import OptionKeys, RequestOptions
 from hookline.core.requests.request import Request
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.simulate.executor import VirtualClock
@@ -112,14 +113,18 @@ class SchedulerSuite:
                 clock.sleep(STEP_S)
                 if step == 10:
                     for token, (num_tokens, max_tokens, tags) in enumerate(OTHERS):
-                        engine.add([token] * num_tokens, SamplingParams(max_tokens=max_tokens, seed=0), tags=tags)
+                        engine.add(
+                            [token] * num_tokens,
+                            SamplingParams(max_tokens=max_tokens, seed=0),
+                            options=RequestOptions(tags=tags),
+                        )
                 if step == 20:
                     early = list(engine.queue.live.values())
                 early = [request for request in early if request.id in engine.queue.live]
                 if step >= 20 and not early:
                     break
             for one in early:
-                sizes = f"{one.num_prompt_tokens} prompt tokens, max_tokens={one.max_tokens}, {dict(one.info.tags)}"
+                sizes = f"{one.num_prompt_tokens} prompt tokens, max_tokens={one.max_tokens}, {dict(one.tags)}"
                 name = f"request {one.id} ({sizes}, preempted {one.num_preemptions} times)"
                 raise AssertionError(f"{name} starves: not done after {MAX_AGE_STEPS} steps while {crowd} arrive")
 
@@ -175,7 +180,11 @@ class SchedulerSuite:
         for _ in range(3):
             for index in range(100):
                 tags = {"tenant": f"tenant {index % 3}"}
-                engine.add([index % 50] * (1 + index % 9), SamplingParams(max_tokens=1 + index % 5, seed=1), tags=tags)
+                engine.add(
+                    [index % 50] * (1 + index % 9),
+                    SamplingParams(max_tokens=1 + index % 5, seed=1),
+                    options=RequestOptions(tags=tags),
+                )
                 engine.step()
                 if index % 5 == 0:  # one that waits, and one whose prompt may be being computed just now
                     engine.abort([*list(engine.queue.live)[-1:], *list(engine.queue.running)[-1:]])
@@ -210,11 +219,12 @@ class Gaps:
 
 
 def endless_steps(
-    engine: Engine, sizes: Sequence[tuple[int, int]], num_steps: int, num_shared: int = 0, **info: Any
+    engine: Engine, sizes: Sequence[tuple[int, int]], num_steps: int, num_shared: int = 0, **keys: Unpack[OptionKeys]
 ) -> Iterator[None]:
     """Steps before each of which requests arrive until eight of these wait that were never preempted.
 
-    sizes: (prompt tokens, max_tokens), in turn. num_shared: tokens that all prompts begin with. info: as of Engine.add.
+    sizes: (prompt tokens, max_tokens), in turn. num_shared: tokens that all prompts begin with. keys: of the requests'
+    options.
     """
     arrivals, ids = enumerate(cycle(sizes)), set[int]()
     for _ in range(num_steps):
@@ -222,7 +232,9 @@ def endless_steps(
         for _ in range(NUM_WAITING - sum(request.id in ids and not request.num_preemptions for request in waiting)):
             index, (num_prompt_tokens, max_tokens) = next(arrivals)
             prompt = [0 if place < num_shared else (index + place) % 50 for place in range(num_prompt_tokens)]
-            ids.add(engine.add(prompt, SamplingParams(max_tokens=max_tokens, seed=index), **info))
+            ids.add(
+                engine.add(prompt, SamplingParams(max_tokens=max_tokens, seed=index), options=RequestOptions(**keys))
+            )
         engine.step()
         yield
 
@@ -255,7 +267,8 @@ class RandomLoad:
         num_tokens = params.num_tokens_in(max_len - len(prompt))
         tags = {"tenant": rng.choice("abc")} if rng.random() < 0.8 else None
         deadline_s = rng.choice([None, 0.001, 10.0])
-        request_id = self.engine.add(prompt, params, priority=rng.randint(0, 2), tags=tags, deadline_s=deadline_s)
+        options = RequestOptions(rng.randint(0, 2), tags, deadline_s)
+        request_id = self.engine.add(prompt, params, options=options)
         self.wanted[request_id] = completion(params.seed or 0, prompt, num_tokens, 50, [0])
 
     def steps(self, abort_chance: float = 0.0) -> Iterator[None]:

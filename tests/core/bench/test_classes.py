@@ -16,7 +16,7 @@ from hookline.core.bench.trace import read_trace
 from hookline.core.bench.workload import Load, WorkloadConfig, draw_load
 from hookline.core.config.schema import build
 from hookline.core.errors import ConfigError
-from hookline.core.request_info import RequestInfo
+from hookline.core.request_options import RequestOptions
 from hookline.core.sweep.results import objective_value
 from tests.core.bench.test_driver import ManualClock, engine_on, request
 from tests.core.bench.test_workload import CONF
@@ -31,18 +31,18 @@ def workload(*classes, **values):
 
 
 def tagged(tokens, max_tokens, tags, slo=None, **said):
-    return replace(request(tokens, max_tokens), info=RequestInfo.validated(tags=tags, **said), slo=slo or Slo())
+    return replace(request(tokens, max_tokens), options=RequestOptions(tags=tags, **said).checked(), slo=slo or Slo())
 
 
 def test_classes_are_drawn_by_their_shares_with_their_own_lengths_and_the_loads():
     load = draw_load(workload(CHAT, BATCH, num_prompts=1000), 100)
-    chat = [one for one in load.requests if one.info.tags == {"class": "chat"}]
-    batch = [one for one in load.requests if one.info.tags == {"class": "batch"}]
+    chat = [one for one in load.requests if one.options.tags == {"class": "chat"}]
+    batch = [one for one in load.requests if one.options.tags == {"class": "batch"}]
     assert len(chat) + len(batch) == 1000 and 760 < len(chat) < 840
     assert {len(one.tokens) for one in chat} == {2, 3, 4} and {one.params.max_tokens for one in chat} == {1, 2, 3}
     assert min(len(one.tokens) for one in batch) >= 20 and {one.params.max_tokens for one in batch} == {2}
     assert {one.slo for one in chat} == {Slo(ttft_s=1.5)} and {one.slo for one in batch} == {Slo()}
-    assert batch[0].info == RequestInfo(1, {"class": "batch"}, 9.0, "b")
+    assert batch[0].options == RequestOptions(1, {"class": "batch"}, 9.0, "b")
 
 
 def test_times_are_those_of_the_load_without_classes():
@@ -58,8 +58,8 @@ def test_one_class_that_says_nothing_changes_nothing():
 def test_all_turns_of_a_conversation_are_of_one_class():
     load = draw_load(workload(CHAT, BATCH, turns=[2, 4], num_prompts=40), 100)
     pairs = [(one, load.requests[one.follows]) for one in load.requests if one.follows is not None]
-    assert pairs and all(one.info == before.info for one, before in pairs)
-    assert len({one.info.priority for one in load.requests}) == 2
+    assert pairs and all(one.options == before.options for one, before in pairs)
+    assert len({one.options.priority for one in load.requests}) == 2
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_a_trace_brings_its_own_classes():
 def test_the_shipped_example_is_a_load_of_two_tenants():
     values = yaml.safe_load((CONF / "two_tenants.yaml").read_text())
     load = draw_load(build(WorkloadConfig, values, "workload"), 1000)
-    tenants = [one.info.tags["tenant"] for one in load.requests]
+    tenants = [one.options.tags["tenant"] for one in load.requests]
     assert set(tenants) == {"acme", "globex"} and 0.6 < tenants.count("acme") / len(tenants) < 0.8
 
 
@@ -170,7 +170,7 @@ def test_records_are_a_trace_of_the_same_classes(recording, tmp_path):
     lines = [line for line in (tmp_path / "requests.jsonl").read_text().splitlines() if '"error": null' in line]
     (tmp_path / "trace.jsonl").write_text("\n".join(lines))
     load = read_trace(WorkloadConfig(trace=str(tmp_path / "trace.jsonl")), 100)
-    assert [dict(one.info.tags) for one in load.requests] == [one.tags for one in recording.requests[:4]]
+    assert [dict(one.options.tags or {}) for one in load.requests] == [one.tags for one in recording.requests[:4]]
     assert [one.slo.bounds or None for one in load.requests] == [one.slo for one in recording.requests[:4]]
 
 

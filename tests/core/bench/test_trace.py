@@ -8,8 +8,8 @@ from hookline.core.bench.slo import Slo
 from hookline.core.bench.trace import read_trace
 from hookline.core.bench.workload import WorkloadConfig, draw_load
 from hookline.core.errors import ConfigError
-from hookline.core.request_info import PLAIN as NOTHING_SAID
-from hookline.core.request_info import RequestInfo
+from hookline.core.request_options import PLAIN as NOTHING_SAID
+from hookline.core.request_options import RequestOptions
 from hookline.core.sampling_params import NEUTRAL
 
 PLAIN = {"arrival_s": 0, "output_tokens": 1, "prompt_tokens": 1}
@@ -56,8 +56,8 @@ def test_all_requests_are_sampled_as_the_workload_says_and_as_no_checkpoint_does
 def test_a_line_says_whose_the_request_is_and_what_it_must_keep(trace):
     said = {"priority": 1, "tags": {"tenant": "acme"}, "deadline_s": 2, "cache_salt": "s", "slo": {"ttft_s": 0.5}}
     full, plain = read_trace(trace(PLAIN | said, PLAIN | dict.fromkeys(said)), 100).requests
-    assert full.info == RequestInfo(1, {"tenant": "acme"}, 2.0, "s")
-    assert (full.slo, plain.slo, plain.info) == (Slo(ttft_s=0.5), Slo(), NOTHING_SAID)
+    assert full.options == RequestOptions(1, {"tenant": "acme"}, 2.0, "s")
+    assert (full.slo, plain.slo, plain.options) == (Slo(ttft_s=0.5), Slo(), NOTHING_SAID)
 
 
 def test_drawn_prompts_differ_from_repetition_to_repetition(trace):

@@ -14,6 +14,7 @@ from hookline.core.errors import HooklineError, PlanError, PluginError, RequestE
 from hookline.core.kv_cache.block_pool import hash_block
 from hookline.core.outputs import FinishReason
 from hookline.core.plugin.observers import Observers
+from hookline.core.request_options import RequestOptions
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.scheduling import plan_mixed
 from hookline.core.testing.fakes import check_engine, completion, fake_engine
@@ -537,9 +538,9 @@ def test_observers_see_who_ends_at_its_time_limit_and_whoever_ended_before_is_le
 
     engine = fake_engine(PlainScheduler(), observers=observed(Watcher()))
     engine.clock = lambda: 0.0
-    engine.add([1], greedy(2), timeout_s=5.0)
+    engine.add([1], greedy(2), options=RequestOptions(timeout_s=5.0))
     drain(engine)
-    engine.add([1], greedy(50), timeout_s=5.0)
+    engine.add([1], greedy(50), options=RequestOptions(timeout_s=5.0))
     engine.step()
     engine.clock = lambda: 6.0
     [late] = engine.step()

@@ -11,6 +11,7 @@ from hookline.core.engine.policy import ServedCounts
 from hookline.core.errors import PlanError, PluginError, StepFault
 from hookline.core.outputs import FinishReason
 from hookline.core.plugin.check_contract import contract_fault
+from hookline.core.request_options import RequestOptions
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.testing.fakes import fake_engine
 from hookline.core.testing.plain_scheduler import PlainScheduler
@@ -257,7 +258,7 @@ def test_tokens_are_counted_by_the_tag_that_a_policy_asks_for():
     engine = fake_engine(Asks(), block_size=4)
     shared = [1, 2, 3, 4, 5, 6]
     for tags in ({"tenant": "a"}, {"tenant": "b", "class": "x"}, None):
-        engine.add(shared, params(max_tokens=3), tags=tags)
+        engine.add(shared, params(max_tokens=3), options=RequestOptions(tags=tags))
         drain(engine)
     assert dict(engine.served.of("tenant")) == {
         "a": ServedTokens(6, 3), "b": ServedTokens(2, 3), "": ServedTokens(2, 3)
@@ -267,7 +268,7 @@ def test_tokens_are_counted_by_the_tag_that_a_policy_asks_for():
 
 def test_nothing_is_counted_while_nobody_asks():
     engine = fake_engine(PlainScheduler())
-    engine.add([1, 2], params(), tags={"tenant": "a"})
+    engine.add([1, 2], params(), options=RequestOptions(tags={"tenant": "a"}))
     drain(engine)
     assert not engine.served.is_wanted
 

@@ -14,6 +14,7 @@ import torch
 from hookline.core.errors import CapacityError, ConfigError, RequestError, RequestFault, StepFault
 from hookline.core.outputs import FinishReason
 from hookline.core.pooling_params import PoolingParams
+from hookline.core.request_options import RequestOptions
 from hookline.core.requests.pooling import Poolers
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.testing.fakes import check_engine, completion, fake_engine
@@ -101,7 +102,7 @@ def test_a_time_limit_ends_one_that_waits() -> None:
     now = [0.0]
     engine.clock = lambda: now[0]
     engine.add([1] * 10, GREEDY)
-    late = engine.add([2] * 10, GREEDY, pooling=LAST, timeout_s=1.0)
+    late = engine.add([2] * 10, GREEDY, pooling=LAST, options=RequestOptions(timeout_s=1.0))
     engine.step()
     now[0] = 2.0
     output = finished(engine)[late]

@@ -5,9 +5,10 @@ import pytest
 
 from hookline.core.engine.engine import Engine
 from hookline.core.errors import PluginError, QueueFullError, RequestError
-from hookline.core.frontend.generation import Call
+from hookline.core.frontend.generation import Asked, Call
 from hookline.core.frontend.output_processor import OutputProcessor
 from hookline.core.outputs import FinishReason, merge_completions
+from hookline.core.request_options import RequestOptions
 from hookline.core.requests.request_queue import RequestQueue
 from hookline.core.sampling_params import SamplingParams, derived_seed
 from hookline.core.step.message import Step
@@ -49,7 +50,7 @@ def letters(num_tokens, seed=1, prompt=PROMPT):
 
 
 def outputs(counter, *prompts_and_params, **options):
-    deltas = list(Call(counter, prompts_and_params, **options).run())
+    deltas = list(Call(counter, [Asked(*one) for one in prompts_and_params], **options).run())
     found = {}
     for delta in deltas:
         if delta.output is not None:
@@ -78,7 +79,7 @@ def test_cumulative_deltas_hold_all_text_so_far(overlap):
 
 def test_only_requests_that_want_their_text_early_are_watched():
     counter = output_processor()
-    Call(counter, [(PROMPT, params())]).run().__next__()
+    Call(counter, [Asked(PROMPT, params())]).run().__next__()
     watched = []
     for one, follows in (params(), False), (params(), True), (params(stop="QQ"), False):
         [id_] = counter.add(PROMPT, one, lambda delta: None, follows=follows)
@@ -188,7 +189,7 @@ def test_a_refused_prompt_is_a_delta_with_its_error_and_the_others_run_on():
 def test_a_stream_that_is_closed_or_dropped_leaves_nothing(overlap):
     counter = output_processor(overlap=overlap)
     for num_deltas in range(12):
-        stream = Call(counter, [([*PROMPT, n], params(9, n=2)) for n in range(4)], follows=True).run()
+        stream = Call(counter, [Asked([*PROMPT, n], params(9, n=2)) for n in range(4)], follows=True).run()
         for _ in range(num_deltas):
             next(stream)
         if num_deltas % 2:
@@ -202,21 +203,21 @@ def test_a_stream_that_is_closed_or_dropped_leaves_nothing(overlap):
 def test_calls_may_nest_and_neither_loses_what_the_other_ones_steps_bring(overlap):
     counter = output_processor(overlap=overlap)
     texts = []
-    for place, delta in enumerate(Call(counter, [(PROMPT, params())], follows=True).run()):
+    for place, delta in enumerate(Call(counter, [Asked(PROMPT, params())], follows=True).run()):
         texts.append(delta.text)
         if place == 2:
-            inner = list(Call(counter, [([7, 8], params(12, seed=3))]).run())
+            inner = list(Call(counter, [Asked([7, 8], params(12, seed=3))]).run())
     assert "".join(texts) == letters(8)
     assert inner[-1].output.text == letters(12, 3, [7, 8])
 
 
 def test_requests_that_a_broken_step_ended_are_delivered_to_the_other_call():
     counter = output_processor()
-    outer = Call(counter, [(PROMPT, params())], follows=True).run()
+    outer = Call(counter, [Asked(PROMPT, params())], follows=True).run()
     next(outer)
     counter.engine.executor.launch = lambda step: 1 / 0
     with pytest.raises(ZeroDivisionError):
-        list(Call(counter, [([7, 8], params())]).run())
+        list(Call(counter, [Asked([7, 8], params())]).run())
     del counter.engine.executor.launch
     rest = list(outer)
     assert rest[-1].finish_reason is FinishReason.ERROR
@@ -226,7 +227,7 @@ def test_requests_that_a_broken_step_ended_are_delivered_to_the_other_call():
 
 def test_a_request_that_somebody_takes_off_the_engine_does_not_wait_for_ever():
     counter = output_processor()
-    stream = Call(counter, [(PROMPT, params())], follows=True).run()
+    stream = Call(counter, [Asked(PROMPT, params())], follows=True).run()
     first = next(stream)
     counter.engine.abort([first.request_id])
     [last] = list(stream)
@@ -235,7 +236,7 @@ def test_a_request_that_somebody_takes_off_the_engine_does_not_wait_for_ever():
 
 def test_closing_ends_an_open_stream_and_keeps_its_text():
     counter = output_processor()
-    stream = Call(counter, [(PROMPT, params())], follows=True).run()
+    stream = Call(counter, [Asked(PROMPT, params())], follows=True).run()
     next(stream), next(stream)
     counter.close()
     [last] = list(stream)
@@ -333,9 +334,9 @@ def test_what_waits_for_a_grammar_counts_as_waiting():
 
 def test_time_limits_of_ended_requests_are_forgotten_and_those_of_live_ones_kept():
     engine = fake_engine(PlainScheduler())
-    late = engine.add(PROMPT, params(), timeout_s=1000.0)
+    late = engine.add(PROMPT, params(), options=RequestOptions(timeout_s=1000.0))
     for _ in range(300):
-        engine.abort([engine.add(PROMPT, params(), timeout_s=2000.0)])
+        engine.abort([engine.add(PROMPT, params(), options=RequestOptions(timeout_s=2000.0))])
     assert len(engine.time_limits) < 100
     now_s = engine.clock()
     engine.clock = lambda: now_s + 1500.0
@@ -345,14 +346,14 @@ def test_time_limits_of_ended_requests_are_forgotten_and_those_of_live_ones_kept
 @pytest.mark.parametrize("timeout_s", [0, -1.0, float("nan"), float("inf"), "1", True])
 def test_a_time_limit_is_a_finite_number_above_0(timeout_s):
     with pytest.raises(RequestError) as caught:
-        fake_engine(PlainScheduler()).add(PROMPT, params(), timeout_s=timeout_s)
+        fake_engine(PlainScheduler()).add(PROMPT, params(), options=RequestOptions(timeout_s=timeout_s))
     assert str(caught.value) == f"timeout_s={timeout_s!r} must be a finite number of seconds above 0, or None"
 
 
 @pytest.mark.parametrize("priority", [1.5, "high", None, True])
 def test_a_priority_is_a_whole_number(priority):
     with pytest.raises(RequestError) as caught:
-        fake_engine(PlainScheduler()).add(PROMPT, params(), priority=priority)
+        fake_engine(PlainScheduler()).add(PROMPT, params(), options=RequestOptions(priority=priority))
     assert str(caught.value) == f"priority={priority!r} must be a whole number; lower is more urgent"
 
 
@@ -360,7 +361,8 @@ def test_requests_end_at_their_time_limit_with_what_they_have(overlap):
     counter = output_processor(overlap=overlap, max_num_seqs=2)
     now = [0.0]
     counter.engine.clock = lambda: now[0]
-    stream = Call(counter, [(PROMPT, params(50, seed=n)) for n in range(4)], follows=True, timeout_s=5.0).run()
+    options = RequestOptions(timeout_s=5.0)
+    stream = Call(counter, [Asked(PROMPT, params(50, seed=n), options) for n in range(4)], follows=True).run()
     for _ in range(6):
         next(stream)
     now[0] = 5.0
@@ -380,7 +382,7 @@ def test_requests_end_at_their_time_limit_with_what_they_have(overlap):
 )
 def test_an_argument_that_is_refused_leaves_no_request_for_the_next_call(options, message):
     counter = output_processor()
-    [refused], _ = outputs(counter, (PROMPT, params(n=3)), **options)
+    [refused], _ = outputs(counter, (PROMPT, params(n=3), RequestOptions(**options)))
     assert message in refused.error and not counter.engine.queue.live
     found, _ = outputs(counter, (PROMPT, params()))
     assert [output.text for output in found] == [letters(8)]

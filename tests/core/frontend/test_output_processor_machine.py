@@ -15,6 +15,7 @@ from hypothesis.stateful import (
 from hookline.core.errors import RequestError
 from hookline.core.frontend.output_processor import OutputProcessor
 from hookline.core.outputs import FinishReason
+from hookline.core.request_options import RequestOptions
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.testing.fakes import check_engine, completion, fake_engine
 from hookline.core.testing.plain_scheduler import PlainScheduler
@@ -86,7 +87,8 @@ class DeskMachine(RuleBasedStateMachine):
         callers = [Caller(prompt, one, is_cumulative) for one in params.each()]
         try:
             send = lambda delta: callers[delta.index].receive(delta)  # noqa: E731
-            options = {"follows": follows, "is_cumulative": is_cumulative, "timeout_s": timeout_s}
+            options = {"follows": follows, "is_cumulative": is_cumulative}
+            options["options"] = RequestOptions(timeout_s=timeout_s)
             ids = self.output_processor.add(prompt, params, send, **options)
         except RequestError:
             assert is_full and set(self.engine.queue.live) == before

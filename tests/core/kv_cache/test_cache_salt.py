@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from hookline.core.request_options import RequestOptions
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.testing.fakes import completion, fake_engine
 from hookline.core.testing.plain_scheduler import PlainScheduler
@@ -31,7 +32,7 @@ def engine_of(**options):
 
 
 def add(engine, salt, prompt=PROMPT):
-    return engine.add(prompt, SamplingParams(max_tokens=4, seed=1), cache_salt=salt)
+    return engine.add(prompt, SamplingParams(max_tokens=4, seed=1), options=RequestOptions(cache_salt=salt))
 
 
 @pytest.mark.parametrize("salts", [("a", "b"), ("a", None), (None, "a")], ids=str)
@@ -116,7 +117,7 @@ def test_a_crowd_with_preemptions_never_shares_a_block_across_salts_and_gets_its
     for number in range(40):
         prompt = [*PROMPT[: rng.randint(4, 21)], rng.randrange(50)]
         params = SamplingParams(max_tokens=rng.randint(1, 20), seed=number)
-        id_ = engine.add(prompt, params, cache_salt=rng.choice([None, "a", "b"]))
+        id_ = engine.add(prompt, params, options=RequestOptions(cache_salt=rng.choice([None, "a", "b"])))
         wanted[id_] = completion(number, prompt, params.max_tokens, 50)
     for output in drain(engine):  # which looks for shared blocks after each step
         assert output.token_ids == wanted[output.request_id]

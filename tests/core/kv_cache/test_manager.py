@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hookline.core.contracts import ALL, FullAttention, ModelSpec, Plan, SlidingWindow
 from hookline.core.errors import PlanError, RequestFault
 from hookline.core.kv_cache.manager import HOLE
+from hookline.core.request_options import RequestOptions
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.scheduling import plan_mixed
 from hookline.core.testing.fakes import FakeExecutor, check_engine, completion, fake_engine
@@ -34,8 +35,9 @@ def engine_of(layers=PAIR, scheduler=None, **options):
     return fake_engine(scheduler or PlainScheduler(), layers=layers, **{"num_blocks": 128, **options})
 
 
-def add(engine, prompt, max_tokens=4, **options):
-    return engine.add(prompt, SamplingParams(max_tokens=max_tokens, seed=1), **options)
+def add(engine, prompt, max_tokens=4, cache_salt=None):
+    options = RequestOptions(cache_salt=cache_salt)
+    return engine.add(prompt, SamplingParams(max_tokens=max_tokens, seed=1), options=options)
 
 
 def held(engine, id_):

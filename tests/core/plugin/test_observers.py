@@ -11,6 +11,7 @@ from hookline.core.errors import ConfigError, PluginError, RequestError
 from hookline.core.outputs import FinishReason
 from hookline.core.plugin.check_plugin import new_manager
 from hookline.core.plugin.observers import Observers, make_observers
+from hookline.core.request_options import RequestOptions
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.testing.fakes import completion, fake_engine
 from hookline.core.testing.plain_scheduler import PlainScheduler
@@ -233,8 +234,8 @@ def kept_diary(**options):
 def test_a_request_begins_has_a_first_token_and_ends_with_what_it_says_of_itself():
     diary, engine = kept_diary()
     params = SamplingParams(max_tokens=3, seed=1)
-    said = {"tags": {"tenant": "acme"}, "priority": 2, "deadline_s": 5}
-    id_ = engine.add([1, 2, 3], params, arrival_s=7.0, **said)
+    options = RequestOptions(priority=2, tags={"tenant": "acme"}, deadline_s=5)
+    id_ = engine.add([1, 2, 3], params, arrival_s=7.0, options=options)
     [output] = drain(engine)
     first_s = output.timings.first_token_s
     assert diary.events == [("begin", id_), ("first", id_, first_s), ("end", id_, {"tenant": "acme"})]
@@ -246,9 +247,9 @@ def test_a_request_begins_has_a_first_token_and_ends_with_what_it_says_of_itself
 def test_a_refused_request_only_ends_and_an_aborted_one_needs_no_first_token():
     diary, engine = kept_diary()
     with pytest.raises(RequestError) as refused:
-        engine.add([], SamplingParams(), tags={"a": "b"})
-    engine.refuse([], refused.value, tags={"a": "b"}, deadline_s=-1)
-    engine.refuse([], refused.value, tags={"a": "b"})
+        engine.add([], SamplingParams(), options=RequestOptions(tags={"a": "b"}))
+    engine.refuse([], refused.value, options=RequestOptions(tags={"a": "b"}, deadline_s=-1))
+    engine.refuse([], refused.value, options=RequestOptions(tags={"a": "b"}))
     engine.abort([engine.add([1], SamplingParams())])
     assert diary.events == [("end", 0, {"a": "b"}), ("end", 1, {"a": "b"}), ("begin", 2), ("end", 2, {})]
 
@@ -316,7 +317,9 @@ class Greedy(Observer):
 def test_an_observer_cannot_change_what_the_caller_gets_or_another_sees():
     observers = Observers(chosen={"first": Greedy(None), "second": Greedy(None)})
     engine = fake_engine(PlainScheduler(), observers=observers)
-    engine.add([1, 2, 3], SamplingParams(max_tokens=4, seed=1, ignore_eos=True), tags={"tenant": "a"})
+    engine.add(
+        [1, 2, 3], SamplingParams(max_tokens=4, seed=1, ignore_eos=True), options=RequestOptions(tags={"tenant": "a"})
+    )
     (output,) = drain(engine)
     assert len(output.token_ids) == 4 and output.prompt_token_ids == [1, 2, 3]
     assert output.tags == {"tenant": "a"} and output.text != "mine"

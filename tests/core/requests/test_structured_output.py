@@ -16,6 +16,7 @@ from hookline.core.contracts import StructuredOutputs
 from hookline.core.errors import RequestError, RequestFault
 from hookline.core.outputs import FinishReason
 from hookline.core.plugin.registry import GRAMMARS, Entry, Origin
+from hookline.core.request_options import RequestOptions
 from hookline.core.requests.structured_output import GrammarChoice, StructuredOutput
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.testing.fakes import check_engine, completion, fake_engine
@@ -220,8 +221,11 @@ def test_a_grammar_that_took_too_long_holds_up_no_second_thread_and_is_served_on
 
 def test_slow_grammars_of_one_tenant_leave_a_thread_to_another(backend):
     engine = make_engine(backend, compile_s=60.0, num_threads=3)
-    slow = [engine.add([1], choice("wait", str(number)), tags={"tenant": "a"}) for number in range(20)]
-    quick = engine.add([1], choice("quick"), tags={"tenant": "b"})
+    slow = [
+        engine.add([1], choice("wait", str(number)), options=RequestOptions(tags={"tenant": "a"}))
+        for number in range(20)
+    ]
+    quick = engine.add([1], choice("quick"), options=RequestOptions(tags={"tenant": "b"}))
     also_untagged = engine.add([1], choice("yes"))
     found = []
     while len(found) < 2:
@@ -242,8 +246,8 @@ def test_a_grammar_that_two_tenants_want_is_compiled_once_in_the_first_turn_that
     monkeypatch.setattr(backend, "compile", compile_and_tell)
     engine = make_engine(backend, compile_s=60.0, num_threads=2)
     for text in ("wait", "both"):
-        engine.add([1], choice(text, "of a"), tags={"tenant": "a"})
-    others = engine.add([1], choice("both", "of a"), tags={"tenant": "b"})
+        engine.add([1], choice(text, "of a"), options=RequestOptions(tags={"tenant": "a"}))
+    others = engine.add([1], choice("both", "of a"), options=RequestOptions(tags={"tenant": "b"}))
     found = []
     while not found:
         found += engine.step()
@@ -435,7 +439,10 @@ def test_a_form_that_is_refused_is_refused_at_once_the_next_time(backend):
 
 def test_a_request_that_waits_for_its_grammar_can_be_aborted_and_times_out(backend):
     engine = make_engine(backend)
-    aborted, late = engine.add([1], choice("wait")), engine.add([2], choice("wait"), timeout_s=0.02)
+    aborted, late = (
+        engine.add([1], choice("wait")),
+        engine.add([2], choice("wait"), options=RequestOptions(timeout_s=0.02)),
+    )
     assert [output.request_id for output in engine.abort([aborted])] == [aborted]
     (output,) = drain(engine)
     assert (output.request_id, output.finish_reason) == (late, FinishReason.ABORT)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hookline.core.errors import HooklineError
-from hookline.core.request_info import INFO_KEYS
+from hookline.core.request_options import LINE_KEYS
 from hookline.core.run.prompts import read_prompts
 from hookline.core.sampling_params import SamplingParams
 from tests.fuzzing import examples
@@ -23,7 +23,7 @@ LEAVES = (
 ANYTHING = st.recursive(
     LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
 )
-KEYS = ["prompt", "messages", "prompt_token_ids", "n", "stop", "logit_bias", "max_tokens", "extra_args", *INFO_KEYS]
+KEYS = ["prompt", "messages", "prompt_token_ids", "n", "stop", "logit_bias", "max_tokens", "extra_args", *LINE_KEYS]
 OBJECTS = st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=4), ANYTHING, max_size=4)
 LINES = st.one_of(
     OBJECTS.map(lambda values: json.dumps({"prompt": "a", **values}).encode()),

@@ -4,6 +4,7 @@ import pytest
 
 from hookline.core.bench.driver import drive
 from hookline.core.bench.workload import Load, LoadRequest
+from hookline.core.request_options import RequestOptions
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.simulate.cost import DECODE, PREFILL, CostModel, Curve, HostCost
 from hookline.core.simulate.executor import run_on
@@ -69,7 +70,7 @@ def test_a_request_that_comes_later_finds_the_device_free_again():
 def test_timeouts_and_idle_policies_live_on_the_virtual_clock():
     engine = fake_engine(PlainScheduler())
     clock = run_on(engine, cost())
-    engine.add([1, 2], SamplingParams(max_tokens=50), timeout_s=12.5)
+    engine.add([1, 2], SamplingParams(max_tokens=50), options=RequestOptions(timeout_s=12.5))
     outputs = []
     while engine.has_work:
         outputs += engine.step()

@@ -3,18 +3,18 @@
 import pytest
 
 from hookline.core.errors import RequestError
-from hookline.core.request_info import PLAIN, RequestInfo
+from hookline.core.request_options import PLAIN, RequestOptions
 
 
 def test_nothing_said_is_a_plain_request():
-    assert RequestInfo.validated() == PLAIN
-    assert (PLAIN.priority, dict(PLAIN.tags), PLAIN.deadline_s, PLAIN.cache_salt) == (0, {}, None, None)
+    assert RequestOptions().checked() == PLAIN
+    assert PLAIN == RequestOptions(0, None, None, None, None)
     assert PLAIN.prefix_root == 0
 
 
 def test_tags_are_a_copy_that_cannot_be_written_to():
     given = {"tenant": "acme", "a.b-c_1": "x" * 128}
-    info = RequestInfo.validated(tags=given)
+    info = RequestOptions(tags=given).checked()
     given["tenant"] = "other"
     assert info.tags["tenant"] == "acme"
     with pytest.raises(TypeError):
@@ -23,9 +23,9 @@ def test_tags_are_a_copy_that_cannot_be_written_to():
 
 def test_different_salts_have_different_roots_beyond_every_serial_and_equal_ones_the_same():
     salts = ["a", "b", "ab", "é" * 256, "\ud800"]
-    roots = [RequestInfo.validated(cache_salt=salt).prefix_root for salt in salts]
+    roots = [RequestOptions(cache_salt=salt).checked().prefix_root for salt in salts]
     assert len(set(roots)) == len(salts) and min(roots) >= 2**128
-    assert RequestInfo.validated(cache_salt="a").prefix_root == roots[0]
+    assert RequestOptions(cache_salt="a").checked().prefix_root == roots[0]
 
 
 @pytest.mark.parametrize(
@@ -37,6 +37,7 @@ def test_different_salts_have_different_roots_beyond_every_serial_and_equal_ones
         ({"deadline_s": -2}, "deadline_s=-2 must be a finite number of seconds above 0, or None"),
         ({"deadline_s": 0}, "deadline_s=0 must be a finite number of seconds above 0, or None"),
         ({"deadline_s": float("nan")}, "deadline_s=nan must be a finite number of seconds above 0, or None"),
+        ({"timeout_s": -2}, "timeout_s=-2 must be a finite number of seconds above 0, or None"),
         ({"deadline_s": "2"}, "deadline_s='2' must be a finite number of seconds above 0, or None"),
         ({"cache_salt": "x" * 257}, "cache_salt has 257 characters; at most 256 are allowed"),
         ({"cache_salt": ""}, "cache_salt='' must be a text of 1 to 256 characters, or None"),
@@ -66,8 +67,10 @@ def test_different_salts_have_different_roots_beyond_every_serial_and_equal_ones
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(given, message):
+    given = dict(given)
+    tag_keys = given.pop("tag_keys", None)
     with pytest.raises(RequestError) as refused:
-        RequestInfo.validated(**given)
+        RequestOptions(**given).checked(tag_keys)
     assert str(refused.value) == message
 
 
@@ -76,5 +79,5 @@ def test_what_cannot_be_is_refused_in_one_line(given, message):
 )
 def test_a_very_long_value_is_refused_in_a_short_line(given):
     with pytest.raises(RequestError) as refused:
-        RequestInfo.validated(**given)
+        RequestOptions(**given).checked()
     assert len(str(refused.value)) < 300
