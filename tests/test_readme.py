@@ -252,11 +252,10 @@ def test_the_ratios_that_are_quoted_follow_from_the_table(peer):
 
 
 LIMITS = {
-    "n`": [sampling_params.MAX_COMPLETIONS],
+    "completions of a prompt": [sampling_params.MAX_COMPLETIONS],
     "`logprobs`": [sampling_params.MAX_LOGPROBS],
     "`stop`": [sampling_params.MAX_STOPS, sampling_params.MAX_STOP_CHARACTERS],
     "`stop_token_ids`": [sampling_params.MAX_STOP_TOKEN_IDS],
-    "`logit_bias`": [sampling_params.MAX_BIASES],
     "`allowed_token_ids`": [sampling_params.MAX_ALLOWED_TOKEN_IDS],
     "`bad_words`": [
         sampling_params.MAX_BAD_WORDS,
