@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hookline.core.errors import shown
-from hookline.core.serve.chat.template import PLACE, text_of_part
+from hookline.core.serve.chat.template import PLACE, decoded, text_of_part
 from hookline.core.serve.chat.turn import ClientTool
 from hookline.core.serve.errors import invalid
 
@@ -151,9 +149,6 @@ def _text_of_source(source: Any, place: str, ignored: list[str]) -> str:
     if kind == "text" and isinstance(data, str):
         return data
     if kind == "base64" and is_plain and isinstance(data, str):
-        try:
-            return base64.b64decode(data, validate=True).decode()
-        except (binascii.Error, ValueError):
-            raise invalid(f"{place}.data is not text/plain in UTF-8, as base64", place) from None
+        return decoded(data, f"{place}.data")
     of_type = given.get("media_type", kind)
     raise invalid(f"{place}: this model reads text only, and the document is of type {shown(of_type)}", place)

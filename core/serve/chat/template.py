@@ -5,6 +5,8 @@ A request can give arguments to the template, but cannot set the tokenizer's own
 
 from __future__ import annotations
 
+import base64
+import binascii
 import inspect
 import json
 from collections.abc import Mapping, Sequence
@@ -21,6 +23,8 @@ _ROLES = {"developer": "system", "function": "tool"}
 """Roles that templates know under another name."""
 _TEXT_KEYS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 """Types of content parts that are text -> the key it stands under."""
+_FILES = ("file", "input_file")
+"""Types of content parts that are files; those of text are read."""
 _PART = dict.fromkeys(("type", *_TEXT_KEYS.values()))
 _CALL = {
     **dict.fromkeys(("id", "type", "index")),
@@ -120,12 +124,33 @@ def text_of_part(part: Any, place: str) -> str:
     if isinstance(part, str):
         return part
     kind = part.get("type", "text") if isinstance(part, dict) else None
+    if kind in _FILES and (data := _text_data(part, kind)) is not None:
+        return decoded(data, place)
     if isinstance(kind, str) and kind not in _TEXT_KEYS:
         raise invalid(f"{place}: this model reads text only, and the part is of type {shown(kind)}", place)
     text = part.get(_TEXT_KEYS[kind]) if isinstance(part, dict) and isinstance(kind, str) else None
     if not isinstance(text, str):
         raise invalid(f"{place}={shown(part)} is not a part with a type and a text", place)
     return text
+
+
+def _text_data(part: Values, kind: str) -> str | None:
+    """The base64 of a file's part, if it is a text by its media type."""
+    file = part.get("file") if kind == "file" else part
+    data = file.get("file_data") if isinstance(file, dict) else None
+    head, _, body = data.partition(",") if isinstance(data, str) else ("", "", "")
+    return body if head.startswith("data:text/") and head.endswith(";base64") else None
+
+
+def decoded(data: str, place: str) -> str:
+    """A text that was sent as base64.
+
+    Raises: ApiError with status 400 if it is none.
+    """
+    try:
+        return base64.b64decode(data, validate=True).decode()
+    except (binascii.Error, ValueError):
+        raise invalid(f"{place} is not a text in UTF-8, as base64", place) from None
 
 
 def _calls(calls: Any, place: str) -> list[Values]:

@@ -399,6 +399,31 @@ def test_messages_read_documents_of_text_and_name_blocks_of_other_servers(ask: A
 
 
 @pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        ("data:text/plain;base64,YWxwaGE=", 200),
+        ("data:text/markdown;charset=utf-8;base64,YWxwaGE=", 200),
+        ("data:text/plain;base64,/w==", 400),
+        ("data:application/pdf;base64,YWxwaGE=", 400),
+        (None, 400),
+    ],
+)
+def test_files_of_text_are_read_and_others_refused_by_their_place(ask: Ask, data: Any, status: int) -> None:
+    file = {"filename": "a.txt", "file_data": data}
+    for path, body in (
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "file", "file": file}]}]}),
+        ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_file", **file}]}]}),
+    ):
+        client = client_of()
+        response = ask(client, "POST", path, json=body)
+        assert response.status_code == status, response.text
+        if status == 200:
+            assert "alpha" in prompt_of(client)
+        else:
+            assert response.json()["error"]["message"].startswith(f"{next(iter(body))}[0].content[0]")
+
+
+@pytest.mark.parametrize(
     "source",
     [{"type": "base64", "media_type": "application/pdf", "data": "AAAA"}, {"type": "url", "url": "http://a"}, None],
 )
