@@ -1,6 +1,6 @@
 """Every command and snippet of README.md, CONTRIBUTING.md and docs/ is run: here, in .ci/run, or by a test named here.
 
-docs/plugins.md has a test of its own, tests/test_plugin_docs.py; docs/log.md is history.
+docs/plugins.md has a test of its own, tests/test_plugin_docs.py; docs/log is history.
 """
 
 import importlib
@@ -28,7 +28,7 @@ from tools import speed_chart
 README = ROOT / "README.md"
 PROSE = [README, *(ROOT / f"{name}.md" for name in ("CHANGELOG", "CONTRIBUTING", "SECURITY"))]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
-TESTED_ELSEWHERE = {"plugins.md", "plugins_reference.md", "log.md", "clients.md", "deploying.md", "cluster.md"}
+TESTED_ELSEWHERE = {"plugins.md", "plugins_reference.md", "clients.md", "deploying.md", "cluster.md"}
 PAGES = [*PROSE, *(page for page in DOCS if page.name not in TESTED_ELSEWHERE)]
 COMMANDS = list(dict.fromkeys(line for page in PAGES for line in commands(page)))
 SETUP = [line for line in COMMANDS if ".venv/bin/" in line]
@@ -38,7 +38,7 @@ ELSEWHERE = {
     # needs the hub or a folder of its own; test_parity.py loads checkpoints from folders, test_presets.py the presets
     'python -m core.run model=qwen3_0_6b prompt="The capital of France is"',
     "python -m core.run model.checkpoint=/path/to/folder prompts_file=prompts.txt output=answers.jsonl",
-    # needs a GPU for its size; docs/log.md has the figures
+    # needs a GPU for its size; docs/log has the figures
     "python -m core.bench workload=mixed256 model=qwen3_0_6b model.weights=random",
     "python -m core.bench workload=mixed256 model=transformers_qwen3_8b model.weights=random",
     "python -m core.bench workload=mixed256 model=transformers_llama_8b model.weights=random",

@@ -1,6 +1,6 @@
 """Times the Triton kernels beside flash-attn on one GPU, and checks each timed result against it.
 
-    python tools/bench_kernels.py                      # the shipped choices at the shapes of docs/log.md
+    python tools/bench_kernels.py                      # the shipped choices at the shapes of docs/log
     python tools/bench_kernels.py --sweep decode       # many tilings, to choose by
 
 Every figure is the median of graph replays of many launches. Decode launches read different cache blocks in turn,

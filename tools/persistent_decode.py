@@ -6,7 +6,7 @@
 
 A program on each multiprocessor goes through the layers; all meet five times a layer, where one phase needs what the
 others computed in the one before. Each asks for its part of the next weight before it meets the others, so that memory
-is busy while they wait; what it holds lies in registers. Not part of the engine: see docs/log.md for what came of it.
+is busy while they wait; what it holds lies in registers. Not part of the engine: see docs/log for what came of it.
 Legend: L layers, D hidden, F intermediate features, H heads, K kv heads, E head dim, C = (H + 2K) * E, P positions,
 S splits of a context.
 """

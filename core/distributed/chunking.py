@@ -17,7 +17,7 @@ ROW_TILE = 256
 MOST_CHUNKS = 4
 LEAST_ROWS = 4096
 """Fewer rows are not cut: small chunks cost as much in launches and slower products as hiding the sums saves
-(docs/log.md)."""
+(docs/log)."""
 
 
 def sensible_chunks(num_rows: int) -> int:

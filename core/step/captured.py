@@ -14,7 +14,7 @@ MOST_MIXED = 512
 """Mixed steps are captured only if max_num_batched_tokens is at most this; steps of prompts alone always are."""
 LAUNCH_BOUND = 1e13
 """Number of weights times number of tokens, from which on a step takes the card longer than its launch takes the host.
-A launch takes 5 to 30 ms, depending on how many threads compete for the interpreter (docs/log.md, 2026-11-22)."""
+A launch takes 5 to 30 ms, depending on how many threads compete for the interpreter (docs/log, 2026-11-22)."""
 LEAST_SAVED = 64
 """A mixed step is padded to a multiple of TILE_TOKENS only if that is at least this much below the largest step."""
 MAX_ROWS = 16

@@ -55,7 +55,7 @@ PARSERS_S = 0.1
 FEW_THREADS = 4
 """Between one thread and all of them."""
 LENGTHS = (6, 8, 10, 15, 20, 30)
-"""Characters; llguidance itself has 10 and 30. More of them hardly make masks any quicker (docs/log.md)."""
+"""Characters; llguidance itself has 10 and 30. More of them hardly make masks any quicker (docs/log)."""
 DOES_NOT_FIT = "doesn't satisfy the grammar"
 """What llguidance says of a token that its grammar does not allow, and of nothing else."""
 NO_TEXT = "NoExtension"

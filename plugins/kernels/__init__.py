@@ -49,7 +49,7 @@ def register_kernels(register: Registrar) -> None:
             shared_prefix=True,
             batch_invariant=True,
             attention=("window", "scale", "softcap", "sinks"),
-            preferred_block_size=64,  # 16 costs a tenth of decode and a third of prefill speed (docs/log.md)
+            preferred_block_size=64,  # 16 costs a tenth of decode and a third of prefill speed (docs/log)
         ),
         priority=20,
     )

@@ -48,7 +48,7 @@ def fuses_decode(num_rows: int, group: int = 1) -> bool:
     """Whether rotation and cache write of this many decode rows are faster inside the attention kernel.
 
     They then delay every program of it, but save a launch; and where programs of the next kernel find their place among
-    those still running decides more than either. As measured on an H200 (docs/log.md).
+    those still running decides more than either. As measured on an H200 (docs/log).
     """
     return num_rows <= 32 or (group >= WIDE_GROUP and num_rows <= 256)
 

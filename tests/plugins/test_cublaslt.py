@@ -53,7 +53,7 @@ def test_tiles_have_the_numbers_of_the_header(tile, number):
     ],
 )  # fmt: skip
 def test_the_tile_that_was_fastest_is_among_the_first_two(num_rows, num_out, fastest):
-    """As an exhaustive search found on an H200 (docs/log.md); cuBLASLt has no kernel of some tiles that come before."""
+    """As an exhaustive search found on an H200 (docs/log); cuBLASLt has no kernel of some tiles that come before."""
     assert fastest in filling_tiles(num_rows, num_out, H200_SMS)[:2]
 
 

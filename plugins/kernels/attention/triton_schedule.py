@@ -45,7 +45,7 @@ class DecodeTiling:
 def decode_tiling(
     num_rows: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, card: Card, group: int = 1
 ) -> DecodeTiling:
-    """The measured choice for a batch, from static sizes alone (docs/log.md).
+    """The measured choice for a batch, from static sizes alone (docs/log).
 
     Few rows are cut in small tiles and merged. With more of them a program has a row and kv head to itself, and only
     rows longer than most are cut, for merging costs more than imbalance; the fewer programs run, the more tiles of each

@@ -80,7 +80,7 @@ class Tiling:
 
 
 def tiling(num_pairs: int, num_experts: int, itemsize: int) -> Tiling:
-    """By how many pairs an expert has on average; wider types take shallower steps. Chosen on an H200 (docs/log.md)."""
+    """By how many pairs an expert has on average; wider types take shallower steps. Chosen on an H200 (docs/log)."""
     shrink = max(1, itemsize // 2)
     if num_pairs <= 8 * num_experts:
         return Tiling(16, (32, 128 // shrink, 4, 4), (32, 128 // shrink, 4, 4))

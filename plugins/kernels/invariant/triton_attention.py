@@ -49,7 +49,7 @@ class AttentionTiling:
 
     keys_left: keys and values are the left operands, of which Hopper's matrix instruction takes 64 rows and more, in
     place of queries and weights; of the right one it takes few. by_products: sums of weights are matrix products too.
-    On an H200 an element of a product has the same bits either way, and among any number of rows (docs/log.md); a sum
+    On an H200 an element of a product has the same bits either way, and among any number of rows (docs/log); a sum
     over keys that threads share has the order of their layout.
     """
 

@@ -40,7 +40,7 @@ from hookline.plugins.kernels.triton_card import Card
 
 MOST_FUSED_ROWS = 32
 """Most decode rows whose rotation is faster inside attention; more programs than run at once would each delay the next
-(docs/log.md)."""
+(docs/log)."""
 PROGRAMS_PER_SM = 2
 """Decodes whose kv heads give fewer programs than this have a program for each segment."""
 

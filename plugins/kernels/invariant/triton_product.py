@@ -120,7 +120,7 @@ def row_tiles(num_operands: int, dtype: torch.dtype, *, is_apart: bool = False) 
 
 
 def row_tile(num_rows: int, num_out: int, num_operands: int, dtype: torch.dtype) -> RowTile:
-    """The largest tile that still fills the card and has little padding; the fastest on an H200 (docs/log.md)."""
+    """The largest tile that still fills the card and has little padding; the fastest on an H200 (docs/log)."""
     tiles = row_tiles(num_operands, dtype)
     if ONLY_TILE is not None:
         return ONLY_TILE
@@ -139,7 +139,7 @@ def row_tile(num_rows: int, num_out: int, num_operands: int, dtype: torch.dtype)
 
 
 def apart_tile(num_rows: int, num_out: int, parts: int, dtype: torch.dtype) -> RowTile:
-    """The tile for programs of a part each; the fastest on an H200 (docs/log.md)."""
+    """The tile for programs of a part each; the fastest on an H200 (docs/log)."""
     *_, deep, shallow, smallest = tiles = row_tiles(1, dtype, is_apart=True)
     if ONLY_TILE is not None:
         return ONLY_TILE

@@ -21,7 +21,7 @@ from hookline.plugins.kernels.attention.triton_forms import load_rotation, rotar
 from hookline.plugins.kernels.triton_launch import cdiv, launch_options, next_power_of_2
 
 HEADS_PER_PROGRAM = 16
-"""Of whole heads: the fastest at 1 token and at 16,384 (docs/log.md)."""
+"""Of whole heads: the fastest at 1 token and at 16,384 (docs/log)."""
 VALUES_PER_PROGRAM = 2048
 """Of heads of which some values stay."""
 

@@ -23,9 +23,9 @@ WORD_BYTES = 4
 PART_MULTIPLE = 4
 """A part has a multiple of this many words, so that each begins at a multiple of 16 bytes."""
 RANKS_AT_ONCE, MOST_ROWS_AT_ONCE = 2, 128
-"""Limits of sums at once; beyond them each rank sums up a part. Measured: docs/log.md."""
+"""Limits of sums at once; beyond them each rank sums up a part. Measured: docs/log."""
 LEAST_ROWS_BY_ROWS = {2: 129, 4: 256}
-"""Ranks -> fewest rows of sums by rows, where a rank may keep its own rows alone. Measured: docs/log.md."""
+"""Ranks -> fewest rows of sums by rows, where a rank may keep its own rows alone. Measured: docs/log."""
 
 
 class Way(Enum):

@@ -2,7 +2,7 @@
 
 cuBLASLt lets its caller name a kernel's tile. Its own heuristics, and so torch, often choose one that leaves part of
 the card idle in the last wave; most of these products are 3 to 15 % faster on an H200 by a tile that does not, and a
-third at a few sizes (docs/log.md). What cuBLASLt refuses is left to torch.
+third at a few sizes (docs/log). What cuBLASLt refuses is left to torch.
 Legend: T rows, D input features, O output features.
 """
 
@@ -32,7 +32,7 @@ MOST_TILE = 41_000
 READ_COST = 32
 """Cost of reading a row of either operand for a tile, in elements computed in that time."""
 WAVES_SHARE = 0.6
-"""Share of a tile's cost that counts by waves. It put the fastest tile first in 16 of 18 searches (docs/log.md)."""
+"""Share of a tile's cost that counts by waves. It put the fastest tile first in 16 of 18 searches (docs/log)."""
 MOST_TRIED = 6
 
 _FIRST_TILES = (

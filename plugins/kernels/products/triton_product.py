@@ -55,7 +55,7 @@ class ProductTiling:
 
 
 def product_tiling(kind: Kind, num_rows: int, width: int) -> ProductTiling | None:
-    """The fastest on an H200 at Qwen3-0.6B's shapes (docs/log.md); None where the general product is faster."""
+    """The fastest on an H200 at Qwen3-0.6B's shapes (docs/log); None where the general product is faster."""
     if num_rows <= 64 and kind is Kind.PARTS:
         block_t = 16 if num_rows <= 16 and width > 2048 else 64
         all_at_once = cdiv(width // 4, 128) + 1

@@ -22,7 +22,7 @@ MAX_ROWS = 4
 MAX_WIDTH = 4096
 """Most input features: a program holds whole rows of the weight in registers."""
 MAX_WIDTH_OF_ONE_ROW = 16384
-"""The same for a single row, which leaves registers for a wider weight (docs/log.md, several GPUs)."""
+"""The same for a single row, which leaves registers for a wider weight (docs/log, several GPUs)."""
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -86,7 +86,7 @@ def fits(x_TD: Tensor, weight_OD: Tensor) -> bool:
 
 
 def _tiling(block_d: int, silu: bool) -> tuple[int, int]:
-    """Output rows and warps of a program: the fastest on an H200 at Qwen3-0.6B's shapes (docs/log.md)."""
+    """Output rows and warps of a program: the fastest on an H200 at Qwen3-0.6B's shapes (docs/log)."""
     block_o, num_warps = (4, 1) if block_d <= 1024 else (4, 4) if block_d <= 2048 else (2, 8)
     return (block_o // 2 if silu else block_o), num_warps
 

@@ -67,7 +67,7 @@ class WideScratch(PartsScratch):
 
 
 def wide_tiling(kind: Kind, num_rows: int, num_out: int, width: int, *, sends: bool = False) -> WideTiling | None:
-    """The fastest on an H200 at Qwen3-32B's and 8B's shapes (docs/log.md); None where the general product is faster.
+    """The fastest on an H200 at Qwen3-32B's and 8B's shapes (docs/log); None where the general product is faster.
 
     sends: tiles go to the ranks that sum them up, which makes up for a slower product.
     """
@@ -120,7 +120,7 @@ def _tile_rows(num_rows: int) -> int:
 def empty_with_room(num_rows: int, *sizes: int, like: Tensor) -> Tensor:
     """Uninitialised rows for a wide product to take, (num_rows, *sizes), in memory of a whole tile of them.
 
-    The copy engine takes up to twice as long for a tile that ends beyond its tensor (docs/log.md).
+    The copy engine takes up to twice as long for a tile that ends beyond its tensor (docs/log).
     """
     has_room = num_rows <= MAX_ROWS and like.is_cuda  # the interpreter would warn of what is not initialised
     rows = _tile_rows(num_rows) if has_room else num_rows
