@@ -23,10 +23,9 @@ from hookline.core.kv_cache.groups import ALL_TOKENS, CacheGroups
 from hookline.core.plugin.host import PluginHost
 from hookline.core.requests.admission import EngineLimits
 from hookline.core.sampling_params import UNTRUNCATED, SamplingParams
-from hookline.core.step.executor import Executor
+from hookline.core.step.executor import Executor, StepResult
 from hookline.core.step.message import Step
 from hookline.core.step.timing import Clock
-from hookline.core.util.arrays import IntArray
 from hookline.core.worker.results.token_transfer import TransferredTokens
 
 VOCAB_SIZE = 151936
@@ -42,8 +41,8 @@ class NoWork(Executor):
     def launch(self, step: Step) -> Any:
         return TransferredTokens(self.tokens_R[: step.num_sampled])
 
-    def collect(self, handle: TransferredTokens) -> IntArray:
-        return handle.wait()
+    def collect(self, handle: TransferredTokens) -> StepResult:
+        return StepResult(handle.wait())
 
     def time_steps(self) -> Clock:
         raise NotImplementedError("there is no device to time")

@@ -28,12 +28,12 @@ from hookline.core.plugin.host import PluginHost
 from hookline.core.requests.admission import EngineLimits
 from hookline.core.requests.structured_output import GrammarChoice, StructuredOutput
 from hookline.core.sampling_params import UNTRUNCATED, SamplingParams
-from hookline.core.step.executor import Executor
+from hookline.core.step.executor import Executor, StepResult
 from hookline.core.step.message import Step
 from hookline.core.step.timing import Clock
 from hookline.core.tokenizer.codec import Codec
 from hookline.core.tokenizer.token_bytes import grammar_vocabulary
-from hookline.core.util.arrays import IntArray, MaskArray, num_mask_words
+from hookline.core.util.arrays import MaskArray, num_mask_words
 
 ROOT = Path(__file__).resolve().parents[1]
 EOS = frozenset({151645, 151643})
@@ -74,11 +74,11 @@ class DrawsByMasks(Executor):
             handle.append(int(self.rng.choice(allowed)))
         self.since = time.perf_counter()
 
-    def collect(self, handle: Any) -> IntArray:
+    def collect(self, handle: Any) -> StepResult:
         self.note("rest")
         if self.is_profiled:
             self.profile.enable()
-        return np.array(handle, dtype=np.int64)
+        return StepResult(np.array(handle, dtype=np.int64))
 
     def time_steps(self) -> Clock:
         raise NotImplementedError("there is no device to time")

@@ -19,7 +19,7 @@ from hookline.core.bench.step_counts import StepCounter, StepCounts
 from hookline.core.contracts import StepStats
 from hookline.core.engine.engine import Engine
 from hookline.core.errors import HooklineError
-from hookline.core.step.executor import Executor
+from hookline.core.step.executor import Executor, StepResult
 from hookline.core.step.message import Step
 from hookline.core.step.timing import Clock as StepClock
 from hookline.core.util.arrays import MaskArray
@@ -146,19 +146,11 @@ class StepRecorder:
         """Pass it on."""
         self._executor.release(handle, num_rows)
 
-    def collect(self, handle: Any) -> Any:
-        """Pass the tokens on."""
-        tokens = self._executor.collect(handle)
+    def collect(self, handle: Any) -> StepResult:
+        """Pass the result on."""
+        result = self._executor.collect(handle)
         self._collected = self._launched.popleft()
-        return tokens
-
-    def collect_vectors(self, handle: Any) -> Any:
-        """Pass them on."""
-        return self._executor.collect_vectors(handle)
-
-    def collect_states(self, handle: Any) -> Any:
-        """Pass them on."""
-        return self._executor.collect_states(handle)
+        return result
 
     def time_steps(self) -> StepClock:
         """Pass it on."""

@@ -20,6 +20,7 @@ from hookline.core.engine.step_builder import Dispatched, scored_chunks
 from hookline.core.requests.request import Request
 from hookline.core.requests.running_table import RunningTable
 from hookline.core.requests.structured_output import StructuredOutput
+from hookline.core.step.executor import StepResult
 from hookline.core.util.arrays import BoolArray, IntArray, no_ints
 
 PARTS = ("plan", "dispatch", "launch", "wait", "commit")
@@ -52,6 +53,7 @@ class CollectedStep:
     """
 
     launched: LaunchedStep
+    result: StepResult
     entries_N: IntArray
     tokens_N: IntArray
     is_over_N: BoolArray | None
@@ -72,23 +74,25 @@ class Committer:
         """Wait for a step's tokens, give them to their requests, and advance the grammars by them."""
         table, is_over_N = self._table, None
         with self._watch.part("wait"):
-            tokens = self._state.executor.collect(launched.handle) if launched.plan.computes else no_ints()
+            executor = self._state.executor
+            result = executor.collect(launched.handle) if launched.plan.computes else StepResult(no_ints())
+            tokens = result.tokens
         with self._watch.part("advance"):
             if tokens.ndim == 2:
                 tokens = keep_scores(self._queue.live, launched.dispatched, tokens)
             entries_N, tokens_N = table.commit(launched.dispatched.sampled, tokens)
             if table.num_constrained:
                 is_over_N = advance_grammars(self._state.structured_output, table, entries_N, tokens_N)
-        return CollectedStep(launched, entries_N, tokens_N, is_over_N)
+        return CollectedStep(launched, result, entries_N, tokens_N, is_over_N)
 
     def commit(self, step: CollectedStep) -> None:
         """Cache filled blocks, finish the requests that have all they asked for, and tell observers and the policy."""
         launched, entries_N = step.launched, step.entries_N
-        dispatched, executor = launched.dispatched, self._state.executor
+        dispatched, result = launched.dispatched, step.result
         tells_policy = self._feedback.is_wanted or self._served.is_wanted
         with self._watch.part("commit"):
             if launched.tapped is not None and launched.plan.computes:
-                states = TappedStates(*launched.tapped, executor.collect_states(launched.handle))
+                states = TappedStates(*launched.tapped, result.states)
                 self._state.observers.notify("on_hidden_states", states=states)
             self._note_first_tokens(launched)
             if self._hears_gaps and len(gaps_s := self._table.gaps_s(entries_N, self._state.now())):
@@ -97,7 +101,7 @@ class Committer:
             self._state.cache.cache_filled_blocks(entries_N)
             self._finish_by_tokens(step)
             if dispatched.pooled:
-                self._finisher.finish_pooled(dispatched.pooled, executor.collect_vectors(launched.handle))
+                self._finisher.finish_pooled(dispatched.pooled, result.vectors)
             self._finisher.notify_observers()
         self._state.note_stats(self._stats(launched, len(entries_N)))
         if tells_policy:

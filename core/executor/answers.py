@@ -8,31 +8,22 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from hookline.core import errors
 from hookline.core.errors import HooklineError, LostStep, RankError, RequestFault
+from hookline.core.step.executor import StepResult
 from hookline.core.step.timing import DeviceTime
-from hookline.core.util.arrays import IntArray, VectorArray, no_ints
+from hookline.core.util.arrays import Array, IntArray, no_ints
 
 LAUNCHED, RESULT, FAULT = range(3)
 _WORD = 8
-_NUMBERS = struct.Struct("6q2d")
-"""The head of a result: kind, number, numbers of vectors and of layers with states, two flags of the time; the time."""
-
-
-@dataclass
-class Result:
-    """The result of a step on the host; see Executor. time: None unless steps are timed."""
-
-    tokens: IntArray
-    vectors: Sequence[VectorArray] = ()
-    states: Mapping[int, VectorArray] = field(default_factory=dict)
-    time: DeviceTime | None = None
+_NUMBERS = struct.Struct("7q2d")
+"""The head of a result: kind, number, numbers of vectors, of layers with states and of extras, two flags of the time;
+the time."""
 
 
 def launched(number: int) -> bytes:
@@ -40,15 +31,16 @@ def launched(number: int) -> bytes:
     return _frame(struct.pack("2q", LAUNCHED, number))
 
 
-def result(number: int, found: Result) -> bytes:
-    """The answer with the result of the step of this number."""
-    time = found.time or DeviceTime(0.0, 0.0)
+def result(number: int, found: StepResult, timed: DeviceTime | None) -> bytes:
+    """The answer with the result of the step of this number. timed: None unless steps are timed."""
+    time = timed or DeviceTime(0.0, 0.0)
     head = _NUMBERS.pack(
         RESULT,
         number,
         len(found.vectors),
         len(found.states),
-        found.time is not None,
+        len(found.extras),
+        timed is not None,
         time.on_host,
         time.device_s,
         time.idle_s,
@@ -58,17 +50,21 @@ def result(number: int, found: Result) -> bytes:
         parts += _packed(vector)
     for layer, states_TD in found.states.items():
         parts += [struct.pack("q", layer), *_packed(states_TD)]
+    for name, extra in found.extras.items():
+        parts += [*_packed_text(name), *_packed_text(extra.dtype.str), *_packed(extra)]
     return _frame(*parts)
 
 
-def read_result(words: IntArray) -> Result:
+def read_result(words: IntArray) -> tuple[StepResult, DeviceTime | None]:
     """Read an answer that `result` made; the arrays are views of its words."""
-    _, _, num_vectors, num_states, has_time, on_host, device_s, idle_s = _NUMBERS.unpack_from(words.data)
+    _, _, num_vectors, num_states, num_extras, has_time, on_host, device_s, idle_s = _NUMBERS.unpack_from(words.data)
     rest = _Rest(words, _NUMBERS.size // _WORD)
     tokens = rest.array(np.int64)
     vectors = [rest.array(np.float32) for _ in range(num_vectors)]
     states = {rest.number(): rest.array(np.float32) for _ in range(num_states)}
-    return Result(tokens, vectors, states, DeviceTime(device_s, idle_s, bool(on_host)) if has_time else None)
+    extras = {rest.text(): rest.array(rest.text()) for _ in range(num_extras)}
+    time = DeviceTime(device_s, idle_s, bool(on_host)) if has_time else None
+    return StepResult(tokens, vectors, states, extras), time
 
 
 def fault(number: int, error: LostStep) -> bytes:
@@ -108,7 +104,11 @@ def _frame(*parts: bytes) -> bytes:
     return b"".join((struct.pack("q", num_bytes // _WORD), *parts))
 
 
-def _packed(array: np.ndarray[Any, Any]) -> list[bytes]:
+def _packed_text(text: str) -> list[bytes]:
+    return _packed(np.frombuffer(text.encode(), dtype=np.uint8))
+
+
+def _packed(array: Array) -> list[bytes]:
     """Number of dimensions, the dimensions, and the values, padded to whole words."""
     padding = -array.nbytes % _WORD
     return [struct.pack(f"{1 + array.ndim}q", array.ndim, *array.shape), array.tobytes(), b"\0" * padding]
@@ -124,6 +124,10 @@ class _Rest:
         """The next word."""
         self._at += 1
         return int(self._words[self._at - 1])
+
+    def text(self) -> str:
+        """The next text, as `_packed_text` wrote it."""
+        return bytes(self.array(np.uint8)).decode()
 
     def array(self, dtype: Any) -> Any:
         """The next array, as `_packed` wrote it."""

@@ -7,7 +7,7 @@ every later call raises RankError: a group does not heal.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,10 +15,10 @@ from typing import Any
 
 from hookline.core.errors import HooklineError, Interrupted, LostStep, RankError, RequestFault
 from hookline.core.executor.links import RankLinks, uninterrupted
-from hookline.core.step.executor import SizedExecutor
+from hookline.core.step.executor import SizedExecutor, StepResult
 from hookline.core.step.message import Step, pack, pack_masks
 from hookline.core.step.timing import Clock
-from hookline.core.util.arrays import IntArray, MaskArray, VectorArray
+from hookline.core.util.arrays import IntArray, MaskArray
 
 
 class MultiprocExecutor(SizedExecutor):
@@ -84,25 +84,17 @@ class MultiprocExecutor(SizedExecutor):
         if handle.to_agree_on:
             handle.to_agree_on = self.links.heartbeat.num_steps
 
-    def collect(self, handle: _Handle) -> IntArray:
-        """See Executor.
+    def collect(self, handle: _Handle) -> StepResult:
+        """See Executor; the results are the same on every rank.
 
         Raises: RankError if a rank is lost.
         """
         with self.links.monitor.in_step(), self._telling_why():
-            tokens = self.worker.collect(handle.own)
+            result = self.worker.collect(handle.own)
             if handle.to_agree_on:
                 self.links.agree(handle.to_agree_on)
         self.links.monitor.check()
-        return tokens
-
-    def collect_vectors(self, handle: _Handle) -> Sequence[VectorArray]:
-        """See Executor; they are the same on every rank."""
-        return self.worker.collect_vectors(handle.own)
-
-    def collect_states(self, handle: _Handle) -> Mapping[int, VectorArray]:
-        """See Executor; they are the same on every rank."""
-        return self.worker.collect_states(handle.own)
+        return result
 
     def tell_if_stuck(self, tell: Callable[[HooklineError], None]) -> None:
         """See Engine.tell_if_stuck."""

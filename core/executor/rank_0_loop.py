@@ -9,14 +9,15 @@ from __future__ import annotations
 import select
 import socket
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from hookline.core.errors import LostStep
-from hookline.core.executor.answers import Result, fault, launched, result
+from hookline.core.executor.answers import fault, launched, result
+from hookline.core.step.executor import StepResult
 from hookline.core.step.message import TIME_STEPS, Step, masks_in, unpack
 from hookline.core.step.timing import Clock
-from hookline.core.util.arrays import IntArray, MaskArray, VectorArray
+from hookline.core.util.arrays import IntArray, MaskArray
 
 
 class Rank0Worker(Protocol):
@@ -43,16 +44,8 @@ class Rank0Worker(Protocol):
         """Whether the tokens of a step have come, so that `collect` does not wait."""
         ...
 
-    def collect(self, handle: Any) -> IntArray:
-        """Wait for the tokens of a step."""
-        ...
-
-    def collect_vectors(self, handle: Any) -> Sequence[VectorArray]:
-        """Wait for the vectors that the step pooled, if any."""
-        ...
-
-    def collect_states(self, handle: Any) -> Mapping[int, VectorArray]:
-        """Wait for the hidden states that were asked for, if any."""
+    def collect(self, handle: Any) -> StepResult:
+        """Wait for the result of a step."""
         ...
 
     def time_steps(self) -> Clock:
@@ -85,7 +78,9 @@ class Answering:
             number, handle = self._arriving[0]
             if self._worker.has_arrived(handle):
                 self._arriving.popleft()
-                self._answers.sendall(result(number, self._result(handle)))
+                collected = self._worker.collect(handle)
+                time = None if self._clock is None else self._clock.read()
+                self._answers.sendall(result(number, collected, time))
             elif self._readable.poll(0):
                 break
         return receive()
@@ -116,8 +111,3 @@ class Answering:
     def answer(self, error: LostStep | None) -> None:
         """Answer the last message: that it was taken, or what failed."""
         self._answers.sendall(launched(self._number) if error is None else fault(self._number, error))
-
-    def _result(self, handle: Any) -> Result:
-        worker = self._worker
-        tokens, vectors, states = worker.collect(handle), worker.collect_vectors(handle), worker.collect_states(handle)
-        return Result(tokens, vectors, states, None if self._clock is None else self._clock.read())

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import select
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from hookline.core.errors import HooklineError
-from hookline.core.executor.answers import LAUNCHED, RESULT, Result, read_fault, read_result
+from hookline.core.executor.answers import LAUNCHED, RESULT, read_fault, read_result
 from hookline.core.executor.links import RankLinks, uninterrupted
 from hookline.core.executor.messages import receive_frame
-from hookline.core.step.executor import SizedExecutor
+from hookline.core.step.executor import SizedExecutor, StepResult
 from hookline.core.step.message import Step, pack, pack_masks, pack_time_steps
 from hookline.core.step.timing import DeviceTime
-from hookline.core.util.arrays import IntArray, MaskArray, VectorArray
+from hookline.core.util.arrays import IntArray, MaskArray
 
 LOOK_S = 0.1
 """Seconds between two looks for a lost rank while rank 0 sends nothing."""
@@ -36,13 +36,6 @@ class _Handle:
 
     number: int
     to_agree_on: int
-    result: Result | None = None
-
-    @property
-    def there(self) -> Result:
-        """The result; the step must have been collected."""
-        assert self.result is not None, "the step was not collected"
-        return self.result
 
 
 class RemoteClock:
@@ -76,8 +69,8 @@ class RemoteExecutor(SizedExecutor):
         self.links, self._num_blocks = links, num_blocks
         self._masks = np.empty((0, num_mask_words), dtype=np.int32)
         self._num_sent, self._clock = 0, RemoteClock()
-        self._results: dict[int, Result] = {}
-        """Results of steps that were not collected yet, by number."""
+        self._results: dict[int, tuple[StepResult, DeviceTime | None]] = {}
+        """Results of steps that were not collected yet, and their times if steps are timed, by number."""
         answers = links.children[0].answers
         assert answers is not None, "rank 0 has a socket for its answers"
         self._answers, self._readable = answers, select.poll()
@@ -144,7 +137,7 @@ class RemoteExecutor(SizedExecutor):
             self.links.agree(number, str(error))
         raise error
 
-    def collect(self, handle: _Handle) -> IntArray:
+    def collect(self, handle: _Handle) -> StepResult:
         """See Executor.
 
         Raises: RankError if a rank is lost.
@@ -156,12 +149,12 @@ class RemoteExecutor(SizedExecutor):
             if handle.to_agree_on:
                 self.links.agree(handle.to_agree_on)
         monitor.check()
-        handle.result = self._results.pop(handle.number)
+        result, time = self._results.pop(handle.number)
         for stale in [number for number in self._results if number < handle.number]:
             del self._results[stale]
-        if handle.result.time is not None:
-            self._clock.add(handle.result.time)
-        return handle.result.tokens
+        if time is not None:
+            self._clock.add(time)
+        return result
 
     def _next_answer(self) -> IntArray:
         """Wait for rank 0's next answer.
@@ -181,14 +174,6 @@ class RemoteExecutor(SizedExecutor):
         """Keep a result for `collect`; drop other answers, which are to steps whose caller was interrupted."""
         if answer[0] == RESULT:
             self._results[int(answer[1])] = read_result(answer)
-
-    def collect_vectors(self, handle: _Handle) -> Sequence[VectorArray]:
-        """See Executor."""
-        return handle.there.vectors
-
-    def collect_states(self, handle: _Handle) -> Mapping[int, VectorArray]:
-        """See Executor."""
-        return handle.there.states
 
     def time_steps(self) -> RemoteClock:
         """See Executor; the times are of rank 0's device, and include its waits for other ranks."""

@@ -10,10 +10,9 @@ import numpy as np
 from hookline.core.bench.step_counts import StepCounter
 from hookline.core.engine.engine import Engine
 from hookline.core.simulate.cost import CostModel, StepShapes
-from hookline.core.step.executor import Executor
+from hookline.core.step.executor import Executor, StepResult
 from hookline.core.step.message import Step
 from hookline.core.step.timing import Clock, DeviceTime
-from hookline.core.util.arrays import IntArray
 
 if TYPE_CHECKING:
     from hookline.core.contracts import Limits
@@ -50,9 +49,9 @@ class BlankExecutor(Executor):
         assert step.num_logprobs < 0, "there are no log-probabilities without a model"
         return step.num_sampled
 
-    def collect(self, handle: int) -> IntArray:
+    def collect(self, handle: int) -> StepResult:
         """As many random tokens as were counted."""
-        return self._rng.integers(self._vocab_size, size=handle)
+        return StepResult(self._rng.integers(self._vocab_size, size=handle))
 
     def time_steps(self) -> Clock:
         """Nothing: only the executor that wraps this one knows times."""
@@ -91,7 +90,7 @@ class SimulatedExecutor(Executor):
         self._free_s = end_s
         return end_s, self.inner.launch(step)
 
-    def collect(self, handle: tuple[float, Any]) -> IntArray:
+    def collect(self, handle: tuple[float, Any]) -> StepResult:
         """Wait, in virtual time, until the device is done with the step."""
         done_s, inner = handle
         self.clock.sleep_until(done_s)

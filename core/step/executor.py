@@ -1,14 +1,33 @@
-"""Executor: what the engine asks of the ranks that compute its steps."""
+"""Executor: what the engine asks of the ranks that compute its steps, and what it gets of each."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from hookline.core.errors import HooklineError
 from hookline.core.step.message import Step
 from hookline.core.step.timing import Clock
-from hookline.core.util.arrays import IntArray, MaskArray, VectorArray
+from hookline.core.util.arrays import Array, IntArray, MaskArray, VectorArray
+
+
+@dataclass(slots=True)
+class StepResult:
+    """The result of a step, on the host.
+
+    tokens: those drawn (N,). If step.num_logprobs is not -1: rows (N + P, X) instead, of the drawn tokens and then of
+    the scored prompt tokens, as `core.worker.runner.model_runner` lays them out; the first column holds the tokens.
+    vectors: of the step's prompts that were pooled and are complete, in its chunks' order.
+    states: the hidden states after the layers of engine.taps, (T, D) float32 each, by layer, in ascending order; their
+    rows are those of the step's decodes, then of its chunks' tokens.
+    extras: further arrays of numbers, by a name that whoever sends them and whoever reads them agree on.
+    """
+
+    tokens: IntArray
+    vectors: Sequence[VectorArray] = ()
+    states: Mapping[int, VectorArray] = field(default_factory=dict)
+    extras: Mapping[str, Array] = field(default_factory=dict)
 
 
 class Executor(Protocol):
@@ -33,27 +52,9 @@ class Executor(Protocol):
         """Start computing a step; returns a handle for `collect`."""
         ...
 
-    def collect(self, handle: Any) -> IntArray:
-        """Wait for a launched step and return the drawn tokens (N,).
-
-        If step.num_logprobs is not -1: rows (N + P, X) instead, of the drawn tokens and then of the scored prompt
-        tokens, as `core.worker.runner.model_runner` lays them out; the first column holds the tokens.
-        """
+    def collect(self, handle: Any) -> StepResult:
+        """Wait for a launched step and return its result."""
         ...
-
-    def collect_vectors(self, handle: Any) -> Sequence[VectorArray]:
-        """Wait for the vectors of a launched step's prompts that were pooled and are complete, in its chunks' order.
-
-        Asked for only if there are any.
-        """
-        raise AssertionError("this executor pools nothing")
-
-    def collect_states(self, handle: Any) -> Mapping[int, VectorArray]:
-        """Wait for the hidden states of a launched step after the layers of engine.taps: (T, D) each, by layer.
-
-        The rows are those of the step's decodes, then of its chunks' tokens. Asked for only if there are such layers.
-        """
-        raise AssertionError("this executor has no hidden states")
 
     def mask_rows(self, num_rows: int) -> MaskArray:
         """The buffer for the masks of the step launched last: (num_rows, W) int32, see `core.contracts.grammar`.

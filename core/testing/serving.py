@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -25,11 +26,10 @@ from hookline.core.plugin.host import PluginHost
 from hookline.core.requests.admission import EngineLimits
 from hookline.core.serve.processes.engine_main import run
 from hookline.core.simulate.executor import BlankExecutor
-from hookline.core.step.executor import Executor
+from hookline.core.step.executor import Executor, StepResult
 from hookline.core.step.message import Step
 from hookline.core.step.timing import Clock
 from hookline.core.testing.fakes import FakeExecutor
-from hookline.core.util.arrays import IntArray
 
 if TYPE_CHECKING:
     from hookline.core.frontend.llm import LLM
@@ -59,11 +59,12 @@ class PacedExecutor(Executor):
             self._inner.steps.clear()  # a test of a server lasts long
         return handle
 
-    def collect(self, handle: Any) -> IntArray:
+    def collect(self, handle: Any) -> StepResult:
         """See Executor."""
         ready_s, inner = handle
         time.sleep(max(0.0, ready_s - time.monotonic()))
-        return np.maximum(self._inner.collect(inner), self._low)
+        result = self._inner.collect(inner)
+        return replace(result, tokens=np.maximum(result.tokens, self._low))
 
     def time_steps(self) -> Clock:
         """See Executor."""

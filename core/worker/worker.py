@@ -31,7 +31,7 @@ from hookline.core.errors import (
     one_short_line,
 )
 from hookline.core.step.captured import PromptShape
-from hookline.core.step.executor import SizedExecutor
+from hookline.core.step.executor import SizedExecutor, StepResult
 from hookline.core.step.message import Step
 from hookline.core.util.arrays import IntArray, MaskArray, VectorArray, num_mask_words
 from hookline.core.worker.device_clock import StepClock
@@ -53,7 +53,7 @@ class States(Protocol):
     """The hidden states that a step had after some of the layers, on their way to the host."""
 
     def wait(self) -> dict[int, VectorArray]:
-        """Wait for them; see Executor.collect_states."""
+        """Wait for them; see StepResult."""
         ...
 
 
@@ -66,7 +66,7 @@ class Tokens(Protocol):
         ...
 
     def wait(self) -> IntArray:
-        """Wait for them; see Executor.collect."""
+        """Wait for them; see StepResult."""
         ...
 
 
@@ -468,7 +468,7 @@ class Worker(SizedExecutor):
         extras: Extras,
         forbid: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
-        """Draw the tokens of an eager step, and score what is to be scored; returns what Executor.collect describes."""
+        """Draw the tokens of an eager step, and score what is to be scored; returns what StepResult describes."""
         step, tokens_N, runner, hidden_ND = device_step.step, sampled.token_indices_N, self.runner, hidden_TD
         scores_prompts = len(step.scored_chunks) > 0
         if scores_prompts and tokens_N is not None:
@@ -484,23 +484,19 @@ class Worker(SizedExecutor):
         prompt_PX = runner.score_prompt(hidden_TD, step, extras.num_logprobs)
         return torch.cat([results_N, prompt_PX]) if results_N.ndim == 2 else prompt_PX
 
-    def collect(self, handle: Handle) -> IntArray:
-        """Wait for a launched step and return its tokens, or their scored rows."""
+    def collect(self, handle: Handle) -> StepResult:
+        """See Executor."""
         assert handle.tokens is not None, "the step's draws wait for masks"
-        return handle.tokens.wait()
+        return StepResult(
+            handle.tokens.wait(),
+            () if handle.vectors is None else handle.vectors.wait(),
+            {} if handle.states is None else handle.states.wait(),
+        )
 
     def has_arrived(self, handle: Handle) -> bool:
         """Whether `collect` has nothing to wait for."""
         assert handle.tokens is not None, "the step's draws wait for masks"
         return handle.tokens.has_arrived
-
-    def collect_vectors(self, handle: Handle) -> Sequence[VectorArray]:
-        """See Executor; none if the step pooled nothing."""
-        return () if handle.vectors is None else handle.vectors.wait()
-
-    def collect_states(self, handle: Handle) -> Mapping[int, VectorArray]:
-        """See Executor; empty unless hidden states were asked for."""
-        return {} if handle.states is None else handle.states.wait()
 
     def synchronize(self) -> None:
         """Wait until the device has done all that it was given."""

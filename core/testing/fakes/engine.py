@@ -22,11 +22,11 @@ from hookline.core.plugin.observers import Observers
 from hookline.core.requests.admission import EngineLimits
 from hookline.core.requests.pooling import BEGINS, ENDS
 from hookline.core.requests.request import Request
-from hookline.core.step.executor import Executor
+from hookline.core.step.executor import Executor, StepResult
 from hookline.core.step.message import POOLED_WIDTH, Step, pack, unpack
 from hookline.core.step.timing import Clock, DeviceTime
 from hookline.core.testing.fakes.poolers import READS_ALL, pooled_numbers
-from hookline.core.util.arrays import IntArray, MaskArray, VectorArray, ints, num_mask_words
+from hookline.core.util.arrays import MaskArray, VectorArray, ints, num_mask_words
 
 HOLE = -1
 """A cache slot that was never written."""
@@ -132,15 +132,10 @@ class FakeExecutor(Executor):
             masked |= {(index, token) for token in range(self.vocab_size) if not mask_W[token // 32] >> token % 32 & 1}
         return [self._draw(ends[place], index, masked) for index, place in enumerate(sampled)]
 
-    def collect(self, handle: Any) -> IntArray:
-        """The tokens that were drawn."""
+    def collect(self, handle: Any) -> StepResult:
+        """The tokens that were drawn, and the vectors."""
         assert self._waiting is None or self._waiting[2] is not handle, "a step is collected whose masks never came"
-        return ints(handle)
-
-    def collect_vectors(self, handle: Any) -> list[VectorArray]:
-        """See Executor."""
-        vectors: list[VectorArray] = handle.vectors
-        return vectors
+        return StepResult(ints(handle), handle.vectors)
 
     def _pool(self, step: Step, ends: list[tuple[int, int]]) -> list[VectorArray]:
         """The pooled prompts that are complete. Of those that are read whole, every token must have come in order."""

@@ -104,7 +104,7 @@ class StepResults:
         return all(one is None or one.is_on_host for one in self.arrivals)
 
     def wait(self) -> IntArray:
-        """See Executor.collect."""
+        """See StepResult."""
         return joined(self.parts, [no_ints() if one is None else one.wait() for one in self.arrivals])
 
 

@@ -28,10 +28,10 @@ def draw_nothing(engine, number, token_id=NO_TOKEN):
     def collected(handle):
         nonlocal count
         count += 1
-        tokens = collect(handle).copy()
+        result = collect(handle)
         if count == number:
-            tokens[0] = token_id
-        return tokens
+            result.tokens[0] = token_id
+        return result
 
     engine.executor.collect = collected
 

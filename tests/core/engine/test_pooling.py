@@ -130,8 +130,13 @@ def test_a_lost_step_ends_its_requests_and_a_fault_only_those_it_names() -> None
 
 def test_a_vector_with_nan_is_an_error_of_its_request_alone() -> None:
     engine = engine_with()
-    collect = engine.executor.collect_vectors
-    engine.executor.collect_vectors = lambda handle: [np.full(3, np.nan, np.float32), *collect(handle)[1:]]
+    collect = engine.executor.collect
+
+    def collected(handle):
+        result = collect(handle)
+        return replace(result, vectors=[np.full(3, np.nan, np.float32), *result.vectors[1:]])
+
+    engine.executor.collect = collected
     ids = [engine.add([4, 5], GREEDY, pooling=ALL), engine.add([6], GREEDY, pooling=ALL)]
     outputs = finished(engine)
     assert "NaN or infinity" in outputs[ids[0]].error and outputs[ids[0]].finish_reason is FinishReason.ERROR

@@ -8,7 +8,6 @@ from hookline.core.executor.answers import (
     FAULT,
     LAUNCHED,
     RESULT,
-    Result,
     fault,
     launched,
     read_fault,
@@ -17,6 +16,7 @@ from hookline.core.executor.answers import (
     result,
     words_of,
 )
+from hookline.core.step.executor import StepResult
 from hookline.core.step.timing import DeviceTime
 
 
@@ -30,22 +30,37 @@ def words(frame):
 @pytest.mark.parametrize("shape", [(0,), (3,), (2, 8), (0, 4)])
 def test_tokens_and_scored_rows_come_back_in_their_shape(shape):
     tokens = np.arange(np.prod(shape), dtype=np.int64).reshape(shape)
-    frame = words(result(7, Result(tokens)))
+    frame = words(result(7, StepResult(tokens), None))
     assert frame[:2].tolist() == [RESULT, 7]
-    found = read_result(frame)
+    found, time = read_result(frame)
     assert found.tokens.shape == shape and (found.tokens == tokens).all()
-    assert found.vectors == [] and found.states == {} and found.time is None
+    assert found.vectors == [] and found.states == found.extras == {} and time is None
 
 
 def test_vectors_states_and_times_come_beside_the_tokens():
     vectors = [np.array([0.5, 1.5, 2.5], np.float32), np.zeros(0, np.float32), np.array([7.0], np.float32)]
     states = {3: np.ones((2, 3), np.float32), 11: np.zeros((1, 3), np.float32)}
-    found = read_result(words(result(1, Result(np.array([4]), vectors, states, DeviceTime(0.25, 1e-6, on_host=True)))))
+    sent = StepResult(np.array([4]), vectors, states)
+    found, time = read_result(words(result(1, sent, DeviceTime(0.25, 1e-6, on_host=True))))
     assert [vector.tolist() for vector in found.vectors] == [vector.tolist() for vector in vectors]
     assert {layer: one.tolist() for layer, one in found.states.items()} == {
         layer: one.tolist() for layer, one in states.items()
     }
-    assert found.time == DeviceTime(0.25, 1e-6, on_host=True)
+    assert time == DeviceTime(0.25, 1e-6, on_host=True)
+
+
+def test_extras_come_back_by_name_in_their_shape_and_dtype():
+    extras = {
+        "lens.top": np.arange(6, dtype=np.int32).reshape(2, 3),
+        "ä": np.array([True, False, True]),
+        "none": np.zeros((0, 4), np.float16),
+        "one": np.array(1.5),
+    }
+    found, _ = read_result(words(result(1, StepResult(np.array([4]), [np.ones(1, np.float32)], {}, extras), None)))
+    assert list(found.extras) == list(extras)
+    for name, extra in extras.items():
+        assert found.extras[name].dtype == extra.dtype and found.extras[name].shape == extra.shape
+        assert (found.extras[name] == extra).all()
 
 
 def test_a_step_that_was_taken_is_said_in_three_words():

@@ -21,6 +21,7 @@ from hookline.core.executor.peer import Peer
 from hookline.core.executor.rank_0_loop import Answering
 from hookline.core.executor.rank_loop import log_to
 from hookline.core.executor.remote import RemoteExecutor
+from hookline.core.step.executor import StepResult
 from hookline.core.step.message import Step, is_agreed_on, masks_in
 from hookline.core.step.timing import DeviceTime
 from hookline.core.util.arrays import ints
@@ -48,7 +49,10 @@ class FakeWorker:
         return self.comes.is_set()
 
     def collect(self, handle):
-        return handle
+        row = handle[0] - 100
+        vectors = [np.array([0.5, float(handle[0])], np.float32)] if row == 7 else []
+        states = {4: np.full((1, 2), 0.25, np.float32)} if row == 8 else {}
+        return StepResult(handle, vectors, states, {"sums": np.array([row])} if row == 9 else {})
 
     def mask_rows(self, num_rows):
         return self.masks[:num_rows]
@@ -56,12 +60,6 @@ class FakeWorker:
     def release(self, handle, num_rows):
         self.seen.append(self.masks[:num_rows].tolist())
         handle += 1000
-
-    def collect_vectors(self, handle):
-        return [np.array([0.5, float(handle[0])], np.float32)] if handle[0] == 107 else []
-
-    def collect_states(self, handle):
-        return {4: np.full((1, 2), 0.25, np.float32)} if handle[0] == 108 else {}
 
     def time_steps(self):
         class Clock:
@@ -202,8 +200,8 @@ def test_steps_come_back_in_their_order_and_the_next_is_launched_before_the_last
     second = group.executor.launch(step(3))
     assert [group.worker.launched.get(timeout=10) for _ in range(2)] == [[1, 2], [3]]
     group.worker.comes.set()
-    assert group.executor.collect(first).tolist() == [101, 102]
-    assert group.executor.collect(second).tolist() == [103]
+    assert group.executor.collect(first).tokens.tolist() == [101, 102]
+    assert group.executor.collect(second).tokens.tolist() == [103]
     assert group.executor.num_blocks == 17
 
 
@@ -211,22 +209,21 @@ def test_masks_reach_the_ranks_and_the_tokens_that_waited_for_them_come(group):
     handle = group.executor.launch(step(1, 2, masked_draws=ints([0, 1])))
     group.executor.mask_rows(ROWS)[:] = [[1, -2], [3, 4]]
     group.executor.release(handle, ROWS)
-    assert group.executor.collect(handle).tolist() == [1101, 1102]
+    assert group.executor.collect(handle).tokens.tolist() == [1101, 1102]
     assert group.worker.seen == [[[1, -2], [3, 4]]]
 
 
 def test_a_step_that_never_gets_its_masks_is_dropped_by_the_next(group):
     group.executor.launch(step(1, masked_draws=ints([0])))
     handle = group.executor.launch(step(5))
-    assert group.executor.collect(handle).tolist() == [105]
+    assert group.executor.collect(handle).tokens.tolist() == [105]
 
 
-def test_vectors_and_states_come_with_the_tokens(group):
-    pooled, tapped = group.executor.launch(step(7)), group.executor.launch(step(8))
-    group.executor.collect(pooled)
-    group.executor.collect(tapped)
-    assert [one.tolist() for one in group.executor.collect_vectors(pooled)] == [[0.5, 107.0]]
-    assert {layer: one.tolist() for layer, one in group.executor.collect_states(tapped).items()} == {4: [[0.25, 0.25]]}
+def test_vectors_states_and_extras_come_with_the_tokens(group):
+    pooled, tapped, extended = (group.executor.collect(group.executor.launch(step(row))) for row in (7, 8, 9))
+    assert [one.tolist() for one in pooled.vectors] == [[0.5, 107.0]] and not pooled.states
+    assert {layer: one.tolist() for layer, one in tapped.states.items()} == {4: [[0.25, 0.25]]} and not tapped.vectors
+    assert {name: one.tolist() for name, one in extended.extras.items()} == {"sums": [9]} and not tapped.extras
 
 
 def test_times_of_the_device_come_once_they_were_asked_for(group):
@@ -247,7 +244,7 @@ def test_a_fault_on_every_rank_ends_its_requests_alone_and_the_next_step_is_comp
         group.executor.launch(step(1, processors=2))
     assert found.value.rows == {1} and found.value.processors == 2
     handle = group.executor.launch(step(2, processors=2))
-    assert group.executor.collect(handle).tolist() == [102]
+    assert group.executor.collect(handle).tokens.tolist() == [102]
 
 
 @pytest.mark.parametrize("alone", [0, 1])
@@ -287,7 +284,7 @@ def test_answers_to_a_step_whose_caller_was_interrupted_confuse_nobody(group):
     finally:
         signal.signal(signal.SIGALRM, before)
     group.worker.comes.set()
-    assert group.executor.collect(group.executor.launch(step(2))).tolist() == [102]
+    assert group.executor.collect(group.executor.launch(step(2))).tokens.tolist() == [102]
     assert group.executor._results == {}
 
 

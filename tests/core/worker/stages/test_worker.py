@@ -138,7 +138,7 @@ def compute(workers: list[StageWorker], step: Step) -> list[int]:
     handle = workers[0].launch(step)
     for worker in workers[1:]:
         worker.compute(step)
-    return cast(list[int], workers[0].collect(handle).tolist())
+    return cast(list[int], workers[0].collect(handle).tokens.tolist())
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
@@ -162,7 +162,7 @@ def test_a_stage_computes_its_next_micro_batch_while_the_next_stage_has_the_one_
     events.clear()
     workers[0].launch(second)  # before the first step is collected, as with engine.overlap
     assert events == [*[("await",), ("compute", 0, 2), ("send", 0)] * 3, *[("post",)] * 3], "tokens come late"
-    assert workers[0].collect(handle).tolist() == [13, 23, 33, 43, 53, 63]
+    assert workers[0].collect(handle).tokens.tolist() == [13, 23, 33, 43, 53, 63]
     assert events.count(("await",)) == 3, "what the next step waited for is not waited for again"
 
 
@@ -175,8 +175,8 @@ def test_tokens_that_no_request_reads_any_more_are_waited_for_by_nobody_but_the_
     again = workers[0].launch(decodes(0))
     assert events[0] == ("await",) and events.count(("await",)) == 1, "row 1 is in the other micro-batch"
     workers[1].compute(decodes(0))
-    assert workers[0].collect(handle).tolist() == [12, 22]
-    assert workers[0].collect(again).tolist() == [14]
+    assert workers[0].collect(handle).tokens.tolist() == [12, 22]
+    assert workers[0].collect(again).tokens.tolist() == [14]
 
 
 def test_a_row_taken_over_reads_the_new_requests_token_and_not_a_late_one_of_the_old():
@@ -186,7 +186,7 @@ def test_a_row_taken_over_reads_the_new_requests_token_and_not_a_late_one_of_the
     workers[1].compute(decodes(0, 1))
     assert compute(workers, prompts(4)) == [12]
     assert compute(workers, decodes(0)) == [14]
-    assert workers[0].collect(late).tolist() == [14, 24]
+    assert workers[0].collect(late).tokens.tolist() == [14, 24]
 
 
 def test_chunks_that_draw_nothing_send_nothing_back():
@@ -203,7 +203,7 @@ def test_scored_tokens_come_back_behind_the_draws_of_all_micro_batches():
     step.scored_tokens = ints(7, 8, 9)
     handle = workers[0].launch(step)
     workers[1].compute(step)
-    assert workers[0].collect(handle)[:, 0].tolist() == [12, 22, 7, 8, 9]
+    assert workers[0].collect(handle).tokens[:, 0].tolist() == [12, 22, 7, 8, 9]
 
 
 def test_masked_draws_wait_on_the_last_stage_and_all_stages_count_them_afterwards():
@@ -222,7 +222,7 @@ def test_masked_draws_wait_on_the_last_stage_and_all_stages_count_them_afterward
         masks[0, 0], masks[1, 1] = 1 << 3, 1 << 5  # only token 3, and only token 37
     workers[0].release(handle, 2)
     workers[1].finish(2)
-    assert workers[0].collect(handle).tolist() == [3, 24, 37]
+    assert workers[0].collect(handle).tokens.tolist() == [3, 24, 37]
     assert all(worker.table.length_R[:3].tolist() == [3, 3, 3] for worker in workers)
 
 
