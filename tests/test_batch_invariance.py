@@ -162,9 +162,9 @@ def test_the_head_multiplies_by_the_kernels_in_this_mode_alone(is_on):
     kernels: Any = Counting(None, None)  # type: ignore[arg-type]
     place = Runtime(torch.device("cpu"), torch.float32, LocalRanks(), kernels, ModelConfig(), batch_invariant=is_on)
     head = ParallelHead(10, 4, place)
-    head.embedding.weight_VD.normal_()
+    head.weight_VD.normal_()
     hidden_ND = torch.randn(3, 4)
-    torch.testing.assert_close(head(hidden_ND), hidden_ND @ head.embedding.weight_VD.T)
+    torch.testing.assert_close(head(hidden_ND), hidden_ND @ head.weight_VD.T)
     assert kernels.products == is_on
 
 

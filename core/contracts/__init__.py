@@ -45,6 +45,7 @@ from hookline.core.contracts.model import (
     RunsInStages,
     Runtime,
     Stage,
+    WeightFactory,
     wanted_rows,
 )
 from hookline.core.contracts.needs import Needs
@@ -70,6 +71,7 @@ from hookline.core.contracts.processor import (
     RequestFacts,
     TokenTexts,
 )
+from hookline.core.contracts.quantized import QuantizedMatrix, QuantizedProducts, ScaledMatrix, Scheme
 from hookline.core.contracts.ranks import Ranks
 from hookline.core.contracts.request_rows import DecodeInputs, RequestRows
 from hookline.core.contracts.sampler import NO_TOKEN, Sampler, SamplingBatch
@@ -90,7 +92,17 @@ from hookline.core.contracts.scheduler import (
     SchedulerView,
     ServedTokens,
 )
-from hookline.core.contracts.weights import CheckpointSource, Init, OpensCheckpoint, Part, RenamesTensors, WeightTarget
+from hookline.core.contracts.weights import (
+    CheckpointSource,
+    ExpertWeights,
+    Init,
+    MatrixPiece,
+    OpensCheckpoint,
+    Part,
+    RenamesTensors,
+    Weight,
+    WeightTarget,
+)
 from hookline.core.structured_outputs import StructuredOutputs
 from hookline.core.util.ranges import bounded
 
@@ -121,6 +133,7 @@ __all__ = [
     "EngineView",
     "Everyone",
     "Exchange",
+    "ExpertWeights",
     "FromSamplingParams",
     "FullAttention",
     "Grammar",
@@ -134,6 +147,7 @@ __all__ = [
     "Limits",
     "LogitsProcessor",
     "LogitsRows",
+    "MatrixPiece",
     "Model",
     "ModelConfig",
     "ModelSpec",
@@ -155,6 +169,8 @@ __all__ = [
     "Prefilled",
     "ProcessorSpec",
     "QKNorm",
+    "QuantizedMatrix",
+    "QuantizedProducts",
     "Ranks",
     "Reasoning",
     "RecurrentState",
@@ -170,8 +186,10 @@ __all__ = [
     "Runtime",
     "Sampler",
     "SamplingBatch",
+    "ScaledMatrix",
     "Scheduler",
     "SchedulerView",
+    "Scheme",
     "ServedTokens",
     "SharedCache",
     "SlidingWindow",
@@ -185,6 +203,8 @@ __all__ = [
     "Text",
     "TokenTexts",
     "ToolCall",
+    "Weight",
+    "WeightFactory",
     "WeightTarget",
     "bounded",
     "hookimpl",

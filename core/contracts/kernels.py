@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hookline.core.contracts.norms import NormsAndGates
 from hookline.core.contracts.optional import optional
+from hookline.core.contracts.quantized import QuantizedProducts
 from hookline.core.contracts.request_rows import RequestRowOperations
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class StepShape:
     is_shared: bool = False
 
 
-class Kernels(NormsAndGates, RequestRowOperations, Protocol):
+class Kernels(QuantizedProducts, RequestRowOperations, Protocol):
     """The numerical back end of one rank, for classes to extend. Constructed as `Kernels(config, spec)`.
 
     Holds no request state. A returned tensor belongs to the caller: no later call of any method may overwrite it,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from hookline.core.contracts.kernels import Kernels, QKNorm, Rope
     from hookline.core.contracts.ranks import Ranks
-    from hookline.core.contracts.weights import WeightTarget
+    from hookline.core.contracts.weights import ExpertWeights, Weight, WeightTarget
 
 
 @dataclass
@@ -159,6 +159,26 @@ class Runtime:
     """Whether a row's results must have the same bits in every batch. The model's matrix products then have to be those
     of `kernels`, or of one row at a time."""
     stage: Stage = WHOLE_MODEL
+    weights: WeightFactory | None = None
+    """Makes the matrices of layers, experts and heads; None: tensors of `dtype`, multiplied by `kernels`."""
+
+
+class WeightFactory(Protocol):
+    """Makes the weights of a rank's layers. The layers name what they are asked for; a factory knows no model."""
+
+    def matrix(self, runtime: Runtime, num_rows: int, num_columns: int) -> Weight:
+        """Of a linear."""
+        ...
+
+    def head(self, runtime: Runtime, num_rows: int, num_columns: int) -> Weight:
+        """Of an output head that has a weight of its own. Rows behind those of its pieces are padding, whose products
+        mean nothing.
+        """
+        ...
+
+    def experts(self, runtime: Runtime, num_experts: int, hidden: int, inner: int) -> ExpertWeights:
+        """Of experts with D = hidden and F = inner features on this rank."""
+        ...
 
 
 class Model(Protocol):

@@ -167,6 +167,74 @@ class WeightTarget:
         return replace(self, shape=shape, dim=dim, start=first, stop=max(first, last + 1), step=step)
 
 
+@dataclass(frozen=True)
+class MatrixPiece:
+    """What one linear of a checkpoint gives to a rank's matrix: rows `row` and following, and all its columns.
+
+    name: of the linear, without `.weight`. rows, columns: this rank's part of the linear's outputs and inputs. A linear
+    that holds several matrices in one tensor has a piece for each. expert: the matrix of which expert, of several.
+    """
+
+    name: str
+    row: int
+    rows: Part
+    columns: Part
+    expert: int | None = None
+
+
+class Weight(Protocol):
+    """The matrix (O, D) of a linear on one rank, and the products that are made with it.
+
+    A layer gets it from `Runtime.weights` when it is built, and names its tensors later, by `targets`.
+    """
+
+    def linear(self, x_TD: Tensor, bias_O: Tensor | None) -> Tensor:
+        """Kernels.linear with this matrix: (T, D) -> (T, O)."""
+        ...
+
+    def linear_silu_mul(self, x_TD: Tensor) -> Tensor:
+        """Kernels.linear_silu_mul with this matrix (2F, D), gate then up: (T, D) -> (T, F)."""
+        ...
+
+    def linear_add_rms_norm(
+        self, x_TD: Tensor, bias_O: Tensor | None, residual_TO: Tensor, norm_weight_O: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """Kernels.add_rms_norm of the sum over ranks of `linear` and the residual. May overwrite the residual."""
+        ...
+
+    def targets(self, pieces: Sequence[MatrixPiece]) -> dict[str, WeightTarget]:
+        """Where the checkpoint's tensors of these linears go, by name. Together the pieces are the whole matrix.
+
+        Called at most once, before any product.
+        """
+        ...
+
+    def plain(self) -> Tensor:
+        """The matrix in the model's dtype (O, D), for a layer that names its tensors in a way of its own.
+
+        A weight that is not named yet becomes a plain one by this.
+        """
+        ...
+
+
+class ExpertWeights(Protocol):
+    """The matrices of a rank's experts: (X, 2F, D), gate then up, and (X, D, F)."""
+
+    def mlp(self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor) -> Tensor:
+        """Kernels.expert_mlp with these matrices: (T, D) -> (T, D)."""
+        ...
+
+    def mlp_add_rms_norm(
+        self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, residual_TD: Tensor, norm_weight_D: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """Kernels.add_rms_norm of the sum over ranks of `mlp` and the residual. May overwrite the residual."""
+        ...
+
+    def targets(self, gate_up: Sequence[MatrixPiece], down: Sequence[MatrixPiece]) -> dict[str, WeightTarget]:
+        """As Weight.targets, for the pieces of both matrices of all experts."""
+        ...
+
+
 class CheckpointSource(Protocol):
     """A checkpoint that is not a folder of safetensors: what a model class's `open_checkpoint` returns.
 

@@ -3,14 +3,8 @@
 from hookline.core.distributed.partition import even_part
 from hookline.core.layers.clamped_experts import ClampedExperts, plain_clamped_expert_mlp
 from hookline.core.layers.config_values import ConfigValues, layer_caches
-from hookline.core.layers.experts import (
-    ParallelExperts,
-    SoftmaxRouter,
-    every_expert,
-    plain_expert_mlp,
-    plain_route_experts,
-    wanted_experts,
-)
+from hookline.core.layers.expert_products import every_expert, plain_expert_mlp, wanted_experts
+from hookline.core.layers.experts import ParallelExperts, SoftmaxRouter, plain_route_experts
 from hookline.core.layers.linear import (
     ColumnParallelLinear,
     GatedMLP,
@@ -25,9 +19,11 @@ from hookline.core.layers.rope import rope_table
 from hookline.core.layers.rope_config import RopeSettings, rope_settings
 from hookline.core.layers.stage import FinalNorm, StageLayers, stage_input
 from hookline.core.layers.taps import tapped
-from hookline.core.layers.vocab import ParallelHead, VocabParallelEmbedding, empty_parameter, vocab_part
+from hookline.core.layers.vocab import ParallelHead, VocabParallelEmbedding, vocab_part
+from hookline.core.layers.weights import PLAIN, empty_parameter, head_weight
 
 __all__ = [
+    "PLAIN",
     "ClampedExperts",
     "ColumnParallelLinear",
     "ConfigValues",
@@ -48,6 +44,7 @@ __all__ = [
     "empty_parameter",
     "even_part",
     "every_expert",
+    "head_weight",
     "layer_caches",
     "plain_clamped_expert_mlp",
     "plain_expert_mlp",

@@ -15,8 +15,8 @@ from torch.nn import functional
 
 from hookline.core.contracts import WeightTarget, is_offered
 from hookline.core.distributed.partition import even_part
-from hookline.core.layers.experts import every_expert_of, wanted_experts_of
-from hookline.core.layers.vocab import empty_parameter
+from hookline.core.layers.expert_products import every_expert_of, wanted_experts_of
+from hookline.core.layers.weights import empty_parameter
 
 if TYPE_CHECKING:
     from hookline.core.contracts import Runtime

@@ -1,23 +1,20 @@
 """Experts: gated feed-forwards of which every token uses a few, and the router that chooses them.
 
 A model hands in the names of its tensors and gets `WeightTarget`s back. Kernels may offer `route_experts` and
-`expert_mlp`; where they do not, the plain ones here are used.
+`expert_mlp`; where they do not, the plain ones here and in core/layers/expert_products.py are used.
 Legend: T tokens, D hidden, F intermediate features of this rank, X experts, A experts of a token, P = T * A pairs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from hookline.core.contracts import WeightTarget, is_offered
+from hookline.core.contracts import MatrixPiece, Part, WeightTarget, is_offered
 from hookline.core.distributed.partition import even_part
-from hookline.core.layers.vocab import empty_parameter
+from hookline.core.layers.weights import PLAIN, empty_parameter
 
 if TYPE_CHECKING:
     from hookline.core.contracts import Runtime
@@ -25,9 +22,6 @@ if TYPE_CHECKING:
 ALIGNED_OUTPUTS = 8
 """A router with gates pads its outputs to a multiple of this, since products are faster if rows of 16-bit outputs are
 aligned to 16 bytes."""
-
-Expert = Callable[[Tensor], Tensor]
-"""One expert: maps tokens (N, D) to (N, D)."""
 
 
 class ParallelExperts:
@@ -42,16 +36,13 @@ class ParallelExperts:
 
     def __init__(self, num_experts: int, hidden: int, inner: int, runtime: Runtime, *, what: str) -> None:
         """Allocate this rank's parts, uninitialised, on runtime.device."""
-        kernels = self.kernels = runtime.kernels
+        self.num_experts, self.features = num_experts, Part(hidden, 0, hidden)
         self.ranks, self.part = runtime.ranks, even_part(inner, runtime.ranks, what)
-        self.gate_up_XFD = empty_parameter(runtime, num_experts, 2 * self.part.size, hidden)
-        self.down_XDF = empty_parameter(runtime, num_experts, hidden, self.part.size)
-        self._has_mlp = is_offered(kernels.expert_mlp)
+        self.weights = (runtime.weights or PLAIN).experts(runtime, num_experts, hidden, self.part.size)
 
     def local(self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor) -> Tensor:
         """Partial sum of this rank, (T, D); the ranks' sums together are the block's output."""
-        mlp = self.kernels.expert_mlp if self._has_mlp else plain_expert_mlp
-        return mlp(x_TD, expert_TA, weight_TA, self.gate_up_XFD, self.down_XDF)
+        return self.weights.mlp(x_TD, expert_TA, weight_TA)
 
     def __call__(self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor) -> Tensor:
         """The weighted sum over each token's experts: (T, D) -> (T, D)."""
@@ -64,21 +55,17 @@ class ParallelExperts:
 
         May overwrite the residual.
         """
-        if self.ranks.size == 1 and self._has_mlp:
-            given = x_TD, expert_TA, weight_TA, self.gate_up_XFD, self.down_XDF
-            return self.kernels.expert_mlp_add_rms_norm(*given, residual_TD, norm_weight_D, eps)
-        partial_TD = self.local(x_TD, expert_TA, weight_TA)
-        return self.ranks.add_rms_norm(self.kernels, partial_TD, residual_TD, norm_weight_D, eps)
+        return self.weights.mlp_add_rms_norm(x_TD, expert_TA, weight_TA, residual_TD, norm_weight_D, eps)
 
     def targets(self, experts: str, gate: str, up: str, down: str) -> dict[str, WeightTarget]:
         """`experts.INDEX.gate.weight` and so on -> this rank's part, one checkpoint tensor for each expert's matrix."""
-        targets, inner = {}, self.part.size
-        for index, (gate_up_FD, down_DF) in enumerate(zip(self.gate_up_XFD, self.down_XDF, strict=True)):
+        first, second, part = [], [], self.part
+        for index in range(self.num_experts):
             expert = f"{experts}.{index}"
-            targets[f"{expert}.{gate}.weight"] = WeightTarget.shard(gate_up_FD[:inner], 0, self.part)
-            targets[f"{expert}.{up}.weight"] = WeightTarget.shard(gate_up_FD[inner:], 0, self.part)
-            targets[f"{expert}.{down}.weight"] = WeightTarget.shard(down_DF, 1, self.part)
-        return targets
+            first.append(MatrixPiece(f"{expert}.{gate}", 0, part, self.features, index))
+            first.append(MatrixPiece(f"{expert}.{up}", part.size, part, self.features, index))
+            second.append(MatrixPiece(f"{expert}.{down}", 0, self.features, part, index))
+        return self.weights.targets(first, second)
 
 
 class SoftmaxRouter:
@@ -132,59 +119,3 @@ def plain_route_experts(logits_TX: Tensor, top_k: int, normalise: bool) -> tuple
     """See Kernels.route_experts. Device: no host sync."""
     weight_TA, expert_TA = logits_TX.softmax(-1, dtype=torch.float32).topk(top_k)
     return expert_TA, weight_TA / weight_TA.sum(-1, keepdim=True) if normalise else weight_TA
-
-
-def plain_expert_mlp(
-    x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor
-) -> Tensor:
-    """See Kernels.expert_mlp.
-
-    Device: on a CPU each expert computes the tokens that chose it; elsewhere every expert computes all tokens, which is
-    much more work but needs no host sync.
-    """
-    compute = wanted_experts if x_TD.device.type == "cpu" else every_expert
-    return compute(x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF)
-
-
-def every_expert(x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor) -> Tensor:
-    """Compute all experts for all tokens, and weight those that a token did not choose with zero. No host sync."""
-    return every_expert_of(_mlps(gate_up_XFD, down_XDF), x_TD, expert_TA, weight_TA)
-
-
-def wanted_experts(x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor) -> Tensor:
-    """Compute each expert for the tokens that chose it. The host waits to learn how many these are."""
-    return wanted_experts_of(_mlps(gate_up_XFD, down_XDF), x_TD, expert_TA, weight_TA)
-
-
-def every_expert_of(experts: Sequence[Expert], x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor) -> Tensor:
-    """`every_expert` for experts that are functions: each maps tokens (N, D) to (N, D)."""
-    out_TD = torch.zeros_like(x_TD, dtype=torch.float32)
-    for index, expert in enumerate(experts):
-        weight_T1 = weight_TA.mul(expert_TA == index).sum(-1, keepdim=True)
-        out_TD.addcmul_(weight_T1, expert(x_TD).float())
-    return out_TD.to(x_TD.dtype)
-
-
-def wanted_experts_of(experts: Sequence[Expert], x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor) -> Tensor:
-    """`wanted_experts` for experts that are functions: each maps tokens (N, D) to (N, D)."""
-    expert_P, num_chosen = expert_TA.flatten(), expert_TA.shape[1]
-    pairs_P = expert_P.argsort(stable=True)
-    counts = torch.bincount(expert_P, minlength=len(experts)).tolist()
-    out_PD = x_TD.new_empty(len(expert_P), x_TD.shape[1])
-    for expert, mine_P in zip(experts, torch.split(pairs_P, counts), strict=True):
-        if len(mine_P):
-            out_PD[mine_P] = expert(x_TD[mine_P // num_chosen])
-    out_TAD = out_PD.view(*expert_TA.shape, x_TD.shape[1])
-    return torch.einsum("tad,ta->td", out_TAD.float(), weight_TA).to(x_TD.dtype)
-
-
-def _mlps(gate_up_XFD: Tensor, down_XDF: Tensor) -> list[Expert]:
-    return [
-        partial(_mlp, gate_up_FD=gate_up_FD, down_DF=down_DF)
-        for gate_up_FD, down_DF in zip(gate_up_XFD, down_XDF, strict=True)
-    ]
-
-
-def _mlp(x_TD: Tensor, gate_up_FD: Tensor, down_DF: Tensor) -> Tensor:
-    gate_TF, up_TF = functional.linear(x_TD, gate_up_FD).chunk(2, -1)
-    return functional.linear(functional.silu(gate_TF) * up_TF, down_DF)

@@ -2,7 +2,8 @@
 
 core/layers/vocab.py has embedding and head, core/layers/experts.py experts and their router.
 
-They multiply by the runtime's kernels. A model hands them the names of its tensors and gets `WeightTarget`s back.
+Their weights come from the runtime's factory, core/layers/weights.py without one, and know how they are multiplied. A
+model hands them the names of its tensors and gets `WeightTarget`s back.
 Concatenated (or summed) over the ranks, the results equal those of the plain layer. They are no `nn.Module`s, since a
 module's call costs a microsecond and nothing here needs training. Parameters are left uninitialised.
 Legend: T tokens, D input features of this rank, O output features of this rank, C = (H + 2K) * E.
@@ -11,21 +12,22 @@ Legend: T tokens, D input features of this rank, O output features of this rank,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hookline.core.contracts import Part, Runtime, WeightTarget, is_offered
+from hookline.core.contracts import MatrixPiece, Part, Runtime, WeightTarget, is_offered
 from hookline.core.distributed.partition import even_part, head_parts
-from hookline.core.layers.vocab import empty_parameter
+from hookline.core.layers.weights import PLAIN, empty_parameter
 
 
 class ColumnParallelLinear:
     """x @ W.T + b with the output features split over the ranks; no communication.
 
-    in_features, out_features: of the whole layer. weight_OD, bias_O: this rank's rows; bias_O None without a bias.
+    in_features, out_features: of the whole layer. weight, bias_O: this rank's rows; bias_O None without a bias.
     Shapes: x_TD (T, D) -> (T, O); concatenated over the ranks it is the plain layer's output.
     Raises: ConfigError if the ranks do not divide the output features.
     """
@@ -36,33 +38,52 @@ class ColumnParallelLinear:
 
     def _allocate(self, in_features: int, parts: Sequence[Part], runtime: Runtime, bias: bool) -> None:
         num_rows = sum(part.size for part in parts)
-        self.parts, self.kernels = tuple(parts), runtime.kernels
-        self.weight_OD = _matrix(runtime, num_rows, in_features)
+        self.parts, self.kernels, self.columns = tuple(parts), runtime.kernels, Part(in_features, 0, in_features)
+        self.weight = (runtime.weights or PLAIN).matrix(runtime, num_rows, in_features)
         self.bias_O = empty_parameter(runtime, num_rows) if bias else None
 
     def __call__(self, x_TD: Tensor) -> Tensor:
         """Apply this rank's rows: (T, D) -> (T, O)."""
-        return self.kernels.linear(x_TD, self.weight_OD, self.bias_O)
+        return self.weight.linear(x_TD, self.bias_O)
+
+    @property
+    def weight_OD(self) -> Tensor:
+        """The rank's rows in the model's dtype; see Weight.plain."""
+        return self.weight.plain()
 
     def targets(self, *names: str) -> dict[str, WeightTarget]:
         """`name.weight` (and `name.bias`) -> this rank's rows, for one name per packed matrix, in their order."""
-        targets = {}
-        sizes = [part.size for part in self.parts]
-        for name, part, weight_OD in zip(names, self.parts, torch.split(self.weight_OD, sizes), strict=True):
-            targets[f"{name}.weight"] = WeightTarget.shard(weight_OD, 0, part)
-        if self.bias_O is not None:
-            for name, part, bias_O in zip(names, self.parts, torch.split(self.bias_O, sizes), strict=True):
-                targets[f"{name}.bias"] = WeightTarget.shard(bias_O, 0, part, init="zeros")
-        return targets
+        targets = self.weight.targets(
+            [
+                MatrixPiece(name, first, part, self.columns)
+                for name, first, part in zip(names, self._firsts(), self.parts, strict=True)
+            ]
+        )
+        biases = zip(names, self._biases(), strict=True) if self.bias_O is not None else ()
+        return {**targets, **{f"{name}.bias": target for name, target in biases}}
 
     def joined_targets(self, name: str) -> dict[str, WeightTarget]:
         """`name.weight` (and `name.bias`) -> this rank's rows of one tensor that holds all packed matrices in order."""
-        each = self.targets(*(str(index) for index in range(len(self.parts))))
-        kinds = ["weight"] if self.bias_O is None else ["weight", "bias"]
-        return {
-            f"{name}.{kind}": WeightTarget.joined([each[f"{index}.{kind}"] for index in range(len(self.parts))])
-            for kind in kinds
-        }
+        total = sum(part.total for part in self.parts)
+        starts = accumulate((part.total for part in self.parts), initial=0)
+        targets = self.weight.targets(
+            [
+                MatrixPiece(name, first, Part(total, start + part.start, start + part.stop), self.columns)
+                for first, start, part in zip(self._firsts(), starts, self.parts, strict=False)
+            ]
+        )
+        return targets if self.bias_O is None else {**targets, f"{name}.bias": WeightTarget.joined(self._biases())}
+
+    def _firsts(self) -> list[int]:
+        """The first row of each packed matrix."""
+        return list(accumulate((part.size for part in self.parts[:-1]), initial=0))
+
+    def _biases(self) -> list[WeightTarget]:
+        assert self.bias_O is not None
+        views = torch.split(self.bias_O, [part.size for part in self.parts])
+        return [
+            WeightTarget.shard(view_O, 0, part, init="zeros") for view_O, part in zip(views, self.parts, strict=True)
+        ]
 
 
 class MergedColumnParallelLinear(ColumnParallelLinear):
@@ -110,7 +131,7 @@ class QKVParallelLinear(ColumnParallelLinear):
 class RowParallelLinear:
     """x @ W.T + b with the input features split over the ranks; the partial sums are added up.
 
-    in_features, out_features: of the whole layer. weight_OD: this rank's columns. bias_O: whole, on every rank.
+    in_features, out_features: of the whole layer. weight: this rank's columns. bias_O: whole, on every rank.
     Shapes: x_TD (T, D of this rank) -> (T, O), the same on every rank.
     Raises: ConfigError, naming `what`, if the ranks do not divide the input features.
     """
@@ -127,13 +148,19 @@ class RowParallelLinear:
         """Allocate this rank's columns, and the bias, uninitialised, on runtime.device."""
         self.ranks, self.kernels = runtime.ranks, runtime.kernels
         self.part = even_part(in_features, runtime.ranks, what)
-        self.weight_OD = _matrix(runtime, out_features, self.part.size)
+        self.rows = Part(out_features, 0, out_features)
+        self.weight = (runtime.weights or PLAIN).matrix(runtime, out_features, self.part.size)
         self.bias_O = empty_parameter(runtime, out_features) if bias else None
         self._own_bias = self.bias_O if self.ranks.rank == 0 else None
 
     def local(self, x_TD: Tensor) -> Tensor:
         """Partial sum of this rank, (T, O); rank 0 alone adds the bias, so that the sum over ranks has it once."""
-        return self.kernels.linear(x_TD, self.weight_OD, self._own_bias)
+        return self.weight.linear(x_TD, self._own_bias)
+
+    @property
+    def weight_OD(self) -> Tensor:
+        """The rank's columns in the model's dtype; see Weight.plain."""
+        return self.weight.plain()
 
     def __call__(self, x_TD: Tensor) -> Tensor:
         """The whole product: (T, D of this rank) -> (T, O)."""
@@ -146,13 +173,11 @@ class RowParallelLinear:
 
         May overwrite the residual.
         """
-        return self.ranks.linear_add_rms_norm(
-            self.kernels, x_TD, self.weight_OD, self._own_bias, residual_TO, norm_weight_O, eps
-        )
+        return self.weight.linear_add_rms_norm(x_TD, self._own_bias, residual_TO, norm_weight_O, eps)
 
     def targets(self, name: str) -> dict[str, WeightTarget]:
         """`name.weight` -> this rank's columns, and `name.bias` whole."""
-        targets = {f"{name}.weight": WeightTarget.shard(self.weight_OD, 1, self.part)}
+        targets = self.weight.targets([MatrixPiece(name, 0, self.rows, self.part)])
         if self.bias_O is not None:
             targets[f"{name}.bias"] = WeightTarget.whole(self.bias_O, init="zeros")
         return targets
@@ -209,7 +234,7 @@ class GatedMLP:
 
     def _gated(self, x_TD: Tensor) -> Tensor:
         if self._is_one_product:
-            return self.kernels.linear_silu_mul(x_TD, self.gate_up.weight_OD)
+            return self.gate_up.weight.linear_silu_mul(x_TD)
         gate_up_TF = self.gate_up(x_TD)
         if self._is_silu:
             return self.kernels.silu_mul(gate_up_TF)
@@ -220,10 +245,3 @@ def plain_gelu_tanh_mul(gate_up_TF: Tensor) -> Tensor:
     """See Kernels.gelu_tanh_mul."""
     gate_TF, up_TF = gate_up_TF.chunk(2, -1)
     return functional.gelu(gate_TF, approximate="tanh").mul_(up_TF)
-
-
-def _matrix(runtime: Runtime, num_rows: int, num_columns: int) -> Tensor:
-    """A linear's weight. A CPU multiplies one row a quarter to a third faster by a matrix stored transposed."""
-    if runtime.device.type == "cpu":
-        return empty_parameter(runtime, num_columns, num_rows).t()
-    return empty_parameter(runtime, num_rows, num_columns)

@@ -12,7 +12,7 @@ from torch import Tensor
 from hookline.core.contracts import Runtime, WeightTarget
 from hookline.core.errors import ConfigError
 from hookline.core.layers.linear import QKVParallelLinear
-from hookline.core.layers.vocab import empty_parameter
+from hookline.core.layers.weights import empty_parameter
 
 
 class WholeQKNorm:

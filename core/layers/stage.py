@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hookline.core.contracts import Runtime, WeightTarget
 from hookline.core.layers.residual import Residual
-from hookline.core.layers.vocab import empty_parameter
+from hookline.core.layers.weights import empty_parameter
 
 
 class LayerWithWeights(Protocol):

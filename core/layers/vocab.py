@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hookline.core.contracts import Part, Ranks, Runtime, WeightTarget
+from hookline.core.contracts import MatrixPiece, Part, Ranks, Runtime, Weight, WeightTarget
+from hookline.core.layers.weights import PLAIN, empty_parameter, head_weight
 
 
 class VocabParallelEmbedding:
@@ -25,19 +26,9 @@ class VocabParallelEmbedding:
     def __init__(self, vocab_size: int, hidden_size: int, runtime: Runtime, *, is_tied: bool = False) -> None:
         """Allocate this rank's rows, uninitialised but for the padding, on runtime.device."""
         stage = runtime.stage
-        self._allocate(vocab_size, hidden_size, runtime, is_here=stage.is_first or (is_tied and stage.is_last))
-
-    @classmethod
-    def of_head(cls, vocab_size: int, hidden_size: int, runtime: Runtime) -> VocabParallelEmbedding:
-        """The weight of a head of its own, which the last stage has."""
-        weight = cls.__new__(cls)
-        weight._allocate(vocab_size, hidden_size, runtime, is_here=runtime.stage.is_last)
-        return weight
-
-    def _allocate(self, vocab_size: int, hidden_size: int, runtime: Runtime, *, is_here: bool) -> None:
-        self.ranks, self.is_here = runtime.ranks, is_here
-        self.part, self.num_rows = vocab_part(vocab_size, runtime.ranks)
-        self.weight_VD = empty_parameter(runtime, self.num_rows if is_here else 0, hidden_size)
+        self.ranks, self.is_here = runtime.ranks, stage.is_first or (is_tied and stage.is_last)
+        self.part, num_rows = vocab_part(vocab_size, runtime.ranks)
+        self.weight_VD = empty_parameter(runtime, num_rows if self.is_here else 0, hidden_size)
         self.weight_VD[self.part.size :].zero_()
 
     def local(self, token_ids_T: Tensor) -> Tensor:
@@ -65,35 +56,43 @@ class ParallelHead:
 
     Shapes: hidden_ND (N, D) -> (N, padded V / ranks). Column 0 is token id `first_token`. Columns of the padding are
     -inf, so that they never win; concatenated over the ranks they all lie behind the vocabulary.
-    tied_to: the embedding whose weight it uses; then it allocates none.
+    tied_to: the embedding whose weight it uses; then it allocates none. If the model is cut into stages, the last one
+    alone has a weight.
     """
 
     def __init__(
         self, vocab_size: int, hidden_size: int, runtime: Runtime, *, tied_to: VocabParallelEmbedding | None = None
     ) -> None:
-        """Allocate this rank's rows as VocabParallelEmbedding does, or take those of `tied_to`."""
-        self.embedding = tied_to or VocabParallelEmbedding.of_head(vocab_size, hidden_size, runtime)
-        self.is_tied = tied_to is not None
-        self.num_columns, num_rows = self.embedding.part.size, self.embedding.num_rows
+        """Allocate this rank's rows, uninitialised, on runtime.device, or take those of `tied_to`."""
+        self.tied_to, self.is_here = tied_to, runtime.stage.is_last
+        self.part, num_rows = vocab_part(vocab_size, runtime.ranks)
+        self.features, self.num_columns = Part(hidden_size, 0, hidden_size), self.part.size
         self.has_padding = self.num_columns < num_rows
         self.first_token = runtime.ranks.rank * num_rows
-        self._kernels = runtime.kernels if runtime.batch_invariant else None
+        if tied_to is not None:
+            self.weight: Weight = head_weight(tied_to.weight_VD, runtime)
+        else:
+            self.weight = (runtime.weights or PLAIN).head(runtime, num_rows if self.is_here else 0, hidden_size)
+
+    @property
+    def weight_VD(self) -> Tensor:
+        """The rank's rows in the model's dtype; see Weight.plain."""
+        return self.weight.plain()
 
     def __call__(self, hidden_ND: Tensor) -> Tensor:
         """Logits of this rank's tokens: (N, D) -> (N, padded V / ranks)."""
-        if self._kernels is None:
-            logits_NV = functional.linear(hidden_ND, self.embedding.weight_VD)
-        else:
-            logits_NV = self._kernels.linear(hidden_ND, self.embedding.weight_VD, None)
+        logits_NV = self.weight.linear(hidden_ND, None)
         if self.has_padding:
             logits_NV[:, self.num_columns :].fill_(-torch.inf)
         return logits_NV
 
     def targets(self, name: str) -> dict[str, WeightTarget]:
         """`name.weight` -> this rank's rows, or the embedding whose weight it has."""
-        if self.is_tied:
-            return {f"{name}.weight": WeightTarget.tied(self.embedding.weight_VD)}
-        return self.embedding.targets(name)
+        if self.tied_to is not None:
+            return {f"{name}.weight": WeightTarget.tied(self.tied_to.weight_VD)}
+        if not self.is_here:
+            return {f"{name}.weight": WeightTarget.ignored()}
+        return self.weight.targets([MatrixPiece(name, 0, self.part, self.features)])
 
 
 def vocab_part(vocab_size: int, ranks: Ranks) -> tuple[Part, int]:
@@ -101,8 +100,3 @@ def vocab_part(vocab_size: int, ranks: Ranks) -> tuple[Part, int]:
     num_rows = -(-vocab_size // ranks.size)
     start = min(ranks.rank * num_rows, vocab_size)
     return Part(vocab_size, start, min(start + num_rows, vocab_size)), num_rows
-
-
-def empty_parameter(runtime: Runtime, *shape: int) -> Tensor:
-    """An uninitialised parameter where the runtime wants it."""
-    return torch.empty(*shape, device=runtime.device, dtype=runtime.dtype)

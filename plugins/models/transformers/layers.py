@@ -13,11 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from hookline.core.contracts import Part, Runtime, WeightTarget
+from hookline.core.contracts import MatrixPiece, Part, Runtime, Weight, WeightTarget
 from hookline.core.errors import ConfigError
-from hookline.core.layers import empty_parameter, vocab_part
+from hookline.core.layers import PLAIN, empty_parameter, head_weight, vocab_part
 
 COLUMNS, COLUMNS_GATHERED, ROWS, ROWS_SPLIT = "colwise", "colwise_gather_output", "rowwise", "rowwise_split_input"
 REPLICATED = ("replicate", "replicated_with_grad_allreduce")
@@ -42,12 +41,13 @@ class Plan:
 class ServedLinear(nn.Module):
     """x @ W.T + b by the kernels: whole, or this rank's part of it.
 
+    weight: for code of transformers that looks at a linear's dtype or device; products are made by `matrix`.
     Shapes: (1, T, D) -> (1, T, O). Raises: ConfigError if the ranks do not divide the features.
     """
 
     def __init__(self, name: str, linear: nn.Linear, style: str | None, plan: Plan, runtime: Runtime) -> None:
         super().__init__()
-        self.name, self.kernels, self.ranks = name, runtime.kernels, runtime.ranks
+        self.name, self.ranks = name, runtime.ranks
         outs, ins, size = linear.out_features, linear.in_features, runtime.ranks.size
         style = style if size > 1 else None
         self.gathers, self.splits, self.sums = (
@@ -64,7 +64,9 @@ class ServedLinear(nn.Module):
             )
         if self.sums:
             self.columns = rank_part(ins, runtime, f"the input features of {name}")
-        self.weight = _matrix(runtime, self.rows.size, self.columns.size)
+        self.matrix = (runtime.weights or PLAIN).matrix(runtime, self.rows.size, self.columns.size)
+        self.weight_targets = self.matrix.targets([MatrixPiece(name, 0, self.rows, self.columns)])
+        self.weight = marked(empty_parameter(runtime, 0))
         self.bias = marked(empty_parameter(runtime, self.rows.size)) if _has_bias(linear) else None
         self._added = None if self.sums and runtime.ranks.rank else self.bias
 
@@ -72,7 +74,7 @@ class ServedLinear(nn.Module):
         """The product; summed or gathered over the ranks where the plan says so."""
         if self.splits:
             x_1TD = x_1TD.narrow(-1, self.columns.start, self.columns.size)
-        out_TO = self.kernels.linear(x_1TD.reshape(-1, self.columns.size), self.weight, self._added)
+        out_TO = self.matrix.linear(x_1TD.reshape(-1, self.columns.size), self._added)
         if self.sums:
             out_TO = self.ranks.all_reduce(out_TO)
         if self.gathers:
@@ -81,11 +83,9 @@ class ServedLinear(nn.Module):
 
     def targets(self) -> dict[str, WeightTarget]:
         """This rank's part of the weight, and of the bias."""
-        part, dim = (self.columns, 1) if self.sums else (self.rows, 0)
-        targets = {f"{self.name}.weight": WeightTarget.shard(self.weight, dim, part)}
-        if self.bias is not None:
-            targets[f"{self.name}.bias"] = WeightTarget.shard(self.bias, 0, self.rows, init="zeros")
-        return targets
+        if self.bias is None:
+            return self.weight_targets
+        return {**self.weight_targets, f"{self.name}.bias": WeightTarget.shard(self.bias, 0, self.rows, init="zeros")}
 
 
 class ServedHead(nn.Module):
@@ -96,29 +96,29 @@ class ServedHead(nn.Module):
 
     def __init__(self, name: str, linear: nn.Linear, runtime: Runtime, tied_to: Tensor | None) -> None:
         super().__init__()
-        self.name, self.tied_to = name, tied_to
+        self.name = name
         self.part, num_rows = vocab_part(linear.out_features, runtime.ranks)
+        self.matrix: Weight
         if tied_to is not None:
-            self.weight = tied_to.narrow(0, runtime.ranks.rank * num_rows, num_rows)
+            self.matrix = head_weight(tied_to.narrow(0, runtime.ranks.rank * num_rows, num_rows), runtime)
+            self.weight_targets = {f"{name}.weight": WeightTarget.tied(tied_to)}
         else:
-            self.weight = marked(empty_parameter(runtime, num_rows, linear.in_features))
-            self.weight[self.part.size :].zero_()
+            columns = Part(linear.in_features, 0, linear.in_features)
+            self.matrix = (runtime.weights or PLAIN).head(runtime, num_rows, linear.in_features)
+            self.weight_targets = self.matrix.targets([MatrixPiece(name, 0, self.part, columns)])
+        self.weight = marked(empty_parameter(runtime, 0))
         self.bias = marked(empty_parameter(runtime, num_rows).zero_()) if _has_bias(linear) else None
 
     def forward(self, hidden_1ND: Tensor) -> Tensor:
         """Logits of this rank's tokens; those of the padding have no meaning."""
-        return functional.linear(hidden_1ND, self.weight, self.bias)
+        return self.matrix.linear(hidden_1ND[0], self.bias).unsqueeze(0)
 
     def targets(self) -> dict[str, WeightTarget]:
         """This rank's rows, or the embedding whose weight it has."""
-        size = self.part.size
-        if self.tied_to is not None:
-            targets = {f"{self.name}.weight": WeightTarget.tied(self.tied_to)}
-        else:
-            targets = {f"{self.name}.weight": WeightTarget.shard(self.weight[:size], 0, self.part)}
-        if self.bias is not None:
-            targets[f"{self.name}.bias"] = WeightTarget.shard(self.bias[:size], 0, self.part, init="zeros")
-        return targets
+        if self.bias is None:
+            return self.weight_targets
+        bias_V = self.bias[: self.part.size]
+        return {**self.weight_targets, f"{self.name}.bias": WeightTarget.shard(bias_V, 0, self.part, init="zeros")}
 
 
 def padded_embedding(embedding: nn.Embedding, runtime: Runtime) -> Tensor:
@@ -210,13 +210,6 @@ def _kernel_norm(module: nn.Module, runtime: Runtime) -> Callable[[Tensor], Tens
 
 def _has_bias(linear: nn.Linear) -> bool:
     return linear._parameters["bias"] is not None
-
-
-def _matrix(runtime: Runtime, num_rows: int, num_columns: int) -> Tensor:
-    """A linear's weight. A CPU multiplies one row faster by a matrix stored transposed."""
-    if runtime.device.type == "cpu":
-        return marked(empty_parameter(runtime, num_columns, num_rows).t())
-    return marked(empty_parameter(runtime, num_rows, num_columns))
 
 
 def marked(weight: Tensor) -> Tensor:

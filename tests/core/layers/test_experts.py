@@ -22,7 +22,7 @@ from hookline.core.layers import (
     plain_expert_mlp,
     plain_route_experts,
 )
-from hookline.core.layers.experts import every_expert_of
+from hookline.core.layers.expert_products import every_expert_of
 from hookline.core.testing.plain_kernels import PlainKernels
 
 HIDDEN, INNER, NUM_EXPERTS = 12, 10, 7

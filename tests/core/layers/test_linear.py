@@ -188,7 +188,7 @@ def test_head_shards_concatenate_to_the_plain_head_and_its_padding_never_wins(si
 def test_tied_head_shares_the_embedding_and_says_whose_weight_it_has() -> None:
     embedding = VocabParallelEmbedding(8, HIDDEN, runtime())
     head = ParallelHead(8, HIDDEN, runtime(), tied_to=embedding)
-    assert head.embedding.weight_VD is embedding.weight_VD
+    assert head.weight_VD is embedding.weight_VD
     assert head.targets("lm_head")["lm_head.weight"].view is None
 
 

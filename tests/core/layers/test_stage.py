@@ -57,7 +57,7 @@ def test_a_model_whose_stages_are_not_its_own_is_caught(model, message):
 def test_a_middle_stage_allocates_neither_embedding_nor_norm_nor_head():
     place = runtime(Stage(1, 3, 1, 2))
     embed = VocabParallelEmbedding(96, 8, place, is_tied=True)
-    parts = [embed.weight_VD, FinalNorm(8, 1e-6, place).weight_D, ParallelHead(96, 8, place).embedding.weight_VD]
+    parts = [embed.weight_VD, FinalNorm(8, 1e-6, place).weight_D, ParallelHead(96, 8, place).weight_VD]
     assert [part.numel() for part in parts] == [0, 0, 0]
     targets = {**embed.targets("embed"), **FinalNorm(8, 1e-6, place).targets("norm")}
     assert all(target.view is None for target in targets.values())

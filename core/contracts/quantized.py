@@ -1,0 +1,197 @@
+"""Matrices in few bits, and the products that kernels make with them.
+
+Legend: T tokens, D inputs, O outputs, R and C the blocks of a scale along outputs and inputs, X experts, A experts of a
+token, F intermediate features of this rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hookline.core.contracts.norms import NormsAndGates
+from hookline.core.contracts.optional import optional
+
+if TYPE_CHECKING:
+    from torch import Tensor, dtype
+
+FP8, INT8, INT4, FP4 = "fp8", "int8", "int4", "fp4"
+"""Values of Scheme.values that `ScaledMatrix` has: e4m3, whole numbers of 8 and of 4 bits, e2m1."""
+FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+"""What the sixteen codes of e2m1 stand for."""
+HALF_INT4 = 8
+"""The zero point of int4 values without zero points of their own: code 0 stands for -8, code 15 for 7."""
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How the values of a matrix are stored, as far as kernels choose by it.
+
+    values: fp8, int8, int4 or fp4, which are a ScaledMatrix; or a name of a plugin's own.
+    rows, columns: outputs and inputs of the block that shares a scale; 0 means all of them. (128, 128): blocks;
+    (1, 0): one scale for each output; (1, 128): groups of 128 inputs.
+    has_zeros: whether each block has a zero point of its own. is_reordered: whether the inputs of a group are not
+    neighbours (GPTQ's act-order). activations: how whoever made the checkpoint quantised the activations: "" (not at
+    all), "dynamic", or "static" by ScaledMatrix.input_scale. Kernels may do likewise, or leave activations as they are.
+    """
+
+    values: str
+    rows: int = 1
+    columns: int = 0
+    has_zeros: bool = False
+    is_reordered: bool = False
+    activations: str = ""
+
+    def __str__(self) -> str:
+        """In words, for messages."""
+        rows, columns = self.rows or "all", self.columns or "all"
+        further = [" with zero points"] * self.has_zeros + [" in an order of its own"] * self.is_reordered
+        return f"{self.values} with a scale for each {rows} x {columns}{''.join(further)}"
+
+
+class QuantizedMatrix(Protocol):
+    """A matrix (O, D) of this rank in few bits, or one of each expert (X, O, D). For plugins' own ones to extend."""
+
+    scheme: Scheme
+    num_rows: int
+    """O."""
+    num_columns: int
+    """D."""
+
+    def dequantised(self, dtype: dtype) -> Tensor:
+        """The matrix in this dtype, (O, D) or (X, O, D), in new memory.
+
+        Device: no host sync; graph-safe.
+        """
+        ...
+
+    def of_expert(self, index: int) -> QuantizedMatrix:
+        """The matrix (O, D) of one expert, in the same memory."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class ScaledMatrix(QuantizedMatrix):
+    """A matrix whose element is (value - zero point) * scale; every tensor may have a first dimension X, of experts.
+
+    data: fp8 (O, D) float8_e4m3fn; int8 (O, D) int8; int4 and fp4 (O, ceil(D / 2)) uint8, the even column in the low
+    half of a byte. int4 values are 0 to 15; fp4 values are codes of FP4_VALUES.
+    scales_RC: (ceil(O / rows), ceil(D / columns)) for the scheme's blocks, float32.
+    zeros_RC: of the same shape, float32 with whole numbers; None: HALF_INT4 for int4, else 0.
+    group_D: (D,) int32, the column of scales_RC of each input where the scheme is reordered; else None.
+    input_scale: () float32, of static activations: activations are divided by it before they are rounded; else None.
+    All are contiguous, on one device, and keep their addresses and values while steps run.
+    """
+
+    scheme: Scheme
+    num_rows: int
+    num_columns: int
+    data: Tensor
+    scales_RC: Tensor
+    zeros_RC: Tensor | None = None
+    group_D: Tensor | None = None
+    input_scale: Tensor | None = None
+
+    def dequantised(self, dtype: dtype) -> Tensor:
+        """See QuantizedMatrix. Computed in float32."""
+        values = self._values()
+        zeros = HALF_INT4 if self.scheme.values == INT4 and self.zeros_RC is None else None
+        if self.zeros_RC is not None:
+            values.sub_(self._spread(self.zeros_RC))
+        elif zeros is not None:
+            values.sub_(zeros)
+        return values.mul_(self._spread(self.scales_RC)).to(dtype)
+
+    def of_expert(self, index: int) -> ScaledMatrix:
+        """See QuantizedMatrix."""
+        return replace(
+            self,
+            data=self.data[index],
+            scales_RC=self.scales_RC[index],
+            zeros_RC=None if self.zeros_RC is None else self.zeros_RC[index],
+            group_D=None if self.group_D is None else self.group_D[index],
+            input_scale=None if self.input_scale is None else self.input_scale[index],
+        )
+
+    def _values(self) -> Tensor:
+        """The stored numbers in float32, in new memory: (O, D)."""
+        if self.scheme.values in (FP8, INT8):
+            return self.data.float()
+        halves = self.data.unsqueeze(-1) >> self.data.new_tensor([0, 4])
+        codes = (halves & 15).flatten(-2)[..., : self.num_columns]
+        if self.scheme.values == INT4:
+            return codes.float()
+        return self.scales_RC.new_tensor(FP4_VALUES)[codes.long()]
+
+    def _spread(self, of_blocks: Tensor) -> Tensor:
+        """What a block has, for each of its elements: (O, D), or (O, 1) where a block has all columns."""
+        rows, columns = self.scheme.rows or self.num_rows, self.scheme.columns
+        found = of_blocks
+        if rows > 1:
+            found = found.repeat_interleave(rows, -2)[..., : self.num_rows, :]
+        if self.group_D is not None:
+            index = self.group_D.long().unsqueeze(-2).expand(*found.shape[:-1], self.num_columns)
+            return found.gather(-1, index)
+        return found.repeat_interleave(columns, -1)[..., : self.num_columns] if columns else found
+
+
+class QuantizedProducts(NormsAndGates, Protocol):
+    """What kernels may compute with quantised matrices; each operation has a plain version here.
+
+    Where `computes` is False, core's layers are refused a scheme on a GPU, and on a CPU use the plain versions, which
+    make the whole matrix in the activations' dtype for each product.
+    """
+
+    @optional
+    def computes(self, scheme: Scheme, num_rows: int, num_columns: int) -> bool:
+        """Whether this class has products of its own with matrices (O, D) of a scheme; asked before weights are loaded.
+
+        Of experts, it is asked for both matrices of an expert, and `quantized_expert_mlp` must be offered.
+        """
+        return False
+
+    @optional
+    def prepare_weight(self, weight: QuantizedMatrix) -> Any:
+        """Called once for each matrix after it is loaded, if it `computes` that: what its products get in its place.
+
+        It may be of any type that has num_rows and num_columns: a layout of the class's own. The given matrix is not
+        kept otherwise.
+        """
+        return weight
+
+    @optional
+    def quantized_linear(self, x_TD: Tensor, weight: Any, bias_O: Tensor | None) -> Tensor:
+        """`linear` with a quantised matrix: (T, D) -> (T, O). Rows of x lie in memory as those of `linear`."""
+        return self.linear(x_TD, weight.dequantised(x_TD.dtype), bias_O)  # type: ignore[attr-defined, no-any-return]
+
+    @optional
+    def quantized_linear_silu_mul(self, x_TD: Tensor, weight: Any) -> Tensor:
+        """`linear_silu_mul` with a quantised matrix (2F, D), gate then up: (T, D) -> (T, F)."""
+        return self.silu_mul(self.quantized_linear(x_TD, weight, None))
+
+    @optional
+    def quantized_linear_add_rms_norm(
+        self, x_TD: Tensor, weight: Any, bias_O: Tensor | None, residual_TO: Tensor, norm_weight_O: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """`linear_add_rms_norm` with a quantised matrix. May overwrite the residual."""
+        product_TO = self.quantized_linear(x_TD, weight, bias_O)
+        return self.add_rms_norm(product_TO, residual_TO, norm_weight_O, eps)
+
+    @optional
+    def quantized_expert_mlp(
+        self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up: Any, down: Any
+    ) -> Tensor:
+        """`expert_mlp` with quantised matrices (X, 2F, D) and (X, D, F): (T, D) -> (T, D).
+
+        If it is left out, `hookline.core.layers` computes it expert by expert with dequantised matrices.
+        """
+        raise AssertionError("left out")
+
+    @optional
+    def quantized_expert_mlp_add_rms_norm(
+        self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up: Any, down: Any, residual_TD: Tensor,
+        norm_weight_D: Tensor, eps: float,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """add_rms_norm of `quantized_expert_mlp` and the residual, called only if the class has the former."""
+        out_TD = self.quantized_expert_mlp(x_TD, expert_TA, weight_TA, gate_up, down)
+        return self.add_rms_norm(out_TD, residual_TD, norm_weight_D, eps)

@@ -1,0 +1,74 @@
+"""Experts in plain torch: what a CPU computes, and what kernels without operations for experts leave to us.
+
+Legend: T tokens, D hidden, F intermediate features of this rank, X experts, A experts of a token, P = T * A pairs,
+N tokens of an expert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+Expert = Callable[[Tensor], Tensor]
+"""One expert: maps tokens (N, D) to (N, D)."""
+
+
+def plain_expert_mlp(
+    x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor
+) -> Tensor:
+    """See Kernels.expert_mlp.
+
+    Device: on a CPU each expert computes the tokens that chose it; elsewhere every expert computes all tokens, which is
+    much more work but needs no host sync.
+    """
+    compute = wanted_experts if x_TD.device.type == "cpu" else every_expert
+    return compute(x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF)
+
+
+def every_expert(x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor) -> Tensor:
+    """Compute all experts for all tokens, and weight those that a token did not choose with zero. No host sync."""
+    return every_expert_of(_expert_mlps(gate_up_XFD, down_XDF), x_TD, expert_TA, weight_TA)
+
+
+def wanted_experts(x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor) -> Tensor:
+    """Compute each expert for the tokens that chose it. The host waits to learn how many these are."""
+    return wanted_experts_of(_expert_mlps(gate_up_XFD, down_XDF), x_TD, expert_TA, weight_TA)
+
+
+def every_expert_of(experts: Sequence[Expert], x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor) -> Tensor:
+    """`every_expert` for experts that are functions: each maps tokens (N, D) to (N, D)."""
+    out_TD = torch.zeros_like(x_TD, dtype=torch.float32)
+    for index, expert in enumerate(experts):
+        weight_T1 = weight_TA.mul(expert_TA == index).sum(-1, keepdim=True)
+        out_TD.addcmul_(weight_T1, expert(x_TD).float())
+    return out_TD.to(x_TD.dtype)
+
+
+def wanted_experts_of(experts: Sequence[Expert], x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor) -> Tensor:
+    """`wanted_experts` for experts that are functions: each maps tokens (N, D) to (N, D)."""
+    expert_P, num_chosen = expert_TA.flatten(), expert_TA.shape[1]
+    pairs_P = expert_P.argsort(stable=True)
+    counts = torch.bincount(expert_P, minlength=len(experts)).tolist()
+    out_PD = x_TD.new_empty(len(expert_P), x_TD.shape[1])
+    for expert, mine_P in zip(experts, torch.split(pairs_P, counts), strict=True):
+        if len(mine_P):
+            out_PD[mine_P] = expert(x_TD[mine_P // num_chosen])
+    out_TAD = out_PD.view(*expert_TA.shape, x_TD.shape[1])
+    return torch.einsum("tad,ta->td", out_TAD.float(), weight_TA).to(x_TD.dtype)
+
+
+def _expert_mlps(gate_up_XFD: Tensor, down_XDF: Tensor) -> list[Expert]:
+    return [
+        partial(expert_mlp, gate_up_FD=gate_up_FD, down_DF=down_DF)
+        for gate_up_FD, down_DF in zip(gate_up_XFD, down_XDF, strict=True)
+    ]
+
+
+def expert_mlp(x_TD: Tensor, gate_up_FD: Tensor, down_DF: Tensor) -> Tensor:
+    """The feed-forward of one expert: (N, D) -> (N, D)."""
+    gate_TF, up_TF = functional.linear(x_TD, gate_up_FD).chunk(2, -1)
+    return functional.linear(functional.silu(gate_TF) * up_TF, down_DF)
