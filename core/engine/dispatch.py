@@ -12,7 +12,7 @@ from hookline.core.engine.state import EngineState
 from hookline.core.engine.step_builder import ArgumentWriter, Dispatched, StepDraft, StepWriter
 from hookline.core.requests.request import Request
 from hookline.core.requests.running_table import NO_REQUEST
-from hookline.core.util.arrays import IntArray, ints
+from hookline.core.util.arrays import IntArray
 
 
 class Dispatcher:
@@ -103,12 +103,11 @@ class Dispatcher:
             self._admit(request, draft)
         start = request.num_computed_tokens
         draft.table.extend(cache.allocate(request, cache.missing_blocks(request, num_tokens)))
-        self._table.num_computed_tokens_S[request.entry] += num_tokens
-        draft.num_new_tokens.append(max(0, start + num_tokens - max(start, request.high_water)))
-        got_further = self._note_progress(ints([request.entry]))
+        num_new_tokens = request.count_computed(num_tokens)
         cache.cache_blocks(request)
         draft.chunks.append((request, start, num_tokens))
-        return got_further
+        draft.num_new_tokens.append(num_new_tokens)
+        return num_new_tokens > 0
 
     def _admit(self, request: Request, draft: StepDraft) -> None:
         """Give a waiting request a row of the request table, and note the blocks that it shares for the block table."""

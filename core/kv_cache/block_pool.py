@@ -91,10 +91,11 @@ class BlockPool:
 
     def hold(self, blocks: Iterable[int]) -> None:
         """Add one holder to each block. A free block leaves the free list and keeps its content."""
+        references = self._references
         for block in blocks:
-            if self._references[block] == 0:
+            if references[block] == 0:
                 del self._free[block]
-            self._references[block] += 1
+            references[block] += 1
 
     def allocate(self, count: int) -> list[int]:
         """Hand out `count` blocks with one holder each, dropping what they held, least recently used first."""
@@ -107,10 +108,11 @@ class BlockPool:
 
     def release(self, blocks: Sequence[int]) -> None:
         """Take one holder off each block, last block first, so that a prefix outlives what follows it."""
+        references = self._references
         for block in reversed(blocks):
-            self._references[block] -= 1
-            assert self._references[block] >= 0, f"block {block} released more often than held"
-            if self._references[block] == 0:
+            references[block] = left = references[block] - 1
+            assert left >= 0, f"block {block} released more often than held"
+            if left == 0:
                 self._free[block] = None
                 if self._contents[block] is None:
                     self._free.move_to_end(block, last=False)

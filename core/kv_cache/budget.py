@@ -28,6 +28,9 @@ class Ledger:
         self._requests = queue.live
         self._num_free = cache.pool.num_free
         self._pending: set[int] = set()
+        """Hashes of the blocks that the plan computes so far."""
+        self._num_found: dict[int, int] = {}
+        """How many blocks waiting requests found when they were asked about last: `_pending` only grows."""
         self._revived: set[int] = set()
         self._released: dict[int, int] = {}
 
@@ -41,12 +44,15 @@ class Ledger:
         live = self._requests[request.id]
         if live.blocks or not self._pool.caching:
             return 0
-        index = self._cache.num_matched(live)
+        num_found = self._num_found.get(live.id) or self._cache.num_matched(live)
         if self._pending:
             last = self._cache.max_cached_blocks(live)
-            while index < last and self._cache.block_hash(live, index) in self._pending:
-                index += 1
-        return index * live.block_size
+            for hash_ in self._cache.hashes(live, num_found, last):
+                if hash_ not in self._pending:
+                    break
+                num_found += 1
+            self._num_found[live.id] = num_found
+        return num_found * live.block_size
 
     def num_uncomputed_tokens(self, request: RequestView) -> int:
         """See BlockBudget."""
@@ -107,8 +113,8 @@ class Ledger:
             start = self.num_cached_tokens(request.view)
             self._revived.update(self._cache.match_prefix(request))
         if self._pool.caching and request.is_prefilling:  # a decode's newest token may not be known yet
-            full = range(start // request.block_size, (start + num_tokens) // request.block_size)
-            self._pending.update(self._cache.block_hash(request, index) for index in full)
+            first, last = start // request.block_size, (start + num_tokens) // request.block_size
+            self._pending.update(self._cache.hashes(request, first, last))
 
     def _is_free(self, block: int) -> bool:
         return block not in self._revived and self._pool.references(block) == self._released.get(block, 0)

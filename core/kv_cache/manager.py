@@ -8,7 +8,8 @@ changes them itself, on this module's behalf alone. Legend: G groups, S entries 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -89,13 +90,18 @@ class KVCacheManager:
         size = request.block_size
         return request.tokens[index * size : (index + 1) * size].tobytes()
 
+    def hashes(self, request: Request, first: int, last: int) -> Iterator[int]:
+        """Chained hashes of the request's full blocks `first` .. `last` - 1; each is computed once, when it is due."""
+        known = request.block_hashes
+        for index in range(first, last):
+            while index >= len(known):
+                previous = known[-1] if known else request.prefix_root & self._root_bits
+                known.append(self._hash(previous, self.block_tokens(request, len(known))))
+            yield known[index]
+
     def block_hash(self, request: Request, index: int) -> int:
-        """Chained hash of the request's full block `index`; each is computed once."""
-        hashes = request.block_hashes
-        while len(hashes) <= index:
-            previous = hashes[-1] if hashes else request.prefix_root & self._root_bits
-            hashes.append(self._hash(previous, self.block_tokens(request, len(hashes))))
-        return hashes[index]
+        """Chained hash of the request's full block `index`."""
+        return next(self.hashes(request, index, index + 1))
 
     def key(self, group: int, hash_: int) -> int:
         """The key of a group's block in the pool's index; that of the first group is its hash."""
@@ -137,7 +143,7 @@ class KVCacheManager:
         length = self.max_cached_blocks(request)
         found: list[list[int]] = [[] for _ in self.windows]
         for group in self.full:
-            found[group] = self._find_run(request, group, length)
+            found[group] = self._find_run(request, group, range(length), request.prefix_root)
             length = len(found[group])
         if self.windowed:
             length = self._find_windows(request, length, found)
@@ -164,28 +170,31 @@ class KVCacheManager:
             found[group] = [HOLE] * start + [known[group, index] for index in range(start, length)]  # type: ignore[misc]
         return length
 
-    def _find_run(self, request: Request, group: int, most: int) -> list[int]:
-        """The cached blocks of a group with full attention, from the request's first token on, at most `most`."""
+    def _find_run(self, request: Request, group: int, indices: range, parent: int) -> list[int]:
+        """The cached blocks of a group that hold the request's blocks of these indices, up to the first one missing.
+
+        parent: what the pool knows the first of them by besides its hash and tokens.
+        """
         blocks: list[int] = []
         # A long prompt looks up hundreds of blocks, so that calls of `_find` would be felt in a step.
         hashes, tokens, size, first_key = request.block_hashes, request.tokens, request.block_size, self.key(group, 0)
-        find, parent_after, parent = self.pool.find, self._parent_after(request), request.prefix_root
-        for index in range(most):
+        pool, follows_serials = self.pool, self._follows_serials
+        for index in indices:
             content = tokens[index * size : (index + 1) * size].tobytes()
             if index == len(hashes):
-                hashes.append(self._hash(hashes[-1] if hashes else parent & self._root_bits, content))
-            block = find(hashes[index] + first_key, content, parent)
+                hashes.append(self._hash(hashes[-1] if hashes else request.prefix_root & self._root_bits, content))
+            block = pool.find(hashes[index] + first_key, content, parent)
             if block is None:
                 break
             blocks.append(block)
-            parent = parent_after(block)
+            if follows_serials:
+                parent = pool.serial(block)
         return blocks
 
     def _find(self, request: Request, group: int, index: int, parent: int) -> int | None:
         """The cached block that holds the request's block `index` of a group, or None."""
-        return self.pool.find(
-            self.key(group, self.block_hash(request, index)), self.block_tokens(request, index), parent
-        )
+        key = self.key(group, self.block_hash(request, index))
+        return self.pool.find(key, self.block_tokens(request, index), parent)
 
     def _missing(self, length: int, find: Callable[[int, int], int | None]) -> int | None:
         """The last block that is not cached and that a window needs after a prefix of `length` blocks, if any."""
@@ -207,31 +216,22 @@ class KVCacheManager:
         """Share blocks that earlier chunks of this same step compute, in all groups."""
         if not self._computing:
             return
-        found: list[list[int]] = [[] for _ in self.windows]
-        index, most, parent = len(request.blocks), self.max_cached_blocks(request), request.parent_serial
-        while index < most and self.block_hash(request, index) in self._computing:
-            blocks_or_none = (self._find(request, group, index, parent) for group in range(len(found)))
-            column = [block for block in blocks_or_none if block is not None]
-            if len(column) < len(found):
-                break
-            for blocks, block in zip(found, column, strict=True):
-                blocks.append(block)
-            parent = self._parent_after(request)(column[0])
-            index += 1
-        if found[0]:
-            self._share(request, found)
+        first, last = len(request.blocks), self.max_cached_blocks(request)
+        found: list[list[int]] = []
+        for group in range(len(self.windows)):
+            found.append(self._find_run(request, group, range(first, last), request.parent_serial))
+            last = first + len(found[-1])
+        if last > first:
+            self._share(request, [blocks[: last - first] for blocks in found])
 
     def _share(self, request: Request, found: Sequence[list[int]]) -> None:
         """Add cached blocks, and count their tokens as computed and cached."""
         for blocks in found:
             self.pool.hold(present(blocks))
-        parent = self._parent_after(request)(found[0][-1]) if found[0] else request.parent_serial
+        parent = request.parent_serial
+        if self._follows_serials and found[0]:
+            parent = self.pool.serial(found[0][-1])
         request.add_computed_blocks(found, parent)
-
-    def _parent_after(self, request: Request) -> Callable[[int], int]:
-        """What the pool knows a block by besides its hash and tokens, as a function of the block before it."""
-        root = request.prefix_root
-        return self.pool.serial if self._follows_serials else lambda block: root
 
     # ----------------------------------------------------------------------------------------------------- allocation
 
@@ -272,10 +272,8 @@ class KVCacheManager:
 
         The last columns of all groups are given back first, so that a common prefix is left.
         """
-        groups, num_groups = request.drop_blocks(), self.blocks_per_column
-        blocks = [HOLE] * sum(map(len, groups))
-        for group, held in enumerate(groups):
-            blocks[group::num_groups] = held
+        groups = request.drop_blocks()
+        blocks = groups[0] if len(groups) == 1 else list(chain.from_iterable(zip(*groups, strict=True)))
         self.pool.release([block for block in blocks if block != HOLE] if self.windowed else blocks)
 
     def end_step(self, decode: IntArray, chunks: Sequence[tuple[Request, int, int]]) -> None:

@@ -252,6 +252,13 @@ class Request:
         self.num_preemptions += 1
         self.reset()
 
+    def count_computed(self, num_tokens: int) -> int:
+        """Count its next tokens as computed; returns how many of them never were before."""
+        start, mark = self.num_computed_tokens, self.high_water
+        self.num_computed_tokens = end = start + num_tokens
+        self.high_water = max(end, mark)
+        return max(0, end - max(start, mark))
+
     def note_first_token(self, now_s: float) -> None:
         """Note when its first token was known."""
         self.first_token_s = now_s

@@ -15,10 +15,10 @@ from hookline.core.kv_cache.manager import HOLE
 from hookline.core.request_options import RequestOptions
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.scheduling import plan_mixed
-from hookline.core.testing.fakes import FakeExecutor, check_engine, completion, fake_engine
+from hookline.core.testing.fakes import check_engine, completion, fake_engine
 from hookline.core.testing.plain_scheduler import PlainScheduler
 from hookline.core.testing.scheduler_suite import RandomLoad, drain
-from tests.core.kv_cache.test_budget import Foreseeing
+from tests.core.kv_cache.test_budget import Comparing, Foreseeing
 from tests.fuzzing import examples
 
 FULL, W = FullAttention(), SlidingWindow
@@ -198,21 +198,6 @@ def test_requests_of_one_step_share_what_the_first_of_them_computes():
 # -------------------------------------------------------------------------------------------- loads, ledger, lost steps
 
 
-class Comparing(FakeExecutor):
-    """Looks at the pool when a plan has been carried out and nothing has ended yet."""
-
-    num_compared = 0
-
-    def launch(self, step):
-        foreseen = self.engine.scheduler.foreseen
-        if foreseen is not None:
-            num_free, computed = foreseen
-            assert self.engine.pool.num_free >= num_free, "the ledger said that more is free"
-            assert {id_: self.engine.queue.live[id_].num_computed_tokens for id_ in computed} == computed
-            self.num_compared += 1
-        return super().launch(step)
-
-
 @pytest.mark.parametrize("seed", [*range(24), 117])  # of 117: a block cached in some groups only
 def test_a_random_load_gets_its_tokens_and_the_pool_has_what_the_ledger_said(seed):
     rng = random.Random(seed)
@@ -221,8 +206,7 @@ def test_a_random_load_gets_its_tokens_and_the_pool_has_what_the_ledger_said(see
     load = RandomLoad(policy, rng, layers=layers, **sizes)
     engine = policy.engine = load.engine
     if seed % 2:
-        executor = engine.executor = Comparing(engine.limits.plan, engine.limits.vocab_size, engine.cache.windows)
-        executor.engine = engine
+        executor = engine.executor = Comparing(engine)
     load.run(abort_chance=0.02)
     assert len(load.ended) == 12
     assert not seed % 2 or executor.num_compared >= 3
