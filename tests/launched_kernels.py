@@ -63,7 +63,7 @@ def main(num_steps: int, arguments: list[str]) -> None:
         num_ready = len(launched)
         for _ in range(num_steps):
             row, shares = worker.table.padding_row, resolved.shares_prefixes
-            worker.compute(random_step(generator, resolved.attention, row, shares=shares))
+            worker.launch(random_step(generator, resolved.attention, row, shares=shares))
     print(json.dumps({"ready": num_ready, "late": launched[num_ready:]}))
 
 

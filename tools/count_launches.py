@@ -76,7 +76,7 @@ def launches_of(arguments: list[str], num_rows: int) -> Counter[str]:
 
         knobs.runtime.jit_cache_hook = count
         with Launches(found):
-            worker.compute(decode_step(num_rows, worker.table.padding_row, 1024))
+            worker.launch(decode_step(num_rows, worker.table.padding_row, 1024))
         knobs.runtime.jit_cache_hook = hook
     return found
 

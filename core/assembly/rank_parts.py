@@ -60,16 +60,16 @@ class RankParts:
     def worker(self, num_blocks: int) -> Worker:
         """Make the worker with a KV cache of `num_blocks` blocks."""
         resolved, runner = self._resolved, self._runner(num_blocks)
-        links = resolved.ranks.links
+        links, is_host = resolved.ranks.links, resolved.ranks.number == 0
         if links is None:
-            return Worker(runner, blaming=self._blaming, prepared=self._prepared)
+            return Worker(runner, is_host=is_host, blaming=self._blaming, prepared=self._prepared)
         return StageWorker(
             runner,
             resolved.stage,
             links,
             resolved.attention,
             resolved.spec.hidden_size,
-            is_host=resolved.ranks.number == 0,
+            is_host=is_host,
             blaming=self._blaming,
             taps=make_stage_taps(resolved, links, runner.tap) if resolved.config.engine.taps else None,
             prepared=self._prepared,

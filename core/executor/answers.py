@@ -1,7 +1,7 @@
 """The answers of a rank 0 in a process of its own: that a step was launched, its result, or its fault.
 
 Each answer is one frame of 64-bit words: its kind, the number of the message that it answers, and then the contents of
-that kind. rank_0_loop.py sends them, remote.py reads them.
+that kind. step_server.py sends them, remote.py reads them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the process of a rank does: it sends heartbeats, builds its worker, computes each step that comes, and ends.
 
-It ends when it is told to, when it fails, and when the engine's process is gone. A rank 0 sends results, too: see
-`core.executor.rank_0_loop`.
+It ends when it is told to, when it fails, and when the engine's process is gone. A rank 0 in such a process sends
+results, too: see `core.executor.step_server`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import partial
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -25,10 +24,11 @@ from hookline.core.distributed.heartbeat import BEAT_S, Heartbeat
 from hookline.core.errors import HooklineError, LostStep, RankError, RequestFault, show_traceback
 from hookline.core.executor.answers import read_words
 from hookline.core.executor.messages import JsonLines, receive_frame, send_message
-from hookline.core.executor.rank_0_loop import Answering, Rank0Worker
 from hookline.core.executor.reach import listening, unreached
-from hookline.core.step.message import MASKS, TIME_STEPS, Step, is_agreed_on, masks_in, unpack
-from hookline.core.util.arrays import IntArray, MaskArray
+from hookline.core.executor.step_server import StepServer
+from hookline.core.step.executor import RankWorker
+from hookline.core.step.message import MASKS, is_agreed_on
+from hookline.core.util.arrays import IntArray
 from hookline.core.util.shared_memory import SharedWords
 from hookline.core.util.text import one_line
 
@@ -36,31 +36,11 @@ _HANG_UP = getattr(select, "POLLRDHUP", select.POLLHUP)
 """The event that the other end is closed; on TCP connections, POLLHUP does not come before all data was read."""
 
 
-class RankWorker(Protocol):
-    """What computes the steps of this rank."""
-
-    def compute(self, step: Step) -> Any:
-        """Start computing a step."""
-        ...
-
-    def mask_rows(self, num_rows: int) -> MaskArray:
-        """The buffer to write the masks of the step computed last into."""
-        ...
-
-    def finish(self, num_rows: int) -> Any:
-        """Draw the tokens of the step computed last, whose masks are in `mask_rows`."""
-        ...
-
-    def synchronize(self) -> None:
-        """Wait until the device has done all that it was given."""
-        ...
-
-
 Meet = Callable[[Mapping[str, Any]], Mapping[str, Any]]
-Build = Callable[[Mapping[str, Any], Heartbeat, Meet], tuple[Any, Mapping[str, Any]]]
-"""build(task, heartbeat, meet) -> (worker, what the engine's process is told of it). The worker is a RankWorker, or on
-rank 0 a Rank0Worker. meet(said) is to be called before the first collective: it waits for the other ranks and returns
-where their store is; rank 0 says that itself if it opened the store."""
+Build = Callable[[Mapping[str, Any], Heartbeat, Meet], tuple[RankWorker, Mapping[str, Any]]]
+"""build(task, heartbeat, meet) -> (worker, what the engine's process is told of it). meet(said) is to be called before
+the first collective: it waits for the other ranks and returns where their store is; rank 0 says that itself if it
+opened the store."""
 
 
 class RankProcess:
@@ -99,12 +79,11 @@ class RankProcess:
         torch.set_num_threads(self.task["num_threads"])
         worker, told = build(self.task, self.heartbeat, self._meet)
         self.started.set()
-        self.late_work = lambda: getattr(worker, "late_work", {})
+        self.late_work = lambda: worker.late_work
         self.say({"ready": told})
-        if self.answers is None:
-            self._compute(worker)
-        else:
-            self._answer(worker, Answering(worker, self.engine, self.answers))
+        server = StepServer(worker, self.engine, self.answers)
+        while len(message := server.next_message(self._receive)):  # an empty one says that the group ends
+            server.answer(self._carry_out(server, message))
         worker.synchronize()
         self.ended.set()
 
@@ -143,25 +122,14 @@ class RankProcess:
         if not self.ended.is_set():
             os._exit(1)
 
-    def _compute(self, worker: RankWorker) -> None:
-        """Carry out each message that comes, until an empty one."""
-        while len(message := self._receive()):
-            self._carry_out(message, partial(_compute_step, worker, message))
-
-    def _answer(self, worker: Rank0Worker, answering: Answering) -> None:
-        """Carry out and answer each message that comes to rank 0, until an empty one."""
-        while len(message := answering.next_message(self._receive)):
-            error = self._carry_out(message, partial(answering.carry_out, message))
-            answering.answer(error)
-
-    def _carry_out(self, message: IntArray, step: Callable[[], None]) -> LostStep | None:
+    def _carry_out(self, server: StepServer, message: IntArray) -> LostStep | None:
         """Do what a message asks for; returns the error of a step that failed if this rank can go on."""
         import torch
 
         fault: LostStep | None = None
         try:
             with torch.inference_mode():
-                step()
+                server.carry_out(message)
         except RequestFault as error:  # the engine goes on if every rank found the same
             fault = error
             show_traceback(error)
@@ -250,15 +218,3 @@ def _place() -> str:
     return (
         "" if not others else f"at {others[0].f_code.co_filename}:{others[0].f_lineno}, in {others[0].f_code.co_name}"
     )
-
-
-def _compute_step(worker: RankWorker, message: IntArray) -> None:
-    """Compute the step of a message, or draw the tokens of the last one by the message's masks."""
-    if message[0] == TIME_STEPS:
-        return  # which rank 0 alone does
-    masks_NW = masks_in(message)
-    if masks_NW is None:
-        worker.compute(unpack(message))
-    else:
-        worker.mask_rows(len(masks_NW))[:] = masks_NW
-        worker.finish(len(masks_NW))

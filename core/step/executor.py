@@ -96,3 +96,18 @@ class SizedExecutor(Executor, Protocol):
     def num_blocks(self) -> int:
         """Blocks that requests can hold."""
         ...
+
+
+class RankWorker(SizedExecutor, Protocol):
+    """The executor of one rank, on this process's device.
+
+    Every rank launches each step and releases its draws; only rank 0's collects, so others keep no results.
+    """
+
+    def has_arrived(self, handle: Any) -> bool:
+        """Whether `collect` has nothing to wait for."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all that it was given."""
+        ...

@@ -31,7 +31,7 @@ from hookline.core.errors import (
     one_short_line,
 )
 from hookline.core.step.captured import PromptShape
-from hookline.core.step.executor import SizedExecutor, StepResult
+from hookline.core.step.executor import RankWorker, StepResult
 from hookline.core.step.message import Step
 from hookline.core.util.arrays import IntArray, MaskArray, VectorArray, num_mask_words
 from hookline.core.worker.device_clock import StepClock
@@ -40,7 +40,7 @@ from hookline.core.worker.graphs.masked_steps import MaskedDecodes, WaitingStep
 from hookline.core.worker.graphs.prompt_graphs import PromptGraphs
 from hookline.core.worker.request_table import DeviceStep, SampleRows, on_device
 from hookline.core.worker.results.pooling import DeviceVectors, Vectors
-from hookline.core.worker.results.token_transfer import TokenTransfer, TransferredTokens
+from hookline.core.worker.results.token_transfer import TokenTransfer
 from hookline.core.worker.runner.model_runner import PLAIN, Extras, ModelRunner
 from hookline.core.worker.runner.token_masks import TokenMasks
 from hookline.core.worker.startup.late_work import LateWork
@@ -74,8 +74,8 @@ class Tokens(Protocol):
 class Handle:
     """A launched step.
 
-    tokens: None while its draws wait for masks. vectors: None if it pools nothing. states: None unless hidden states
-    were asked for.
+    tokens: None while its draws wait for masks, and on ranks whose results nobody collects. vectors: None if it pools
+    nothing. states: None unless hidden states were asked for.
     """
 
     tokens: Tokens | None
@@ -83,10 +83,11 @@ class Handle:
     states: States | None = None
 
 
-class Worker(SizedExecutor):
+class Worker(RankWorker):
     """The executor of a single rank: a ModelRunner, its CUDA graphs, and the transfer of tokens to the host.
 
-    blaming: a context around each step, which turns an error into one that names the plugin whose code failed.
+    is_host: whether this rank's host collects the results. blaming: a context around each step, which turns an error
+    into one that names the plugin whose code failed.
     prepared: kinds of draws to make ready before the first step, besides plain ones.
     """
 
@@ -94,10 +95,11 @@ class Worker(SizedExecutor):
         self,
         runner: ModelRunner,
         *,
+        is_host: bool = True,
         blaming: AbstractContextManager[None] | None = None,
         prepared: Sequence[Extras] = (),
     ) -> None:
-        self.runner, self.table = runner, runner.table
+        self.runner, self.table, self.is_host = runner, runner.table, is_host
         self.prepared = prepared
         self.blaming = nullcontext() if blaming is None else blaming
         self._checked: set[tuple[object, ...]] = set()
@@ -112,8 +114,6 @@ class Worker(SizedExecutor):
         """Counts from `begin` on, when the worker is ready."""
         self._waiting: WaitingStep | None = None
         """The step launched last, if its draws wait for masks."""
-        self._masked_tokens: TransferredTokens | None = None
-        """The tokens that were drawn by masks last, on their way to the host."""
         self._vectors: Vectors | None = None
         """The pooled vectors of the step computed last."""
         self._states: States | None = None
@@ -237,21 +237,30 @@ class Worker(SizedExecutor):
 
     @torch.inference_mode()
     def launch(self, step: Step) -> Handle:
-        """Start a step; its sampled tokens are on their way to the host, or wait for masks."""
-        tokens_N = self.compute(step)
-        return Handle(None if tokens_N is None else self._send(tokens_N), self._vectors, self._states)
+        """Start a step; its sampled tokens are on their way to the host, or wait for masks.
+
+        Raises: StepFault naming the plugin whose code failed, or StepCapacityError; no result of the step is kept then.
+        EngineError if an earlier step left the device unable to compute.
+        """
+        if self.failure is not None:
+            raise EngineError(self.failure)
+        self._waiting = self._vectors = self._states = None
+        with self._telling(step):
+            results_N = self._compute(step)
+        return Handle(self._sent(results_N), self._vectors, self._states)
 
     @torch.inference_mode()
     def release(self, handle: Handle, num_rows: int) -> None:
-        """See Executor."""
-        tokens_N = self.finish(num_rows)
-        assert tokens_N is not None
-        handle.tokens = self._masked_tokens = self._send(tokens_N)
+        """See Executor. Raises: as `launch` does."""
+        handle.tokens = self._sent(self._draw_by_masks(num_rows))
 
-    def _send(self, tokens_N: Tensor) -> TransferredTokens:
+    def _sent(self, results_N: Tensor | None) -> Tokens | None:
+        """What a step drew, on its way to the host; None if it has not drawn yet, or if nobody collects it."""
+        if results_N is None or not self.is_host:
+            return None
         if self.runner.clock is not None:
             self.runner.clock.end()
-        return self.transfer.send(tokens_N)
+        return self.transfer.send(results_N)
 
     @cached_property
     def masks(self) -> TokenMasks:
@@ -264,28 +273,13 @@ class Worker(SizedExecutor):
         return num_mask_words(self.runner.vocab_size)
 
     def mask_rows(self, num_rows: int) -> MaskArray:
-        """See Executor; waits for the draws before, whose graph may still copy their masks."""
-        if self._masked_tokens is not None:
-            self._masked_tokens.wait()
+        """See Executor; waits until the device has read the masks before."""
         return self.masks.host_rows[:num_rows]
 
     def time_steps(self) -> StepClock:
         """See Executor."""
         clock = self.runner.clock = StepClock(self.table.device)
         return clock
-
-    def compute(self, step: Step) -> Tensor | None:
-        """The sampled tokens (N,) of a step or their scored rows, on the device; valid until the next step.
-
-        None if they wait for masks: `finish` gives them.
-        Raises: StepFault naming the plugin whose code failed, or StepCapacityError; no result of the step is kept then.
-        EngineError if an earlier step left the device unable to compute.
-        """
-        if self.failure is not None:
-            raise EngineError(self.failure)
-        self._waiting = self._vectors = None
-        with self._telling(step):
-            return self._compute(step)
 
     @contextmanager
     def _telling(self, step: Step) -> Iterator[None]:
@@ -329,10 +323,10 @@ class Worker(SizedExecutor):
         except RuntimeError as broken:
             self.failure = f"{one_short_line(broken)}; the engine has ended, since its GPU computes no further step"
 
-    def finish(self, num_rows: int) -> Tensor | None:
-        """Draw the tokens of the step computed last, which waited for masks: the first `num_rows` of `mask_rows`.
+    def _draw_by_masks(self, num_rows: int) -> Tensor | None:
+        """Draw the tokens of the step launched last, which waited for masks: the first `num_rows` of `mask_rows`.
 
-        Returns what `compute` returns for other steps. Raises: as `compute` does.
+        Returns what `_compute` returns for other steps.
         """
         waiting, self._waiting = self._waiting, None
         assert waiting is not None, "no step waits for masks"
@@ -340,9 +334,9 @@ class Worker(SizedExecutor):
             if waiting.draws is not None:
                 return waiting.draws.finish(waiting.device_step.step.num_sampled, num_rows, self.masks)
             self.masks.send(num_rows)
-            return self._finish(waiting)
+            return self._draw_eagerly(waiting)
 
-    def _finish(self, waiting: WaitingStep) -> Tensor:
+    def _draw_eagerly(self, waiting: WaitingStep) -> Tensor:
         step, views = waiting.device_step.step, waiting.device_step.views
         assert waiting.sampled is not None and waiting.hidden_TD is not None
         index_N = self.masks.index(step.num_sampled, views["masked_draws"])
@@ -369,6 +363,10 @@ class Worker(SizedExecutor):
         self.table.mirror(step)
 
     def _compute(self, step: Step) -> Tensor | None:
+        """The sampled tokens (N,) of a step or their scored rows, on the device; valid until the next step.
+
+        None if they wait for masks.
+        """
         device_step = self.table.receive(step)
         if self.runner.pipeline is not None and (len(step.processor_rows) or len(step.known_rows)):
             self.runner.pipeline.receive(step, device_step.views)
@@ -494,12 +492,12 @@ class Worker(SizedExecutor):
         )
 
     def has_arrived(self, handle: Handle) -> bool:
-        """Whether `collect` has nothing to wait for."""
+        """See RankWorker."""
         assert handle.tokens is not None, "the step's draws wait for masks"
         return handle.tokens.has_arrived
 
     def synchronize(self) -> None:
-        """Wait until the device has done all that it was given."""
+        """See RankWorker."""
         if self.table.device.type == "cuda":
             torch.cuda.synchronize(self.table.device)
 
@@ -509,7 +507,7 @@ class Worker(SizedExecutor):
         self.graphs = None
         self.prompt_graphs = None
         self.masked_decodes = None
-        self._waiting = self._masked_tokens = None
+        self._waiting = None
         self.__dict__.pop("masks", None)
         if self.runner.ranks.num_all > 1 and self.table.device.type == "cuda":
             gc.collect()  # graphs that circles hold, for which nccl would wait

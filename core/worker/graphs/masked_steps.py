@@ -77,6 +77,8 @@ class MaskedDraws:
         if not self.fetches:
             masks.send(num_masks)
         self.graph.replay()
+        if self.fetches:
+            masks.note_replay()
         return self.results_G[:num_draws]
 
 

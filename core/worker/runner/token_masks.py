@@ -32,10 +32,7 @@ class TokenMasks:
 
     @property
     def host_rows(self) -> MaskArray:
-        """The host's buffer; waits for the copy that `send` started last, which long is over where tokens came back.
-
-        That of a graph is over when the tokens of its step are there.
-        """
+        """The host's buffer; waits until the device has read it, which long is over where tokens came back."""
         if self._sent is not None:
             self._sent.synchronize()
         rows: MaskArray = self._host_RW.numpy()
@@ -64,7 +61,10 @@ class TokenMasks:
         torch.cuda.current_stream(self._device_RW.device).wait_stream(self._copying)
 
     def fetch(self, num_rows: int) -> None:
-        """Start to copy the first rows to the device, in a graph; `forbid` waits for them."""
+        """Start to copy the first rows to the device, in a graph; `forbid` waits for them.
+
+        After each replay of the graph, `note_replay` must be called.
+        """
         if self._copying is None:
             self._device_RW[:num_rows].copy_(self._host_RW[:num_rows])
             return
@@ -72,6 +72,11 @@ class TokenMasks:
         with torch.cuda.stream(self._copying):
             self._device_RW[:num_rows].copy_(self._host_RW[:num_rows], non_blocking=True)
         self._is_fetching = True
+
+    def note_replay(self) -> None:
+        """Note that a graph was launched which reads the host's buffer; `host_rows` waits for its end."""
+        if self._sent is not None:
+            self._sent.record()
 
     def index(self, num_draws: int, masked_draws_K: Tensor, masks_K: Tensor | None = None) -> Tensor:
         """The row that masks each draw: k for the k-th of the masked ones, one that forbids nothing for the others.

@@ -77,7 +77,7 @@ class PartWorker(Worker):
         blaming: AbstractContextManager[None] | None = None,
         prepared: Sequence[Extras] = (),
     ) -> None:
-        super().__init__(runner, blaming=blaming, prepared=prepared)
+        super().__init__(runner, is_host=is_host, blaming=blaming, prepared=prepared)
         self.stage, self.links, self._spec, self._hidden_size = stage, links, spec, hidden_size
         self.returned = ReturnedTokens(self.table, links, is_host=is_host) if stage.is_first else None
 

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from hookline.core.contracts import AttentionSpec, Stage
 from hookline.core.errors import EngineError, RequestFault
@@ -28,11 +29,10 @@ from hookline.core.worker.stages.pooling import StagePooling
 from hookline.core.worker.stages.returned_tokens import StepResults
 from hookline.core.worker.stages.taps import StageTaps
 from hookline.core.worker.startup.warm_up import eager_steps, graph_steps, mask_once
-from hookline.core.worker.worker import Handle
 
 
 class StageWorker(PartWorker):
-    """`Worker` for one stage of several. hidden_size: D. is_host: whether this rank's host collects the results.
+    """`Worker` for one stage of several. hidden_size: D.
 
     links: to the ranks of the other stages. taps: None unless hidden states were asked for.
     """
@@ -132,19 +132,8 @@ class StageWorker(PartWorker):
 
     # ------------------------------------------------------------------------------------------------------ the steps
 
-    @torch.inference_mode()
-    def launch(self, step: Step) -> Handle:
-        """See Worker."""
-        self.compute(step)
-        return Handle(self._sent_results(), self._vectors, self._states)
-
-    @torch.inference_mode()
-    def release(self, handle: Handle, num_rows: int) -> None:
-        """See Executor."""
-        self.finish(num_rows)
-        handle.tokens = self._sent_results()
-
-    def _sent_results(self) -> StepResults | None:
+    def _sent(self, results_N: Tensor | None) -> StepResults | None:
+        """See Worker; the first stage has posted receives for them."""
         if self._results is not None and self.runner.clock is not None:
             self.runner.clock.end()
         return self._results
@@ -200,7 +189,7 @@ class StageWorker(PartWorker):
             self._end_part(one, extras)
         self.table.mirror(one.part.step)
 
-    def finish(self, num_rows: int) -> None:
+    def _draw_by_masks(self, num_rows: int) -> None:
         """See Worker: the last stage draws, and the others count what it draws."""
         computed, self._waiting_parts = self._waiting_parts, []
         assert computed, "no step waits for masks"

@@ -18,11 +18,11 @@ from hookline.core.executor.links import RankLinks
 from hookline.core.executor.messages import JsonLines, receive_frame, send_message
 from hookline.core.executor.monitor import Timeouts
 from hookline.core.executor.peer import Peer
-from hookline.core.executor.rank_0_loop import Answering
 from hookline.core.executor.rank_loop import log_to
 from hookline.core.executor.remote import RemoteExecutor
+from hookline.core.executor.step_server import StepServer
 from hookline.core.step.executor import StepResult
-from hookline.core.step.message import Step, is_agreed_on, masks_in
+from hookline.core.step.message import Step, is_agreed_on
 from hookline.core.step.timing import DeviceTime
 from hookline.core.util.arrays import ints
 
@@ -30,14 +30,15 @@ ROWS = 2
 
 
 class FakeWorker:
-    """Rank 0's: a step's tokens are its decode rows plus 100, and come when `comes` says so."""
+    """Of one rank: a step's tokens are its decode rows plus 100, and come when `comes` says so."""
 
     def __init__(self):
         self.comes = threading.Event()
         self.comes.set()
-        self.faults, self.launched, self.seen = deque(), queue.SimpleQueue(), []
+        self.faults, self.launched, self.seen = deque(), queue.SimpleQueue(), queue.SimpleQueue()
         self.masks = np.zeros((ROWS, 2), np.int32)
         self.late_work = {"graph": 0}
+        self.num_collected, self.is_timed = 0, False
 
     def launch(self, step):
         if self.faults and (fault := self.faults.popleft()) is not None:
@@ -49,6 +50,7 @@ class FakeWorker:
         return self.comes.is_set()
 
     def collect(self, handle):
+        self.num_collected += 1
         row = handle[0] - 100
         vectors = [np.array([0.5, float(handle[0])], np.float32)] if row == 7 else []
         states = {4: np.full((1, 2), 0.25, np.float32)} if row == 8 else {}
@@ -58,7 +60,7 @@ class FakeWorker:
         return self.masks[:num_rows]
 
     def release(self, handle, num_rows):
-        self.seen.append(self.masks[:num_rows].tolist())
+        self.seen.put(self.masks[:num_rows].tolist())
         handle += 1000
 
     def time_steps(self):
@@ -67,17 +69,18 @@ class FakeWorker:
                 return DeviceTime(0.5, 0.25, on_host=True)
 
         assert self.launched.empty()
+        self.is_timed = True
         return Clock()
 
 
 class Rank(Peer):
-    """A rank that is a thread of ours. faults: of it, in place of what its worker would raise, one for each step."""
+    """A rank that is a thread of ours."""
 
-    def __init__(self, rank, heartbeat, worker):
+    def __init__(self, rank, heartbeat):
         pairs = [socket.socketpair() for _ in range(1 + (rank == 0))]
         super().__init__(rank, *(ours for ours, _ in pairs))
         self.theirs = [one for _, one in pairs]
-        self.heartbeat, self.worker, self.faults = heartbeat, worker, deque()
+        self.heartbeat, self.worker = heartbeat, FakeWorker()
         self.dies_at = None
         """The message at which it dies: before, or after it was computed."""
         self.thread = threading.Thread(target=self._run, daemon=True)
@@ -88,14 +91,13 @@ class Rank(Peer):
         try:
             JsonLines(engine).first()
             send_message(engine, {"ready": {}})
-            answering = Answering(self.worker, *self.theirs) if self.rank == 0 else None
-            while len(message := self._next(answering, engine)):
+            server = StepServer(self.worker, engine, self.theirs[1] if self.rank == 0 else None)
+            while len(message := server.next_message(lambda: receive_frame(engine))):
                 self._die_if(("before", self.heartbeat.num_steps + 1))
-                error = self._compute(answering, message)
+                error = self._compute(server, message)
                 self.heartbeat.end_step(failed=error is not None)
                 self._die_if(("within", self.heartbeat.num_steps))
-                if answering is not None:
-                    answering.answer(error)
+                server.answer(error)
         except (OSError, EOFError):
             pass
         finally:
@@ -105,22 +107,13 @@ class Rank(Peer):
         for one in self.theirs:
             one.close()
 
-    def _next(self, answering, engine):
-        def receive():
-            return receive_frame(engine)
-
-        return receive() if answering is None else answering.next_message(receive)
-
     def _die_if(self, moment):
         if self.dies_at == moment:
             raise EOFError
 
-    def _compute(self, answering, message):
+    def _compute(self, server, message):
         try:
-            if answering is not None:
-                answering.carry_out(message)
-            elif self.faults and masks_in(message) is None and (fault := self.faults.popleft()) is not None:
-                raise fault
+            server.carry_out(message)
         except RequestFault as error:
             send_message(self.theirs[0], {"fault": str(error), "step": self.heartbeat.num_steps + 1})
             return error
@@ -145,11 +138,11 @@ class Rank(Peer):
 
 class Group:
     def __init__(self, size):
-        self.worker = FakeWorker()
         words = np.zeros(HEARTBEAT_WORDS * size, np.int64)
         self.links = RankLinks(size, Timeouts(1e9, 5.0, 60.0), words)
         heartbeats = self.links.monitor.heartbeats
-        self.ranks = [Rank(rank, heartbeats[rank], self.worker if rank == 0 else None) for rank in range(size)]
+        self.ranks = [Rank(rank, heartbeat) for rank, heartbeat in enumerate(heartbeats)]
+        self.worker = self.ranks[0].worker
         self.links.children += self.ranks
         for rank in self.ranks:
             rank.tell({})
@@ -210,7 +203,17 @@ def test_masks_reach_the_ranks_and_the_tokens_that_waited_for_them_come(group):
     group.executor.mask_rows(ROWS)[:] = [[1, -2], [3, 4]]
     group.executor.release(handle, ROWS)
     assert group.executor.collect(handle).tokens.tolist() == [1101, 1102]
-    assert group.worker.seen == [[[1, -2], [3, 4]]]
+    assert all(rank.worker.seen.get(timeout=10) == [[1, -2], [3, 4]] for rank in group.ranks)
+
+
+def test_only_rank_0_collects_results_and_times_its_steps(group):
+    group.executor.time_steps()
+    group.executor.collect(group.executor.launch(step(1)))
+    group.executor.collect(group.executor.launch(step(2)))
+    group.executor.close()
+    asked = [(rank.worker.num_collected, rank.worker.is_timed) for rank in group.ranks]
+    assert asked == [(2, True), *[(0, False)] * (len(group.ranks) - 1)]
+    assert all(rank.worker.launched.qsize() == 2 for rank in group.ranks)
 
 
 def test_a_step_that_never_gets_its_masks_is_dropped_by_the_next(group):
@@ -237,9 +240,8 @@ def test_a_fault_on_every_rank_ends_its_requests_alone_and_the_next_step_is_comp
     def fault():
         return RequestFault("processor 'x' fails", rows=[1], processors=2)
 
-    group.worker.faults.append(fault())
-    for rank in group.ranks[1:]:
-        rank.faults.append(fault())
+    for rank in group.ranks:
+        rank.worker.faults.append(fault())
     with pytest.raises(RequestFault, match="processor 'x' fails") as found:
         group.executor.launch(step(1, processors=2))
     assert found.value.rows == {1} and found.value.processors == 2
@@ -250,7 +252,7 @@ def test_a_fault_on_every_rank_ends_its_requests_alone_and_the_next_step_is_comp
 @pytest.mark.parametrize("alone", [0, 1])
 def test_a_fault_of_one_rank_alone_ends_the_engine_and_names_it(pair, alone):
     fault = RequestFault("processor 'x' fails", rows=[1], processors=2)
-    (pair.worker if alone == 0 else pair.ranks[1]).faults.append(fault)
+    pair.ranks[alone].worker.faults.append(fault)
     with pytest.raises(RankError, match=rf"rank {alone} of 2 \(a thread\) alone failed in a step: .*processor 'x'"):
         pair.executor.collect(pair.executor.launch(step(1, processors=2)))
 

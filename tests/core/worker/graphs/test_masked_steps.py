@@ -9,6 +9,7 @@ import torch
 from hookline import LLM, SamplingParams, StructuredOutputs
 from hookline.core.testing.plain_kernels import PlainKernels
 from hookline.core.worker.graphs.decode_graphs import DecodeGraphs
+from hookline.core.worker.graphs.masked_steps import MaskedDraws
 from hookline.core.worker.runner.token_masks import TokenMasks
 from tests.replayed_at_once import replay_at_once, with_host_lengths
 
@@ -73,6 +74,34 @@ def test_rows_of_a_graph_beyond_the_draws_have_no_mask_and_each_draw_has_its_own
     for masked, expected in (([0, 1, 2], [0, 1, 2, 4]), ([1], [4, 0, 4, 4]), ([], [4, 4, 4, 4])):
         masks.write_index(index_G, 3, torch.tensor(masked, dtype=torch.int64))
         assert index_G.tolist() == expected
+
+
+@pytest.mark.parametrize("fetches", [False, True])
+def test_masks_are_written_anew_only_when_the_graph_that_reads_them_is_over_on_every_rank(fetches):
+    """A rank whose tokens nobody collects cannot tell that by them."""
+
+    class Notes:
+        """A graph, and an event behind all that was launched before it was recorded."""
+
+        def __init__(self):
+            self.launched, self.awaited = 0, 0
+
+        def replay(self):
+            self.launched += 1
+
+        def record(self):
+            self.awaited = self.launched
+
+        def synchronize(self):
+            assert self.awaited == (self.launched if fetches else 0)
+
+    notes, masks = Notes(), TokenMasks(4, 6, PlainKernels(None, None), torch.device("cpu"))
+    masks._sent = notes
+    draws = MaskedDraws(None, notes, torch.zeros(4), torch.zeros(4), fetches)
+    for _ in range(2):
+        assert masks.host_rows.shape == (4, 6)
+        draws.finish(2, 2, masks)
+    assert masks.host_rows.shape == (4, 6) and notes.launched == 2
 
 
 def test_a_step_that_is_not_released_draws_nothing():

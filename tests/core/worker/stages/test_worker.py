@@ -137,7 +137,7 @@ def decodes(*rows: int) -> Step:
 def compute(workers: list[StageWorker], step: Step) -> list[int]:
     handle = workers[0].launch(step)
     for worker in workers[1:]:
-        worker.compute(step)
+        worker.launch(step)
     return cast(list[int], workers[0].collect(handle).tokens.tolist())
 
 
@@ -158,7 +158,7 @@ def test_a_stage_computes_its_next_micro_batch_while_the_next_stage_has_the_one_
     handle = workers[0].launch(first)
     assert events == [*[("compute", 0, 4), ("send", 0)] * 3, *[("post",)] * 3], "nobody else has begun"
     for worker in workers[1:]:
-        worker.compute(first)
+        worker.launch(first)
     events.clear()
     workers[0].launch(second)  # before the first step is collected, as with engine.overlap
     assert events == [*[("await",), ("compute", 0, 2), ("send", 0)] * 3, *[("post",)] * 3], "tokens come late"
@@ -170,11 +170,11 @@ def test_tokens_that_no_request_reads_any_more_are_waited_for_by_nobody_but_the_
     workers, events = make_workers(2)
     first = prompts(1, 1)
     handle = workers[0].launch(first)
-    workers[1].compute(first)
+    workers[1].launch(first)
     events.clear()
     again = workers[0].launch(decodes(0))
     assert events[0] == ("await",) and events.count(("await",)) == 1, "row 1 is in the other micro-batch"
-    workers[1].compute(decodes(0))
+    workers[1].launch(decodes(0))
     assert workers[0].collect(handle).tokens.tolist() == [12, 22]
     assert workers[0].collect(again).tokens.tolist() == [14]
 
@@ -183,7 +183,7 @@ def test_a_row_taken_over_reads_the_new_requests_token_and_not_a_late_one_of_the
     workers, _ = make_workers(2)
     compute(workers, prompts(1, 1))
     late = workers[0].launch(decodes(0, 1))
-    workers[1].compute(decodes(0, 1))
+    workers[1].launch(decodes(0, 1))
     assert compute(workers, prompts(4)) == [12]
     assert compute(workers, decodes(0)) == [14]
     assert workers[0].collect(late).tokens.tolist() == [14, 24]
@@ -202,7 +202,7 @@ def test_scored_tokens_come_back_behind_the_draws_of_all_micro_batches():
     step.num_logprobs, step.scored_chunks, step.scored_lens = 0, ints(0, 1), ints(2, 1)
     step.scored_tokens = ints(7, 8, 9)
     handle = workers[0].launch(step)
-    workers[1].compute(step)
+    workers[1].launch(step)
     assert workers[0].collect(handle).tokens[:, 0].tolist() == [12, 22, 7, 8, 9]
 
 
@@ -212,8 +212,7 @@ def test_masked_draws_wait_on_the_last_stage_and_all_stages_count_them_afterward
     step = decodes(0, 1, 2)
     step.masked_draws = ints(0, 2)
     events.clear()
-    handle = workers[0].launch(step)
-    workers[1].compute(step)
+    handle, behind = (worker.launch(step) for worker in workers)
     assert handle.tokens is None and ("send back",) not in events
     assert all(worker.table.length_R[:3].tolist() == [2, 2, 2] for worker in workers)
     for worker in workers:
@@ -221,7 +220,7 @@ def test_masked_draws_wait_on_the_last_stage_and_all_stages_count_them_afterward
         masks[:] = 0
         masks[0, 0], masks[1, 1] = 1 << 3, 1 << 5  # only token 3, and only token 37
     workers[0].release(handle, 2)
-    workers[1].finish(2)
+    workers[1].release(behind, 2)
     assert workers[0].collect(handle).tokens.tolist() == [3, 24, 37]
     assert all(worker.table.length_R[:3].tolist() == [3, 3, 3] for worker in workers)
 
@@ -235,7 +234,7 @@ def test_what_fails_for_one_request_in_the_last_stages_draw_ends_the_engine_by_n
 
     monkeypatch.setattr(workers[1], "_draw_all", fails)
     with pytest.raises(EngineError, match="processor 'x' fails") as raised:
-        workers[1].compute(prompts(1))
+        workers[1].launch(prompts(1))
     assert not isinstance(raised.value, RequestFault)
 
 

@@ -1,4 +1,4 @@
-"""What a rank 0 in a process of its own does besides computing: it sends the engine's process each step's result.
+"""Carries out the messages of the engine's process on one rank; rank 0 sends back each step's result, too.
 
 One thread does both. While the tokens of a step are on their way from the device, it looks in turn whether they have
 come and whether a message has, and acts on what comes first; so the next step is launched meanwhile.
@@ -9,58 +9,24 @@ from __future__ import annotations
 import select
 import socket
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 from hookline.core.errors import LostStep
 from hookline.core.executor.answers import fault, launched, result
-from hookline.core.step.executor import StepResult
-from hookline.core.step.message import TIME_STEPS, Step, masks_in, unpack
+from hookline.core.step.executor import RankWorker
+from hookline.core.step.message import TIME_STEPS, masks_in, unpack
 from hookline.core.step.timing import Clock
-from hookline.core.util.arrays import IntArray, MaskArray
+from hookline.core.util.arrays import IntArray
 
 
-class Rank0Worker(Protocol):
-    """What computes the steps of rank 0; see Executor."""
+class StepServer:
+    """The steps of one rank. engine: the socket of the messages; `next_message` only polls it.
 
-    @property
-    def late_work(self) -> Mapping[str, int]:
-        """See EngineView.late_work."""
-        ...
+    answers: the socket on which each message is answered; None on ranks whose results nobody collects.
+    """
 
-    def launch(self, step: Step) -> Any:
-        """Start computing a step."""
-        ...
-
-    def mask_rows(self, num_rows: int) -> MaskArray:
-        """The buffer to write the masks of the step launched last into."""
-        ...
-
-    def release(self, handle: Any, num_rows: int) -> None:
-        """Draw the tokens of the step launched last, whose masks are in `mask_rows`."""
-        ...
-
-    def has_arrived(self, handle: Any) -> bool:
-        """Whether the tokens of a step have come, so that `collect` does not wait."""
-        ...
-
-    def collect(self, handle: Any) -> StepResult:
-        """Wait for the result of a step."""
-        ...
-
-    def time_steps(self) -> Clock:
-        """Time steps from now on."""
-        ...
-
-    def synchronize(self) -> None:
-        """Wait until the device has done all that it was given."""
-        ...
-
-
-class Answering:
-    """Carries out messages and answers each. engine: the socket of the messages; `next_message` only polls it."""
-
-    def __init__(self, worker: Rank0Worker, engine: socket.socket, answers: socket.socket) -> None:
+    def __init__(self, worker: RankWorker, engine: socket.socket, answers: socket.socket | None) -> None:
         self._worker, self._answers = worker, answers
         self._readable = select.poll()
         self._readable.register(engine, select.POLLIN)
@@ -78,12 +44,16 @@ class Answering:
             number, handle = self._arriving[0]
             if self._worker.has_arrived(handle):
                 self._arriving.popleft()
-                collected = self._worker.collect(handle)
-                time = None if self._clock is None else self._clock.read()
-                self._answers.sendall(result(number, collected, time))
+                self._send_result(number, handle)
             elif self._readable.poll(0):
                 break
         return receive()
+
+    def _send_result(self, number: int, handle: Any) -> None:
+        assert self._answers is not None
+        collected = self._worker.collect(handle)
+        time = None if self._clock is None else self._clock.read()
+        self._answers.sendall(result(number, collected, time))
 
     def carry_out(self, message: IntArray) -> None:
         """Do what a message asks for: launch a step, draw the last one's tokens by its masks, or begin to time steps.
@@ -93,21 +63,27 @@ class Answering:
         self._number += 1
         masks_NW = masks_in(message)
         if message[0] == TIME_STEPS:
-            self._clock = self._worker.time_steps()
+            if self._answers is not None:
+                self._clock = self._worker.time_steps()
         elif masks_NW is None:
             self._waiting, step = None, unpack(message)
             begun = self._number, self._worker.launch(step)
             if len(step.masked_draws):
                 self._waiting = begun
             else:
-                self._arriving.append(begun)
+                self._expect(begun)
         else:
             assert self._waiting is not None, "no step waits for masks"
             waiting, self._waiting = self._waiting, None
             self._worker.mask_rows(len(masks_NW))[:] = masks_NW
             self._worker.release(waiting[1], len(masks_NW))
-            self._arriving.append(waiting)
+            self._expect(waiting)
+
+    def _expect(self, step: tuple[int, Any]) -> None:
+        if self._answers is not None:
+            self._arriving.append(step)
 
     def answer(self, error: LostStep | None) -> None:
         """Answer the last message: that it was taken, or what failed."""
-        self._answers.sendall(launched(self._number) if error is None else fault(self._number, error))
+        if self._answers is not None:
+            self._answers.sendall(launched(self._number) if error is None else fault(self._number, error))
