@@ -14,7 +14,7 @@ from hookline import LLM, AsyncLLM, SamplingParams
 from hookline.core.outputs import FinishReason
 from hookline.core.serve.http.api_keys import ApiKeys
 from hookline.core.serve.http.app import make_app
-from hookline.core.serve.processes.remote_stream import RemoteStream
+from hookline.core.serve.processes.remote_stream import RemoteCompletion, RemoteStream
 from hookline.core.serve.settings import ServeConfig
 from hookline.core.testing.engine_client import FakeEngineClient, tiny_model
 from hookline.core.tokenizer.codec import Codec
@@ -83,8 +83,8 @@ def test_an_async_stream_begins_with_the_space(checkpoint, codec):
 def test_a_front_end_of_its_own_reads_the_same_text(codec):
     async def texts():
         stream = RemoteStream(lambda left: None, asyncio.get_running_loop(), 0, paris(codec), PROMPT, {})
-        stream.begin(codec.encode(PROMPT), paris(codec), replace(tiny_model(), codec=codec))
-        (completion,) = stream.completions
+        completion = RemoteCompletion(stream, 0, 0)
+        completion.begin(codec.encode(PROMPT), paris(codec), replace(tiny_model(), codec=codec))
         for _ in range(2):
             completion.push(codec.tokenizer.get_vocab()["▁Paris"], None)
         return completion.take().text

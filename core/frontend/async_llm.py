@@ -16,10 +16,9 @@ from typing import Any, Self
 from hookline.core.config.settings import Config
 from hookline.core.errors import HooklineError, QueueFullError, RequestError, one_short_line, shown
 from hookline.core.frontend.async_pooling import AsyncPoolingCalls
-from hookline.core.frontend.delta_queue import DeltaQueue
+from hookline.core.frontend.completion_stream import CompletionStream, RequestStream
 from hookline.core.frontend.engine_thread import EngineThread
 from hookline.core.frontend.llm import LLM, ServingLLM
-from hookline.core.frontend.request_stream import RequestStream
 from hookline.core.outputs import RequestOutput, merge_completions
 from hookline.core.plugin.host import PluginHost
 from hookline.core.request_options import CHAT_TRACE, RequestOptions
@@ -59,7 +58,7 @@ class AsyncLLM(AsyncPoolingCalls):
             llm.close()
             raise
         self._tokenizing = ThreadPoolExecutor(TOKENIZER_THREADS, "hookline-tokenizer")
-        self._untokenized: dict[DeltaQueue, int] = {}
+        self._untokenized: dict[CompletionStream, int] = {}
         """Prompts that are being tokenized, and how many completions each asks for."""
         self._thread = EngineThread(llm.output_processor, llm.enter_thread)
         self._thread.start()
@@ -111,22 +110,22 @@ class AsyncLLM(AsyncPoolingCalls):
         params, loop = SamplingParams() if params is None else params, asyncio.get_running_loop()
         if not isinstance(params, SamplingParams):
             raise RequestError(f"params={shown(params)} must be SamplingParams")
-        deltas = DeltaQueue(loop, is_cumulative=further.get("is_cumulative", False))
+        is_cumulative = further.get("is_cumulative", False)
+        stream = CompletionStream(loop, params.n, self._thread.cancel, is_cumulative=is_cumulative)
         if isinstance(options.tags, Mapping):
             options = replace(options, tags=dict(options.tags))  # the engine's thread reads them later
         if options.trace is None and is_chat(prompt):
             options = replace(options, trace=CHAT_TRACE)
         given = {**further, "options": options, "prompt": prompt if isinstance(prompt, str) else None}
         given["arrival_s"] = self.llm.output_processor.engine.clock()
-        stream = RequestStream(self._thread, deltas, params.n)
         if not takes_long(prompt, params):
             try:
                 prepared = self._prepare(prompt, params)
             except RequestError as error:
                 self._thread.refuse(error, **given)
                 raise
-            self._thread.submit(deltas, *prepared, **given)
-            return stream
+            self._thread.submit(stream, *prepared, **given)
+            return RequestStream(stream)
         if not self._stop.alive:
             raise HooklineError("the engine is closed; make a new one")
 
@@ -134,23 +133,23 @@ class AsyncLLM(AsyncPoolingCalls):
         if limit is not None and len(self._untokenized) >= limit:  # the engine's own queue may be empty meanwhile
             full = QueueFullError("engine.max_queued_requests", limit, len(self._untokenized), 0)
             self._thread.refuse(full, **given)
-            deltas.put(full)
-            return stream
+            stream.fail(full)
+            return RequestStream(stream)
         prompt = snapshot(prompt)
-        self._untokenized[deltas] = params.n
+        self._untokenized[stream] = params.n
 
         def _prepare_if_open() -> tuple[list[int], SamplingParams]:
             try:
                 return self._prepare(prompt, params) if stream.is_open else ([], params)
             finally:  # here, for the loop may be closed by then
-                self._untokenized.pop(deltas, None)
+                self._untokenized.pop(stream, None)
 
         def _submit_prepared(prepared: asyncio.Future[tuple[list[int], SamplingParams]]) -> None:
             prepared.exception()  # read, so that asyncio does not warn about it if the caller has left
             if not stream.is_open:
                 return
             try:
-                self._thread.submit(deltas, *prepared.result(), **given)
+                self._thread.submit(stream, *prepared.result(), **given)
                 return
             except HooklineError as error:
                 problem = error
@@ -158,10 +157,10 @@ class AsyncLLM(AsyncPoolingCalls):
                 problem = RequestError(f"the prompt cannot be tokenized: {one_short_line(error)}")
             if isinstance(problem, RequestError):
                 self._thread.refuse(problem, **given)
-            deltas.put(problem)
+            stream.fail(problem)
 
         loop.run_in_executor(self._tokenizing, _prepare_if_open).add_done_callback(_submit_prepared)
-        return stream
+        return RequestStream(stream)
 
     def _prepare(self, prompt: Prompt, params: SamplingParams) -> tuple[list[int], SamplingParams]:
         """A prompt's token ids, and the parameters with all made of their texts that the engine's thread need not."""

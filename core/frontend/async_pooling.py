@@ -24,8 +24,8 @@ from hookline.core.sampling_params import NOT_SAMPLED, SamplingParams
 from hookline.core.tokenizer.codec import Prompt
 
 if TYPE_CHECKING:
+    from hookline.core.frontend.completion_stream import RequestStream
     from hookline.core.frontend.llm import LLM
-    from hookline.core.frontend.request_stream import RequestStream
 
 
 class AsyncPoolingCalls:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
@@ -24,7 +24,7 @@ from hookline.core.errors import (
     one_short_line,
     requests_ended_by,
 )
-from hookline.core.frontend.delta_queue import DeltaQueue, NewDeltas, send
+from hookline.core.frontend.completion_stream import CompletionStream
 from hookline.core.frontend.output_processor import OutputProcessor
 from hookline.core.outputs import Delta
 from hookline.core.request_options import PLAIN
@@ -34,6 +34,7 @@ from hookline.core.util.garbage import search_frozen
 _log = logging.getLogger("hookline")
 
 Command = Callable[[], None]
+News = Delta | HooklineError
 JOIN_S = 0.2
 """Between two looks at whether a thread that is waited for is stuck."""
 SEARCH_S, SEARCH_AGAIN_S = 60.0, 600.0
@@ -48,10 +49,10 @@ class EngineThread:
     def __init__(self, output_processor: OutputProcessor, prepare: Command | None = None) -> None:
         self._output_processor, self._prepare = output_processor, prepare
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
-        self._arrived: dict[DeltaQueue, tuple[Sequence[int], SamplingParams, Mapping[str, Any]]] = {}
+        self._arrived: dict[CompletionStream, tuple[Sequence[int], SamplingParams, Mapping[str, Any]]] = {}
         """Prompts that are not queued yet, in their order; a prompt whose caller leaves in the meantime is dropped."""
-        self._open: dict[DeltaQueue, set[int]] = {}
-        self._outgoing: dict[asyncio.AbstractEventLoop, list[tuple[DeltaQueue, NewDeltas]]] = {}
+        self._open: dict[CompletionStream, set[int]] = {}
+        self._outgoing: dict[asyncio.AbstractEventLoop, list[tuple[CompletionStream, News]]] = {}
         self._lock = threading.Lock()
         self._num_submitted = 0
         """Completions so far; changes under the lock alone."""
@@ -69,7 +70,7 @@ class EngineThread:
             self._output_processor.guard.tell = self._give_up
         self._thread.start()
 
-    def submit(self, deltas: DeltaQueue, token_ids: Sequence[int], params: SamplingParams, **given: Any) -> None:
+    def submit(self, stream: CompletionStream, token_ids: Sequence[int], params: SamplingParams, **given: Any) -> None:
         """Queue a prompt, with the arguments of OutputProcessor.add. What keeps it from being served comes as a Delta.
 
         Raises: HooklineError if the thread was stopped.
@@ -79,15 +80,15 @@ class EngineThread:
             if self._is_closed:
                 raise HooklineError("the engine is closed; make a new one")
             self._num_submitted += params.n
-            self._commands.put(partial(self._arrive, deltas, token_ids, params, given))
+            self._commands.put(partial(self._arrive, stream, token_ids, params, given))
 
     def refuse(self, error: RequestError, **given: Any) -> None:
         """Let observers know of a prompt that was refused before it came here, and whose caller knows that already."""
         self._commands.put(partial(self._refuse, (), error, given))
 
-    def cancel(self, deltas: DeltaQueue) -> None:
+    def cancel(self, stream: CompletionStream) -> None:
         """End a prompt's requests, whose caller hears nothing more. Takes no lock, so a destructor may call it."""
-        self._commands.put(partial(self._forget, deltas))
+        self._commands.put(partial(self._forget, stream))
 
     def stop(self) -> None:
         """End all requests, tell their callers, close the engine and wait for that; a second call does nothing.
@@ -118,9 +119,9 @@ class EngineThread:
         while not self._commands.empty():
             command = self._commands.get()
             waiting += command.args[:1] if isinstance(command, partial) and command.func == self._arrive else ()
-        for deltas in waiting:
+        for stream in waiting:
             with suppress(RuntimeError):  # its loop is closed
-                deltas.loop.call_soon_threadsafe(send, [(deltas, _engine_error(error))])
+                stream.loop.call_soon_threadsafe(stream.fail, _engine_error(error))
         self._commands.put(self._finish)  # should it ever come back
 
     # ---------------------------------------------------------------------------------------------- inside the thread
@@ -211,74 +212,83 @@ class EngineThread:
         self._is_stopping = True
 
     def _arrive(
-        self, deltas: DeltaQueue, token_ids: Sequence[int], params: SamplingParams, given: Mapping[str, Any]
+        self, stream: CompletionStream, token_ids: Sequence[int], params: SamplingParams, given: Mapping[str, Any]
     ) -> None:
-        self._arrived[deltas] = token_ids, params, given
+        self._arrived[stream] = token_ids, params, given
 
     def _admit(self, num_prompts: int) -> None:
-        for deltas in list(islice(self._arrived, num_prompts)):
-            self._add(deltas, *self._arrived.pop(deltas))
+        for stream in list(islice(self._arrived, num_prompts)):
+            self._add(stream, *self._arrived.pop(stream))
 
     def _add(
-        self, deltas: DeltaQueue, token_ids: Sequence[int], params: SamplingParams, given: Mapping[str, Any]
+        self, stream: CompletionStream, token_ids: Sequence[int], params: SamplingParams, given: Mapping[str, Any]
     ) -> None:
         try:
-            ids = self._output_processor.add(token_ids, params, partial(self._post, deltas), **given)
-            self._open[deltas] = set(ids)
+            ids = self._output_processor.add(token_ids, params, partial(self._post, stream), **given)
+            self._open[stream] = set(ids)
         except RequestError as error:
-            self._turn_away(deltas, params, error)
+            self._turn_away(stream, params, error)
             self._refuse(token_ids, error, given)
         except HooklineError as error:
-            self._turn_away(deltas, params, error)
+            self._turn_away(stream, params, error)
         except BaseException as error:  # it concerns this request alone
-            self._turn_away(deltas, params, _engine_error(error))
+            self._turn_away(stream, params, _engine_error(error))
 
-    def _turn_away(self, deltas: DeltaQueue, params: SamplingParams, error: HooklineError) -> None:
+    def _turn_away(self, stream: CompletionStream, params: SamplingParams, error: HooklineError) -> None:
         self._num_ended += params.n
-        self._put(deltas, error)
+        self._put(stream, error)
 
     def _refuse(self, token_ids: Sequence[int], error: RequestError, given: Mapping[str, Any]) -> None:
         self._output_processor.engine.refuse(token_ids, error, given.get("prompt"), given.get("options", PLAIN))
 
-    def _post(self, deltas: DeltaQueue, delta: Delta) -> None:
+    def _post(self, stream: CompletionStream, delta: Delta) -> None:
         if delta.output is not None:
-            ids = self._open[deltas]
+            ids = self._open[stream]
             ids.discard(delta.request_id)
             self._num_ended += 1
             if not ids:
-                del self._open[deltas]
-        self._put(deltas, delta)
+                del self._open[stream]
+        self._put(stream, delta)
 
-    def _forget(self, deltas: DeltaQueue) -> None:
-        ids = self._open.pop(deltas, ())
-        arrived = self._arrived.pop(deltas, None)
+    def _forget(self, stream: CompletionStream) -> None:
+        ids = self._open.pop(stream, ())
+        arrived = self._arrived.pop(stream, None)
         self._num_ended += len(ids) if arrived is None else arrived[1].n
         self._output_processor.forget(ids)
 
-    def _put(self, deltas: DeltaQueue, new_deltas: NewDeltas) -> None:
-        self._outgoing.setdefault(deltas.loop, []).append((deltas, new_deltas))
+    def _put(self, stream: CompletionStream, news: News) -> None:
+        self._outgoing.setdefault(stream.loop, []).append((stream, news))
 
     def _send(self) -> None:
         outgoing, self._outgoing = self._outgoing, {}
-        gone = list[DeltaQueue]()
+        gone = list[CompletionStream]()
         for loop, items in outgoing.items():
             try:
-                loop.call_soon_threadsafe(send, items)
+                loop.call_soon_threadsafe(_deliver, items)
             except RuntimeError:  # the loop is closed, and its readers are gone
-                gone += [deltas for deltas, _ in items]
-        for deltas in gone:
-            self._forget(deltas)
+                gone += [stream for stream, _ in items]
+        for stream in gone:
+            self._forget(stream)
 
-    def _fail(self, error: BaseException, waiting: Sequence[DeltaQueue]) -> None:
+    def _fail(self, error: BaseException, waiting: Sequence[CompletionStream]) -> None:
         """Tell these, who wait, and end their requests."""
-        ids = [id_ for deltas in waiting for id_ in self._open.pop(deltas)]
+        ids = [id_ for stream in waiting for id_ in self._open.pop(stream)]
         self._num_ended += len(ids)
-        for deltas in waiting:
-            self._put(deltas, _engine_error(error))  # one for each: tracebacks are not shared
+        for stream in waiting:
+            self._put(stream, _engine_error(error))  # one for each: tracebacks are not shared
         try:
             self._output_processor.forget(ids)
         except Exception as further:
             _log.error("while ending requests after an error: %s", further)
+
+
+def _deliver(items: Iterable[tuple[CompletionStream, News]]) -> None:
+    """Tell streams their news: what one wake-up of an event loop does for all requests of a step."""
+    for stream, news in items:
+        if isinstance(news, Delta):
+            stream.put(news)
+        else:
+            stream.fail(news)
 
 
 def _engine_error(cause: BaseException) -> EngineError:

@@ -10,7 +10,7 @@ from hookline.core.serve.engine_client import EngineLoad, facts_of, served_model
 
 if TYPE_CHECKING:
     from hookline.core.frontend.async_llm import AsyncLLM
-    from hookline.core.frontend.request_stream import RequestStream
+    from hookline.core.frontend.completion_stream import RequestStream
     from hookline.core.pooling_params import PoolingParams
     from hookline.core.request_options import OptionKeys
     from hookline.core.sampling_params import SamplingParams

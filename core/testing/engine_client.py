@@ -10,14 +10,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
 from hookline.core.checkpoint.locate import locate
 from hookline.core.config.settings import validate
 from hookline.core.errors import EngineError, HooklineError, RequestError
-from hookline.core.frontend.delta_queue import DeltaQueue
+from hookline.core.frontend.completion_stream import CompletionStream
 from hookline.core.outputs import Delta, FinishReason, RequestOutput, Timings, TokenLogprob
 from hookline.core.plugin.host import PluginHost
 from hookline.core.pooling_params import EMBED
@@ -98,7 +98,7 @@ class FakeEngineClient:
         """See EngineClient."""
         self.is_ready = False
 
-    def stream(self, prompt: Prompt, params: SamplingParams, **options: Any) -> FakeStream:
+    def stream(self, prompt: Prompt, params: SamplingParams, **options: Any) -> CompletionStream:
         """See EngineClient.
 
         Raises: EngineError if there is a death, RequestError for a prompt that is too long.
@@ -110,7 +110,7 @@ class FakeEngineClient:
             raise RequestError(f"the prompt has {len(ids)} tokens; at most {self.facts.max_model_len - 1} are allowed")
         asked = Asked(prompt, ids, params, options)
         self.asked.append(asked)
-        return FakeStream(self, asked)
+        return _stream(self, asked)
 
     def reply_to(self, asked: Asked, index: int) -> list[int]:
         """Tokens of a completion, before its stop strings and its length are looked at."""
@@ -121,62 +121,42 @@ class FakeEngineClient:
         return ids
 
 
-class FakeStream:
-    """`DeltaStream` of a FakeEngineClient."""
+def _stream(client: FakeEngineClient, asked: Asked) -> CompletionStream:
+    """A stream with what the client answers."""
 
-    def __init__(self, client: FakeEngineClient, asked: Asked) -> None:
-        self._client, self._asked = client, asked
-        self._deltas = DeltaQueue(asyncio.get_running_loop())
-        self._num_open, self._num_unread = asked.params.n, 0
-        client.num_open += 1
-        self._is_open = True
-        self._task = asyncio.ensure_future(self._answer())
+    def _leave(stream: CompletionStream) -> None:
+        asked.is_cancelled = True
+        task.cancel()
 
-    def __aiter__(self) -> Self:
-        return self
+    def _end(task: object) -> None:
+        client.num_open -= 1
 
-    async def __anext__(self) -> Delta:
-        if not self._num_open:
-            self._leave()
-            raise StopAsyncIteration
-        try:
-            delta = await self._deltas.get()
-        except BaseException as error:
-            self._asked.is_cancelled = not isinstance(error, HooklineError)
-            self._leave()
-            raise
-        self._num_open -= delta.output is not None
-        self._num_unread -= 1
-        return delta
+    stream = CompletionStream(asyncio.get_running_loop(), asked.params.n, _leave)
+    client.num_open += 1
+    task = asyncio.ensure_future(_answer(client, asked, stream))
+    task.add_done_callback(_end)
+    return stream
 
-    async def aclose(self) -> None:
-        """See DeltaStream."""
-        self._asked.is_cancelled |= self._num_open > 0 and self._is_open
-        self._leave()
 
-    def _leave(self) -> None:
-        self._task.cancel()
-        self._client.num_open -= self._is_open
-        self._is_open, self._num_open = False, 0
-
-    async def _answer(self) -> None:
-        client, params = self._client, self._asked.params
-        if "pooling" in self._asked.options:
-            self._deltas.put(client.error or _pooled(client, self._asked))
+async def _answer(client: FakeEngineClient, asked: Asked, stream: CompletionStream) -> None:
+    if "pooling" in asked.options:
+        if client.error is not None:
+            stream.fail(client.error)
+        else:
+            stream.put(_pooled(client, asked))
+        return
+    completions = [_Completion(client, asked, i, one) for i, one in enumerate(asked.params.each())]
+    num_steps = 0
+    while open_ := [one for one in completions if not one.is_ended]:
+        await asyncio.sleep(client.pause_s)
+        while client.one_by_one and not stream.is_read:
+            await asyncio.sleep(0)
+        if client.error is not None and num_steps >= client.error_after:
+            stream.fail(client.error)
             return
-        completions = [_Completion(client, self._asked, i, one) for i, one in enumerate(params.each())]
-        num_steps = 0
-        while open_ := [one for one in completions if not one.is_ended]:
-            await asyncio.sleep(client.pause_s)
-            while client.one_by_one and self._num_unread > 0:
-                await asyncio.sleep(0)
-            if client.error is not None and num_steps >= client.error_after:
-                self._deltas.put(client.error)
-                return
-            num_steps += 1
-            for one in open_:
-                self._deltas.put(one.step())
-            self._num_unread = len(open_)
+        num_steps += 1
+        for one in open_:
+            stream.put(one.step())
 
 
 def _pooled(client: FakeEngineClient, asked: Asked) -> Delta:

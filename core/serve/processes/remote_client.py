@@ -103,12 +103,14 @@ class RemoteClient:
         stream = RemoteStream(
             self._leave, self._loop, handle, params, prompt if isinstance(prompt, str) else None, options
         )
-        self._open.update((one.handle, one) for one in stream.completions)
+        self._open.update((one, RemoteCompletion(stream, one, index)) for index, one in enumerate(stream.handles))
         arrival_s = time.monotonic()
 
         def _submit(prepared: tuple[list[int], SamplingParams]) -> None:
             token_ids, params = prepared
-            stream.begin(token_ids, params, self.facts)
+            stream.prompt_token_ids = token_ids
+            for one, each in zip(stream.handles, params.each(), strict=True):
+                self._open[one].begin(token_ids, each, self.facts)
             try:
                 self._send(_submit_message(handle, token_ids, params, options, arrival_s, pooling))
             except (TypeError, ValueError, OverflowError) as error:
@@ -118,7 +120,7 @@ class RemoteClient:
             try:
                 _submit(self._prepare(prompt, params))
             except BaseException:
-                self._forget(stream.completions)
+                self._forget(stream)
                 raise
             return stream
         prompt = snapshot(prompt)
@@ -257,13 +259,13 @@ class RemoteClient:
 
     # ------------------------------------------------------------------------------------------------ streams
 
-    def _forget(self, completions: Iterable[RemoteCompletion]) -> list[int]:
-        """Take completions off the open ones; returns the handles of those that were open."""
-        return [one.handle for one in completions if self._open.pop(one.handle, None) is not None]
+    def _forget(self, stream: RemoteStream) -> list[int]:
+        """Take a stream's completions off the open ones; returns the handles of those that were open."""
+        return [one for one in stream.handles if self._open.pop(one, None) is not None]
 
-    def _leave(self, completions: Iterable[RemoteCompletion]) -> None:
+    def _leave(self, stream: RemoteStream) -> None:
         """End completions that are not read any more."""
-        handles = self._forget(completions)
+        handles = self._forget(stream)
         if handles and self.death is None:
             self._send(Cancel(handles))
 
@@ -302,10 +304,10 @@ class RemoteClient:
         del self._open[completion.handle]
         stream.fail(error)
         with suppress(EngineError):  # it reads nothing
-            self._leave(stream.completions)
+            self._leave(stream)
 
     def _refuse(self, stream: RemoteStream, error: HooklineError) -> None:
-        self._forget(stream.completions)
+        self._forget(stream)
         stream.fail(error)
 
     def _prepare(self, prompt: Prompt, params: SamplingParams) -> tuple[list[int], SamplingParams]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
-from hookline.core.errors import HooklineError
+from hookline.core.frontend.completion_stream import CompletionStream
 from hookline.core.outputs import Delta, FinishReason, RequestOutput, TokenLogprob
 from hookline.core.serve.processes.messages import End, output_of
 from hookline.core.tokenizer.reader import TextReader, textless_ids
@@ -17,85 +17,26 @@ if TYPE_CHECKING:
     from hookline.core.serve.engine_client import ServedModel
 
 
-class RemoteStream:
-    """`DeltaStream` of one prompt; its completions have handles in a row, from `handle` on.
+class RemoteStream(CompletionStream):
+    """The stream of one prompt; its completions have handles in a row, from `handle` on.
 
-    leave: ends completions that are left before their end.
+    leave: see CompletionStream. prompt: its text, if it is one.
     """
 
     def __init__(
         self,
-        leave: Callable[[Sequence[RemoteCompletion]], None],
+        leave: Callable[[RemoteStream], None],
         loop: asyncio.AbstractEventLoop,
         handle: int,
         params: SamplingParams,
         prompt: str | None,
         options: Mapping[str, Any],
     ) -> None:
-        self._leave, self._loop, self.prompt = leave, loop, prompt
+        super().__init__(loop, params.n, leave)
+        self.prompt, self.handles = prompt, range(handle, handle + params.n)
         self.info = {key: options[key] for key in ("priority", "tags", "deadline_s") if key in options}
-        self.completions = [RemoteCompletion(self, handle + index, index) for index in range(params.n)]
         self.prompt_token_ids: list[int] = []
-        self._num_open = params.n
-        self._news: dict[int, RemoteCompletion] = {}
-        self._error: HooklineError | None = None
-        self._waiter: asyncio.Future[None] | None = None
-
-    def begin(self, token_ids: list[int], params: SamplingParams, model: ServedModel) -> None:
-        """The prompt's tokens are known; those of its completions come from now on."""
-        self.prompt_token_ids = token_ids
-        for completion, one in zip(self.completions, params.each(), strict=True):
-            completion.begin(token_ids, one, model)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether somebody may still read."""
-        return self._num_open > 0
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Delta:
-        while not self._news:
-            if not self._num_open:
-                raise StopAsyncIteration
-            if self._error is not None:
-                self._num_open, self.completions = 0, []
-                raise self._error
-            waiter = self._waiter = self._loop.create_future()  # asking asyncio for the loop would be a system call
-            try:
-                await waiter
-            except BaseException:
-                await self.aclose()
-                raise
-        completion = self._news.pop(next(iter(self._news)))
-        delta = completion.take()
-        self._num_open -= delta.output is not None
-        if not self._num_open:
-            self.completions = []  # no circle of references is left for Python to find
-        return delta
-
-    async def aclose(self) -> None:
-        """End the requests; a second call does nothing."""
-        if self._num_open:
-            self._num_open = 0
-            self._leave(self.completions)
-            self.completions, self._news = [], {}
-
-    def notify(self, completion: RemoteCompletion) -> None:
-        """A completion has something to be read."""
-        self._news[completion.index] = completion
-        self._wake()
-
-    def fail(self, error: HooklineError) -> None:
-        """End with an error, behind what came before it."""
-        self._error = error
-        self._wake()
-
-    def _wake(self) -> None:
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        """Known once its completions begin."""
 
 
 class RemoteCompletion:
@@ -144,7 +85,7 @@ class RemoteCompletion:
             self._stop = self._reader.see(token_id, reason)
         else:
             self._reason = reason
-        self.stream.notify(self)
+        self.stream.notify(self.index, self)
         return self._stop is not None
 
     def add_logprobs(self, rows: list[TokenLogprob]) -> None:
@@ -162,7 +103,7 @@ class RemoteCompletion:
                 output, finish_reason=FinishReason.STOP, stop_reason=self._stop, error=None, is_fault=False
             )
         self._ended = output
-        stream.notify(self)
+        stream.notify(self.index, self)
 
     def take(self) -> Delta:
         """What came since the last call."""

@@ -15,7 +15,7 @@ from hookline.core.contracts import Observer, Plan
 from hookline.core.errors import EngineError, HooklineError, QueueFullError, RequestError
 from hookline.core.frontend import engine_thread
 from hookline.core.frontend.async_llm import TOKENIZER_THREADS, AsyncLLM
-from hookline.core.frontend.delta_queue import DeltaQueue
+from hookline.core.frontend.completion_stream import CompletionStream
 from hookline.core.frontend.output_processor import OutputProcessor
 from hookline.core.outputs import Delta, FinishReason, TokenLogprob
 from hookline.core.plugin.check_plugin import new_manager
@@ -376,15 +376,16 @@ def test_who_reads_slowly_gets_fewer_and_larger_deltas():
 
 def test_unread_deltas_are_merged_by_completion():
     async def check():
-        deltas = DeltaQueue(asyncio.get_running_loop())
-        cumulative = DeltaQueue(asyncio.get_running_loop(), is_cumulative=True)
+        loop = asyncio.get_running_loop()
+        deltas = CompletionStream(loop, 2, print)
+        cumulative = CompletionStream(loop, 2, print, is_cumulative=True)
         for index, text in (0, "a"), (1, "b"), (0, "c"):
             deltas.put(Delta(index, 0, index, text, [1], logprobs=[TokenLogprob(1, -0.5)]))
             cumulative.put(Delta(index, 0, index, text, [1]))
-        one, merged = await deltas.get(), await deltas.get()
+        one, merged = await anext(deltas), await anext(deltas)
         assert (one.text, merged.text, merged.token_ids) == ("b", "ac", [1, 1])
         assert [len(delta.logprobs) for delta in (one, merged)] == [1, 2]
-        assert [(await cumulative.get()).text for _ in range(2)] == ["b", "c"]
+        assert [(await anext(cumulative)).text for _ in range(2)] == ["b", "c"]
 
     asyncio.run(check())
 
@@ -764,7 +765,7 @@ def test_a_policy_that_fails_while_a_lost_caller_s_request_ends_does_not_end_the
     gone.close()
 
     async def check(llm):
-        llm._thread.submit(DeltaQueue(gone), PROMPT, params(100), follows=True)
+        llm._thread.submit(CompletionStream(gone, 1, print), PROMPT, params(100), follows=True)
         for _ in range(10_000):
             if policy.has_failed:
                 break

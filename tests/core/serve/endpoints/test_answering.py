@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from hookline.core.errors import EngineError, RequestError
+from hookline.core.frontend.completion_stream import CompletionStream
 from hookline.core.outputs import Delta
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.serve.endpoints.answering import EventStream
@@ -98,19 +99,21 @@ def test_a_generation_that_is_closed_early_leaves_nothing(num_prompts: int) -> N
 
 
 def test_a_fault_of_any_kind_ends_a_generation_of_several_prompts() -> None:
+    class Fault:
+        def take(self) -> Delta:
+            raise ZeroDivisionError
+
     async def run() -> None:
         client = FakeEngineClient()
         streams = [client.stream([1, 2], SamplingParams(max_tokens=3)) for _ in range(2)]
-        streams[1]._deltas.get = fault  # type: ignore[method-assign]
+        streams[1] = CompletionStream(asyncio.get_running_loop(), 1, print)
+        streams[1].notify(0, Fault())
         generation = Generation(streams)
         try:
             with pytest.raises(ZeroDivisionError):
                 await asyncio.wait_for(generation.outputs(), 30)
         finally:
             await generation.aclose()
-
-    async def fault() -> Delta:
-        raise ZeroDivisionError
 
     asyncio.run(run())
 

@@ -1,0 +1,150 @@
+"""The Deltas of one prompt's completions on their way to the coroutine that reads them, wherever the engine is.
+
+A stream is unbounded, and yet holds little: of each completion one thing that has not been read, so a slow reader gets
+fewer and larger Deltas.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from hookline.core.errors import HooklineError
+from hookline.core.outputs import Delta
+
+
+class Grows(Protocol):
+    """A completion that makes a Delta of what came since the last one, when it is read."""
+
+    def take(self) -> Delta:
+        """What came since the last call; with an output, if nothing more comes."""
+        ...
+
+
+class CompletionStream:
+    """An async iterator; it ends behind the last Delta of the last completion. `DeltaStream` of endpoints.
+
+    Belongs to one event loop: `put`, `notify`, `fail` and what reads are called there alone.
+    leave: ends the requests of the stream that it gets; called once, if that is left before its end.
+    Raises: while it is read, the error that it fails with, behind the Deltas before it.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        num_completions: int,
+        leave: Callable[[Any], object],
+        *,
+        is_cumulative: bool = False,
+    ) -> None:
+        self.loop, self._leave, self._is_cumulative = loop, leave, is_cumulative
+        self._num_open = num_completions
+        self._unread: dict[int, Delta | Grows] = {}
+        self._error: HooklineError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether Deltas may still come, and somebody may read them."""
+        return self._num_open > 0
+
+    @property
+    def is_read(self) -> bool:
+        """Whether all Deltas that came were read."""
+        return not self._unread
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delta:
+        while not self._unread:
+            if not self._num_open:
+                raise StopAsyncIteration
+            if self._error is not None:
+                self._num_open = 0
+                raise self._error
+            if self._waiter is None:
+                self._waiter = self.loop.create_future()  # asking asyncio for the loop would be a system call
+            try:
+                await self._waiter
+            except BaseException:
+                self.leave()
+                raise
+        unread = self._unread.pop(next(iter(self._unread)))
+        delta = unread if isinstance(unread, Delta) else unread.take()
+        self._num_open -= delta.output is not None
+        return delta
+
+    async def aclose(self) -> None:
+        """End the requests; a second call does nothing."""
+        self.leave()
+
+    def leave(self) -> None:
+        """The same. As safe for threads and destructors as the `leave` that this was given."""
+        if self._num_open:
+            self._num_open, self._unread = 0, {}
+            self._leave(self)
+
+    # ------------------------------------------------------------------------------------- from whoever has the engine
+
+    def put(self, delta: Delta) -> None:
+        """Add a Delta; what is unread of its completion is read together with it, at the later one's place."""
+        before = self._unread.pop(delta.index, None)
+        self._unread[delta.index] = self._merged(before, delta) if isinstance(before, Delta) else delta
+        self._wake()
+
+    def notify(self, index: int, completion: Grows) -> None:
+        """Add a completion that has something to be read, and will be asked for it then."""
+        self._unread[index] = completion
+        self._wake()
+
+    def fail(self, error: HooklineError) -> None:
+        """End with an error, behind what came before it."""
+        self._error = error
+        self._wake()
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def _merged(self, before: Delta, delta: Delta) -> Delta:
+        text = delta.text if self._is_cumulative else before.text + delta.text
+        logprobs = None if before.logprobs is None or delta.logprobs is None else before.logprobs + delta.logprobs
+        return replace(delta, text=text, token_ids=before.token_ids + delta.token_ids, logprobs=logprobs)
+
+
+class RequestStream:
+    """The Deltas of one prompt's completions, as an async iterator; ends behind the last Delta of the last one.
+
+    Closing or dropping it, or cancelling a coroutine that waits for it, ends its requests. So the engine's thread knows
+    the CompletionStream, and this, which the caller holds, is known to nobody else.
+    Raises: while it is read, what AsyncLLM.generate raises.
+    """
+
+    def __init__(self, stream: CompletionStream) -> None:
+        self._stream = stream
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delta:
+        return await self._stream.__anext__()
+
+    async def aclose(self) -> None:
+        """End the requests; a second call does nothing."""
+        self._stream.leave()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stream.leave()
+
+    def __del__(self) -> None:
+        self._stream.leave()
