@@ -1,4 +1,4 @@
-"""`hookline`: the commands `python -m core.X` under one name. `hookline key=value` is `hookline run key=value`."""
+"""The console command `hookline`, which runs a command of core. `hookline key=value` is `hookline run key=value`."""
 
 import sys
 from collections.abc import Sequence

@@ -7,22 +7,10 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from hookline.core.bench import command as bench
-from hookline.core.info import command as info
-from hookline.core.new import command as new
-from hookline.core.report import command as report
-from hookline.core.run import command as run
-from hookline.core.simulate import command as simulate
+from hookline.__main__ import main
+from hookline.core import COMMANDS
 
 ROOT = Path(__file__).parents[1]
-PROGRAMS = {
-    "core.run": run.main,
-    "core.bench": bench.main,
-    "core.info": info.main,
-    "core.new": new.main,
-    "core.report": report.main,
-    "core.simulate": simulate.main,
-}
 
 
 class Block(NamedTuple):
@@ -50,10 +38,21 @@ def commands(page: Path) -> list[str]:
 
 
 def run_here(command: str, monkeypatch) -> int:
-    """Run `[NAME=value …] python -m core.X …` in this process, without anything on its standard input."""
+    """Run `[NAME=value …] hookline X …`, or `python -m core.X …`, here, without anything on its standard input."""
     words = shlex.split(command)
     while "=" in words[0]:
         monkeypatch.setenv(*words.pop(0).split("=", 1))
-    assert words[:2] == ["python", "-m"], command
+    words = command_of(words)
     monkeypatch.setattr(sys, "stdin", io.StringIO())
-    return PROGRAMS[words[2]](words[3:])
+    return main(words)
+
+
+def command_of(words: list[str]) -> list[str]:
+    """The command and its arguments, of the words of a line that calls Hookline in either way."""
+    if words[0] == "hookline":
+        given = words[1:]
+    else:
+        assert words[:2] == ["python", "-m"], words
+        given = [words[2].removeprefix("core."), *words[3:]]
+    assert given[0] in COMMANDS, words
+    return given

@@ -53,6 +53,13 @@ class FreshEnvironment:
         self.install_wheels(built)
         return built
 
+    def install_editable(self, source: Path) -> None:
+        """Install a source folder as `pip install -e` does."""
+        build = f"from {BACKEND} import build_editable; build_editable({str(self.folder)!r})"
+        call([sys.executable, "-c", build], source)
+        [wheel] = self.folder.glob("*.whl")
+        self.install_wheels([wheel])
+
     def install_wheels(self, wheels: Sequence[Path]) -> None:
         """Install wheels, again if they are there already."""
         self.pip("install", "--no-deps", "--no-index", "--force-reinstall", *map(str, wheels))

@@ -24,7 +24,7 @@ from tests.doc_pages import ROOT, blocks, commands
 PAGE, README, BENCHMARKS = ROOT / "docs/clients.md", ROOT / "README.md", ROOT / "docs/benchmarks.md"
 LINES = commands(PAGE)
 CURLS = [line for page in (PAGE, README) for line in commands(page) if line.startswith("curl ")]
-SERVERS = [line for line in LINES if line.startswith("python -m core.serve ")]
+SERVERS = [line for line in LINES if line.startswith("hookline serve ")]
 LOADS = [line for line in commands(BENCHMARKS) if " url=" in line]
 LLM, BATCH = 'llm -m hookline "Say hello"', "hookline batch requests.jsonl answers.jsonl model=qwen3_0_6b"
 NOT_HERE = ("docker run ", "lm_eval run ", "guidellm run ", "aiperf profile ", "evalscope perf ")
@@ -104,7 +104,7 @@ def test_llm_answers(address, tmp_path):
 def test_a_benchmark_loads_the_server(line, address, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     turns = ["workload.turns=[2,2]", "workload.shared_prefix_len=8"] if "=chat " in line else []
-    arguments = shlex.split(line.replace(ADDRESS, address))[3:]
+    arguments = shlex.split(line.replace(ADDRESS, address))[2:]
     assert bench([*arguments, *SMALL, *turns, "workload.output_len=[4,8]", "workload.request_rate=20"]) == 0
     assert "ttft_s" in capsys.readouterr().out
 
@@ -112,7 +112,7 @@ def test_a_benchmark_loads_the_server(line, address, tmp_path, monkeypatch, caps
 @pytest.mark.parametrize("line", SERVERS)
 def test_a_server_takes_the_keys_that_are_shown(line):
     host = PluginHost.load()
-    (job,) = compose(shlex.split(line)[3:], host, ServeKeys, "serve")
+    (job,) = compose(shlex.split(line)[2:], host, ServeKeys, "serve")
     assert validate_serve(job.tree, host).serve.names == ("qwen",)
 
 

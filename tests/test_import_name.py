@@ -5,7 +5,6 @@ The wheel is installed in a fresh environment. Working folders hold modules of t
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -14,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-import hookline.core
 from tests.fresh_environment import ROOT, FreshEnvironment
 
 pytestmark = pytest.mark.slow
@@ -118,46 +116,62 @@ def test_a_script_beside_such_modules_generates_over_two_ranks(installed: FreshE
     assert succeeded(installed.run("script.py", folder=crowded)) == "2 tokens\n"
 
 
-def test_the_older_spelling_works_after_an_installation(installed: FreshEnvironment, tmp_path: Path) -> None:
-    assert "\nscheduler:\n" in succeeded(installed.run("-m", "core.run", "--cfg", "job", folder=tmp_path))
-    code = "from core import LLM, SamplingParams\nimport hookline\nassert LLM is hookline.LLM"
-    succeeded(installed.run("-c", code, folder=tmp_path))
+def test_a_wheel_brings_no_module_named_core(installed: FreshEnvironment, tmp_path: Path) -> None:
+    done = installed.run("-c", "import core", folder=tmp_path)
+    assert done.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'core'"
 
 
-def test_the_older_spelling_works_in_a_clone() -> None:
-    environ = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "HOOKLINE"))}
+def clean_environment() -> dict[str, str]:
+    return {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "HOOKLINE"))}
 
-    def python(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, *arguments]
-        return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=240, check=False)
 
-    succeeded(python("-m", "core.run", "--cfg", "job"))
-    found = succeeded(python("-c", "from core import LLM; import sys; print(sys.modules[LLM.__module__].__file__)"))
+def in_the_clone(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *arguments]
+    environ = clean_environment()
+    return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=240, check=False)
+
+
+def test_in_a_clone_the_commands_and_the_users_names_are_found_as_core() -> None:
+    assert "\nscheduler:\n" in succeeded(in_the_clone("-m", "core.run", "--cfg", "job"))
+    found = succeeded(
+        in_the_clone("-c", "from core import LLM; import sys; print(sys.modules[LLM.__module__].__file__)")
+    )
     assert Path(found.strip()).resolve() == ROOT / "core" / "frontend" / "llm.py"
 
 
-@pytest.mark.parametrize(
-    ("old", "instead"),
-    [
-        ("engine", "import hookline.core.engine"),
-        ("hookspecs", "import hookline.core.contracts"),
-        ("layers", "import hookline.core.layers"),
-        ("llm", "import hookline"),
-        ("moves", "import hookline.core.scheduling"),
-        ("desk", "what plugins may import is in hookline.core.contracts, layers, scheduling, parsing and testing"),
-    ],
-)
-def test_a_module_under_its_older_name_is_refused_with_the_public_one(
-    old: str, instead: str, installed: FreshEnvironment
-) -> None:
-    done = installed.run("-c", f"import core.{old}")
+def test_an_editable_installation_finds_them_from_any_folder(tmp_path: Path) -> None:
+    environment = FreshEnvironment(tmp_path)
+    environment.install_editable(ROOT)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    assert succeeded(environment.run("-m", "core.info", "chunked", folder=elsewhere)).startswith("scheduler=chunked: ")
+    assert succeeded(environment.hookline("info", "chunked", folder=elsewhere)).startswith("scheduler=chunked: ")
+    code = "from core import SamplingParams\nimport hookline\nassert SamplingParams is hookline.SamplingParams"
+    succeeded(environment.run("-c", code, folder=elsewhere))
+
+
+def test_under_the_name_core_no_module_is_imported_a_second_time() -> None:
+    code = """
+import importlib, sys
+
+before = list(sys.meta_path)
+import core
+for command in core.COMMANDS:
+    twin = importlib.import_module(f"hookline.core.{command}")
+    assert importlib.import_module(f"core.{command}").main is twin.main, command
+from core import LLM
+known = {f"core.{command}" for command in core.COMMANDS}
+assert {name for name in sys.modules if name.startswith("core.")} == known
+assert sys.meta_path == before, "an import must not change how modules are found"
+"""
+    succeeded(in_the_clone("-c", code))
+
+
+@pytest.mark.parametrize("name", ["engine", "layers", "serve.settings", "run.command", "desk"])
+def test_any_other_module_of_core_is_not_found_under_that_name(name: str) -> None:
+    done = in_the_clone("-c", f"import core.{name}")
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == f"ImportError: there is no module core.{old}; {instead}"
-
-
-def test_every_module_that_such_an_error_names_exists() -> None:
-    for name in hookline.core._MOVED.values():
-        assert importlib.util.find_spec(name), name
+    assert done.stderr.splitlines()[-1].startswith(f"ModuleNotFoundError: No module named 'core.{name}'")
 
 
 def test_the_wheel_ships_its_types_and_its_version(installed: FreshEnvironment) -> None:
@@ -166,7 +180,11 @@ def test_the_wheel_ships_its_types_and_its_version(installed: FreshEnvironment) 
         names = set(archive.namelist())
     assert {"hookline/py.typed", "hookline/core/engine/engine.py", "hookline/conf/config.yaml"} <= names
     assert "hookline/serve/ray.py" in names
-    assert [name for name in names if name.startswith(("core/", "plugins/", "conf/"))] == ["core/__init__.py"]
+    assert {name.partition("/")[0] for name in names} == {
+        "hookline",
+        f"{wheel.stem.removesuffix('-py3-none-any')}.dist-info",
+    }
+    assert not [name for name in names if name.startswith("hookline/core/commands/")], "those are for clones"
     version = succeeded(installed.run("-c", "import hookline; print(hookline.__version__)")).strip()
     assert wheel.name.startswith(f"hookline-{version}-")
 

@@ -36,38 +36,38 @@ INSTALLS = [line for line in COMMANDS if line.startswith("pip install ") and "[s
 EXTRAS = [line for line in COMMANDS if line.startswith("pip install ") and line not in INSTALLS]
 ELSEWHERE = {
     # needs the hub or a folder of its own; test_parity.py loads checkpoints from folders, test_presets.py the presets
-    'python -m core.run model=qwen3_0_6b prompt="The capital of France is"',
-    "python -m core.run model.checkpoint=/path/to/folder prompts_file=prompts.txt output=answers.jsonl",
+    'hookline run model=qwen3_0_6b prompt="The capital of France is"',
+    "hookline run model.checkpoint=/path/to/folder prompts_file=prompts.txt output=answers.jsonl",
     # needs a GPU for its size; docs/log has the figures
-    "python -m core.bench workload=mixed256 model=qwen3_0_6b model.weights=random",
-    "python -m core.bench workload=mixed256 model=transformers_qwen3_8b model.weights=random",
-    "python -m core.bench workload=mixed256 model=transformers_llama_8b model.weights=random",
-    "python -m core.bench workload=mixed256 model=qwen3_0_6b model.weights=random engine.max_num_seqs=256 repeats=1",
-    "python -m core.bench workload=poisson model=qwen3_0_6b model.weights=random slo.ttft_s=0.2",
-    "python -m core.bench -m scheduler=prefill_first,chunked engine.max_num_seqs=64,256 workload=mixed256 "
+    "hookline bench workload=mixed256 model=qwen3_0_6b model.weights=random",
+    "hookline bench workload=mixed256 model=transformers_qwen3_8b model.weights=random",
+    "hookline bench workload=mixed256 model=transformers_llama_8b model.weights=random",
+    "hookline bench workload=mixed256 model=qwen3_0_6b model.weights=random engine.max_num_seqs=256 repeats=1",
+    "hookline bench workload=poisson model=qwen3_0_6b model.weights=random slo.ttft_s=0.2",
+    "hookline bench -m scheduler=prefill_first,chunked engine.max_num_seqs=64,256 workload=mixed256 "
     "model=qwen3_0_6b model.weights=random",
     # need extras; test_launchers.py runs the like of them
-    "python -m core.bench -m hydra/launcher=joblib hydra.launcher.n_jobs=2 scheduler=prefill_first,chunked",
-    "python -m core.bench -m hydra/launcher=submitit_local scheduler=prefill_first,chunked",
-    "python -m core.bench -m hydra/launcher=ray scheduler=prefill_first,chunked",
-    "python -m core.bench -m hydra/sweeper=study hydra.sweeper.n_trials=8 objective=goodput_s slo.ttft_s=0.1 "
+    "hookline bench -m hydra/launcher=joblib hydra.launcher.n_jobs=2 scheduler=prefill_first,chunked",
+    "hookline bench -m hydra/launcher=submitit_local scheduler=prefill_first,chunked",
+    "hookline bench -m hydra/launcher=ray scheduler=prefill_first,chunked",
+    "hookline bench -m hydra/sweeper=study hydra.sweeper.n_trials=8 objective=goodput_s slo.ttft_s=0.1 "
     "'engine.max_num_seqs=range(1,8)'",
     # compiles for a minute; tests/plugins/test_prebuild.py compiles a few kernels in the same way
     "hookline warm model=qwen3_0_6b model.weights=random card=h200",
     # part of what .ci/run runs
     'python -m pytest -m "not slow"',
 }
-REPORTS = [line for line in COMMANDS if "core.report" in line]
+REPORTS = [line for line in COMMANDS if line.startswith("hookline report ")]
 """Of a sweep that another line makes."""
 POLICY = [line for line in COMMANDS if line.startswith("HOOKLINE_PLUGINS=my_policy ")]
 """Of a module that a snippet shows."""
 SMOLLM2 = [line for line in COMMANDS if "model=smollm2" in line]
 """Of an example and its weights, which INSTALLS install."""
-SERVERS = [line for line in COMMANDS if "core.serve" in line]
+SERVERS = [line for line in COMMANDS if line.startswith("hookline serve ")]
 """Which never end: their configuration is checked, and test_serve_faults.py runs them."""
 SERVED = [line for line in COMMANDS if "localhost:8000" in line or line == "hookline serve"]
 """Which need a server: test_clients_page.py runs them."""
-MISTAKES = [line for line in COMMANDS if line == "python -m core.run model=qwen4"]
+MISTAKES = [line for line in COMMANDS if line == "hookline run model=qwen4"]
 OTHERS = {*SETUP, *INSTALLS, *EXTRAS, *ELSEWHERE, *REPORTS, *POLICY, *SMOLLM2, *SERVERS, *SERVED, *MISTAKES}
 RUN_HERE = [line for line in COMMANDS if line not in OTHERS]
 SLOW = re.compile(r" -m (?!core)|&&|\||[tp]p=2|profile=|records=")
@@ -80,7 +80,7 @@ def marked(line):
 
 def run(line, folder):
     """Run a line as a shell would, with this interpreter as python."""
-    line = line.replace("python -m", f"{shlex.quote(sys.executable)} -m")
+    line = re.sub(r"\bhookline (?=[a-z])", f"{shlex.quote(sys.executable)} -m hookline ", line)
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}  # more threads mostly wait for each other at these sizes
     return subprocess.run(
         line,
@@ -109,7 +109,7 @@ def test_the_command_works(line, tmp_path, monkeypatch, capsys):
         out, err = capsys.readouterr()
         assert exit_code == 0, err
     assert out or "output=" in line or " -m " in line.replace("python -m", "")
-    for report in (one for one in REPORTS if f"sweep.dir={one.split()[3]}" in line):
+    for report in (one for one in REPORTS if f"sweep.dir={one.split()[2]}" in line):
         assert run_here(report, monkeypatch) == 0
         page = tmp_path / capsys.readouterr().out.splitlines()[0]
         assert page.read_text().startswith("<!doctype html>")
@@ -117,7 +117,7 @@ def test_the_command_works(line, tmp_path, monkeypatch, capsys):
 
 def test_commands_that_are_not_run_here_are_still_in_the_pages():
     assert set(COMMANDS) >= ELSEWHERE
-    assert REPORTS and all(any(f"sweep.dir={one.split()[3]}" in line for line in RUN_HERE) for one in REPORTS)
+    assert REPORTS and all(any(f"sweep.dir={one.split()[2]}" in line for line in RUN_HERE) for one in REPORTS)
     assert len(RUN_HERE) >= 20
 
 
@@ -144,8 +144,8 @@ def test_what_is_to_be_installed_exists():
 @pytest.mark.parametrize("line", SERVERS)
 def test_a_server_takes_the_keys_that_are_shown(line):
     host = PluginHost.load()
-    (job,) = compose(shlex.split(line)[3:], host, ServeKeys, "serve")
-    assert validate_serve(job.tree, host).serve != ServeConfig() or line == "python -m core.serve"
+    (job,) = compose(shlex.split(line)[2:], host, ServeKeys, "serve")
+    assert validate_serve(job.tree, host).serve != ServeConfig()
 
 
 @pytest.mark.slow

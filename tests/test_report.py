@@ -433,4 +433,4 @@ def test_a_report_in_the_documentation_is_what_its_results_give(folder, tmp_path
     made, kept = ((one / "index.html").read_text() for one in (tmp_path, folder))
     assert (tmp_path / "report.md").read_text() == (folder / "report.md").read_text()
     for part in ("<svg", "<tr", "<h2", "data-job"):  # pixels may differ with another numpy
-        assert made.count(part) == kept.count(part), "python -m core.report makes another page now: make it again"
+        assert made.count(part) == kept.count(part), "hookline report makes another page now: make it again"

@@ -100,7 +100,7 @@ def test_a_simulation_decides_what_the_real_engine_decides(name, engines):
 @pytest.mark.slow
 def test_nothing_of_a_simulation_imports_torch(tmp_path):
     code = (
-        "import sys\nfrom core.simulate import main\nassert main(['workload=smoke', 'records=r']) == 0\n"
+        "import sys\nfrom hookline.core.simulate import main\nassert main(['workload=smoke', 'records=r']) == 0\n"
         "assert not {'torch', 'triton', 'transformers'} & set(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=240)
@@ -203,7 +203,7 @@ def test_what_a_simulation_cannot_use_is_refused(arguments, message, tmp_path, m
 def test_the_cost_model_of_the_page_runs_as_the_page_says(tmp_path, monkeypatch, capsys):
     page = ROOT / "docs/simulation.md"
     [cost] = [block.body for block in blocks(page) if block.language == "json"]
-    [command] = re.findall(r"`python -m core.simulate (.* cost=mine.json .*)`", page.read_text(encoding="utf-8"))
+    [command] = re.findall(r"`hookline simulate (.* cost=mine.json .*)`", page.read_text(encoding="utf-8"))
     monkeypatch.chdir(tmp_path)
     Path("mine.json").write_text(cost)
     assert main(command.split()) == 0, capsys.readouterr().err

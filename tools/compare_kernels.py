@@ -47,7 +47,7 @@ MODELS = (
     "model=qwen3_0_6b engine.batch_invariant=true",
     "model=qwen3_30b_a3b engine.batch_invariant=true",
 )
-"""Overrides of a configuration each, as of core.run."""
+"""Overrides of a configuration each, as of hookline run."""
 RANKS = "ranks"
 """Stands for what an engine of several ranks launches to sum up."""
 MOST_TOLD = 20

@@ -4,7 +4,7 @@
     python tools/count_launches.py --rows 1 model=gpt_oss_20b model.weights=random
 
 A Triton kernel is a launch; so is each operation of torch that computes or copies (a product of cuBLAS may take two).
-What a step launches for all layers of a kind is counted with the step. Further arguments are those of core.run.
+What a step launches for all layers of a kind is counted with the step. Further arguments are those of hookline run.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Or a folder of such files and of parquet, here or on Ray.
 
-Bare at import. The requests go to the endpoints of core.serve in this process, so a row is answered as a server would.
-Exit codes: 0 every line is answered; 2 some are not, each with its reason in the output, or a user's error.
+Bare at import. The requests go to the endpoints of `hookline serve` in this process, so a row is answered as a server
+would. Exit codes: 0 every line is answered; 2 some are not, each with its reason in the output, or a user's error.
 """
 
 from collections.abc import Sequence

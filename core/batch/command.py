@@ -1,4 +1,4 @@
-"""From a command line to a file of answers: what `core.batch` does. Bare at import, as its package says."""
+"""From a command line to a file of answers: what `hookline batch` does. Bare at import, as its package says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server's endpoints without a server: the application of core.serve, called in this process."""
+"""The server's endpoints without a server: the application of `hookline serve`, called in this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m core.bench workload=NAME`: the speed of a configuration under a load, as a table and one JSON line.
+"""`hookline bench workload=NAME`: the speed of a configuration under a load, as a table and one JSON line.
 
 With `url=`, of a server. Bare at import. Start-up and a warm-up request are measured apart; the best of the timed
 repetitions counts. A prompt is a list of token ids and no text is made, so the engine alone is timed.
@@ -44,7 +44,7 @@ SPREADS = ("ttft_s", "itl_s", "tpot_s", "e2e_s", "busy_s", "pool_usage")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code, as `core.run` does."""
+    """Run the command line and return its exit code, as `hookline run` does."""
     from hookline.core.cli.command import guarded
 
     return guarded(run_benchmarks, arguments)

@@ -1,6 +1,6 @@
 """How much a step computes, in whole numbers that follow from the steps alone: what its time depends on.
 
-`core.bench.recorder` writes the numbers down, `core.simulate.cost` turns them into seconds.
+`recorder` writes the numbers down, `hookline.core.simulate.cost` turns them into seconds.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class WorkloadConfig:
     """Groups of requests, drawn by their `share`, each with what it sets of: tags, priority, deadline_s, cache_salt,
     prompt_len, output_len, slo. Empty: all are alike. Kept as WorkloadClass."""
     trace: str | None = None
-    """A .jsonl file of recorded requests in place of all that is drawn; core.bench.trace says what a line holds."""
+    """A .jsonl file of recorded requests in place of all that is drawn; core/bench/trace.py says what a line holds."""
     max_token_id: int = bounded(10000, 1)
     """Token ids are drawn from 0 to this; a smaller vocabulary lowers it."""
     temperature: float = 0.6
@@ -235,7 +235,7 @@ class TokenSource:
 def draw_load(workload: WorkloadConfig, vocab_size: int, repetition: int = 0) -> Load:
     """The load of a repetition: the same lengths and times each time and other token ids.
 
-    A workload with a trace is `core.bench.trace.read_trace`'s matter.
+    A workload with a trace is read by `read_trace`.
     """
     assert workload.trace is None
     rng = random.Random(workload.seed)

@@ -54,7 +54,7 @@ class Registrar(Protocol):
         """Register `target` ("package.module:Class", imported only when chosen) under `name`.
 
         config:   a dataclass with a default for every field: the option's schema; None if it has no fields.
-        help:     one line for `core.info`.
+        help:     one line for `hookline info`.
         priority: `auto` takes the available entry with the highest; processors with a higher one run earlier.
         replace:  take the place of the entry of the same name, or of those that claim the same architectures. Without
                   it, a taken name is an error; so is model=auto for an architecture that two entries claim.

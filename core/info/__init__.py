@@ -1,7 +1,7 @@
-"""`python -m core.info`: what is installed, from where, and what cannot be used and why.
+"""`hookline info`: what is installed, from where, and what cannot be used and why.
 
 Reads the plugin host and the presets; imports no target, no torch and no Hydra, so it answers at once and works where
-nothing can run. `core.info.layout` lays the facts out.
+nothing can run. `hookline.core.info.layout` lays the facts out.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Lays the inventory of `core.info` out as plain text."""
+"""Lays the inventory of `hookline info` out as plain text."""
 
 from __future__ import annotations
 

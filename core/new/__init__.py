@@ -1,4 +1,4 @@
-"""`python -m core.new KIND NAME`: write a distribution with a plugin of that kind, runnable and tested from the start.
+"""`hookline new KIND NAME`: write a distribution with a plugin of that kind, runnable and tested from the start.
 
 Fills in the text files of core/new/templates: those of common/, and those of the folder named like the kind. Imports no
 plugin and no torch.

@@ -1,4 +1,4 @@
-"""`python -m core.new KIND NAME`: write a distribution with a plugin of that kind, runnable and tested from the start.
+"""`hookline new KIND NAME`: write a distribution with a plugin of that kind, runnable and tested from the start.
 
 Fills in the text files of core/new/templates: those of common/, and those of the folder named like the kind. Imports no
 torch.
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _write(options: argparse.Namespace, _: Sequence[str]) -> int:
     folder = write_skeleton(options.kind, options.name, options.folder)
     print(f'{folder} is {_what(options.kind)} that runs. Next:\n  cd {folder} && pip install -e ".[dev]"')
-    commands = [line.replace("python -m core.", called_as("")) for line in _commands(options.kind, options.name)]
+    commands = [line.replace(f"{PROJECT} ", called_as(""), 1) for line in _commands(options.kind, options.name)]
     print("\n".join(f"  {line}" for line in ("python -m pytest", *commands)))
     return 0
 

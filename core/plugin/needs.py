@@ -1,6 +1,6 @@
 """Compares what an entry needs with what is there, once, before any weight is loaded; picks the kernels for "auto".
 
-`unavailable` is quick and imports no torch, since `core.info` calls it.
+`unavailable` is quick and imports no torch, since `hookline info` calls it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """YAML presets: an option under another name, with some of its fields set; and the default options.
 
-Reads them without Hydra, for `LLM(...)` and `core.info`, with the same result as composing them. Which presets exist
-follows from the files in the folders.
+Reads them without Hydra, for `LLM(...)` and `hookline info`, with the same result as composing them. Which presets
+exist follows from the files in the folders.
 """
 
 from __future__ import annotations

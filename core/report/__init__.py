@@ -1,4 +1,4 @@
-"""A sweep's results as one HTML page, a Markdown table and PNG plots: `python -m core.report FOLDER`."""
+"""A sweep's results as one HTML page, a Markdown table and PNG plots: `hookline report FOLDER`."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""The command line of `python -m core.report FOLDER [baseline=JOB|first] [out=FOLDER] [png=auto|true|false]`.
+"""The command line of `hookline report FOLDER [baseline=JOB|first] [out=FOLDER] [png=auto|true|false]`.
 
 Reads what a sweep left, writes index.html, report.md and, if matplotlib is there, PNG plots. Imports no torch.
 """

@@ -1,4 +1,4 @@
-"""From a command line to its results: what `core.run` does. Bare at import, as its package says."""
+"""From a command line to its results: what `hookline run` does. Bare at import, as its package says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a command line to a running server: what `core.serve` does. Bare at import, as its package says."""
+"""From a command line to a running server: what `hookline serve` does. Bare at import, as its package says."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""`python -m core.simulate workload=NAME`: what a benchmark would say, from a cost model of the step; no model, no GPU.
+"""`hookline simulate workload=NAME`: what a benchmark would say, from a cost model of the step; no model, no GPU.
 
-The same command line, sweeps, figures and result lines as `core.bench`, and the same scheduler, block pool and engine;
-only time is modelled. docs/simulation.md explains the cost models. Bare at import, and never imports torch.
+The same command line, sweeps, figures and result lines as `hookline bench`, and the same scheduler, block pool and
+engine; only time is modelled. docs/simulation.md explains the cost models. Bare at import, and never imports torch.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
-"""`python -m core.simulate workload=NAME`: what a benchmark would say, from a cost model of the step; no model, no GPU.
+"""`hookline simulate workload=NAME`: what a benchmark would say, from a cost model of the step; no model, no GPU.
 
-The same command line, sweeps, figures and result lines as `core.bench`, and the same scheduler, block pool and engine;
-only time is modelled. docs/simulation.md explains the cost models. Bare at import, and never imports torch.
+The same command line, sweeps, figures and result lines as `hookline bench`, and the same scheduler, block pool and
+engine; only time is modelled. docs/simulation.md explains the cost models. Bare at import, and never imports torch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _log = logging.getLogger("hookline")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code, as `core.run` does."""
+    """Run the command line and return its exit code, as `hookline run` does."""
     from hookline.core.cli.command import guarded
 
     return guarded(_run, arguments)

@@ -59,9 +59,7 @@ def ending_of(code: int) -> str:
 
 def called_as(command: str) -> str:
     """What to type for a command: `python -m core.X` if this process was started like that, else `hookline X`."""
-    script = Path(sys.argv[0])
-    folder = script.parent
-    is_module = script.name == "__main__.py" and folder.parent.name == "core" and folder.name != "hookline"
+    is_module = Path(sys.argv[0]).parent.parts[-2:] == ("core", "commands")
     return f"python -m core.{command}" if is_module else f"hookline {command}"
 
 

@@ -1,4 +1,4 @@
-"""The command `core.warm`: from a command line to compiled kernels. Imports no torch before it is called."""
+"""The command `hookline warm`: from a command line to compiled kernels. Imports no torch before it is called."""
 
 from __future__ import annotations
 

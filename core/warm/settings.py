@@ -1,4 +1,4 @@
-"""The root keys of `core.warm`, besides those that describe an engine."""
+"""The root keys of `hookline warm`, besides those that describe an engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hookline.core.util.ranges import bounded
 
 @dataclass(frozen=True)
 class WarmKeys(EngineKeys):
-    """Root keys of `core.warm`."""
+    """Root keys of `hookline warm`."""
 
     card: str | None = None
     """What to compile for: a100, h100, h200, l4 or l40s. None: the first GPU here."""

@@ -1,4 +1,4 @@
-"""The client of `python -m core.bench url=http://host:port`: loads any OpenAI-compatible server and measures from
+"""The client of `hookline bench url=http://host:port`: loads any OpenAI-compatible server and measures from
 outside.
 
 settings: what is asked of the client. connection: HTTP over asyncio. body: what a request says. answer: what streams

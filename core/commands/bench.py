@@ -1,4 +1,4 @@
-"""`python -m core.bench`."""
+"""`python -m core.bench` in a clone of the repository."""
 
 import sys
 

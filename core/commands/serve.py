@@ -1,4 +1,4 @@
-"""`python -m core.serve`."""
+"""`python -m core.serve` in a clone of the repository."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""`python -m core.new`."""
+"""`python -m core.new` in a clone of the repository."""
 
 import sys
 

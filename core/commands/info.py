@@ -1,4 +1,4 @@
-"""`python -m core.info`."""
+"""`python -m core.info` in a clone of the repository."""
 
 import sys
 

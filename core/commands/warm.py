@@ -1,4 +1,4 @@
-"""`python -m core.warm`."""
+"""`python -m core.warm` in a clone of the repository."""
 
 import sys
 

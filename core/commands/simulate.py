@@ -1,4 +1,4 @@
-"""`python -m core.simulate`."""
+"""`python -m core.simulate` in a clone of the repository."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""`python -m core.report`."""
+"""`python -m core.report` in a clone of the repository."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""`python -m core.run`."""
+"""`python -m core.run` in a clone of the repository."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""`python -m core.batch`."""
+"""`python -m core.batch` in a clone of the repository."""
 
 import sys
 
