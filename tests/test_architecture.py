@@ -329,6 +329,15 @@ def test_the_sizes_that_are_quoted_are_those_of_the_tool_within_a_tenth() -> Non
         assert abs(int(quoted.replace(",", "")) - counted) <= counted / 10, f"{row}: {quoted}, counted {counted}"
 
 
+def test_every_file_that_the_page_names_exists_but_those_of_planned_features() -> None:
+    page, _, planned = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").partition("## Planned features")
+    assert planned
+    named = set(re.findall(r"`((?:\w+/)+\w+\.py)`", page))
+    folders = (ROOT, ROOT / "core", ROOT / "core" / "serve")
+    missing = {name for name in named if not any((folder / name).is_file() for folder in folders)}
+    assert len(named) > 40 and not missing
+
+
 FOR_TYPES = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n"
 PLANTED = {
     "imports of core point down": ("core/errors.py", f"{FOR_TYPES}    from hookline.core.engine.engine import Engine"),
