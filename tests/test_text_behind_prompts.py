@@ -83,10 +83,10 @@ def test_an_async_stream_begins_with_the_space(checkpoint, codec):
 def test_a_front_end_of_its_own_reads_the_same_text(codec):
     async def texts():
         stream = RemoteStream(lambda left: None, asyncio.get_running_loop(), 0, paris(codec), PROMPT, {})
-        completion = RemoteCompletion(stream, 0, 0)
-        completion.begin(codec.encode(PROMPT), paris(codec), replace(tiny_model(), codec=codec))
+        completion = RemoteCompletion(stream, 0)
+        stream.prepare([completion], codec.encode(PROMPT), paris(codec), replace(tiny_model(), codec=codec))
         for _ in range(2):
-            completion.push(codec.tokenizer.get_vocab()["▁Paris"], None)
+            completion.see(codec.tokenizer.get_vocab()["▁Paris"], None)
         return completion.take().text
 
     assert asyncio.run(texts()) == " Paris Paris"

@@ -27,18 +27,11 @@ def main() -> None:
     ids = codec.encode((ROOT / "core/engine/engine.py").read_text())[:2000]
     few, window = ids[: len(ids) // 10], partial(Detokenizer, codec.decode)
     ways: dict[str, tuple[Callable[[], TextReader], list[int]]] = {
-        "everything again each time, 200 tokens": (
-            lambda: TextReader(SamplingParams(), Everything(codec), None, None),
-            few,
-        ),
-        "a window": (lambda: TextReader(SamplingParams(), window(), None, None), ids),
-        "remembered texts": (lambda: TextReader(SamplingParams(), codec.detokenizer(), None, None), ids),
+        "everything again each time, 200 tokens": (lambda: TextReader(SamplingParams(), Everything(codec), None), few),
+        "a window": (lambda: TextReader(SamplingParams(), window(), None), ids),
+        "remembered texts": (lambda: TextReader(SamplingParams(), codec.detokenizer(), None), ids),
         "... and two stop strings": (
-            lambda: TextReader(SamplingParams(stop=STOPS), codec.detokenizer(), None, None),
-            ids,
-        ),
-        "... and news of them": (
-            lambda: TextReader(SamplingParams(stop=STOPS), codec.detokenizer(), lambda reader: None, None),
+            lambda: TextReader(SamplingParams(stop=STOPS), codec.detokenizer(), None),
             ids,
         ),
     }

@@ -19,6 +19,9 @@ from hookline.core.outputs import Delta
 class Grows(Protocol):
     """A completion that makes a Delta of what came since the last one, when it is read."""
 
+    index: int
+    """Of the prompt's completions."""
+
     def take(self) -> Delta:
         """What came since the last call; with an output, if nothing more comes."""
         ...
@@ -96,9 +99,9 @@ class CompletionStream:
         self._unread[delta.index] = self._merged(before, delta) if isinstance(before, Delta) else delta
         self._wake()
 
-    def notify(self, index: int, completion: Grows) -> None:
+    def notify(self, completion: Grows) -> None:
         """Add a completion that has something to be read, and will be asked for it then."""
-        self._unread[index] = completion
+        self._unread[completion.index] = completion
         self._wake()
 
     def fail(self, error: HooklineError) -> None:

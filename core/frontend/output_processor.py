@@ -1,7 +1,7 @@
-"""Between callers and the engine: prompts become requests, committed tokens become text, and Deltas reach their caller.
+"""Between callers and the engine: prompts become requests, and what steps bring reaches whoever receives it.
 
-What LLM and AsyncLLM have in common. Knows text and the engine's methods; no thread, no event loop. A request that
-needs its text only at the end has no TextReader and costs nothing while it runs.
+What blocking calls, AsyncLLM's thread and a server's process of an engine have in common. Knows the engine's methods;
+no thread, no event loop, no socket. A request that needs its text only at the end costs nothing while it runs.
 """
 
 from __future__ import annotations
@@ -9,31 +9,72 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hookline.core.engine.engine import Engine
 from hookline.core.errors import HooklineError, RequestError, shown
+from hookline.core.frontend.completion import Completion
 from hookline.core.frontend.step_guard import StepGuard
 from hookline.core.outputs import Delta, FinishReason, RequestOutput
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.tokenizer.codec import Codec, with_word_ids
-from hookline.core.tokenizer.reader import TextReader, textless_ids
 from hookline.core.util.garbage import FrozenHeap
+
+if TYPE_CHECKING:
+    from hookline.core.requests.request import Request, Watcher
 
 Send = Callable[[Delta], None]
 
 
-@dataclass(frozen=True)
-class _Entry:
-    """Where a request's Deltas go. reader: None if its text is made at the end."""
+class Receiver(Protocol):
+    """What one completion's tokens and its end go to."""
 
-    prompt_index: int
-    index: int
-    send: Send
-    params: SamplingParams
-    reader: TextReader | None
-    is_cumulative: bool
+    request_id: int
+    """As `begin` said."""
+
+    @property
+    def watcher(self) -> Watcher | None:
+        """What sees each token once it is known; None if only the end matters."""
+        ...
+
+    def begin(self, request_id: int, on_news: Callable[[Any], object]) -> None:
+        """The completion is queued. on_news: call it with this receiver to be told of the request after the step."""
+        ...
+
+    def tell(self, request: Request) -> None:
+        """A step is over which brought news; the request goes on."""
+        ...
+
+    def end(self, output: RequestOutput) -> None:
+        """Nothing more comes. Called once, unless the caller has gone."""
+        ...
+
+
+class _TextReceiver(Completion):
+    """Makes Deltas and hands them to `send`. follows: a Delta with every token, and not only at the end."""
+
+    __slots__ = ("_follows", "_send")
+
+    def __init__(self, send: Send, *, follows: bool, index: int, prompt_index: int, is_cumulative: bool) -> None:
+        super().__init__(index, prompt_index=prompt_index, is_cumulative=is_cumulative)
+        self._send, self._follows = send, follows
+
+    @property
+    def watcher(self) -> Watcher | None:
+        """See Receiver."""
+        return self if self._follows or self._has_stops else None
+
+    def tell(self, request: Request) -> None:
+        """See Receiver."""
+        if self._follows:
+            if request.scores is not None:
+                self.add_logprobs(request.scores.sampled(self.num_logprobs) or ())
+            self._send(self.take())
+
+    def end(self, output: RequestOutput) -> None:
+        """See Receiver."""
+        super().end(output)
+        self._send(self.take())
 
 
 class OutputProcessor:
@@ -42,8 +83,8 @@ class OutputProcessor:
     def __init__(self, engine: Engine, codec: Codec, guard: StepGuard | None = None) -> None:
         self.engine, self.codec, self.guard = engine, codec, guard
         self._busy = threading.Lock()
-        self._entries: dict[int, _Entry] = {}
-        self._new_deltas: list[TextReader] = []
+        self._receivers: dict[int, Receiver] = {}
+        self._news: list[Receiver] = []
         self.heap: FrozenHeap | None = None
         """What Python's full collections leave out until this is closed, if its owner asked for that."""
 
@@ -61,7 +102,11 @@ class OutputProcessor:
             self._busy.release()
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._receivers)
+
+    def __contains__(self, request_id: object) -> bool:
+        """Whether somebody waits for this request."""
+        return request_id in self._receivers
 
     def add(
         self,
@@ -79,19 +124,40 @@ class OutputProcessor:
         follows: a Delta with every token, not only at the end. given: arguments of Engine.add.
         Raises: RequestError if the prompt cannot be served, or not now; none of its completions is queued then.
         """
-        self.engine.check_room(params.n)
         if params.stop and self.codec.tokenizer is None:
             raise RequestError(
                 f"sampling.stop={shown(list(params.stop))} needs a tokenizer and the checkpoint has none"
             )
+
+        def _make(index: int, one: SamplingParams) -> _TextReceiver:
+            receiver = _TextReceiver(
+                send, follows=follows, index=index, prompt_index=prompt_index, is_cumulative=is_cumulative
+            )
+            receiver.prepare(token_ids, one, self.codec, self.engine.limits.eos_token_ids)
+            return receiver
+
+        return self.queue(token_ids, with_word_ids(params, self.codec), _make, **given)
+
+    def queue(
+        self,
+        token_ids: Sequence[int],
+        params: SamplingParams,
+        make: Callable[[int, SamplingParams], Receiver],
+        **given: Any,
+    ) -> list[int]:
+        """The same for receivers that make nothing of text. make: of a completion's index and its parameters.
+
+        Raises: as `add`.
+        """
+        self.engine.check_room(params.n)
         ids: list[int] = []
         try:
-            for index, one in enumerate(with_word_ids(params, self.codec).each()):
-                reader = self._reader(token_ids, one, follows) if follows or one.stop else None
-                id_ = self.engine.add(token_ids, one, watcher=reader, like=ids[0] if ids else None, **given)
-                if reader is not None:
-                    reader.request_id = id_
-                self._entries[id_] = _Entry(prompt_index, index, send, one, reader, is_cumulative)
+            for index, one in enumerate(params.each()):
+                receiver = make(index, one)
+                like = ids[0] if ids else None
+                id_ = self.engine.add(token_ids, one, watcher=receiver.watcher, like=like, **given)
+                receiver.begin(id_, self._news.append)
+                self._receivers[id_] = receiver
                 ids.append(id_)
         except BaseException:
             self.forget(ids)
@@ -109,16 +175,16 @@ class OutputProcessor:
             with self.guard:
                 outputs = self.engine.step()
         self._hand_out(outputs)
-        if self._entries and not self.engine.has_work:
-            self._hand_out(self._orphan(id_) for id_ in list(self._entries))
+        if self._receivers and not self.engine.has_work:
+            self._hand_out(_taken_off(id_) for id_ in list(self._receivers))
 
     def abort(self, ids: Iterable[int]) -> None:
         """End requests; their callers hear of it. Unknown ids and those that have ended are ignored."""
-        self._hand_out(self.engine.abort([id_ for id_ in ids if id_ in self._entries]))
+        self._hand_out(self.engine.abort([id_ for id_ in ids if id_ in self._receivers]))
 
     def forget(self, ids: Iterable[int]) -> None:
         """End requests whose caller has gone and hears nothing more."""
-        known = [id_ for id_ in ids if self._entries.pop(id_, None) is not None]
+        known = [id_ for id_ in ids if self._receivers.pop(id_, None) is not None]
         self.engine.abort(known)
 
     def close(self) -> None:
@@ -126,53 +192,27 @@ class OutputProcessor:
         heap, self.heap = self.heap, None
         with nullcontext() if heap is None else heap.thawed():
             try:
-                self.abort(list(self._entries))
+                self.abort(list(self._receivers))
                 self._hand_out(self.engine.pop_finished())
             finally:
                 if self.guard is not None:
                     self.guard.stop()
                 self.engine.close()
 
-    def _reader(self, prompt: Sequence[int], params: SamplingParams, follows: bool) -> TextReader:
-        detokenizer = self.codec.detokenizer(prompt, skip_special_tokens=params.skip_special_tokens)
-        stop_ids = textless_ids(params, self.engine.limits.eos_token_ids)
-        return TextReader(params, detokenizer, self._new_deltas.append if follows else None, stop_ids)
-
     def _hand_out(self, outputs: Iterable[RequestOutput]) -> None:
-        """First the ends, then the Deltas of those that go on."""
+        """First the ends, then the news of those that go on."""
         for output in outputs:
-            entry = self._entries.pop(output.request_id, None)
-            if entry is not None:
-                entry.send(self._last_delta(entry, output))
-        new_deltas, self._new_deltas[:] = list(self._new_deltas), []
-        for reader in new_deltas:
-            entry, request = self._entries.get(reader.request_id), self.engine.queue.live.get(reader.request_id)
-            if entry is not None and request is not None:  # of one whose end is still to be told, that brings the rest
-                text, ids = reader.take()
-                shown = reader.text if entry.is_cumulative else text
-                scores = request.scores
-                logprobs = None if scores is None else scores.sampled(reader.num_tokens - len(ids))
-                entry.send(Delta(reader.request_id, entry.prompt_index, entry.index, shown, ids, logprobs=logprobs))
+            receiver = self._receivers.pop(output.request_id, None)
+            if receiver is not None:
+                receiver.end(output)
+        news, self._news[:] = list(self._news), []
+        for receiver in news:
+            request = self.engine.queue.live.get(receiver.request_id)
+            # A request that has ended, and whose output is still to come, gets the rest with that.
+            if request is not None and receiver.request_id in self._receivers:
+                receiver.tell(request)
 
-    def _last_delta(self, entry: _Entry, output: RequestOutput) -> Delta:
-        reader = entry.reader
-        output = replace(output, index=entry.index, text=self._text(entry, output))
-        text, ids = output.text, output.token_ids
-        if reader is not None and reader.is_followed:
-            text, ids = reader.take()
-        shown = output.text if entry.is_cumulative else text
-        logprobs = None if output.logprobs is None else output.logprobs[len(output.token_ids) - len(ids) :]
-        return Delta(output.request_id, entry.prompt_index, entry.index, shown, ids, output, logprobs)
 
-    def _text(self, entry: _Entry, output: RequestOutput) -> str:
-        if entry.reader is not None:
-            return entry.reader.finish()
-        ids, stop_ids = output.token_ids, textless_ids(entry.params, self.engine.limits.eos_token_ids)
-        if ids and output.finish_reason is FinishReason.STOP and (stop_ids is None or ids[-1] in stop_ids):
-            ids = ids[:-1]
-        skips = entry.params.skip_special_tokens
-        return self.codec.decode(ids, skip_special_tokens=skips, behind=output.prompt_token_ids)
-
-    def _orphan(self, id_: int) -> RequestOutput:
-        """Somebody ended this request behind our back, on the engine itself."""
-        return RequestOutput(id_, None, [], [], FinishReason.ABORT, error="the request was taken off the engine")
+def _taken_off(id_: int) -> RequestOutput:
+    """Somebody ended this request behind our back, on the engine itself."""
+    return RequestOutput(id_, None, [], [], FinishReason.ABORT, error="the request was taken off the engine")

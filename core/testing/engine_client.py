@@ -17,6 +17,7 @@ import numpy as np
 from hookline.core.checkpoint.locate import locate
 from hookline.core.config.settings import validate
 from hookline.core.errors import EngineError, HooklineError, RequestError
+from hookline.core.frontend.completion import Completion
 from hookline.core.frontend.completion_stream import CompletionStream
 from hookline.core.outputs import Delta, FinishReason, RequestOutput, Timings, TokenLogprob
 from hookline.core.plugin.host import PluginHost
@@ -24,7 +25,6 @@ from hookline.core.pooling_params import EMBED
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.serve.engine_client import EngineLoad, ReplicaState, ServedModel
 from hookline.core.tokenizer.codec import Codec, Prompt
-from hookline.core.tokenizer.reader import TextReader, textless_ids
 
 NUM_DIMENSIONS = 16
 """Of the vectors that a FakeEngineClient makes up."""
@@ -172,58 +172,47 @@ def _pooled(client: FakeEngineClient, asked: Asked) -> Delta:
     return Delta(0, 0, 0, "", [], output)
 
 
-class _Completion:
+class _Completion(Completion):
     def __init__(self, client: FakeEngineClient, asked: Asked, index: int, params: SamplingParams) -> None:
-        self._asked, self._index, self._params = asked, index, params
-        room = client.facts.max_model_len - len(asked.prompt_token_ids)
+        super().__init__(index)
+        facts = client.facts
+        self.begin(index, lambda completion: None)
+        self.prepare(asked.prompt_token_ids, params, facts.codec, facts.eos_token_ids)
+        room = facts.max_model_len - len(asked.prompt_token_ids)
         reply, self._max_tokens = client.reply_to(asked, index), params.num_tokens_in(room)
         self._reply = reply * (self._max_tokens // max(1, len(reply)) + 1) if params.ignore_eos else reply
-        skips = params.skip_special_tokens
-        detokenizer = client.facts.codec.detokenizer(asked.prompt_token_ids, skip_special_tokens=skips)
-        self._reader = TextReader(
-            params, detokenizer, lambda reader: None, textless_ids(params, client.facts.eos_token_ids)
-        )
-        self._eos = client.facts.codec.tokenizer.eos_token_id
-        self._ids: list[int] = []
-        self._arrival_s = time.monotonic()
+        self._eos = facts.codec.tokenizer.eos_token_id
+        self._asked, self._arrival_s = asked, time.monotonic()
         self.is_ended = False
 
     def step(self) -> Delta:
         """Add a token, and return what is new."""
-        token_id = self._reply[len(self._ids)] if len(self._ids) < len(self._reply) else self._eos
-        self._ids.append(token_id)
-        reason = FinishReason.LENGTH if len(self._ids) >= self._max_tokens else None
-        is_stop = token_id in self._params.stop_token_ids or (token_id == self._eos and not self._params.ignore_eos)
+        place, params = len(self.token_ids), self._params
+        token_id = self._reply[place] if place < len(self._reply) else self._eos
+        reason = FinishReason.LENGTH if place + 1 >= self._max_tokens else None
+        is_stop = token_id in params.stop_token_ids or (token_id == self._eos and not params.ignore_eos)
         reason = FinishReason.STOP if is_stop else reason
-        stop = self._reader.see(token_id, reason)
+        self.add_logprobs([_logprob(token_id)])
+        stop = self.see(token_id, reason)
         reason = FinishReason.STOP if stop is not None else reason
-        output = None
         if reason is not None:
             self.is_ended = True
-            stop_reason = stop if stop is not None else token_id if token_id in self._params.stop_token_ids else None
-            output = self._output(reason, stop_reason)
-        text, ids = self._reader.take()
-        logprobs = None if self._params.logprobs is None else [self._logprob(one) for one in ids]
-        return Delta(self._index, 0, self._index, text, ids, output, logprobs)
+            self.end(self._output(reason, stop or (token_id if token_id in params.stop_token_ids else None)))
+        return self.take()
 
     def _output(self, reason: FinishReason, stop_reason: str | int | None) -> RequestOutput:
-        prompt, params = self._asked.prompt_token_ids, self._params
-        times, now_s = self._arrival_s, time.monotonic()
-        logprobs = None if params.logprobs is None else [self._logprob(one) for one in self._ids]
-        prompt_logprobs = None if params.prompt_logprobs is None else [None, *map(self._logprob, prompt[1:])]
+        prompt, times = self._asked.prompt_token_ids, self._arrival_s
         return RequestOutput(
-            self._index,
+            self.request_id,
             self._asked.prompt if isinstance(self._asked.prompt, str) else None,
             prompt,
-            list(self._ids),
+            self.token_ids,
             reason,
-            self._reader.finish(),
             stop_reason=stop_reason,
-            timings=Timings(times, times, times, now_s),
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
-            index=self._index,
+            timings=Timings(times, times, times, time.monotonic()),
+            prompt_logprobs=None if self._params.prompt_logprobs is None else [None, *map(_logprob, prompt[1:])],
         )
 
-    def _logprob(self, token_id: int) -> TokenLogprob:
-        return TokenLogprob(token_id, -0.5, ((token_id, -0.5), ((token_id + 1) % 50, -1.5)))
+
+def _logprob(token_id: int) -> TokenLogprob:
+    return TokenLogprob(token_id, -0.5, ((token_id, -0.5), ((token_id + 1) % 50, -1.5)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from hookline.core.outputs import FinishReason
 from hookline.core.sampling_params import SamplingParams
@@ -19,41 +19,22 @@ def textless_ids(params: SamplingParams, eos_token_ids: Iterable[int]) -> frozen
 
 
 class TextReader:
-    """`core.requests.request.Watcher` that reads a completion as it grows: its text, and the stop strings in it.
-
-    on_news: called with the reader at the first token since `take`; None if the text is only read at the end.
-    stop_ids: see `textless_ids`.
-    """
+    """Reads a completion as it grows: its text, and the stop strings in it. stop_ids: see `textless_ids`."""
 
     def __init__(
-        self,
-        params: SamplingParams,
-        detokenizer: Detokenizer | None,
-        on_news: Callable[[TextReader], None] | None,
-        stop_ids: frozenset[int] | None,
+        self, params: SamplingParams, detokenizer: Detokenizer | None, stop_ids: frozenset[int] | None
     ) -> None:
-        self._params, self._detokenizer, self._on_news, self._stop_ids = params, detokenizer, on_news, stop_ids
+        self._params, self._detokenizer, self._stop_ids = params, detokenizer, stop_ids
         self._stops = StopSearch(params.stop_strings, include=params.include_stop_str_in_output)
         self._parts: list[str] = []
         self._num_taken_parts = 0
         self.num_tokens = 0
         """Tokens seen."""
-        self._new_ids: list[int] = []
         self._is_flushed = False
-        self.request_id = -1
-
-    @property
-    def is_followed(self) -> bool:
-        """Whether its text is read before its end."""
-        return self._on_news is not None
 
     def see(self, token_id: int, reason: FinishReason | None) -> str | None:
-        """See Watcher."""
+        """Read a token; reason: why it is the last one, if it is. Returns the stop string that it completes, if any."""
         self.num_tokens += 1
-        if self._on_news is not None:
-            if not self._new_ids:
-                self._on_news(self)
-            self._new_ids.append(token_id)
         if self._detokenizer is None:
             return None
         is_text = reason is not FinishReason.STOP or (self._stop_ids is not None and token_id not in self._stop_ids)
@@ -83,11 +64,10 @@ class TextReader:
             self._parts.append(text)
         return stop
 
-    def take(self) -> tuple[str, list[int]]:
-        """The text and the tokens that are new since the last call."""
-        text, ids = "".join(self._parts[self._num_taken_parts :]), self._new_ids
-        self._num_taken_parts, self._new_ids = len(self._parts), []
-        return text, ids
+    def take(self) -> str:
+        """The text that is new since the last call."""
+        text, self._num_taken_parts = "".join(self._parts[self._num_taken_parts :]), len(self._parts)
+        return text
 
     def finish(self) -> str:
         """The whole text, with what was kept back while more could come."""

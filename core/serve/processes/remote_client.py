@@ -103,14 +103,12 @@ class RemoteClient:
         stream = RemoteStream(
             self._leave, self._loop, handle, params, prompt if isinstance(prompt, str) else None, options
         )
-        self._open.update((one, RemoteCompletion(stream, one, index)) for index, one in enumerate(stream.handles))
+        self._open.update((one, RemoteCompletion(stream, one)) for one in stream.handles)
         arrival_s = time.monotonic()
 
         def _submit(prepared: tuple[list[int], SamplingParams]) -> None:
             token_ids, params = prepared
-            stream.prompt_token_ids = token_ids
-            for one, each in zip(stream.handles, params.each(), strict=True):
-                self._open[one].begin(token_ids, each, self.facts)
+            stream.prepare([self._open[one] for one in stream.handles], token_ids, params, self.facts)
             try:
                 self._send(_submit_message(handle, token_ids, params, options, arrival_s, pooling))
             except (TypeError, ValueError, OverflowError) as error:
@@ -247,12 +245,12 @@ class RemoteClient:
             if completion is None:
                 continue
             reason = last.get(handle) if last else None
-            if completion.push(token_id, None if reason is None else FinishReason(reason)) and reason is None:
+            if completion.see(token_id, None if reason is None else FinishReason(reason)) and reason is None:
                 stopped.append(handle)
         for end in ends:
             completion = open_.pop(end.handle, None)
             if completion is not None:
-                completion.end(end)
+                completion.end_with(end)
         if stopped:
             with suppress(EngineError):  # it reads nothing: then they end as without a stop string
                 self._send(Finish(stopped))
@@ -301,7 +299,7 @@ class RemoteClient:
     def _lose(self, completion: RemoteCompletion, error: HooklineError) -> None:
         """The engine does not serve a completion, or not to its end; the prompt's others end with it."""
         stream = completion.stream
-        del self._open[completion.handle]
+        del self._open[completion.request_id]
         stream.fail(error)
         with suppress(EngineError):  # it reads nothing
             self._leave(stream)

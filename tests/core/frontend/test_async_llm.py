@@ -549,6 +549,22 @@ def test_whoever_leaves_while_the_prompt_is_tokenized_leaves_nothing():
     run(check, async_llm_with(codec))
 
 
+def test_a_stream_that_is_dropped_while_its_prompt_is_tokenized_is_never_queued():
+    codec = SlowLetters()
+
+    async def check(llm):
+        submitted = []
+        llm._thread.submit = lambda *what, **options: submitted.append(what)
+        stream = llm.stream(LONG, params())
+        del stream
+        codec.may_go.set()
+        await asyncio.to_thread(llm._tokenizing.shutdown)
+        await asyncio.sleep(0.01)
+        assert not submitted
+
+    run(check, async_llm_with(codec))
+
+
 def test_every_completion_is_open_from_the_call_to_its_end_and_none_that_was_refused():
     codec = SlowLetters()
 

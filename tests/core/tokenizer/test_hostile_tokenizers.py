@@ -116,7 +116,7 @@ def exercised(codec, text, ids):
 
 def read(codec, tokens, skips):
     params = SamplingParams(skip_special_tokens=skips)
-    reader = TextReader(params, codec.detokenizer(skip_special_tokens=skips), None, None)
+    reader = TextReader(params, codec.detokenizer(skip_special_tokens=skips), None)
     for token in tokens:
         reader.see(token, None)
     reader.finish()

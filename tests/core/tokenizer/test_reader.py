@@ -19,7 +19,7 @@ def decode(ids) -> str:
 
 
 def reader() -> TextReader:
-    return TextReader(SamplingParams(), Detokenizer(decode, texts={}), None, None)
+    return TextReader(SamplingParams(), Detokenizer(decode, texts={}), None)
 
 
 @settings(max_examples=examples(50))
@@ -29,7 +29,7 @@ def test_text_read_in_pieces_is_that_of_tokens_seen_one_by_one(pieces: list[list
     for ids in pieces:
         for token_id in ids:
             seen.see(token_id, None)
-        assert read.read(ids) == seen.take()[0]
+        assert read.read(ids) == seen.take()
     for one in (seen, read):
         one.see(0, FinishReason.LENGTH)
     assert (read.finish(), read.num_tokens, read.take()) == (seen.finish(), seen.num_tokens, seen.take())

@@ -30,7 +30,7 @@ def ids_of(codec, *names):
 
 def streamed(codec, prompt, ids, skips=True):
     """The text of a completion as a stream brings it."""
-    reader = TextReader(SamplingParams(), codec.detokenizer(prompt, skip_special_tokens=skips), None, None)
+    reader = TextReader(SamplingParams(), codec.detokenizer(prompt, skip_special_tokens=skips), None)
     for token_id in ids[:-1]:
         reader.see(token_id, None)
     reader.see(ids[-1], FinishReason.LENGTH)

@@ -100,6 +100,8 @@ def test_a_generation_that_is_closed_early_leaves_nothing(num_prompts: int) -> N
 
 def test_a_fault_of_any_kind_ends_a_generation_of_several_prompts() -> None:
     class Fault:
+        index = 0
+
         def take(self) -> Delta:
             raise ZeroDivisionError
 
@@ -107,7 +109,7 @@ def test_a_fault_of_any_kind_ends_a_generation_of_several_prompts() -> None:
         client = FakeEngineClient()
         streams = [client.stream([1, 2], SamplingParams(max_tokens=3)) for _ in range(2)]
         streams[1] = CompletionStream(asyncio.get_running_loop(), 1, print)
-        streams[1].notify(0, Fault())
+        streams[1].notify(Fault())
         generation = Generation(streams)
         try:
             with pytest.raises(ZeroDivisionError):
