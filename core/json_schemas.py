@@ -1,8 +1,11 @@
-"""JSON schemas as grammar back ends can hold them, whatever form a client wrote them in.
+"""Rewrites JSON schemas into the form that grammar back ends support, whatever dialect a client wrote them in.
 
-References are resolved within the schema that has them, and become `#/$defs/NAME`: so schemas can be joined. Objects
-with properties are closed unless the schema says otherwise. What a back end cannot hold is left out, and named. Of the
-values that a schema allows a grammar may allow fewer, and others only where a keyword was left out.
+References are resolved within the schema that contains them and become `#/$defs/NAME`, so that schemas can be joined.
+Objects with properties are closed unless the schema says otherwise. Keywords that a back end does not support are left
+out, and their places are reported.
+
+The resulting grammar may allow fewer values than the schema does. It allows other values only where a keyword was left
+out.
 """
 
 from __future__ import annotations
@@ -19,40 +22,43 @@ from hookline.core.errors import RequestError, shown
 from hookline.core.structured_outputs import MAX_SCHEMA_VALUES, StructuredOutputs, check_tree
 
 MAX_STEPS = 4 * MAX_SCHEMA_VALUES
-"""Most looks at the schemas that together describe one object, which may be named many times."""
+"""Most steps of the searches through a schema's parts and references; a schema may be referred to many times."""
 MAX_COUNT = 2**31 - 1
 """Largest length or number of items or properties."""
 MAX_TRIED = 256
-"""Most patterns and formats of a schema, each counted once; further ones are left out. Trying one takes up to 1 ms."""
+"""Most patterns and formats of a schema that are tried, each counted once; further ones are left out. A trial takes up
+to 1 ms."""
 _TYPES = frozenset(("object", "array", "string", "number", "integer", "boolean", "null"))
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _LISTS, _MAPPINGS = ("allOf", "anyOf", "oneOf", "prefixItems"), ("properties", "patternProperties")
 _VALUES = ("items", "additionalProperties", "unevaluatedItems")
 _TAGS = ("structures", "format", "tags", "elements", "content")
-"""Where structural tags have others in them."""
+"""Keys of structural tags that may contain further tags."""
 _CONDITIONS = ("not", "if", "then", "else", "contains", "propertyNames")
-"""Keywords whose schemas are tests of a value: closing an object in them would let further values pass."""
+"""Keywords whose schemas test a value. If objects in them were closed, the test would change and further values would
+pass."""
 _IN_PLACE = ("allOf", "anyOf", "oneOf", *_REFERENCES)
-"""Keywords whose schemas say something of the same value."""
+"""Keywords whose schemas apply to the same value as the schema that they stand in."""
 _SAYS_OTHERWISE = frozenset(("additionalProperties", "unevaluatedProperties", "patternProperties"))
 _NAMES = frozenset(
     "$id id $anchor $dynamicAnchor $recursiveAnchor $schema $vocabulary $comment $defs definitions".split()
 )
-"""Keywords that are there for references."""
+"""Keywords that serve references only and do not constrain a value."""
 _DATA = frozenset(("enum", "const", "default", "examples"))
 _RELATIONS = frozenset(
     "not if then else contains minContains maxContains dependentRequired dependentSchemas dependencies "
     "unevaluatedItems unevaluatedProperties".split()
 )
-"""Keywords that no strict schema may have if they cannot be held: strict modes elsewhere refuse them as well. Others
-narrow a single value (`format`, `pattern`, `uniqueItems`, `propertyNames`), and clients that ask for strict schemas, as
-pydantic's do, send those and check them again."""
+"""Keywords that a strict schema must not have if the back end does not support them; other servers' strict modes refuse
+them as well. The remaining unsupported keywords narrow a single value (`format`, `pattern`, `uniqueItems`,
+`propertyNames`). Clients that ask for strict schemas, such as pydantic's, send those and check the values
+themselves."""
 _ASKED = _RELATIONS - {"unevaluatedProperties"} | frozenset(
     "type enum const multipleOf minimum maximum exclusiveMinimum exclusiveMaximum minLength maxLength pattern format "
     "minItems maxItems uniqueItems minProperties maxProperties propertyNames required contentEncoding "
     "contentMediaType contentSchema".split()
 )
-"""Keywords that a back end is asked about. All others it holds, or they say nothing of what a value may be."""
+"""Keywords whose support a back end is asked about. All others are supported, or do not constrain a value."""
 _CONSTRAINTS = _ASKED | frozenset((*_LISTS, *_MAPPINGS, *_VALUES))
 _NOT_HELD = "cannot be held by this server's grammars"
 _LIMITS = ("Length", "Items", "Properties")
@@ -110,13 +116,15 @@ _FORMS: dict[str, tuple[Callable[[Any], bool], str]] = {
         (_is_count, f"a whole number from 0 to {MAX_COUNT}"),
     ),
 }
-"""What a keyword's value must be, and how to say so."""
+"""Keyword -> the check of its value, and the words of the error if the check fails."""
 
 
 @dataclass(frozen=True)
 class SchemaRules:
-    """How schemas are written for a back end. cannot_hold: see GrammarBackend. opens_objects: leave objects open that
-    do not say whether they may have further properties.
+    """How schemas are adapted to a back end.
+
+    cannot_hold: see GrammarBackend. opens_objects: leave objects open that do not say whether they may have further
+    properties.
     """
 
     cannot_hold: Callable[[str, Any], bool] = lambda keyword, value: False
@@ -124,7 +132,7 @@ class SchemaRules:
 
 
 class SchemaError(RequestError):
-    """A schema that cannot be written. place: the keyword's, as the request has it."""
+    """A schema that cannot be adapted. place: of the keyword, as in `tools[0].function.parameters.type`."""
 
     def __init__(self, place: str, message: str) -> None:
         super().__init__(f"{place}{message}")
@@ -133,8 +141,10 @@ class SchemaError(RequestError):
 
 @dataclass
 class JoinedSchemas:
-    """Schemas that are parts of one. definitions: what their references name, for the root's $defs. dropped: places
-    of the keywords that were left out.
+    """Schemas that will be parts of one schema, and share its definitions.
+
+    definitions: the schemas that their references name, for the root's $defs. dropped: places of the keywords that were
+    left out.
     """
 
     rules: SchemaRules = SchemaRules()
@@ -145,10 +155,10 @@ class JoinedSchemas:
     num_steps: int = 0
 
     def add(self, schema: Any, place: str, *, strict: bool = False, mends: bool = False) -> Any:
-        """A schema without definitions of its own.
+        """Adapt a schema; its definitions go to `definitions`.
 
-        strict: refuse what cannot be held, but for keywords that narrow a single value. mends: also leave out keywords
-        whose values JSON Schema does not know, such as {"type": "any"}.
+        strict: refuse keywords that the back end does not support, except those that narrow a single value. mends:
+        leave out keywords with invalid values, such as {"type": "any"}, in place of an error.
         Raises: SchemaError naming the place, the value and the fix.
         """
         if not isinstance(schema, Mapping):
@@ -159,7 +169,7 @@ class JoinedSchemas:
         return _Document(self, schema, place, strict, mends).written()
 
     def leave_out(self, keyword: str, value: Any, place: str, why: str, *, strict: bool) -> None:
-        """Note that a keyword is left out.
+        """Report that a keyword is left out.
 
         Raises: SchemaError if `strict`.
         """
@@ -170,15 +180,16 @@ class JoinedSchemas:
             self.dropped.append(place)
 
     def whole(self, schema: Any) -> Any:
-        """A schema with the definitions of all that were added."""
+        """The schema as a root: with the definitions of all schemas that were added."""
         return {**schema, "$defs": self.definitions} if self.definitions else schema
 
 
 def as_held(
     wanted: StructuredOutputs, rules: SchemaRules, place: str, *, strict: bool = False
 ) -> tuple[StructuredOutputs, list[str]]:
-    """A form whose schemas are as `rules` have them, and the places of what was left out. place: of the form's value.
+    """Adapt the schemas in structured outputs; returns these and the places of the keywords that were left out.
 
+    place: of the structured outputs' value in the request.
     Raises: as JoinedSchemas.add.
     """
     if wanted.kind not in ("json", "structural_tag"):
@@ -194,7 +205,7 @@ def as_held(
 
 
 def _schemas_of_tags(tags: Any, place: str) -> Iterator[tuple[dict[str, Any], str, str]]:
-    """Where structural tags have schemas: the mapping, its key, and the place of that."""
+    """Yield each schema of structural tags, as the mapping that contains it, its key there, and its place."""
     waiting = [(tags, place)]
     while waiting:
         node, place = waiting.pop()
@@ -208,7 +219,7 @@ def _schemas_of_tags(tags: Any, place: str) -> Iterator[tuple[dict[str, Any], st
 
 
 def written(schema: Any, rules: SchemaRules, place: str, *, strict: bool = False) -> tuple[Any, list[str]]:
-    """A single schema as `rules` have it, and the places of what was left out.
+    """Adapt a single schema; returns it and the places of the keywords that were left out.
 
     Raises: as JoinedSchemas.add.
     """
@@ -217,18 +228,18 @@ def written(schema: Any, rules: SchemaRules, place: str, *, strict: bool = False
 
 
 class _Objects(Enum):
-    """Whether a schema closes the object that it describes."""
+    """Whether an object schema forbids properties that it does not name."""
 
     CLOSED = auto()
     IN_PLACE = auto()
-    """The schema around it does, of whose value it says something more."""
+    """It stands in a keyword such as `allOf`; the schema around it decides for the whole object."""
     OPEN = auto()
-    """Neither it nor any schema in it does."""
+    """Neither this schema nor any schema inside it forbids them."""
 
 
 @dataclass(frozen=True)
 class _Spot:
-    """Where a schema is: its place in the request, and what becomes of its objects."""
+    """A schema's place in the request, and whether its objects are closed."""
 
     place: str
     objects: _Objects = _Objects.CLOSED
@@ -243,13 +254,13 @@ def _segment(key: str | int) -> str:
 
 
 class _Document:
-    """One schema with what its references can reach."""
+    """One root schema, and everything that its references can reach."""
 
     def __init__(self, joined: JoinedSchemas, root: Mapping[str, Any], place: str, strict: bool, mends: bool) -> None:
         self._joined, self._root, self._place = joined, root, place
         self._strict, self._mends = strict, mends
         self._bases: dict[int, str] = {}
-        """id() of each mapping -> the URI that references in it are relative to."""
+        """id() of each mapping -> the base URI of references in it."""
         self._resources: dict[str, Any] = {"": root}
         self._anchors: dict[tuple[str, str], Any] = {}
         self._dynamic: dict[str, Any] = {}
@@ -259,7 +270,7 @@ class _Document:
         self._index(root)
 
     def written(self) -> Any:
-        """The root, once all that it refers to is among the definitions."""
+        """The adapted root; every schema that it refers to is among the definitions by then."""
         found = self._schema(self._root, _Spot(self._place))
         while self._waiting:
             target, name, spot = self._waiting.pop()
@@ -267,7 +278,7 @@ class _Document:
         return found
 
     def _index(self, root: Any) -> None:
-        """Look for the names that references use."""
+        """Collect the ids and anchors that references may use."""
         waiting = [(root, "")]
         while waiting:
             node, base = waiting.pop()
@@ -286,14 +297,14 @@ class _Document:
                     self._anchors.setdefault((base, name), node)
                     if keyword == "$dynamicAnchor":
                         self._dynamic.setdefault(name, node)
-            if isinstance(id_, str) and id_.startswith("#"):  # an anchor, before there was $anchor
+            if isinstance(id_, str) and id_.startswith("#"):  # how drafts before 2019-09 write $anchor
                 self._anchors.setdefault((base, id_[1:]), node)
             waiting += [(value, base) for key, value in reversed(list(node.items())) if key not in _DATA]
 
     # ------------------------------------------------------------------------------------------------------ references
 
     def _target(self, keyword: str, ref: str, holder: Mapping[str, Any]) -> Any:
-        """What a reference names; None if it is not in this schema."""
+        """The schema that a reference names; None if it is not in this document."""
         base = self._bases.get(id(holder), "")
         if (keyword, base, ref) not in self._targets:
             self._targets[keyword, base, ref] = self._found(keyword, base, ref)
@@ -315,7 +326,7 @@ class _Document:
                 yield keyword, self._target(keyword, ref, node)
 
     def _name(self, target: Any, ref: str, spot: _Spot) -> str:
-        """A definition's name; it is written later, once for each way."""
+        """The name of a definition. The definition is adapted later, once for each way of closing its objects."""
         key = id(target), spot.objects
         if key not in self._names:
             stem = re.sub(r"\W+", "_", ref.rpartition("/")[2].strip("#"), flags=re.ASCII) or "root"
@@ -353,7 +364,7 @@ class _Document:
             return True
         given = self._well_formed(node, spot)
         closed = self._closed(given, node, spot)
-        # A schema that only chooses between others, or names another, leaves it to these to close their objects.
+        # A schema that only chooses between others, or refers to another, has no object of its own to close.
         inner = spot.objects if closed is None else _Objects.IN_PLACE
         self._leave_out_siblings(given, node, spot)
         found: dict[str, Any] = {}
@@ -380,7 +391,7 @@ class _Document:
         return found
 
     def _leave_out_siblings(self, given: dict[str, Any], node: Mapping[str, Any], spot: _Spot) -> None:
-        """Leave out what stands beside a reference to a schema that refers to itself: no back end unfolds these."""
+        """Leave out the constraints beside a reference to a recursive schema, because no back end can merge the two."""
         beside = [keyword for keyword in given if keyword in _CONSTRAINTS]
         target = next((found for keyword, found in self._references(node) if keyword in given), None)
         if beside and target is not None and self._is_recursive(target):
@@ -417,7 +428,7 @@ class _Document:
     def _in_place(
         self, keyword: str, value: Any, node: Mapping[str, Any], spot: _Spot, objects: _Objects
     ) -> dict[str, Any]:
-        """A keyword whose schemas say something of the same value."""
+        """Adapt a keyword whose schemas apply to the same value as the schema that it stands in."""
         if keyword in _REFERENCES:
             target = self._target(keyword, value, node)
             return {"$ref": f"#/$defs/{self._name(target, value, spot.under(keyword, objects=objects))}"}
@@ -442,8 +453,8 @@ class _Document:
         return value
 
     def _exclude_each_other(self, branches: list[Any]) -> bool:
-        """Whether it is plain that no value fits two: they have different types, or a required property tells them
-        apart.
+        """Whether no value can fit two of the branches: their types differ, or a required property has other constants
+        in each.
         """
         seen = [self._through(one) for one in branches]
         self._count(num_steps=sum(len(_listed(one.get("required"))) + 1 for one in seen))
@@ -460,7 +471,7 @@ class _Document:
         return False
 
     def _through(self, node: Any) -> Mapping[str, Any]:
-        """A schema, or what it names."""
+        """The schema itself, or the schema that it is a reference to."""
         for _ in range(8):
             if not isinstance(node, Mapping) or "$ref" not in node or not isinstance(node["$ref"], str):
                 break
@@ -470,8 +481,9 @@ class _Document:
     # --------------------------------------------------------------------------------------------------------- closing
 
     def _closed(self, given: dict[str, Any], node: Mapping[str, Any], spot: _Spot) -> bool | None:
-        """Whether an object has no other properties than those that are named in it and in all that says something of
-        it; None leaves that to the schemas that it consists of. Takes `unevaluatedProperties` out of `given`.
+        """Whether to forbid properties that neither this schema nor its parts name.
+
+        None: the schema consists of other schemas, which decide. Removes `unevaluatedProperties` from `given`.
         """
         parts = [keyword for keyword in _IN_PLACE if keyword in given]
         is_outermost = spot.objects is _Objects.CLOSED
@@ -491,12 +503,12 @@ class _Document:
         return "properties" in given or any(True for _ in self._property_names(node, set()))
 
     def _property_names(self, node: Any, seen: set[int]) -> Iterator[str]:
-        """Of an object and of all that says something of it."""
+        """Names of the properties of a schema and of its parts, such as the branches of `anyOf`."""
         if isinstance(node, Mapping) and id(node) not in seen:
             seen.add(id(node))
             properties, required = node.get("properties"), node.get("required")
             yield from properties if isinstance(properties, Mapping) else ()
-            if isinstance(required, list):  # some are required that are not declared
+            if isinstance(required, list):  # a property may be required without being declared
                 yield from filter(_is_text, required)
             for part in self._parts(node):
                 yield from self._property_names(part, seen)
@@ -517,10 +529,10 @@ class _Document:
         for _, target in self._references(node):
             yield target
 
-    # -------------------------------------------------------------------------------------------------- left out
+    # ----------------------------------------------------------------------------------------------- keywords left out
 
     def _well_formed(self, node: Mapping[str, Any], spot: _Spot) -> dict[str, Any]:
-        """The keywords of a schema that can be held, in the form of today's JSON Schema."""
+        """The valid and supported keywords of a schema, in the form of JSON Schema 2020-12."""
         found = _modern(node)
         for keyword, value in list(found.items()):
             if (kept := self._kept(keyword, value, node, spot.place)) is None:
@@ -535,7 +547,7 @@ class _Document:
         return found
 
     def _kept(self, keyword: str, value: Any, node: Mapping[str, Any], place: str) -> tuple[Any] | None:
-        """The value of a keyword that is kept, in a tuple."""
+        """The keyword's value in a tuple if the keyword is kept, else None."""
         if keyword in _NAMES:
             return (value,)
         is_formed, form = _FORMS.get(keyword, (None, ""))
@@ -562,7 +574,7 @@ class _Document:
         return len(tried) > MAX_TRIED or self._joined.rules.cannot_hold(keyword, value)
 
     def _without_patterns(self, given: dict[str, Any], place: str) -> None:
-        """Leave out names' patterns that cannot be held: their properties may then have any name."""
+        """Leave out patterns of property names that are not supported; the properties may then have any name."""
         kept, others = {}, given.get("additionalProperties")
         for pattern, schema in given["patternProperties"].items():
             if self._cannot_hold("pattern", pattern):
@@ -578,7 +590,7 @@ class _Document:
             given["additionalProperties"] = others
 
     def _drop(self, keyword: str, value: Any, place: str, why: str, *, malformed: bool = False) -> None:
-        """Note that a keyword is left out, or refuse it."""
+        """Report that a keyword is left out, or refuse the schema because of it."""
         refuses = malformed and not (self._mends and not self._strict)
         if not malformed and self._strict and keyword in _RELATIONS:
             refuses, why = True, f"{why}; leave it out, or leave strict out"
@@ -586,7 +598,7 @@ class _Document:
 
 
 def _modern(node: Mapping[str, Any]) -> dict[str, Any]:
-    """Keywords of earlier drafts by today's names, without those that are null."""
+    """Translate keywords of earlier drafts into those of 2020-12, and remove those that are null."""
     found = {keyword: value for keyword, value in node.items() if value is not None or keyword not in _FORMS}
     if isinstance(found.get("items"), list) and found["items"] and "prefixItems" not in found:
         found["prefixItems"] = found.pop("items")
@@ -602,19 +614,19 @@ def _modern(node: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _type_of(schema: Mapping[str, Any]) -> Any:
-    """The type of a schema as it is written."""
+    """The type that a schema names, or implies by having `properties`."""
     return schema.get("type", "object" if "properties" in schema else None)
 
 
 def _joined_uri(base: str, uri: str) -> str:
     try:
         return urldefrag(urljoin(base, uri))[0]
-    except ValueError:  # of no form that a URI has
+    except ValueError:  # not a valid URI
         return uri
 
 
 def _at(resource: Any, pointer: str) -> Any:
-    """What a JSON pointer leads to; None if that is nothing."""
+    """The value that a JSON pointer leads to; None if there is none."""
     for key in pointer.split("/")[1:]:
         key = key.replace("~1", "/").replace("~0", "~")
         if isinstance(resource, list) and key.isdecimal() and key.isascii() and len(key) < 9:
@@ -629,7 +641,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _constants(schema: Mapping[str, Any]) -> set[Any]:
-    """The values of a schema that has only these, as texts."""
+    """The reprs of the values in `const` or `enum`; empty if the schema has neither."""
     if "const" in schema:
         return {repr(schema["const"])}
     values = schema.get("enum")
@@ -637,5 +649,5 @@ def _constants(schema: Mapping[str, Any]) -> set[Any]:
 
 
 def _are_disjoint(sets: list[set[Any]]) -> bool:
-    """Whether all have elements, and no two share one."""
+    """Whether no set is empty and no two of them have a common element."""
     return all(sets) and len(set().union(*sets)) == sum(map(len, sets))

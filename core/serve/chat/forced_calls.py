@@ -1,7 +1,8 @@
-"""What a grammar holds tool calls to, and how the JSON of forced ones is read.
+"""The schemas and grammars of tool calls, and parsers for calls that were forced.
 
-Forced, a model writes bare JSON, whatever its own form of calls is: the arguments of a named function, or a list of
-calls, `[{"name": ..., "parameters": {...}}]`. Where it may choose, it writes calls in its own form.
+A forced call is bare JSON, whatever form the model would write calls in by itself: the arguments of a named function,
+or a list of calls, `[{"name": ..., "parameters": {...}}]`. Where the model may choose whether to call, it writes calls
+in its own form.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from hookline.core.json_schemas import JoinedSchemas, SchemaRules
 from hookline.core.parsing import JsonEnd
 
 _HEAD = re.compile(r'[\[\s,]*\{\s*"name"\s*:\s*"([^"\\]*)"\s*,\s*"parameters"\s*:\s*(?=\{)')
-"""A call up to its arguments: the schema leaves no other form."""
+"""The beginning of a call, up to its arguments; the schema allows no other form."""
 _SAYS_NOTHING = frozenset(("type", "title", "description", "$schema", "$id", "$comment", "strict"))
-"""Keywords of a function's parameters that declare none."""
+"""Keywords that declare a function's parameters. A schema without any of them declares no parameters."""
 
 
 def named_schema(tool: Mapping[str, Any], place: str, joined: JoinedSchemas) -> Any:
-    """What a function's arguments must be, as a schema of its own. place: of its parameters.
+    """The schema of a named function's arguments. place: of its parameters in the request.
 
-    Raises: SchemaError for a strict function whose schema cannot be held.
+    Raises: SchemaError for a strict function whose schema is not supported.
     """
     return joined.whole(_arguments(tool, place, joined))
 
@@ -31,7 +32,7 @@ def named_schema(tool: Mapping[str, Any], place: str, joined: JoinedSchemas) -> 
 def required_schema(
     tools: Sequence[Mapping[str, Any]], places: Sequence[str], joined: JoinedSchemas, *, one_only: bool = False
 ) -> Any:
-    """A list of at least one call, of any of the functions. places: of their parameters.
+    """The schema of a list of calls, at least one, of any of the functions. places: of their parameters in the request.
 
     Raises: as `named_schema`.
     """
@@ -55,9 +56,9 @@ def call_tags(
     rules: SchemaRules,
     dropped: list[str],
 ) -> tuple[list[dict[str, Any]], CallForm]:
-    """Calls as the model writes them, as tags of a structural tag, and how the first function is called.
+    """Tags of a structural tag for calls in the model's own form, and how a call of the first function begins.
 
-    dropped: is added what the schemas leave out.
+    dropped: gets the places of the keywords that the schemas leave out.
     Raises: as `named_schema`.
     """
     tags = []
@@ -70,7 +71,7 @@ def call_tags(
 
 
 def _arguments(tool: Mapping[str, Any], place: str, joined: JoinedSchemas) -> Any:
-    """They are an object, and it is empty if nothing is declared."""
+    """A function's parameters as a schema: an object, without properties if the function declares none."""
     given = {name: value for name, value in (tool.get("parameters") or {}).items() if value is not None}
     if _SAYS_NOTHING.issuperset(given):
         given["properties"] = {}
@@ -84,7 +85,7 @@ def _arguments(tool: Mapping[str, Any], place: str, joined: JoinedSchemas) -> An
 
 
 class NamedCall(OutputParser):
-    """Every text is the arguments of one function."""
+    """Parses an answer which is nothing but the arguments of one function."""
 
     def __init__(self, name: str) -> None:
         self._name: str | None = name
@@ -100,7 +101,7 @@ class NamedCall(OutputParser):
 
 
 class RequiredCalls(OutputParser):
-    """A list of calls, each given as it comes."""
+    """Parses a list of calls, and returns each call as soon as it is complete."""
 
     def __init__(self) -> None:
         self._kept = ""
@@ -132,5 +133,6 @@ class RequiredCalls(OutputParser):
     def finish(self) -> Sequence[ParsedPart]:
         """See OutputParser."""
         kept, self._kept = self._kept, ""
-        is_call = self._has_called or kept.lstrip().startswith("[")  # one that was cut off is no text for the user
+        # An incomplete call is not shown to the user as text.
+        is_call = self._has_called or kept.lstrip().startswith("[")
         return [] if is_call or not kept else [Text(kept)]

@@ -1,6 +1,7 @@
-"""From the messages of a chat request to the text that the model reads: checked, in the form that templates know.
+"""From the messages of a chat request to the text that the model reads.
 
-A request can give arguments to the template, but cannot set the tokenizer's own options.
+Messages are checked and brought into the form that chat templates expect. A request can give arguments to the template,
+but cannot set the tokenizer's own options.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ Values = dict[str, Any]
 _ROLES = {"developer": "system", "function": "tool"}
 """Roles that templates know under another name."""
 _TEXT_KEYS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-"""Types of content parts that are text -> the key it stands under."""
+"""Content parts with text: type -> key of the text."""
 _FILES = ("file", "input_file")
-"""Types of content parts that are files; those of text are read."""
+"""Content parts with files. Files of text are read; all others are refused."""
 _PART = dict.fromkeys(("type", *_TEXT_KEYS.values()))
 _CALL = {
     **dict.fromkeys(("id", "type", "index")),
@@ -35,30 +36,30 @@ MESSAGE_SHAPE = {
     "content": _PART,
     "tool_calls": _CALL,
 }
-"""What has an effect in a message of a chat. Templates get further keys too, and hardly any reads one."""
+"""Fields of a message that have an effect. Others reach the template, and hardly any template reads one."""
 MAX_MESSAGES = 65_536
 """Most messages of a request."""
 
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """What a template is asked to write: messages as it knows them, tools, and arguments of the template's own."""
+    """The input of a chat template: messages in its form, tools, and arguments of its own."""
 
     messages: Sequence[Values]
     tools: Sequence[Values] | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
     continues_last: bool = False
-    """Leave the last message open, for the model to go on with."""
+    """Leave the last message open, so that the model continues it."""
     adds_generation_prompt: bool = True
-    """Open the model's message behind the others."""
+    """Open a message of the model behind the others."""
     ignored: Sequence[str] = ()
-    """Parts of the conversation that the model does not read."""
+    """Places of content that the model does not read."""
 
     def render(self, codec: Codec) -> str:
-        """The text that the model reads.
+        """Render the text that the model reads.
 
-        Raises: RequestError if there is no chat template or it refuses the messages; ApiError for arguments of calls
-        that hold too many values.
+        Raises: RequestError if there is no chat template or it refuses the messages; ApiError if the arguments of calls
+        hold too many values.
         """
         messages = _with_objects(self.messages)
         try:
@@ -77,7 +78,8 @@ class ChatPrompt:
 
 
 def checked_messages(messages: Sequence[Any], param: str = "messages") -> list[Values]:
-    """Messages in the one form that templates have in common: content is text. Arguments of calls stay as they came.
+    """Messages with texts as their content, which is the form that all templates accept. Arguments of calls stay as
+    they came.
 
     Raises: ApiError with status 400 that names the message.
     """
@@ -87,7 +89,7 @@ def checked_messages(messages: Sequence[Any], param: str = "messages") -> list[V
 
 
 def checked_message(message: Any, place: str) -> Values:
-    """One of `checked_messages`; `place` names it in errors."""
+    """A message of `checked_messages`. place: of the message, for errors."""
     if not isinstance(message, dict):
         raise invalid(f"{place}={shown(message)} is not an object with role and content", place)
     role = message.get("role")
@@ -103,7 +105,7 @@ def checked_message(message: Any, place: str) -> Values:
 
 
 def text_of(content: Any, place: str) -> str:
-    """The text of a message's content: a text, parts of text, or null for none.
+    """The text of a message's content, which is a text, a list of parts, or null.
 
     Raises: ApiError with status 400 for any other content.
     """
@@ -119,7 +121,7 @@ def text_of(content: Any, place: str) -> str:
 def text_of_part(part: Any, place: str) -> str:
     """The text of one part of a message's content.
 
-    Raises: ApiError with status 400 for a part that is no text.
+    Raises: ApiError with status 400 for a part without text.
     """
     if isinstance(part, str):
         return part
@@ -135,7 +137,7 @@ def text_of_part(part: Any, place: str) -> str:
 
 
 def _text_data(part: Values, kind: str) -> str | None:
-    """The base64 of a file's part, if it is a text by its media type."""
+    """The base64 data of a file's part if its media type says that it is text; else None."""
     file = part.get("file") if kind == "file" else part
     data = file.get("file_data") if isinstance(file, dict) else None
     head, _, body = data.partition(",") if isinstance(data, str) else ("", "", "")
@@ -143,9 +145,9 @@ def _text_data(part: Values, kind: str) -> str | None:
 
 
 def decoded(data: str, place: str) -> str:
-    """A text that was sent as base64.
+    """Decode a text that was sent as base64.
 
-    Raises: ApiError with status 400 if it is none.
+    Raises: ApiError with status 400 if the data is not base64 or not UTF-8.
     """
     try:
         return base64.b64decode(data, validate=True).decode()
@@ -171,7 +173,8 @@ def _call(call: Any, place: str) -> Any:
 
 
 PLACE = "_place"
-"""Key of a call: where the request has its arguments. Templates do not see it."""
+"""A key that is added to calls for error messages: the place of their arguments in the request. Templates do not see
+it."""
 
 
 def _no_object(call: Values, error: RequestError) -> ApiError:
@@ -180,7 +183,7 @@ def _no_object(call: Values, error: RequestError) -> ApiError:
 
 
 def _with_objects(messages: Sequence[Values]) -> list[Values]:
-    """The messages with the arguments of their calls as objects, which takes long if these are large."""
+    """The messages with the arguments of calls parsed into objects. This takes long if the arguments are large."""
     given = [_given(call) for call in _all_calls(messages)]
     texts = [one.encode(errors="replace") for one in given if isinstance(one, str)]
     check_values(texts, "the arguments of the tool calls hold", "leave old ones out")
@@ -209,7 +212,9 @@ def _with_object(call: Values) -> Values:
 
 
 def _arguments(arguments: Any) -> Any:
-    """Clients send a JSON text; templates expect what it holds. A text that is no JSON stays as it is."""
+    """Parse a call's arguments: clients send JSON text, templates expect an object. Text that is not JSON is returned
+    as it is.
+    """
     if not isinstance(arguments, str):
         return {} if arguments is None else arguments
     try:
@@ -220,16 +225,18 @@ def _arguments(arguments: Any) -> Any:
 
 
 def effort_arguments(effort: Any) -> dict[str, Any]:
-    """Arguments for the template of how much to reason; `none` turns it off where a template has enable_thinking."""
+    """Arguments that tell the template how much to reason. `none` turns reasoning off in templates with
+    enable_thinking.
+    """
     if effort is None:
         return {}
     return {"reasoning_effort": effort} | ({"enable_thinking": False} if effort == "none" else {})
 
 
 def checked_arguments(arguments: Mapping[str, Any] | None, codec: Codec) -> Mapping[str, Any]:
-    """Arguments for the template alone.
+    """The request's arguments for the template.
 
-    Raises: ApiError with status 400 for a name that the tokenizer would take for itself.
+    Raises: ApiError with status 400 for a name that the tokenizer itself would take as an option.
     """
     if not arguments:
         return {}

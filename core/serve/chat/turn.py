@@ -1,4 +1,4 @@
-"""One turn of a chat, whatever API it came by: its prompt, the engine's parameters, and who reads the answers."""
+"""One turn of a chat, whatever API it came by: its prompt, its sampling parameters, and the parsers of its answers."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ MAX_TOOLS = 1024
 
 @dataclass(frozen=True)
 class ClientTool:
-    """A tool that the client runs, and the function that the model calls in its place.
+    """A tool that the client runs, and the function that the model calls for it.
 
-    function: name, description and parameters. place: where the request has the tool, e.g. `tools[0]`.
-    kind, name, namespace: what it is for the client, as its API has it.
+    function: name, description and parameters. place: of the tool in the request, e.g. `tools[0]`. kind, name,
+    namespace: of the tool in the client's API.
     """
 
     function: Values
@@ -45,15 +45,16 @@ class ClientTool:
     name: Any = None
     namespace: str | None = None
     grammar: str | None = None
-    """What a forced call is held to in place of parameters: its text is the answer."""
+    """Structured outputs for a forced call of a tool whose input is a text and not JSON arguments."""
 
 
 @dataclass(frozen=True)
 class Tools:
-    """The tools that a model may call, and which of them it calls.
+    """The tools that a model may call, and whether it must.
 
-    choice: auto, none, required, or the name of a function behind `=`. calls_one: at most one call an answer.
-    schema_key: where the request's tools have their parameters. ignored: names of tools that are not run here.
+    choice: auto, none, required, or the name of a function behind `=`. calls_one: allow at most one call in an answer.
+    schema_key: where a tool of the request has its parameters. ignored: names of the request's tools that neither the
+    client nor this server runs.
     """
 
     tools: Sequence[ClientTool] = ()
@@ -64,34 +65,34 @@ class Tools:
 
     @cached_property
     def functions(self) -> Sequence[Values]:
-        """What the model may call."""
+        """The functions that the model may call."""
         return [tool.function for tool in self.tools]
 
     def named(self, name: str) -> ClientTool | None:
-        """The tool of a call."""
+        """The tool whose function has this name."""
         return next((tool for tool in self.tools if tool.function["name"] == name), None)
 
     @property
     def for_template(self) -> list[dict[str, Any]]:
-        """As chat templates know them."""
+        """The functions in the form that chat templates expect."""
         functions = ({key: value for key, value in one.items() if key != "strict"} for one in self.functions)
         return [{"type": "function", "function": function} for function in functions]
 
     @property
     def places(self) -> list[str]:
-        """Where the request has the functions' parameters."""
+        """Places of the functions' parameters in the request."""
         return [f"{tool.place}.{self.schema_key}" for tool in self.tools]
 
     @property
     def is_forced(self) -> bool:
-        """Whether the answer is calls."""
+        """Whether the answer must consist of calls."""
         return self.choice == REQUIRED or self.choice.startswith("=")
 
     def forced_schema(self, joined: JoinedSchemas) -> tuple[Any, str]:
-        """What a forced answer is held to, and where the request has what that is made of: all tools, if it may be any
-        of several.
+        """The structured outputs of a forced answer, and the place in the request that they are made from: all tools,
+        if the model may call any of several.
 
-        Raises: SchemaError for a strict function whose schema cannot be held.
+        Raises: SchemaError for a strict function whose schema is not supported.
         """
         names, places = [f"={function['name']}" for function in self.functions], self.places
         if self.choice in names:
@@ -102,7 +103,7 @@ class Tools:
 
     @property
     def forced_parser(self) -> OutputParser | None:
-        """Who reads a forced answer."""
+        """The parser of a forced answer."""
         if self.choice.startswith("="):
             return NamedCall(self.choice[1:])
         return RequiredCalls() if self.choice == REQUIRED else None
@@ -116,7 +117,7 @@ def checked_tools(
     schema_key: str = "parameters",
     ignored: Sequence[str] = (),
 ) -> Tools:
-    """Tools whose definitions and choice have been looked at. Arguments as those of `Tools`.
+    """Check the definitions of the tools and the choice among them. The arguments are those of `Tools`.
 
     Raises: ApiError with status 400 naming the tool.
     """
@@ -146,12 +147,12 @@ class Turn:
     tools: Tools
     readers: Sequence[Parser]
     naming: Naming
-    """How errors name the request's fields."""
+    """Parameter -> the request's field that errors name in its place."""
     ignored: Sequence[str]
-    """Parts of the request that have no effect."""
+    """Places of the request that have no effect."""
 
     def reader(self) -> PartsReader:
-        """A reader for one completion."""
+        """A new parser for one completion."""
         context = parser_context(self.prompt, self.tools.functions)
         made: list[tuple[OutputParser, Entry | None]] = [(one.make(context), one.entry) for one in self.readers]
         forced = self.tools.forced_parser
@@ -159,7 +160,7 @@ class Turn:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the answer's text goes out as it comes."""
+        """Whether the completion's text is its answer unchanged, so that no parser is needed."""
         return not self.readers and self.tools.forced_parser is None
 
 
@@ -173,10 +174,10 @@ def prepared(
     add_special_tokens: bool = False,
     **further: Any,
 ) -> Turn:
-    """A turn from its messages, its tools and what it says of sampling. May take long: see `Surface.in_time`.
+    """Make a turn of messages, tools and sampling fields. May take long: see `Surface.in_time`.
 
-    max_tokens: as asked for; None takes what there is room for. further: fields of SamplingParams.
-    Raises: RequestError or ApiError for what cannot be served.
+    max_tokens: as the request has it; None: as many as there is room for. further: fields of SamplingParams.
+    Raises: RequestError or ApiError if the request cannot be served.
     """
     prompt = chat.render(surface.codec)
     ids = surface.codec.encode_text(prompt, add_special_tokens=add_special_tokens)
@@ -199,10 +200,11 @@ def prepared(
 def answer_or_calls(
     surface: Surface, tools: Tools, form: AnswerForm | None
 ) -> tuple[StructuredOutputs | None, str, list[str]]:
-    """What a completion is held to, where the request says so, and the places in it that have no effect.
+    """The structured outputs of a completion, if the request asks for any, and the places in them that have no effect.
 
-    A forced call wins, and a form waits for a turn without one. Where the model may choose, it is calls or the form.
-    Raises: ApiError with status 400 for what cannot be held.
+    With a forced call, `response_format` waits for the turn without one. Where the model may choose, the grammar allows
+    calls or the `response_format`.
+    Raises: ApiError with status 400 if no grammar can be made.
     """
     try:
         if tools.is_forced:
@@ -237,11 +239,14 @@ def _calls_or(
     dropped: list[str],
     strict: Sequence[str],
 ) -> tuple[StructuredOutputs | None, str, list[str]]:
-    """Calls as the model writes them, or what `held` says; if that is nothing, text in which calls are held."""
+    """A structural tag that allows calls in the model's own form, or else what `held` allows; if that is None, free
+    text.
+    """
     parser = surface.parsers.tools
     assert parser is not None
     how = parser.cls.call_form
-    in_text = surface.facts.grammars is not None and not parser.keeps_special_tokens  # which no text's grammar has
+    # A grammar of text cannot have special tokens, which some models write around their calls.
+    in_text = surface.facts.grammars is not None and not parser.keeps_special_tokens
     if not is_offered(how) or (held is None and not in_text):
         if form is None:
             return None, "", [f"{place.rpartition('.')[0]}.strict" for place in strict]
@@ -265,7 +270,7 @@ def _calls_or(
 
 
 def _open_unless_strict(function: Values) -> Values:
-    """A function that is not strict has any arguments, as without a grammar."""
+    """Functions that are not strict get any arguments, as they would without a grammar."""
     any_object = {"type": "object", "additionalProperties": True}
     return function if function.get("strict") is True else {"name": function["name"], "parameters": any_object}
 
@@ -279,11 +284,11 @@ async def answer_turn(
     make: Callable[[Turn, str, str], Work],
     form: ErrorForm,
 ) -> Response:
-    """Check a request that was read, generate its turn, and answer with what comes of it.
+    """Check a request, generate its turn, and make the response.
 
-    fields: a struct with `check`, and `turn`, which may take long. headers, prefix: of the response, and of its id.
-    make: makes the answer of a turn, the response's id and the model's name.
-    Raises: RequestError or ApiError for what cannot be served.
+    fields: a struct with `check`, and `turn`, which may take long. headers: of the response. prefix: of the response's
+    id. make: makes the answer from the turn, the response's id and the model's name.
+    Raises: RequestError or ApiError if the request cannot be served.
     """
     name = surface.model_name(fields.model)
     fields.check()
@@ -295,7 +300,7 @@ async def answer_turn(
 
 
 def _closing_tag(surface: Surface, prompt: str) -> str | None:
-    """The tag behind which the answer begins, if the model is about to reason."""
+    """The tag after which the answer begins, if the model reasons first."""
     parser = surface.parsers.reasoning
     tag = None if parser is None else parser.cls.closing_tag
     template = getattr(surface.codec.tokenizer, "chat_template", None)

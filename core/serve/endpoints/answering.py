@@ -1,8 +1,8 @@
-"""How an answer reaches a client: whole, or as server-sent events.
+"""Responses: whole, or as a stream of server-sent events.
 
-The status is decided when the first event is there, so that a request that is refused gets its own; from then on errors
-are events. Pure ASGI: a queue in between would cost more than an event. When a client leaves, the gate cancels what
-runs here, and that closes the request's generation.
+The status of a stream is decided when its first event is ready, so that a request which is refused gets the status of
+its error; later errors are sent as events. These are pure ASGI applications: Starlette's queue in between would cost
+more than making an event. When a client leaves, the gate cancels what runs here, which closes the request's generation.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _KEEP_ALIVE = b": keep-alive\n\n"
 
 
 def told(error: BaseException, max_model_len: int) -> ApiError:
-    """What the client hears of an error; what it does not hear goes to the log."""
+    """What the client is told of an error. Details that the client is not told go to the log."""
     failure = api_error(error, max_model_len)
     if failure.status >= 500:
         trace = None if isinstance(error, HooklineError) else error
@@ -41,7 +41,7 @@ def told(error: BaseException, max_model_len: int) -> ApiError:
 
 
 def json_response(values: Any, headers: Mapping[str, str] | None = None) -> Response:
-    """A response with a JSON body; ten times as fast as with Python's own encoder."""
+    """A response with a JSON body; its encoder is ten times as fast as Python's own."""
     return Response(msgspec.json.encode(values), headers=dict(headers or {}), media_type="application/json")
 
 
@@ -114,9 +114,9 @@ class EventStream(Response):
 
 @dataclass(frozen=True)
 class Answers:
-    """An endpoint for a Route: what its handler raises becomes a response in the API's form.
+    """An endpoint for a Route: errors of its handler become responses in the API's form.
 
-    An ASGI application, and not a function of a request, which Starlette would wrap: that costs each event of a stream.
+    It is an ASGI application because Starlette wraps a function of a request, and this costs each event of a stream.
     """
 
     handler: Callable[[Request], Awaitable[Response]]

@@ -1,6 +1,7 @@
-"""From the bytes of a request to a checked struct. A field that is null is unset; unknown ones are named in a header.
+"""Decode the body of a request into a checked struct.
 
-Structs declare every optional field as `T | None = None`.
+A field that is null counts as unset; unknown fields are named in a header. Structs declare every optional field as `T |
+None = None`.
 """
 
 from __future__ import annotations
@@ -24,21 +25,22 @@ from hookline.core.serve.errors import ApiError, invalid
 from hookline.core.util.json_lines import BOM, json_fault
 
 IGNORED_HEADER = "X-Hookline-Ignored"
-"""Names the fields of a request that had no effect."""
+"""The response header that names the request's fields without an effect."""
 MAX_IGNORED = 20
-"""Most names in it."""
+"""Most names in that header."""
 MAX_PLACE = 160
-"""Most characters of a name in it."""
+"""Most characters of a name in that header."""
 LARGE = 512 * 1024
-"""Bytes of a body beyond which it is decoded in a thread: smaller ones take at most some 20 ms, mostly far less."""
+"""Bytes of a body beyond which it is decoded in a thread; smaller ones take at most some 20 ms."""
 MAX_VALUES = 2**20
-"""Most values in a large body. A list or a mapping, and each field of one, counts as `NESTED` values: decoding keeps
-other threads from running, the event loop's too, and takes about so much longer with them."""
+"""Most values in a large body. A list, a mapping and each field of a mapping count as `NESTED` values, because decoding
+one keeps other threads, the event loop's too, from running for about that much longer."""
 NESTED = 8
 MAX_DIGITS = 400
-"""Most digits of a number in a large body: reading one takes about the square of them, and no float64 has more."""
+"""Most digits of a number in a large body. Reading a number takes time with the square of its digits, and no float64
+needs more."""
 PIECE = 64 * 1024
-"""Bytes of a body that are counted at once."""
+"""Bytes of a body in which values are counted at once."""
 _BACKSLASH = ord("\\")
 _DIGITS = bytes(ord("0") if chr(byte).isdigit() and byte < 128 else ord(" ") for byte in range(256))
 _TOO_LONG = b"0" * (MAX_DIGITS + 1)
@@ -46,17 +48,17 @@ _PLACE = re.compile(r"(.*?)(?: - at `\$\.?(.*)`)?", re.S)
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError)
 _PRINTABLE = re.compile(r"[A-Za-z0-9_$?\[\]-]{1,64}")
 Shape = Mapping[str, Any]
-"""Names of a mapping that have an effect, or of each mapping in a list. None stands for a value that is not looked at,
-a Shape for what it holds, and a function makes the Shape of a mapping."""
+"""The known fields of a mapping, or of each mapping in a list. A field's value is None if it is not looked into, a
+Shape if it is a mapping or a list itself, or a function from the mapping to its Shape."""
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
 
 
 async def read(request: Request, kind: type[Struct]) -> tuple[Struct, dict[str, str]]:
-    """A request's body, and headers for the response that name the fields which were ignored.
+    """Decode a request's body; returns it and headers that name its ignored fields.
 
-    Raises: ApiError with status 400 for what is no JSON object, and for a field of a wrong type; with 413 for a body of
-    too many values; with 415 for one that is compressed.
+    Raises: ApiError with status 400 for a body that is not a JSON object or a field of a wrong type; with 413 for a
+    body of too many values; with 415 for a compressed body.
     """
     coding = request.headers.get("content-encoding", "identity")
     if coding.lower() != "identity":
@@ -70,7 +72,7 @@ async def read(request: Request, kind: type[Struct]) -> tuple[Struct, dict[str, 
 
 @cache
 def _thread() -> ThreadPoolExecutor:
-    """Of all large bodies: a single one, so that the event loop has its turn between two of them."""
+    """The lock for decoding large bodies: one at a time, so that the event loop runs between two of them."""
     return ThreadPoolExecutor(1, "hookline-bodies")
 
 
@@ -81,20 +83,22 @@ def _decoded_if_few(data: bytes, kind: type[Struct]) -> tuple[Struct, dict[str, 
 
 
 def _check_number_of_biases(data: bytes, kind: type[Struct]) -> None:
-    """Refuse more of them than are ever taken by their commas: decoding 100,000 stops all threads for 30 ms."""
+    """Refuse a list of too many entries before it is decoded, by counting its commas: decoding 100,000 entries stops
+    all threads for 30 ms.
+    """
     if "logit_bias" not in kind.__struct_fields__:
         return
     given = b""
-    with suppress(*_UNREADABLE):  # what is wrong is said when all is decoded
+    with suppress(*_UNREADABLE):  # the decoder reports the error
         given = bytes(msgspec.json.decode(data, type=dict[str, msgspec.Raw]).get("logit_bias", b""))
     if given.startswith(b"{"):
         check_number_of_biases(given.count(b",") + 1)
 
 
 def check_values(texts: Sequence[bytes], what: str, advice: str) -> None:
-    """Refuse JSON texts that take long to decode, whatever their size.
+    """Refuse JSON that takes long to decode, whatever its size. what: how the error's text begins.
 
-    Raises: ApiError that begins with `what`: with 413 for too many values, with 400 for a number of very many digits.
+    Raises: ApiError with status 413 for too many values, with 400 for a number of too many digits.
     """
     if sum(map(_weight, texts)) > MAX_VALUES and sum(map(_weight, chain(*map(_outside_texts, texts)))) > MAX_VALUES:
         message = f"{what} more than {MAX_VALUES} values (a list, a mapping, a field counts as {NESTED})"
@@ -105,22 +109,24 @@ def check_values(texts: Sequence[bytes], what: str, advice: str) -> None:
 
 
 def _has_long_number(data: bytes) -> bool:
-    """Whether more than MAX_DIGITS digits follow each other. Looks at it piece by piece: other threads have turns."""
+    """Whether the text has a run of more than MAX_DIGITS digits. Searches piece by piece, so that other threads can
+    run.
+    """
     starts = range(0, len(data), PIECE)
     return any(_TOO_LONG in data[start : start + PIECE + MAX_DIGITS].translate(_DIGITS) for start in starts)
 
 
 def _weight(data: bytes) -> int:
-    """At least how many values this JSON holds, by its commas, brackets, braces and colons."""
+    """A lower bound for the number of values in JSON text, by its commas, brackets, braces and colons."""
     return data.count(b",") + NESTED * sum(map(data.count, (b"[", b"{", b":")))
 
 
 def _outside_texts(data: bytes) -> Iterator[bytes]:
-    """The JSON without its texts, a piece after the other."""
+    """Yield the JSON text without the strings in it, piece by piece."""
     is_text, start = False, 0
     while start < len(data):
         end = min(start + PIECE, len(data))
-        while end < len(data) and data[end - 1] == _BACKSLASH:  # it and what it escapes stay together
+        while end < len(data) and data[end - 1] == _BACKSLASH:  # a backslash and the character it escapes stay together
             end += 1
         parts = data[start:end].replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')
         yield b"".join(parts[is_text::2])
@@ -143,7 +149,7 @@ def _decoded(data: bytes, kind: type[Struct]) -> tuple[Struct, dict[str, str]]:
 
 
 def _without_effect(value: Any, shape: Any, place: str) -> Iterator[str]:
-    """Places within a field that have no effect; those that are null are unset."""
+    """Places of unknown fields within a field; those that are null count as unset."""
     if isinstance(value, list):
         for number, one in enumerate(value):
             yield from _without_effect(one, shape, f"{place}[{number}]")
@@ -159,7 +165,7 @@ def _without_effect(value: Any, shape: Any, place: str) -> Iterator[str]:
 
 
 def checked(values: Any, kind: type[Struct], param: str | None = None) -> Struct:
-    """Plain values as a struct.
+    """Convert plain values to a struct.
 
     Raises: ApiError with status 400 that names the field.
     """
@@ -174,33 +180,37 @@ def checked(values: Any, kind: type[Struct], param: str | None = None) -> Struct
 
 @cache
 def _effective(kind: type[msgspec.Struct]) -> frozenset[str]:
-    """Names of fields that do something; a struct lists those that are taken and ignored in IGNORED."""
+    """Names of the fields that have an effect. A struct lists those that are accepted without an effect in IGNORED."""
     ignored: Iterable[str] = getattr(kind, "IGNORED", ())
     return frozenset(field.encode_name for field in msgspec.structs.fields(kind)) - frozenset(ignored)
 
 
 def ignored_header(names: Iterable[str]) -> dict[str, str]:
-    """The header that names ignored fields; none if there are none. Names come from a client and may be anything."""
+    """The header that names ignored fields; empty without any. The names come from a client, so their characters are
+    checked.
+    """
     shown = [_shown(name) for name in names]
     return {IGNORED_HEADER: ", ".join(shown[:MAX_IGNORED])} if shown else {}
 
 
 def _shown(name: str) -> str:
-    """What a header can show of a name; of a place that is long, its beginning and its end."""
+    """A name as a header can have it; a long place is shown by its beginning and its end."""
     shown = ".".join(one if _PRINTABLE.fullmatch(one) else "?" for one in name.split("."))
     return shown if len(shown) <= MAX_PLACE else f"{shown[: MAX_PLACE // 3]}...{shown[-MAX_PLACE // 2 :]}"
 
 
 def also_ignored(headers: Mapping[str, str], names: Sequence[str]) -> Mapping[str, str]:
-    """Headers with further names of what was ignored, each once; these first, as they may say what an answer lacks."""
+    """The headers with further ignored fields, each once. The new names come first, because they may say what an answer
+    lacks.
+    """
     before = [name for name in headers.get(IGNORED_HEADER, "").split(", ") if name]
     return {**headers, **ignored_header(dict.fromkeys([*names, *before]))}
 
 
 def number_header(headers: Mapping[str, str], name: str, kind: type[int] | type[float]) -> Any:
-    """The number in a header, or None.
+    """The number in a header, or None without the header.
 
-    Raises: ApiError with status 400 if it is none.
+    Raises: ApiError with status 400 if the value is not a number.
     """
     text = headers.get(name)
     if text is None:

@@ -18,7 +18,7 @@ from hookline.core.serve.errors import ApiError, invalid, too_long
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
-    """What a stream tells beside its text."""
+    """What a stream contains besides text."""
 
     include_usage: bool | None = None
     """One more chunk with the request's usage and no choices, before [DONE]."""
@@ -27,7 +27,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 
 
 class SamplingFields(ServiceFields, kw_only=True):
-    """How a completion is drawn, and how it is given back. SHAPE: what has an effect in fields that hold others."""
+    """Fields of sampling and output. SHAPE: the known fields of fields that are mappings."""
 
     SHAPE: ClassVar[Shape] = {
         "response_format": FORMAT_SHAPE,
@@ -38,9 +38,9 @@ class SamplingFields(ServiceFields, kw_only=True):
     top_p: float | None = None
     n: int | None = None
     stop: str | list[str] | None = None
-    """One text or several that end the completion, and are left out of it."""
+    """A stop string or several: they end the completion, and are left out of it."""
     seed: int | None = None
-    """Fixes the draws; -1 does not. Any sign."""
+    """Makes sampling repeatable; -1 does not. Any sign."""
     max_tokens: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
@@ -65,7 +65,7 @@ class SamplingFields(ServiceFields, kw_only=True):
     structured_outputs: dict[str, Any] | None = None
     """One of json, regex, choice, grammar, structural_tag."""
     guided_json: Any = None
-    """As the next ones: other servers' name for a key of structured_outputs."""
+    """Other servers' name for a key of structured_outputs; so are the next fields."""
     guided_json_object: bool | None = None
     guided_choice: list[str] | None = None
     guided_regex: str | None = None
@@ -78,13 +78,16 @@ class SamplingFields(ServiceFields, kw_only=True):
     grammar: Any = None
     structural_tag: Any = None
     return_token_ids: bool | None = None
-    """Give the ids of the prompt's and the completion's tokens."""
+    """Return the token ids of the prompt and the completion."""
     return_tokens_as_token_ids: bool | None = None
     """Write tokens as token_id:N in log-probabilities."""
     extra_args: dict[str, Any] | None = None
 
     def check_stream(self) -> None:
-        """Raises: ApiError for what goes together with a stream alone, or not with one."""
+        """Check fields that need each other.
+
+        Raises: ApiError for a field that needs `stream`, or that excludes it.
+        """
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options goes with stream=true only", "stream_options")
         if self.stream and self.prompt_logprobs is not None:
@@ -92,25 +95,25 @@ class SamplingFields(ServiceFields, kw_only=True):
 
     @property
     def answer_format(self) -> dict[str, Any] | None:
-        """What response_format says, by whatever name."""
+        """The value of response_format, or of the field that this API has for it."""
         return self.response_format
 
     @property
     def may_have_schemas(self) -> bool:
-        """Whether there are fields that hold schemas."""
+        """Whether a field that may contain a schema is set."""
         names = ("tools", "text", "output_config", "output_format", "response_format", "structured_outputs", *ALIASES)
         return any(getattr(self, name, None) is not None for name in names)
 
     @property
     def own_names(self) -> dict[str, str]:
-        """What the request calls a field that errors know by another name: that name -> its own."""
+        """The name in errors -> the name in this request, of each field that has another name here."""
         return {}
 
     @property
     def form(self) -> AnswerForm | None:
-        """What the answer must look like.
+        """The form that the answer must have; None if it is free.
 
-        Raises: ApiError for what is no form, or is more than one.
+        Raises: ApiError for an invalid form, or for more than one.
         """
         aliases = {name: value for name in ALIASES if (value := getattr(self, name)) is not None}
         return answer_form(self.answer_format, self.structured_outputs, aliases, self.own_names)
@@ -148,13 +151,13 @@ _AS_THEY_ARE = (
 
 
 def sampling_params(fields: SamplingFields, max_tokens: int, **further: Any) -> SamplingParams:
-    """The parameters that the engine gets; `further` are fields of SamplingParams that win.
+    """The sampling parameters for the engine. further: fields of SamplingParams that override the request's.
 
     Raises: RequestError naming the field, the value and the allowed range.
     """
     values = {name: value for name in _AS_THEY_ARE if (value := getattr(fields, name)) is not None}
     if stops := [one for one in (fields.stop if isinstance(fields.stop, list) else [fields.stop]) if one]:
-        values["stop"] = stops  # an empty one ends nothing
+        values["stop"] = stops  # an empty stop string would end nothing
     if fields.seed is not None:
         values["seed"] = seed(fields.seed)
     if fields.prompt_logprobs is not None:
@@ -164,18 +167,17 @@ def sampling_params(fields: SamplingFields, max_tokens: int, **further: Any) -> 
 
 
 def seed(value: int) -> int | None:
-    """A seed of any sign as one that the engine takes; -1 means none, as it does for vLLM."""
+    """A seed in the engine's range, from one of any sign. -1 means no seed, as it does for vLLM."""
     return None if value == -1 else value & MAX_SEED
 
 
 def max_new_tokens(
     asked: int | None, default: int | None, num_prompt_tokens: int, max_model_len: int, *, prompt: str, limit: str
 ) -> int:
-    """Most tokens to generate: as many as asked for, else the default, or all that there is room for.
+    """The limit of generated tokens: the request's, else the default, else as many as there is room for.
 
-    prompt, limit: the fields that the prompt and `asked` are of.
-
-    Raises: ApiError if there is no room for the prompt, or for as many tokens as were asked for.
+    prompt, limit: names of the fields with the prompt and with `asked`, for errors.
+    Raises: ApiError if there is no room for the prompt, or for as many tokens as the request asks for.
     """
     room = max_model_len - num_prompt_tokens
     if room < 1:
@@ -200,11 +202,14 @@ def max_new_tokens(
 
 
 def at_least(name: str, value: int | None, least: int) -> None:
-    """Raises: ApiError if a number is set and smaller."""
+    """Check a lower bound.
+
+    Raises: ApiError if the number is set and smaller than the bound.
+    """
     if value is not None and value < least:
         raise ApiError(400, f"{name}={shown(value)} must be at least {least}", param=name)
 
 
 def are_ids(value: object) -> bool:
     """Whether a value is a list of token ids, with at least one of them."""
-    return isinstance(value, list) and set(map(type, value)) == {int}  # 40 times as fast as a look at each
+    return isinstance(value, list) and set(map(type, value)) == {int}  # 40 times as fast as checking each value

@@ -1,4 +1,4 @@
-"""The completions of one HTTP request: the engine's streams as one, how each ended, and what they used."""
+"""The completions of one HTTP request: the streams of its prompts merged, why each ended, and the tokens they used."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ Numbered: TypeAlias = tuple[int, Delta]
 
 
 class Generation:
-    """Deltas of one or several prompts, as they come, each with its prompt's number. Close it however it is left.
+    """Iterates over the Deltas of a request's prompts as they come, each with the index of its prompt.
 
-    naming: how errors name the request's fields. places: what they call each of several prompts.
-    Raises, when the next Delta is asked for: what a stream raises, RequestError or ApiError for a completion that could
-    not be served, and ApiError for one that did not end by itself.
+    Must be closed in any case. naming: parameter -> the request's field that errors name. places: the names of the
+    prompts in errors, if there are several.
+    Raises, when the next Delta is asked for: the errors of a stream; RequestError or ApiError for a completion that
+    could not be served; ApiError for one that was ended from outside.
     """
 
     def __init__(self, streams: Sequence[DeltaStream], naming: Naming = SAME_NAMES, places: Sequence[str] = ()) -> None:
@@ -66,11 +67,11 @@ class Generation:
             async for delta in stream:
                 await self._queue.put((number, delta))
             await self._queue.put(None)
-        except Exception as error:  # of any kind: whoever waits for the next Delta would wait for ever
+        except Exception as error:  # any error must reach the caller, who would otherwise wait for ever
             await self._queue.put(self._placed(number, error))
 
     async def outputs(self) -> list[list[RequestOutput]]:
-        """All completions of each prompt, by their index."""
+        """Wait for all Deltas; returns the completions of each prompt by their index."""
         found: list[list[RequestOutput]] = [[] for _ in self._streams]
         async for number, delta in self:
             if delta.output is not None:
@@ -78,7 +79,7 @@ class Generation:
         return [merge_completions(outputs).completions for outputs in found]
 
     async def aclose(self) -> None:
-        """End what still runs; a second call does nothing."""
+        """Cancel the completions that still run; a second call does nothing."""
         for task in self._tasks:
             task.cancel()
         for stream in self._streams:
@@ -87,8 +88,10 @@ class Generation:
 
 
 def check_end(output: RequestOutput) -> None:
-    """Raises: RequestError if a completion could not be served, a PluginFault if that is a fault inside the server;
-    ApiError if it did not end by itself.
+    """Check why a completion ended.
+
+    Raises: RequestError if it could not be served, PluginFault if a plugin failed; ApiError if it was ended from
+    outside.
     """
     if output.finish_reason is FinishReason.ERROR:
         kind = PluginFault if output.is_fault else RequestError
@@ -108,12 +111,12 @@ class Usage:
         self.num_reasoning_tokens = 0
 
     def add_end(self, output: RequestOutput) -> None:
-        """Note what an ended completion found in the prefix cache; its prompt counts once."""
+        """Count a finished completion's cached prompt tokens, once for each prompt."""
         if output.index == 0:
             self.num_cached_tokens += output.num_cached_tokens
 
     def openai(self) -> dict[str, Any]:
-        """As OpenAI's completions and chat completions give it."""
+        """The usage in the form of OpenAI's completions and chat completions."""
         return {
             "prompt_tokens": self.num_prompt_tokens,
             "completion_tokens": self.num_completion_tokens,

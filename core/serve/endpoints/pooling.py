@@ -1,4 +1,4 @@
-"""What the endpoints share that pool prompts: their parameters, and one output for each prompt."""
+"""Shared by the endpoints that pool prompts: their parameters, and one output for each prompt."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FIELDS = ("pooler", "normalize", "dimensions")
 
 
 def pooling_params(fields: Any) -> PoolingParams:
-    """The parameters that a request's fields say.
+    """The pooling parameters of a request.
 
     Raises: ApiError naming the field.
     """
@@ -40,9 +40,10 @@ async def pooled(
     id: str,
     places: Sequence[str] = (),
 ) -> list[RequestOutput]:
-    """One output with its vector for each prompt. id: of the response. places: what errors call each prompt.
+    """Pool prompts; returns one output with a vector for each.
 
-    Raises: RequestError or ApiError if one of them cannot be served; the others are ended then.
+    id: of the response. places: names of the prompts in errors.
+    Raises: RequestError or ApiError if one of them cannot be served; the others are cancelled then.
     """
     asked = [(token_ids, NOT_SAMPLED) for token_ids in prompts]
     generation = await surface.open(asked, fields, headers, pooling=params, places=places, span=span("embeddings", id))

@@ -1,4 +1,4 @@
-"""What a request says about its own service: priority, tags, deadline, salt, time limit and session."""
+"""The fields and headers about the service of a request: priority, tags, deadline, salt, time limit, session."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ TRACE_HEADERS = (
 
 
 class ServiceFields(msgspec.Struct, kw_only=True):
-    """What a request says of its own service, whatever it asks for. IGNORED: fields without an effect."""
+    """Fields of every request that concern its service. IGNORED: fields that are accepted without an effect."""
 
     IGNORED: ClassVar[tuple[str, ...]] = ("user",)
 
     model: str | None = None
-    """One of the names in /v1/models; unset: the model that is served."""
+    """One of the names in /v1/models; unset: the served model."""
     user: str | None = None
     priority: int | None = None
-    """Lower comes first, with a scheduler that heeds it."""
+    """Lower is more urgent, with a scheduler that heeds priorities."""
     cache_salt: str | None = None
-    """Prompts share cached blocks with those of the same salt alone."""
+    """Prompts share cached blocks only with prompts of the same salt."""
     tags: dict[str, str] | None = None
-    """Whose request it is, for schedulers and metrics."""
+    """Labels of the request, e.g. its tenant, for schedulers and metrics."""
     deadline_s: float | None = None
-    """Seconds after which it should be done, for schedulers that heed it."""
+    """Seconds after which the request should be finished, for schedulers that heed deadlines."""
     timeout_s: float | None = None
-    """Seconds after which it is ended with an error."""
+    """Seconds after which the request is ended with an error."""
 
 
 def span(operation: str, id: str) -> dict[str, str]:
@@ -53,11 +53,11 @@ def span(operation: str, id: str) -> dict[str, str]:
 
 
 def request_options(fields: ServiceFields, headers: Headers, attributes: Mapping[str, str] = NO_TAGS) -> dict[str, Any]:
-    """Keyword arguments of EngineClient.stream; those that neither a header nor a field sets are left out.
+    """Keyword arguments of EngineClient.stream, without those that neither a header nor a field sets.
 
-    attributes: of the request's span, beside the headers of the caller's trace.
-    A header wins over a field, since a gateway sets headers; the session is a header alone.
-    Raises: ApiError for a header or a time limit that cannot be read.
+    A header overrides a field, because a gateway can set headers; the session has only a header. attributes: of the
+    request's span, beside the trace context of the caller.
+    Raises: ApiError for a header or a time limit that is invalid.
     """
     found = {
         "priority": number_header(headers, PRIORITY, int),
@@ -76,13 +76,13 @@ def request_options(fields: ServiceFields, headers: Headers, attributes: Mapping
 
 
 def _caller(headers: Headers) -> dict[str, str]:
-    """What the headers say of the caller's trace; propagators read what they know of it."""
+    """The headers with the caller's trace context, for OpenTelemetry's propagators."""
     found = {name: headers[name] for name in TRACE_HEADERS if name in headers}
     return {name: value for name, value in found.items() if len(value) <= MAX_TRACE_CHARACTERS}
 
 
 def _tags(headers: Headers) -> Mapping[str, str] | None:
-    """`tenant=acme, class=chat`."""
+    """Parse tags of the form `tenant=acme, class=chat`."""
     text = headers.get(TAGS)
     if text is None:
         return None

@@ -1,7 +1,7 @@
-"""What an answer must look like, by whatever field a request says it, as the engine takes it.
+"""The form that an answer must have, from whichever field of a request asks for it.
 
-A field that says so is obeyed or refused: OpenAI's `response_format` in the forms that servers know, our
-`structured_outputs`, and the fields that vLLM, SGLang, llama.cpp, TGI and Ollama have for the same.
+Such a field is either obeyed or refused, never ignored: OpenAI's `response_format` with the variants of other servers,
+our `structured_outputs`, and the fields that vLLM, SGLang, llama.cpp, TGI and Ollama have for the same purpose.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _FORMATS = {
 }
 """Types of response_format -> the key of structured_outputs that means the same."""
 _CONTENTS = ("value", "schema", "pattern", "regex", "regex_schema", "grammar", "json_schema")
-"""Where a response_format of one of these types has its content, beside OpenAI's json_schema.schema."""
+"""The key with the content of a response_format of these types, beside OpenAI's json_schema.schema."""
 ELSEWHERE = {
     "functions": "tools",
     "function_call": "tool_choice",
@@ -55,7 +55,7 @@ ELSEWHERE = {
     "response_schema": FORMAT,
     "json_mode": FORMAT,
 }
-"""Fields of other APIs that say what is answered -> the one that an endpoint without them has for it."""
+"""Fields of other APIs that ask for a form -> the field of this endpoint for it."""
 ANNOTATIONS = (
     "guided_decoding_backend",
     "guided_whitespace_pattern",
@@ -63,28 +63,28 @@ ANNOTATIONS = (
     "guided_decoding_disable_any_whitespace",
     "guided_decoding_disable_additional_properties",
 )
-"""Fields that say how a server makes its grammars; they are ignored and named."""
+"""Fields that choose a server's grammar back end; they are ignored, and named in the header."""
 
 
 MAX_UNKNOWN = 256
-"""Most unknown fields of a request that are looked at for what they may have meant."""
+"""Most unknown fields of a request that are compared with known names."""
 _UNPACKED = frozenset((FORMAT, "structured_outputs", *ALIASES)) - {"format"}
 _LONG_NAMES = sorted(name for name in _UNPACKED if len(name) > len("grammar"))
-"""Names of which one that is almost the same can hardly mean something else."""
+"""Names that are long enough for a name that is almost the same to be a misspelling of it."""
 _NAMED_SCHEMA = dict.fromkeys(("name", "description", "schema", "strict"))
 FORMAT_SHAPE = {
     **dict.fromkeys(("type", "structures", "triggers", "format", *_CONTENTS)),
     **_NAMED_SCHEMA,
-    "json_schema": lambda given: _NAMED_SCHEMA if "schema" in given else None,  # else it is a schema itself
+    # without the key `schema`, the mapping is the schema itself
+    "json_schema": lambda given: _NAMED_SCHEMA if "schema" in given else None,
 }
-"""What has an effect in a response_format."""
+"""The known fields of a response_format."""
 
 
 @dataclass(frozen=True)
 class AnswerForm:
-    """What an answer must look like.
-
-    name: the request's field that says it. place: where in it. is_strict: whether the answer must be so exactly.
+    """The form that an answer must have. name: of the request's field. place: within the request. is_strict: whether
+    every keyword must be enforced.
     """
 
     wanted: StructuredOutputs
@@ -93,9 +93,9 @@ class AnswerForm:
     is_strict: bool = False
 
     def held(self, rules: SchemaRules) -> tuple[StructuredOutputs, list[str]]:
-        """The form as grammars hold it, and the places of what they leave out.
+        """The structured outputs for the engine, and the places of the keywords that were left out.
 
-        Raises: ApiError with status 400 for a schema that is none, or that is strict and cannot be held.
+        Raises: ApiError with status 400 for an invalid schema, or for a strict one that is not supported.
         """
         try:
             return as_held(self.wanted, rules, self.place, strict=self.is_strict)
@@ -111,8 +111,8 @@ def answer_form(
 ) -> AnswerForm | None:
     """The form that a request asks for; None if the answer is free.
 
-    aliases: the fields of ALIASES that are set. names: what the request calls FORMAT and SCHEMA, if not so.
-    Raises: ApiError with status 400 for what is none, or is more than one.
+    aliases: the fields of ALIASES that are set. names: the request's names of FORMAT and SCHEMA, where they differ.
+    Raises: ApiError with status 400 for an invalid form, or for more than one.
     """
     found: list[_Given] = []
     if response_format is not None and (by_format := _of_format(response_format, names)) is not None:
@@ -133,9 +133,10 @@ def answer_form(
 
 
 def flat_format(given: Any, name: str) -> dict[str, Any] | None:
-    """response_format from a form that has the schema beside its type, as /v1/responses and /v1/messages do.
+    """A response_format from a mapping whose schema stands beside its type, as in /v1/responses and /v1/messages.
 
-    name: the field that it is in. Raises: ApiError for what is no object.
+    name: of the request's field.
+    Raises: ApiError if it is not an object.
     """
     if given is not None and not isinstance(given, dict):
         raise invalid(f"{name}={shown(given)} is not an object with a type", top_field(name))
@@ -144,7 +145,7 @@ def flat_format(given: Any, name: str) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class _Given:
-    """A field that says what the answer must be, as arguments of StructuredOutputs. place: where its content is."""
+    """The arguments of StructuredOutputs for a response_format. place: of the field."""
 
     name: str
     values: dict[str, Any]
@@ -176,7 +177,7 @@ def _of_format(given: Mapping[str, Any], names: Mapping[str, str]) -> _Given | N
 
 
 def _of_alias(name: str, value: Any) -> _Given:
-    if name == "grammar" and isinstance(value, Mapping):  # as TGI has it
+    if name == "grammar" and isinstance(value, Mapping):  # TGI's form
         if (found := _of_format(value, {FORMAT: name, SCHEMA: name})) is not None:
             return found
     if name == "json_schema" and isinstance(value, Mapping) and {"name", "schema"} <= set(value):
@@ -209,8 +210,8 @@ def _of_structured(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_unknown(values: Mapping[str, Any], known: Iterable[str]) -> None:
-    """Refuse fields that an endpoint does not know and that say what the answer must be: by another API's name, by
-    a name that is almost right, or in a mapping that only a client library unpacks.
+    """Refuse unknown fields that probably ask for a form: names of other APIs, misspelt names, or a mapping like
+    `extra_body`, which only a client library unpacks.
 
     Raises: ApiError with status 400 and the right spelling.
     """
@@ -238,7 +239,7 @@ def _snake(name: str) -> str:
 
 
 def as_element(wanted: StructuredOutputs) -> dict[str, Any]:
-    """A form as an element of a structural tag's `format`."""
+    """Structured outputs as an element of a structural tag's `format`."""
     value = wanted.value
     if wanted.kind == "json":
         return {"type": "json_schema", "json_schema": json.loads(value)}

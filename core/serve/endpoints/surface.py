@@ -1,4 +1,4 @@
-"""What all endpoints share: the engine's client, the settings, the parsers, tokens' texts, and the model's names."""
+"""Shared by all endpoints: the engine's client, the settings, the parsers, texts of tokens, and the model's names."""
 
 from __future__ import annotations
 
@@ -35,18 +35,19 @@ from hookline.core.tokenizer.token_spelling import TokenSpelling
 LONG_TEXT = 4000
 """Characters that take a millisecond or more to tokenize, which is then done in a thread."""
 SCHEMA_WEIGHT = 8
-"""How many characters of other text a schema's take as long as; some have a pattern to be tried every twenty."""
+"""Characters of ordinary text that take as long to process as one of a schema, since a schema may have a pattern to be
+tried every twenty characters."""
 TEXT_AT_ONCE, EACH_TEXT = 50_000, 50
-"""Characters that are tokenized between two looks at whether the client is there still; how many a text counts as at
-least, however short."""
+"""Characters that are tokenized between two checks whether the client is still connected, and how many characters a
+text counts as at least."""
 OPENED_AT_ONCE = 16
-"""Prompts of a request that are queued at one turn of the event loop."""
+"""Prompts of a request that are queued before the event loop runs again."""
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
 class Work(Protocol):
-    """How an endpoint makes its answer of a generation."""
+    """How an endpoint makes its response from a generation."""
 
     @property
     def span(self) -> Mapping[str, str]:
@@ -58,12 +59,12 @@ class Work(Protocol):
         ...
 
     async def whole(self, generation: Generation, headers: Mapping[str, str]) -> Response:
-        """The response when all is there."""
+        """The response once all completions are finished."""
         ...
 
 
 class Surface:
-    """The server as its endpoints see it."""
+    """The server from the endpoints' point of view."""
 
     def __init__(self, client: EngineClient, settings: ServeConfig, parsers: Parsers | None = None) -> None:
         self.client, self.settings = client, settings
@@ -72,14 +73,14 @@ class Surface:
 
     @property
     def facts(self) -> ServedModel:
-        """The model that is served."""
+        """Facts of the served model."""
         return self.client.facts
 
     @cached_property
     def schema_rules(self) -> SchemaRules:
-        """How the engine's grammars hold schemas.
+        """The rules by which schemas are adapted to the engine's grammar back end.
 
-        Raises: PluginError if their back end cannot be loaded here.
+        Raises: PluginError if the back end cannot be loaded in this process.
         """
         name = self.facts.grammars
         if name is None:
@@ -93,9 +94,9 @@ class Surface:
         return self.client.facts.codec
 
     def model_name(self, asked: str | None) -> str:
-        """The name that a response bears; a request without one, or with an empty one, means the model that is served.
+        """The model's name in the response. A request without a name gets the served model.
 
-        Raises: ApiError with status 404 for another one.
+        Raises: ApiError with status 404 for an unknown name.
         """
         names = self.facts.names
         if asked and asked not in names:
@@ -104,16 +105,16 @@ class Surface:
         return asked or names[0]
 
     async def in_time(self, num_characters: int, work: Callable[[], Result], *, has_schemas: bool = False) -> Result:
-        """The result of some work with a text, done in a thread if the text is long, or if there are schemas in it."""
+        """Run some work on a text, in a thread if the text is long or contains schemas; returns its result."""
         weight = num_characters * (SCHEMA_WEIGHT if has_schemas else 1)
-        loads = has_schemas and "schema_rules" not in vars(self)  # the first one imports a library
+        loads = has_schemas and "schema_rules" not in vars(self)  # the first schema imports the back end's library
         return await asyncio.to_thread(work) if loads or weight >= LONG_TEXT else work()
 
     def check_number(self, num_prompts: int, n: int = 1, param: str = "prompt") -> None:
-        """Refuse more answers than are ever made at once, for which it would be of no use to come back later. Called
-        by `open`, and before that where many prompts have to be looked at and tokenized.
+        """Refuse a request for more completions than the server ever makes at once: trying again later would not help.
 
-        n: completions of each prompt. param: what holds the prompts.
+        Called by `open`, and earlier where many prompts would have to be tokenized first. n: completions of each
+        prompt. param: the field with the prompts.
         Raises: ApiError.
         """
         limit, replicas = self.settings.max_requests, self.settings.replicas
@@ -126,7 +127,7 @@ class Surface:
             )
 
     def check_prompts(self, given: object, n: int = 1, param: str = "prompt") -> None:
-        """The same of a field, one prompt or a list of them, before any of them is looked at: a body has room for
+        """The same check for a field with one prompt or a list of prompts, before any is looked at; a body may have
         hundreds of thousands.
         """
         prompts = given if isinstance(given, list) and given and not isinstance(given[0], int) else [given]
@@ -139,7 +140,7 @@ class Surface:
     async def token_ids(
         self, prompts: Sequence[str | list[int]], *, add_special_tokens: bool = True
     ) -> list[list[int]]:
-        """Token ids of each prompt, which is a text or has them already."""
+        """Token ids of each prompt, which is a text or a list of token ids."""
         texts = [one for one in prompts if isinstance(one, str)]
         encoded = iter(await self.encoded(texts, add_special_tokens=add_special_tokens))
         return [next(encoded) if isinstance(one, str) else one for one in prompts]
@@ -147,9 +148,8 @@ class Surface:
     async def each(
         self, items: Sequence[Item], size: Callable[[Item], int], work: Callable[[Item], Result]
     ) -> list[Result]:
-        """The results of some work with each of several texts, a few at a time: it ends when its client leaves.
-
-        size: characters of an item.
+        """Run some work on each of several texts, a few at a time, until the client disconnects. size: characters of an
+        item.
         """
         found: list[Result] = []
         while len(found) < len(items):
@@ -172,10 +172,11 @@ class Surface:
         places: Sequence[str] = (),
         span: Mapping[str, str] = NO_TAGS,
     ) -> Generation:
-        """Queue prompts, each with its sampling parameters; or all to be pooled.
+        """Queue prompts, each with its sampling parameters, or all to be pooled.
 
-        naming: how errors name fields. places: what they call each prompt, if there are several. span: see Work.
-        Raises: what EngineClient.stream raises at once; none of the prompts is left queued then.
+        naming: parameter -> the request's field that errors name. places: names of the prompts in errors, if there are
+        several. span: see Work.
+        Raises: as EngineClient.stream does at once; then none of the prompts stays queued.
         """
         self.check_number(len(asked), 1 if pooling is not None else max(params.n for _, params in asked))
         options = request_options(fields, headers, span) | ({} if pooling is None else {"pooling": pooling})
@@ -204,7 +205,7 @@ class Surface:
         naming: Naming,
         places: Sequence[str] = (),
     ) -> Response:
-        """Queue prompts as `open` does and answer with what comes of them: as events, or whole.
+        """Queue prompts as `open` does, and make the response: a stream of events, or the whole answer.
 
         Raises: as `open`.
         """
@@ -229,12 +230,12 @@ def _worked(items: Sequence[Item], work: Callable[[Item], Result]) -> list[Resul
 
 
 def places_of(param: str, prompts: Sequence[object]) -> list[str]:
-    """What errors call each of several prompts in a field; nothing if there is one."""
+    """Names of the prompts of a field in errors; empty if there is one prompt."""
     return [f"{param}.{index}" for index in range(len(prompts))] if len(prompts) > 1 else []
 
 
 def new_id(prefix: str, request: Request | None = None) -> str:
-    """An id for a response: the request's own, if it has one."""
+    """An id for a response: that of the request, if the request has one."""
     own = None if request is None else getattr(request.state, "request_id", None)
     return f"{prefix}{own or secrets.token_hex(12)}"
 
