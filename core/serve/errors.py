@@ -1,6 +1,6 @@
-"""Errors as clients of OpenAI's API expect them: a nested JSON object, and a status that says what to do.
+"""Errors in OpenAI's form: a nested JSON object, and a status from which a client knows what to do.
 
-`ApiError` is what an endpoint raises or makes of an engine's error; `ErrorForm` writes it as an API does.
+Endpoints raise `ApiError`, and convert errors of the engine to it; `ErrorForm` writes it in the form of an API.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from hookline.core.errors import (
 )
 
 RETRY_AFTER_S = 1
-"""What a client is told to wait while the queue is full."""
+"""Seconds that a client is told to wait when the queue is full."""
 INVALID = "invalid_request_error"
 TOO_LONG = "context_length_exceeded"
 _FIELD = re.compile(r"(?:sampling|pooling)\.(?P<name>[a-z_]+)(?P<inner>\.[a-z_]+)?")
 
 
 class ApiError(HooklineError):
-    """A request that ends with an error: its status, and what the body says of it.
+    """An error response: its status, and the contents of its body.
 
-    param: the field that is to blame. headers: further ones of the response. lengths: of one that is too long, the
-    tokens of its prompt, those that it asks for, and those that there is room for.
+    param: the field at fault. headers: further headers of the response. lengths: for a request that is too long, the
+    tokens of its prompt, the tokens that it asks for, and the tokens that there is room for.
     """
 
     def __init__(
@@ -58,16 +58,16 @@ class ApiError(HooklineError):
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """The request cannot be served as it is."""
+    """An error with status 400."""
     return ApiError(400, message, param=param, code=code)
 
 
 def too_long(
     max_model_len: int, detail: str, param: str | None = None, *, lengths: tuple[int, int] | None = None
 ) -> ApiError:
-    """Prompt and completion have no room, in the words that clients look for.
+    """The error of a request whose prompt and completion are too long, in the words that clients search for.
 
-    param: the field with the prompt. lengths: tokens of the prompt, and those that are asked for.
+    param: the field with the prompt. lengths: tokens of the prompt, and tokens that the request asks for.
     """
     message = f"This model's maximum context length is {max_model_len} tokens. {detail}"
     found = None if lengths is None else (*lengths, max_model_len)
@@ -75,7 +75,9 @@ def too_long(
 
 
 def placed(error: Exception, place: str) -> Exception:
-    """The error of one of several prompts, with its place in the request; errors of what all share stay as they are."""
+    """The error of one of several prompts, with the prompt's place in the request. Errors that concern all prompts stay
+    as they are.
+    """
     if type(error) is PromptTooLongError:
         return PromptTooLongError(f"{place}: {error}")
     if type(error) is RequestError and not _FIELD.search(str(error)):
@@ -84,19 +86,19 @@ def placed(error: Exception, place: str) -> Exception:
 
 
 def timed_out(message: str) -> ApiError:
-    """The request's time limit ended it; another try would end as this one did."""
+    """The error of a request that its time limit ended. Clients should not retry it."""
     return ApiError(408, message, "timeout_error", code="timeout", headers={"x-should-retry": "false"})
 
 
 def top_field(place: str) -> str:
-    """The field of a request that a place in it belongs to: `tools` of `tools[0].function.parameters`."""
+    """The top-level field of a place in a request: `tools` of `tools[0].function.parameters`."""
     return re.split(r"[.\[]", place, maxsplit=1)[0]
 
 
 class Naming:
-    """A context whose errors of the engine's parameters name the request's own fields; it can be entered again.
+    """A context in which errors of the engine's parameters name the request's fields; it can be entered again.
 
-    names: parameter -> what the request says in its place, e.g. {"stop": "stop_sequences"}; others bear the same name.
+    names: parameter -> the request's name for it, e.g. {"stop": "stop_sequences"}; other parameters have the same name.
     """
 
     def __init__(self, names: Mapping[str, str]) -> None:
@@ -113,7 +115,7 @@ class Naming:
 
 
 SAME_NAMES = Naming({})
-"""Of a request whose fields are called as the parameters are."""
+"""The Naming of a request whose fields have the parameters' names."""
 
 
 def _of_field(message: str, names: Mapping[str, str]) -> ApiError:
@@ -126,8 +128,10 @@ def _of_field(message: str, names: Mapping[str, str]) -> ApiError:
 
 
 def api_error(error: BaseException, max_model_len: int | None = None) -> ApiError:
-    """What a client is told of an error. One of any other kind becomes status 500 without its text, which may hold what
-    clients must not see; of a plugin's error the client hears which plugin and method it is.
+    """The ApiError for any error of a request.
+
+    An error of an unknown kind becomes status 500 without its text, which may contain secrets. For an error of a
+    plugin, the client is told the plugin and the method.
     """
     if isinstance(error, ApiError):
         return error
@@ -148,14 +152,14 @@ def api_error(error: BaseException, max_model_len: int | None = None) -> ApiErro
 
 
 class ErrorForm(Protocol):
-    """How an API writes its errors."""
+    """How an API writes error responses."""
 
     def body(self, error: ApiError) -> dict[str, object]:
         """The JSON body of a response with this error."""
         ...
 
     def frames(self, error: ApiError) -> bytes:
-        """What ends a stream that has begun."""
+        """The last events of a stream in which the error occurs."""
         ...
 
 
@@ -176,5 +180,5 @@ OPENAI_ERRORS = OpenAIErrors()
 
 
 def response(error: ApiError, form: ErrorForm = OPENAI_ERRORS) -> Response:
-    """The response with an error."""
+    """The error as a response."""
     return JSONResponse(form.body(error), error.status, error.headers)

@@ -1,4 +1,4 @@
-"""The content blocks of a message as they grow, and the events that tell of it."""
+"""The content blocks of a message while it is generated, and the stream events about them."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _DELTAS: dict[type, tuple[str, str, str]] = {
     Reasoning: ("thinking", "thinking_delta", "thinking"),
     ToolCall: ("tool_use", "input_json_delta", "partial_json"),
 }
-"""Kind of a part: type of its block, type of its deltas, and the key that their text stands behind."""
+"""Kind of a part -> type of its block, type of its deltas, and the key of their text."""
 
 
 def event(type: str, **values: Any) -> bytes:
-    """One event."""
+    """A stream event."""
     return b"event: " + type.encode() + b"\ndata: " + dumps({"type": type, **values}) + b"\n\n"
 
 
 class Blocks:
-    """The content of one message."""
+    """The content blocks of one message."""
 
     def __init__(self) -> None:
         self.blocks: list[dict[str, Any]] = []
@@ -36,11 +36,11 @@ class Blocks:
 
     @property
     def has_calls(self) -> bool:
-        """Whether a tool is called."""
+        """Whether the message contains a tool call."""
         return any(block["type"] == "tool_use" for block in self.blocks)
 
     def push(self, part: ParsedPart) -> Iterator[bytes]:
-        """Add a part."""
+        """Add a part of the answer; returns the stream events for it."""
         kind = ToolCall if isinstance(part, ToolCall | Arguments) else type(part)
         if kind is not self._open or isinstance(part, ToolCall):
             yield from self.close()
@@ -63,7 +63,7 @@ class Blocks:
         return event("content_block_start", index=index, content_block=block)
 
     def close(self) -> Iterator[bytes]:
-        """End the block that grows, if there is one."""
+        """End the block that is being generated, if there is one."""
         if self._open is None:
             return
         block, text = self.blocks[-1], "".join(self._texts)
@@ -75,7 +75,7 @@ class Blocks:
 
 
 def _object(text: str) -> Any:
-    """A call's arguments; clients expect an object, even of a call that was cut off."""
+    """A call's arguments. Clients expect an object, so an incomplete call has an empty one."""
     try:
         value = json.loads(text) if text else {}
     except (ValueError, RecursionError):

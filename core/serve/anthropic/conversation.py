@@ -1,4 +1,4 @@
-"""Messages and tools of Anthropic's API as chat templates and models know them."""
+"""Converts messages and tools of Anthropic's API into the form that chat templates and models expect."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ _BY_CLIENT: dict[str, tuple[str, Values, tuple[str, ...]]] = {
         ("command",),
     ),
 }
-"""Tools that Anthropic defines and the client runs, by what their types begin with: description, inputs, required."""
+"""Tools that Anthropic defines and the client runs: beginning of the type -> description, inputs, required inputs."""
 _NOT_READ = ("server_tool_use", "mcp_tool_use", "container_upload", "redacted_thinking", "fallback", "browser_state")
-"""Types of blocks that only Anthropic's own servers make anything of; results of their tools are others."""
+"""Types of content blocks that only Anthropic's own servers use. Results of their tools have types of their own."""
 
 
 def client_tools(tools: list[Any], ignored: list[str]) -> Iterator[ClientTool]:
     """The tools that the client runs. ignored: gets the names of the others.
 
-    Raises: ApiError for what is no tool.
+    Raises: ApiError for an invalid tool.
     """
     for index, tool in enumerate(tools):
         place = f"tools[{index}]"
@@ -70,10 +70,10 @@ def client_tools(tools: list[Any], ignored: list[str]) -> Iterator[ClientTool]:
 
 
 def as_messages(message: Any, index: int, ignored: list[str]) -> Iterator[Values]:
-    """A message as templates know them: results of tools are messages of their own there.
+    """A message in the templates' form, in which the results of tools are messages of their own.
 
-    ignored: gets the names of blocks that no template knows.
-    Raises: ApiError for what is no message of text.
+    ignored: gets the places of blocks that no template reads.
+    Raises: ApiError for a message without readable text.
     """
     place = f"messages[{index}]"
     if not isinstance(message, dict):
@@ -110,7 +110,9 @@ def as_messages(message: Any, index: int, ignored: list[str]) -> Iterator[Values
 
 
 def text_of_blocks(content: Any, place: str, ignored: list[str]) -> str:
-    """The text of some content: a text, blocks, or null for none. Arguments and errors as those of `as_messages`."""
+    """The text of a content, which is a text, a list of blocks, or null. Arguments and errors are those of
+    `as_messages`.
+    """
     if content is None:
         return ""
     if isinstance(content, str):
@@ -121,7 +123,7 @@ def text_of_blocks(content: Any, place: str, ignored: list[str]) -> str:
 
 
 def _texts(block: Any, place: str, ignored: list[str]) -> list[str]:
-    """The texts that a block holds."""
+    """The texts of a block."""
     kind = block.get("type") if isinstance(block, dict) else None
     if not isinstance(kind, str):
         return [text_of_part(block, place)]

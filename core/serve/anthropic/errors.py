@@ -32,7 +32,7 @@ class AnthropicErrors:
 
 
 def _message(error: ApiError) -> str:
-    """Clients look for these words where a conversation is too long, and make it shorter."""
+    """The words that clients search for when a conversation is too long, in order to shorten it."""
     if error.lengths is None:
         return error.message
     num_prompt_tokens, num_asked, most = error.lengths

@@ -1,4 +1,4 @@
-"""/v1/messages and /v1/messages/count_tokens: answers to messages, whole or as a stream of events."""
+"""/v1/messages and /v1/messages/count_tokens: a conversation is answered with a message, whole or streamed."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from hookline.core.serve.endpoints.surface import Surface
 
 
 async def messages(surface: Surface, request: Request) -> Response:
-    """Answer a conversation with a message of blocks.
+    """Answer a conversation with a message.
 
-    Raises: what api_error makes a response of.
+    Raises: the errors that api_error converts to a response.
     """
     fields, headers = await read(request, MessagesRequest)
     make = partial(_Answer, fields)
@@ -32,7 +32,7 @@ async def messages(surface: Surface, request: Request) -> Response:
 
 
 async def count_tokens(surface: Surface, request: Request) -> Response:
-    """How many tokens the prompt would have."""
+    """Count the tokens of the prompt."""
     fields, headers = await read(request, CountRequest)
     surface.model_name(fields.model)
     size, tools = len(await request.body()), fields.chosen_tools()
@@ -77,7 +77,7 @@ class _Answer:
                 yield b"".join(frames)
 
     def _grown(self, delta: Delta) -> list[bytes]:
-        """The events of a Delta; the blocks grow by it."""
+        """The events of a Delta, whose text and calls are added to the blocks."""
         if self._is_empty:
             if delta.output is not None:
                 self._usage.add_end(delta.output)
@@ -113,7 +113,7 @@ class _Answer:
 
 
 def _stop(output: RequestOutput, *, has_calls: bool) -> tuple[str, str | None]:
-    """Why a message ended, in Anthropic's words, and the stop sequence that ended it."""
+    """The stop_reason of a message, and the stop sequence that ended it."""
     if output.finish_reason is FinishReason.LENGTH:
         return "max_tokens", None
     if isinstance(output.stop_reason, str):

@@ -1,4 +1,4 @@
-"""What /v1/messages and /v1/messages/count_tokens take, and the chat turn that is made of it."""
+"""The fields of /v1/messages and /v1/messages/count_tokens, and the chat turn that they ask for."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ class CountRequest(SamplingFields, kw_only=True):
     }
 
     messages: list[Any] | None = None
-    """Role and content each; content is a text or blocks."""
+    """Messages with a role and a content, which is a text or a list of blocks."""
     system: str | list[Any] | None = None
-    """What the model is told first."""
+    """Instructions for the model, in front of the messages."""
     tools: list[Any] | None = None
     tool_choice: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
-    """Type `disabled` turns thinking off where the chat template has enable_thinking."""
+    """Type `disabled` turns reasoning off in chat templates with enable_thinking."""
     output_config: dict[str, Any] | None = None
-    """`format` is what the answer must look like; `effort` is handed to the chat template as reasoning_effort."""
+    """`format` is the form of the answer; `effort` is given to the chat template as reasoning_effort."""
     output_format: dict[str, Any] | None = None
     """The older name of output_config.format."""
     stop_sequences: list[str] | None = None
@@ -50,9 +50,9 @@ class CountRequest(SamplingFields, kw_only=True):
 
     @property
     def choice(self) -> str:
-        """Which tools to call, as `Tools` has it.
+        """The choice among tools, in the form of `Tools`.
 
-        Raises: ApiError for a choice of no known form.
+        Raises: ApiError for an unknown form of choice.
         """
         given = self.tool_choice or {"type": "auto"}
         kind, name = given.get("type"), given.get("name")
@@ -63,9 +63,9 @@ class CountRequest(SamplingFields, kw_only=True):
         raise invalid(f"tool_choice={shown(given)} is not of type auto, any, none, or tool with a name", "tool_choice")
 
     def chosen_tools(self) -> Tools:
-        """The tools, and which of them to call.
+        """The tools and the choice among them.
 
-        Raises: ApiError for a tool of no known form.
+        Raises: ApiError for an unknown form of tool.
         """
         ignored: list[str] = []
         tools = list(client_tools(self.tools or [], ignored))
@@ -90,7 +90,7 @@ class CountRequest(SamplingFields, kw_only=True):
         return self.response_format or flat_format(given, name)
 
     def chat(self, tools: Tools) -> ChatPrompt:
-        """What the chat template is asked to write.
+        """The input of the chat template.
 
         Raises: ApiError naming the message that cannot be read.
         """
@@ -108,10 +108,13 @@ class CountRequest(SamplingFields, kw_only=True):
 
 
 class MessagesRequest(CountRequest, kw_only=True):
-    """A conversation to be answered. With max_tokens 0 it is read into the cache, and the answer is empty."""
+    """A conversation to be answered. With max_tokens 0 its prompt is computed and cached, and the answer is empty."""
 
     def check(self) -> None:
-        """Raises: ApiError for a field that lacks or is out of range."""
+        """Check the fields.
+
+        Raises: ApiError for a field that is missing or out of range.
+        """
         if self.max_tokens is None:
             raise invalid("max_tokens: Field required", "max_tokens")
         if self.n not in (None, 1):
@@ -121,7 +124,7 @@ class MessagesRequest(CountRequest, kw_only=True):
     def turn(self, surface: Surface) -> Turn:
         """The chat turn that the request asks for.
 
-        Raises: RequestError or ApiError for what cannot be served.
+        Raises: RequestError or ApiError if it cannot be served.
         """
         tools, stop = self.chosen_tools(), self.stop_sequences or None
         most = None if self.max_tokens is None else max(1, self.max_tokens)

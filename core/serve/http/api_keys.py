@@ -18,7 +18,7 @@ _log = logging.getLogger("hookline")
 
 
 class ApiKeys:
-    """Digests of the keys; all are looked at, whichever fits."""
+    """Digests of the keys. All are compared, even after a match, so that the time tells nothing."""
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._digests = [_digest(key.encode()) for key in keys]
@@ -27,9 +27,8 @@ class ApiKeys:
         return len(self._digests)
 
     def accept(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
-        """Whether a request's headers have one of the keys: `Authorization: Bearer KEY`, or `X-API-Key: KEY`.
-
-        Either will do, whatever the other one holds: a proxy in front may want an Authorization of its own.
+        """Whether a request has a valid key, as `Authorization: Bearer KEY` or `X-API-Key: KEY`. One of the two is
+        enough, because a proxy in front may use the Authorization header itself.
         """
         given = {}
         for name, value in headers:
@@ -44,7 +43,7 @@ class ApiKeys:
 def read_keys(path: str | None, environ: Mapping[str, str] | None = None) -> ApiKeys:
     """The keys of a file, one a line, and of the environment.
 
-    Raises: ConfigError if the file cannot be read or holds none.
+    Raises: ConfigError if the file cannot be read or has no key.
     """
     keys = [value for value in [(os.environ if environ is None else environ).get(VARIABLE, "").strip()] if value]
     if path is not None:

@@ -20,7 +20,7 @@ from hookline.core.serve.settings import ServeConfig
 
 @dataclass(frozen=True)
 class Served:
-    """An application, what guards it, and the engine behind it."""
+    """An application, its gate, and the client of its engine."""
 
     app: ASGIApp
     gate: Gate
@@ -34,8 +34,7 @@ def make_app(
     keys: ApiKeys | None = None,
     headers: Sequence[Header] | None = None,
 ) -> Served:
-    """The application around a client, which whoever made it closes. keys: those that clients must send.
-
+    """The application around a client; the caller of this function closes the client. keys: that clients must send.
     headers: see Gate.
     """
     life = Life()

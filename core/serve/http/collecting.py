@@ -1,7 +1,8 @@
-"""When Python looks for garbage in a front end: with a thousand open streams a full search stops them all for 0.1 s.
+"""Schedules Python's garbage collection in a front end: with a thousand open streams a full collection takes 0.1 s,
+during which no stream gets anything.
 
-What streams leave behind is free without a search, since they form no circles. So full searches wait for quiet moments,
-and while none comes, for the memory to grow: then there may be something to find.
+Streams leave no reference cycles, so their memory is freed without a collection. Full collections therefore wait for a
+moment with few open requests; if none comes, until the process has grown, which means that there are cycles after all.
 """
 
 from __future__ import annotations
@@ -13,29 +14,31 @@ import sys
 from collections.abc import Callable
 
 LOOK_S = 5.0
-"""Between two looks for a quiet moment."""
+"""Seconds between two checks whether few requests are open."""
 QUIET = 32
-"""Most open requests in a moment that counts as quiet: a search takes a few milliseconds then."""
+"""Most open requests at which a collection is run; it takes a few milliseconds then."""
 GROWTH_BYTES = 256 * 2**20
-"""Growth of the process since the last search after which the next one waits no longer."""
+"""Growth of the process since the last collection after which the next one is run in any case."""
 NEVER = 1_000_000
 
 
 def most_bytes() -> int:
-    """The most memory that this process has had."""
+    """The largest memory use of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 class QuietCollector:
-    """Searches in quiet moments. num_open: how many requests are open. num_bytes: the process' largest size so far."""
+    """Runs collections when few requests are open. num_open: returns the number of open requests. num_bytes: returns
+    the process' largest size so far.
+    """
 
     def __init__(self, num_open: Callable[[], int], num_bytes: Callable[[], int] = most_bytes) -> None:
         self._num_open, self._num_bytes = num_open, num_bytes
         self._searched_at = 0
-        """The size at the last search."""
+        """The process' size at the last collection."""
 
     def start(self) -> None:
-        """Begin on the running event loop. What is there now stays, and is not looked through again."""
+        """Begin on the running event loop. Objects that exist by now are frozen, and not searched again."""
         self._search()
         gc.freeze()
         young, middle, _ = gc.get_threshold()
@@ -43,7 +46,7 @@ class QuietCollector:
         self._wait()
 
     def look(self) -> None:
-        """Search if the moment is quiet, or if it must be."""
+        """Run a collection if few requests are open, or if the process has grown too much."""
         if self._num_open() <= QUIET or self._num_bytes() >= self._searched_at + GROWTH_BYTES:
             self._search()
 

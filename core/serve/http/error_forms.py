@@ -1,4 +1,4 @@
-"""In whose form a path's errors are written, also those that come before any endpoint."""
+"""Which API's form the errors of a path have, including errors that occur before any endpoint is reached."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""What every request passes on its way to an endpoint: its id, its key, its size, its log line, and its end.
+"""What every request passes on its way to an endpoint: request ids, API keys, limits of size, access logs, and
+cancellation when the client leaves.
 
-Pure ASGI. Costs a stream nothing per chunk but a call: only the first message of a response is looked at.
+Pure ASGI. A chunk of a stream costs one call here: only the first message of a response is changed.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ from hookline.core.serve.settings import ServeConfig
 Header: TypeAlias = tuple[bytes, bytes]
 
 OPEN_PATHS = frozenset(("/", "/health", "/ping", "/ready"))
-"""What can be asked for without a key: whether the server is there, and a page that knows nothing by itself."""
+"""Paths that need no key: health checks, and pages without data of their own."""
 MAX_BEGUN = 16
-"""Requests that begin at one turn of the event loop: each computes for some 0.3 ms before it first waits."""
+"""Requests that may begin in one turn of the event loop. Each computes for some 0.3 ms before it first waits."""
 _UNASKED = (b"", b"text/plain", b"application/x-www-form-urlencoded", b"multipart/form-data")
-"""Browsers send bodies of these types for any page. For other types they ask the server first."""
+"""Media types that browsers send to other origins without a preflight request."""
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 _log = logging.getLogger("hookline")
 _access = logging.getLogger("hookline.access")
@@ -44,19 +45,18 @@ _access = logging.getLogger("hookline.access")
 
 @dataclass
 class Life:
-    """Where a server is between its start and its end."""
+    """The phases of a server's life."""
 
     is_draining: bool = False
-    """Whether it is about to end: what came before is answered, further requests to make something are not."""
+    """Whether the server is ending: it answers the requests that it has, and refuses new ones for completions."""
     watch: LoopWatch = field(default_factory=LoopWatch)
-    """How long its event loop was kept busy."""
+    """How long the event loop was blocked."""
 
 
 class Gate:
-    """The ASGI application around `app`. A client that leaves ends what its request runs.
+    """The ASGI application around `app`. A request is cancelled when its client leaves.
 
-    keys: empty if none is needed. headers: of each response, in place of X-Request-Id, where a proxy in
-    front gives that one.
+    keys: empty if none is needed. headers: of each response, in place of X-Request-Id, where a proxy in front sets it.
     """
 
     def __init__(
@@ -65,9 +65,9 @@ class Gate:
         self._app, self._settings, self._keys, self._life = app, settings, keys, life
         self._headers = headers
         self.num_open = 0
-        """Requests that have not been answered whole."""
+        """Requests whose response is not complete."""
         self._receiving: set[_Passage] = set()
-        """Requests that wait for more of their bodies."""
+        """Requests whose body is not complete."""
         self._unfinished = Unfinished(max(settings.max_unfinished_bytes, settings.max_body_bytes))
         self._turns = Turns(MAX_BEGUN)
         self._is_idle = asyncio.Event()
@@ -77,7 +77,7 @@ class Gate:
         """See ASGI."""
         if scope["type"] != "http":
             return
-        scope["app"] = self  # has routes raise what they cannot answer
+        scope["app"] = self  # makes Starlette's routes raise errors in place of answering them
         passage = _Passage(
             scope, receive, send, self._settings.max_body_bytes, self._headers, self._receiving, self._unfinished
         )
@@ -96,20 +96,20 @@ class Gate:
                 passage.log()
 
     async def wait_until_idle(self, timeout_s: float, sooner: asyncio.Future[None] | None = None) -> None:
-        """Wait until every request has been answered, the time is up, or `sooner` is done."""
+        """Wait until every response is complete, the time is up, or `sooner` is done."""
         idle: asyncio.Future[Any] = asyncio.ensure_future(self._is_idle.wait())
         waits = [idle] if sooner is None else [idle, sooner]
         await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         idle.cancel()
 
     def drain(self) -> None:
-        """Let in nothing more to make; what has not come whole is refused, too."""
+        """Refuse new requests for completions, and those whose body is not complete."""
         self._life.is_draining = True
         for passage in list(self._receiving):
             passage.refuse(_stopping())
 
     def _refusal(self, scope: Scope) -> ASGIApp | None:
-        """Why a request is not let in, as what answers it; None if it is."""
+        """The application that refuses the request, or None if the request may go on."""
         if len(self._keys):
             if scope["path"] not in OPEN_PATHS and not self._keys.accept(scope["headers"]):
                 return _response(scope, _unauthorized())
@@ -132,7 +132,7 @@ class Gate:
 
 
 class _Passage:
-    """One request on its way through the gate. receiving: holds it while its body has not come whole."""
+    """One request on its way through the gate. receiving: contains it while its body is incomplete."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class _Passage:
         scope.setdefault("state", {})["request_id"] = self.id.decode()
 
     async def run(self, app: ASGIApp) -> None:
-        """Let an application answer; its faults end here."""
+        """Run the application. No error leaves this method."""
         try:
             await app(self._scope, self.receive, self.send)
         except asyncio.CancelledError:
@@ -168,7 +168,7 @@ class _Passage:
             self._task.uncancel()
             if refusal is not None:
                 await _response(self._scope, refusal)(self._scope, self.receive, self.send)
-        except ClientDisconnect:  # in the middle of its body
+        except ClientDisconnect:  # the response has begun
             self._has_left.set()
         except HTTPException as error:
             failure = ApiError(error.status_code, error.detail, headers=error.headers)
@@ -177,13 +177,13 @@ class _Passage:
             await self._answer_fault(error)
         finally:
             self._unfinished.forget(self)
-            watch, self._watch = self._watch, None  # no circle of references is left for Python to find
+            watch, self._watch = self._watch, None  # leave no reference cycle
             self._task = None
             if watch is not None:
                 watch.cancel()
 
     def refuse(self, error: ApiError) -> None:
-        """Answer with this error, while the body has not come whole."""
+        """Answer with this error although the body is incomplete."""
         assert self._task is not None
         self._receiving.discard(self)
         self._unfinished.forget(self)
@@ -191,7 +191,7 @@ class _Passage:
         self._task.cancel()
 
     def send(self, message: Message) -> Awaitable[None]:
-        """ASGI's send, with our headers on what comes first."""
+        """ASGI's send, which adds our headers to the first message."""
         if message["type"] == "http.response.start":
             self._status = message["status"]
             message["headers"] = [*message.get("headers", ()), *self._headers]
@@ -200,7 +200,7 @@ class _Passage:
         return self._send(message)
 
     async def receive(self) -> Message:
-        """ASGI's receive; counts, and once the body is there watches for the client to leave."""
+        """ASGI's receive. It counts the bytes of the body, and then watches for the client to disconnect."""
         if self._is_complete:
             await self._has_left.wait()
             return {"type": "http.disconnect"}
@@ -224,12 +224,12 @@ class _Passage:
     async def _watch_for_end(self, task: asyncio.Task[Any]) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        if not self._is_answered:  # else it says only that nothing more can be sent
+        if not self._is_answered:  # other messages only report that nothing more can be sent
             self._has_left.set()
             task.cancel()
 
     async def _answer_fault(self, error: Exception) -> None:
-        """A bug of ours: the log gets where it is, the client its number."""
+        """Answer a bug: the log gets its place, and the client the number of the request."""
         shown = "".join(traceback.format_exception(error)[-3:])
         _log.error("request %s failed: %s\n%s", self.id.decode(), one_short_line(error), shown)
         if not self._status:
@@ -238,7 +238,7 @@ class _Passage:
             await _response(self._scope, failure)(self._scope, self.receive, self.send)
 
     def log(self) -> None:
-        """Write the request's line to the access log: who asked for what and how it ended, but none of its content."""
+        """Write the request's line to the access log: the client, the path and the outcome, but no content."""
         client = (self._scope.get("client") or ("-",))[0]
         status = "left" if self._has_left.is_set() else self._status or "-"
         seconds = time.monotonic() - self._started_s
@@ -247,16 +247,20 @@ class _Passage:
 
 
 class Unfinished:
-    """How much there is of bodies that have not come whole, so that clients who never end theirs cannot fill memory.
+    """The memory taken by incomplete bodies, which is limited so that clients who never end their bodies cannot fill
+    it.
 
-    Beyond `most` bytes the largest body is refused: those who send a little are not held up by those who send much.
+    Above `most` bytes the largest incomplete body is refused, so that small requests are not affected by large ones.
     """
 
     def __init__(self, most: int) -> None:
         self._most, self._sizes, self._sum = most, dict[_Passage, int](), 0
 
     def hold(self, passage: _Passage, num_bytes: int) -> None:
-        """So much of a request's body is there. Raises: ApiError if it is the one to be refused."""
+        """Note the size of a request's body so far.
+
+        Raises: ApiError if this request is the one to be refused.
+        """
         self._sum += num_bytes - self._sizes.get(passage, 0)
         self._sizes[passage] = num_bytes
         while self._sum > self._most:
@@ -267,15 +271,15 @@ class Unfinished:
             largest.refuse(_too_many(self._most))
 
     def forget(self, passage: _Passage) -> None:
-        """A body has come whole, or its request has ended."""
+        """Forget a request whose body is complete or which has ended."""
         self._sum -= self._sizes.pop(passage, 0)
 
 
 def foreign_host(scope: Scope, known: Sequence[str]) -> str:
-    """The name that a request over loopback gives for this server, if it is no name of this machine; else "".
+    """The Host of a request over loopback if it is not a name of this machine; else "".
 
-    A page can have its own name lead to 127.0.0.1, and then asks this server as if it were its own (DNS rebinding). Its
-    name has a dot: those without one are never public.
+    A web page can make its own domain resolve to 127.0.0.1, and its scripts then reach this server under that domain
+    (DNS rebinding). Names without a dot are never public, so they are accepted.
     """
     address = (scope.get("server") or ("",))[0]
     if not _is_loopback(address) or "*" in known:
@@ -308,7 +312,7 @@ def _request_id(headers: list[tuple[bytes, bytes]]) -> bytes:
 
 
 def _response(scope: Scope, error: ApiError) -> Response:
-    """An error in the form of the API that was asked."""
+    """Send an error in the form of the API that the path belongs to."""
     return response(error, form_of(scope["path"]))
 
 

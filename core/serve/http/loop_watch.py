@@ -1,4 +1,4 @@
-"""How long an event loop was kept from its other work: the figure behind "nothing blocks the loop"."""
+"""Measures how long the event loop is blocked by a single task."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ TICK_S = 0.02
 
 
 class LoopWatch:
-    """Looks, again and again, how late its turn comes.
-
-    Only time in which the loop's thread computed counts: what other processes took of its core is not its fault.
+    """Measures how late a timer runs. Only time in which the loop's thread computed is counted, not the time that other
+    processes took from its core.
     """
 
     def __init__(self) -> None:
         self.longest_s = 0.0
-        """The longest without a turn so far."""
+        """The longest that the loop was blocked so far."""
         self._due_s = self._cpu_s = 0.0
 
     def start(self) -> None:

@@ -16,9 +16,9 @@ from hookline.core.serve.endpoints.surface import Surface
 from hookline.core.serve.errors import ApiError, invalid, response
 
 VERSION_HEADER = "anthropic-version"
-"""Clients of Anthropic's API send it with every request."""
+"""The header that clients of Anthropic's API send with every request."""
 PAGE, MAX_PAGE = 20, 1000
-"""Cards of Anthropic's list unless a request says how many, and at most."""
+"""Cards in a page of Anthropic's list: by default, and at most."""
 
 
 async def list_models(surface: Surface, request: Request) -> Response:
@@ -32,7 +32,7 @@ async def list_models(surface: Surface, request: Request) -> Response:
 
 
 async def one_model(surface: Surface, request: Request) -> Response:
-    """The card of one name. Names may have slashes in them; without one, all cards."""
+    """The card of one name, which may contain slashes; without a name, all cards."""
     if not request.path_params["name"]:
         return await list_models(surface, request)
     is_anthropic = VERSION_HEADER in request.headers
@@ -73,9 +73,9 @@ def _anthropic_card(surface: Surface, name: str) -> dict[str, Any]:
 
 
 def _anthropic_list(surface: Surface, query: Mapping[str, str]) -> dict[str, Any]:
-    """A page of cards: those behind `after_id`, or before `before_id`.
+    """A page of cards: those after `after_id`, or before `before_id`.
 
-    Raises: ApiError for a page that cannot be had.
+    Raises: ApiError for an invalid page.
     """
     names, limit = list(surface.facts.names), query.get("limit", str(PAGE))
     if not (limit.isascii() and limit.isdecimal() and len(limit) < 10 and 1 <= int(limit) <= MAX_PAGE):

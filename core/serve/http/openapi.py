@@ -1,4 +1,4 @@
-"""The OpenAPI document of the endpoints, made of the structs that read their requests, and a page that shows it.
+"""The OpenAPI document, which is made from the structs of the requests, and a page that shows it.
 
 The page loads nothing from other servers.
 """
@@ -43,7 +43,7 @@ _POSTS: dict[str, tuple[type[msgspec.Struct], str, bool]] = {
     "/tokenize": (TokenizeRequest, "Token ids of a text or of messages", False),
     "/detokenize": (DetokenizeRequest, "The text of token ids", False),
 }
-"""Path -> what it reads, what it is for, and whether it streams."""
+"""Path -> the struct of its request, its description, and whether it streams."""
 _GETS = {
     "/v1/models": "The model's card under each of its names",
     "/tokenizer_info": "What the tokenizer was made with",
@@ -98,7 +98,7 @@ def document(*, tokenizer_info: bool) -> Values:
 
 
 def _describe(schema: Values, kind: type[msgspec.Struct]) -> None:
-    """What the fields' docstrings say, and what SamplingParams says of those that are its own."""
+    """Descriptions of the fields: their docstrings, or those of SamplingParams."""
     docs = field_docs(SamplingParams) | field_docs(kind)
     for name, field in schema.get("properties", {}).items():
         if name in getattr(kind, "IGNORED", ()):

@@ -1,4 +1,4 @@
-"""The endpoints for whoever runs a server: is it alive, is it ready, how busy is it."""
+"""The endpoints for operators: health, readiness, load, metrics and version."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""uvicorn's protocol of a connection, with limits on how long and how large a request may be, and on unread answers.
+"""uvicorn's protocol of a connection, with limits for the time and the size of a request and for unread responses.
 
-They are here since only the connection knows of them; none of them costs a chunk of a stream anything. It also adds
-what uvicorn lacks: bodies of requests with `Upgrade`, answers without chunks for HTTP/1.0, the check for one Host.
-Trailers are read and dropped: no field that hookline knows may stand there (RFC 9110, 6.5.1).
+Only the connection can enforce these limits; none of them costs a chunk of a stream anything. It also adds what uvicorn
+lacks: bodies of requests with `Upgrade`, responses without chunks for HTTP/1.0, and the check for exactly one Host.
+Trailers are read and dropped: none of the headers that the server reads may be a trailer (RFC 9110, 6.5.1).
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ content-length: {length}\r
 
 
 FRAME_BYTES = 12
-"""Of a chunk's size, in hexadecimal digits, and its ends of lines: they do not count as the head of a request."""
+"""Bytes of a chunk's size line, in hexadecimal digits, and of its line ends. They do not count as the head of a
+request."""
 PROBE_S = 1.0
-"""Seconds between two looks whether a client that has closed its half of a connection is still there."""
+"""Seconds between two checks whether a client that has half-closed its connection is still there."""
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """One connection; `limited` makes the class of a server's settings."""
+    """One connection; `limited` makes the class for a server's settings."""
 
     settings: ServeConfig
 
@@ -46,13 +47,13 @@ class LimitedProtocol(HttpToolsProtocol):
         super().__init__(*arguments, **options)
         self.parser = RequestParser(self)  # type: ignore[assignment]
         self._num_framing_bytes = 0
-        """What has come of the current message beside its body, and at most one read less where a message ended in that
-        read: its head, lines that are unfinished, extensions of its chunks, its trailers."""
+        """Bytes received for the current message besides its body: its head, incomplete lines, chunk extensions and
+        trailers. Where a message ended in the middle of a read, up to one read more."""
         self._num_field_bytes = 0
-        """Of the target, the headers and the trailers of the current message, exactly."""
+        """The exact bytes of the target, the headers and the trailers of the current message."""
         self._is_in_head, self._is_in_message, self._is_refused = True, False, False
         self._is_begun = False
-        """Whether the message that comes has passed its head, so that `cycle` is its own."""
+        """Whether the head of the current message is complete, so that `cycle` belongs to this message."""
         self._receiving: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
         self._probing: asyncio.TimerHandle | None = None
@@ -84,7 +85,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._end_receiving()  # it was no request, but the empty line that may follow a body
 
     def send_400_response(self, msg: str) -> None:
-        """What came is no HTTP. msg: uvicorn's words for it."""
+        """Refuse data that is not HTTP. msg: uvicorn's message."""
         self._refuse(400, msg)
 
     def on_message_begin(self) -> None:
@@ -137,9 +138,9 @@ class LimitedProtocol(HttpToolsProtocol):
         self._num_framing_bytes = 0
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
-        """See asyncio.Protocol. A client that has only said its last is answered; see `_probe`.
+        """See asyncio.Protocol. A client that half-closes its connection still gets its response; see `_probe`.
 
-        TLS knows no half of a connection, and a client of HTTP/1.0 can be told nothing before its answer.
+        TLS has no half-closed connections, and an HTTP/1.0 client cannot be probed before its response begins.
         """
         is_half = self._is_answering and not self._is_in_message and self.scheme == "http"
         if not is_half or self.scope["http_version"] == "1.0":
@@ -149,9 +150,9 @@ class LimitedProtocol(HttpToolsProtocol):
         return True
 
     def _probe(self) -> None:
-        """Find out whether a client is still there who has said its last: one that has gone refuses what it is sent.
-
-        Only what is sent tells, so an answer that has not begun is put off with the words of an interim one.
+        """Find out whether a client that half-closed its connection is still there: one that is gone resets the
+        connection when something is sent. If the response has not begun, an interim response (100) is sent for this
+        purpose.
         """
         if self._is_answering and not self.transport.is_closing():
             if not self.cycle.response_started and not self.pipeline:
@@ -159,7 +160,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._probing = self.loop.call_later(PROBE_S, self._probe)
 
     def pause_writing(self) -> None:
-        """See asyncio.Protocol: the client does not read what waits for it."""
+        """See asyncio.Protocol: the client does not read, and data waits to be sent."""
         super().pause_writing()
         self._end_unread()
         self._unread = self.loop.call_later(self.settings.unread_s, self.transport.abort)
@@ -185,12 +186,14 @@ class LimitedProtocol(HttpToolsProtocol):
 
     @property
     def _is_answering(self) -> bool:
-        """Whether a request has come that is not answered whole."""
+        """Whether a request has come whose response is not complete."""
         cycle: RequestResponseCycle | None = self.cycle
         return cycle is not None and not cycle.response_complete
 
     def _forgive(self, num_bytes: int) -> None:
-        """Let so many bytes not count: never more than have come, or small chunks would save up for a large trailer."""
+        """Exclude bytes from the count, but never more than were received: otherwise small chunks would save up an
+        allowance for a large trailer.
+        """
         self._num_framing_bytes = max(self._num_framing_bytes - num_bytes, 0)
 
     def _count_field(self, num_bytes: int) -> None:
@@ -205,7 +208,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._refuse(431, f"the head of the request{more} is larger than serve.max_header_bytes={limit}")
 
     def _refuse(self, status: int, message: str) -> None:
-        """Read nothing more, and close the connection once all before is answered, and this request with an error."""
+        """Stop reading. Close the connection once all earlier responses are complete and this request got an error."""
         if self._is_refused:
             return
         self._is_refused = True
@@ -227,11 +230,11 @@ class LimitedProtocol(HttpToolsProtocol):
 
 
 class _TooLarge(Exception):
-    """What a message has beside its body is more than the settings allow."""
+    """Refuse a message whose head, chunk extensions or trailers exceed the settings."""
 
 
 class _WithoutChunks(RequestResponseCycle):
-    """An answer in HTTP/1.0: one of unknown length ends with its connection."""
+    """A response in HTTP/1.0: one of unknown length ends when the connection is closed."""
 
     _is_endless = False
 

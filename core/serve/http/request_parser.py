@@ -1,4 +1,4 @@
-"""httptools' parser of requests, which also reads the bodies of requests that ask for another protocol."""
+"""httptools' request parser, which also reads the bodies of requests with `Upgrade`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 class RequestParser:
-    """The parser of one connection, in place of the one that uvicorn makes.
+    """The parser of one connection, in place of uvicorn's.
 
-    Java's HTTP client and `curl --http2` send `Upgrade: h2c` along with ordinary requests, and a server may answer
-    them as if it were not there (RFC 9110, 7.8). httptools ends a message with `Upgrade` at its head: its body would
-    be lost, and what comes of it later be read as the next request. Here another parser reads the body. Until it does,
-    `should_upgrade` is true, and the end of the message that is told then is none.
+    Java's HTTP client and `curl --http2` send `Upgrade: h2c` with ordinary requests, and a server may ignore it (RFC
+    9110, 7.8). httptools considers a message with `Upgrade` complete after its head: the body would be lost, or be read
+    as the next request. So this class reads the body with another parser. Until that begins, `should_upgrade` is true,
+    and the end of the message that httptools reports is ignored.
     """
 
     def __init__(self, protocol: HttpToolsProtocol) -> None:
@@ -25,7 +25,10 @@ class RequestParser:
         self._parser = _parser(protocol)
 
     def feed_data(self, data: bytes) -> None:
-        """Read what has come. Raises: httptools.HttpParserError."""
+        """Parse received data.
+
+        Raises: httptools.HttpParserError.
+        """
         while True:
             try:
                 self._parser.feed_data(data)
@@ -54,7 +57,7 @@ class RequestParser:
 
 
 class _AfterHead:
-    """Tells a protocol what a parser finds after its first head."""
+    """Forwards the callbacks of the second parser to a protocol, except those for its artificial head."""
 
     def __init__(self, protocol: HttpToolsProtocol) -> None:
         self._protocol = protocol
@@ -102,6 +105,6 @@ def _parser(tells: Any) -> httptools.HttpRequestParser:
 
 
 def _same_framing(headers: list[tuple[bytes, bytes]]) -> bytes:
-    """A head of nothing but what says how long the body is. headers: with their names in small letters."""
+    """A head with only the headers that tell the length of the body. headers: with names in lower case."""
     framing = [b"%s: %s\r\n" % one for one in headers if one[0] in (b"content-length", b"transfer-encoding")]
     return b"POST / HTTP/1.1\r\n%s\r\n" % b"".join(framing)

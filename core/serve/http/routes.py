@@ -41,7 +41,7 @@ _OPENAI: tuple[tuple[str, str, Endpoint], ...] = (
     ("POST", "/tokenize", tokenize),
     ("POST", "/detokenize", detokenize),
 )
-"""Method, path, and who answers."""
+"""Method, path and handler of each route."""
 _ANTHROPIC: tuple[tuple[str, str, Endpoint], ...] = (
     ("POST", "/v1/messages", messages),
     ("POST", "/v1/messages/count_tokens", count_tokens),
@@ -49,7 +49,7 @@ _ANTHROPIC: tuple[tuple[str, str, Endpoint], ...] = (
 
 
 def routes(client: EngineClient, settings: ServeConfig) -> list[Route]:
-    """The routes below /v1, and those that go with them.
+    """The routes below /v1, and their aliases.
 
     Raises: PluginError or ConfigError for a parser that cannot be used.
     """

@@ -21,15 +21,14 @@ if TYPE_CHECKING:
     from hookline.core.serve.settings import ServeConfig
 
 KEEP_ALIVE_S = 75
-"""Between two requests of a connection: longer than most proxies keep theirs."""
+"""Seconds that a connection may be idle between two requests; most proxies close theirs earlier."""
 LAST_WORDS_S = 2.0
-"""For the last frames to be written, once everything was ended."""
+"""Seconds for writing the last frames after all requests were ended."""
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn's server without handlers of signals. announce: called once it listens.
-
-    handshake_s: longest for a TLS handshake.
+    """uvicorn's server without signal handlers. announce: called once it listens. handshake_s: limit of a TLS
+    handshake.
     """
 
     def __init__(self, config: uvicorn.Config, announce: Callable[[], None], handshake_s: float) -> None:
@@ -37,7 +36,7 @@ class HttpServer(uvicorn.Server):
         self._announce, self._handshake_s = announce, handshake_s
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and say so."""
+        """Listen, and call `announce`."""
         loop, config = asyncio.get_running_loop(), self.config
         state = self.server_state
         self.servers = [
@@ -56,7 +55,7 @@ class HttpServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Capture none."""
+        """Install no signal handlers."""
         yield
 
 
@@ -67,9 +66,9 @@ async def serve_http(
     stopping: Stopping,
     announce: Callable[[], None],
 ) -> None:
-    """Serve until `stopping` says for how long to drain, and then until all is answered or ended, or it is told again.
+    """Serve until `stopping` is told to end, then drain for the seconds that it says, or until it is told again.
 
-    announce: called once connections are taken.
+    announce: called once connections are accepted.
     """
     raise_file_limit()
     config = uvicorn.Config(
@@ -80,7 +79,7 @@ async def serve_http(
         log_level="critical",
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # what a request says of itself is not trusted
+        proxy_headers=False,  # no trust in X-Forwarded headers
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=round(LAST_WORDS_S),
         ssl_certfile=settings.tls_certificate,
@@ -108,9 +107,9 @@ async def serve_http(
 def listening_sockets(settings: ServeConfig, count: int) -> list[socket.socket]:
     """Sockets that share the address of the settings, one for each of `count` processes.
 
-    No other program can take the address from now on, though the sockets listen only once `serve_http` has them, which
-    may be minutes later. Each keeps its own queue of connections, also while the process that took them is replaced.
-    Raises: ConfigError if the address cannot be had.
+    From now on no other program can bind the address, although the sockets listen only when `serve_http` gets them,
+    possibly minutes later. Each socket keeps its own queue of connections, even while its process is replaced.
+    Raises: ConfigError if the address cannot be bound.
     """
     from hookline.core.errors import ConfigError
 
@@ -118,7 +117,7 @@ def listening_sockets(settings: ServeConfig, count: int) -> list[socket.socket]:
     sockets: list[socket.socket] = []
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
-        sockets.append(_bound(family, host, port, shares=False))  # fails if anybody has the port, however they share it
+        sockets.append(_bound(family, host, port, shares=False))  # fails even if the port's owner shares it
         if count > 1:
             sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         port = sockets[0].getsockname()[1]
@@ -132,10 +131,11 @@ def listening_sockets(settings: ServeConfig, count: int) -> list[socket.socket]:
 
 
 def _bound(family: int, host: str, port: int, *, shares: bool) -> socket.socket:
-    """A socket beside which no other program can bind; shares: sockets of this server can.
+    """A socket on whose address no other program can bind. shares: whether further sockets of this server can.
 
-    SO_REUSEADDR lets it bind while connections of an earlier server fade away. It would let another server bind as
-    well until this one listens, and is taken back therefore; `serve_http` sets it again, for listening wants it, too.
+    SO_REUSEADDR allows binding while connections of an earlier server are in TIME_WAIT. It would also allow another
+    server to bind until this one listens, so it is removed after binding; `serve_http` sets it again, because listening
+    needs it, too.
     """
     one = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -151,7 +151,7 @@ def _bound(family: int, host: str, port: int, *, shares: bool) -> socket.socket:
 
 
 def raise_file_limit() -> None:
-    """Let this process have as many connections as it is allowed to."""
+    """Raise this process' limit of open files, and with it of connections, as far as it may."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(OSError, ValueError):

@@ -1,4 +1,4 @@
-"""When a server is to end, and how fast."""
+"""The signal for a server to drain, and to end at once."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import asyncio
 
 
 class Stopping:
-    """Told once, a server drains; told again, it ends at once. Made and told on the event loop that serves."""
+    """Called once, the server drains; called again, it ends at once. To be used on the server's event loop."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
         self.drain_s: asyncio.Future[float] = loop.create_future()
-        """Done when the server is told to end: the seconds that requests have left."""
+        """Done when the server must drain; the result is the seconds that running requests have."""
         self.at_once: asyncio.Future[None] = loop.create_future()
-        """Done when it was told again."""
+        """Done when the server must end at once."""
 
     def tell(self, drain_s: float) -> None:
-        """End. The first time, requests that run have this many seconds."""
+        """Drain, or end at once if called before. drain_s: seconds that running requests have."""
         if not self.drain_s.done():
             self.drain_s.set_result(drain_s)
         elif not self.at_once.done():

@@ -1,4 +1,4 @@
-"""The server's certificate: tried before anything is started, and read again when its files change."""
+"""The server's TLS certificate: checked before the engine starts, and reloaded when its files change."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ if TYPE_CHECKING:
     from hookline.core.serve.settings import ServeConfig
 
 LOOK_S = 5.0
-"""Between two looks at the files."""
+"""Seconds between two checks of the files."""
 _Marks: TypeAlias = tuple[tuple[int, int, int] | None, ...]
 _log = logging.getLogger("hookline")
 
 
 def check_tls(settings: ServeConfig) -> None:
-    """Raises: ConfigError if the certificate or its key cannot be used."""
+    """Check a certificate and its key.
+
+    Raises: ConfigError if they cannot be used.
+    """
     if settings.tls_certificate is None:
         if settings.tls_key is not None:
             raise ConfigError(f"serve.tls_key={settings.tls_key} needs serve.tls_certificate")
@@ -32,10 +35,10 @@ def check_tls(settings: ServeConfig) -> None:
 
 
 class CertificateWatch:
-    """Gives new connections what the files hold now, from the running event loop on until `stop`.
+    """Reloads the certificate's files for new connections, on the running event loop and until `stop`.
 
-    Connections that are open keep theirs. Files that cannot be used together, as when one of two has been replaced so
-    far, change nothing. context: the one that connections are made with.
+    Open connections keep their certificate. Files that do not match, as when only one of two has been replaced, are
+    ignored until they do. context: of the server's connections.
     """
 
     def __init__(self, context: ssl.SSLContext, settings: ServeConfig) -> None:
@@ -45,11 +48,11 @@ class CertificateWatch:
         self._timer = self._loop.call_later(LOOK_S, self._tick)
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop checking the files."""
         self._timer.cancel()
 
     def look(self) -> None:
-        """Load the files if they are not those of the last look."""
+        """Load the files if they have changed since the last check."""
         marks = self._marks()
         if marks == self._seen:
             return
@@ -67,7 +70,7 @@ class CertificateWatch:
         self._timer = self._loop.call_later(LOOK_S, self._tick)
 
     def _marks(self) -> _Marks:
-        """What tells a file from the one that was there before."""
+        """The identity of a file's content: it differs once the file is replaced."""
         return tuple(_mark(path) for path in (self._settings.tls_certificate, self._settings.tls_key) if path)
 
 

@@ -1,4 +1,4 @@
-"""Work that comes in bursts, a little of it at each turn of the event loop, so that the rest has its turns, too."""
+"""Spreads bursts of work over several turns of the event loop, so that other tasks can run in between."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import deque
 
 
 class Turns:
-    """Lets at most `burst` coroutines go on at each turn of the loop, in the order they came."""
+    """Lets at most `burst` coroutines continue in each turn of the loop, in the order in which they came."""
 
     def __init__(self, burst: int) -> None:
         self._burst = self._num_free = burst
@@ -15,7 +15,7 @@ class Turns:
         self._is_counting = False
 
     async def take(self) -> None:
-        """Wait for a turn; without a burst there is nothing to wait for."""
+        """Wait until this coroutine may continue, which is at once unless there is a burst."""
         loop = asyncio.get_running_loop()
         if not self._is_counting:
             self._is_counting = True
@@ -28,7 +28,7 @@ class Turns:
         await turn
 
     def _begin(self) -> None:
-        """A new turn of the loop."""
+        """Begin a new turn of the loop."""
         is_quiet = self._num_free == self._burst and not self._waiting
         self._num_free = self._burst
         while self._waiting and self._num_free:

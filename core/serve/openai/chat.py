@@ -1,4 +1,6 @@
-"""/v1/chat/completions: answers to messages, whole or as a stream, with reasoning and tool calls told apart."""
+"""/v1/chat/completions: a conversation is answered with messages, whole or streamed; reasoning and tool calls are
+apart.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,14 @@ from hookline.core.tokenizer.token_spelling import SpeltText
 
 
 def new_call_id() -> str:
-    """An id for a tool call."""
+    """A new id for a tool call."""
     return f"call_{secrets.token_hex(12)}"
 
 
 async def chat(surface: Surface, request: Request) -> Response:
     """Answer a conversation with messages.
 
-    Raises: what api_error makes a response of.
+    Raises: the errors that api_error converts to a response.
     """
     fields, headers = await read(request, ChatRequest)
     make = partial(_Answer, surface, fields)
@@ -43,7 +45,7 @@ async def chat(surface: Surface, request: Request) -> Response:
 
 
 class _Answer:
-    """One request's answer."""
+    """The response of one request."""
 
     def __init__(self, surface: Surface, fields: ChatRequest, turn: Turn, id: str, model: str) -> None:
         self._surface, self._fields, self._turn = surface, fields, turn
@@ -89,7 +91,7 @@ class _Answer:
         return choice | {"token_ids": output.token_ids} if fields.return_token_ids else choice
 
     def _message(self, parts: Sequence[ParsedPart]) -> dict[str, Any]:
-        """A whole message made of its parts."""
+        """A complete message made of its parts."""
         apart = _KeptApart()
         content = "".join(apart.text_of(part) for part in parts if isinstance(part, Text | ToolCall))
         reasoning = "".join(part.text for part in parts if isinstance(part, Reasoning))
@@ -108,7 +110,7 @@ class _Answer:
         return _begun(name, text.push(arguments) + text.finish(), is_custom=True)
 
     def _logprobs(self, index: int, logprobs: Any) -> dict[str, Any] | None:
-        """Of a choice's next tokens."""
+        """Log-probabilities of a choice's next tokens."""
         if logprobs is None:
             return None
         if index not in self._texts:
@@ -160,14 +162,14 @@ class _Answer:
 
 
 def _begun(name: str, text: str, *, is_custom: bool) -> dict[str, Any]:
-    """A call with so much of its arguments, or of its text if the tool is a custom one."""
+    """A call with its arguments so far, or with its text if the tool is a custom one."""
     if is_custom:
         return {"id": new_call_id(), "type": CUSTOM, CUSTOM: {"name": name, "input": text}}
     return {"id": new_call_id(), "type": FUNCTION, FUNCTION: {"name": name, "arguments": text}}
 
 
 def calls_of(parts: Sequence[ParsedPart]) -> list[tuple[str, str]]:
-    """Name and arguments of each call."""
+    """The function's name and its arguments, for each call."""
     calls: list[tuple[str, str]] = []
     for part in parts:
         if isinstance(part, ToolCall):
@@ -178,8 +180,8 @@ def calls_of(parts: Sequence[ParsedPart]) -> list[tuple[str, str]]:
 
 
 class _KeptApart:
-    """Puts a line's end between texts of a message that only a call stands between: parsers leave out the white space
-    around it, and the two are one content here.
+    """Puts a newline between two texts of a message that are separated only by a call: parsers remove the white space
+    around a call, and the two texts are one content here.
     """
 
     def __init__(self) -> None:
@@ -187,11 +189,11 @@ class _KeptApart:
 
     @property
     def waits(self) -> bool:
-        """Whether the next text stands behind a call."""
+        """Whether the next text follows a call."""
         return self._has_called
 
     def text_of(self, part: Text | ToolCall) -> str:
-        """What the next part adds to the content."""
+        """The text that the next part adds to the content."""
         if isinstance(part, ToolCall):
             self._has_called = bool(self._last)
             return ""
@@ -209,19 +211,22 @@ class _ChoiceStream:
     def __init__(self, frames: ChoiceFrames, turn: Turn, reasoning_fields: Sequence[str]) -> None:
         self._frames, self._reasoning, self._turn = frames, reasoning_fields, turn
         self._input: InputText | None = None
-        """Of the custom tool's call that is open."""
+        """The text of the custom tool's call that is being generated."""
         self._reader = None if turn.is_plain else turn.reader()
         self._apart = _KeptApart()
         self._num_calls = 0
         self._waiting: dict[str, Any] = {}
-        """Further fields of tokens that had no frame."""
+        """Log-probabilities and token ids of tokens that were in no frame yet."""
 
     def opening(self, rest: dict[str, Any]) -> bytes:
-        """The frame that names the role, once."""
+        """The frame with the role, which is sent once."""
         return self._frames.delta({"role": "assistant", "content": ""}, {"logprobs": None, "finish_reason": None}, rest)
 
     def frames(self, delta: Delta, choice: dict[str, Any], rest: dict[str, Any]) -> bytes:
-        """The frames of a Delta: one for each part, and the end. Tokens whose text a parser keeps have none yet."""
+        """The frames of a Delta: one for each part, and the last frame of the choice.
+
+        Tokens whose text a parser keeps back are in none of them yet.
+        """
         is_simple = not choice and not rest and not self._waiting
         is_plain = self._reader is None or (self._reader.is_plain and not self._apart.waits)
         if is_simple and delta.output is None and is_plain and self._input is None:
@@ -230,7 +235,7 @@ class _ChoiceStream:
         found = []
         for message in self._messages(delta):
             fields = {"logprobs": None, **choice, "finish_reason": None}
-            choice = {}  # tokens and their log-probabilities are told once
+            choice = {}  # each token and its log-probability is sent once
             found.append(self._frames.delta(message, fields, rest))
         if delta.output is not None:
             reason = finish_reason(delta.output, has_calls=self._num_calls > 0)
@@ -241,7 +246,7 @@ class _ChoiceStream:
         return b"".join(found)
 
     def _with_waiting(self, choice: dict[str, Any]) -> dict[str, Any]:
-        """Further fields of a choice, behind those of earlier tokens that had no frame."""
+        """Further fields of a choice's frame, beginning with those of earlier tokens that had no frame."""
         waiting, self._waiting = self._waiting, {}
         if not waiting:
             return choice
@@ -254,7 +259,7 @@ class _ChoiceStream:
         return found
 
     def _messages(self, delta: Delta) -> Iterator[dict[str, Any]]:
-        """What a Delta adds to the message, part by part."""
+        """The delta of the message for each part of a Delta."""
         for part in self._parts(delta):
             if not isinstance(part, Arguments):
                 yield from self._end_of_input()
@@ -287,7 +292,7 @@ class _ChoiceStream:
             yield self._of_call({CUSTOM: {"input": text}})
 
     def _end_of_input(self) -> Iterator[dict[str, Any]]:
-        """The rest of a custom tool's text."""
+        """The rest of the text of a custom tool's call."""
         given, self._input = self._input, None
         if given is not None and (text := given.finish()):
             yield self._of_call({CUSTOM: {"input": text}})

@@ -1,4 +1,4 @@
-"""What /v1/chat/completions takes: its fields, and the turn that is made of them."""
+"""The fields of /v1/chat/completions, and the chat turn that they ask for."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from hookline.core.serve.openai.client_tools import chosen_tools, tool_shape
 
 
 class ChatRequest(SamplingFields, kw_only=True):
-    """Messages to be answered."""
+    """A conversation to be answered."""
 
     IGNORED: ClassVar[tuple[str, ...]] = (*SamplingFields.IGNORED, "store", "metadata", "service_tier")
     SHAPE: ClassVar[Shape] = {**SamplingFields.SHAPE, "messages": MESSAGE_SHAPE, "tools": tool_shape}
 
     messages: list[Any] | None = None
-    """Role and content each; content is a text, parts of text, or null."""
+    """Messages with a role and a content, which is a text, a list of text parts, or null."""
     max_completion_tokens: int | None = None
-    """The newer name of max_tokens; unset, all that there is room for."""
+    """The newer name of max_tokens; unset: as many as there is room for."""
     logprobs: bool | None = None
     top_logprobs: int | None = None
     tools: list[Any] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
-    """Handed to the chat template; `none` turns thinking off where a template has enable_thinking."""
+    """Given to the chat template; `none` turns reasoning off where a template has enable_thinking."""
     include_reasoning: bool | None = None
     """False leaves reasoning out of the response."""
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    """Go on with the last message in place of a new one."""
+    """Continue the last message in place of beginning a new one."""
     add_special_tokens: bool | None = None
-    """Put special tokens in front of what the template wrote, which mostly has them already."""
+    """Put special tokens in front of the template's text, which usually has them already."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Arguments of the chat template, such as enable_thinking."""
     chat_template: str | None = None
@@ -51,7 +51,10 @@ class ChatRequest(SamplingFields, kw_only=True):
     service_tier: str | None = None
 
     def check(self) -> None:
-        """Raises: ApiError for what does not go together."""
+        """Check fields that depend on each other.
+
+        Raises: ApiError for fields that exclude each other.
+        """
         self.check_stream()
         if self.top_logprobs and not self.logprobs:
             raise invalid("top_logprobs needs logprobs=true", "top_logprobs")
@@ -64,7 +67,7 @@ class ChatRequest(SamplingFields, kw_only=True):
 
     @property
     def num_logprobs(self) -> int | None:
-        """Alternatives for each token; None without log-probabilities."""
+        """Number of alternatives for each token; None without log-probabilities."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
@@ -74,17 +77,17 @@ class ChatRequest(SamplingFields, kw_only=True):
         return {"logprobs": "top_logprobs", "max_tokens": limit}
 
     def chosen_tools(self) -> Tools:
-        """The tools and which of them to call.
+        """The tools and the choice among them.
 
-        Raises: ApiError for a tool or a choice that is of no known form.
+        Raises: ApiError for an unknown form of tool or choice.
         """
         calls_one = self.parallel_tool_calls is False
         return chosen_tools(self.tools or [], self.tool_choice, calls_one=calls_one, schema_key="function.parameters")
 
     def turn(self, surface: Surface) -> Turn:
-        """The turn that the request asks for.
+        """The chat turn that the request asks for.
 
-        Raises: RequestError or ApiError for what cannot be served.
+        Raises: RequestError or ApiError if it cannot be served.
         """
         tools = self.chosen_tools()
         arguments = effort_arguments(self.reasoning_effort)

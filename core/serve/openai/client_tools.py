@@ -1,8 +1,9 @@
-"""Tools of OpenAI's APIs as functions that any model can call, and calls as the items that clients know.
+"""Converts tools of OpenAI's APIs into functions that any model can call, and calls into the items that clients expect.
 
-A tool that the client runs is a function for the model, whatever its kind: a custom tool has one text, a namespace's
-tools have its name in front, a shell and a patch have the fields of their items. Tools that a provider runs by itself
-(a web search, an interpreter, …) are not there for the model, and their names are told as ignored fields are.
+A tool that the client runs is a function for the model, whatever its kind: a custom tool's function has one text
+argument, a namespace's functions have the namespace in front of their names, a shell and a patch tool have the fields
+of their items. Tools that only a provider can run (a web search, an interpreter, …) are not shown to the model, and are
+named as ignored fields.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ _BY_CLIENT: dict[str, Values] = {
         ),
     },
 }
-"""Tools without a definition in the request that its client runs -> the function in its place."""
+"""Kinds of client-run tools that requests do not define -> the function for the model."""
 _ITEMS: dict[str, tuple[str, str]] = {
     FUNCTION: ("function_call", "fc_"),
     CUSTOM: ("custom_tool_call", "ctc_"),
@@ -68,9 +69,9 @@ _ITEMS: dict[str, tuple[str, str]] = {
 }
 """Kind of a tool -> type of its calls, and prefix of their ids."""
 CALLS = {item: kind for kind, (item, _) in _ITEMS.items()}
-"""Type of an item that is a call -> kind of its tool."""
+"""Type of an item with a call -> kind of its tool."""
 OUTPUTS = frozenset(f"{item}_output" for item in CALLS)
-"""Types of items that are outputs of calls."""
+"""Types of items with the output of a call."""
 
 
 def chosen_tools(
@@ -82,9 +83,9 @@ def chosen_tools(
     place: str = "tools",
     ignored: Sequence[str] = (),
 ) -> Tools:
-    """A request's tools and which of them to call.
+    """The tools of a request and the choice among them.
 
-    Raises: ApiError for a tool or a choice that is of no known form.
+    Raises: ApiError for an unknown form of tool or choice.
     """
     told = list(ignored)
     tools = [tool for index, one in enumerate(given) for tool in _read(one, f"{place}[{index}]", told)]
@@ -97,7 +98,7 @@ def chosen_tools(
 
 
 def _read(tool: Any, place: str, ignored: list[str], namespace: str | None = None) -> Iterator[ClientTool]:
-    """The functions that a tool is made of. Chat has what a tool is defined by below its kind, responses beside it."""
+    """The functions of a tool. The chat API has a tool's definition below its kind, the responses API beside it."""
     kind = (tool.get("type") or FUNCTION) if isinstance(tool, dict) else None
     if not isinstance(kind, str):
         raise invalid(f"{place}={shown(tool)} is not a tool with a type", "tools")
@@ -124,7 +125,7 @@ def _read(tool: Any, place: str, ignored: list[str], namespace: str | None = Non
 
 
 def tool_shape(tool: Mapping[str, Any]) -> Shape | None:
-    """What has an effect in a tool that is a function: a chat's, or one of responses, which is flat."""
+    """The known fields of a function tool, in the nested form of chats or the flat form of responses."""
     function = dict.fromkeys(("name", "description", "parameters", "strict"))
     if (tool.get("type") or FUNCTION) != FUNCTION:
         return None
@@ -132,12 +133,12 @@ def tool_shape(tool: Mapping[str, Any]) -> Shape | None:
 
 
 def full_name(namespace: str | None, name: str) -> str:
-    """What the model calls a function of a namespace."""
+    """The name of a namespace's function for the model."""
     return name if namespace is None else f"{namespace.removesuffix('__')}__{name}"
 
 
 def _of_text(tool: Values) -> tuple[Values, str | None]:
-    """What a custom tool's function has beside its name, and the grammar of its text."""
+    """The description and the parameters of a custom tool's function, and the grammar of its text."""
     form = tool.get("format") or {}
     grammar = form.get("grammar", form) if isinstance(form, dict) and form.get("type") == "grammar" else {}
     syntax, definition = grammar.get("syntax"), grammar.get("definition")
@@ -153,7 +154,9 @@ def _of_text(tool: Values) -> tuple[Values, str | None]:
 
 
 def _chosen(choice: Any, tools: list[ClientTool], ignored: list[str]) -> tuple[str, list[ClientTool]]:
-    """tool_choice as `Tools` has it, in chat's form or that of responses, and the tools that may be called."""
+    """The tool choice in the form of `Tools`, and the tools that may be called. tool_choice: in the form of chats or
+    responses.
+    """
     if choice is None or choice in (AUTO, NONE, REQUIRED):
         return choice or AUTO, tools
     kind = choice.get("type", FUNCTION) if isinstance(choice, dict) else None
@@ -174,11 +177,11 @@ def _chosen(choice: Any, tools: list[ClientTool], ignored: list[str]) -> tuple[s
 
 
 CALLABLE = (FUNCTION, CUSTOM, *_BY_CLIENT)
-"""Kinds of tools that can be called."""
+"""Kinds of tools that the model can call."""
 
 
 def _named(reference: Any, tools: Sequence[ClientTool], ignored: list[str]) -> list[ClientTool]:
-    """The tools that a part of tool_choice means: at least one, but for a tool that is not run here."""
+    """The tools that a part of tool_choice names: at least one, unless the named tool is not run here."""
     kind = reference.get("type", FUNCTION) if isinstance(reference, dict) else None
     if not isinstance(kind, str):
         raise invalid(f"tool_choice: {shown(reference)} is not a tool with a type", "tool_choice")
@@ -198,7 +201,7 @@ def _named(reference: Any, tools: Sequence[ClientTool], ignored: list[str]) -> l
 
 
 def call_of(item: Mapping[str, Any], place: str) -> tuple[str, Any]:
-    """The function and the arguments that a call of an earlier turn has for the model.
+    """The function and the arguments of an earlier call, as the model would have written them.
 
     Raises: ApiError for a call without a name.
     """
@@ -216,7 +219,7 @@ def call_of(item: Mapping[str, Any], place: str) -> tuple[str, Any]:
 
 
 class Call:
-    """A call as an item of a response while its arguments come."""
+    """A call as an item of a response, while its arguments are generated."""
 
     def __init__(self, tool: ClientTool | None, name: str) -> None:
         self.kind = FUNCTION if tool is None else tool.kind
@@ -232,15 +235,15 @@ class Call:
 
     @property
     def event(self) -> str | None:
-        """How the events of its text begin; None if there are none."""
+        """How the types of the events with its text begin; None without such events."""
         return {FUNCTION: "response.function_call_arguments", CUSTOM: "response.custom_tool_call_input"}.get(self.kind)
 
     def push(self, text: str) -> str:
-        """What further arguments add to the item's own text."""
+        """The text that further arguments add to the item."""
         return text if self._input is None else self._input.push(text)
 
     def end(self, arguments: str, status: str) -> tuple[str, Values]:
-        """Fill the item. Returns the rest of its text, and what the event of its end has."""
+        """Complete the item. Returns the rest of its text, and the fields of its last event."""
         self.item["status"] = "in_progress" if (self.kind, status) == (APPLY_PATCH, "incomplete") else status
         rest = "" if self._input is None else self._input.finish()
         self._fill(arguments)
@@ -271,7 +274,7 @@ class Call:
 def _action(kind: str, values: Values) -> Values:
     key = "command" if kind == LOCAL_SHELL else "commands"
     given = values.get(key, [])
-    if isinstance(given, str):  # as models write it that have not read the schema
+    if isinstance(given, str):  # some models ignore the schema and write this
         given = ["bash", "-lc", given] if kind == LOCAL_SHELL else [given]
     commands = [str(one) for one in given] if isinstance(given, list) else []
     timeout_ms = values["timeout_ms"] if isinstance(values.get("timeout_ms"), int) else None
@@ -284,7 +287,7 @@ def _action(kind: str, values: Values) -> Values:
 
 
 def object_of(arguments: str) -> Values:
-    """A call's arguments; clients expect an object, even of a call that was cut off."""
+    """A call's arguments. Clients expect an object, so an incomplete call has an empty one."""
     try:
         value = json.loads(arguments) if arguments else {}
     except (ValueError, RecursionError):
@@ -293,17 +296,17 @@ def object_of(arguments: str) -> Values:
 
 
 class InputText:
-    """The text of a custom tool's call, out of the arguments `{"input": "…"}` that a model writes, as they come.
+    """Extracts the text of a custom tool's call from the arguments `{"input": "…"}` while they are generated.
 
-    text: what has come of it. is_plain: what comes is the text itself.
-    Arguments of another form are the text themselves, once they are there.
+    text: so far. is_plain: the arguments are the text itself, which holds as well for complete arguments of any other
+    form.
     """
 
     _HEAD = re.compile(r'\s*\{\s*"input"\s*:\s*"')
     _WHOLE = re.compile(
         r'(?:[^"\\]|\\(?:["\\/bfnrt]|u(?![dD][89abAB])[0-9a-fA-F]{4}|u[dD][89abAB]..\\u[0-9a-fA-F]{4}))*'
     )
-    """Characters that are whole: a surrogate's other half may be still to come."""
+    """The text without a surrogate at its end, whose other half may follow."""
 
     def __init__(self, *, is_plain: bool = False) -> None:
         self.text = ""
@@ -312,7 +315,7 @@ class InputText:
         self._has_begun = self._is_over = False
 
     def push(self, arguments: str) -> str:
-        """Further text."""
+        """Add further arguments; returns the text that they add."""
         if self._is_plain:
             self.text += arguments
             return arguments
@@ -332,7 +335,7 @@ class InputText:
         return found
 
     def finish(self) -> str:
-        """What is missing of the text when all arguments have come."""
+        """The rest of the text once all arguments are known."""
         if self._is_plain:
             return ""
         if self._has_begun:
@@ -347,7 +350,7 @@ class InputText:
 
 
 def _without_escapes(text: str) -> str:
-    """What stands in a JSON string up to its end, also where it is not quite JSON or cut off."""
+    """The contents of a JSON string up to its end, even if it is not quite valid or incomplete."""
     inner = re.match(r'(?:[^"\\]|\\.)*', text, re.DOTALL)
     assert inner is not None
     try:
@@ -358,14 +361,14 @@ def _without_escapes(text: str) -> str:
 
 
 _NO_ESCAPE, _AS_IT_IS = r'(\\\\|\\["/bfnrt]|\\u[0-9a-fA-F]{4})|\\', lambda found: found[1] or "\\\\"
-"""A backslash that begins no escape of JSON, and what stands in its place."""
+"""Replaces a backslash that begins no JSON escape."""
 
 
 def text_reader(tool: ClientTool | None) -> InputText | None:
-    """What reads the text of a call, if the tool is a custom one."""
+    """A reader of the call's text if the tool is a custom one, else None."""
     return InputText(is_plain=tool.grammar is not None) if tool is not None and tool.kind == CUSTOM else None
 
 
 def _unicode(text: str) -> str:
-    """The text without halves of surrogate pairs, which no JSON can hold."""
+    """The text without unpaired surrogates, which JSON cannot represent."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

@@ -1,4 +1,4 @@
-"""What /v1/completions takes: its fields, its prompts in four forms, and the engine's parameters made of them."""
+"""The fields of /v1/completions, its prompts in four forms, and their sampling parameters."""
 
 from __future__ import annotations
 
@@ -13,27 +13,30 @@ from hookline.core.structured_outputs import StructuredOutputs
 
 DEFAULT_MAX_TOKENS = 16
 MAX_PROMPT_SCORES = 2**20
-"""Most log-probabilities of prompts in an answer, which holds them for each of its choices: some 26 MB of JSON."""
+"""Most log-probabilities of prompt tokens in a response, which has them in each choice: some 26 MB of JSON."""
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
-    """A text to be gone on with."""
+    """Texts to be continued."""
 
     IGNORED: ClassVar[tuple[str, ...]] = (*SamplingFields.IGNORED, "best_of")
 
     prompt: str | list[Any] | None = None
     """A text, texts, token ids, or lists of token ids."""
     echo: bool | None = None
-    """Give the prompt back in front of the completion."""
+    """Return the prompt in front of the completion."""
     logprobs: int | None = None
-    """Log-probabilities, with this many alternatives; with echo, of the prompt too."""
+    """Log-probabilities with this many alternatives; with echo, of the prompt too."""
     suffix: str | None = None
     best_of: int | None = None
     add_special_tokens: bool | None = None
-    """Put the special tokens in front that the tokenizer begins a text with."""
+    """Put special tokens in front, as the tokenizer does with a text."""
 
     def check(self) -> None:
-        """Raises: ApiError for what does not go together."""
+        """Check fields that depend on each other.
+
+        Raises: ApiError for fields that exclude each other.
+        """
         self.check_stream()
         if self.suffix:
             raise invalid("suffix is not supported by the model that is served", "suffix")
@@ -43,9 +46,9 @@ class CompletionRequest(SamplingFields, kw_only=True):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """The prompts, in one of two forms each.
+        """The prompts, each a text or a list of token ids.
 
-        Raises: ApiError if it is of none of the four.
+        Raises: ApiError if the field has none of the four forms.
         """
         prompt = self.prompt
         if isinstance(prompt, str):
@@ -65,9 +68,10 @@ class CompletionRequest(SamplingFields, kw_only=True):
         wanted: StructuredOutputs | None = None,
         naming: Naming = SAME_NAMES,
     ) -> list[tuple[list[int], SamplingParams]]:
-        """What the engine is asked for, prompt by prompt. With max_tokens 0 one token is made, which no answer has.
+        """The engine's prompts with their sampling parameters.
 
-        wanted: what the completions must look like. naming: how errors name fields.
+        With max_tokens 0 the engine generates one token, which the response leaves out. wanted: structured outputs.
+        naming: parameter -> the request's field that errors name.
         Raises: ApiError or RequestError for a prompt without room.
         """
         scores = self.logprobs if self.prompt_logprobs is None else self.prompt_logprobs
@@ -94,7 +98,8 @@ class CompletionRequest(SamplingFields, kw_only=True):
         return found
 
     def check_scores(self, prompts: Sequence[list[int]]) -> None:
-        """Refuse an answer with more log-probabilities of prompts than MAX_PROMPT_SCORES: each choice has them.
+        """Refuse a response with more than MAX_PROMPT_SCORES log-probabilities of prompt tokens, counted in each
+        choice.
 
         Raises: ApiError.
         """
@@ -112,12 +117,14 @@ class CompletionRequest(SamplingFields, kw_only=True):
             )
 
     def fills_up(self, prompt: Sequence[int], max_model_len: int) -> bool:
-        """Whether only scores are asked for of a prompt that leaves no room for the token that is made with them."""
+        """Whether a request asks only for log-probabilities of a prompt that leaves no room for a token."""
         return self.max_tokens == 0 and 1 < len(prompt) == max_model_len
 
 
 def _of_last(token_id: int, n: int, scores: int | None) -> SamplingParams:
-    """Parameters that draw a prompt's last token behind the others, which gives its log-probability there."""
+    """Parameters that make the engine generate the prompt's last token behind the others, in order to get its
+    log-probability.
+    """
     return SamplingParams(
         max_tokens=1, n=n, allowed_token_ids=(token_id,), ignore_eos=True, logprobs=scores, prompt_logprobs=scores
     )

@@ -1,4 +1,4 @@
-"""/v1/completions: texts that the model goes on with, whole or as a stream."""
+"""/v1/completions: texts are continued, whole or as a stream."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from hookline.core.tokenizer.token_spelling import TokenSpelling
 
 
 async def completions(surface: Surface, request: Request) -> Response:
-    """Go on with texts, each n times.
+    """Continue texts, each n times.
 
-    Raises: what api_error makes a response of.
+    Raises: the errors that api_error converts to a response.
     """
     fields, headers = await read(request, CompletionRequest)
     name = surface.model_name(fields.model)
@@ -47,7 +47,7 @@ async def completions(surface: Surface, request: Request) -> Response:
 
 
 class _Answer:
-    """One request's answer. given: the prompts as they came; prompts: their token ids."""
+    """The response of one request. given: the prompts as they came; prompts: their token ids."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class _Answer:
         return choice
 
     def _without_token(self, number: int, output: RequestOutput) -> RequestOutput:
-        """What is told where only the prompt was asked for."""
+        """The output of a request for a prompt's log-probabilities only."""
         logprobs = output.logprobs
         if self._fields.fills_up(self._prompts[number], self._surface.facts.max_model_len) and logprobs is not None:
             output = replace(output, prompt_logprobs=[*(output.prompt_logprobs or []), *logprobs])
@@ -111,12 +111,12 @@ class _Answer:
         return replace(output, finish_reason=FinishReason.LENGTH, logprobs=kept)
 
     def _prompt_text(self, number: int) -> str:
-        """The prompt as the model read it: a text of ids has no other form."""
+        """The text of the prompt that the model read; of token ids it is the decoded text."""
         given = self._given[number]
         return given if isinstance(given, str) else self._surface.codec.decode(given, skip_special_tokens=False)
 
     def _offset(self, number: int) -> int:
-        """Characters in front of a completion, whether they are echoed or not."""
+        """Number of characters in front of a completion, for text_offset, echoed or not."""
         return len(self._prompt_text(number)) if self._fields.logprobs is not None else 0
 
     async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
@@ -124,7 +124,7 @@ class _Answer:
         fields, usage = self._fields, self._usage
         frames = Frames(*self._named, ends_with_usage=fields.includes_usage)
         choices: dict[int, _ChoiceStream] = {}
-        # A prompt's log-probabilities are known at the end; whoever wants them in front waits for them.
+        # A prompt's log-probabilities are known when its first completion ends; an echo with them has to wait.
         waits, held = bool(fields.echo and fields.logprobs is not None), _Held()
         async for number, delta in generation:
             index = number * self._n + delta.index
@@ -154,14 +154,14 @@ class _Answer:
 
 
 class _Held:
-    """Choices that are held back until their prompt's log-probabilities are known: they come with the first choice."""
+    """Choices whose frames wait until their prompt's log-probabilities are known, which come with the first choice."""
 
     def __init__(self) -> None:
         self._scores: dict[int, list[TokenLogprob | None] | None] = {}
         self._waiting: dict[int, list[tuple[_ChoiceStream, Delta]]] = {}
 
     def of(self, number: int, choice: _ChoiceStream, delta: Delta) -> list[tuple[_ChoiceStream, Delta]]:
-        """The whole choices of prompt `number` that can be told once this Delta has come."""
+        """The choices of a prompt that are ready to be sent after this Delta. number: of the prompt."""
         joined = choice.join(delta)
         if joined is None:
             return []
@@ -179,7 +179,7 @@ class _Held:
 
 
 class _ChoiceStream:
-    """The frames of one completion: one for each Delta, and none beside."""
+    """The frames of one completion: one for each Delta."""
 
     def __init__(
         self,
@@ -196,7 +196,7 @@ class _ChoiceStream:
         self._is_plain = fields.logprobs is None and not fields.return_token_ids
 
     def join(self, delta: Delta) -> Delta | None:
-        """All Deltas as one, with the last of them."""
+        """Merge all Deltas into the last of them."""
         before = self._kept
         if before is not None:
             logprobs = [*(before.logprobs or []), *(delta.logprobs or [])]

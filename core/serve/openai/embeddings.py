@@ -1,4 +1,4 @@
-"""/v1/embeddings: texts into vectors, in OpenAI's form and with vLLM's and our own fields."""
+"""/v1/embeddings: embeddings of texts, in OpenAI's form with vLLM's and our own fields."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ class EmbeddingsRequest(ServiceFields, kw_only=True):
     dimensions: int | None = None
     """How many numbers to keep of each vector, from its first one on; unset: all."""
     normalize: bool | None = None
-    """Scale vectors to length 1; unset: as the checkpoint says."""
+    """Normalise vectors to length 1; unset: as the checkpoint says."""
     pooler: str | None = None
     """How hidden states become a vector; unset: as the checkpoint says."""
     add_special_tokens: bool | None = None
 
     @property
     def inputs(self) -> list[str | list[int]]:
-        """The texts or token ids, one after the other.
+        """The inputs, each a text or a list of token ids.
 
-        Raises: ApiError if there is none, or if one is neither.
+        Raises: ApiError if there is none, or for an input of another type.
         """
         given = self.input
         if isinstance(given, str) or are_ids(given):
@@ -57,9 +57,9 @@ class EmbeddingsRequest(ServiceFields, kw_only=True):
 
 
 async def embeddings(surface: Surface, request: Request) -> Response:
-    """Make a vector of each text.
+    """Embed each text.
 
-    Raises: what api_error makes a response of.
+    Raises: the errors that api_error converts to a response.
     """
     fields, headers = await read(request, EmbeddingsRequest)
     name = surface.model_name(fields.model)

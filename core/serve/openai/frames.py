@@ -1,6 +1,6 @@
-"""Server-sent events of completions and chat completions, from bytes that are rendered once per completion.
+"""Server-sent events of completions and chat completions, joined from parts that are encoded once per completion.
 
-A frame of text costs one JSON string and two joins; nothing is built of objects.
+A frame costs the encoding of one JSON string and two joins; no objects are built.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _END = b"}\n\n"
 class Frames:
     """Frames of one response: `{id, object, created, model, choices: [one choice], ...}`.
 
-    ends_with_usage: every frame but the one with the usage says that it has none, as OpenAI's do.
+    ends_with_usage: add `"usage": null` to every frame except the one with the usage, as OpenAI does.
     """
 
     def __init__(self, id: str, object: str, created: int, model: str, *, ends_with_usage: bool = False) -> None:
@@ -31,7 +31,7 @@ class Frames:
 
 
 class ChoiceFrames:
-    """Frames of one completion of a response. name: the JSON key, with its quotes, that the text stands behind."""
+    """Frames of one completion of a response. name: the JSON key of the text, in quotes."""
 
     def __init__(self, frames: Frames, index: int, *, is_chat: bool) -> None:
         start = frames.head + b',"choices":[{"index":%d,' % index
@@ -42,15 +42,15 @@ class ChoiceFrames:
         self._plain = brace + b',"logprobs":null,"finish_reason":null}]' + frames.end
 
     def plain(self, text: str) -> bytes:
-        """Text and nothing else: nearly all frames."""
+        """A frame with text only, as nearly all frames are."""
         return self._text + dumps(text) + self._plain
 
     def text(self, text: str, choice: dict[str, Any], rest: dict[str, Any]) -> bytes:
-        """Text with further fields of the choice and of the response."""
+        """A frame with text and further fields of the choice and of the response."""
         return self._text + dumps(text) + self._close + _fields(choice) + b"}]" + self._rest(rest)
 
     def delta(self, delta: dict[str, Any], choice: dict[str, Any], rest: dict[str, Any]) -> bytes:
-        """Any delta of a chat's message."""
+        """A frame with any delta of a chat message."""
         return self._delta + dumps(delta) + _fields(choice) + b"}]" + self._rest(rest)
 
     def _rest(self, rest: dict[str, Any]) -> bytes:
@@ -58,5 +58,5 @@ class ChoiceFrames:
 
 
 def _fields(values: dict[str, Any]) -> bytes:
-    """`,"name":value` for each."""
+    """`,"name":value` for each field."""
     return b"," + dumps(values)[1:-1] if values else b""

@@ -1,4 +1,4 @@
-"""Log-probabilities in OpenAI's two formats and in vLLM's of the prompt."""
+"""Log-probabilities in the two formats of OpenAI, and those of prompts in vLLM's."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from hookline.core.outputs import TokenLogprob
 from hookline.core.tokenizer.token_spelling import SpeltText, TokenSpelling
 
 LEAST = -9999.0
-"""In place of minus infinity, which JSON has no word for."""
+"""The value for minus infinity, which JSON cannot represent."""
 
 
 class CompletionLogprobs:
-    """tokens, token_logprobs, top_logprobs and text_offset, of one completion whose text may come in pieces.
+    """Makes tokens, token_logprobs, top_logprobs and text_offset of one completion, whose text may come in pieces.
 
-    prompt: its token ids. as_ids: tokens are written `token_id:N`. echoed: the prompt's text, if it stands before the
-    completion's; the prompt's tokens come first then. offset: characters of the prompt. skips_special: whether the
-    completion's text is without special tokens.
-    text_offset counts characters. Of several tokens that make up one, each has the place where it begins.
+    prompt: its token ids. as_ids: write tokens as `token_id:N`. echoed: the prompt's text if the completion's text
+    begins with it; the prompt's tokens come first then. offset: number of characters of the prompt. skips_special:
+    whether the completion's text lacks special tokens. text_offset counts characters; tokens that together make one
+    character all have its offset.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class CompletionLogprobs:
         self._as_ids, self._echoed, self._skips_special = as_ids, echoed, skips_special
         self._behind = texts.behind(prompt, shows_special=not skips_special)
         self._num_left = len(prompt) if echoed else 0
-        """Tokens of the prompt that come before the completion's."""
+        """The prompt's tokens, to be put in front of the completion's."""
         self._begin(self._echoed_prompt(texts, prompt) if self._num_left else self._behind)
         self._offset = 0 if self._num_left else offset
 
@@ -46,8 +46,8 @@ class CompletionLogprobs:
         self._decoder = getincrementaldecoder("utf-8")("replace")
 
     def _echoed_prompt(self, texts: TokenSpelling, prompt: Sequence[int]) -> SpeltText:
-        """The prompt's tokens as the echo has them. Many tokenizers put a space before a text's first word, which is
-        not in the echo of a text; of ids it may be.
+        """The texts of the prompt's tokens in the echo. Many tokenizers add a space before the first word of a text,
+        which the echo of a text must not have.
         """
         faults = []
         for is_start in (False, True) if texts.is_start(()) else ():
@@ -58,7 +58,7 @@ class CompletionLogprobs:
         return SpeltText(texts, bool(faults) and faults[1] < faults[0], shows_special=False)
 
     def of(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob | None]) -> dict[str, Any]:
-        """Of the next tokens; None where there is no log-probability, as for a prompt's first token."""
+        """The fields for the next tokens; None where a token has no log-probability, as a prompt's first token."""
         names: list[str] = []
         tops: list[dict[str, float] | None] = []
         offsets: list[int] = []
@@ -79,7 +79,7 @@ class CompletionLogprobs:
         }
 
     def _length(self, token_id: int) -> int:
-        """How many characters are complete with this token that were not before."""
+        """How many more characters are complete once this token is known."""
         texts = self._texts
         if texts.is_special(token_id):
             text = texts.text(token_id)
@@ -95,7 +95,9 @@ class CompletionLogprobs:
         return f"token_id:{token_id}" if self._as_ids else self._texts.text(token_id)
 
     def _top(self, one: TokenLogprob) -> dict[str, float]:
-        """The token itself and the most likely ones. Of two with one text the second goes by its id."""
+        """The token itself and the most likely tokens. If two of them have the same text, the second is named by its
+        id.
+        """
         found = {self._name(one.token_id): max(one.logprob, LEAST)}
         for token_id, logprob in one.top:
             if token_id != one.token_id:
@@ -120,27 +122,27 @@ def chat_logprobs(texts: SpeltText, logprobs: Sequence[TokenLogprob], *, as_ids:
 
 
 class WaitingLogprobs:
-    """chat_logprobs' entries of tokens whose text has not come: stop strings, characters of several tokens and parsers
-    hold it back.
+    """Holds chat_logprobs' entries of tokens whose text has not been sent: stop strings, incomplete characters and
+    parsers delay it.
     """
 
     def __init__(self) -> None:
         self._entries: list[dict[str, Any]] = []
 
     def rest(self) -> list[dict[str, Any]]:
-        """Those that wait still. They wait no longer."""
+        """Return and remove all entries."""
         rest, self._entries = self._entries, []
         return rest
 
     def add(self, entries: Sequence[dict[str, Any]]) -> None:
-        """Further tokens, in their order."""
+        """Add entries of further tokens."""
         self._entries += entries
 
     def take(self, text: str, *, takes_before: bool, behind: str = "") -> list[dict[str, Any]]:
-        """Those of a text, up to its last token; of all that wait if it is not found. They wait no longer.
+        """Return and remove the entries of a text, up to its last token; all entries if the text is not found.
 
-        takes_before: whether the text goes on where the one before ended, so that tokens in front of it, which have no
-        text, count as its own; else they are a tag's, and dropped. behind: what is known to come after it.
+        takes_before: the text continues the text before it, so that tokens before it without text belong to it;
+        otherwise they belong to a tag, and are dropped. behind: the text known to follow.
         """
         if not text or not self._entries:
             return []
@@ -158,7 +160,7 @@ class WaitingLogprobs:
 
 
 def prompt_logprobs(texts: TokenSpelling, logprobs: Sequence[TokenLogprob | None]) -> list[Any]:
-    """A mapping of token ids for each token of a prompt, None for the first."""
+    """For each token of a prompt a mapping of token ids to log-probabilities, None for the first."""
 
     def _entry(token_id: int, logprob: float) -> tuple[str, dict[str, Any]]:
         return str(token_id), {"logprob": max(logprob, LEAST), "decoded_token": texts.text(token_id)}

@@ -1,4 +1,7 @@
-"""The items of a response as they grow, and the events that tell of it. Knows parts of text and no HTTP."""
+"""The output items of a response while they are generated, and the stream events about them.
+
+Works on parts of text, and knows nothing of HTTP.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,11 @@ _KINDS: dict[type, tuple[str, str, str]] = {
     Text: ("msg_", "output_text", "response.output_text"),
     Reasoning: ("rs_", "reasoning_text", "response.reasoning_text"),
 }
-"""Kind of a part with text: prefix of its item's id, type of its content, and how its events begin."""
+"""Kind of a part with text -> prefix of its item's id, type of its content, and beginning of its events' types."""
 
 
 class Events:
-    """Events of one response, each with its number."""
+    """Makes the events of one response, which are numbered."""
 
     def __init__(self) -> None:
         self._number = -1
@@ -40,7 +43,7 @@ class Events:
 
 
 class ResponseItems:
-    """The output of one response."""
+    """The output items of one response."""
 
     def __init__(self, events: Events, tools: Tools) -> None:
         self._events, self._tools = events, tools
@@ -53,11 +56,11 @@ class ResponseItems:
 
     @property
     def is_text(self) -> bool:
-        """Whether the item that grows is a message's text."""
+        """Whether the current item is a message with text."""
         return self._open is Text
 
     def push(self, part: ParsedPart, logprobs: list[Any]) -> Iterator[bytes]:
-        """Add a part."""
+        """Add a part of the answer; returns the stream events for it."""
         kind = ToolCall if isinstance(part, ToolCall | Arguments) else type(part)
         if kind is not self._open or isinstance(part, ToolCall):
             yield from self.close()
@@ -105,7 +108,7 @@ class ResponseItems:
             yield self._events.delta(self._head, text, self._tail)
 
     def close(self, status: str = "completed") -> Iterator[bytes]:
-        """End the item that grows, if there is one."""
+        """End the current item, if there is one."""
         if self._open is None:
             return
         item, text, place = self.items[-1], "".join(self._texts), self._place

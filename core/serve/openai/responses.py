@@ -1,4 +1,4 @@
-"""/v1/responses, without a memory: a conversation is answered with items, whole or as a stream of events."""
+"""/v1/responses, without stored responses: a conversation is answered with output items, whole or streamed."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from hookline.core.serve.openai.responses_request import ResponsesRequest
 
 
 async def responses(surface: Surface, request: Request) -> Response:
-    """Answer a conversation with items.
+    """Answer a conversation with output items.
 
-    Raises: what api_error makes a response of.
+    Raises: the errors that api_error converts to a response.
     """
     fields, headers = await read(request, ResponsesRequest)
     make = partial(_Answer, surface, fields)
@@ -34,7 +34,7 @@ async def responses(surface: Surface, request: Request) -> Response:
 
 
 class _Answer:
-    """One request's answer."""
+    """The response of one request."""
 
     def __init__(self, surface: Surface, fields: ResponsesRequest, turn: Turn, id: str, model: str) -> None:
         self._surface, self._fields, self._turn = surface, fields, turn
@@ -77,7 +77,7 @@ class _Answer:
                 yield b"".join(frames)
 
     def _grown(self, delta: Delta) -> list[bytes]:
-        """The events of a Delta; the items grow by it."""
+        """The events of a Delta, whose parts are added to the items."""
         self._usage.num_completion_tokens += len(delta.token_ids)
         if delta.logprobs:
             self._logprobs.add(chat_logprobs(self._texts, delta.logprobs)["content"])
@@ -91,15 +91,16 @@ class _Answer:
         for part, logprobs in parts:
             frames += self._items.push(part, logprobs)
         if delta.output is not None and self._items.is_text and (rest := self._logprobs.rest()):
-            frames += self._items.push(Text(""), rest)  # of tokens without a text, and of a stop string
+            frames += self._items.push(Text(""), rest)  # tokens without text, or of a stop string
         if delta.finish_reason is not None:
             frames += self._items.close(_status(delta.finish_reason))
         return frames
 
     def _parts(self, delta: Delta) -> list[tuple[ParsedPart, list[Any]]]:
-        """The parts of a Delta with the log-probabilities of their tokens; tags between parts belong to none of them.
+        """The parts of a Delta with the log-probabilities of their tokens. Tags between parts belong to no part.
 
-        With log-probabilities a parser gets one character after the other: so it is known how far a part reaches.
+        With log-probabilities the parser is given one character at a time, so that the last character of each part is
+        known.
         """
         text, is_text, runs = delta.text, self._turn.is_plain or self._items.is_text, _Runs()
         pieces = text if self._has_logprobs and not self._turn.is_plain else [text]
@@ -115,7 +116,7 @@ class _Answer:
         return parts
 
     def _response(self, status: str) -> dict[str, Any]:
-        """The response object. Null stands where OpenAI's schema has it; other keys without a value are absent."""
+        """The response object. Keys without a value are null if OpenAI's schema requires them, and absent otherwise."""
         fields, params, usage = self._fields, self._turn.params, self._usage
         is_over = status != "in_progress"
         response = {
@@ -149,14 +150,14 @@ class _Answer:
 
 
 class _Runs:
-    """Parts with the place in the text behind them; those of one kind that follow each other are one."""
+    """Parts and the position in the text after each; consecutive parts of one kind are merged."""
 
     def __init__(self) -> None:
         self.found: list[tuple[ParsedPart, int]] = []
         self._end = 0
 
     def add(self, parts: Sequence[ParsedPart], num_characters: int) -> None:
-        """Parts that were certain with so many further characters."""
+        """The parts that the parser returned after each further character, with the number of characters."""
         self._end += num_characters
         for part in parts:
             last = self.found[-1][0] if self.found else None

@@ -1,4 +1,4 @@
-"""What /v1/responses takes: its fields, and the chat turn that is made of them. Nothing is kept between requests."""
+"""The fields of /v1/responses, and the chat turn that they ask for. Nothing is stored between requests."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from hookline.core.serve.openai.client_tools import CALLS, OUTPUTS, call_of, cho
 _STATE = "this server keeps no responses; send the whole conversation as input"
 LOGPROBS = "message.output_text.logprobs"
 _COLLECTED = ("content", "reasoning_content")
-"""Keys of an assistant's message whose texts come from several items."""
+"""Keys of an assistant message whose texts are collected from several items."""
 _WITH_TOOLS = ("additional_tools", "tool_search_output")
-"""Types of items that hold tools."""
+"""Types of items that define tools."""
 
 
 class ResponsesRequest(SamplingFields, kw_only=True):
-    """A conversation to be gone on with."""
+    """A conversation to be continued."""
 
     IGNORED: ClassVar[tuple[str, ...]] = (
         *SamplingFields.IGNORED,
@@ -51,17 +51,17 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     }
 
     input: str | list[Any] | None = None
-    """A text, or items: messages, reasoning, calls of tools and their outputs; others are ignored."""
+    """A text or a list of items: messages, reasoning, calls of tools and their outputs; others are ignored."""
     instructions: str | None = None
-    """What the model is told first."""
+    """Instructions for the model, in front of the conversation."""
     max_output_tokens: int | None = None
     text: dict[str, Any] | None = None
-    """`format` is what the answer must look like."""
+    """`format` is the form of the answer."""
     tools: list[Any] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     reasoning: dict[str, Any] | None = None
-    """`effort` is handed to the chat template; `none` turns thinking off where it has enable_thinking."""
+    """`effort` is given to the chat template; `none` turns reasoning off where a template has enable_thinking."""
     top_logprobs: int | None = None
     include: list[str] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -76,7 +76,10 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     prompt_cache_key: str | None = None
 
     def check(self) -> None:
-        """Raises: ApiError for what does not go together, and for what would need memory of other requests."""
+        """Check fields that depend on each other.
+
+        Raises: ApiError for fields that exclude each other, or that would need stored responses.
+        """
         self.check_stream()
         for name in ("previous_response_id", "conversation"):
             if getattr(self, name) is not None:
@@ -91,7 +94,7 @@ class ResponsesRequest(SamplingFields, kw_only=True):
 
     @property
     def num_logprobs(self) -> int | None:
-        """Alternatives for each token; None without log-probabilities."""
+        """Number of alternatives for each token; None without log-probabilities."""
         return (self.top_logprobs or 0) if LOGPROBS in (self.include or ()) else None
 
     @property
@@ -110,7 +113,7 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     def turn(self, surface: Surface) -> Turn:
         """The chat turn that the request asks for.
 
-        Raises: RequestError or ApiError for what cannot be served.
+        Raises: RequestError or ApiError if it cannot be served.
         """
         ignored: list[str] = []
         messages, given = list(self._messages(ignored)), [*(self.tools or []), *self._later_tools()]
@@ -123,13 +126,13 @@ class ResponsesRequest(SamplingFields, kw_only=True):
         return prepared(surface, chat, self, tools, max_tokens=asked, logprobs=self.num_logprobs)
 
     def _later_tools(self) -> Iterator[Any]:
-        """Tools that came with the conversation, as those that a search found."""
+        """Tools that the conversation itself defines, such as those that a tool search found."""
         for item in self.input if isinstance(self.input, list) else ():
             if isinstance(item, dict) and item.get("type") in _WITH_TOOLS and isinstance(item.get("tools"), list):
                 yield from item["tools"]
 
     def _messages(self, ignored: list[str]) -> Iterator[Any]:
-        """The conversation as messages; ignored: gets the names of items that a model does not read."""
+        """The conversation as chat messages. ignored: gets the places of items that no model reads."""
         if self.instructions:
             yield {"role": "system", "content": self.instructions}
         if isinstance(self.input, str):
@@ -160,7 +163,7 @@ class ResponsesRequest(SamplingFields, kw_only=True):
 
 
 def _joined(assistant: dict[str, Any]) -> dict[str, Any]:
-    """The message whose texts were collected: put together at once, for many a step by step takes their square."""
+    """Join the collected texts of a message, all at once: one by one takes time with the square of their number."""
     return {name: "".join(value) if name in _COLLECTED else value for name, value in assistant.items()}
 
 
@@ -172,7 +175,7 @@ def _kind(item: Any, place: str) -> str:
 
 
 def _add(assistant: dict[str, Any], kind: str, item: dict[str, Any], place: str) -> None:
-    """Reasoning, answer and calls of one turn are items of their own here, and one message for templates."""
+    """Collects the items of one turn (reasoning, answer and calls), which chat templates expect as one message."""
     if kind == "message":
         assistant["content"].append(text_of(item.get("content"), f"{place}.content"))
     elif kind == "reasoning":

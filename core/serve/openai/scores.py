@@ -31,18 +31,18 @@ from hookline.core.serve.errors import invalid, too_long
 
 
 class ScoreRequest(ServiceFields, kw_only=True):
-    """Pairs of texts; one text_1 goes with each text_2."""
+    """Pairs of texts to be scored; a single text_1 is paired with each text_2."""
 
     text_1: str | list[str] | None = None
-    """The query, or one for each text_2."""
+    """The query, or a query for each text_2."""
     text_2: str | list[str] | None = None
-    """A document, or several."""
+    """A document or a list of documents."""
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
-        """Queries with their documents.
+        """The pairs of queries and documents.
 
-        Raises: ApiError if one side is empty, or if they do not fit together.
+        Raises: ApiError if one side is empty, or if their numbers differ.
         """
         first, second = _texts("text_1", self.text_1), _texts("text_2", self.text_2)
         if len(first) not in (1, len(second)):
@@ -51,21 +51,21 @@ class ScoreRequest(ServiceFields, kw_only=True):
 
 
 class RerankRequest(ServiceFields, kw_only=True):
-    """A query, and the documents to be put in order."""
+    """A query, and documents to be sorted by relevance."""
 
     query: str | None = None
     documents: list[Any] | None = None
     """Texts, or objects with a text."""
     top_n: int | None = None
-    """How many of the best documents to give; unset or 0: all."""
+    """Number of documents to return, the best ones; unset or 0: all."""
     return_documents: bool | None = None
-    """Give the texts back; true unless set."""
+    """Return the texts; true unless set."""
 
     @property
     def texts(self) -> list[str]:
-        """The documents' texts.
+        """The texts of the documents.
 
-        Raises: ApiError if one has none.
+        Raises: ApiError if a document has none.
         """
         found: list[Any] = [one.get("text") if isinstance(one, dict) else one for one in self.documents or ()]
         for place, one in enumerate(found):
@@ -76,7 +76,7 @@ class RerankRequest(ServiceFields, kw_only=True):
 
 
 async def score(surface: Surface, request: Request) -> Response:
-    """The scores of pairs, in their order."""
+    """The response with the scores of pairs, in their order."""
     fields, headers = await read(request, ScoreRequest)
     name = surface.model_name(fields.model)
     surface.check_prompts(fields.text_2, param="text_2")
@@ -89,7 +89,7 @@ async def score(surface: Surface, request: Request) -> Response:
 
 
 async def rerank(surface: Surface, request: Request) -> Response:
-    """Documents with their scores, the best first."""
+    """The response with documents and their scores, the best first."""
     fields, headers = await read(request, RerankRequest)
     name = surface.model_name(fields.model)
     if not isinstance(fields.query, str):
@@ -117,7 +117,7 @@ async def _scores(
     id: str,
     names: tuple[str, str],
 ) -> tuple[list[float], int]:
-    """The scores of pairs, and how many tokens were read. names: the fields of queries and of documents."""
+    """The scores of pairs, and the number of tokens read. names: of the fields with queries and with documents."""
     params, of_query, of_document = scoring_params(None, surface.facts.scored_by), *names
     documents = [f"{of_document}.{index}" for index in range(len(pairs))]
     if params is None:
@@ -139,7 +139,8 @@ async def _scores(
 def _pair(surface: Surface, pair: tuple[str, str]) -> list[int]:
     """The prompt of a query and a document.
 
-    Raises: ApiError at the first that is too long, since a long query comes with every document.
+    Raises: ApiError for the first prompt that is too long; the others need not be made then, since a long query is in
+    all of them.
     """
     ids, most = pair_tokens(surface.codec, QWEN3_RERANKER, *pair), surface.facts.max_model_len
     if len(ids) > most:

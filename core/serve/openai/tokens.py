@@ -24,9 +24,9 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     prompt: str | None = None
     messages: list[Any] | None = None
     add_special_tokens: bool | None = None
-    """Put special tokens around: of a text by default, of a chat not."""
+    """Add special tokens: by default to a text, not to a chat."""
     return_token_strs: bool | None = None
-    """Give each token's text as well."""
+    """Return each token's text as well."""
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     tools: list[Any] | None = None
@@ -34,14 +34,14 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
-    """Token ids to be read."""
+    """Token ids to be decoded."""
 
     tokens: list[int]
     model: str | None = None
 
 
 async def tokenize(surface: Surface, request: Request) -> Response:
-    """Token ids of a text or a chat, as a request for a completion would have them."""
+    """Tokenize a text or a chat, as a request for a completion would."""
     fields, headers = await read(request, TokenizeRequest)
     surface.model_name(fields.model)
     if (fields.prompt is None) == (fields.messages is None):
@@ -71,7 +71,7 @@ def _rendered(surface: Surface, fields: TokenizeRequest) -> str:
 
 
 async def detokenize(surface: Surface, request: Request) -> Response:
-    """The text of token ids, special tokens included."""
+    """Decode token ids, including special tokens."""
     fields, headers = await read(request, DetokenizeRequest)
     surface.model_name(fields.model)
     text = await surface.in_time(4 * len(fields.tokens), lambda: _text(surface, fields.tokens))
@@ -92,7 +92,7 @@ def _text(surface: Surface, tokens: list[int]) -> str:
 
 
 async def tokenizer_info(surface: Surface, request: Request) -> Response:
-    """What the tokenizer was made with."""
+    """Return the tokenizer's configuration."""
     tokenizer = surface.codec.tokenizer
     if tokenizer is None:
         raise ApiError(404, "the checkpoint has no tokenizer", code="not_found")
@@ -111,5 +111,5 @@ async def tokenizer_info(surface: Surface, request: Request) -> Response:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value says something and not where files lie."""
+    """Whether a value of the configuration is a setting, and not a path on this machine."""
     return isinstance(value, bool | int | float) or (isinstance(value, str) and "/" not in value)

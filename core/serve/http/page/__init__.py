@@ -1,7 +1,7 @@
-"""The page at /: a playground and the engine's state, in one document that needs nothing from elsewhere.
+"""The page at /: a playground and the engine's state, in one document that loads nothing from elsewhere.
 
-page.html, style.css and the scripts are put together once, when the application is made. The browser is told to run
-that script and that style alone, and to talk to this server alone.
+page.html, style.css and the scripts are joined once, when the application is made. The Content-Security-Policy allows
+only this script, this style and requests to this server.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from hookline.core.serve.engine_client import EngineClient
 
 HERE = Path(__file__).parent
 SCRIPTS = ("stream.js", "answer.js", "engine.js", "playground.js")
-"""In the order in which they are put together."""
+"""The scripts, in the order in which they are joined."""
 
 
 def page_routes(client: EngineClient) -> list[Route]:
-    """/: the page. It is the same for everybody and holds no secret: its requests bring the key."""
+    """/: the page. It is the same for every user and contains no secret; the user enters the key."""
     body, policy = make_page(client.facts.names[0], has_chat=_has_chat(client))
     headers = {
         "Content-Security-Policy": policy,
@@ -40,7 +40,7 @@ def page_routes(client: EngineClient) -> list[Route]:
 
 
 def make_page(model: str, *, has_chat: bool) -> tuple[bytes, str]:
-    """The document, and the Content-Security-Policy that lets it work and nothing else."""
+    """The document, and the Content-Security-Policy that allows nothing else."""
     style = _read("style.css")
     script = '"use strict";\n{\n' + "\n".join(_read(name) for name in SCRIPTS) + "}\n"
     text = _read("page.html")
