@@ -1,4 +1,4 @@
-"""docs/cluster.md: each command on it is run by a test that is named here, in that form or on a smaller load."""
+"""docs/cluster.md and cluster_failures.md: each command is run by a test named here, as it is or on a smaller load."""
 
 import ast
 import tomllib
@@ -7,7 +7,7 @@ import pytest
 
 from tests.doc_pages import ROOT, blocks, commands
 
-PAGE = ROOT / "docs/cluster.md"
+PAGES = ROOT / "docs/cluster.md", ROOT / "docs/cluster_failures.md"
 FOLDER, ON_RAY = "hookline batch questions answers", "batch.executor=ray batch.replicas=2"
 KILLED = "tests/test_ray_data.py::test_each_row_of_a_folder_has_one_answer_though_an_actor_is_killed"
 RAY_SERVE = "tests/test_ray_serve.py::"
@@ -25,6 +25,8 @@ TESTED: dict[str, str] = {
     + "test_the_serve_config_builds_a_deployment_that_scales_and_drains",
     "kubectl apply -f deploy/ray_service.yaml": RAY_SERVE
     + "test_the_ray_service_asks_for_what_its_workers_have_and_gives_them_time_to_drain",
+    "python tools/drill_ray_data.py rows=20000 tokens=16 kills=2 rounds=1": KILLED,
+    'pip install "hookline[ray,serve]"': "tests/test_cluster_page.py::test_the_extra_ray_brings_ray",
     'pip install "hookline[ray]"': "tests/test_cluster_page.py::test_the_extra_ray_brings_ray",
     "hookline run pp=2 engine.executor=ray": (
         "tests/test_ray_ranks.py::test_two_stages_on_two_nodes_give_the_tokens_of_one"
@@ -41,8 +43,8 @@ SNIPPETS: dict[str, str] = {
 """What names a snippet of Python or YAML -> the test that runs it, or the like of it."""
 
 
-def test_every_command_of_the_page_has_a_test():
-    assert set(commands(PAGE)) == set(TESTED)
+def test_every_command_of_the_pages_has_a_test():
+    assert {line for page in PAGES for line in commands(page)} == set(TESTED)
 
 
 def test_the_extra_ray_brings_ray():
@@ -50,8 +52,8 @@ def test_the_extra_ray_brings_ray():
     assert any(one.startswith("ray[") for one in extras["ray"])
 
 
-def test_every_snippet_of_the_page_has_a_test():
-    bodies = [block.body for block in blocks(PAGE) if block.language in ("python", "yaml")]
+def test_every_snippet_of_the_pages_has_a_test():
+    bodies = [block.body for page in PAGES for block in blocks(page) if block.language in ("python", "yaml")]
     assert all(sum(name in body for body in bodies) == 1 for name in SNIPPETS)
     assert all(any(name in body for name in SNIPPETS) for body in bodies)
 

@@ -28,7 +28,9 @@ from tools import speed_chart
 README = ROOT / "README.md"
 PROSE = [README, *(ROOT / f"{name}.md" for name in ("CHANGELOG", "CONTRIBUTING", "SECURITY"))]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
-TESTED_ELSEWHERE = {"plugins.md", "plugins_reference.md", "clients.md", "deploying.md", "cluster.md"}
+TESTED_ELSEWHERE = {
+    *(f"{name}.md" for name in ("plugins", "plugins_reference", "clients", "deploying", "cluster", "cluster_failures"))
+}
 PAGES = [*PROSE, *(page for page in DOCS if page.name not in TESTED_ELSEWHERE)]
 COMMANDS = list(dict.fromkeys(line for page in PAGES for line in commands(page)))
 SETUP = [line for line in COMMANDS if ".venv/bin/" in line]

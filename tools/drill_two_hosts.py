@@ -462,7 +462,7 @@ def main() -> None:
     chosen = parser.parse_args().case or cases
     if (why := why_not()) is not None:
         sys.exit(f"tools/drill_two_hosts.py {why}")
-    # Without these, Ray from 2.60 on may ask for a token on the head alone, if its user has one: see docs/cluster.md.
+    # Without these, Ray from 2.60 on may ask for a token on the head alone: see docs/cluster_failures.md.
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SystemExit would wait for the drivers to end
     drill, wrong = Drill(), 0
