@@ -14,7 +14,7 @@ from tools.fit_kernels import MODELS, PLAN, Fits, overrides_of, report
 HERE = Path(__file__).resolve().parents[1]
 LAUNCH = """
 import torch
-from hookline.plugins.kernels.invariant import triton_product as invariant
+from hookline.plugins.kernels.products import triton_row_product as invariant
 from hookline.plugins.kernels.products import triton_product
 
 def tensor(*sizes):

@@ -30,9 +30,9 @@ from hookline.plugins.kernels.products.triton_product import Kind, fitting_tilin
 from hookline.plugins.kernels.products.triton_wide import WideScratch, fitting_wide_tiling, wide_product
 from hookline.plugins.kernels.recurrent import triton_recurrent
 from hookline.plugins.kernels.torch_reference import TorchKernels
-from hookline.plugins.kernels.triton_attention import TritonAttention
 from hookline.plugins.kernels.triton_exchange import TritonExchange
 from hookline.plugins.kernels.triton_masks import mask_logits
+from hookline.plugins.kernels.triton_quantized import TritonQuantized
 
 MOST_DEEP_OUTPUTS = 5120
 
@@ -46,7 +46,7 @@ def is_deep(num_rows: int, num_out: int, width: int) -> bool:
     return 64 < num_rows <= most_rows and num_out <= MOST_DEEP_OUTPUTS and width >= 8192
 
 
-class TritonKernels(TritonAttention):
+class TritonKernels(TritonQuantized):
     """Triton for norms, SiLU·mul, RoPE, cache writes, attention, experts and the products of few rows.
 
     Scratch space is allocated once, for `spec.max_num_seqs` decode rows, so its addresses hold in every CUDA graph.

@@ -16,7 +16,7 @@ from hookline.plugins.kernels.attention.triton_shared_prefix import shared_tilin
 from hookline.plugins.kernels.experts.triton_routing import clamped_tiling, fitting_cut, tiling
 from hookline.plugins.kernels.invariant.triton_attention import AttentionTiling
 from hookline.plugins.kernels.invariant.triton_experts import only_tiling
-from hookline.plugins.kernels.invariant.triton_product import STEP_BYTES, TILES, fitting_row_tile, row_tiles
+from hookline.plugins.kernels.products.triton_row_product import STEP_BYTES, TILES, fitting_row_tile, row_tiles
 from hookline.plugins.kernels.triton_card import Card, Room
 
 HAVE = {name: Card(card.num_sms, card.shared_memory_bytes, card.compute_capability[0]) for name, card in CARDS.items()}

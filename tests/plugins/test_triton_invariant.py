@@ -16,9 +16,10 @@ from hookline.core.testing.plain_kernels import PlainKernels
 pytest.importorskip("triton")
 pytestmark = pytest.mark.slow  # under the interpreter
 
-from hookline.plugins.kernels.invariant import triton_attention, triton_kernels, triton_product  # noqa: E402
+from hookline.plugins.kernels.invariant import triton_attention, triton_kernels  # noqa: E402
 from hookline.plugins.kernels.invariant.triton_kernels import InvariantTritonKernels  # noqa: E402
-from hookline.plugins.kernels.invariant.triton_product import (  # noqa: E402
+from hookline.plugins.kernels.products import triton_row_product  # noqa: E402
+from hookline.plugins.kernels.products.triton_row_product import (  # noqa: E402
     FLOAT32_TILES,
     MOST_PARTS,
     RowScratch,
@@ -114,7 +115,7 @@ def test_parts_are_a_matter_of_the_weight():
 @pytest.mark.parametrize("tile", FLOAT32_TILES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_one_switch_leaves_a_single_tile(monkeypatch, tile, dtype):
-    monkeypatch.setattr(triton_product, "ONLY_TILE", tile)
+    monkeypatch.setattr(triton_row_product, "ONLY_TILE", tile)
     sizes = [(rows, out) for rows in (1, 40, 4096) for out in (64, 1024, 4096)]
     chosen = {row_tile(*size, operands, dtype) for size in sizes for operands in (1, 2)}
     assert chosen | {apart_tile(*size, 4, dtype) for size in sizes} == {tile}

@@ -17,8 +17,8 @@ if not torch.cuda.is_available():
 from hookline.core.contracts import AttentionForm, AttentionSpec, QKNorm, Rope
 from hookline.core.testing.batches import Row, make_batch, random_cache, scatter_rows
 from hookline.plugins.kernels.invariant import triton_kernels
-from hookline.plugins.kernels.invariant.triton_product import RowScratch, row_product, row_tiles, weight_parts
 from hookline.plugins.kernels.norms import triton_rotary
+from hookline.plugins.kernels.products.triton_row_product import RowScratch, row_product, row_tiles, weight_parts
 from hookline.plugins.kernels.triton_backend import TritonKernels
 
 pytestmark = pytest.mark.gpu

@@ -1,7 +1,8 @@
 """Triton products of very few rows with a weight matrix: limited by reading the weight once, not by arithmetic.
 
 A program reads whole rows of the weight into registers before it waits for the launch before it (programmatic dependent
-launch), so that the weight streams in while the previous kernel still runs; accumulation is float32.
+launch), so that the weight streams in while the previous kernel still runs; accumulation is float32. A weight in e4m3
+is widened in registers; the sum of each of its scale's blocks is multiplied by that scale.
 Legend: T rows, D input features, O output features, F half of gate and up.
 """
 
@@ -15,20 +16,50 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from hookline.plugins.kernels.peer_memory.triton_slots import Sends, send_tile, sending_arguments, sending_constants
+from hookline.plugins.kernels.products.operands import has_aligned_rows
+from hookline.plugins.kernels.products.triton_product import ask_for
+from hookline.plugins.kernels.products.triton_scales import (
+    Scales,
+    loadable,
+    scaling_arguments,
+    scaling_constants,
+    widened,
+)
 from hookline.plugins.kernels.triton_launch import cdiv, launch_options, launches_early, next_power_of_2
 
 MAX_ROWS = 4
 """Most rows a thin product takes."""
 MAX_WIDTH = 4096
 """Most input features: a program holds whole rows of the weight in registers."""
+MOST_ASKED = 32 << 20
+"""Most bytes of a weight in e4m3 that programs fetch into the L2 ahead of those that read them."""
 MAX_WIDTH_OF_ONE_ROW = 16384
 """The same for a single row, which leaves registers for a wider weight (docs/log, several GPUs)."""
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
+@triton.jit
+def _scales(
+    scale_ptr, scale_stride, out, outs, width, SCALE_ROWS: tl.constexpr, SCALE_COLUMNS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+):  # fmt: skip
+    """The scales of these outputs, of all blocks of inputs: (outputs, blocks)."""
+    block = tl.arange(0, BLOCKS)
+    there = outs[:, None] & (block * SCALE_COLUMNS < width)[None, :]
+    return tl.load(scale_ptr + out[:, None] // SCALE_ROWS * scale_stride + block[None, :], mask=there, other=0.0)
+
+
+@triton.jit
+def _scaled_sum(products, scale, BLOCKS: tl.constexpr):
+    """The sums of each row, block by block times its scale."""
+    outs: tl.constexpr = products.shape[0]
+    return tl.sum(tl.sum(tl.reshape(products, [outs, BLOCKS, products.shape[1] // BLOCKS]), axis=2) * scale, axis=1)
+
+
 @triton.jit(do_not_specialize=["rank"])
 def _thin_linear_kernel(
     x_ptr, weight_ptr, bias_ptr, out_ptr, addresses, counts, rank, x_stride, weight_stride, width, num_out,
+    scale_ptr, scale_stride, SCALE_ROWS: tl.constexpr, SCALE_COLUMNS: tl.constexpr, ASK: tl.constexpr,
     ROWS: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr, SEND: tl.constexpr, SIZE: tl.constexpr,
     SLOT_BYTES: tl.constexpr, PART: tl.constexpr, PDL: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -46,17 +77,38 @@ def _thin_linear_kernel(
         up = tl.load(up_at, mask=inside, other=0.0)
     if BIAS:
         bias = tl.load(bias_ptr + out, mask=outs, other=0.0).to(tl.float32)
+    if SCALE_ROWS:
+        BLOCKS: tl.constexpr = BLOCK_D // SCALE_COLUMNS if SCALE_COLUMNS else 1
+        scale = _scales(scale_ptr, scale_stride, out, outs, width, SCALE_ROWS, SCALE_COLUMNS, BLOCKS)
+        if SILU:
+            up_scale = _scales(scale_ptr, scale_stride, out + num_out, outs, width, SCALE_ROWS, SCALE_COLUMNS, BLOCKS)
+    if ASK:
+        # The first programs run beside the kernel before this one, which may leave memory idle, as attention of one row
+        # does: they fetch what the later ones read into the L2.
+        piece = tl.arange(0, ASK)  # of the rows of a program; one for each thread
+        of_row: tl.constexpr = ASK // BLOCK_O
+        third = tl.num_programs(0) // 3
+        for ahead in tl.static_range(1, 3):
+            its_out = ((tl.program_id(0) + ahead * third) * BLOCK_O + piece // of_row).to(tl.int64)
+            piece_ptr = weight_ptr + its_out * weight_stride + piece % of_row * (BLOCK_D // of_row)
+            ask_for(piece_ptr, BLOCK_D // of_row, (piece >= 0) & (tl.program_id(0) < third))
     if PDL:
         gdc_wait()
     if PDL and SEND:
         gdc_launch_dependents()  # the sum after it relies on all before it being done
     for row in tl.static_range(ROWS):
         x = tl.load(x_ptr + row * x_stride + column, mask=columns, other=0.0).to(tl.float32)[None, :]
-        y = tl.sum(weight.to(tl.float32) * x, axis=1)
+        if SCALE_ROWS:
+            y = _scaled_sum(widened(weight, tl.float32) * x, scale, BLOCKS)
+        else:
+            y = tl.sum(weight.to(tl.float32) * x, axis=1)
         if BIAS:
             y += bias
         if SILU:
-            y = y / (1.0 + tl.exp(-y)) * tl.sum(up.to(tl.float32) * x, axis=1)
+            if SCALE_ROWS:
+                y = y / (1.0 + tl.exp(-y)) * _scaled_sum(widened(up, tl.float32) * x, up_scale, BLOCKS)
+            else:
+                y = y / (1.0 + tl.exp(-y)) * tl.sum(up.to(tl.float32) * x, axis=1)
         dtype = out_ptr.dtype.element_ty
         if SEND:
             of_rows = row + tl.arange(0, 1)
@@ -85,21 +137,49 @@ def fits(x_TD: Tensor, weight_OD: Tensor) -> bool:
     )
 
 
+def fits_scaled(x_TD: Tensor, weight_OD: Tensor) -> bool:
+    """The same of a weight in e4m3: one row, since widening takes as long as reading does.
+
+    Device: as `fits`.
+    """
+    return (
+        x_TD.dim() == 2
+        and x_TD.shape[0] == 1
+        and weight_OD.shape[1] <= MAX_WIDTH_OF_ONE_ROW
+        and x_TD.dtype in DTYPES
+        and x_TD.stride(1) == 1
+        and (x_TD.device.type == "cpu" or launches_early(x_TD.device))
+    )
+
+
 def _tiling(block_d: int, silu: bool) -> tuple[int, int]:
     """Output rows and warps of a program: the fastest on an H200 at Qwen3-0.6B's shapes (docs/log)."""
     block_o, num_warps = (4, 1) if block_d <= 1024 else (4, 4) if block_d <= 2048 else (2, 8)
     return (block_o // 2 if silu else block_o), num_warps
 
 
-def thin_linear(x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, silu: bool = False) -> Tensor:
-    """x @ W.T + b of at most MAX_ROWS rows that `fits`; with `silu`, silu(first half of it) * second half.
+def _scaled_tiling(block_d: int, silu: bool) -> tuple[int, int]:
+    """The same of a weight in e4m3: the fastest on an H100 at Qwen3-8B's shapes (docs/log.md)."""
+    return (2, max(1, min(8, block_d // 1024))) if silu else (4, max(1, min(8, block_d // 512)))
+
+
+def _asks_ahead(weight_OD: Tensor, block_d: int, silu: bool) -> bool:
+    """Whether the first programs ask for what the later ones read: of a weight in e4m3 that fits in the L2."""
+    is_small = weight_OD.numel() <= MOST_ASKED and weight_OD.shape[1] == block_d >= 1024 and not silu
+    return is_small and has_aligned_rows(weight_OD) and launches_early(weight_OD.device)
+
+
+def thin_linear(
+    x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, silu: bool = False, scales: Scales | None = None
+) -> Tensor:
+    """x @ W.T + b of rows that `fits`, or with scales `fits_scaled`; with `silu`, silu(first half) * second half.
 
     Shapes: (T, D) -> (T, O), or (T, O / 2) with silu, which takes no bias.
     Device: one launch, no host sync. The weight is read before the launch before has finished: it must not write it.
     """
     assert bias_O is None or not silu
     out_TO = torch.empty((len(x_TD), len(weight_OD) // (2 if silu else 1)), dtype=x_TD.dtype, device=x_TD.device)
-    _launch(x_TD, weight_OD, bias_O, out_TO, None, silu=silu)
+    _launch(x_TD, weight_OD, bias_O, out_TO, None, silu=silu, scales=scales)
     return out_TO
 
 
@@ -122,14 +202,18 @@ def _block_d(width: int) -> int:
 
 
 def _launch(
-    x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, out_TO: Tensor, sends: Sends | None, *, silu: bool
-) -> None:
+    x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, out_TO: Tensor, sends: Sends | None, *, silu: bool,
+    scales: Scales | None = None,
+) -> None:  # fmt: skip
     (num_rows, width), num_out = x_TD.shape, weight_OD.shape[0] // (2 if silu else 1)
     block_d = _block_d(width)
-    block_o, num_warps = _tiling(block_d, silu)
+    block_o, num_warps = (_tiling if scales is None else _scaled_tiling)(block_d, silu)
+    asks = scales is not None and _asks_ahead(weight_OD, block_d, silu)
     _thin_linear_kernel[(cdiv(num_out, block_o),)](
-        x_TD, weight_OD, weight_OD if bias_O is None else bias_O, out_TO, *sending_arguments(sends, x_TD),
-        x_TD.stride(0), weight_OD.stride(0), width, num_out, ROWS=num_rows, BIAS=bias_O is not None, SILU=silu,
+        x_TD, loadable(weight_OD), weight_OD if bias_O is None else bias_O, out_TO, *sending_arguments(sends, x_TD),
+        x_TD.stride(0), weight_OD.stride(0), width, num_out,
+        *scaling_arguments(scales), **scaling_constants(scales),
+        ASK=32 * num_warps if asks else 0, ROWS=num_rows, BIAS=bias_O is not None, SILU=silu,
         **sending_constants(sends, num_out), BLOCK_O=block_o, BLOCK_D=block_d, num_warps=num_warps,
         **launch_options(x_TD.device),
     )  # fmt: skip

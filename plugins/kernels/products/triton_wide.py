@@ -5,6 +5,9 @@ as much of the weight under way as shared memory holds. A weight with few output
 features too, and the last program of a tile to finish adds up the parts, in their order. The weight is the left
 operand: its many output features then fill the matrix unit, and few rows waste nothing. Accumulation is float32. Needs
 a Hopper card: tiles come by its copy engine. A product that ranks sum up may send its tiles to them as it ends.
+
+A weight in e4m3 is half as long on its way, and is widened in registers, or not at all: then the rows are rounded to
+e4m3 too, in programs, step by step with a scale for each row and step, or before, with one for each row.
 Legend: T rows, D input features, O output features, F half of gate and up.
 """
 
@@ -25,6 +28,13 @@ from hookline.plugins.kernels.peer_memory.triton_slots import Sends, send_tile, 
 from hookline.plugins.kernels.products.operands import has_aligned_rows
 from hookline.plugins.kernels.products.triton_parts import PartsScratch, leave_part
 from hookline.plugins.kernels.products.triton_product import DTYPES, MAX_WEIGHT, Kind
+from hookline.plugins.kernels.products.triton_scales import (
+    Scales,
+    add_step,
+    rounded,
+    scaling_arguments,
+    scaling_constants,
+)
 from hookline.plugins.kernels.triton_card import Card
 from hookline.plugins.kernels.triton_launch import cdiv, launch_options, launches_early, next_power_of_2
 
@@ -40,6 +50,8 @@ MIN_STEPS = 8
 """Fewest steps of a part: shorter ones cost more to start and add up than they gain."""
 SHARED_BYTES = 224 << 10
 """Shared memory of a multiprocessor for the tiles under way of all its programs."""
+SCALED_SHARED_BYTES = 220 << 10
+"""The same of a product with a weight in e4m3."""
 MOST_STAGES = 10
 MAX_SHARED_TILE = 64 * 64
 """Most elements of a tile that is cut into parts."""
@@ -117,7 +129,7 @@ def _tile_rows(num_rows: int) -> int:
     return int(max(16, next_power_of_2(num_rows)))
 
 
-def empty_with_room(num_rows: int, *sizes: int, like: Tensor) -> Tensor:
+def empty_with_room(num_rows: int, *sizes: int, like: Tensor, most_rows: int = MAX_ROWS) -> Tensor:
     """Uninitialised rows for a wide product to take, (num_rows, *sizes), in memory of a whole tile of them.
 
     The copy engine takes up to twice as long for a tile that ends beyond its tensor (docs/log).
@@ -134,7 +146,7 @@ def rows_in_reach(x_TD: Tensor) -> int:
 
 
 @cache
-def _has_room(device: torch.device) -> bool:
+def has_room(device: torch.device) -> bool:
     """Whether a program may have as much shared memory; the interpreter has no limit."""
     return device.type != "cuda" or (launches_early(device) and Card.of(device).shared_memory_bytes > SHARED_BYTES)
 
@@ -146,7 +158,7 @@ def fitting_wide_tiling(kind: Kind, x_TD: Tensor, weight_OD: Tensor, *, sends: b
     """
     if x_TD.dim() != 2 or not 0 < len(x_TD) <= MAX_ROWS or x_TD.dtype not in DTYPES or x_TD.dtype != weight_OD.dtype:
         return None
-    if weight_OD.numel() <= MAX_WEIGHT or not _has_room(x_TD.device):
+    if weight_OD.numel() <= MAX_WEIGHT or not has_room(x_TD.device):
         return None
     if not has_aligned_rows(x_TD) or not has_aligned_rows(weight_OD):
         return None
@@ -157,7 +169,8 @@ def fitting_wide_tiling(kind: Kind, x_TD: Tensor, weight_OD: Tensor, *, sends: b
 @triton.jit(do_not_specialize=["num_rows", "rank"])
 def _wide_kernel(
     x_desc, weight_desc, bias_ptr, out_ptr, partials_ptr, counters_ptr, addresses, counts, rank, num_rows, num_out,
-    STEPS: tl.constexpr, PARTS: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr,
+    scale_ptr, scale_stride, x_scale_ptr, SCALE_ROWS: tl.constexpr, SCALE_COLUMNS: tl.constexpr, ROUND: tl.constexpr,
+    LOADED_STAGES: tl.constexpr, STEPS: tl.constexpr, PARTS: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr,
     SEND: tl.constexpr, SIZE: tl.constexpr, SLOT_BYTES: tl.constexpr, PART: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_D: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -175,13 +188,23 @@ def _wide_kernel(
         gdc_wait()
     acc = tl.zeros([BLOCK_O, BLOCK_T], tl.float32)
     up_acc = tl.zeros([BLOCK_O, BLOCK_T], tl.float32)
-    for step in range(first, last):
+    for step in tl.range(first, last, num_stages=LOADED_STAGES):
         x = x_desc.load([0, step * BLOCK_D])
+        unit = 1.0
+        if ROUND:
+            x, unit = rounded(x)
+            unit = unit[None, :]
         weight = weight_desc.load([first_out, step * BLOCK_D])
-        acc = tl.dot(weight, x.T, acc)
+        acc = add_step(
+            acc, weight, x, unit, scale_ptr, scale_stride, out, out < num_out, step * BLOCK_D,
+            SCALE_ROWS, SCALE_COLUMNS, ROUND, None,
+        )  # fmt: skip
         if SILU:
             up = weight_desc.load([first_out + num_out, step * BLOCK_D])
-            up_acc = tl.dot(up, x.T, up_acc)
+            up_acc = add_step(
+                up_acc, up, x, unit, scale_ptr, scale_stride, out + num_out, out < num_out, step * BLOCK_D,
+                SCALE_ROWS, SCALE_COLUMNS, ROUND, None,
+            )  # fmt: skip
     if PDL:
         # Not before: the next kernel's programs would take the places of this one's, and a sum of what is sent needs
         # the wait above to be over.
@@ -196,6 +219,15 @@ def _wide_kernel(
             for other in tl.static_range(1, PARTS):
                 acc += tl.load(parts_ptr + other * BLOCK_O * BLOCK_T, cache_modifier=".cg")
     if is_last:
+        if SCALE_ROWS and not SCALE_COLUMNS:
+            acc *= tl.load(scale_ptr + out // SCALE_ROWS, mask=out < num_out, other=0.0)[:, None]
+            if SILU:
+                up_acc *= tl.load(scale_ptr + (out + num_out) // SCALE_ROWS, mask=out < num_out, other=0.0)[:, None]
+        if x_scale_ptr is not None:
+            x_scale = tl.load(x_scale_ptr + row, mask=row < num_rows, other=0.0)[None, :]
+            acc *= x_scale
+            if SILU:
+                up_acc *= x_scale
         if BIAS:
             acc += bias[:, None]
         if SILU:
@@ -226,6 +258,74 @@ def wide_product(
     return out
 
 
+@dataclass(frozen=True)
+class ScaledWideTiling(WideTiling):
+    """The same of a weight in e4m3. rounds: whether programs round the rows to e4m3."""
+
+    rounds: bool = False
+
+
+MOST_ROUNDED = 32
+"""Up to this many rows, programs round what they multiply faster than a launch before them does it once."""
+MOST_AT_ONCE = 3
+"""Programs on a multiprocessor of a product whose programs also round or widen."""
+SCALED_TILE_OUTPUTS = 64
+DEEP_OUTPUTS = 4096
+"""Up to this many outputs, of which many parts of the inputs are cut, programs take steps of 256 inputs."""
+MAX_ROUNDED_ROWS = 256
+"""Most rows in e4m3 for which a product of few outputs, cut into parts, is faster than torch's."""
+
+
+class ScaledScratch(PartsScratch):
+    """Room for the parts of every product with a weight in e4m3."""
+
+    @classmethod
+    def make(cls, device: torch.device) -> ScaledScratch:
+        """Allocate."""
+        return cls.allocate(device, FULL_CARD * MAX_ROUNDED_ROWS * SCALED_TILE_OUTPUTS, MOST_AT_ONCE * FULL_CARD)
+
+
+def scaled_wide_tiling(
+    kind: Kind, num_rows: int, num_out: int, width: int, scales: Scales, *, x_is_rounded: bool, may_round: bool
+) -> ScaledWideTiling:
+    """The fastest on an H100 at Qwen3-8B's shapes (docs/log.md).
+
+    x_is_rounded: rows are in e4m3, up to MAX_ROUNDED_ROWS; of others, up to MAX_ROWS. may_round: programs may do that
+    to them.
+    """
+    block_t, is_silu = _tile_rows(num_rows), kind is Kind.SILU
+    rounds = may_round and not x_is_rounded
+    if x_is_rounded:
+        is_deep = block_t <= (64 if is_silu else MAX_ROWS)
+    else:
+        is_deep = not is_silu and (block_t <= 16 or (block_t <= FEW_ROWS and num_out <= DEEP_OUTPUTS))
+    block_d = 256 if is_deep and not scales.columns else 128
+    num_tiles, parts = cdiv(num_out, SCALED_TILE_OUTPUTS), 1
+    if not is_silu:
+        at_once = MOST_AT_ONCE if block_t <= 64 and not x_is_rounded else 1  # programs that do more than read
+        parts = max(1, min(at_once * FULL_CARD // num_tiles, MAX_PARTS, cdiv(width, block_d) // (MIN_STEPS // 2)))
+    at_once = 1 if is_silu and block_d == 256 else max(1, min(MOST_AT_ONCE, cdiv(num_tiles * parts, FULL_CARD)))
+    row_bytes = block_d * (3 if rounds else 1 if x_is_rounded else 2)
+    step_bytes = SCALED_TILE_OUTPUTS * block_d * (2 if is_silu else 1) + block_t * row_bytes
+    num_stages = max(3, min(MOST_STAGES, SCALED_SHARED_BYTES // at_once // step_bytes))
+    return ScaledWideTiling(block_t, SCALED_TILE_OUTPUTS, block_d, num_stages, 4, parts, rounds)
+
+
+def scaled_wide_product(
+    kind: Kind, x_TD: Tensor, x_scale_T1: Tensor | None, weight_OD: Tensor, scales: Scales, bias_O: Tensor | None,
+    tiling: ScaledWideTiling, scratch: ScaledScratch, dtype: torch.dtype,
+) -> Tensor:  # fmt: skip
+    """x @ W.T + b with a weight in e4m3; rows are in e4m3 if they have a scale each. SILU takes no bias.
+
+    Shapes: (T, D) to (T, O) for PLAIN, (T, O / 2) for SILU, of dtype.
+    Device: one launch, no host sync.
+    """
+    num_out = weight_OD.shape[0] // (2 if kind is Kind.SILU else 1)
+    out = empty_with_room(len(x_TD), num_out, like=scratch.partials.new_empty(0, dtype=dtype))
+    _launch(kind, x_TD, weight_OD, bias_O, tiling, scratch, out, None, scales, x_scale_T1, rounds=tiling.rounds)
+    return out
+
+
 def send_wide_product(
     x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, tiling: WideTiling, scratch: WideScratch, sends: Sends
 ) -> None:
@@ -238,14 +338,16 @@ def send_wide_product(
 
 
 def _launch(
-    kind: Kind, x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, tiling: WideTiling, scratch: WideScratch,
-    out: Tensor, sends: Sends | None,
+    kind: Kind, x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, tiling: WideTiling, scratch: PartsScratch,
+    out: Tensor, sends: Sends | None, scales: Scales | None = None, x_scale_T1: Tensor | None = None, *,
+    rounds: bool = False,
 ) -> None:  # fmt: skip
     assert kind is not Kind.PARTS and (bias_O is None or kind is not Kind.SILU)
     (num_rows, width), num_out = x_TD.shape, weight_OD.shape[0] // (2 if kind is Kind.SILU else 1)
     num_tiles = cdiv(num_out, tiling.block_o)
-    assert tiling.parts == 1 or (kind is Kind.PLAIN and num_tiles * tiling.parts <= FULL_CARD)
-    assert tiling.parts == 1 or tiling.block_o * tiling.block_t <= MAX_SHARED_TILE
+    num_partials = num_tiles * tiling.parts * tiling.block_o * tiling.block_t
+    assert tiling.parts == 1 or (kind is Kind.PLAIN and num_partials <= scratch.partials.numel())
+    assert tiling.parts == 1 or num_tiles <= scratch.counters.numel()
     reach = min(rows_in_reach(x_TD), tiling.block_t)
     x_desc = TensorDescriptor(x_TD, [reach, width], list(x_TD.stride()), [tiling.block_t, tiling.block_d])
     weight_block = [tiling.block_o, tiling.block_d]
@@ -253,6 +355,8 @@ def _launch(
     _wide_kernel[(num_tiles, tiling.parts)](
         x_desc, weight_desc, weight_OD if bias_O is None else bias_O, out, scratch.partials, scratch.counters,
         *sending_arguments(sends, scratch.counters), num_rows, num_out,
+        *scaling_arguments(scales), x_scale_T1, **scaling_constants(scales), ROUND=rounds,
+        LOADED_STAGES=tiling.num_stages if scales is not None and scales.columns else None,
         STEPS=cdiv(width, tiling.block_d), PARTS=tiling.parts, BIAS=bias_O is not None, SILU=kind is Kind.SILU,
         **sending_constants(sends, num_out), BLOCK_T=tiling.block_t, BLOCK_O=tiling.block_o, BLOCK_D=tiling.block_d,
         num_warps=tiling.num_warps, num_stages=tiling.num_stages, **launch_options(x_TD.device),

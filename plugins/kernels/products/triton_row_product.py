@@ -24,6 +24,13 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from hookline.plugins.kernels.products.operands import has_aligned_rows
 from hookline.plugins.kernels.products.triton_parts import PartsScratch, leave_part
+from hookline.plugins.kernels.products.triton_scales import (
+    Scales,
+    add_step,
+    loadable,
+    scaling_arguments,
+    scaling_constants,
+)
 from hookline.plugins.kernels.products.triton_wide import empty_with_room, rows_in_reach
 from hookline.plugins.kernels.triton_card import Card, Room, fitting
 from hookline.plugins.kernels.triton_launch import cdiv, launch_options, launches_early, next_power_of_2
@@ -182,6 +189,7 @@ def _ask_for_weight(weight_ptr, first_out, num_outs, width, weight_stride, used,
 @triton.jit
 def _added_up(
     first, last, x, weight, first_row, first_out, rows, outs, num_out, width, x_stride, weight_stride,
+    scale_ptr, scale_stride, SCALE_ROWS: tl.constexpr, SCALE_COLUMNS: tl.constexpr, LOADED_STAGES: tl.constexpr,
     SILU: tl.constexpr, COPIED: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -189,7 +197,7 @@ def _added_up(
     row, out = first_row + tl.arange(0, BLOCK_T), first_out + tl.arange(0, BLOCK_O)
     acc = tl.zeros([BLOCK_O, BLOCK_T], tl.float32)
     up_acc = tl.zeros([BLOCK_O, BLOCK_T], tl.float32)
-    for step in range(first, last):
+    for step in tl.range(first, last, num_stages=LOADED_STAGES):
         if COPIED:  # by the copy engine; beyond the operands it gives zeros
             x_TD = x.load([first_row, step * BLOCK_D])
             weight_OD = weight.load([first_out, step * BLOCK_D])
@@ -205,16 +213,23 @@ def _added_up(
             if SILU:
                 up_at = weight_at + num_out * weight_stride
                 up_OD = tl.load(up_at, mask=outs[:, None] & columns[None, :], other=0.0)
-        acc = tl.dot(weight_OD, x_TD.T, acc, input_precision=PRECISION)
+        acc = add_step(
+            acc, weight_OD, x_TD, 1.0, scale_ptr, scale_stride, out, outs, step * BLOCK_D,
+            SCALE_ROWS, SCALE_COLUMNS, False, PRECISION,
+        )  # fmt: skip
         if SILU:
-            up_acc = tl.dot(up_OD, x_TD.T, up_acc, input_precision=PRECISION)
+            up_acc = add_step(
+                up_acc, up_OD, x_TD, 1.0, scale_ptr, scale_stride, out + num_out, outs, step * BLOCK_D,
+                SCALE_ROWS, SCALE_COLUMNS, False, PRECISION,
+            )  # fmt: skip
     return acc, up_acc
 
 
 @triton.jit(do_not_specialize=["num_rows", "steps"])
 def _row_product_kernel(
     x, weight, weight_ptr, bias_ptr, out_ptr, partials_ptr, counters_ptr, num_rows, num_out, width, steps, x_stride,
-    weight_stride: tl.int64, PARTS: tl.constexpr, APART: tl.constexpr,
+    weight_stride: tl.int64, scale_ptr, scale_stride, SCALE_ROWS: tl.constexpr, SCALE_COLUMNS: tl.constexpr,
+    LOADED_STAGES: tl.constexpr, PARTS: tl.constexpr, APART: tl.constexpr,
     BIAS: tl.constexpr, SILU: tl.constexpr, ASK: tl.constexpr, COPIED: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -244,14 +259,16 @@ def _row_product_kernel(
     if PARTS == 1 or APART:
         acc, up_acc = _added_up(
             part * steps // PARTS, (part + 1) * steps // PARTS, x, weight, first_row, first_out, rows, outs, num_out,
-            width, x_stride, weight_stride, SILU, COPIED, PRECISION, BLOCK_T, BLOCK_O, BLOCK_D,
+            width, x_stride, weight_stride, scale_ptr, scale_stride, SCALE_ROWS, SCALE_COLUMNS, LOADED_STAGES,
+            SILU, COPIED, PRECISION, BLOCK_T, BLOCK_O, BLOCK_D,
         )  # fmt: skip
     else:
         acc = tl.zeros([BLOCK_O, BLOCK_T], tl.float32)
         for one in range(PARTS):
             part_acc, up_acc = _added_up(
                 one * steps // PARTS, (one + 1) * steps // PARTS, x, weight, first_row, first_out, rows, outs, num_out,
-                width, x_stride, weight_stride, SILU, COPIED, PRECISION, BLOCK_T, BLOCK_O, BLOCK_D,
+                width, x_stride, weight_stride, scale_ptr, scale_stride, SCALE_ROWS, SCALE_COLUMNS, LOADED_STAGES,
+            SILU, COPIED, PRECISION, BLOCK_T, BLOCK_O, BLOCK_D,
             )  # fmt: skip
             acc += part_acc
     if PDL and not ASK:
@@ -267,6 +284,10 @@ def _row_product_kernel(
             for one in tl.static_range(PARTS):
                 acc += tl.load(parts_ptr + one * BLOCK_O * BLOCK_T, cache_modifier=".cg")
     if is_last:
+        if SCALE_ROWS and not SCALE_COLUMNS:
+            acc *= tl.load(scale_ptr + out // SCALE_ROWS, mask=outs, other=0.0)[:, None]
+            if SILU:
+                up_acc *= tl.load(scale_ptr + (out + num_out) // SCALE_ROWS, mask=outs, other=0.0)[:, None]
         if BIAS:
             acc += bias[:, None]
         if SILU:
@@ -277,10 +298,11 @@ def _row_product_kernel(
 
 def row_product(
     x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, *, silu: bool = False, tile: RowTile | None = None,
-    scratch: RowScratch | None = None,
+    scratch: RowScratch | None = None, scales: Scales | None = None,
 ) -> Tensor:  # fmt: skip
     """x @ W.T + b, or silu(first half of x @ W.T) * second half, which takes no bias.
 
+    scales: of a weight in e4m3.
     tile: one of `row_tiles` in place of the one of choice; it changes no bit. scratch: lets few rows have a program for
     each part, which changes no bit either; a tile is then one for programs of a part.
     Shapes: (T, D) -> (T, O), or (T, O / 2) with silu.
@@ -293,6 +315,7 @@ def row_product(
     is_copied = _is_copied(weight_OD)
     if x_TD.stride(1) != 1 or (is_copied and not has_aligned_rows(x_TD)):
         x_TD = x_TD.clone(memory_format=torch.contiguous_format)
+    weight_OD = weight_OD if scales is None else loadable(weight_OD)
     weight_OD = weight_OD if weight_OD.stride(1) == 1 else weight_OD.contiguous()
     parts = 1 if silu else weight_parts(num_out, width, x_TD.element_size())
     is_apart = parts > 1 and scratch is not None and takes_parts_apart(num_rows, num_out)
@@ -312,7 +335,9 @@ def row_product(
     partials, counters = (out, out) if scratch is None else (scratch.partials, scratch.counters)
     _row_product_kernel[(tile.number(num_rows, num_out), parts if is_apart else 1)](
         x, weight, weight_OD, weight_OD if bias_O is None else bias_O, out, partials, counters, num_rows, num_out,
-        width, cdiv(width, block_d), x_TD.stride(0), weight_OD.stride(0), PARTS=parts, APART=is_apart,
+        width, cdiv(width, block_d), x_TD.stride(0), weight_OD.stride(0), *scaling_arguments(scales),
+        **scaling_constants(scales), LOADED_STAGES=tile.num_stages if scales is not None and scales.columns else None,
+        PARTS=parts, APART=is_apart,
         BIAS=bias_O is not None, SILU=silu,
         ASK=_asks_early(weight_OD), COPIED=is_copied, PRECISION="ieee" if x_TD.dtype == torch.float32 else "tf32",
         BLOCK_T=tile.block_t, BLOCK_O=tile.block_o, BLOCK_D=block_d, GROUP=GROUP,
@@ -323,7 +348,8 @@ def row_product(
 
 def _is_copied(weight_OD: Tensor) -> bool:
     """Whether tiles come by the copy engine: by the weight and the card alone, so that every batch takes one way."""
-    if weight_OD.element_size() != 2 or weight_OD.shape[1] % 8 or not has_aligned_rows(weight_OD):
+    row_bytes = weight_OD.shape[1] * weight_OD.element_size()
+    if weight_OD.element_size() > 2 or row_bytes % 16 or not has_aligned_rows(weight_OD):
         return False
     return weight_OD.device.type == "cpu" or launches_early(weight_OD.device)
 

@@ -1,0 +1,90 @@
+"""Activations rounded to e4m3 with scales: what products of two operands in e4m3 take.
+
+The largest value that shares a scale becomes e4m3's largest. Legend: T rows, D features, F half of gate and up, G
+groups of a row.
+"""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,unused-ignore"
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from hookline.plugins.kernels.products.triton_scales import rounded
+from hookline.plugins.kernels.products.triton_wide import MAX_ROUNDED_ROWS, empty_with_room
+from hookline.plugins.kernels.triton_launch import cdiv, launch_options, next_power_of_2
+
+ALIGNED_ROWS = 4
+"""Rows with scales of groups are a multiple of this: torch's product of blocks asks for it."""
+
+
+@dataclass(frozen=True, eq=False)
+class RoundedRows:
+    """Rows, each about values * scales; behind the last there may be others that mean nothing.
+
+    values_TD: (T, D) float8_e4m3fn. scales_TG: (T, 1), or (T, G) for groups of as many columns, float32, each group's
+    one behind the other in memory. num_rows: that mean something.
+    """
+
+    values_TD: Tensor
+    scales_TG: Tensor
+    num_rows: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(T, D) of the rows that mean something."""
+        return self.num_rows, self.values_TD.shape[1]
+
+    def __len__(self) -> int:
+        """T of them."""
+        return self.num_rows
+
+
+@triton.jit
+def _round_rows_kernel(
+    x_ptr, out_ptr, scale_ptr, row_stride, scale_stride, width,
+    SILU: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    group = tl.arange(0, BLOCK // GROUP)
+    column = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    inside = column < width
+    x = tl.load(x_ptr + row * row_stride + column, mask=inside, other=0.0).to(tl.float32)
+    if SILU:
+        up = tl.load(x_ptr + row * row_stride + width + column, mask=inside, other=0.0).to(tl.float32)
+        x = x / (1.0 + tl.exp(-x)) * up
+    values, scale = rounded(x)
+    tl.store(out_ptr + row * width + column, values, mask=inside)
+    tl.store(scale_ptr + group * scale_stride + row, scale, mask=group * GROUP < width)
+
+
+def round_rows(x_TD: Tensor, columns: int = 0, *, silu: bool = False) -> RoundedRows:
+    """x in e4m3; with `silu`, silu(first half of x) * second half. columns: of a group, a power of 2; 0 for all.
+
+    Shapes: (T, D), or (T, 2F) with silu.
+    Device: one launch, no host sync.
+    """
+    num_rows, width = x_TD.shape[0], x_TD.shape[1] // (2 if silu else 1)
+    if x_TD.stride(1) != 1:
+        x_TD = x_TD.contiguous()
+    aligned_rows = cdiv(num_rows, ALIGNED_ROWS) * ALIGNED_ROWS if columns else num_rows
+    columns = columns or width
+    like = x_TD.new_empty(0, dtype=torch.float8_e4m3fn)
+    out_TD = empty_with_room(aligned_rows, width, like=like, most_rows=MAX_ROUNDED_ROWS)
+    scales_GT = torch.empty((cdiv(width, columns), aligned_rows), dtype=torch.float32, device=x_TD.device)
+    block = next_power_of_2(width)
+    if num_rows:
+        _round_rows_kernel[(num_rows,)](
+            x_TD, out_TD, scales_GT, x_TD.stride(0), aligned_rows, width, SILU=silu, BLOCK=block,
+            GROUP=min(block, next_power_of_2(columns)), num_warps=max(1, min(16, block // 512)),
+            **launch_options(x_TD.device),
+        )  # fmt: skip
+    return RoundedRows(out_TD, scales_GT.t(), num_rows)

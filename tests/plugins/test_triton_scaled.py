@@ -1,0 +1,195 @@
+"""Products with weights in e4m3 against float64 of the dequantised weight; interpreted here, full size on a GPU."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.slow  # under the interpreter
+GPU = torch.cuda.is_available()
+if not GPU:
+    os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are defined
+pytest.importorskip("triton")
+
+from hookline.plugins.kernels.products import scaled_products, triton_scales, triton_wide  # noqa: E402
+from hookline.plugins.kernels.products.scaled_products import E4m3Weight, ScaledProducts  # noqa: E402
+from hookline.plugins.kernels.products.triton_product import Kind  # noqa: E402
+from hookline.plugins.kernels.products.triton_rounding import round_rows  # noqa: E402
+from hookline.plugins.kernels.products.triton_row_product import row_product  # noqa: E402
+from hookline.plugins.kernels.products.triton_scales import Scales, dequantised  # noqa: E402
+from hookline.plugins.kernels.products.triton_thin import fits_scaled, thin_linear  # noqa: E402
+
+DEVICE = torch.device("cuda" if GPU else "cpu")
+DTYPE = torch.bfloat16 if GPU else torch.float16
+EXACT = 8e-3 if GPU else 1e-3  # one rounding of the output: 2^-8, 2^-11
+ROUNDED = 4e-2  # rows in e4m3: steps of 2^-3, so 2^-5 of a value on average
+SCALES = pytest.mark.parametrize(("rows", "columns"), [(1, 0), (128, 128), (1, 128)])
+
+
+@pytest.fixture(autouse=True)
+def rounding_to_nearest(monkeypatch):
+    """Triton's interpreter loses what rounding to e4m3 carries into the exponent: 127.9 becomes 64 there, not 128."""
+    if GPU:
+        return
+    from triton.runtime import interpreter
+
+    convert = interpreter._convert_float
+
+    def converted(values, from_dtype, to_dtype, rounding):
+        if not to_dtype.is_fp8e4nv() or values.dtype.name != "float32":
+            return convert(values, from_dtype, to_dtype, rounding)
+        return torch.from_numpy(values).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+
+    monkeypatch.setattr(interpreter, "_convert_float", converted)
+
+
+def weight_of(num_out: int, width: int, rows: int = 1, columns: int = 0, *, may_round: bool = False) -> E4m3Weight:
+    data_OD = (torch.randn(num_out, width, device=DEVICE) * 60).clamp(-448, 448).to(torch.float8_e4m3fn)
+    data_OD.view(torch.uint8)[0, : min(width, 9)] = torch.arange(min(width, 9), dtype=torch.uint8)  # denormal ones, too
+    shape = -(-num_out // rows), -(-width // (columns or width))
+    factors_RC = (torch.rand(shape, device=DEVICE) + 0.1) / 60 * width**-0.5
+    return E4m3Weight(data_OD, Scales(factors_RC, rows, columns), may_round)
+
+
+def spread(weight: E4m3Weight) -> torch.Tensor:
+    """The weight in float64, by torch."""
+    scales, (num_out, width) = weight.scales, weight.data_OD.shape
+    factors = scales.factors_RC.double().repeat_interleave(scales.rows, 0)[:num_out]
+    factors = factors.repeat_interleave(scales.columns or width, 1)[:, :width]
+    return weight.data_OD.double() * factors
+
+
+def expected(kind: Kind, x_TD: torch.Tensor, weight: E4m3Weight, bias_O: torch.Tensor | None) -> torch.Tensor:
+    out_TO = x_TD.double() @ spread(weight).T
+    if kind is Kind.SILU:
+        gate_TF, up_TF = out_TO.chunk(2, -1)
+        return gate_TF * gate_TF.sigmoid() * up_TF
+    return out_TO if bias_O is None else out_TO + bias_O.double()
+
+
+def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return ((found.double() - wanted).norm() / wanted.norm()).item()
+
+
+def rows_of(num_rows: int, width: int) -> torch.Tensor:
+    """Rows of different sizes that are not adjacent in memory."""
+    x_TD = torch.randn(num_rows, width + 16, device=DEVICE) * torch.logspace(0, 1, num_rows, device=DEVICE)[:, None]
+    return x_TD.to(DTYPE)[:, :width]
+
+
+@SCALES
+@pytest.mark.parametrize("kind", [Kind.PLAIN, Kind.SILU])
+def test_one_row_equals_reference(kind, rows, columns):
+    for num_out, width in [(256, 256), (256, 400)]:
+        weight, bias_O = weight_of(num_out, width, rows, columns), torch.randn(num_out, device=DEVICE).to(DTYPE)
+        x_TD, bias_O = rows_of(1, width), bias_O if kind is Kind.PLAIN else None
+        assert fits_scaled(x_TD, weight.data_OD)
+        found_TO = thin_linear(x_TD, weight.data_OD, bias_O, kind is Kind.SILU, weight.scales)
+        assert error(found_TO, expected(kind, x_TD, weight, bias_O)) < EXACT
+
+
+@SCALES
+@pytest.mark.parametrize("kind", [Kind.PLAIN, Kind.SILU])
+@pytest.mark.parametrize("may_round", [False, True])
+@pytest.mark.parametrize("num_rows", [2, 20, 33])
+def test_few_rows_equal_reference(num_rows, may_round, kind, rows, columns):
+    for num_out, width in [(256, 512), (208, 400)]:
+        if kind is Kind.SILU and (num_out // 2) % 128 and rows > 1:
+            continue  # gate and up lie in blocks of their own
+        weight = weight_of(num_out, width, rows, columns, may_round=may_round)
+        bias_O = torch.randn(num_out, device=DEVICE).to(DTYPE) if kind is Kind.PLAIN else None
+        x_TD, products = rows_of(num_rows, width), ScaledProducts(DEVICE, DTYPE)
+        wanted = expected(kind, x_TD, weight, bias_O)
+        for _ in range(2):  # the second launch finds the counters as the first one left them
+            found_TO = products.product(kind, x_TD, weight, bias_O)
+            assert found_TO.shape == wanted.shape and found_TO.dtype == DTYPE
+            for found, one in zip(found_TO, wanted, strict=True):  # each row has a scale of its own
+                assert error(found, one) < (3 if kind is Kind.SILU else 1) * (ROUNDED if may_round else EXACT)
+
+
+@pytest.mark.skipif(not GPU, reason="torch's product of two operands in e4m3 needs a Hopper card")
+@pytest.mark.parametrize(("rows", "columns"), [(1, 0), (128, 128)])
+@pytest.mark.parametrize("num_rows", [129, 130, 300, 1000])
+def test_many_rows_equal_reference(num_rows, rows, columns):
+    products = ScaledProducts(DEVICE, DTYPE)
+    for num_out, width in [(512, 1024), (1024, 4096), (6144, 4096)]:
+        weight = weight_of(num_out, width, rows, columns, may_round=True)
+        assert products.rounds_many(num_rows, weight) == (torch.cuda.get_device_capability() == (9, 0))
+        bias_O = torch.randn(num_out, device=DEVICE).to(DTYPE)
+        x_TD = rows_of(num_rows, width)
+        found_TO = products.product(Kind.PLAIN, x_TD, weight, bias_O)
+        assert found_TO.shape == (num_rows, num_out)
+        for found, one in zip(found_TO, expected(Kind.PLAIN, x_TD, weight, bias_O), strict=True):
+            assert error(found, one) < ROUNDED
+
+
+@SCALES
+@pytest.mark.parametrize("kind", [Kind.PLAIN, Kind.SILU])
+def test_any_rows_are_widened_where_no_faster_kernel_is(monkeypatch, kind, rows, columns):
+    monkeypatch.setattr(scaled_products, "has_room", lambda device: False)
+    products = ScaledProducts(DEVICE, DTYPE)
+    for num_rows, num_out, width in [(2, 256, 256), (20, 256, 328)]:
+        weight, x_TD = weight_of(num_out, width, rows, columns), rows_of(num_rows, width)
+        found_TO = products.product(kind, x_TD, weight, None)
+        assert error(found_TO, expected(kind, x_TD, weight, None)) < EXACT
+    weight = weight_of(256, 256, may_round=False)
+    assert products.product(kind, rows_of(scaled_products.MOST_WIDENED + 1, 256), weight, None) is None
+
+
+@pytest.mark.parametrize("converts", [False, True])
+@SCALES
+def test_bits_taken_apart_are_the_values_that_cards_convert(monkeypatch, converts, rows, columns):
+    every = torch.arange(256, dtype=torch.uint8, device=DEVICE).repeat(2, 1)
+    every[every & 127 == 127] = 0  # NaN
+    scales = Scales(torch.ones(-(-2 // rows), 256 // (columns or 256), device=DEVICE), rows, columns)
+    monkeypatch.setattr(triton_scales, "converts", lambda device: converts)
+    found = dequantised(every.view(torch.float8_e4m3fn), scales, torch.float32)
+    assert torch.equal(found, every.view(torch.float8_e4m3fn).float())
+    weight, x_TD = weight_of(256, 256, rows, columns), rows_of(3, 256)
+    assert error(dequantised(weight.data_OD, weight.scales, torch.float32), spread(weight)) < 1e-6
+    found_TO = row_product(x_TD, weight.data_OD, None, scales=weight.scales)
+    assert error(found_TO, expected(Kind.PLAIN, x_TD, weight, None)) < EXACT
+
+
+@pytest.mark.parametrize("columns", [0, 128])
+@pytest.mark.parametrize("silu", [False, True])
+def test_rounded_rows_are_within_half_a_step_of_e4m3(silu, columns):
+    x_TD = rows_of(6, 800)
+    x_TD[2] = 0
+    rounded = round_rows(x_TD, columns, silu=silu)
+    wanted = x_TD.float()
+    if silu:
+        gate_TF, up_TF = wanted.chunk(2, -1)
+        wanted = gate_TF * gate_TF.sigmoid() * up_TF
+    width = wanted.shape[1]
+    assert rounded.scales_TG.shape == (8 if columns else 6, -(-width // columns) if columns else 1)
+    assert rounded.num_rows == 6 and len(rounded.values_TD) == len(rounded.scales_TG)
+    scales = rounded.scales_TG[:6].repeat_interleave(columns or width, 1)[:, :width]
+    values = rounded.values_TD[:6].float()
+    found = values * scales
+    assert ((found - wanted).abs() <= wanted.abs() / 16 + scales * 2**-9).all()
+    assert not found[2].any() and values.abs().max() == 448
+
+
+@pytest.mark.parametrize("kind", [Kind.PLAIN, Kind.SILU])
+@SCALES
+def test_every_tiling_has_room_for_its_parts(kind, rows, columns):
+    scratch = triton_wide.ScaledScratch.make(torch.device("cpu"))
+    scales = Scales(torch.ones(1, 1), rows, columns)
+    for num_out in (64, 1024, 4096, 5120, 6144, 12288, 25600, 151936):
+        for width in (128, 1024, 4096, 12288, 25600):
+            for num_rows in (1, 16, 17, 33, 64, 65, 128, 256):
+                for is_rounded, may_round in ((False, False), (False, True), (True, True)):
+                    if num_rows > (triton_wide.MAX_ROUNDED_ROWS if is_rounded else triton_wide.MAX_ROWS):
+                        continue
+                    tiling = triton_wide.scaled_wide_tiling(
+                        kind, num_rows, num_out, width, scales, x_is_rounded=is_rounded, may_round=may_round
+                    )
+                    tiles, tile = -(-num_out // tiling.block_o), tiling.block_o * tiling.block_t
+                    assert tiling.block_t >= num_rows and tiling.num_stages >= 3
+                    assert tiling.parts == 1 or tiles * tiling.parts * tile <= scratch.partials.numel()
+                    assert tiling.parts == 1 or tiles <= scratch.counters.numel()
+                    step = tiling.block_o * (2 if kind is Kind.SILU else 1) + tiling.block_t * (1 if is_rounded else 2)
+                    assert step * tiling.block_d * tiling.num_stages <= triton_wide.SHARED_BYTES
