@@ -23,6 +23,13 @@ HERE, ON_RAY = EXECUTORS = ("local", "ray")
 MAX_PART_ROWS = 10**6
 
 
+_FILE_FLAGS = {
+    "input": ("-i", "--input", "--input-file"),
+    "output": ("-o", "--output", "--output-file"),
+}
+"""File of a batch -> the flags that name it."""
+
+
 @dataclass(frozen=True)
 class BatchConfig:
     """How the rows of a file are answered.
@@ -101,15 +108,37 @@ class BatchRun:
 
 
 def split_files(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """The file names among the arguments, and the rest for Hydra: a name is what is neither key=value nor a flag's.
+    """The file names among the arguments, and the rest for Hydra.
 
-    Raises: ConfigError for a flag that does not exist.
+    Names are the arguments without a key, and the values of -i and -o, which other servers' batch commands have.
+    Raises: ConfigError for a flag that does not exist or has no value, and for a name that is given twice.
     """
     from hookline.core.config.compose import flags_and_pairs
+    from hookline.core.config.shorthands import is_positional
 
-    flags, pairs = flags_and_pairs(arguments)
-    names = [one for one in pairs if "=" not in one and not one.startswith("~")]
-    return names, [*flags, *(one for one in pairs if one not in names)]
+    named, others = _named_files(arguments)
+    flags, pairs = flags_and_pairs(others)
+    names = [one for one in pairs if is_positional(one)]
+    if named and (names or len(named) != len(_FILE_FLAGS)):
+        raise ConfigError(f"-i and -o name the two files, and both of them: {USAGE}")
+    return [*named.values()] or names, [*flags, *(one for one in pairs if not is_positional(one))]
+
+
+def _named_files(arguments: list[str]) -> tuple[dict[str, str], list[str]]:
+    """The values of the flags for files, the input's first, and all other arguments."""
+    found, others = dict.fromkeys(_FILE_FLAGS, ""), list[str]()
+    waiting = iter(arguments)
+    for argument in waiting:
+        flag, equals, value = argument.partition("=")
+        file = next((file for file, flags in _FILE_FLAGS.items() if flag in flags), None)
+        if file is None:
+            others.append(argument)
+            continue
+        value = value if equals else next(waiting, "")
+        if not value or found[file]:
+            raise ConfigError(f"{flag} takes one file or folder: {USAGE}")
+        found[file] = value
+    return {file: value for file, value in found.items() if value}, others
 
 
 def validate_batch(files: list[str], tree: Mapping[str, Any], host: PluginHost) -> BatchRun:

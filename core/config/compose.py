@@ -29,6 +29,7 @@ from hookline.core.config.hydra_options import (
     store_options,
 )
 from hookline.core.config.schema import describe, documented, plain_defaults
+from hookline.core.config.shorthands import write_out
 from hookline.core.contracts.hooks import PROJECT
 from hookline.core.errors import ConfigError
 from hookline.core.plugin.host import PluginHost
@@ -63,18 +64,21 @@ def compose(
     keys: type,
     config_name: str = "config",
     run_job: Callable[[ComposedJob], float | None] | None = None,
+    positional: str | None = None,
 ) -> list[ComposedJob]:
     """The jobs that the arguments ask for; none if Hydra was only asked to show something.
 
     keys: the dataclass of the command's root keys beside the kinds, which config_name's defaults list takes as `keys`.
     run_job: instead of being returned, each job is given to this, by Hydra's launcher, which may pickle it and call it
-    in another process; what it returns is the job's result for Hydra's sweeper.
+    in another process; what it returns is the job's result for Hydra's sweeper. positional: see `write_out`.
     Raises: ConfigError or PluginError with the near miss and what is available.
     """
     if any(len(one) > 2 and "--version".startswith(one) for one in arguments):
         print(f"{PROJECT} {importlib.metadata.version(PROJECT)}")
         return []
-    arguments = flags_first(arguments, _full_keys(keys))
+    full_keys = _full_keys(keys)
+    flags, pairs = flags_and_pairs(arguments, full_keys)
+    arguments = [*flags, *write_out(pairs, positional, full_keys)]
     _refuse_name_overrides(arguments)
     store_options(host)
     store_keys(keys)
@@ -214,19 +218,10 @@ def _config_dir() -> tuple[str, ...]:
     return ("--config-dir", folder) if folder else ()
 
 
-def flags_first(arguments: Sequence[str], keys: Sequence[str] = ()) -> list[str]:
-    """The arguments with all flags before all key=value pairs: Hydra's parser refuses them mixed.
-
-    keys: see `flags_and_pairs`.
-    Raises: ConfigError for a flag that does not exist.
-    """
-    flags, pairs = flags_and_pairs(arguments, keys)
-    return [*flags, *pairs]
-
-
 def flags_and_pairs(arguments: Sequence[str], keys: Sequence[str] = ()) -> tuple[list[str], list[str]]:
-    """The arguments as flags, each with its value behind it, and the rest. keys: full ones that a flag may have meant.
+    """The arguments as flags, each with its value behind it, and the rest: Hydra's parser refuses them mixed.
 
+    keys: full keys, for the error of a flag that is spelled like one of them.
     Raises: ConfigError for a flag that does not exist.
     """
 

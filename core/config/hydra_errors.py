@@ -52,7 +52,8 @@ def explain(error: Exception, host: PluginHost) -> HooklineError | None:
 def _unparsable(override: str) -> ConfigError:
     key, equals, value = override.partition("=")
     if not equals:
-        return ConfigError(f"cannot read argument '{override}'; arguments have the form key=value")
+        example = f", as in model={override}" if "/" in override else ""
+        return ConfigError(f"cannot read argument '{override}'; arguments have the form key=value{example}")
     return ConfigError(f"cannot read the value of {key}={value}; put it in quotes: \"{key}='...'\"")
 
 

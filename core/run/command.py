@@ -30,7 +30,7 @@ def _run(arguments: list[str]) -> int:
         from hookline.core.sweep.sweep import run_sweep
 
         return run_sweep(arguments, host, RunKeys)
-    jobs = compose(arguments, host, RunKeys)
+    jobs = compose(arguments, host, RunKeys, positional="prompt")
     return execute(validate_run(jobs[0].tree, host), host) if jobs else 0
 
 

@@ -43,7 +43,7 @@ def _run(arguments: list[str], engine: str) -> int:
     host.log_problems()
     if is_sweep(arguments):
         raise ConfigError("a server runs one configuration; leave out -m (--multirun)")
-    jobs = compose(arguments, host, ServeKeys, "serve")
+    jobs = compose(arguments, host, ServeKeys, "serve", positional="model")
     if not jobs:
         return 0
     run = validate_serve(jobs[0].tree, host)

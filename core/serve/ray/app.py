@@ -27,7 +27,7 @@ def app(arguments: Mapping[str, Any]) -> Application:
 
     given, options = split_arguments(arguments)
     host = PluginHost.load()
-    (job,) = compose(given, host, ServeKeys, "serve")
+    (job,) = compose(given, host, ServeKeys, "serve", positional="model")
     run = validate_serve(job.tree, host)
     num_in_cluster = ray.cluster_resources().get("GPU", 0) if ray.is_initialized() else 0
     num_gpus = gpus_of(options, run.config, num_in_cluster)

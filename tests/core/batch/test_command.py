@@ -17,7 +17,7 @@ pytest.importorskip("starlette", reason="needs the extra: pip install hookline[s
 from hookline.core.batch import command, runner
 from hookline.core.batch.command import answer_lines, main
 from hookline.core.batch.rows import Done, lines_of
-from hookline.core.batch.settings import validate_batch
+from hookline.core.batch.settings import split_files, validate_batch
 from hookline.core.errors import ConfigError, EngineError, QueueFullError
 from hookline.core.plugin.host import PluginHost
 from hookline.core.serve import extra
@@ -174,6 +174,32 @@ def test_a_mistake_is_one_line(names, tree, message, host, tmp_path, monkeypatch
     (tmp_path / "in.jsonl").write_text(row(1))
     with pytest.raises(ConfigError, match=re.escape(message)):
         validate_batch(names, tree, host)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names", "others"),
+    [
+        (["in.jsonl", "out.jsonl", "tp=1"], ["in.jsonl", "out.jsonl"], ["tp=1"]),
+        (["-o", "out.jsonl", "tp=1", "-i", "in.jsonl"], ["in.jsonl", "out.jsonl"], ["tp=1"]),
+        (["--input-file=in", "--output", "out", "--cfg", "job"], ["in", "out"], ["--cfg", "job"]),
+    ],
+)
+def test_files_may_be_named_by_flags_as_elsewhere(arguments, names, others):
+    assert split_files(arguments) == (names, others)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-i", "in.jsonl"], "-i and -o name the two files, and both of them: usage: hookline batch "),
+        (["-i", "in.jsonl", "out.jsonl"], "-i and -o name the two files, and both of them: usage"),
+        (["-i", "a", "--input", "b"], "--input takes one file or folder: usage"),
+        (["a", "-o"], "-o takes one file or folder: usage"),
+    ],
+)
+def test_flags_that_name_no_two_files_are_refused(arguments, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        split_files(arguments)
 
 
 @pytest.mark.parametrize(

@@ -707,7 +707,7 @@ def test_logging_is_left_as_it_was(llm: type[FakeLLM]) -> None:
 def test_help_and_cfg_show_options_and_run_nothing(llm: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*CHOSEN, "--help"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("hookline run [option=name | key=value] ...: completes prompts.")
+    assert out.startswith("hookline run [PROMPT] [option=name | key=value] ...: completes prompts.")
     assert "scheduler: hasty, patient" in out
     assert "engine.max_num_seqs=512\n    Most requests running at the same time.\n" in out
     assert main([*CHOSEN, "scheduler.limit=7", "--cfg", "job"]) == 0

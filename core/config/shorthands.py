@@ -1,0 +1,46 @@
+"""Short forms of arguments, written out as the keys that they stand for before Hydra reads them.
+
+A positional argument is the value of one key of its command: `hookline serve Qwen/Qwen3-0.6B`, `hookline run "hello"`.
+`model=` takes a checkpoint too, which is told from the name of a model or a preset by a slash in it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from hookline.core.errors import ConfigError, shown
+
+CHECKPOINT = "model.checkpoint"
+_KEY = re.compile(r"[+~]{0,2}[\w.@:/\[\]-]+")
+
+
+def is_positional(argument: str) -> bool:
+    """Whether an argument, which is no flag, has no key. A text may contain an = behind words that cannot be a key."""
+    key, equals, _ = argument.partition("=")
+    return not argument.startswith("~") and not (equals and _KEY.fullmatch(key))
+
+
+def write_out(pairs: Sequence[str], positional: str | None, keys: Sequence[str]) -> list[str]:
+    """The arguments with keys in place of short forms. positional: key of a positional argument; None: refused.
+
+    keys: full keys of the command: an argument that is one lacks its value, and is left for Hydra to refuse.
+    Raises: ConfigError for several positional arguments, or for one beside its key.
+    """
+    values = [one for one in pairs if positional is not None and is_positional(one) and one not in keys]
+    if len(values) > 1:
+        first, second = map(shown, values[:2])
+        raise ConfigError(f"{first} and {second} have no key; {positional} takes one, with quotes around all its words")
+    given = [one for one in pairs if one not in values]
+    for value in values:
+        set_ = {one.partition("=")[0] for one in given}
+        for key in {positional, CHECKPOINT if positional == "model" else positional} & set_:
+            raise ConfigError(f"{key} is given twice, as {shown(value)} and by its key; leave one out")
+        given.append(f"{positional}={value}")
+    return [_with_checkpoint(one) for one in given]
+
+
+def _with_checkpoint(argument: str) -> str:
+    key, _, value = argument.partition("=")
+    swept = value.split(",")
+    return f"{CHECKPOINT}={value}" if key == "model" and all("/" in one for one in swept) else argument
