@@ -13,10 +13,11 @@ from pathlib import Path
 
 from hookline.core.checkpoint.checkpoint import Checkpoint, resolve_model
 from hookline.core.checkpoint.locate import is_hub_id
+from hookline.core.checkpoint.wrapped import causal_architecture
 from hookline.core.config.settings import Config, option_with
 from hookline.core.contracts import ModelConfig
 from hookline.core.errors import PASSES, CheckpointError, ConfigError, PluginError
-from hookline.core.plugin.claims import claimant, claimant_of_rest
+from hookline.core.plugin.claims import claimant, claimant_of_rest, is_claimed
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.needs import unavailable
 from hookline.core.plugin.registry import AUTO, MODEL, Entry
@@ -37,8 +38,10 @@ def with_model(config: Config, host: PluginHost) -> tuple[Config, Checkpoint | N
     opener, checkpoint = _opener(asked, host), None
     if opener is None:
         checkpoint = resolve_model(asked)
-        opener = _serving(*claimant(host, _architectures(checkpoint)), host, asked, checkpoint)
+        opener = _serving(*claimant(host, _architectures(checkpoint, host)), host, asked, checkpoint)
     entry, why = opener
+    if checkpoint is not None and checkpoint.wrapper:
+        why += f", for the language model alone of {checkpoint.wrapper[0]}"
     _log.info("model=%s takes '%s': %s", AUTO, entry.name, why)
     return replace(config, model=option_with(entry, asked)), checkpoint
 
@@ -71,9 +74,18 @@ def _refusal(entry: Entry, checkpoint: Checkpoint) -> str | None:
     return None
 
 
-def _architectures(checkpoint: Checkpoint) -> list[str]:
+def _architectures(checkpoint: Checkpoint, host: PluginHost) -> list[str]:
+    """Those that its config.json names; of a language model among towers, those of the whole and its own.
+
+    transformers is asked, which takes a second, if no model claims one of them.
+    """
     named = checkpoint.config.get("architectures")
-    return [one for one in named if isinstance(one, str)] if isinstance(named, list | tuple) else []
+    found = [one for one in named if isinstance(one, str)] if isinstance(named, list | tuple) else []
+    if checkpoint.wrapper is None:
+        return found
+    found += checkpoint.wrapper
+    own = None if is_claimed(host, found) else causal_architecture(checkpoint.config)
+    return found if own is None else [*found, own]
 
 
 def _opener(asked: ModelConfig, host: PluginHost) -> tuple[Entry, str] | None:

@@ -18,7 +18,9 @@ from hookline.core.assembly.rank_parts import RankParts
 from hookline.core.assembly.resolve import ResolvedConfig, chosen
 from hookline.core.checkpoint.checkpoint import Checkpoint
 from hookline.core.checkpoint.headless import fitted
-from hookline.core.checkpoint.load import load_checkpoint, load_source, random_weights, refuse_other_sizes, renamed
+from hookline.core.checkpoint.load import load_checkpoint, load_source, random_weights, refuse_other_sizes
+from hookline.core.checkpoint.safetensors_files import renamed
+from hookline.core.checkpoint.stacked_experts import as_named
 from hookline.core.checkpoint.ties import TIED, unlike_head, untied, with_either_stored
 from hookline.core.config.settings import MAX_COUNT
 from hookline.core.contracts import Kernels, Model, Runtime, WeightTarget
@@ -141,13 +143,11 @@ def load_model(resolved: ResolvedConfig, kernels: Kernels) -> Model:
         if is_random:
             random_weights(targets, resolved.config.seed)
             return model
-        stored = _stored(checkpoint, model)
-        targets = fitted(targets, checkpoint.config, stored)
+        stored, targets = _matched(checkpoint, model, targets)
         if _has_own_head(resolved, targets, stored):
             del model, targets  # else both models would be in memory
             model, targets = _build_model(resolved, kernels, untied(checkpoint.config))
-            stored = _stored(checkpoint, model)
-            targets = fitted(targets, checkpoint.config, stored)
+            stored, targets = _matched(checkpoint, model, targets)
             if _has_own_head(resolved, targets, stored):
                 raise CheckpointError(
                     f"checkpoint {checkpoint.reference} stores a head that differs from its embedding, and "
@@ -170,13 +170,21 @@ def _build_model(
     return model, stated_targets(entry, model)
 
 
-def _stored(checkpoint: Checkpoint, model: Model) -> Mapping[str, Any]:
-    """What the checkpoint holds under the model's names: tensors of its files, or shapes of those of its source."""
+def _matched(
+    checkpoint: Checkpoint, model: Model, targets: Mapping[str, WeightTarget]
+) -> tuple[Mapping[str, Any], Mapping[str, WeightTarget]]:
+    """What the checkpoint holds and what the model wants, under the same names.
+
+    Tensors of its files, or shapes of those of its source.
+    """
     if checkpoint.source is not None:
-        return checkpoint.source.shapes()
-    if checkpoint.folder is None or not hasattr(model, "tensor_name"):
-        return checkpoint.stored
-    return renamed(checkpoint.folder, checkpoint.stored, model.tensor_name)
+        shapes = checkpoint.source.shapes()
+        return shapes, fitted(targets, checkpoint.config, shapes)
+    stored = checkpoint.stored
+    if checkpoint.folder is not None and hasattr(model, "tensor_name"):
+        stored = renamed(checkpoint.folder, stored, model.tensor_name)
+    targets = fitted(targets, checkpoint.config, stored)
+    return as_named(stored, targets), targets
 
 
 def _has_own_head(resolved: ResolvedConfig, targets: Mapping[str, WeightTarget], stored: Mapping[str, Any]) -> bool:

@@ -16,8 +16,9 @@ from typing import Any
 
 from hookline.core.checkpoint.file_tokenizer import file_tokenizer, tokenizer_eos
 from hookline.core.checkpoint.locate import PACKAGE, cached_on_disk, first_line, is_hub_id, locate
-from hookline.core.checkpoint.safetensors_files import StoredTensor, other_form, stored_tensors
+from hookline.core.checkpoint.safetensors_files import StoredTensor, other_form, renamed, stored_tensors
 from hookline.core.checkpoint.tokenizer_growth import check_file
+from hookline.core.checkpoint.wrapped import OF_WHOLE, language_model, name_inside
 from hookline.core.contracts import CheckpointSource, ModelConfig
 from hookline.core.errors import CheckpointError, ConfigError, RequestError, shown
 from hookline.core.sampling_params import generation_defaults
@@ -51,6 +52,8 @@ class Checkpoint:
     """Sampling parameters that its generation_config.json recommends."""
     source: CheckpointSource | None = None
     tokenizer_eos: tuple[str, int] | None = None
+    wrapper: tuple[str, ...] | None = None
+    """Architectures of the whole, if config and tensors are of the language model in it; None of one that is alone."""
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Shape of each tensor, by its name; empty without a folder and a source.
@@ -67,7 +70,10 @@ class Checkpoint:
 
         Raises: CheckpointError if they cannot be read.
         """
-        return {} if self.folder is None else stored_tensors(self.folder)
+        if self.folder is None:
+            return {}
+        found = stored_tensors(self.folder)
+        return found if self.wrapper is None else renamed(self.folder, found, name_inside(found))
 
     @property
     def is_packaged(self) -> bool:
@@ -122,8 +128,9 @@ def resolve_random(model: ModelConfig) -> Checkpoint:
             f"weights=random needs a config.json, and '{model.checkpoint}' is neither a local folder nor in the hub "
             "cache; set model.checkpoint to a folder, or model.random_shape to the config's values"
         )
-    config = merge(model.random_shape, model.hf_overrides)
-    return Checkpoint(model.checkpoint, None, config, _token_ids(config.get("eos_token_id"), "model.random_shape"))
+    config, wrapper = _read_inside(model.random_shape, model.hf_overrides)
+    ids = _token_ids(config.get("eos_token_id"), "model.random_shape")
+    return Checkpoint(model.checkpoint, None, config, ids, wrapper=wrapper)
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -174,7 +181,7 @@ def _read(reference: str, folder: Path, hf_overrides: Mapping[str, Any]) -> Chec
     if not (folder / "config.json").is_file():
         what = other_form(folder) or "has no config.json, so it is no checkpoint; give the folder that holds one"
         raise CheckpointError(f"{folder} {what}")
-    config = merge(_json(folder / "config.json"), hf_overrides)
+    config, wrapper = _read_inside(_json(folder / "config.json"), hf_overrides)
     generation = _json(folder / "generation_config.json") if (folder / "generation_config.json").is_file() else {}
     # What the user overrides wins; then the generation config, which lists every token that ends an answer.
     value = hf_overrides.get("eos_token_id", generation.get("eos_token_id"))
@@ -183,7 +190,23 @@ def _read(reference: str, folder: Path, hf_overrides: Mapping[str, Any]) -> Chec
         defaults = generation_defaults(generation, f"{folder / 'generation_config.json'}")
     except RequestError as error:
         raise CheckpointError(f"{error}; correct the file, or remove it") from error
-    return Checkpoint(reference, folder, config, ids, defaults)
+    return Checkpoint(reference, folder, config, ids, defaults, wrapper=wrapper)
+
+
+def _read_inside(
+    config: Mapping[str, Any], hf_overrides: Mapping[str, Any]
+) -> tuple[dict[str, Any], tuple[str, ...] | None]:
+    """The config of the language model, with overrides laid over it, and Checkpoint.wrapper.
+
+    Overrides name the language model's values with or without the key that it is under.
+    """
+    whole = merge(config, hf_overrides)
+    inner = language_model(whole)
+    if inner is None:
+        return whole, None
+    named = whole.get("architectures")
+    wrapper = [one for one in named if isinstance(one, str)] if isinstance(named, list) else []
+    return merge(inner, {key: hf_overrides[key] for key in hf_overrides if key not in OF_WHOLE}), tuple(wrapper)
 
 
 def _of_source(model: ModelConfig, source: CheckpointSource) -> Checkpoint:

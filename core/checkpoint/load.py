@@ -13,7 +13,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from torch import Tensor
 
 from hookline.core.checkpoint.mxfp4 import Mxfp4Slices
 from hookline.core.checkpoint.safetensors_files import BLOCKS, SCALES, StoredTensor, open_file, stored_tensors
+from hookline.core.checkpoint.stacked_experts import WithinSlices
 from hookline.core.contracts import CheckpointSource, ModelSpec, WeightTarget
 from hookline.core.contracts.weights import LosesFractions
 from hookline.core.errors import CheckpointError
@@ -117,23 +117,6 @@ def load_source(name: str, source: CheckpointSource, targets: Mapping[str, Weigh
     return num_bytes
 
 
-def renamed(
-    folder: Path | str, stored: Mapping[str, StoredTensor], rename: Callable[[str], str | None]
-) -> dict[str, StoredTensor]:
-    """The tensors of a folder under the names that a model has for them, without those that it does not need.
-
-    Raises: CheckpointError if two would have the same name.
-    """
-    found: dict[str, StoredTensor] = {}
-    for name, tensor in stored.items():
-        new = rename(name)
-        if new is not None and new in found:
-            raise CheckpointError(f"{folder} holds {found[new].name} and {name}, which are the same tensor; remove one")
-        if new is not None:
-            found[new] = replace(tensor, name=name)
-    return found
-
-
 def random_weights(targets: Mapping[str, WeightTarget], seed: int) -> None:
     """Fill every target at random: "normal" with mean 0 and std 0.02; integers with any that their type has.
 
@@ -177,6 +160,7 @@ def _read(jobs: Sequence[tuple[str, StoredTensor, WeightTarget]]) -> Sums:
             stored_name = tensor.name or name
             if tensor.scales is None:
                 whole = _slices(tensor.path, stored_name)
+                whole = whole if tensor.within is None else WithinSlices(whole, tensor.within)
             else:
                 blocks = _slices(tensor.path, stored_name + BLOCKS)
                 whole = Mxfp4Slices(blocks, _slices(tensor.scales, stored_name + SCALES))

@@ -7,14 +7,17 @@ error.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
 from hookline.core.errors import CheckpointError, one_short_line, shown, shown_key
+
+if TYPE_CHECKING:
+    from hookline.core.checkpoint.stacked_experts import Within
 
 INDEX = "model.safetensors.index.json"
 """Hugging Face's list of the shards of a checkpoint."""
@@ -42,7 +45,7 @@ class StoredTensor:
 
     name: the file's, if the tensor is known by another. scales: of an MXFP4 tensor, which is dequantised when it is
     read; then `path` has its blocks, this its scales. copy: another file with a tensor of this name, where no index
-    says which of the two counts.
+    says which of the two counts. within: of a matrix of an expert, where it lies in the file's tensor of all experts.
     """
 
     path: Path
@@ -51,6 +54,7 @@ class StoredTensor:
     name: str = ""
     scales: Path | None = None
     copy: Path | None = None
+    within: Within | None = None
 
     def check(self, name: str) -> None:
         """Whether the tensor, of this name, can be loaded.
@@ -80,6 +84,23 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
             elif first.path.name != named:
                 tensors[name] = replace(first, copy=path)
     return _with_mxfp4_joined(tensors)
+
+
+def renamed(
+    folder: Path | str, stored: Mapping[str, StoredTensor], rename: Callable[[str], str | None]
+) -> dict[str, StoredTensor]:
+    """The tensors of a folder under the names that a model has for them, without those that it does not need.
+
+    Raises: CheckpointError if two would have the same name.
+    """
+    found: dict[str, StoredTensor] = {}
+    for name, tensor in stored.items():
+        new = rename(name)
+        if new is not None and new in found:
+            raise CheckpointError(f"{folder} holds {found[new].name} and {name}, which are the same tensor; remove one")
+        if new is not None:
+            found[new] = replace(tensor, name=tensor.name or name)
+    return found
 
 
 def weight_files(folder: Path, index: Mapping[str, str]) -> list[Path]:

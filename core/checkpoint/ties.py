@@ -57,10 +57,7 @@ def unlike_head(
 
 def untied(config: Mapping[str, Any]) -> dict[str, Any]:
     """The config.json of the same model with a head of its own."""
-    found = {**config, TIED: False}
-    if isinstance(config.get("text_config"), Mapping):
-        found["text_config"] = {**config["text_config"], TIED: False}
-    return found
+    return {**config, TIED: False}
 
 
 def _ties(targets: Targets) -> dict[str, str]:

@@ -31,6 +31,8 @@ _KEYS: dict[str, tuple[str, ...]] = {
         "truncate",
     ),
 }
+_OF_IMAGES = ("mrope_section", "mrope_interleaved")
+"""How a head's frequencies are shared out among time, height and width. Of text all three are the token's position."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,10 @@ def rope_settings(
     theta = _base(next(one for one in given if one is not None))
     alias = scaling.pop("type", None)
     rope_type = scaling.pop("rope_type", None) or alias or "default"
+    for key in _OF_IMAGES:
+        scaling.pop(key, None)
+    if rope_type == "mrope":
+        rope_type = "default"
     own_partial, of_model = scaling.pop("partial_rotary_factor", None), hf_config.get("partial_rotary_factor")
     partial = _partial(own_partial, of_model, allow_partial)
     _check_keys(rope_type, scaling)

@@ -44,6 +44,12 @@ def claimant(host: PluginHost, architectures: Sequence[str]) -> tuple[Entry, str
     raise PluginError(f"model=auto: no model that is installed claims {named}; name one of: {names}")
 
 
+def is_claimed(host: PluginHost, architectures: Sequence[str]) -> bool:
+    """Whether a model claims one of these by name."""
+    usable = [entry for entry in host.registry.of_kind(MODEL) if not unavailable(entry.needs)]
+    return any(not set(entry.architectures).isdisjoint(architectures) for entry in usable)
+
+
 def claimant_of_rest(host: PluginHost) -> Entry | None:
     """The one usable model that claims what no other does; None if there is none, or several."""
     usable = [entry for entry in host.registry.of_kind(MODEL) if not unavailable(entry.needs)]

@@ -68,7 +68,7 @@ def register_models(register: Registrar) -> None:
         "hookline.plugins.models.qwen3:Qwen3",
         config=Qwen3Config,
         help="Qwen3 dense: GQA, q/k norm, RoPE, SwiGLU",
-        architectures=("Qwen3ForCausalLM",),
+        architectures=("Qwen3ForCausalLM", "Qwen3VLForConditionalGeneration"),
         needs=ROW_BY_ROW,
     )
     register(
@@ -76,7 +76,7 @@ def register_models(register: Registrar) -> None:
         "hookline.plugins.models.qwen3_moe:Qwen3Moe",
         config=Qwen3MoeConfig,
         help="Qwen3-MoE: Qwen3's attention, experts chosen by a softmax router",
-        architectures=("Qwen3MoeForCausalLM",),
+        architectures=("Qwen3MoeForCausalLM", "Qwen3VLMoeForConditionalGeneration"),
         needs=ROW_BY_ROW,
     )
     register(
@@ -100,7 +100,11 @@ def register_models(register: Registrar) -> None:
         "hookline.plugins.models.qwen2:Qwen2",
         config=Qwen2Config,
         help="Qwen2 and Qwen2.5: GQA with biases, RoPE, SwiGLU",
-        architectures=("Qwen2ForCausalLM",),
+        architectures=(
+            "Qwen2ForCausalLM",
+            "Qwen2VLForConditionalGeneration",
+            "Qwen2_5_VLForConditionalGeneration",
+        ),
         needs=ROW_BY_ROW,
     )
     register(

@@ -37,9 +37,6 @@ from hookline.core.layers import (
 )
 from hookline.plugins.models.gemma3_config import Shape, read_config
 
-VISION = ("vision_tower.*", "multi_modal_projector.*")
-"""What a checkpoint that also sees images has besides; it is not loaded."""
-
 
 class Gemma3:
     """Embedding, layers, final norm, head. Implements hookline.core.contracts.Model."""
@@ -50,7 +47,7 @@ class Gemma3:
         shape = read_config(hf_config)
         tables = [rope_table(one, shape.head_dim, shape.max_position) for one in (shape.rope, shape.local_rope)]
         rope, local_rope = (Rope(table_PE.to(runtime.device)) for table_PE in tables)
-        self.kernels, self.eps, self.sees_images = runtime.kernels, shape.eps, shape.sees_images
+        self.kernels, self.eps = runtime.kernels, shape.eps
         self.embed = VocabParallelEmbedding(shape.vocab_size, shape.hidden_size, runtime, is_tied=shape.is_tied)
         self.embed_scale = float(torch.tensor(shape.hidden_size**0.5).to(runtime.dtype))
 
@@ -98,16 +95,12 @@ class Gemma3:
 
     def weight_targets(self) -> Mapping[str, WeightTarget]:
         """See Model."""
-        targets = {
+        return {
             **self.embed.targets("model.embed_tokens"),
             **self.layers.targets("model.layers"),
             "model.norm.weight": norm_target(self.norm_D) if self.is_last else WeightTarget.ignored(),
             **self.head.targets("lm_head"),
         }
-        if not self.sees_images:
-            return targets
-        ignored = dict.fromkeys(VISION, WeightTarget.ignored())
-        return {**{f"language_model.{name}": target for name, target in targets.items()}, **ignored}
 
 
 class Gemma3Layer:

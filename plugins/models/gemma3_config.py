@@ -1,7 +1,6 @@
 """Gemma 3's config.json, read once into plain sizes; whatever this implementation lacks is refused by name.
 
-Defaults are those of transformers' Gemma3TextConfig, whose values a checkpoint that also sees images keeps in
-`text_config`.
+Defaults are those of transformers' Gemma3TextConfig.
 """
 
 from __future__ import annotations
@@ -13,18 +12,14 @@ from typing import Any
 from hookline.core.contracts import LayerCache
 from hookline.core.layers import ConfigValues, RopeSettings, layer_caches, rope_settings
 
-ARCHITECTURES = {"gemma3_text": "Gemma3ForCausalLM", "gemma3": "Gemma3ForConditionalGeneration"}
-
 
 @dataclass(frozen=True)
 class Shape:
     """The sizes and switches of one Gemma 3 model, of all ranks together.
 
-    sees_images: the checkpoint has a vision tower as well, which is not loaded. scale: of attention scores. is_local:
-    for each layer, whether it has a window and the local rope.
+    scale: of attention scores. is_local: for each layer, whether it has a window and the local rope.
     """
 
-    sees_images: bool
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -48,10 +43,9 @@ def read_config(hf_config: Mapping[str, Any]) -> Shape:
 
     Raises: ConfigError naming the key, its value and what is supported.
     """
-    outer = ConfigValues(hf_config, "Gemma 3")
-    sees_images = outer.model_type(ARCHITECTURES) == "gemma3"
-    outer.refuse_quantised()
-    values = _text_config(outer) if sees_images else outer
+    values = ConfigValues(hf_config, "Gemma 3")
+    values.model_type({"gemma3_text": "Gemma3ForCausalLM"})
+    values.refuse_quantised()
     values.only("hidden_activation", "gelu_pytorch_tanh")
     for key in ("final_logit_softcapping", "attn_logit_softcapping"):
         values.only(key, None)
@@ -60,7 +54,6 @@ def read_config(hf_config: Mapping[str, Any]) -> Shape:
     num_heads, length = values.size("num_attention_heads", 8), values.size("max_position_embeddings", 131_072)
     windows = _windows(values)
     shape = Shape(
-        sees_images=sees_images,
         vocab_size=values.size("vocab_size", 262_208),
         hidden_size=values.size("hidden_size"),
         intermediate_size=values.size("intermediate_size", 9216),
@@ -80,16 +73,6 @@ def read_config(hf_config: Mapping[str, Any]) -> Shape:
     )
     values.check_heads(num_heads, shape.num_kv_heads, shape.head_dim)
     return shape
-
-
-def _text_config(outer: ConfigValues) -> ConfigValues:
-    text = outer.values.get("text_config")
-    if not isinstance(text, Mapping):
-        outer.refuse("text_config", "a mapping of the text model's values")
-    inner = ConfigValues(text, outer.model)
-    inner.model_type({"gemma3_text": "Gemma3ForCausalLM"})
-    inner.refuse_quantised()
-    return inner
 
 
 def _windows(values: ConfigValues) -> tuple[int | None, ...]:

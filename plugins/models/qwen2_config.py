@@ -12,6 +12,15 @@ from typing import Any
 from hookline.core.contracts import LayerCache
 from hookline.core.layers import ConfigValues, RopeSettings, layer_caches, rope_settings
 
+ARCHITECTURES = {
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen2_vl_text": "Qwen2VLForConditionalGeneration",
+    "qwen2_5_vl_text": "Qwen2_5_VLForConditionalGeneration",
+    # The first checkpoints have the language model's values beside the tower's.
+    "qwen2_vl": "Qwen2VLForConditionalGeneration",
+    "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
+}
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -36,7 +45,7 @@ def read_config(hf_config: Mapping[str, Any]) -> Shape:
     Raises: ConfigError naming the key, its value and what is supported.
     """
     values = ConfigValues(hf_config, "Qwen2")
-    values.model_type({"qwen2": "Qwen2ForCausalLM"})
+    values.model_type(ARCHITECTURES)
     values.refuse_quantised()
     values.only("hidden_act", "silu")
     num_heads = values.size("num_attention_heads")

@@ -5,11 +5,13 @@ Defaults are those of transformers' Qwen3Config.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hookline.core.layers import ConfigValues, RopeSettings, rope_settings
+
+ARCHITECTURES = {"qwen3": "Qwen3ForCausalLM", "qwen3_vl_text": "Qwen3VLForConditionalGeneration"}
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ def read_config(hf_config: Mapping[str, Any]) -> Shape:
     Raises: ConfigError naming the key, its value and what is supported.
     """
     values = ConfigValues(hf_config, "Qwen3")
-    check_architecture(values, "qwen3", "Qwen3ForCausalLM")
+    check_architecture(values, ARCHITECTURES)
     num_heads = values.size("num_attention_heads")
     shape = Shape(
         vocab_size=values.size("vocab_size"),
@@ -54,15 +56,16 @@ def read_config(hf_config: Mapping[str, Any]) -> Shape:
     return shape
 
 
-def check_architecture(values: ConfigValues, model_type: str, architecture: str) -> None:
-    """Refuse checkpoints of other models, quantised ones, and attention that is not causal over everything.
+def check_architecture(values: ConfigValues, architectures: Mapping[str, str | Sequence[str]]) -> str:
+    """The model type; refuses other models, quantised checkpoints, and attention that is not causal over everything.
 
     Raises: ConfigError.
     """
-    values.model_type({model_type: architecture})
+    model_type = values.model_type(architectures)
     values.only("hidden_act", "silu")
     if values.values.get("use_sliding_window"):
         values.refuse("use_sliding_window", "false")
     if set(values.texts("layer_types")) - {"full_attention"}:
         values.refuse("layer_types", "full_attention in every layer")
     values.refuse_quantised()
+    return model_type

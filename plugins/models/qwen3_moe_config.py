@@ -12,6 +12,10 @@ from typing import Any
 from hookline.core.layers import ConfigValues, RopeSettings, rope_settings
 from hookline.plugins.models.qwen3_config import check_architecture
 
+BESIDE_TOWER = "qwen3_vl_moe_text"
+"""The same network in a model that also sees, which always normalises weights."""
+ARCHITECTURES = {"qwen3_moe": "Qwen3MoeForCausalLM", BESIDE_TOWER: "Qwen3VLMoeForConditionalGeneration"}
+
 
 @dataclass(frozen=True)
 class MoeShape:
@@ -44,7 +48,7 @@ def read_config(hf_config: Mapping[str, Any]) -> MoeShape:
     Raises: ConfigError naming the key, its value and what is supported.
     """
     values = ConfigValues(hf_config, "Qwen3-MoE")
-    check_architecture(values, "qwen3_moe", "Qwen3MoeForCausalLM")
+    model_type = check_architecture(values, ARCHITECTURES)
     num_heads, num_experts = values.size("num_attention_heads"), _num_experts(values)
     shape = MoeShape(
         vocab_size=values.size("vocab_size"),
@@ -53,7 +57,7 @@ def read_config(hf_config: Mapping[str, Any]) -> MoeShape:
         expert_size=values.size("moe_intermediate_size", 768),
         num_experts=num_experts,
         num_chosen=values.size("num_experts_per_tok", 8),
-        normalises_weights=values.flag("norm_topk_prob"),
+        normalises_weights=model_type == BESIDE_TOWER or values.flag("norm_topk_prob"),
         sparse_layers=sparse_layers(values),
         num_layers=values.num_layers(),
         num_heads=num_heads,

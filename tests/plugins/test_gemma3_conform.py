@@ -46,23 +46,6 @@ class TestGemma3WithWindowsShorterThanThePrompt(TestGemma3):
         return {**CONFIGS["gemma3"], "sliding_window": 4, "attention_bias": True}
 
 
-class TestTheTextPartOfGemma3WithImages(TestGemma3):
-    dtypes = (torch.float32,)
-
-    def hf_config(self) -> dict[str, Any]:
-        return {"model_type": "gemma3", "text_config": CONFIGS["gemma3"], "vision_config": {"hidden_size": 8}}
-
-    def reference(self, weights: Mapping[str, Tensor], token_ids: Sequence[int]) -> Tensor:
-        text = {name.removeprefix("language_model."): weight for name, weight in weights.items()}
-        return reference_logits(CONFIGS["gemma3"], text, token_ids)
-
-    def refused_configs(self) -> list[dict[str, Any]]:
-        text = CONFIGS["gemma3"]
-        changes: list[dict[str, Any]] = [{"num_hidden_layers": 0}, {"model_type": "gemma2"}, {"hidden_size": None}]
-        nested = [{"text_config": {**text, **change}} for change in changes]
-        return [*nested, {"text_config": None}, {"text_config": [1]}, {"quantization_config": {"quant_method": "x"}}]
-
-
 def test_old_and_new_keys_of_windows_and_ropes_mean_the_same() -> None:
     sizes = {key: value for key, value in CONFIGS["gemma3"].items() if key not in ("layer_types", "rope_parameters")}
     linear = {"rope_type": "linear", "factor": 8.0}

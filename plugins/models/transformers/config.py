@@ -12,10 +12,15 @@ from typing import Any, NoReturn
 import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    MODEL_MAPPING,
+)
 
 from hookline.core.errors import ConfigError, one_short_line, shown
 from hookline.core.layers import ConfigValues
+from hookline.plugins.models.transformers.text_part import TEXT_PART, TextWithHead, with_head
 
 MODEL = "model=transformers"
 """What messages call this option."""
@@ -44,11 +49,9 @@ def read_config(hf_config: Mapping[str, Any]) -> tuple[PreTrainedConfig, type[Pr
     config_class = _config_class(values)
     if hf_config.get("trust_remote_code"):
         values.refuse("trust_remote_code", "transformers' own models; code that comes with a checkpoint is never run")
-    if config_class not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    model_class = _causal_class(config_class)
+    if model_class is None:
         values.refuse("model_type", "models that transformers has as a causal language model")
-    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[config_class]
-    if isinstance(model_class, tuple):
-        model_class = model_class[0]
     values.refuse_quantised()
     faults = [*_faults(values, model_class), *_faults_of_layers(_stated_layers(values), model_class)]
     if not faults:
@@ -67,7 +70,7 @@ def _faults(values: ConfigValues, model_class: type[PreTrainedModel]) -> Iterato
     named = values.texts("architectures")
     if values.values.get("is_encoder_decoder"):
         yield "it is an encoder and a decoder (is_encoder_decoder), and only decoders are served"
-    if named and model_class.__name__ not in named:
+    if named and model_class.__name__ not in named and not issubclass(model_class, TextWithHead):
         yield f"its architecture is {shown(named[0])}, and only its {model_class.__name__} is served"
     if values.values.get("text_config"):
         yield "it is made of several models (text_config), and only a decoder is served"
@@ -132,7 +135,21 @@ def _config_class(values: ConfigValues) -> type[PreTrainedConfig]:
         known = f"model types that transformers {transformers.__version__} knows; a newer one may know more"
         remote = "; code that comes with a checkpoint (auto_map) is never run" if "auto_map" in values.values else ""
         values.refuse("model_type", known + remote)
-    return CONFIG_MAPPING[model_type]
+    found = CONFIG_MAPPING[model_type]
+    text = found.sub_configs.get("text_config")
+    # The first checkpoints of Qwen2-VL have the language model's values beside the tower's config.
+    is_text = text is not None and "num_hidden_layers" in values.values and "text_config" not in values.values
+    return text if is_text and getattr(text, "model_type", "") in CONFIG_MAPPING else found
+
+
+def _causal_class(config_class: type[PreTrainedConfig]) -> type[PreTrainedModel] | None:
+    """transformers' causal language model of a config; of the text part of a model that also sees, one made here."""
+    if config_class in MODEL_FOR_CAUSAL_LM_MAPPING:
+        found: Any = MODEL_FOR_CAUSAL_LM_MAPPING[config_class]
+        return found[0] if isinstance(found, tuple) else found
+    whole = config_class.model_type.removesuffix(TEXT_PART)
+    is_part = whole != config_class.model_type and whole in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    return with_head(MODEL_MAPPING[config_class]) if is_part and config_class in MODEL_MAPPING else None
 
 
 def _built(values: ConfigValues, config_class: type[PreTrainedConfig]) -> PreTrainedConfig:

@@ -12,12 +12,16 @@ from typing import Any
 
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.conversion_mapping import (
+    get_checkpoint_conversion_mapping,
+    get_model_conversion_mapping,
+)
 from transformers.core_model_loading import WeightConverter, rename_source_key
 
 from hookline.core.contracts import Part, WeightTarget
 from hookline.plugins.models.transformers.config import refuse
 from hookline.plugins.models.transformers.probe import decoder_name
+from hookline.plugins.models.transformers.text_part import TEXT_PART, TextWithHead
 
 MERGED = ["MergeModulelist"]
 """Operations that put the same matrix of all experts into one tensor (X, ...)."""
@@ -29,8 +33,8 @@ class StoredNames:
     """How the tensors of a checkpoint are called in the model. known: names of all targets, once there are any."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        changes = get_model_conversion_mapping(model)
-        self.converters = [one for one in changes if isinstance(one, WeightConverter)]
+        changes = [*get_model_conversion_mapping(model), *_of_whole(model)]
+        self.converters = [one for one in changes if isinstance(one, WeightConverter) and not _exchanges(one)]
         self.renamings: list[Any] = [one for one in changes if not isinstance(one, WeightConverter)]
         self.prefix, self.model_type = f"{decoder_name(model)}.", model.config.model_type
         ignored = model._keys_to_ignore_on_load_unexpected or ()
@@ -90,6 +94,20 @@ def refuse_other_forms(names: StoredNames, targets: dict[str, WeightTarget]) -> 
         if found is not None:
             operations = ", ".join(type(one).__name__ for one in found[0].operations)
             refuse(names.model_type, f"its checkpoints hold {name} in another form ({operations})")
+
+
+def _of_whole(model: PreTrainedModel) -> list[WeightConverter]:
+    """Of the text part of a model that also sees, changes of form that transformers lists for the whole."""
+    if not isinstance(model, TextWithHead):
+        return []
+    changes_of: Any = get_checkpoint_conversion_mapping
+    whole = changes_of(model.config.model_type.removesuffix(TEXT_PART)) or []
+    return [one for one in whole if isinstance(one, WeightConverter)]
+
+
+def _exchanges(converter: WeightConverter) -> bool:
+    """Whether it exchanges dimensions where shapes say so, which core does by itself for merged experts."""
+    return all(getattr(one, "check_dims", False) for one in converter.operations)
 
 
 def _init(name: str, parameter: Tensor) -> Any:

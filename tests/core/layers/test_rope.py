@@ -188,7 +188,6 @@ def test_scaling_stretches_the_longest_position(name: str, expected: int) -> Non
         ({"rope_type": "linear", "factor": "2"}, ["'factor'", "'2'"]),
         ({"rope_type": "linear", "factor": 2.0, "short_factor": [1.0]}, ["'short_factor'", "linear"]),
         ({"rope_type": "default", "factor": 2.0}, ["'factor'", "default"]),
-        ({"rope_type": "default", "mrope_section": [1, 2, 3]}, ["'mrope_section'"]),
         ({"rope_type": "default", "partial_rotary_factor": 0.5}, ["partial_rotary_factor", "0.5"]),
     ],
 )
@@ -228,3 +227,12 @@ def test_senseless_numbers_are_refused_by_name(config: dict[str, Any], words: st
 def test_a_factor_whose_length_is_infinite_is_the_checkpoint_s_fault(kind, factor):
     with pytest.raises(ConfigError, match=r"the scaled length = .+ must be a number of tokens, at most 16777216"):
         rope_settings({"max_position_embeddings": 4096, "rope_scaling": {"rope_type": kind, "factor": factor}})
+
+
+@pytest.mark.parametrize("kind", ["mrope", "default", "linear"])
+def test_frequencies_shared_out_for_images_are_plain_ones_for_text(kind: str) -> None:
+    factor = {"factor": 2.0} if kind == "linear" else {}
+    shared = {"type": kind, "mrope_section": [1, 1, 2], "mrope_interleaved": True, **factor}
+    plain = {"rope_type": "default" if kind == "mrope" else kind, **factor}
+    found = rope_settings({"rope_scaling": shared, "max_position_embeddings": 64})
+    assert found == rope_settings({"rope_scaling": plain, "max_position_embeddings": 64})

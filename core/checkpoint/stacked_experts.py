@@ -1,0 +1,92 @@
+"""Experts that a checkpoint stores in one tensor for each matrix of all, given to models that name each expert's own.
+
+Released checkpoints have three tensors for each expert, `experts.INDEX.gate_proj.weight` and so on, or two for all of a
+layer: `experts.gate_up_proj` (X, 2F, D) and `experts.down_proj` (X, D, F), of some models with the last two dimensions
+exchanged. A model's targets decide: where they have the names of the first form, the stored tensors of the second are
+read expert by expert. Imports no torch. Legend: X experts, D hidden, F intermediate features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hookline.core.checkpoint.safetensors_files import StoredTensor
+from hookline.core.contracts import WeightTarget
+
+GATE_UP, DOWN = "experts.gate_up_proj", "experts.down_proj"
+"""How the names of the two tensors of all experts end."""
+MATRICES = {GATE_UP: ("gate_proj", "up_proj"), DOWN: ("down_proj",)}
+"""The matrices that each holds, one below the other."""
+
+
+@dataclass(frozen=True)
+class Within:
+    """Where a matrix lies in a stored tensor: its expert, or None for all, and its first row.
+
+    transposed: the stored tensor has the last two dimensions exchanged.
+    """
+
+    shape: tuple[int, ...]
+    expert: int | None = None
+    first_row: int = 0
+    transposed: bool = False
+
+
+class WithinSlices:
+    """What reads ranges of a matrix within a stored tensor; indexed with slices, or with an ellipsis, like a tensor."""
+
+    def __init__(self, whole: Any, within: Within) -> None:
+        self.whole, self.within = whole, within
+
+    def __getitem__(self, key: Any) -> Any:
+        """The range of the matrix."""
+        within, given = self.within, () if key is Ellipsis else key
+        ranges = [*given, *[slice(None)] * (len(within.shape) - len(given))]
+        *front, rows, columns = [slice(*one.indices(size)) for one, size in zip(ranges, within.shape, strict=True)]
+        rows = slice(rows.start + within.first_row, rows.stop + within.first_row)
+        chosen = front if within.expert is None else [within.expert]
+        if within.transposed:
+            return self.whole[(*chosen, columns, rows)].mT
+        return self.whole[(*chosen, rows, columns)]
+
+
+def as_named(stored: Mapping[str, StoredTensor], targets: Mapping[str, WeightTarget]) -> dict[str, StoredTensor]:
+    """The stored tensors, those of all experts under the names of each expert's matrices if the targets have these.
+
+    A tensor whose shape does not fit stays as it is, for the errors about missing and surplus tensors.
+    """
+    found: dict[str, StoredTensor] = {}
+    for name, tensor in stored.items():
+        if name.endswith((GATE_UP, DOWN)) and len(tensor.shape) == 3:
+            found |= dict(_matrices(name, tensor, targets)) or {name: tensor}
+        else:
+            found[name] = tensor
+    return found
+
+
+def _matrices(
+    name: str, tensor: StoredTensor, targets: Mapping[str, WeightTarget]
+) -> Iterator[tuple[str, StoredTensor]]:
+    """The matrices in a tensor of all experts: each expert's, or of a target of all the same with other dimensions."""
+    file_name, (num_experts, *sizes) = tensor.name or name, tensor.shape
+    exchanged = tuple(reversed(sizes))
+    if name in targets:
+        if targets[name].shape == (num_experts, *exchanged) != tensor.shape:
+            shape = num_experts, *exchanged
+            yield name, replace(tensor, name=file_name, shape=shape, within=Within(shape, transposed=True))
+        return
+    end = GATE_UP if name.endswith(GATE_UP) else DOWN
+    kinds, stem = MATRICES[end], name.removesuffix(end) + "experts"
+    first = targets.get(f"{stem}.0.{kinds[0]}.weight")
+    if first is None or len(first.shape) != 2:
+        return
+    num_rows, num_columns = first.shape
+    whole = num_rows * len(kinds), num_columns
+    if whole not in (tuple(sizes), exchanged):
+        return
+    for expert in range(num_experts):
+        for place, kind in enumerate(kinds):
+            within = Within(first.shape, expert, place * num_rows, transposed=whole != tuple(sizes))
+            yield f"{stem}.{expert}.{kind}.weight", replace(tensor, name=file_name, shape=first.shape, within=within)

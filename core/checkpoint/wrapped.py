@@ -1,0 +1,89 @@
+"""The language model inside a checkpoint that also sees or hears: its config.json and its tensors as if it stood alone.
+
+Such a checkpoint keeps the language model's config beside those of its towers, and its tensors under a prefix. Whatever
+lies outside of the language model (towers, projectors, layers that draft tokens) is left out. Knows no model.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from hookline.core.checkpoint.safetensors_files import QUANTISED
+
+TEXT = ("text_config", "llm_config", "language_config")
+"""Keys of a config.json under which the language model's own config is."""
+TOWERS = ("vision_config", "audio_config")
+"""Keys of a config.json that has the language model's values beside a tower's config, as Qwen2-VL's first ones."""
+OF_WHOLE = (*TEXT, *TOWERS, "architectures", "model_type")
+"""Keys of which the whole checkpoint's values are not the language model's."""
+OF_BOTH = ("eos_token_id", "bos_token_id", "pad_token_id", "dtype", "torch_dtype", *QUANTISED)
+"""What the whole checkpoint's config says for the language model too, unless that says it by itself."""
+SIZES = ("hidden_size", "num_hidden_layers")
+"""Sizes that a language model's config leaves out if they are the defaults of its class, as LLaVA 1.5's does."""
+TIED = "tie_word_embeddings"
+_BODY = re.compile(r"(model\.)?(language_model|text_model)\.(model\.)?(.+)")
+_ALONE = ("model.", "lm_head.", "score.")
+"""What the names of a language model begin with that has no prefix in a checkpoint with towers."""
+
+
+def language_model(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The config.json of the language model that a checkpoint with towers holds; None if it is one by itself.
+
+    Where transformers ties the head by the whole checkpoint's config, this does.
+    """
+    inner = next((config[key] for key in TEXT if isinstance(config.get(key), Mapping)), None)
+    if inner is not None:
+        found = {**{key: config[key] for key in OF_BOTH if config.get(key) is not None}, **_with_sizes(inner)}
+        return {**found, TIED: config[TIED]} if isinstance(config.get(TIED), bool) else found
+    if "num_hidden_layers" in config and any(isinstance(config.get(key), Mapping) for key in TOWERS):
+        return {key: value for key, value in config.items() if key not in (*TOWERS, "architectures")}
+    return None
+
+
+def causal_architecture(config: Mapping[str, Any]) -> str | None:
+    """What transformers calls the language model of this model_type; None if it has none, or is not installed."""
+    try:
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as names
+    except ImportError:
+        return None
+    found = names.get(str(config.get("model_type")))
+    return found if isinstance(found, str) else None
+
+
+def name_inside(stored: Iterable[str]) -> Callable[[str], str | None]:
+    """A function: name of a tensor of these -> its name in the language model alone; None if it is not part of that.
+
+    Prefixes: model.language_model., language_model.model., the same of text_model, or none.
+    """
+    has_prefix = any(_BODY.fullmatch(name) for name in stored)
+
+    def name(stored: str) -> str | None:
+        if not has_prefix or stored.startswith(_ALONE[1:]):
+            return stored if stored.startswith(_ALONE) else None
+        found = _BODY.fullmatch(stored)
+        if found is None:
+            return None
+        is_body = found[1] or found[3]
+        return f"model.{found[4]}" if is_body else found[4]
+
+    return name
+
+
+def _with_sizes(inner: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config with the defaults of transformers' class, if it leaves sizes to that and the class is known."""
+    if all(key in inner for key in SIZES):
+        return inner
+    try:
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    except ImportError:
+        return inner
+    model_type = inner.get("model_type")
+    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
+        return inner
+    try:
+        full: dict[str, Any] = CONFIG_MAPPING[model_type].from_dict(dict(inner)).to_dict()
+    except Exception:  # what is wrong with its values is told by the model that reads them
+        return inner
+    return full

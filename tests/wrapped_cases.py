@@ -1,0 +1,140 @@
+"""Small random checkpoints of models that see images, with a tower each, for tests of the language model in them."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.transformers_cases import SIZES
+
+MROPE = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [1, 1, 2]}
+QWEN_TOWER = {"depth": 1, "embed_dim": 16, "num_heads": 2, "patch_size": 4, "mlp_ratio": 2}
+HALF_MROPE = {**MROPE, "mrope_section": [1, 0, 1], "partial_rotary_factor": 0.5}
+GLM_TOWER = {
+    "depth": 1,
+    "hidden_size": 16,
+    "out_hidden_size": 32,
+    "num_heads": 2,
+    "intermediate_size": 24,
+    "image_size": 16,
+    "patch_size": 4,
+}
+QWEN3_TOWER = {
+    **{key: value for key, value in GLM_TOWER.items() if key != "image_size"},
+    "out_hidden_size": 36,
+    "num_position_embeddings": 16,
+    "deepstack_visual_indexes": [0],
+}
+SIGLIP = {
+    "model_type": "siglip_vision_model",
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 16,
+    "patch_size": 8,
+}
+TEXT = {**SIZES, "hidden_size": 36, "head_dim": 8, "num_attention_heads": 6}
+"""With heads that are not a share of the hidden size."""
+
+
+@dataclass(frozen=True)
+class Wrapped:
+    """A model type and the values of its parts. served_by: a model that is ours, or transformers."""
+
+    model_type: str
+    served_by: str
+    text: dict[str, Any]
+    tower: dict[str, Any]
+    whole: dict[str, Any] = field(default_factory=dict)
+    num_blocks: int = 17
+    """Of eight tokens, in a pool that is too small for all requests."""
+
+
+CASES = {
+    "qwen2_vl": Wrapped("qwen2_vl", "qwen2", {**SIZES, "rope_parameters": MROPE}, {**QWEN_TOWER, "hidden_size": 32}),
+    "qwen2_5_vl": Wrapped(
+        "qwen2_5_vl",
+        "qwen2",
+        {**SIZES, "rope_parameters": MROPE},
+        {key: value for key, value in GLM_TOWER.items() if key != "image_size"},
+        {"tie_word_embeddings": True},
+    ),
+    "qwen3_vl": Wrapped(
+        "qwen3_vl",
+        "qwen3",
+        {**TEXT, "rope_parameters": {**MROPE, "mrope_interleaved": True}},
+        QWEN3_TOWER,
+    ),
+    "qwen3_vl_moe": Wrapped(
+        "qwen3_vl_moe",
+        "qwen3_moe",
+        {**TEXT, "num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+         "rope_parameters": {**MROPE, "mrope_interleaved": True}},
+        QWEN3_TOWER,
+    ),
+    "llava": Wrapped("llava", "llama", {**TEXT, "model_type": "llama"}, SIGLIP),
+    "llava_phi3": Wrapped("llava", "transformers", {**SIZES, "model_type": "phi3"}, SIGLIP),
+    "mistral3": Wrapped("mistral3", "llama", {**TEXT, "model_type": "mistral", "sliding_window": None}, SIGLIP),
+    "ministral3": Wrapped(
+        "mistral3",
+        "transformers",
+        {**TEXT, "model_type": "ministral3", "sliding_window": None,
+         "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0,
+                             "original_max_position_embeddings": 64, "mscale": 1.0, "mscale_all_dim": 1.0,
+                             "llama_4_scaling_beta": 0.1}},
+        SIGLIP,
+    ),
+    "internvl": Wrapped(
+        "internvl", "qwen3", {**TEXT, "model_type": "qwen3"},
+        {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2,
+         "image_size": [16, 16], "patch_size": [8, 8]},
+    ),
+    "smolvlm": Wrapped(
+        "smolvlm", "llama", {**TEXT, "model_type": "llama"}, {k: v for k, v in SIGLIP.items() if k != "model_type"}
+    ),
+    "glm4v": Wrapped(
+        "glm4v", "transformers", {**SIZES, "rope_parameters": HALF_MROPE}, GLM_TOWER,
+    ),
+    "glm4v_moe": Wrapped(
+        "glm4v_moe",
+        "transformers",
+        {**SIZES, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_group": 1,
+         "topk_group": 1, "n_shared_experts": 1, "first_k_dense_replace": 1,
+         "rope_parameters": HALF_MROPE},
+        GLM_TOWER,
+    ),
+    "gemma3": Wrapped(
+        "gemma3", "gemma3",
+        {**TEXT, "sliding_window": 12, "query_pre_attn_scalar": 20,
+         "layer_types": ["sliding_attention", "full_attention"]},
+        SIGLIP, num_blocks=24,
+    ),
+}  # fmt: skip
+FEW = ("qwen2_5_vl", "qwen3_vl_moe", "smolvlm", "mistral3", "glm4v_moe")
+"""Cases that every run tests: each way in which such a checkpoint names its tensors; the others are nightly."""
+
+
+def make_wrapped(folder: Path, case: Wrapped, *, seed: int = 0) -> Any:
+    """Save a random float32 checkpoint, and return transformers' model as it loads that."""
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    torch.manual_seed(seed)
+    parts = {"text_config": case.text, "vision_config": case.tower, "initializer_range": 0.2}
+    config = AutoConfig.for_model(
+        case.model_type, **copy.deepcopy({"tie_word_embeddings": False, **parts, **case.whole})
+    )
+    model = AutoModelForImageTextToText.from_config(config, attn_implementation="eager", dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:  # norms of one and biases of zero would hide a forgotten weight
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+            else:
+                parameter.normal_(0.0, 0.2)
+    model.save_pretrained(folder, max_shard_size="20KB")
+    loaded = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
+    return loaded.eval()
