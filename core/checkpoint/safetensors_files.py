@@ -10,14 +10,11 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
 from hookline.core.errors import CheckpointError, one_short_line, shown, shown_key
-
-if TYPE_CHECKING:
-    from hookline.core.checkpoint.stacked_experts import Within
 
 INDEX = "model.safetensors.index.json"
 """Hugging Face's list of the shards of a checkpoint."""
@@ -37,6 +34,19 @@ _FLOAT_DTYPES = ("BF16", "F16", "F32", "F64")
 _OTHER_FORMS = ("adapter_", "consolidated")
 """How names of safetensors files begin that are no model's in Hugging Face's form."""
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+@dataclass(frozen=True)
+class Within:
+    """Where a matrix lies in a stored tensor: its expert, or None for all, and its first row.
+
+    transposed: the stored tensor has the last two dimensions exchanged.
+    """
+
+    shape: tuple[int, ...]
+    expert: int | None = None
+    first_row: int = 0
+    transposed: bool = False
 
 
 @dataclass(frozen=True)

@@ -9,29 +9,16 @@ read expert by expert. Imports no torch. Legend: X experts, D hidden, F intermed
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from hookline.core.checkpoint.safetensors_files import StoredTensor
+from hookline.core.checkpoint.safetensors_files import StoredTensor, Within
 from hookline.core.contracts import WeightTarget
 
 GATE_UP, DOWN = "experts.gate_up_proj", "experts.down_proj"
 """How the names of the two tensors of all experts end."""
 MATRICES = {GATE_UP: ("gate_proj", "up_proj"), DOWN: ("down_proj",)}
 """The matrices that each holds, one below the other."""
-
-
-@dataclass(frozen=True)
-class Within:
-    """Where a matrix lies in a stored tensor: its expert, or None for all, and its first row.
-
-    transposed: the stored tensor has the last two dimensions exchanged.
-    """
-
-    shape: tuple[int, ...]
-    expert: int | None = None
-    first_row: int = 0
-    transposed: bool = False
 
 
 class WithinSlices:
