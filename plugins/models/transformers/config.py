@@ -146,7 +146,8 @@ def _causal_class(config_class: type[PreTrainedConfig]) -> type[PreTrainedModel]
     """transformers' causal language model of a config; of the text part of a model that also sees, one made here."""
     if config_class in MODEL_FOR_CAUSAL_LM_MAPPING:
         found: Any = MODEL_FOR_CAUSAL_LM_MAPPING[config_class]
-        return found[0] if isinstance(found, tuple) else found
+        causal: type[PreTrainedModel] = found[0] if isinstance(found, tuple) else found
+        return causal
     whole = config_class.model_type.removesuffix(TEXT_PART)
     is_part = whole != config_class.model_type and whole in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
     return with_head(MODEL_MAPPING[config_class]) if is_part and config_class in MODEL_MAPPING else None
