@@ -20,6 +20,8 @@ KINDS = (
     "model",
     "cache",
     "weights",
+    "quantized",
+    "quantization",
     "kernels",
     "norms",
     "batch",
@@ -37,8 +39,8 @@ KINDS = (
 )
 """Modules of core/contracts, in the order of the page."""
 LAYERS = (
-    "residual", "stage", "taps", "linear", "norm", "vocab", "experts", "clamped_experts", "recurrent", "rope_config",
-    "rope", "config_values",
+    "residual", "stage", "taps", "linear", "norm", "vocab", "experts", "expert_products", "clamped_experts", "weights",
+    "recurrent", "rope_config", "rope", "config_values",
 )  # fmt: skip
 HEAD = """# Reference: hooks, contracts, layers
 

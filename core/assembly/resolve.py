@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import torch
 
 from hookline.core.assembly.model_contract import stated_spec
+from hookline.core.assembly.quantization import make_quantization, with_quantization
 from hookline.core.assembly.stages import layer_counts, refuse_uncut, stage_of
 from hookline.core.checkpoint.checkpoint import Checkpoint, resolve_model
 from hookline.core.config.settings import Config, EngineConfig
-from hookline.core.contracts import AttentionSpec, Kernels, ModelConfig, ModelSpec, Stage, is_offered
+from hookline.core.contracts import AttentionSpec, Kernels, ModelConfig, ModelSpec, Quantization, Stage, is_offered
 from hookline.core.distributed.partition import head_parts
 from hookline.core.distributed.ranks import ALONE, LocalRanks
 from hookline.core.errors import CheckpointError, ConfigError, PluginError
@@ -44,6 +45,8 @@ class ResolvedConfig:
     """The facts that the needs of all plugins were compared with."""
     plugins: tuple[str, ...]
     """The plugins that this process finds (PluginHost.description); the other ranks' processes must find the same."""
+    quantization: Quantization | None = None
+    """How weights are stored in few bits; None: they are plain."""
 
     @property
     def stage(self) -> Stage:
@@ -144,6 +147,7 @@ def resolve(
     model_class = chosen(config.model).load()
     if checkpoint is None or hasattr(model_class, "open_checkpoint"):
         checkpoint = _opened(config.model, model_class)
+    config = with_quantization(config, host, checkpoint)
     spec = stated_spec(chosen(config.model), model_class, checkpoint.config)
     if (last := max(config.engine.taps or (), default=0)) >= spec.num_layers:
         raise ConfigError(f"engine.taps names layer {last}; this model's layers are 0 to {spec.num_layers - 1}")
@@ -160,8 +164,10 @@ def resolve(
         attention=spec.attention_features,
         batch_invariant=config.engine.batch_invariant,
     )
-    for option in (config.model, config.sampler, config.scheduler):
-        refuse_unmet(chosen(option), facts)
+    for option in (config.model, config.sampler, config.scheduler, config.quantization):
+        if option.entry is not None:
+            refuse_unmet(option.entry, facts)
+    quantization = make_quantization(config, checkpoint)
     for option in (config.model, config.sampler):
         refuse(chosen(option), unmet_invariance(chosen(option).needs, facts))
     kernels = choose_kernels(host, config.kernels.name, facts)
@@ -169,7 +175,10 @@ def resolve(
     refuse_uncut(config, model_class)
     counts = layer_counts(config.pp, spec.num_layers, config.engine.pp_layers)  # raises what does not fit
     groups = CacheGroups.of(spec, attention.max_model_len, counts)  # raises what the spec has wrong
-    return ResolvedConfig(config, checkpoint, spec, attention, groups, kernels, ranks, facts, tuple(host.description))
+    plugins = tuple(host.description)
+    return ResolvedConfig(
+        config, checkpoint, spec, attention, groups, kernels, ranks, facts, plugins, quantization=quantization
+    )
 
 
 def _opened(option: Option, model_class: type) -> Checkpoint:

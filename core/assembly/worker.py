@@ -17,6 +17,7 @@ from hookline.core.assembly.model_contract import stated_targets
 from hookline.core.assembly.rank_parts import RankParts
 from hookline.core.assembly.resolve import ResolvedConfig, chosen
 from hookline.core.checkpoint.checkpoint import Checkpoint
+from hookline.core.checkpoint.dequantised import with_dequantised
 from hookline.core.checkpoint.headless import fitted
 from hookline.core.checkpoint.load import load_checkpoint, load_source, random_weights, refuse_other_sizes
 from hookline.core.checkpoint.safetensors_files import renamed
@@ -28,6 +29,7 @@ from hookline.core.distributed.ordered_ranks import in_order
 from hookline.core.distributed.peer_ranks import with_copies, with_exchange
 from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.errors import CapacityError, CheckpointError
+from hookline.core.layers.quantized import QuantizedWeights
 from hookline.core.plugin.registry import Entry
 from hookline.core.requests.logits_processing import Processing
 from hookline.core.step.captured import PromptShape, graph_sizes
@@ -130,6 +132,22 @@ def runtime_of(resolved: ResolvedConfig, kernels: Kernels) -> Runtime:
         resolved.config.model.config,
         stage=resolved.stage,
         batch_invariant=sizes.batch_invariant,
+        weights=weights_of(resolved),
+    )
+
+
+def weights_of(resolved: ResolvedConfig) -> QuantizedWeights | None:
+    """The factory of the weights of one model; None if they are plain."""
+    config, quantization = resolved.config, resolved.quantization
+    if quantization is None:
+        return None
+    is_random = config.model.config.weights == "random"
+    return QuantizedWeights(
+        quantization,
+        {} if is_random else {name: one.dtype for name, one in resolved.checkpoint.stored.items()},
+        from_floats=is_random or resolved.checkpoint.quantization is None,
+        dequantises=config.quantization.config.dequantize,
+        kernels=resolved.kernels.name,
     )
 
 
@@ -139,14 +157,17 @@ def load_model(resolved: ResolvedConfig, kernels: Kernels) -> Model:
     with torch.inference_mode():
         if not is_random:
             refuse_other_sizes(checkpoint.reference, checkpoint.shapes(), resolved.spec)
-        model, targets = _build_model(resolved, kernels, checkpoint.config)
+        runtime = runtime_of(resolved, kernels)
+        model, targets = _build_model(resolved, runtime, checkpoint.config)
         if is_random:
             random_weights(targets, resolved.config.seed)
+            finish_weights(runtime)
             return model
         stored, targets = _matched(checkpoint, model, targets)
         if _has_own_head(resolved, targets, stored):
             del model, targets  # else both models would be in memory
-            model, targets = _build_model(resolved, kernels, untied(checkpoint.config))
+            runtime = runtime_of(resolved, kernels)
+            model, targets = _build_model(resolved, runtime, untied(checkpoint.config))
             stored, targets = _matched(checkpoint, model, targets)
             if _has_own_head(resolved, targets, stored):
                 raise CheckpointError(
@@ -158,15 +179,24 @@ def load_model(resolved: ResolvedConfig, kernels: Kernels) -> Model:
             load_source(checkpoint.reference, checkpoint.source, targets)
         else:
             assert checkpoint.folder is not None
+            if isinstance(runtime.weights, QuantizedWeights) and not runtime.weights.from_floats:
+                stored = with_dequantised(stored, targets, runtime.weights.quantization, runtime.weights.form)
             load_checkpoint(checkpoint.folder, targets, stored=stored)
+        finish_weights(runtime)
     return model
 
 
+def finish_weights(runtime: Runtime) -> None:
+    """Make quantised weights ready for products, once a model's targets are filled."""
+    if isinstance(runtime.weights, QuantizedWeights):
+        runtime.weights.finish()
+
+
 def _build_model(
-    resolved: ResolvedConfig, kernels: Kernels, hf_config: Mapping[str, Any]
+    resolved: ResolvedConfig, runtime: Runtime, hf_config: Mapping[str, Any]
 ) -> tuple[Model, Mapping[str, WeightTarget]]:
     entry = chosen(resolved.config.model)
-    model: Model = entry.load()(hf_config, runtime_of(resolved, kernels))
+    model: Model = entry.load()(hf_config, runtime)
     return model, stated_targets(entry, model)
 
 

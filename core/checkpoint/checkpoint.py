@@ -16,7 +16,14 @@ from typing import Any
 
 from hookline.core.checkpoint.file_tokenizer import file_tokenizer, tokenizer_eos
 from hookline.core.checkpoint.locate import PACKAGE, cached_on_disk, first_line, is_hub_id, locate
-from hookline.core.checkpoint.safetensors_files import StoredTensor, other_form, renamed, stored_tensors
+from hookline.core.checkpoint.safetensors_files import (
+    QUANTISED,
+    QUANTISED_FILE,
+    StoredTensor,
+    other_form,
+    renamed,
+    stored_tensors,
+)
 from hookline.core.checkpoint.tokenizer_growth import check_file
 from hookline.core.checkpoint.wrapped import OF_WHOLE, language_model, name_inside
 from hookline.core.contracts import CheckpointSource, ModelConfig
@@ -54,6 +61,8 @@ class Checkpoint:
     tokenizer_eos: tuple[str, int] | None = None
     wrapper: tuple[str, ...] | None = None
     """Architectures of the whole, if config and tensors are of the language model in it; None of one that is alone."""
+    quantization: Mapping[str, Any] | None = None
+    """What it states of quantised weights, with a quant_method; `config` is without it."""
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Shape of each tensor, by its name; empty without a folder and a source.
@@ -72,7 +81,7 @@ class Checkpoint:
         """
         if self.folder is None:
             return {}
-        found = stored_tensors(self.folder)
+        found = stored_tensors(self.folder, may_be_quantised=True)
         return found if self.wrapper is None else renamed(self.folder, found, name_inside(found))
 
     @property
@@ -129,8 +138,9 @@ def resolve_random(model: ModelConfig) -> Checkpoint:
             "cache; set model.checkpoint to a folder, or model.random_shape to the config's values"
         )
     config, wrapper = _read_inside(model.random_shape, model.hf_overrides)
+    config, quantization = _split_quantization(config, None)
     ids = _token_ids(config.get("eos_token_id"), "model.random_shape")
-    return Checkpoint(model.checkpoint, None, config, ids, wrapper=wrapper)
+    return Checkpoint(model.checkpoint, None, config, ids, wrapper=wrapper, quantization=quantization)
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -182,6 +192,7 @@ def _read(reference: str, folder: Path, hf_overrides: Mapping[str, Any]) -> Chec
         what = other_form(folder) or "has no config.json, so it is no checkpoint; give the folder that holds one"
         raise CheckpointError(f"{folder} {what}")
     config, wrapper = _read_inside(_json(folder / "config.json"), hf_overrides)
+    config, quantization = _split_quantization(config, folder)
     generation = _json(folder / "generation_config.json") if (folder / "generation_config.json").is_file() else {}
     # What the user overrides wins; then the generation config, which lists every token that ends an answer.
     value = hf_overrides.get("eos_token_id", generation.get("eos_token_id"))
@@ -190,7 +201,7 @@ def _read(reference: str, folder: Path, hf_overrides: Mapping[str, Any]) -> Chec
         defaults = generation_defaults(generation, f"{folder / 'generation_config.json'}")
     except RequestError as error:
         raise CheckpointError(f"{error}; correct the file, or remove it") from error
-    return Checkpoint(reference, folder, config, ids, defaults, wrapper=wrapper)
+    return Checkpoint(reference, folder, config, ids, defaults, wrapper=wrapper, quantization=quantization)
 
 
 def _read_inside(
@@ -207,6 +218,19 @@ def _read_inside(
     named = whole.get("architectures")
     wrapper = [one for one in named if isinstance(one, str)] if isinstance(named, list) else []
     return merge(inner, {key: hf_overrides[key] for key in hf_overrides if key not in OF_WHOLE}), tuple(wrapper)
+
+
+def _split_quantization(config: dict[str, Any], folder: Path | None) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """A config.json without what it says of quantised weights, and that: by any of the keys of QUANTISED, or by a file
+    hf_quant_config.json beside it.
+    """
+    stated = next((config[key] for key in QUANTISED if config.get(key)), None)
+    if stated is None and folder is not None and (folder / QUANTISED_FILE).is_file():
+        stated = {"quant_method": "modelopt", **_json(folder / QUANTISED_FILE)}
+    plain = {key: value for key, value in config.items() if key not in QUANTISED}
+    if stated is None:
+        return plain, None
+    return plain, dict(stated) if isinstance(stated, Mapping) else {"quant_method": "unknown", "stated": stated}
 
 
 def _of_source(model: ModelConfig, source: CheckpointSource) -> Checkpoint:

@@ -20,8 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline.core.checkpoint.mxfp4 import Mxfp4Slices
-from hookline.core.checkpoint.safetensors_files import BLOCKS, SCALES, StoredTensor, open_file, stored_tensors
+from hookline.core.checkpoint.safetensors_files import FLOAT_DTYPES, StoredTensor, open_file, stored_tensors
 from hookline.core.checkpoint.stacked_experts import WithinSlices
 from hookline.core.contracts import CheckpointSource, ModelSpec, WeightTarget
 from hookline.core.contracts.weights import LosesFractions
@@ -84,7 +83,7 @@ def load_checkpoint(
     stored = stored_tensors(Path(folder)) if stored is None else stored
     wanted = [name for name in stored if name in targets and targets[name].view is not None]
     for name in wanted:
-        stored[name].check(stored[name].name or name)
+        stored[name].check(stored[name].name or name, targets[name].dtypes or FLOAT_DTYPES)
     _check(str(folder), {name: tensor.shape for name, tensor in stored.items()}, targets)
     jobs = [(stored[name].name or name, stored[name], targets[name]) for name in wanted]
     # Strided shares keep the readers close together in the file, so the disk still reads ahead in order.
@@ -112,7 +111,8 @@ def load_source(name: str, source: CheckpointSource, targets: Mapping[str, Weigh
                 raise CheckpointError(f"checkpoint {name} gives {tensor_name} with shape {given} and said {said}")
             _fill(tensor_name, target, tensor)
             num_bytes += _num_bytes(target)
-            sums.append((tensor_name, _sum(target)))
+            if target.write is None:
+                sums.append((tensor_name, _sum(target)))
     _refuse_not_finite(name, sums)
     return num_bytes
 
@@ -131,7 +131,8 @@ def random_weights(targets: Mapping[str, WeightTarget], seed: int) -> None:
 
 def _draw(name: str, target: WeightTarget, device: torch.device, seed: int) -> Tensor:
     assert target.view is not None
-    dtype = torch.float32 if target.view.is_floating_point() else target.view.dtype
+    is_float = target.view.is_floating_point() or (target.write is not None and not target.dtypes)
+    dtype = torch.float32 if is_float else target.view.dtype
     if target.init != "normal":
         return torch.full(target.shape, int(target.init == "ones"), dtype=dtype, device=device)
     digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
@@ -157,15 +158,14 @@ def _read(jobs: Sequence[tuple[str, StoredTensor, WeightTarget]]) -> Sums:
         for name, tensor, target in jobs:
             if not _num_bytes(target):
                 continue
-            stored_name = tensor.name or name
-            if tensor.scales is None:
-                whole = _slices(tensor.path, stored_name)
-                whole = whole if tensor.within is None else WithinSlices(whole, tensor.within)
+            if tensor.join is not None:
+                whole = tensor.join(_slices)
             else:
-                blocks = _slices(tensor.path, stored_name + BLOCKS)
-                whole = Mxfp4Slices(blocks, _slices(tensor.scales, stored_name + SCALES))
+                whole = _slices(tensor.path, tensor.name or name)
+                whole = whole if tensor.within is None else WithinSlices(whole, tensor.within)
             _fill(name, target, whole)
-            sums.append((name, _sum(target)))
+            if target.write is None:
+                sums.append((name, _sum(target)))
     return sums
 
 
@@ -177,7 +177,7 @@ def _fill(name: str, target: WeightTarget, whole: Any) -> None:
 
 
 def _num_bytes(target: WeightTarget) -> int:
-    """Bytes of all its views."""
+    """Bytes of all its views; tensors that are written to one view together count it each."""
     return sum(piece.view.nbytes for piece in target.pieces if piece.view is not None)
 
 
@@ -207,7 +207,7 @@ def _check(checkpoint: str, stored: Mapping[str, tuple[int, ...]], targets: Mapp
         _some("surplus", [name for name in stored if not _may_be(name, stored[name], targets, ignored)], str),
         _some(
             "misshaped",
-            [name for name, target in wanted.items() if name in stored and stored[name] != target.shape],
+            [name for name, target in wanted.items() if name in stored and not _has_shape(stored[name], target)],
             lambda name: f"{name} has {list(stored[name])} and needs {list(wanted[name].shape)}",
         ),
     ]
@@ -216,6 +216,13 @@ def _check(checkpoint: str, stored: Mapping[str, tuple[int, ...]], targets: Mapp
         raise CheckpointError(
             f"checkpoint {checkpoint} does not match the model: {found}. Is its config.json the right one?"
         )
+
+
+def _has_shape(stored: tuple[int, ...], target: WeightTarget) -> bool:
+    """Whether a tensor of this shape fits; of a converted one, sizes of 1 count for nothing."""
+    if target.write is None:
+        return stored == target.shape
+    return [size for size in stored if size != 1] == [size for size in target.shape if size != 1]
 
 
 def _may_be(name: str, shape: tuple[int, ...], targets: Mapping[str, WeightTarget], ignored: tuple[str, ...]) -> bool:

@@ -7,8 +7,9 @@ error.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,12 @@ MXFP4_BYTES = 16
 """Of a group of 32 values."""
 QUANTISED = ("quantization_config", "compression_config", "quantization")
 """Keys of a config.json that say how weights are quantised: transformers', compressed-tensors' and MLX's."""
+QUANTISED_FILE = "hf_quant_config.json"
+"""Where modelopt says it beside a config.json."""
 UNQUANTISED = "use the unquantised checkpoint of the model (bfloat16, float16 or float32)"
 """What to do about one that is."""
-_FLOAT_DTYPES = ("BF16", "F16", "F32", "F64")
+FLOAT_DTYPES = ("BF16", "F16", "F32", "F64")
+"""Those of plain tensors."""
 _OTHER_FORMS = ("adapter_", "consolidated")
 """How names of safetensors files begin that are no model's in Hugging Face's form."""
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -53,37 +57,41 @@ class Within:
 class StoredTensor:
     """Where a tensor lies, its shape and its dtype as safetensors has it.
 
-    name: the file's, if the tensor is known by another. scales: of an MXFP4 tensor, which is dequantised when it is
-    read; then `path` has its blocks, this its scales. copy: another file with a tensor of this name, where no index
-    says which of the two counts. within: of a matrix of an expert, where it lies in the file's tensor of all experts.
+    name: the file's, if the tensor is known by another. join: of a tensor that is dequantised when it is read: given
+    what opens tensors of files by path and name, something that is indexed like the plain tensor. copy: another file
+    with a tensor of this name, where no index says which of the two counts. within: of a matrix of an expert, where it
+    lies in the file's tensor of all experts.
     """
 
     path: Path
     shape: tuple[int, ...]
     dtype: str
     name: str = ""
-    scales: Path | None = None
+    join: Callable[[Callable[[Path, str], Any]], Any] | None = None
     copy: Path | None = None
     within: Within | None = None
 
-    def check(self, name: str) -> None:
+    def check(self, name: str, dtypes: Sequence[str] = FLOAT_DTYPES) -> None:
         """Whether the tensor, of this name, can be loaded.
 
-        Raises: CheckpointError for a dtype that is no float's, or if it is stored twice.
+        Raises: CheckpointError for another dtype than these, or if it is stored twice.
         """
-        if self.dtype not in _FLOAT_DTYPES and self.scales is None:
-            supported = ", ".join(_FLOAT_DTYPES)
+        if self.dtype not in dtypes and self.join is None:
+            supported = ", ".join(dtypes)
             raise CheckpointError(f"tensor '{name}' in {self.path} has dtype {self.dtype}; supported: {supported}")
         if self.copy is not None:
             raise CheckpointError(f"tensor '{name}' is in {self.path.name} and in {self.copy} as well; remove one")
 
 
-def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
+def stored_tensors(folder: Path, *, may_be_quantised: bool = False) -> dict[str, StoredTensor]:
     """Name -> place of every tensor of the folder, in the files' order; of copies the one that the index names.
+
+    may_be_quantised: for a caller that knows how; else such a folder is refused.
 
     Raises: CheckpointError for a missing or corrupt shard, quantised weights, or no safetensors at all.
     """
-    refuse_quantised(folder)
+    if not may_be_quantised:
+        refuse_quantised(folder)
     index = _index(folder / INDEX)
     tensors: dict[str, StoredTensor] = {}
     for path in weight_files(folder, index):
@@ -223,8 +231,15 @@ def _with_mxfp4_joined(tensors: dict[str, StoredTensor]) -> dict[str, StoredTens
         if whole != name and all(one is not None and one.dtype == "U8" for one in pair):
             blocks, scales = joined.pop(name), joined.pop(whole + SCALES)
             shape = _dequantised_shape(whole, blocks.shape, scales.shape)
-            joined[whole] = replace(blocks, shape=shape, scales=scales.path, copy=blocks.copy or scales.copy)
+            read = partial(_mxfp4_slices, (blocks.path, name), (scales.path, whole + SCALES))
+            joined[whole] = replace(blocks, shape=shape, join=read, copy=blocks.copy or scales.copy)
     return joined
+
+
+def _mxfp4_slices(blocks: tuple[Path, str], scales: tuple[Path, str], opened: Callable[[Path, str], Any]) -> Any:
+    from hookline.core.checkpoint.mxfp4 import Mxfp4Slices  # imports torch
+
+    return Mxfp4Slices(opened(*blocks), opened(*scales))
 
 
 def _nothing_to_read(folder: Path) -> str:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from hookline.core.config.schema import plain_defaults
-from hookline.core.contracts import ModelConfig
+from hookline.core.contracts import ModelConfig, QuantizationConfig
 from hookline.core.plugin.host import PluginHost
-from hookline.core.plugin.registry import AUTO, CHOSEN_KINDS, KINDS, MODEL, Entry
+from hookline.core.plugin.registry import AUTO, CHOSEN_KINDS, KINDS, MODEL, QUANTIZATION, Entry
 from hookline.core.util.ray_cluster import cluster_address
 
 RAW_KEYS = ("prompt", "prompts_file", "output", "result", "records", "fit", "save", "cache_salt")
@@ -24,6 +24,8 @@ _RAW_FIELDS = ("json", "regex", "choice", "grammar", "structural_tag", "after", 
 _FREE = ("sampling.extra_args.", "processors.", "client.body.", _STRUCTURED, _TAG)
 """What keys begin with that stand below a mapping of any keys (the installed processors', a server's, tags), or below
 one that is None unless it is set."""
+_AUTO_FIELDS = {MODEL: ModelConfig, QUANTIZATION: QuantizationConfig}
+"""The fields of kinds that have some whichever option is chosen."""
 _ADDED = tuple(f"++{free}" for free in _FREE)
 
 
@@ -143,7 +145,7 @@ def store_options(host: PluginHost) -> None:
         if entry.kind in KINDS:
             store.store(group=entry.kind, name=entry.name, node=option_node(entry), provider=entry.origin.distribution)
     for kind in CHOSEN_KINDS:
-        node = _typed_node(AUTO, ModelConfig) if kind == MODEL else {"name": AUTO}
+        node = _typed_node(AUTO, _AUTO_FIELDS[kind]) if kind in _AUTO_FIELDS else {"name": AUTO}
         store.store(group=kind, name=AUTO, node=node, provider="hookline")
 
 

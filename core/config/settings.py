@@ -13,13 +13,24 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from hookline.core.config.schema import build, check_keys
-from hookline.core.contracts import FromSamplingParams, ModelConfig
+from hookline.core.contracts import FromSamplingParams, ModelConfig, QuantizationConfig
 from hookline.core.errors import ConfigError, RequestError, shown
 from hookline.core.plugin.blame import Blaming
 from hookline.core.plugin.claims import bringing_checkpoint
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.presets import default_options, preset_values
-from hookline.core.plugin.registry import AUTO, CHOSEN_KINDS, KINDS, MODEL, OBSERVER, POOLER, PROCESSOR, Entry, Option
+from hookline.core.plugin.registry import (
+    AUTO,
+    CHOSEN_KINDS,
+    KINDS,
+    MODEL,
+    OBSERVER,
+    POOLER,
+    PROCESSOR,
+    QUANTIZATION,
+    Entry,
+    Option,
+)
 from hookline.core.request_options import check_tag_key
 from hookline.core.sampling_params import MAX_SEED, SamplingParams
 from hookline.core.util.mappings import merge
@@ -226,6 +237,7 @@ class Config(EngineKeys):
     kernels: Option = field(default_factory=Option)
     grammars: Option = field(default_factory=Option)
     pooler: Option = field(default_factory=Option)
+    quantization: Option = field(default_factory=lambda: Option(None, QuantizationConfig()))
 
     @property
     def num_ranks(self) -> int:
@@ -323,6 +335,8 @@ def _option(kind: str, value: Any, default: Any, host: PluginHost) -> Option:
         raise ConfigError(f"{kind}.name={shown(name)} is not the name of an option")
     if kind == MODEL and name == AUTO:
         return _auto_model(values, host)
+    if kind == QUANTIZATION and name == AUTO:
+        return Option(None, build(QuantizationConfig, values, kind, LIMIT_KEYS))
     if kind in CHOSEN_KINDS and name == AUTO:
         check_keys(values, (), kind)
         return Option()
@@ -379,7 +393,8 @@ def _mapping(key: str, value: Any) -> Mapping[str, Any]:
 
 def chosen_entries(config: Config, host: PluginHost) -> Iterator[Entry]:
     """The entries of all plugins that an engine of this configuration may call."""
-    for option in (config.model, config.scheduler, config.sampler, config.kernels, *config.observers):
+    options = config.model, config.scheduler, config.sampler, config.kernels, config.quantization, *config.observers
+    for option in options:
         if option.entry is not None:
             yield option.entry
     if config.kernels.entry is None:

@@ -71,7 +71,25 @@ from hookline.core.contracts.processor import (
     RequestFacts,
     TokenTexts,
 )
-from hookline.core.contracts.quantized import QuantizedMatrix, QuantizedProducts, ScaledMatrix, Scheme
+from hookline.core.contracts.quantization import (
+    LoadingMatrix,
+    MatrixPlace,
+    Quantization,
+    QuantizationConfig,
+    StoredForm,
+)
+from hookline.core.contracts.quantized import (
+    FP4,
+    FP4_VALUES,
+    FP8,
+    HALF_INT4,
+    INT4,
+    INT8,
+    QuantizedMatrix,
+    QuantizedProducts,
+    ScaledMatrix,
+    Scheme,
+)
 from hookline.core.contracts.ranks import Ranks
 from hookline.core.contracts.request_rows import DecodeInputs, RequestRows
 from hookline.core.contracts.sampler import NO_TOKEN, Sampler, SamplingBatch
@@ -111,7 +129,13 @@ __all__ = [
     "API_VERSION",
     "ATTENTION_FEATURES",
     "EMPTY",
+    "FP4",
+    "FP4_VALUES",
+    "FP8",
+    "HALF_INT4",
     "HEADER_BYTES",
+    "INT4",
+    "INT8",
     "MAX_SERVED_VALUES",
     "MIN_SLOT_BYTES",
     "NO_TOKEN",
@@ -145,9 +169,11 @@ __all__ = [
     "Kernels",
     "LayerCache",
     "Limits",
+    "LoadingMatrix",
     "LogitsProcessor",
     "LogitsRows",
     "MatrixPiece",
+    "MatrixPlace",
     "Model",
     "ModelConfig",
     "ModelSpec",
@@ -169,6 +195,8 @@ __all__ = [
     "Prefilled",
     "ProcessorSpec",
     "QKNorm",
+    "Quantization",
+    "QuantizationConfig",
     "QuantizedMatrix",
     "QuantizedProducts",
     "Ranks",
@@ -198,6 +226,7 @@ __all__ = [
     "StateTensor",
     "StepShape",
     "StepStats",
+    "StoredForm",
     "StructuredOutputs",
     "TappedStates",
     "Text",

@@ -50,6 +50,7 @@ class Registrar(Protocol):
         priority: int = 0,
         replace: bool = False,
         architectures: tuple[str, ...] = (),
+        methods: tuple[str, ...] = (),
     ) -> None:
         """Register `target` ("package.module:Class", imported only when chosen) under `name`.
 
@@ -60,6 +61,8 @@ class Registrar(Protocol):
                   it, a taken name is an error; so is model=auto for an architecture that two entries claim.
         architectures: for models: the checkpoints that model=auto serves with this entry, by the names that config.json
                   has in `architectures`; "*" means every architecture that no other entry claims.
+        methods:  for quantizations: the checkpoints that quantization=auto reads with this entry, by the quant_method
+                  of their config.json; of several entries it takes the one with the highest priority.
         """
         ...
 
@@ -186,6 +189,20 @@ def register_poolers(register: Registrar) -> None:
              may ask for any that is registered. `pooler=auto` takes the one that the checkpoint's files call for.
     Errors:  a duplicate name or a bad dataclass disables this plugin alone and names it.
     Example: plugins/poolers/__init__.py
+    """
+
+
+@hookspec
+def register_quantizations(register: Registrar) -> None:
+    """Add quantizations: they read checkpoints whose matrices are stored in few bits, or quantise while loading.
+
+    When:    once per process, before any device is touched.
+    Call:    register(name, "package.module:Class", config=ConfigDataclass, help="one line", methods=(...,)). The class
+             is hookline.core.contracts.Quantization, the dataclass extends
+             hookline.core.contracts.QuantizationConfig. `quantization=auto` takes the one that has the checkpoint's
+             quant_method among its methods; one without methods is used only if it is named.
+    Errors:  a duplicate name or a bad dataclass disables this plugin alone and names it.
+    Example: plugins/quantizations/__init__.py
     """
 
 

@@ -58,6 +58,11 @@ class QuantizedMatrix(Protocol):
     num_columns: int
     """D."""
 
+    @property
+    def num_experts(self) -> int | None:
+        """X; None for a matrix (O, D) alone."""
+        ...
+
     def dequantised(self, dtype: dtype) -> Tensor:
         """The matrix in this dtype, (O, D) or (X, O, D), in new memory.
 
@@ -92,15 +97,19 @@ class ScaledMatrix(QuantizedMatrix):
     group_D: Tensor | None = None
     input_scale: Tensor | None = None
 
+    @property
+    def num_experts(self) -> int | None:
+        """See QuantizedMatrix."""
+        return len(self.data) if self.data.ndim == 3 else None
+
     def dequantised(self, dtype: dtype) -> Tensor:
         """See QuantizedMatrix. Computed in float32."""
         values = self._values()
-        zeros = HALF_INT4 if self.scheme.values == INT4 and self.zeros_RC is None else None
         if self.zeros_RC is not None:
-            values.sub_(self._spread(self.zeros_RC))
-        elif zeros is not None:
-            values.sub_(zeros)
-        return values.mul_(self._spread(self.scales_RC)).to(dtype)
+            values.sub_(self.spread(self.zeros_RC))
+        elif self.scheme.values == INT4:
+            values.sub_(HALF_INT4)
+        return values.mul_(self.spread(self.scales_RC)).to(dtype)
 
     def of_expert(self, index: int) -> ScaledMatrix:
         """See QuantizedMatrix."""
@@ -123,7 +132,7 @@ class ScaledMatrix(QuantizedMatrix):
             return codes.float()
         return self.scales_RC.new_tensor(FP4_VALUES)[codes.long()]
 
-    def _spread(self, of_blocks: Tensor) -> Tensor:
+    def spread(self, of_blocks: Tensor) -> Tensor:
         """What a block has, for each of its elements: (O, D), or (O, 1) where a block has all columns."""
         rows, columns = self.scheme.rows or self.num_rows, self.scheme.columns
         found = of_blocks
@@ -136,11 +145,13 @@ class ScaledMatrix(QuantizedMatrix):
 
 
 class QuantizedProducts(NormsAndGates, Protocol):
-    """What kernels may compute with quantised matrices; each operation has a plain version here.
+    """What kernels may compute with quantised matrices; `Kernels` extends it, and may leave all of it out.
 
-    Where `computes` is False, core's layers are refused a scheme on a GPU, and on a CPU use the plain versions, which
-    make the whole matrix in the activations' dtype for each product.
+    Of a scheme that the kernels do not compute, a GPU serves no checkpoint unless it is dequantised when it is loaded;
+    on a CPU the layers make the whole matrix in the activations' dtype for each product.
     """
+
+    # ------------------------------------------------------------------------------------ what a class may leave out
 
     @optional
     def computes(self, scheme: Scheme, num_rows: int, num_columns: int) -> bool:
@@ -162,7 +173,7 @@ class QuantizedProducts(NormsAndGates, Protocol):
     @optional
     def quantized_linear(self, x_TD: Tensor, weight: Any, bias_O: Tensor | None) -> Tensor:
         """`linear` with a quantised matrix: (T, D) -> (T, O). Rows of x lie in memory as those of `linear`."""
-        return self.linear(x_TD, weight.dequantised(x_TD.dtype), bias_O)  # type: ignore[attr-defined, no-any-return]
+        raise AssertionError("left out")
 
     @optional
     def quantized_linear_silu_mul(self, x_TD: Tensor, weight: Any) -> Tensor:

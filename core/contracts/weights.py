@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -46,6 +46,7 @@ class WeightTarget:
     add: added to what is read, e.g. 1 where a checkpoint stores a norm's weights less one. more: further parts of the
     same tensor, which go elsewhere. init: how random weights are drawn for it, with weights=random. tied_to: see
     `tied`.
+    write, dtypes: see `converted`.
     """
 
     view: Tensor | None
@@ -59,6 +60,8 @@ class WeightTarget:
     add: float = 0.0
     more: tuple[WeightTarget, ...] = ()
     tied_to: Tensor | None = None
+    write: Callable[[Any], None] | None = None
+    dtypes: tuple[str, ...] = ()
 
     @classmethod
     def whole(cls, view: Tensor, *, init: Init = "normal", add: float = 0.0) -> WeightTarget:
@@ -89,6 +92,19 @@ class WeightTarget:
         tie_word_embeddings=false and loads both.
         """
         return cls(None, tied_to=weight)
+
+    @classmethod
+    def converted(
+        cls, view: Tensor, shape: Sequence[int], write: Callable[[Any], None], dtypes: Sequence[str] = ()
+    ) -> WeightTarget:
+        """A tensor that is stored in another form than the rank has it in, as quantised ones are.
+
+        view: the memory that it fills. shape: of the whole tensor; sizes of 1 may be left out of it, or be too many.
+        write: given the whole tensor, or anything indexed like one, puts this rank's part into the view, whatever else
+        is in it; raises CheckpointError for values that cannot be right. dtypes: safetensors' names of those that the
+        tensor may have; none means any float.
+        """
+        return cls(view, tuple(shape), write=write, dtypes=tuple(dtypes))
 
     @classmethod
     def joined(cls, targets: Sequence[WeightTarget], dim: int = 0) -> WeightTarget:
@@ -143,10 +159,13 @@ class WeightTarget:
         return found.mT if self.transposed else found
 
     def fill(self, whole: Any) -> None:
-        """Write what `cut` gives, plus `add`, to the view of every piece.
+        """Write what `cut` gives, plus `add`, to the view of every piece; or call `write`.
 
         Raises: LosesFractions for floats that would go into a view of integers.
         """
+        if self.write is not None:
+            self.write(whole)
+            return
         for piece in self.pieces:
             assert piece.view is not None
             if piece.view.numel():

@@ -67,6 +67,7 @@ class LLM(PoolingCalls):
         kernels: OptionValue = None,
         grammars: OptionValue = None,
         pooler: OptionValue = None,
+        quantization: OptionValue = None,
         observers: str | Sequence[str | Mapping[str, Any]] | None = None,
         processors: Mapping[str, Mapping[str, Any]] | None = None,
         engine: Mapping[str, Any] | None = None,
@@ -79,7 +80,7 @@ class LLM(PoolingCalls):
         host = PluginHost.load()
         host.log_problems()
         options = {"model": model, "scheduler": scheduler, "sampler": sampler, "kernels": kernels, "grammars": grammars}
-        options["pooler"] = pooler
+        options |= {"pooler": pooler, "quantization": quantization}
         tree: dict[str, Any] = {**options, "engine": engine, "tp": tp, "pp": pp, "seed": seed, "dtype": dtype}
         tree |= {"device": device, "observers": observers, "processors": processors}
         if checkpoint is not None:

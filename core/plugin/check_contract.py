@@ -24,6 +24,7 @@ _CONTRACTS: dict[str, type] = {
     "tool_parser": contracts.OutputParser,
     "grammars": contracts.GrammarBackend,
     "pooler": contracts.Pooler,
+    "quantization": contracts.Quantization,
 }
 _BESIDES: dict[str, tuple[type, ...]] = {
     "model": (contracts.OpensCheckpoint, contracts.RenamesTensors),

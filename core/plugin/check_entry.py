@@ -10,15 +10,17 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from hookline.core.contracts import ATTENTION_FEATURES, FromSamplingParams, ModelConfig, Needs
+from hookline.core.contracts import ATTENTION_FEATURES, FromSamplingParams, ModelConfig, Needs, QuantizationConfig
 from hookline.core.errors import ConfigError, shown
 from hookline.core.plugin.problems import with_line
-from hookline.core.plugin.registry import AUTO, MODEL, PROCESSOR, Entry
+from hookline.core.plugin.registry import AUTO, MODEL, PROCESSOR, QUANTIZATION, Entry
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.util.raising import Raising, raised_by
 from hookline.core.util.ranges import check_ranges
 from hookline.core.util.text import joined, near_miss, one_line
 
+_BASES: dict[str, type] = {MODEL: ModelConfig, QUANTIZATION: QuantizationConfig}
+"""What the config dataclasses of these kinds extend."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
@@ -64,8 +66,12 @@ def _needs_fault(needs: Needs) -> str | None:
 
 
 def _claims_fault(entry: Entry) -> str | None:
-    if not _all_of(str, entry.architectures) or not all(entry.architectures):
-        return f"architectures={entry.architectures!r} is not a tuple of names"
+    for field in ("architectures", "methods"):
+        claimed = getattr(entry, field)
+        if not _all_of(str, claimed) or not all(claimed):
+            return f"{field}={claimed!r} is not a tuple of names"
+    if entry.methods and entry.kind != QUANTIZATION:
+        return "methods are a quantization's, and it is none"
     return "architectures are a model's, and it is none" if entry.architectures and entry.kind != MODEL else None
 
 
@@ -75,15 +81,16 @@ def _all_of(kind: type, values: object) -> bool:
 
 def _config_fault(entry: Entry) -> str | None:
     config = entry.config
+    base = _BASES.get(entry.kind)
     if config is None:
         if entry.kind == PROCESSOR:
             return "config must be the dataclass of a request's arguments; it is None"
-        return "config must extend hookline.core.contracts.ModelConfig; it is None" if entry.kind == "model" else None
+        return f"config must extend hookline.core.contracts.{base.__name__}; it is None" if base else None
     name = getattr(config, "__name__", repr(config))
     if not _is_dataclass(config):
         return f"config {name} is not a dataclass"
-    if entry.kind == "model" and not issubclass(config, ModelConfig):
-        return f"config {name} does not extend hookline.core.contracts.ModelConfig"
+    if base is not None and not issubclass(config, base):
+        return f"config {name} does not extend hookline.core.contracts.{base.__name__}"
     for field in dataclasses.fields(config):
         if field.name == "name":
             return f"config {name} has a field 'name', which is the option's own name"

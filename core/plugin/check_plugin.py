@@ -23,6 +23,7 @@ from hookline.core.plugin.registry import (
     OBSERVER,
     POOLER,
     PROCESSOR,
+    QUANTIZATION,
     REASONING_PARSER,
     TOOL_PARSER,
     Entry,
@@ -40,6 +41,7 @@ _HOOK_OF_KIND = {
     "kernels": "register_kernels",
     GRAMMARS: "register_grammars",
     POOLER: "register_poolers",
+    QUANTIZATION: "register_quantizations",
     PROCESSOR: "register_processors",
     OBSERVER: "register_observers",
     REASONING_PARSER: "register_reasoning_parsers",
@@ -143,11 +145,11 @@ class _Collector:
             priority: int = 0,
             replace: bool = False,
             architectures: tuple[str, ...] = (),
+            methods: tuple[str, ...] = (),
         ) -> None:
             """See Registrar. Its name is what the TypeError of a wrong call shows to the plugin's author."""
-            entry = Entry(
-                kind, name, target, self._origin, config, help, needs, priority, architectures, replaces=replace
-            )
+            claims = architectures, methods
+            entry = Entry(kind, name, target, self._origin, config, help, needs, priority, *claims, replaces=replace)
             self.wanted.append((kind, str(name)))
             # A fault is remembered, not raised: the names that follow are wanted too, and blamed on this plugin.
             self._fault = self._fault or entry_fault(entry) or self._name_fault(entry, replace)

@@ -18,14 +18,16 @@ from hookline.core.util.raising import Raising
 
 AUTO = "auto"
 """Stands for "core chooses" in the groups of CHOSEN_KINDS, so no entry may bear it."""
-KINDS = ("model", "scheduler", "sampler", "kernels", "grammars", "pooler")
+KINDS = ("model", "scheduler", "sampler", "kernels", "grammars", "pooler", "quantization")
 """The plugin kinds that the configuration chooses an option of, as they are named there."""
 GRAMMARS = "grammars"
 """The kind that is chosen by the first request that needs it."""
 MODEL, KERNELS = "model", "kernels"
 POOLER = "pooler"
 """The kind of which the configuration chooses one and each pooled request may name another."""
-CHOSEN_KINDS = (MODEL, KERNELS, GRAMMARS, POOLER)
+QUANTIZATION = "quantization"
+"""The kind that a checkpoint's config.json asks for."""
+CHOSEN_KINDS = (MODEL, KERNELS, GRAMMARS, POOLER, QUANTIZATION)
 """The kinds of which core can choose an option."""
 PROCESSOR = "processor"
 """The kind whose options are chosen by requests, not by the configuration."""
@@ -64,6 +66,8 @@ class Entry:
     priority: int = 0
     architectures: tuple[str, ...] = ()
     """For a model: the architectures whose checkpoints it claims."""
+    methods: tuple[str, ...] = ()
+    """For a quantization: the values of quant_method whose checkpoints it reads."""
     replaces: bool = False
     """Whether it was registered with replace=True."""
 

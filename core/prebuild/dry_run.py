@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from hookline.core.assembly.resolve import ResolvedConfig, chosen, resolve
-from hookline.core.assembly.worker import make_kernels, make_worker, runtime_of
+from hookline.core.assembly.worker import finish_weights, make_kernels, make_worker, runtime_of
 from hookline.core.checkpoint.checkpoint import resolve_model
 from hookline.core.config.settings import Config
 from hookline.core.contracts import Kernels, LayerCache, Model, SharedCache
@@ -70,7 +70,9 @@ _ALIKE: tuple[Any, ...] = (None, [], 0, 1)
 
 def unloaded_model(resolved: ResolvedConfig, kernels: Kernels) -> Model:
     """The model with fake weights, which have a size but no memory."""
-    option = resolved.config.model
+    option, runtime = resolved.config.model, runtime_of(resolved, kernels)
     with torch.inference_mode():
-        model: Model = chosen(option).load()(resolved.checkpoint.config, runtime_of(resolved, kernels))
+        model: Model = chosen(option).load()(resolved.checkpoint.config, runtime)
+        model.weight_targets()  # names the linears, by which a weight learns how it is stored
+        finish_weights(runtime)
     return model

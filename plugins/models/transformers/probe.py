@@ -177,6 +177,7 @@ def without_data(runtime: Runtime) -> Runtime:
         dtype=torch.bfloat16,  # on the meta device grouped products have no other
         ranks=ranks,  # type: ignore[arg-type]
         kernels=_Products(),  # type: ignore[arg-type]
+        weights=None,
     )
 
 

@@ -1,0 +1,108 @@
+"""Matrices that a checkpoint stores in few bits and a model wants plain, dequantised when they are read.
+
+Knows no format: a `Quantization` fills a matrix of the wanted rows and columns, which is made plain at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookline.core.checkpoint.safetensors_files import StoredTensor
+from hookline.core.contracts import MatrixPiece, MatrixPlace, Part, Quantization, WeightTarget
+from hookline.core.errors import CheckpointError
+
+WEIGHT = ".weight"
+"""How the name of a linear's matrix ends."""
+_CPU = torch.device("cpu")
+
+
+class DequantisedSlices:
+    """Indexed like the plain matrix (O, D) by ranges; reads only what is wanted.
+
+    name: of the linear. tensors: what is stored of it, by the whole name, each indexed like a tensor.
+    """
+
+    def __init__(
+        self, quantization: Quantization, name: str, shape: tuple[int, int], tensors: Mapping[str, Any]
+    ) -> None:
+        self.quantization, self.name, self.shape, self.tensors = quantization, name, shape, tensors
+
+    def __getitem__(self, index: Any) -> Tensor:
+        """These ranges of the matrix, in float32."""
+        given = index if isinstance(index, tuple) else (index,)
+        ranges = [*(one for one in given if one is not Ellipsis), *[slice(None)] * 2]
+        rows, columns = (_part(one, size) for one, size in zip(ranges, self.shape, strict=False))
+        if not rows.size * columns.size:
+            return torch.empty(rows.size, columns.size)
+        place = MatrixPlace(rows.size, columns.size, _CPU)
+        loading = self.quantization.matrix([MatrixPiece(self.name, 0, rows, columns)], place)
+        for name, target in loading.targets().items():
+            target.fill(self.tensors[name])
+        return loading.loaded().dequantised(torch.float32)
+
+
+def with_dequantised(
+    stored: Mapping[str, StoredTensor],
+    targets: Mapping[str, WeightTarget],
+    quantization: Quantization,
+    stores: Callable[[str], Any],
+) -> dict[str, StoredTensor]:
+    """What is stored, with each plain matrix of a target in place of the quantised tensors that it is made of.
+
+    stores: how the linear of a name is stored; None: as a plain tensor. Tensors that the quantization ignores are left
+    out.
+    Raises: CheckpointError if one of a linear's tensors is missing or has another shape.
+    """
+    found = {name: tensor for name, tensor in stored.items() if name in targets or not quantization.ignores(name)}
+    for name, target in targets.items():
+        linear = name.removesuffix(WEIGHT)
+        is_plain = target.view is not None and target.write is None and len(target.shape) == 2
+        if linear == name or not is_plain or stores(linear) is None:
+            continue
+        num_rows, num_columns = target.shape
+        piece = MatrixPiece(linear, 0, Part(num_rows, 0, num_rows), Part(num_columns, 0, num_columns))
+        place = MatrixPlace(num_rows, num_columns, torch.device("meta"))
+        parts = quantization.matrix([piece], place).targets()
+        if not any(one in stored for one in parts):
+            continue  # the message of a tensor that is missing is core.checkpoint.load's
+        _check(parts, stored)
+        tensors = {one: found.pop(one, stored[one]) for one in parts}
+        read = partial(_open, quantization, linear, (num_rows, num_columns), tensors)
+        first = next(iter(tensors.values()))
+        copy = next((one.copy for one in tensors.values() if one.copy), None)
+        found[name] = StoredTensor(first.path, target.shape, first.dtype, join=read, copy=copy)
+    return found
+
+
+def _check(parts: Mapping[str, WeightTarget], stored: Mapping[str, StoredTensor]) -> None:
+    for name, part in parts.items():
+        if name not in stored:
+            raise CheckpointError(f"the checkpoint has no tensor {name}, which its quantised neighbours need")
+        shape = stored[name].shape
+        if prod(shape) != prod(part.shape):
+            raise CheckpointError(f"tensor {name} has shape {list(shape)} and needs {list(part.shape)}")
+        stored[name].check(name, part.dtypes or ("BF16", "F16", "F32", "F64"))
+
+
+def _open(
+    quantization: Quantization,
+    name: str,
+    shape: tuple[int, int],
+    tensors: Mapping[str, StoredTensor],
+    opened: Callable[[Path, str], Any],
+) -> DequantisedSlices:
+    slices = {one: opened(tensor.path, tensor.name or one) for one, tensor in tensors.items()}
+    return DequantisedSlices(quantization, name, shape, slices)
+
+
+def _part(wanted: slice, size: int) -> Part:
+    start, stop, step = wanted.indices(size)
+    assert step == 1, wanted
+    return Part(size, start, max(start, stop))

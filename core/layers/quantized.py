@@ -1,0 +1,288 @@
+"""Weights of layers in few bits, as a quantization stores them, multiplied by kernels that compute its schemes.
+
+A weight learns which linears of the checkpoint it is made of when they are named; what a quantization does not store
+in few bits is then a plain weight. Knows no format: a `Quantization` makes and fills the matrices.
+Legend: as in core/layers/weights.py.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from hookline.core.contracts import (
+    ExpertWeights,
+    LoadingMatrix,
+    MatrixPiece,
+    MatrixPlace,
+    Quantization,
+    QuantizedMatrix,
+    Runtime,
+    Weight,
+    WeightTarget,
+    is_offered,
+)
+from hookline.core.errors import ConfigError
+from hookline.core.layers.expert_products import Expert, every_expert_of, expert_mlp, wanted_experts_of
+from hookline.core.layers.weights import PLAIN, PlainExperts, PlainWeight
+
+FLOATS = ("BF16", "F16", "F32", "F64")
+"""safetensors' names of the dtypes of plain tensors."""
+_log = logging.getLogger("hookline")
+
+
+class QuantizedWeight:
+    """A matrix (O, D) that kernels multiply as it is. Implements hookline.core.contracts.Weight."""
+
+    def __init__(self, runtime: Runtime, matrix: QuantizedMatrix) -> None:
+        """Let the kernels prepare the matrix."""
+        self.kernels, self.ranks = runtime.kernels, runtime.ranks
+        self.matrix = runtime.kernels.prepare_weight(matrix)
+
+    def linear(self, x_TD: Tensor, bias_O: Tensor | None) -> Tensor:
+        """See Weight."""
+        return self.kernels.quantized_linear(x_TD, self.matrix, bias_O)
+
+    def linear_silu_mul(self, x_TD: Tensor) -> Tensor:
+        """See Weight."""
+        return self.kernels.quantized_linear_silu_mul(x_TD, self.matrix)
+
+    def linear_add_rms_norm(
+        self, x_TD: Tensor, bias_O: Tensor | None, residual_TO: Tensor, norm_weight_O: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """See Weight."""
+        if self.ranks.size == 1:
+            given = x_TD, self.matrix, bias_O, residual_TO, norm_weight_O, eps
+            return self.kernels.quantized_linear_add_rms_norm(*given)
+        partial_TO = self.kernels.quantized_linear(x_TD, self.matrix, bias_O)
+        return self.ranks.add_rms_norm(self.kernels, partial_TO, residual_TO, norm_weight_O, eps)
+
+
+class DequantisingWeight(PlainWeight):
+    """A matrix (O, D) that is made plain for each product: what a CPU computes."""
+
+    def __init__(self, runtime: Runtime, matrix: QuantizedMatrix) -> None:
+        """Keep the matrix."""
+        self.kernels, self.ranks = runtime.kernels, runtime.ranks
+        self.matrix, self.dtype = matrix, runtime.dtype
+
+    @property
+    def matrix_OD(self) -> Tensor:  # type: ignore[override]
+        """The plain matrix, made anew."""
+        return self.matrix.dequantised(self.dtype)
+
+
+class QuantizedExperts:
+    """Matrices (X, 2F, D) and (X, D, F) that kernels multiply as they are. Implements ExpertWeights."""
+
+    def __init__(self, runtime: Runtime, gate_up: QuantizedMatrix, down: QuantizedMatrix) -> None:
+        """Let the kernels prepare the matrices."""
+        self.kernels, self.ranks = runtime.kernels, runtime.ranks
+        self.gate_up, self.down = (runtime.kernels.prepare_weight(one) for one in (gate_up, down))
+
+    def mlp(self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor) -> Tensor:
+        """See ExpertWeights."""
+        return self.kernels.quantized_expert_mlp(x_TD, expert_TA, weight_TA, self.gate_up, self.down)
+
+    def mlp_add_rms_norm(
+        self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, residual_TD: Tensor, norm_weight_D: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """See ExpertWeights."""
+        if self.ranks.size == 1:
+            given = x_TD, expert_TA, weight_TA, self.gate_up, self.down
+            return self.kernels.quantized_expert_mlp_add_rms_norm(*given, residual_TD, norm_weight_D, eps)
+        partial_TD = self.mlp(x_TD, expert_TA, weight_TA)
+        return self.ranks.add_rms_norm(self.kernels, partial_TD, residual_TD, norm_weight_D, eps)
+
+
+class DequantisingExperts:
+    """The same for a CPU: each expert that a token chose is made plain for its products."""
+
+    def __init__(self, runtime: Runtime, gate_up: QuantizedMatrix, down: QuantizedMatrix) -> None:
+        """Keep the matrices."""
+        self.kernels, self.ranks, self.dtype = runtime.kernels, runtime.ranks, runtime.dtype
+        self.experts: list[Expert] = [
+            partial(self._expert, gate_up.of_expert(index), down.of_expert(index)) for index in range(_num(gate_up))
+        ]
+
+    def mlp(self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor) -> Tensor:
+        """See ExpertWeights."""
+        compute = wanted_experts_of if x_TD.device.type == "cpu" else every_expert_of
+        return compute(self.experts, x_TD, expert_TA, weight_TA)
+
+    def mlp_add_rms_norm(
+        self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, residual_TD: Tensor, norm_weight_D: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """See ExpertWeights."""
+        partial_TD = self.mlp(x_TD, expert_TA, weight_TA)
+        return self.ranks.add_rms_norm(self.kernels, partial_TD, residual_TD, norm_weight_D, eps)
+
+    def _expert(self, gate_up: QuantizedMatrix, down: QuantizedMatrix, x_ND: Tensor) -> Tensor:
+        return expert_mlp(x_ND, gate_up.dequantised(self.dtype), down.dequantised(self.dtype))
+
+
+class UnnamedWeight:
+    """A weight that is plain or quantised as soon as its linears are named. Implements Weight.
+
+    make_plain: allocates it as a plain one.
+    """
+
+    linear: Callable[..., Tensor]
+    linear_silu_mul: Callable[..., Tensor]
+    linear_add_rms_norm: Callable[..., tuple[Tensor, Tensor]]
+
+    def __init__(
+        self, factory: QuantizedWeights, runtime: Runtime, shape: tuple[int, int], make_plain: Callable[[], PlainWeight]
+    ) -> None:
+        """Allocate nothing yet."""
+        self._factory, self._runtime, self._shape, self._make_plain = factory, runtime, shape, make_plain
+        self._plain: PlainWeight | None = None
+
+    def targets(self, pieces: Sequence[MatrixPiece]) -> dict[str, WeightTarget]:
+        """See Weight.
+
+        Raises: ConfigError if no kernels compute what the checkpoint stores.
+        """
+        if self._plain is not None or not self._factory.quantises(pieces):
+            self.plain()
+            assert self._plain is not None
+            return self._plain.targets(pieces)
+        loading, is_computed = self._factory.begin(self._runtime, self._shape, pieces)
+
+        def finish() -> None:
+            self._be((QuantizedWeight if is_computed else DequantisingWeight)(self._runtime, loading.loaded()))
+
+        self._factory.unfinished.append(finish)
+        return dict(loading.targets())
+
+    def plain(self) -> Tensor:
+        """See Weight."""
+        if self._plain is None:
+            self._plain = self._make_plain()
+            self._be(self._plain)
+        return self._plain.plain()
+
+    def _be(self, weight: QuantizedWeight | PlainWeight) -> None:
+        """Multiply by this weight from now on, without another call in between."""
+        self.linear, self.linear_silu_mul = weight.linear, weight.linear_silu_mul
+        self.linear_add_rms_norm = weight.linear_add_rms_norm
+
+
+class UnnamedExperts:
+    """The same for experts, of which either all are plain or all are quantised. Implements ExpertWeights."""
+
+    mlp: Callable[..., Tensor]
+    mlp_add_rms_norm: Callable[..., tuple[Tensor, Tensor]]
+
+    def __init__(self, factory: QuantizedWeights, runtime: Runtime, num_experts: int, hidden: int, inner: int) -> None:
+        """Allocate nothing yet."""
+        self._factory, self._runtime, self._sizes = factory, runtime, (num_experts, hidden, inner)
+
+    def targets(self, gate_up: Sequence[MatrixPiece], down: Sequence[MatrixPiece]) -> dict[str, WeightTarget]:
+        """See ExpertWeights."""
+        if not self._factory.quantises(gate_up) or not self._factory.quantises(down):
+            plain: PlainExperts = PLAIN.experts(self._runtime, *self._sizes)
+            self._be(plain)
+            return plain.targets(gate_up, down)
+        num_experts, hidden, inner = self._sizes
+        begun = [
+            self._factory.begin(self._runtime, shape, pieces, num_experts)
+            for shape, pieces in (((2 * inner, hidden), gate_up), ((hidden, inner), down))
+        ]
+        is_computed = all(is_computed for _, is_computed in begun)
+        kind = QuantizedExperts if is_computed else DequantisingExperts
+
+        def finish() -> None:
+            first, second = (loading.loaded() for loading, _ in begun)
+            self._be(kind(self._runtime, first, second))
+
+        self._factory.unfinished.append(finish)
+        return {name: target for loading, _ in begun for name, target in loading.targets().items()}
+
+    def _be(self, experts: PlainExperts | QuantizedExperts | DequantisingExperts) -> None:
+        self.mlp, self.mlp_add_rms_norm = experts.mlp, experts.mlp_add_rms_norm
+
+
+class QuantizedWeights:
+    """Makes the weights of one rank's model as a quantization stores them. Implements WeightFactory.
+
+    dtypes: safetensors' names of what the checkpoint stores, by tensor; empty for random weights. from_floats: all
+    tensors are floats, and are quantised when they are written. dequantises: all weights become plain.
+    kernels: what the configuration calls the kernels, for errors. unfinished: what `finish` has to call.
+    """
+
+    def __init__(
+        self,
+        quantization: Quantization,
+        dtypes: Mapping[str, str],
+        *,
+        from_floats: bool,
+        dequantises: bool,
+        kernels: str,
+    ) -> None:
+        """Make none yet."""
+        self.quantization, self.dtypes = quantization, dtypes
+        self.from_floats, self.dequantises, self.kernels = from_floats, dequantises, kernels
+        self.unfinished: list[Callable[[], None]] = []
+
+    def matrix(self, runtime: Runtime, num_rows: int, num_columns: int) -> Weight:
+        """See WeightFactory."""
+        shape = num_rows, num_columns
+        return UnnamedWeight(self, runtime, shape, lambda: PLAIN.matrix(runtime, *shape))
+
+    def head(self, runtime: Runtime, num_rows: int, num_columns: int) -> Weight:
+        """See WeightFactory."""
+        shape = num_rows, num_columns
+        return UnnamedWeight(self, runtime, shape, lambda: PLAIN.head(runtime, *shape))
+
+    def experts(self, runtime: Runtime, num_experts: int, hidden: int, inner: int) -> ExpertWeights:
+        """See WeightFactory."""
+        return UnnamedExperts(self, runtime, num_experts, hidden, inner)
+
+    def finish(self) -> None:
+        """Make the weights of what was loaded, one after the other. Call it once, after loading."""
+        while self.unfinished:
+            self.unfinished.pop(0)()
+
+    def quantises(self, pieces: Sequence[MatrixPiece]) -> bool:
+        """Whether the matrix of these pieces is kept in few bits."""
+        if self.dequantises:
+            return False
+        forms = {self.form(piece.name) for piece in pieces}
+        if len(forms) > 1:
+            _log.info("%s and its neighbours are stored in unlike forms, and are made plain", pieces[0].name)
+        return len(forms) == 1 and None not in forms
+
+    def form(self, name: str) -> Any:
+        """How the linear of this name is stored; None: as a plain tensor, and kept so."""
+        is_float = self.dtypes.get(f"{name}.weight") in FLOATS
+        return None if is_float and not self.from_floats else self.quantization.stores(name)
+
+    def begin(
+        self, runtime: Runtime, shape: tuple[int, int], pieces: Sequence[MatrixPiece], num_experts: int | None = None
+    ) -> tuple[LoadingMatrix, bool]:
+        """Allocate the matrix of these pieces, and whether the kernels compute it; a CPU needs none that do.
+
+        Raises: ConfigError if nothing computes it.
+        """
+        place = MatrixPlace(*shape, runtime.device, num_experts, self.from_floats)
+        loading = self.quantization.matrix(pieces, place)
+        kernels = runtime.kernels
+        is_offer = num_experts is None or is_offered(kernels.quantized_expert_mlp)
+        is_computed = is_offer and kernels.computes(loading.scheme, *shape)
+        if not is_computed and runtime.device.type == "cuda":
+            raise ConfigError(
+                f"kernels={self.kernels} do not compute what {pieces[0].name} is stored as: {loading.scheme}, "
+                f"{shape[0]} outputs and {shape[1]} inputs on a rank; set quantization.dequantize=true, which takes "
+                "the memory of the unquantised model"
+            )
+        return loading, is_computed
+
+
+def _num(matrix: QuantizedMatrix) -> int:
+    """How many experts a matrix has one for."""
+    return matrix.num_experts or 1

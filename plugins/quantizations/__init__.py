@@ -1,0 +1,62 @@
+"""The quantizations that ship with Hookline: their options and their registration. Imports no torch."""
+
+from dataclasses import dataclass
+
+from hookline.core.contracts import QuantizationConfig, Registrar, bounded, hookimpl
+
+API_VERSION = 2
+
+
+@dataclass
+class RoundedConfig(QuantizationConfig):
+    """Weights are quantised while they are loaded, from a checkpoint that is not quantised, or from random ones."""
+
+    skip: tuple[str, ...] = ("lm_head", "embed_out")
+    """Linears that stay as they are: names, or their last parts; an empty list quantises the head too."""
+
+
+@dataclass
+class RoundedInt4Config(RoundedConfig):
+    """Weights are rounded to four bits while they are loaded."""
+
+    group_size: int = bounded(128, 2, 2**20)
+    """Inputs that share a scale."""
+    zero_points: bool = True
+    """Whether each group has a zero point as well."""
+
+
+@hookimpl
+def register_quantizations(register: Registrar) -> None:
+    """Those that quantise while loading, and those that read quantised checkpoints."""
+    on_the_fly = "hookline.plugins.quantizations.on_the_fly"
+    register(
+        "fp8",
+        f"{on_the_fly}:RoundedFp8",
+        config=RoundedConfig,
+        help="any checkpoint in FP8 (e4m3) with a scale for each output, quantised while it is loaded",
+    )
+    register(
+        "fp8_block",
+        f"{on_the_fly}:RoundedFp8Blocks",
+        config=RoundedConfig,
+        help="any checkpoint in FP8 (e4m3) with a scale for each 128x128 block, quantised while it is loaded",
+    )
+    register(
+        "int8",
+        f"{on_the_fly}:RoundedInt8",
+        config=RoundedConfig,
+        help="any checkpoint in 8-bit integers with a scale for each output, quantised while it is loaded",
+    )
+    register(
+        "int4",
+        f"{on_the_fly}:RoundedInt4",
+        config=RoundedInt4Config,
+        help="any checkpoint in 4-bit integers by groups of inputs, quantised while it is loaded",
+    )
+    register(
+        "fp8_checkpoint",
+        "hookline.plugins.quantizations.fp8:Fp8",
+        config=QuantizationConfig,
+        help="checkpoints with quant_method fp8: blocks or one scale, as Qwen3-*-FP8 and DeepSeek have them",
+        methods=("fp8",),
+    )

@@ -1,0 +1,65 @@
+"""FP8 (e4m3) weights: checkpoints with quant_method fp8, in blocks or with one scale, and any checkpoint on the fly.
+
+Stored are `X.weight` and `X.weight_scale_inv` or `X.weight_scale`, by which the weight is multiplied whatever the name
+says; with static activations `X.input_scale` or `X.activation_scale` as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hookline.core.contracts import FP8, MatrixPiece, MatrixPlace, Quantization, Scheme, StoredForm
+from hookline.plugins.quantizations.loading import ScaledLoading, StoredPart, plain_read, scalar_read
+from hookline.plugins.quantizations.names import HEADS, is_named
+from hookline.plugins.quantizations.values import Stated
+
+E4M3 = ("F8_E4M3",)
+"""safetensors' name of the dtype."""
+WEIGHT_SCALES = ("weight_scale_inv", "weight_scale")
+INPUT_SCALES = ("input_scale", "activation_scale")
+CACHE_SCALES = (".k_scale", ".v_scale", ".q_scale", ".prob_scale", "_proj.output_scale")
+"""Ends of names of scales of a quantised KV cache, which is not in FP8 here."""
+
+
+class Fp8(Quantization):
+    """Reads quant_method fp8."""
+
+    def __init__(self, config: Any, form: StoredForm) -> None:
+        """See Quantization."""
+        stated = Stated(form.stated or {})
+        stated.one_of("fmt", "e4m3", default="e4m3")
+        activations = stated.one_of("activation_scheme", "dynamic", "static", default="dynamic")
+        block = stated.sizes("weight_block_size", 2)
+        rows, columns = block or (0, 0)
+        self.scheme = Scheme(FP8, rows, columns, activations=activations)
+        self.left = [*stated.texts("modules_to_not_convert", "ignored_layers"), *HEADS]
+        self.dtypes = form.dtypes
+
+    def stores(self, name: str) -> Scheme | None:
+        """See Quantization."""
+        return None if is_named(name, self.left) else self.scheme
+
+    def matrix(self, pieces: Sequence[MatrixPiece], place: MatrixPlace) -> ScaledLoading:
+        """See Quantization."""
+        return ScaledLoading(pieces, place, self.scheme, self._parts)
+
+    def ignores(self, name: str) -> bool:
+        """See Quantization."""
+        return name.endswith(CACHE_SCALES)
+
+    def _parts(self, name: str, num_rows: int, num_columns: int) -> list[StoredPart]:
+        rows, columns = self.scheme.rows, self.scheme.columns
+        shape = (-(-num_rows // rows), -(-num_columns // columns)) if rows else ()
+        read = plain_read if rows else scalar_read
+        parts = [
+            StoredPart("weight", "data", (num_rows, num_columns), plain_read, E4M3),
+            StoredPart(self._suffix(name, WEIGHT_SCALES), "scales", shape, read),
+        ]
+        if self.scheme.activations == "static":
+            parts.append(StoredPart(self._suffix(name, INPUT_SCALES), "input_scale", (), scalar_read))
+        return parts
+
+    def _suffix(self, name: str, suffixes: Sequence[str]) -> str:
+        """The one that is stored; the first if none is."""
+        return next((one for one in suffixes if f"{name}.{one}" in self.dtypes), suffixes[0])

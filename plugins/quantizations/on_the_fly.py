@@ -1,0 +1,72 @@
+"""Unquantised checkpoints, and random weights, quantised while they are loaded: rounded to the nearest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from hookline.core.contracts import FP8, INT4, INT8, MatrixPiece, MatrixPlace, Quantization, Scheme, StoredForm
+from hookline.core.errors import ConfigError
+from hookline.plugins.quantizations.loading import ScaledLoading, StoredPart
+from hookline.plugins.quantizations.names import is_named
+
+
+class Rounded(Quantization):
+    """Quantises weights that are floats. option: what users call it."""
+
+    option: ClassVar[str]
+    scheme: Scheme
+
+    def __init__(self, config: Any, form: StoredForm) -> None:
+        """See Quantization."""
+        if form.stated is not None:
+            raise ConfigError(
+                f"quantization={self.option} quantises while loading, and this checkpoint is quantised; leave out "
+                "quantization="
+            )
+        if config.dequantize:
+            raise ConfigError(
+                f"quantization.dequantize=true makes plain what quantization={self.option} quantises; leave one out"
+            )
+        self.skip: Sequence[str] = config.skip
+
+    def stores(self, name: str) -> Scheme | None:
+        """See Quantization."""
+        return None if is_named(name, self.skip) else self.scheme
+
+    def matrix(self, pieces: Sequence[MatrixPiece], place: MatrixPlace) -> ScaledLoading:
+        """See Quantization."""
+        return ScaledLoading(pieces, place, self.scheme, _no_parts)
+
+
+class RoundedFp8(Rounded):
+    """A scale for each output."""
+
+    option, scheme = "fp8", Scheme(FP8, 1, 0, activations="dynamic")
+
+
+class RoundedFp8Blocks(Rounded):
+    """A scale for each block of 128 outputs and 128 inputs."""
+
+    option, scheme = "fp8_block", Scheme(FP8, 128, 128, activations="dynamic")
+
+
+class RoundedInt8(Rounded):
+    """A scale for each output."""
+
+    option, scheme = "int8", Scheme(INT8, 1, 0)
+
+
+class RoundedInt4(Rounded):
+    """A scale and a zero point for each group of inputs."""
+
+    option = "int4"
+
+    def __init__(self, config: Any, form: StoredForm) -> None:
+        """See Quantization."""
+        super().__init__(config, form)
+        self.scheme = Scheme(INT4, 1, config.group_size, has_zeros=config.zero_points)
+
+
+def _no_parts(name: str, num_rows: int, num_columns: int) -> Sequence[StoredPart]:
+    raise AssertionError(f"{name} is made of floats")

@@ -1,0 +1,282 @@
+"""Quantised checkpoints: each layout gives the matrices, and the tokens, of the same checkpoint dequantised."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from hookline import LLM, SamplingParams
+from hookline.core.assembly.resolve import resolve
+from hookline.core.assembly.worker import load_model, make_kernels
+from hookline.core.config.settings import validate
+from hookline.core.distributed.ranks import LocalRanks
+from hookline.core.errors import CheckpointError, ConfigError, HooklineError
+from hookline.core.layers.quantized import DequantisingWeight
+from hookline.core.plugin.host import PluginHost
+from tests.hf_models import make_qwen3, make_qwen3_moe
+from tests.quantised_layouts import LAYOUTS, write_layout
+
+SIZES: dict[str, Any] = {"max_num_seqs": 4, "num_blocks": 32, "max_num_batched_tokens": 64, "max_model_len": 64}
+ODD: dict[str, Any] = {"hidden_size": 40, "intermediate_size": 56, "head_dim": 12}
+"""Sizes that no block or group of the layouts divides."""
+LARGE: dict[str, Any] = {"hidden_size": 160, "intermediate_size": 288, "head_dim": 72}
+"""Sizes of more than one block of 128, and of heads and shards that cut through blocks."""
+PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [20, 21, 22]]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path, Path]]:
+    """Makes a layout's folders for a model of these sizes, once."""
+    made: dict[Any, tuple[Path, Path]] = {}
+
+    def make(name: str, make_model: Callable[..., Any] = make_qwen3, **sizes: Any) -> tuple[Path, Path]:
+        key = name, make_model, tuple(sorted(sizes.items()))
+        if key not in made:
+            root = tmp_path_factory.mktemp(name)
+            make_model(root / "plain", **sizes)
+            made[key] = write_layout(root / "plain", root / "layout", LAYOUTS[name])
+        return made[key]
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def host() -> PluginHost:
+    return PluginHost.load()
+
+
+class Apart(LocalRanks):
+    """A rank that decides by itself what all would agree on."""
+
+    def smallest(self, value: int) -> int:
+        return value
+
+
+def loaded(host: PluginHost, folder: Path, rank: int = 0, tp: int = 1, **tree: Any) -> Any:
+    """One rank's model with its weights."""
+    model = {"checkpoint": str(folder), **tree.pop("model", {})}
+    config = validate({"model": {"name": "qwen3", **model}, "engine": SIZES, "device": "cpu", "tp": tp, **tree}, host)
+    resolved = resolve(config, host, rank)
+    resolved = replace(resolved, ranks=Apart(rank, tp))
+    return load_model(resolved, make_kernels(resolved))
+
+
+def matrices(model: Any) -> Iterator[tuple[str, Tensor, bool]]:
+    """Each linear's matrix in float32, and whether it is kept in few bits."""
+    for index, layer in enumerate(model.layers):
+        parts = {"qkv": layer.qkv, "output": layer.output, "gate_up": layer.mlp.gate_up, "down": layer.mlp.down}
+        for name, linear in parts.items():
+            weight = linear.weight.linear.__self__ if hasattr(linear.weight, "linear") else linear.weight
+            yield f"{index}.{name}", weight.matrix_OD, isinstance(weight, DequantisingWeight)
+
+
+@pytest.mark.parametrize("sizes", [{}, ODD, LARGE], ids=["even", "odd", "large"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_each_rank_holds_the_dequantised_matrices(
+    layout: str, sizes: dict[str, Any], tp: int, folders: Callable[..., tuple[Path, Path]], host: PluginHost
+) -> None:
+    quantised, dequantised = folders(layout, **sizes)
+    for rank in range(tp):
+        found, expected = (list(matrices(loaded(host, folder, rank, tp))) for folder in (quantised, dequantised))
+        for (name, matrix, _), (_, plain, _) in zip(found, expected, strict=True):
+            torch.testing.assert_close(
+                matrix, plain, rtol=1e-6, atol=1e-8, msg=lambda told, name=name: f"{name}: {told}"
+            )
+        assert any(is_quantised for *_, is_quantised in found)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_dequantised_at_load_all_matrices_are_plain(
+    layout: str, folders: Callable[..., tuple[Path, Path]], host: PluginHost
+) -> None:
+    quantised, dequantised = folders(layout, **ODD)
+    found = list(matrices(loaded(host, quantised, 1, 2, quantization={"dequantize": True})))
+    expected = list(matrices(loaded(host, dequantised, 1, 2)))
+    for (name, matrix, is_quantised), (_, plain, _) in zip(found, expected, strict=True):
+        torch.testing.assert_close(matrix, plain, rtol=1e-6, atol=1e-8)
+        assert not is_quantised, name
+
+
+def tokens(folder: Path, **options: Any) -> list[list[int]]:
+    llm = LLM(str(folder), device="cpu", engine=SIZES, **options)
+    try:
+        outputs = llm.generate(PROMPTS, SamplingParams(max_tokens=12, temperature=0, ignore_eos=True))
+        return [list(output.token_ids) for output in outputs]
+    finally:
+        llm.close()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_tokens_are_those_of_the_dequantised_checkpoint(
+    layout: str, folders: Callable[..., tuple[Path, Path]]
+) -> None:
+    quantised, dequantised = folders(layout, **ODD)
+    expected = tokens(dequantised)
+    assert tokens(quantised) == expected
+    assert tokens(quantised, model="transformers") == expected
+
+
+@pytest.mark.parametrize("layout", ["fp8_small_blocks", "fp8_blocks"])
+def test_two_ranks_give_the_tokens_of_one(layout: str, folders: Callable[..., tuple[Path, Path]]) -> None:
+    quantised, dequantised = folders(layout, **ODD)
+    assert tokens(quantised, tp=2) == tokens(dequantised)
+
+
+@pytest.mark.parametrize("model", ["auto", "transformers"])
+@pytest.mark.parametrize("layout", ["fp8_blocks", "fp8_tensor"])
+def test_experts_give_the_tokens_of_the_dequantised_checkpoint(
+    model: str, layout: str, folders: Callable[..., tuple[Path, Path]]
+) -> None:
+    quantised, dequantised = folders(layout, make_qwen3_moe)
+    assert tokens(quantised, model=model) == tokens(dequantised)
+
+
+@pytest.mark.parametrize("name", ["fp8", "fp8_block", "int8", "int4"])
+@pytest.mark.parametrize("tp", [2, 4])
+def test_what_is_quantised_while_loading_is_the_same_on_all_ranks(
+    name: str, tp: int, tmp_path: Path, host: PluginHost
+) -> None:
+    make_qwen3(tmp_path, **LARGE)
+    given = {"name": name, **({"group_size": 32} if name == "int4" else {})}
+    whole = dict((name, matrix) for name, matrix, _ in matrices(loaded(host, tmp_path, quantization=given)))
+    plain = dict((name, matrix) for name, matrix, _ in matrices(loaded(host, tmp_path)))
+    parts = [list(matrices(loaded(host, tmp_path, rank, tp, quantization=given))) for rank in range(tp)]
+    for index, (name, _, is_quantised) in enumerate(parts[0]):
+        assert is_quantised
+        assert 0 < (whole[name] - plain[name]).abs().max() < plain[name].abs().max() / 10
+        if name.endswith(("output", "down")):
+            joined = torch.cat([part[index][1] for part in parts], 1)
+            torch.testing.assert_close(joined, whole[name], rtol=0, atol=0)
+        elif name.endswith("gate_up"):
+            halves = zip(*(part[index][1].chunk(2) for part in parts), strict=True)
+            torch.testing.assert_close(torch.cat([torch.cat(half) for half in halves]), whole[name], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("given", [{"weights": "random"}, {}], ids=["random", "stored"])
+def test_a_quantised_checkpoint_may_have_random_weights_and_none_other_is_read(
+    given: dict[str, str], folders: Callable[..., tuple[Path, Path]], host: PluginHost, tmp_path: Path
+) -> None:
+    quantised, _ = folders("fp8_blocks")
+    shutil.copytree(quantised, tmp_path / "copy")
+    if given:
+        (tmp_path / "copy" / "model.safetensors").unlink()
+    found = list(matrices(loaded(host, tmp_path / "copy", model=given)))
+    assert all(is_quantised and bool(matrix.isfinite().all()) for _, matrix, is_quantised in found)
+    assert all(float(matrix.std()) > 0.005 for _, matrix, _ in found)
+
+
+def test_an_empty_skip_quantises_the_head_too(tmp_path: Path, host: PluginHost) -> None:
+    make_qwen3(tmp_path, tie_word_embeddings=False)
+    heads = [
+        loaded(host, tmp_path, quantization={"name": "fp8", **given}).head.weight.linear.__self__
+        for given in ({}, {"skip": []})
+    ]
+    assert [isinstance(head, DequantisingWeight) for head in heads] == [False, True]
+    torch.testing.assert_close(heads[1].matrix_OD, heads[0].matrix_OD, rtol=0.1, atol=1e-3)
+
+
+def changed(folder: Path, to: Path, change: Callable[[dict[str, Tensor]], None], **stated: Any) -> Path:
+    """A copy of a checkpoint with other tensors, or another quantization_config."""
+    shutil.copytree(folder, to, ignore=shutil.ignore_patterns("*.safetensors"))
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, to / "model.safetensors")
+    config = json.loads((to / "config.json").read_text())
+    config["quantization_config"] |= stated
+    (to / "config.json").write_text(json.dumps(config))
+    return to
+
+
+NAME = "model.layers.1.self_attn.k_proj"
+SCALES = f"{NAME}.weight_scale_inv"
+
+
+def lose(tensors: dict[str, Tensor]) -> None:
+    del tensors[SCALES]
+
+
+def misshape(tensors: dict[str, Tensor]) -> None:
+    tensors[SCALES] = torch.ones(9, 9)
+
+
+def spoil(tensors: dict[str, Tensor]) -> None:
+    tensors[SCALES][0, 0] = torch.nan
+
+
+def spoil_data(tensors: dict[str, Tensor]) -> None:
+    tensors[f"{NAME}.weight"].view(torch.uint8)[0, 0] = 0x7F
+
+
+def retype(tensors: dict[str, Tensor]) -> None:
+    tensors[f"{NAME}.weight"] = tensors[f"{NAME}.weight"].view(torch.int8)
+
+
+def add(tensors: dict[str, Tensor]) -> None:
+    tensors[f"{NAME}.weight_zero_point"] = torch.zeros(1)
+
+
+def nothing(tensors: dict[str, Tensor]) -> None:
+    pass
+
+
+@pytest.mark.parametrize("dequantize", [False, True])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lose, [SCALES]),
+        (misshape, [SCALES, "[9, 9]"]),
+        (spoil, [SCALES, "NaN or infinity"]),
+        (spoil_data, [f"{NAME}.weight", "NaN"]),
+        (retype, [f"{NAME}.weight", "I8"]),
+        (add, [f"{NAME}.weight_zero_point", "surplus"]),
+    ],
+)
+def test_scales_that_cannot_be_right_are_named(
+    change: Callable[..., None], words: list[str], dequantize: bool, folders: Any, host: PluginHost, tmp_path: Path
+) -> None:
+    folder = changed(folders("fp8_blocks")[0], tmp_path / "bad", change)
+    with pytest.raises(CheckpointError) as caught:
+        loaded(host, folder, quantization={"dequantize": dequantize})
+    assert all(word in str(caught.value) for word in words) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("stated", "words"),
+    [
+        ({"quant_method": "no_such"}, ["quant_method no_such", "which no quantization here reads", "fp8"]),
+        ({"fmt": "e5m2"}, ["quantization_config.fmt = 'e5m2'", "e4m3"]),
+        ({"weight_block_size": [0, 128]}, ["weight_block_size", "2 whole numbers"]),
+        ({"activation_scheme": "other"}, ["activation_scheme", "dynamic, static"]),
+        ({"modules_to_not_convert": 3}, ["modules_to_not_convert", "a list of texts"]),
+    ],
+)
+def test_what_a_checkpoint_states_and_is_not_read_is_named(
+    stated: dict[str, Any], words: list[str], folders: Any, host: PluginHost, tmp_path: Path
+) -> None:
+    folder = changed(folders("fp8_blocks")[0], tmp_path / "other", nothing, **stated)
+    with pytest.raises(HooklineError) as caught:
+        loaded(host, folder)
+    assert all(word in str(caught.value) for word in words) and "\n" not in str(caught.value)
+
+
+def test_a_quantization_that_does_not_fit_the_checkpoint_is_refused_with_the_fix(
+    folders: Any, host: PluginHost, tmp_path: Path
+) -> None:
+    quantised, dequantised = folders("fp8_blocks")
+    for folder, given, words in (
+        (quantised, {"name": "fp8"}, "leave out quantization="),
+        (dequantised, {"name": "fp8_checkpoint"}, "is not quantised"),
+        (dequantised, {"name": "fp8", "dequantize": True}, "leave one out"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            loaded(host, folder, quantization=given)
