@@ -227,7 +227,7 @@ class ForgetsToAddUpTheRanks(PlainModel):
     def __init__(self, hf_config: Mapping[str, Any], runtime: Runtime) -> None:
         super().__init__(hf_config, runtime)
         for layer in self.layers:
-            layer.mlp.down.ranks = LocalRanks()
+            layer.mlp.down.ranks = layer.mlp.down.weight.ranks = LocalRanks()
 
 
 class SharesNothingOut(PlainModel):
