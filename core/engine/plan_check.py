@@ -79,7 +79,9 @@ class _Checker:
         return CheckedPlan(prefill, decode, preempt, plan)
 
     def part(self, named: Any, part: str) -> Sequence[Any]:
-        """The entries of a part of the plan, which may not be more than there are requests; it may be endless."""
+        """Copy a part of the plan. At most as many entries as there are requests are read, since a policy may return an
+        endless iterator.
+        """
         if isinstance(named, str):
             raise self.error(f"names {shown(named)} in {part}, not a list; all that can decode are contracts.ALL")
         limit = len(self.queue)

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     Announce = Callable[[Sequence[str], int], None]
 
 ENGINE = "hookline.core.serve.processes.engine_main:main"
-"""What the engine's process runs."""
+"""The function that the engine's process runs, as "module:function"."""
 LOCAL = ("127.0.0.1", "::1", "localhost")
-"""Addresses that only this machine reaches."""
+"""Addresses that only programs on this machine can reach."""
 _log = logging.getLogger("hookline")
 
 
@@ -60,7 +60,7 @@ def _serve(run: ServeRun, host: PluginHost, engine: str) -> int:
     from hookline.core.serve.processes.shares import shares_of
     from hookline.core.serve.settings import num_front_ends
 
-    keys = read_keys(run.serve.api_key_file)  # a mistake here costs no start-up
+    keys = read_keys(run.serve.api_key_file)  # before the engine starts, so that an error comes at once
     check_tls(run.serve)
     if run.serve.host not in LOCAL and not len(keys):
         _log.warning("serve.host=%s lets others in, and no API key is set: docs/serving.md", run.serve.host)
@@ -77,7 +77,7 @@ def _serve(run: ServeRun, host: PluginHost, engine: str) -> int:
 
 
 def _announce(settings: ServeConfig, port: int, has_keys: bool, names: Sequence[str], max_model_len: int) -> None:
-    """Say on standard output that the server is ready: what it serves where, and a command to try it with."""
+    """Print that the server is ready: the model, the address, and a command to try."""
     scheme = "http" if settings.tls_certificate is None else "https"
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(settings.host, settings.host)
     host = f"[{host}]" if ":" in host and not host.startswith("[") else host
@@ -96,7 +96,7 @@ Stop it with Ctrl-C."""
 
 
 def _serve_here(run: ServeRun, host: PluginHost, sockets: list[socket], keys: ApiKeys, announce: Announce) -> int:
-    """Engine and HTTP in this process."""
+    """Run the engine and the HTTP server in this process."""
     import asyncio
     import signal
     import time

@@ -1,7 +1,7 @@
-"""What endpoints know of the engine: a client to ask for completions, and the facts of the model that is served.
+"""What endpoints know of the engine: a client for completions, and facts of the served model.
 
-Implementations: `core.serve.in_process` (the engine in this process), `core.serve.processes.remote_client` (in another
-one), `core.serve.processes.replica_client` (several of these); `core.testing.engine_client` makes its tokens up.
+Implementations: `core.serve.in_process` (an engine in this process), `core.serve.processes.remote_client` (in another
+process), `core.serve.processes.replica_client` (several engines); `core.testing.engine_client` invents tokens.
 """
 
 from __future__ import annotations
@@ -39,20 +39,19 @@ class ModelFacts:
     scored_by: str = SCORE
     """See core.pooling_params.PoolingDefaults."""
     no_embeddings: str | None = None
-    """Why texts cannot be embedded, if the checkpoint says how and we cannot."""
+    """Why texts cannot be embedded, if the checkpoint asks for something that is not supported."""
     eos_token_ids: Sequence[int] = ()
-    """Tokens that end a completion."""
+    """Token ids that end a completion."""
     grammars: str | None = None
-    """The name of the grammar back end; None without one."""
+    """The name of the grammar back end; None without any."""
     opens_objects: bool = False
-    """Whether grammars leave objects open that do not say whether they may have further properties."""
+    """Whether grammars allow further properties where an object's schema does not mention any."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServedModel(ModelFacts):
-    """The model as endpoints see it, constant over the server's life.
-
-    names: what a request may call it; the first one is shown.
+    """The served model from the endpoints' point of view; it never changes. names: that requests may use; the first is
+    shown.
     """
 
     names: tuple[str, ...]
@@ -60,7 +59,7 @@ class ServedModel(ModelFacts):
 
 
 def facts_of(llm: LLM) -> ModelFacts:
-    """The facts of a loaded model."""
+    """Facts of a loaded model."""
     limits, folder = llm.engine.limits, llm.tokenizer_folder
     grammars = None if llm.engine.structured_output is None else llm.engine.structured_output.choice
     return ModelFacts(
@@ -79,13 +78,13 @@ def facts_of(llm: LLM) -> ModelFacts:
 
 
 def served_model(facts: ModelFacts, names: tuple[str, ...], codec: Codec) -> ServedModel:
-    """A model with its tokenizer. names: those that the server was told; none: the checkpoint's reference."""
+    """A model and its tokenizer. names: from the configuration; if empty, the checkpoint's reference is the name."""
     return ServedModel(**vars(facts), names=names or (facts.root.removeprefix("package:"),), codec=codec)
 
 
 @dataclass(frozen=True)
 class EngineLoad:
-    """How busy the engine is. tokens_s: generated tokens a second, over the last few seconds."""
+    """The load of an engine. tokens_s: generated tokens a second, averaged over the last few seconds."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -97,21 +96,21 @@ class EngineLoad:
 
 @dataclass(frozen=True)
 class ReplicaState:
-    """One of several engines behind a server. death: why it serves nothing now, in one line; None while it lives."""
+    """An engine of several behind a server. death: why it is dead, in one line; None while it lives."""
 
     death: str | None
     load: EngineLoad
 
 
 def total_load(loads: Sequence[EngineLoad]) -> EngineLoad:
-    """How busy several engines are together."""
+    """The sum of the loads of several engines."""
     return EngineLoad(*(sum(values) for values in zip(*(astuple(one) for one in loads), strict=True)))
 
 
 class DeltaStream(Protocol):
-    """The Deltas of one prompt's completions; ends behind the last Delta of the last completion.
+    """Iterates over the Deltas of one prompt's completions, and ends after the last Delta of the last completion.
 
-    Who leaves early calls `aclose`, which ends the requests.
+    Call `aclose` to stop early; it cancels the requests.
     """
 
     def __aiter__(self) -> Self:
@@ -119,20 +118,21 @@ class DeltaStream(Protocol):
         ...
 
     async def __anext__(self) -> Delta:
-        """The next Delta; several of one completion that were not read in time come as one.
+        """Wait for the next Delta. Deltas of one completion that were not read in time are merged.
 
-        Raises: RequestError, QueueFullError among them, if the prompt cannot be served; EngineError if the engine broke
-        off.
+        Raises: RequestError (or QueueFullError) if the prompt cannot be served; EngineError if the engine failed.
         """
         ...
 
     async def aclose(self) -> None:
-        """End the requests; a second call does nothing."""
+        """Cancel the requests; a second call does nothing."""
         ...
 
 
 class EngineClient(Protocol):
-    """An engine as endpoints see it. Its methods are called on the event loop that made it, and never block it."""
+    """An engine from the endpoints' point of view. Methods are called on the event loop that made the client, and never
+    block it.
+    """
 
     facts: ServedModel
 
@@ -156,21 +156,21 @@ class EngineClient(Protocol):
         ...
 
     def load(self) -> EngineLoad:
-        """How busy the engine is, at most about a second old."""
+        """The engine's load, at most about a second old."""
         ...
 
     @property
     def replicas(self) -> Sequence[ReplicaState]:
-        """Each engine's state, where there are several; else nothing."""
+        """The state of each engine if there are several, else nothing."""
         ...
 
     async def metrics(self) -> str:
-        """The engine's metrics in Prometheus' text format; empty if no observer collects any."""
+        """Metrics in Prometheus' text format; empty if no observer collects any."""
         ...
 
     @property
     def is_ready(self) -> bool:
-        """Whether requests are taken: not while it starts, drains or is dead."""
+        """Whether requests are accepted: not while the engine starts or drains, or if it is dead."""
         ...
 
     @property
@@ -179,5 +179,5 @@ class EngineClient(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """End all requests and let go of the engine; a second call does nothing."""
+        """Cancel all requests and release the engine; a second call does nothing."""
         ...

@@ -7,5 +7,5 @@ from typing import Any
 
 
 async def first_of(*futures: asyncio.Future[Any]) -> None:
-    """Wait until one of them is done; none is cancelled."""
+    """Wait until one of the futures is done; none is cancelled."""
     await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class InProcessClient:
-    """`EngineClient` over an AsyncLLM, which it closes. throughput: what the engine's steps are counted by."""
+    """`EngineClient` over an AsyncLLM, which it closes. throughput: counts the engine's steps."""
 
     replicas = ()
 

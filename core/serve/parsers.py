@@ -1,6 +1,6 @@
-"""The parsers that a server was told to use, and what they make of one completion's text.
+"""The configured parsers of answers, and how they split a completion's text into parts.
 
-Reasoning parsers and tool parsers are plugins; which of them to use, the configuration says by name.
+Reasoning parsers and tool parsers are plugins, which the configuration chooses by name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hookline.core.plugin.registry import REASONING_PARSER, TOOL_PARSER, Entry
 
 @dataclass(frozen=True)
 class Parser:
-    """A chosen parser: its class and its configuration."""
+    """A configured parser: its class and its configuration."""
 
     entry: Entry
     cls: type[OutputParser]
@@ -37,16 +37,16 @@ class Parser:
 
 @dataclass(frozen=True)
 class Parsers:
-    """What reads the answers of a server's chats; None: nothing does."""
+    """The parsers of chats; a field is None if no parser of that kind is configured."""
 
     reasoning: Parser | None = None
     tools: Parser | None = None
 
 
 def chosen_parsers(reasoning: Any, tools: Any, host: Callable[[], PluginHost] = PluginHost.load) -> Parsers:
-    """The parsers of these names, or of mappings with a name and the fields to set; None chooses none.
+    """Look up parsers by name, or by a mapping with a name and fields; None chooses no parser.
 
-    Raises: PluginError for a name that is not there or a class that is broken; ConfigError for a field.
+    Raises: PluginError for an unknown name or a class that is broken; ConfigError for a field.
     """
     if reasoning is None and tools is None:
         return Parsers()
@@ -63,9 +63,9 @@ def _chosen(kind: str, value: Any, host: PluginHost) -> Parser | None:
 
 
 class PartsReader:
-    """One completion's text as it comes, and the parts it is made of. A parser gets the text that the one before left.
+    """Splits one completion's text into parts while it is generated.
 
-    calls_one: calls after the first are left out.
+    Each parser gets the text that the parser before it left over. calls_one: drop all calls after the first.
     Raises: PluginError that names a parser which fails.
     """
 
@@ -76,11 +76,11 @@ class PartsReader:
 
     @property
     def is_plain(self) -> bool:
-        """Whether all further text goes out as it comes."""
+        """Whether all further text is passed on as it comes."""
         return not self._levels
 
     def push(self, text: str) -> Sequence[ParsedPart]:
-        """The parts that are certain now."""
+        """Add text; returns the parts that are certain now."""
         if not text:
             return ()
         if not self._levels:
@@ -91,7 +91,7 @@ class PartsReader:
         return self._wanted(parts)
 
     def finish(self) -> Sequence[ParsedPart]:
-        """What was kept back."""
+        """End the text; returns the parts that were kept back."""
         found: list[ParsedPart] = []
         for place, (parser, blame) in enumerate(self._levels):
             with blame:
@@ -127,5 +127,5 @@ class PartsReader:
 
 
 def parser_context(prompt: str, tools: Sequence[Mapping[str, Any]]) -> ParserContext:
-    """What parsers may know of a request."""
+    """The facts of a request that parsers are given."""
     return ParserContext(prompt[-256:], tools)

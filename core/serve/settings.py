@@ -1,4 +1,4 @@
-"""What a server takes, beside the keys of an engine: the dataclass of the root keys, and their checks."""
+"""The keys of a server beside those of an engine, and their checks."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from hookline.core.util.ranges import bounded, check_ranges
 
 MIB = 2**20
 CORES_PER_PROCESS = 4
-"""Cores of the machine for each front end: with fewer, one process does it all."""
+"""Cores for each front end; with fewer, a single process runs everything."""
 MAX_DEFAULT_PROCESSES = 4
-"""Front ends unless more are asked for; each writes tens of thousands of chunks a second."""
+"""Default limit of front ends; each writes tens of thousands of chunks a second."""
 REASONING_FIELDS: Mapping[str, tuple[str, ...]] = {
     "both": ("reasoning_content", "reasoning"),
     "reasoning": ("reasoning",),
     "reasoning_content": ("reasoning_content",),
 }
-"""Values of serve.reasoning_field, and the fields that each stands for."""
+"""Values of serve.reasoning_field -> the fields of a message."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def validate_serve(tree: Mapping[str, Any], host: PluginHost) -> ServeRun:
 
 
 def _with_model_name(options: Sequence[Option], given: Any, name: str) -> list[dict[str, Any]]:
-    """The key `observers` with the model's name for each that has a field model_name and was given none."""
+    """The key `observers`, where each observer with a field model_name gets the model's name if it has none."""
     values = [given] if isinstance(given, str) else given
     mappings = [{"name": one} if isinstance(one, str) else dict(one) for one in values]
     for option, mapping in zip(options, mappings, strict=True):
@@ -157,7 +157,9 @@ def _with_model_name(options: Sequence[Option], given: Any, name: str) -> list[d
 
 
 def num_front_ends(settings: ServeConfig, num_cores: int | None = None) -> int:
-    """Front ends beside the engines' processes: as asked for, else as many as the cores allow, and one for replicas."""
+    """The number of front ends beside the engines' processes: as configured, else as the cores allow, and at least one
+    with replicas.
+    """
     if settings.processes is not None:
         return settings.processes
     cores = num_usable_cores() if num_cores is None else num_cores

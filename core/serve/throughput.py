@@ -1,4 +1,4 @@
-"""Tokens a second over the last few seconds, from what steps count."""
+"""Counts tokens a second over the last few seconds of steps."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from hookline.core.contracts import StepStats
 
 WINDOW_S = 5.0
-"""What the rates look back on."""
+"""Seconds over which the rates are averaged."""
 
 
 class Throughput:
-    """Prompt tokens computed and tokens generated, and when they were last told of."""
+    """Counts computed prompt tokens and generated tokens, and decides when to report them."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -32,7 +32,7 @@ class Throughput:
         self.count(stats)
 
     def count(self, stats: StepStats | None) -> None:
-        """Add a step, once."""
+        """Count a step, and no step twice."""
         if stats is None or stats is self._stats:
             return
         self._stats = stats
@@ -40,7 +40,7 @@ class Throughput:
         self._num_generated += stats.num_generated_tokens
 
     def is_due(self, every_s: float, *, has_work: bool) -> bool:
-        """Whether it is time for a report: while there is work, when it is over, and then until the rates are 0."""
+        """Whether a report is due: while there is work, once it has ended, and until the rates are 0."""
         now_s, had_work = self._clock(), self._had_work
         self._had_work = has_work
         is_over = had_work and not has_work
@@ -50,7 +50,7 @@ class Throughput:
         return True
 
     def rates(self) -> tuple[float, float]:
-        """Prompt tokens and generated tokens a second since the mark that is WINDOW_S old."""
+        """Prompt tokens and generated tokens a second, over the last WINDOW_S seconds."""
         now_s = self._clock()
         self._marks.append((now_s, self._num_prompt, self._num_generated))
         while len(self._marks) > 2 and self._marks[1][0] <= now_s - WINDOW_S:

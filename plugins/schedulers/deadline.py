@@ -31,11 +31,11 @@ from hookline.plugins.schedulers.step_costs import LEAST_TOKENS, StepCosts
 FIRST_TOKENS = 512
 """Prompt tokens of a step before any cost is known."""
 SPARE = 0.85
-"""Part of the time per token that is planned for; the rest is a reserve."""
+"""Fraction of the time per token that is planned for; the rest is a reserve."""
 DECODING = 0.6
-"""Part of that time that decodes may take; a request that would make them take more is not admitted."""
+"""Fraction of that time that decodes may take; a request that would make them take longer is not admitted."""
 MOST_LOOKED_AT = 256
-"""Waiting requests for which it is worked out who can be in time; those behind them have time."""
+"""Waiting requests that are checked for being in time; the ones behind them are not urgent yet."""
 
 
 class Deadline:
@@ -51,16 +51,16 @@ class Deadline:
         self.config = config
         self._arrivals, self._costs = Arrivals(), StepCosts()
         self._due: dict[int, float] = {}
-        """Of each waiting request that can be in time."""
+        """Due time of each waiting request that can be in time."""
         self._queue: list[tuple[float, int, RequestView]] = []
-        """The same by due time, and some that wait no more."""
+        """The same requests sorted by due time, with some that no longer wait."""
         self._late: dict[int, RequestView] = {}
-        """Those that wait for their beginning and cannot be in time, in the order in which that was seen."""
+        """Requests without any computed token that cannot be in time, in the order in which this was noticed."""
         self._preempted: dict[int, RequestView] = {}
         self._begun: dict[int, bool] = {}
-        """Those that have begun, and whether too late."""
+        """Requests that have begun -> whether they are too late."""
         self._owed_tokens = 0.0
-        """Prompt tokens that late requests may have before the others."""
+        """Prompt tokens that late requests may still have before the others."""
         self._pace_s, self._last_decode_s = 0.0, math.inf
 
     # --------------------------------------------------------------------------------------------------------- memory
@@ -80,7 +80,7 @@ class Deadline:
         self._tidy()
 
     def _note_pace(self, step: CommittedStep) -> None:
-        """How long a token takes now, with the prompts in between."""
+        """Seconds between two tokens of a request now, with the prompts in between."""
         if not step.num_decodes:
             return
         pace_s = max(0.0, min(step.now_s - self._last_decode_s, 2 * self._target_s()))
@@ -88,7 +88,9 @@ class Deadline:
         self._last_decode_s = step.now_s
 
     def _begin(self, request: RequestView, num_tokens: int) -> None:
-        """A step computed a part of its prompt. If it has ended meanwhile, it was forgotten already."""
+        """Note that a step computed a part of a request's prompt. A request that has ended meanwhile was forgotten
+        already.
+        """
         is_late = self._late.pop(request.id, None) is not None
         if is_late or self._due.pop(request.id, None) is not None:
             self._begun[request.id] = is_late
@@ -99,12 +101,12 @@ class Deadline:
             self._owed_tokens += self.config.late_share * num_tokens
 
     def _tidy(self) -> None:
-        """Drop requests that do not wait any more from the queue, once they are most of it."""
+        """Remove requests that no longer wait from the queue, once they are the majority."""
         if len(self._queue) > 64 + 2 * len(self._due):
             self._queue = [entry for entry in self._queue if entry[1] in self._due]
 
     def _note(self, view: SchedulerView) -> None:
-        """Note the requests that arrived, and those that have become late."""
+        """Note requests that arrived, and requests that have become late."""
         for request in self._arrivals.new(view.waiting):
             if request.id in self._begun:
                 self._preempted[request.id] = request
@@ -123,7 +125,7 @@ class Deadline:
         del self._queue[:place]
 
     def _due_s(self, request: RequestView) -> float:
-        """When its first token has to come, on the engine's clock."""
+        """When the request's first token is due, on the engine's clock."""
         config, deadline_s = self.config, request.deadline_s
         if deadline_s is None and config.default_deadline_s is not None:
             deadline_s = request.arrival_s + config.default_deadline_s
@@ -160,22 +162,24 @@ class Deadline:
         return self._begun.get(request.id, False)
 
     def _target_s(self) -> float:
-        """Time for one token of everybody; more than asked for where a step of one request takes half of that."""
+        """Seconds for one token of every running request; longer than configured if a step of a single request takes
+        half of that.
+        """
         return max(SPARE * self.config.tpot_s, 2 * self._costs.decodes.seconds(1))
 
     def _prompt_steps(self, size: int, num_decodes: int) -> int:
-        """How many steps of prompts there is time for between two decodes; one at least."""
+        """How many steps of prompts there is time for between two decodes; at least one."""
         prompt_s = self._costs.prompts.seconds(size)
         room_s = self._target_s() - self._costs.decodes.seconds(num_decodes)
         return MAX_PROMPT_STEPS if prompt_s <= 0 else max(1, min(MAX_PROMPT_STEPS, int(room_s / prompt_s)))
 
     def _may_admit(self, view: SchedulerView) -> bool:
-        """Whether one more decode leaves the others their time."""
+        """Whether another decode leaves the others enough time."""
         num_running = len(view.running)
         return not num_running or self._costs.decodes.seconds(num_running + 1) <= DECODING * self._target_s()
 
     def _size(self, view: SchedulerView, num_decodes: int) -> tuple[int, bool]:
-        """Most prompt tokens of the step, and whether decodes go along."""
+        """Most prompt tokens of the step, and whether running requests decode in it."""
         costs, limit = self._costs, view.limits.max_num_batched_tokens
         room_s = self._target_s() - costs.decodes.seconds(num_decodes)
         size = self._prompt_size(limit, room_s, view)
@@ -186,7 +190,9 @@ class Deadline:
         return size, False
 
     def _prompt_size(self, limit: int, room_s: float, view: SchedulerView) -> int:
-        """The best size there is time for; twice that, if enough is pending, to find out what it costs."""
+        """The most efficient size of a step that there is time for; twice that, if enough tokens wait, to learn its
+        cost.
+        """
         costs = self._costs.prompts
         size = costs.best_size(limit)
         if size is None:
@@ -200,10 +206,11 @@ class Deadline:
         return size
 
     def _mixed_size(self, limit: int, room_s: float, price_s: float, view: SchedulerView) -> int:
-        """The largest size there is time for that decodes take along at the price of steps of prompts or less.
+        """The largest number of prompt tokens in a step with decodes that costs no more than separate steps; 0 if there
+        is none.
 
-        0 if there is none. What is not known is tried out, if enough is pending and steps of prompts of that size leave
-        time: first one size, then up to twice what is known to be good.
+        Unknown costs are tried out if enough tokens wait and there is time: first one size, then up to twice the
+        largest size known to be efficient.
         """
         costs, best = self._costs.mixed, 0
         size = min(limit, LEAST_TOKENS)
@@ -220,13 +227,15 @@ class Deadline:
         return best
 
     def _is_worth_trying(self, size: int, best: int, limit: int, room_s: float) -> bool:
-        """Whether to find out what prompts of that size add to a step of decodes; best: known to be good, or 0."""
+        """Whether to learn what prompts of that size add to a step of decodes. best: largest efficient size so far, or
+        0.
+        """
         seconds = self._costs.prompts.seconds
         is_largest = size in (FIRST_TOKENS, limit) or seconds(2 * size) > room_s
         return seconds(size) <= room_s and (is_largest or size == 2 * best)
 
     def _num_pending(self, view: SchedulerView, enough: int) -> int:
-        """Prompt tokens to be computed, as far as they are enough."""
+        """Prompt tokens that wait to be computed, counted up to `enough`."""
         num_tokens = sum(request.num_tokens - request.num_computed_tokens for request in view.prefilling)
         for request in view.waiting:
             if num_tokens >= enough:
@@ -237,7 +246,9 @@ class Deadline:
     # ---------------------------------------------------------------------------------------------------------- order
 
     def _in_turn(self, view: SchedulerView) -> Iterator[RequestView]:
-        """The waiting requests: preempted ones, those in time by due time, others, and now and then a late one."""
+        """The waiting requests in order: preempted ones, those in time by due time, the others, and at intervals a late
+        one.
+        """
         yield from filter(_waits, list(self._preempted.values()))
         late = filter(_waits, list(self._late.values()))
         owed, next_late = self._owed_tokens, next(late, None)
@@ -252,7 +263,7 @@ class Deadline:
             yield from late
 
     def _by_due_time(self, view: SchedulerView) -> Iterator[RequestView]:
-        """As many as can be in time, those due first before the others; then those that were passed over for them."""
+        """Split requests into as many as can be in time, sorted by due time, and those passed over for them."""
         throughput = self._costs.throughput
         waiting = (entry for entry in self._queue if entry[1] in self._due and _waits(entry[2]))
         looked_at = list(islice(waiting, MOST_LOOKED_AT))

@@ -17,22 +17,22 @@ from hookline.core.scheduling import SIMPLY_DECODE, Arrivals, can_simply_decode,
 from hookline.plugins.schedulers import FairShareConfig
 
 MAX_IDLE_TENANTS = 4096
-"""Tenants without a request whose counters are kept, because they were served more than others that still wait."""
+"""Most tenants without requests whose counters are kept because they are above the floor."""
 MIN_IDLE_TENANTS = 64
-"""With fewer idle tenants than this, none is forgotten."""
+"""Number of idle tenants below which none is forgotten."""
 UNTAGGED = ""
 
 
 @dataclass
 class _Tenant:
-    """counter: what it was served, over its weight. num_live: its requests, waiting and running."""
+    """A tenant. counter: service received, divided by its weight. num_live: its requests, waiting and running."""
 
     name: str
     weight: float
     counter: float = 0.0
     num_live: int = 0
     waiting: dict[int, RequestView] = field(default_factory=dict)
-    """In order of arrival; those that a step admitted which is not committed yet still stand here."""
+    """Waiting requests in order of arrival, including those that an uncommitted step has admitted."""
 
 
 class FairShare:
@@ -51,18 +51,19 @@ class FairShare:
         self.config = config
         self._arrivals = Arrivals()
         self._tenants: dict[str, _Tenant] = {}
-        """Those with requests."""
+        """Tenants with requests."""
         self._owners: dict[int, _Tenant] = {}
-        """Of each request that was seen and has not ended."""
+        """Tenant of each request that was seen and has not ended."""
         self._preempted: dict[int, RequestView] = {}
         self._floor = 0.0
-        """Where who comes back from idleness begins: the least counter of those that waited last; it never falls."""
+        """The counter at which an idle tenant begins again: the least counter of the tenants that waited last. It never
+        falls."""
         self._idle: dict[str, float] = {}
-        """Counters of tenants without requests that were served more than the floor says."""
+        """Counters of tenants without requests that are above the floor."""
         self._most_idle = MIN_IDLE_TENANTS
 
     def plan(self, view: SchedulerView) -> Plan:
-        """Prompts first, the waiting requests in their tenants' turns."""
+        """Prompts first; waiting requests in the order of their tenants' counters."""
         for request in self._arrivals.new(view.waiting):
             self._add(request)
         if can_simply_decode(view):
@@ -71,7 +72,7 @@ class FairShare:
         return plan_prompts_first(view, config.watermark, waiting, config.max_prompt_steps, self._counter_of)
 
     def committed(self, step: CommittedStep) -> None:
-        """Charge each tenant for what its requests were served."""
+        """Charge each tenant for the service of its requests in a step."""
         self._arrivals.forget(step)
         self._charge(step)
         self._raise_floor()
@@ -94,7 +95,7 @@ class FairShare:
         return self._owners[request.id].counter
 
     def _add(self, request: RequestView) -> None:
-        """A request came to wait."""
+        """Note a request that began to wait."""
         if request.id in self._owners:
             self._preempted[request.id] = request
             return
@@ -106,9 +107,10 @@ class FairShare:
         self._owners[request.id] = tenant
 
     def _in_turn(self, view: SchedulerView) -> Iterator[RequestView]:
-        """The waiting requests: preempted ones, then each time the oldest of the tenant with the least counter.
+        """The waiting requests in order: preempted ones, then repeatedly the oldest request of the tenant with the
+        least counter.
 
-        A request that is taken counts as served for the rest of the plan, as do those that the step in flight admitted.
+        For the rest of the plan, a yielded request counts as served, and so do those that the step in flight admitted.
         """
         yield from filter(_waits, list(self._preempted.values()))
         cost = self.config.prompt_token_cost
@@ -133,7 +135,7 @@ class FairShare:
             heapq.heapreplace(queues, (counter, name, requests))
 
     def _charge(self, step: CommittedStep) -> None:
-        """Count what a step served."""
+        """Count the service of a step."""
         config = self.config
         served: dict[str, float] = defaultdict(float)
         for one in step.prefilled:
@@ -148,13 +150,13 @@ class FairShare:
                 self._tenants[name].counter += cost / self._tenants[name].weight
 
     def _begin(self, request: RequestView) -> None:
-        """A request was admitted, or goes on with its prompt."""
+        """Note that a request was admitted, or continues its prompt."""
         self._preempted.pop(request.id, None)
         if request.id in self._owners:
             self._owners[request.id].waiting.pop(request.id, None)
 
     def _end(self, request: RequestView) -> None:
-        """A request has ended."""
+        """Note that a request has ended."""
         self._begin(request)
         tenant = self._owners.pop(request.id, None)
         if tenant is None:
@@ -165,13 +167,13 @@ class FairShare:
             del self._tenants[tenant.name]
 
     def _raise_floor(self) -> None:
-        """Follow the least counter of those that wait, or waited until this step."""
+        """Raise the floor to the least counter of the tenants that wait, or waited until this step."""
         waiting = [tenant.counter for tenant in self._tenants.values() if tenant.waiting]
         self._floor = max(self._floor, min(waiting, default=0.0))
 
     def _forget_idle(self) -> None:
-        """Forget idle tenants that are not ahead of the floor, and beyond MAX_IDLE_TENANTS those least ahead of it."""
-        if not self._owners:  # in an idle engine, no tenant is behind another
+        """Forget idle tenants at or below the floor, and beyond MAX_IDLE_TENANTS those least above it."""
+        if not self._owners:  # without any request, all tenants are equal again
             self._floor = max([self._floor, *self._idle.values()])
         elif len(self._idle) <= self._most_idle:
             return

@@ -18,11 +18,11 @@ from hookline.core.scheduling import SIMPLY_DECODE, TILE_TOKENS, can_simply_deco
 from hookline.plugins.schedulers import LongestFirstConfig
 
 PLANS_A_PACE = 8
-"""Plans for which a pace is kept if no request arrives, since finding it means looking at all that run."""
+"""Plans for which a pace is kept if no request arrives, because computing it reads all running requests."""
 LEAST_PROMPT_TOKENS = 64
-"""Room in a step with prompts: such steps have costs of their own, so there should not be many with hardly any."""
+"""Prompt tokens in a step with prompts: such steps have fixed costs, so few steps should have hardly any."""
 BUCKET_TOKENS = 16
-"""Prompts are counted together whose answers differ by less."""
+"""Width of a bucket of answer lengths in tokens, for counting prompts."""
 
 
 class LongestFirst:
@@ -39,7 +39,9 @@ class LongestFirst:
         self._pace, self._plans_left = math.inf, 0
 
     def plan(self, view: SchedulerView) -> Plan:
-        """Decodes and chunks together, the waiting requests by rank, at the pace that ends everybody together."""
+        """Decodes with prompt chunks in one step; waiting requests by rank, at the pace at which all answers end
+        together.
+        """
         if can_simply_decode(view):
             return SIMPLY_DECODE
         if self._ranked.keep(view.waiting):
@@ -47,7 +49,7 @@ class LongestFirst:
         return plan_mixed(view, self.config.watermark, self._ranked.take(), self._most_tokens(view))
 
     def _most_tokens(self, view: SchedulerView) -> int:
-        """Decodes, and about as many prompt tokens as the pace asks for: whole tiles, now less and now more."""
+        """Decodes, and on average as many prompt tokens as the pace asks for, in whole tiles."""
         limit = view.limits.max_num_batched_tokens
         if not self.config.pace:
             return limit
@@ -75,13 +77,13 @@ class _Ranked:
         self._ids: set[int] = set()
         self._taken: list[RequestView] = []
         self._tokens: Counter[int] = Counter()
-        """Not computed yet, of those that are kept, by what they may still generate, in buckets: for `pace`, for which
-        a look at a long queue would take longer than a step."""
+        """Prompt tokens that are not computed yet, of the kept requests, in buckets by what they may still generate.
+        For `pace`: reading a long queue would take longer than a step."""
 
     def keep(self, waiting: Sequence[RequestView]) -> bool:
         """Note the requests that wait now; returns whether any is new."""
         taken, self._taken = self._taken, []
-        # Those that were taken and still wait, since that plan was not carried out.
+        # Requests of a plan that was not carried out wait still.
         self._keep_new(request for request in taken if request.num_computed_tokens == 0)
         num_kept = len(self._heap)
         for end in (waiting, reversed(waiting)):
@@ -96,7 +98,7 @@ class _Ranked:
         return is_new
 
     def take(self) -> Iterator[RequestView]:
-        """The waiting requests, those of least rank first; one is dropped when the next is asked for."""
+        """Yield the waiting requests by rank; each is removed when the next is asked for."""
         while self._heap:
             yield self._heap[0][2]
             request = heapq.heappop(self._heap)[2]
@@ -105,9 +107,8 @@ class _Ranked:
             self._taken.append(request)
 
     def pace(self, view: SchedulerView) -> float:
-        """Prompt tokens a step with which every answer can end by the time the longest does.
-
-        So all have begun when there are as many steps left as they have tokens to generate.
+        """Prompt tokens in each step with which every answer can end when the longest does: all requests must have
+        begun when as many steps are left as they have tokens to generate.
         """
         tokens = self._tokens.copy()
         _count(tokens, view.prefilling)
@@ -120,7 +121,7 @@ class _Ranked:
         return pace
 
     def _keep_new(self, requests: Iterable[RequestView]) -> None:
-        """Keep requests up to the first that is kept already."""
+        """Add requests to the queue up to the first that is in it already."""
         for request in requests:
             if request.id in self._ids:
                 return

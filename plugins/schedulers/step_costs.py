@@ -1,7 +1,7 @@
-"""What steps cost, learned from those that were carried out: seconds by decoding rows, their context and prompt tokens.
+"""Learns the cost of steps: seconds by the number of decoding rows, their context and prompt tokens.
 
-Decodes are linear in rows and in the tokens that they read. Prompts are a table by size, since what they cost is not:
-small captured steps, steps bound by their launch, and large ones each have a price per token of their own.
+The cost of decodes is linear in rows and in the tokens that they read. The cost of prompts is a table by size, because
+small captured steps, steps limited by their launch and large steps have different costs per token.
 """
 
 from __future__ import annotations
@@ -14,25 +14,26 @@ import numpy as np
 from hookline.core.contracts import CommittedStep
 
 FORGETTING = 0.98
-"""What a decode step counts after the next one, in the fit."""
+"""Weight of a decode step relative to the next one in the fit."""
 RECENT = 0.2
-"""Part of the newest step in a size's mean."""
+"""Weight of the newest step in the mean of its size."""
 MOST_SURPRISE = 3.0
-"""A step counts at most as this many times what was expected: one that compiled a kernel is no measure of others."""
+"""A step counts at most as this many times the expected time, because a step that compiled a kernel says nothing of
+others."""
 FIRST_STEPS = 2
 LAST_STEPS = 9
 REFIT_STEPS = 8
 LEAST_TOKENS = 32
 """Smallest size of prompt steps; each further one is twice as large."""
 WORTH = 1.3
-"""A larger size has to be this many times cheaper per token: smaller ones answer sooner."""
+"""A larger size must be this many times cheaper per token to be preferred: smaller steps answer sooner."""
 STALE_STEPS = 2000
-"""Steps with prompts after which a size that was not used counts as unknown."""
+"""Steps with prompts after which the cost of an unused size counts as unknown."""
 
 
 @dataclass
 class _Mean:
-    """Means of the last steps of one size. at: the step that was the last of them, count: how many there were."""
+    """Means of the last steps of one size. at: number of the latest of them. count: how many there were."""
 
     tokens: float
     seconds: float
@@ -48,7 +49,7 @@ class PromptCosts:
         self._num_steps = 0
 
     def learn(self, num_tokens: int, seconds: float) -> None:
-        """Learn how long a step of this many prompt tokens took."""
+        """Note the duration of a step of this many prompt tokens."""
         self._num_steps += 1
         size = size_of(num_tokens)
         mean = self._means.get(size)
@@ -62,7 +63,9 @@ class PromptCosts:
         mean.at, mean.count = self._num_steps, mean.count + 1
 
     def is_known(self, num_tokens: int) -> bool:
-        """Whether steps of that size were seen lately: more than one, for the first may have compiled a kernel."""
+        """Whether the cost of that size is known: more than one recent step, because the first may have compiled a
+        kernel.
+        """
         return self._known(size_of(num_tokens)) is not None
 
     def seconds(self, num_tokens: int) -> float:
@@ -76,7 +79,7 @@ class PromptCosts:
         return nearest.seconds * max(1.0, num_tokens / nearest.tokens)
 
     def best_size(self, limit: int) -> int | None:
-        """The smallest size that is about as cheap per token as any; None as long as nothing is known."""
+        """The smallest size whose cost per token is about the lowest; None as long as no cost is known."""
         prices = {
             size: self._means[size].seconds / self._means[size].tokens
             for size in sorted(self._means)
@@ -111,11 +114,11 @@ class DecodeCosts:
 
     @property
     def is_known(self) -> bool:
-        """Whether decode steps were seen: more than the first ones, which may have compiled kernels."""
+        """Whether costs of decodes are known: more than the first steps, which may have compiled kernels."""
         return self._num_steps > FIRST_STEPS
 
     def learn(self, num_rows: int, num_context_tokens: int, seconds: float) -> None:
-        """Learn how long a step of this many decodes took, which read this many tokens."""
+        """Note the duration of a step of this many decodes, which read this many tokens."""
         self._num_steps += 1
         if not self.is_known:
             return
@@ -129,14 +132,14 @@ class DecodeCosts:
             self._fit()
 
     def _fit(self) -> None:
-        """Least squares; a little damped, and nothing is negative."""
+        """Solve the least squares, slightly damped and without negative costs."""
         solved = np.linalg.solve(self._squares + 1e-3 * np.eye(3), self._products)
         step_s, row_s, token_s = np.maximum(solved, 0.0) / (1.0, 100.0, 1e5)
         self._solution = float(step_s), float(row_s), float(token_s)
 
     @property
     def row_s(self) -> float:
-        """What one more row costs, with as much to read as the others."""
+        """Seconds for another row that reads as much as the others."""
         _, row_s, token_s = self._solution
         return row_s + token_s * self._context_per_row
 
@@ -146,7 +149,9 @@ class DecodeCosts:
 
 
 class Throughput:
-    """How fast prompts are computed while some wait, with all that is done in between; and how long a step takes."""
+    """Learns how fast prompts are computed while some wait, including the work in between, and how long
+    a step takes.
+    """
 
     def __init__(self) -> None:
         self.step_s = 0.0
@@ -158,7 +163,7 @@ class Throughput:
         return self._seconds / self._tokens if self._tokens else 0.0
 
     def learn(self, num_tokens: int, seconds: float) -> None:
-        """Learn how long a step took, and how many prompt tokens it had."""
+        """Note the duration of a step and its prompt tokens."""
         if not self.step_s or seconds < self.step_s / MOST_SURPRISE:
             self.step_s = seconds
         self.step_s += RECENT * (min(seconds, MOST_SURPRISE * self.step_s) - self.step_s)
@@ -167,14 +172,16 @@ class Throughput:
 
 
 class StepCosts:
-    """One per engine. prompts: of steps with prompts alone. mixed: what prompts add to a step that decodes, too."""
+    """The costs of one engine's steps. prompts: of steps with prompts alone. mixed: what prompts add to a step with
+    decodes.
+    """
 
     def __init__(self) -> None:
         self.decodes, self.prompts, self.mixed = DecodeCosts(), PromptCosts(), PromptCosts()
         self.throughput = Throughput()
 
     def learn(self, step: CommittedStep, *, is_backlogged: bool) -> None:
-        """Take note of a committed step, and whether prompts waited meanwhile."""
+        """Note a committed step, and whether prompts waited meanwhile."""
         num_rows, num_tokens = step.num_decodes, step.num_prefill_tokens
         if num_rows and num_tokens:
             self.mixed.learn(num_tokens, max(0.0, step.step_s - self.decodes.seconds(num_rows)))
@@ -187,5 +194,5 @@ class StepCosts:
 
 
 def size_of(num_tokens: int) -> int:
-    """The size that this many tokens fall into: the next power of two."""
+    """The size that a number of tokens belongs to: the next power of two."""
     return max(LEAST_TOKENS, 1 << (num_tokens - 1).bit_length())

@@ -1,4 +1,6 @@
-"""What Ray Serve is told of the application: the keys `ray.*`, and what the engine's sizes mean. Free of Ray."""
+"""The keys `ray.*`, and the options of Ray Serve that follow from them and from the engine's sizes. Does not import
+Ray.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +29,10 @@ NOT_OURS = {
     "replicas": "ray.min_replicas and ray.max_replicas",
     "restart": "its health checks, which always replace a dead replica",
 }
-"""Keys of `serve` that connections and processes are run by, which are Ray Serve's here, and what it has instead."""
+"""Keys of `serve` about connections and processes, which Ray Serve runs -> what to use instead."""
 STICKY_ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
 CLOSE_S = 10.0
-"""For a replica to let go of its engine, beyond what requests have to end."""
+"""Seconds for a replica to release its engine after its requests have ended."""
 
 
 @dataclass(frozen=True)
@@ -76,10 +78,10 @@ class RayOptions:
 
 
 def split_arguments(given: Mapping[str, Any]) -> tuple[list[str], RayOptions]:
-    """The arguments of the application as those of a command line, and the options for Ray.
+    """Split the application's arguments into those of a command line, and the options for Ray.
 
     given: `key=value` of `serve run`, or of a Serve config's `args`, whose values may be nested.
-    Raises: ConfigError for a key that is Ray Serve's, and for an option that cannot be read.
+    Raises: ConfigError for a key that Ray Serve replaces, and for an invalid option.
     """
     import yaml
 
@@ -105,7 +107,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def _spelt(value: Any) -> str:
-    """A value as the command line has it; a text is one already."""
+    """A value as text for the command line."""
     return value if isinstance(value, str) else json.dumps(value)
 
 

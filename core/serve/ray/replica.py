@@ -1,4 +1,4 @@
-"""What a replica of the Ray Serve application holds: one engine, and the ASGI application around it."""
+"""A replica of the Ray Serve application: one engine, and the ASGI application around it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,10 @@ class EngineReplica:
         return served.app
 
     def check_health(self) -> None:
-        """Raises: EngineError if the engine is dead; Ray Serve then replaces the replica."""
+        """Ray Serve's health check; a replica that fails it is replaced.
+
+        Raises: EngineError if the engine is dead.
+        """
         if self._llm.death is not None:
             raise EngineError(self._llm.death)
 
