@@ -1,9 +1,8 @@
-"""`hookline batch input.jsonl output.jsonl`: answers a file of requests in OpenAI's batch format, without a server.
+"""`hookline batch INPUT OUTPUT`: answers a file of requests in OpenAI's batch format, without a server.
 
-Or a folder of such files and of parquet, here or on Ray.
-
-Bare at import. The requests go to the endpoints of `hookline serve` in this process, so a row is answered as a server
-would. Exit codes: 0 every line is answered; 2 some are not, each with its reason in the output, or a user's error.
+INPUT may be a folder of such files and of parquet, which is answered here or on Ray. Bare at import. The requests go to
+the endpoints of `hookline serve` in this process, so that a row gets the answer of a server. Exit codes: 0 every row is
+answered; 2 some are not, each with its reason in the output, or a user's error.
 """
 
 from collections.abc import Sequence

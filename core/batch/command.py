@@ -41,7 +41,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def execute(run: BatchRun, host: PluginHost) -> int:
-    """Answer what the output does not answer yet; returns the exit code.
+    """Answer the rows that have no answer in the output yet; returns the exit code.
 
     Raises: HooklineError for whatever keeps the engine from starting or running.
     """
@@ -70,7 +70,7 @@ def execute(run: BatchRun, host: PluginHost) -> int:
 
 
 def _told(run: BatchRun, tally: Tally) -> int:
-    """The exit code of a batch whose outcome is told."""
+    """Report the outcome of a batch; returns its exit code."""
     say(f"{tally.num_answered} rows answered with {tally.num_tokens} tokens, {tally.num_failed} failed: {run.output}")
     for line in tally.told:
         say(line)
@@ -103,14 +103,14 @@ def _answer(run: BatchRun, host: PluginHost, lines: Iterator[InputLine], output:
 
     try:
         return asyncio.run(_answer())
-    except BaseExceptionGroup as group:  # of the task group: the first is the cause
+    except BaseExceptionGroup as group:  # of a task group: its first error is the cause
         raise group.exceptions[0] from None
 
 
 async def answer_lines(
     client: EngineClient, run: BatchRun, lines: Iterator[InputLine], output: int, total: int
 ) -> Tally:
-    """Answer lines by a client's endpoints. total: how many there are, for the bar."""
+    """Answer lines by a client's endpoints. total: number of lines, for the progress bar."""
     from starlette.applications import Starlette
     from tqdm import tqdm
 
@@ -134,7 +134,7 @@ async def answer_lines(
 
 @contextmanager
 def _opened(run: BatchRun) -> Iterator[tuple[BinaryIO, BinaryIO]]:
-    """The two files; the output locked, so that two batches do not answer the same lines."""
+    """Open the two files, and lock the output so that no other batch answers the same lines."""
     import fcntl
 
     from hookline.core.errors import ConfigError

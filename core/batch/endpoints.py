@@ -1,4 +1,4 @@
-"""The server's endpoints without a server: the application of `hookline serve`, called in this process."""
+"""Calls the server's endpoints without a server: the application of `hookline serve`, in this process."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def posting(app: App) -> Callable[[Row], Awaitable[tuple[int, str, Any]]]:
 
 
 async def _never() -> MutableMapping[str, Any]:
-    """The client of a batch does not go away."""
+    """ASGI's receive; the client of a batch never disconnects."""
     future: asyncio.Future[MutableMapping[str, Any]] = asyncio.get_running_loop().create_future()
     return await future
 

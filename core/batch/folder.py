@@ -1,4 +1,6 @@
-"""A batch over folders, driven: what is left of the input, answered here or on Ray, and made into files as it ends."""
+"""Runs a batch over folders: finds the rows without answers, has them answered here or on Ray, and joins parts to
+files.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Progress:
-    """A bar over all rows, and the tally of those that this run answered."""
+    """A progress bar over all rows, and the tally of the rows of this run."""
 
     def __init__(self, num_rows: int, num_done: int) -> None:
         from tqdm import tqdm
@@ -35,30 +37,30 @@ class Progress:
         self.tally = Tally()
 
     def row(self) -> None:
-        """One more row is answered."""
+        """Count an answered row."""
         self.bar.update(1)
 
     def part(self, part: Part, tally: Tally) -> None:
-        """A part is written; its rows were counted one by one, or are counted by `rows`."""
+        """Count a written part. rows: number of its rows if they were not counted one by one."""
         self.tally.add(tally, part.file)
         self.bar.set_postfix_str(f"{self.tally.num_tokens} tokens, {self.tally.num_failed} failed", refresh=False)
 
 
 class Finisher:
-    """Makes a file of its parts as soon as the last of them is there. Several threads may tell it of parts."""
+    """Joins the parts of a file as soon as the last of them is written. May be called from several threads."""
 
     def __init__(self, output: OutputFolder, sources: Sequence[Source], left: Sequence[Part]) -> None:
         self._output, self._sources = output, {source.file: source for source in sources}
         self._missing, self._lock = Counter(part.file for part in left), threading.Lock()
 
     def start(self) -> None:
-        """Finish what needs nothing more."""
+        """Join the files whose parts are all written already."""
         for source in self._sources.values():
             if not self._missing[source.file]:
                 self._output.finish(source)
 
     def part(self, part: Part) -> None:
-        """A part is written."""
+        """Note that a part is written."""
         with self._lock:
             self._missing[part.file] -= 1
             if not self._missing[part.file]:
@@ -66,9 +68,9 @@ class Finisher:
 
 
 def answer_folder(run: BatchRun, host: PluginHost, say: Callable[[str], None]) -> Tally:
-    """Answer what the output folder does not answer yet.
+    """Answer the rows that have no answer in the output folder yet.
 
-    Raises: HooklineError for whatever keeps it from being answered.
+    Raises: HooklineError for whatever prevents it.
     """
     output = OutputFolder(run.output)
     with output.locked():
@@ -99,7 +101,10 @@ def answer_folder(run: BatchRun, host: PluginHost, say: Callable[[str], None]) -
 
 
 def check_columns(run: BatchRun, file: str) -> None:
-    """Refuse a parquet file whose columns do not fit, before anything starts. Raises: ConfigError."""
+    """Check the columns of parquet files before anything starts.
+
+    Raises: ConfigError.
+    """
     if not file.endswith(PARQUET):
         return
     check_parquet_name(run.output / file)
@@ -120,7 +125,9 @@ def check_columns(run: BatchRun, file: str) -> None:
 
 
 def parts_at_once(run: BatchRun) -> int:
-    """Parts that one engine answers at a time: as many as fill it, and one for while the last rows of another end."""
+    """Number of parts that an engine answers at a time: as many as fill it, and another for when the last rows of a
+    part finish.
+    """
     return math.ceil(run.max_rows / run.part_rows) + 1
 
 
@@ -136,14 +143,14 @@ def _here(run: BatchRun, host: PluginHost, parts: Sequence[Part], progress: Prog
 
     try:
         asyncio.run(_work())
-    except BaseExceptionGroup as group:  # of the task group: the first is the cause
+    except BaseExceptionGroup as group:  # of a task group: its first error is the cause
         raise group.exceptions[0] from None
 
 
 async def answer_parts(
     answer: Callable[..., Any], parts: Sequence[Part], at_once: int, progress: Progress, finisher: Finisher
 ) -> None:
-    """Answer parts by one engine, `at_once` of them at a time, in their order."""
+    """Answer parts by one engine, `at_once` of them at a time, in order."""
     room = asyncio.Semaphore(at_once)
     async with asyncio.TaskGroup() as tasks:
 

@@ -1,6 +1,7 @@
-"""The files of a batch's input folder. Others may have filled it: links out of it are followed only if the user says.
+"""The files of a batch's input folder.
 
-The folder itself may be given as a link: who runs the batch named it.
+Someone else may have filled the folder, so links that lead out of it are followed only if the user allows it. The
+folder itself may be a link, because the user named it.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ JSONL, PARQUET = SUFFIXES = (".jsonl", ".parquet")
 
 
 def files_in(folder: Path, follows_links: bool = False) -> list[str]:
-    """The JSONL and parquet files below a folder, relative to it; what is hidden does not count.
+    """The JSONL and parquet files below a folder, as relative paths; hidden files do not count.
 
-    A link to a file in the folder is a file like others. A link to one of its folders is passed over, since the files
-    behind it are found under their own names. follows_links: links that lead out of the folder are followed, too, and
-    each folder behind them is read once.
-    Raises: ConfigError if there is no file, one is no regular file, a folder cannot be read, or a link leads out of the
-    folder and may not be followed.
+    A link to a file in the folder is a file like others. A link to one of its folders is skipped, because the files in
+    it are found under their own names. follows_links: follow links out of the folder, too; each folder behind them is
+    read once.
+    Raises: ConfigError if there is no file, a file is not a regular one, a folder cannot be read, or a link out of the
+    folder may not be followed.
     """
     files = sorted(_Walk(folder.resolve(), follows_links).files())
     if not files:
@@ -30,14 +31,17 @@ def files_in(folder: Path, follows_links: bool = False) -> list[str]:
 
 
 class _Walk:
-    """One look through a folder. root: without links in its own path."""
+    """A search through a folder. root: its path without links."""
 
     def __init__(self, root: Path, follows_links: bool) -> None:
         self._root, self._follows_links = root, follows_links
         self._entered = {root}
 
     def files(self) -> Iterator[str]:
-        """Relative to the root. Raises: ConfigError as `files_in`."""
+        """Paths relative to the root.
+
+        Raises: ConfigError as `files_in`.
+        """
         left = [self._root]
         while left:
             folder = left.pop()
@@ -61,7 +65,7 @@ class _Walk:
         return is_new
 
     def _is_shown(self, real: Path) -> bool:
-        """Whether a folder is the input folder or in it, and not hidden: it is looked into without any link."""
+        """Whether a folder is the input folder or inside it, and not hidden: it is then searched anyway."""
         return real.is_relative_to(self._root) and not any(map(_is_hidden, real.relative_to(self._root).parts))
 
     def _check_file(self, path: Path, real: Path | None) -> None:
@@ -92,8 +96,8 @@ def _is_hidden(name: str) -> bool:
 
 
 def _behind(path: Path) -> Path | None:
-    """What a path is once all links in it are followed; None if one of them leads nowhere."""
+    """A path after following all of its links; None if a link leads nowhere."""
     try:
         return path.resolve(strict=True)
-    except (OSError, RuntimeError):  # not there, or links that go round
+    except (OSError, RuntimeError):  # does not exist, or a cycle of links
         return None

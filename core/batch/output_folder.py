@@ -1,8 +1,8 @@
-"""The output of a batch over folders: finished parts while it runs, then one file for each file of the input.
+"""The output folder of a batch: finished parts while it runs, then a file for each file of the input.
 
-A part is written under another name and renamed when it is whole, and so is a file when all its parts are there. So a
-row has one answer or none, whichever process dies when, and however often a part is answered. Beside the files lies a
-hidden folder with the parts, a lock, and a note of what the input was.
+A part is written under another name and renamed when it is complete; so is a file when all its parts are there.
+Therefore a row has one answer or none, whichever process dies when, and however often a part is answered. A hidden
+folder beside the files has the parts, a lock, and a description of the input.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ FORMAT = 1
 
 
 class OutputFolder:
-    """Where the answers of a folder go. Several processes may write parts; one at a time makes files of them."""
+    """The output folder of a batch. Several processes may write parts; only one of them at a time joins parts."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._work = folder, folder / WORK
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other batches out.
+        """Lock the folder against other batches.
 
-        Raises: ConfigError if one is at work, or the folder cannot be written.
+        Raises: ConfigError if another batch has the lock, or the folder cannot be written to.
         """
         with self._naming():
             self._work.mkdir(parents=True, exist_ok=True)
@@ -50,18 +50,19 @@ class OutputFolder:
 
     @property
     def is_begun(self) -> bool:
-        """Whether a batch works here, as any process that sees the folder finds."""
+        """Whether a batch has locked the folder, as any process that sees the folder finds out."""
         try:
-            # The folder's list, not the name: a network file system remembers for a while that a name was not there.
+            # List the folder, since a network file system caches for a while that a name does not exist.
             return WORK in os.listdir(self.folder)
         except OSError:
             return False
 
     def agree(self, sources: Sequence[Source], settings: Mapping[str, Any]) -> None:
-        """Note what the input is. Since an earlier run, files may have been added to it, and nothing else changed.
+        """Write the description of the input. Since an earlier run, files may have been added, but not changed.
 
-        settings: of `batch`, by name, that must be the same in all runs, since parts of one file come of several.
-        Raises: ConfigError if a file was changed or cut otherwise, or a setting is another one.
+        settings: settings of `batch`, by name, which must be the same in all runs, because parts of one file may come
+        from several runs.
+        Raises: ConfigError if a file was changed or divided differently, or a setting differs.
         """
         known = self._known() or {"files": {}}
         for name, value in settings.items():
@@ -77,14 +78,20 @@ class OutputFolder:
         write_whole(self._work / "batch.json", [json.dumps(noted, indent=1)], "output")
 
     def check_free(self, files: Iterable[str]) -> None:
-        """Refuse to go over files that no batch wrote. Raises: ConfigError naming the first."""
+        """Refuse to overwrite files that no batch has written.
+
+        Raises: ConfigError naming the first.
+        """
         known = (self._known() or {"files": {}})["files"]
         for file in files:
             if file not in known and (self.folder / file).exists():
                 raise ConfigError(f"{self.folder / file} is there, and no batch wrote it: {shown(file)}; move it away")
 
     def _known(self) -> dict[str, Any] | None:
-        """What an earlier run noted. Raises: ConfigError if that cannot be read."""
+        """The description that an earlier run wrote.
+
+        Raises: ConfigError if it cannot be read.
+        """
         path = self._work / "batch.json"
         if not path.exists():
             return None
@@ -97,24 +104,27 @@ class OutputFolder:
         raise ConfigError(f"{path} is damaged; it says what {self.folder} is made of, so take another output")
 
     def left(self, source: Source) -> list[Part]:
-        """The parts that are not answered yet."""
+        """The parts without answers."""
         if (self.folder / source.file).exists():
             return []
         return [part for part in source.parts if not self.path_of(part).exists()]
 
     def num_failed(self, source: Source, prefix: str) -> int:
-        """How many of its rows that are answered have failed. prefix: of the new columns of parquet."""
+        """Number of failed rows among the answered ones. prefix: of the new columns of parquet."""
         whole = self.folder / source.file
         paths = [whole] if whole.exists() else filter(Path.exists, map(self.path_of, source.parts))
         count = _num_failed_rows if source.file.endswith(PARQUET) else _num_failed_lines
         return sum(count(path, prefix) for path in paths)
 
     def path_of(self, part: Part) -> Path:
-        """Of a part's answers."""
+        """The path of a part's answers."""
         return self._work / "parts" / part.file / f"{part.number:08}"
 
     def write(self, part: Part, answers: bytes) -> None:
-        """Write a part's answers, whole. Raises: ConfigError if that cannot be."""
+        """Write the answers of a whole part.
+
+        Raises: ConfigError if they cannot be written.
+        """
         path = self.path_of(part)
         with self._naming():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -122,14 +132,17 @@ class OutputFolder:
 
     @contextmanager
     def _naming(self) -> Iterator[None]:
-        """Around code that writes. Raises: ConfigError for what the system reports, a full disk for instance."""
+        """Around code that writes to the folder.
+
+        Raises: ConfigError for an error of the system, such as a full disk.
+        """
         try:
             yield
         except OSError as error:
             raise ConfigError(f"{self.folder} cannot be written: {error.strerror or one_short_line(error)}") from error
 
     def count_death(self, part: Part) -> int:
-        """Note that an engine ended while it answered a part; returns how many have, in this run."""
+        """Count an engine that died while it answered a part; returns the count of this run."""
         path = self._work / "deaths" / part.file / str(part.number)
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as file:
@@ -137,17 +150,17 @@ class OutputFolder:
         return path.stat().st_size
 
     def forget_deaths(self) -> None:
-        """Those of an earlier run do not count."""
+        """Forget the counts of an earlier run."""
         shutil.rmtree(self._work / "deaths", ignore_errors=True)
 
     def finish(self, source: Source) -> None:
-        """Make a file of its parts, which must all be there, in their order.
+        """Join all parts of a file in order.
 
-        Raises: ConfigError if one is missing, or the file cannot be written.
+        Raises: ConfigError if a part is missing, or the file cannot be written.
         """
         path, parts = self.folder / source.file, self._work / "parts" / source.file
         if not path.exists():
-            # The folder's list, not each name: a network file system remembers for a while that a name was not there.
+            # List the folder, since a network file system caches for a while that a name does not exist.
             there = set(os.listdir(parts)) if parts.is_dir() else set()
             for part in source.parts:
                 if self.path_of(part).name not in there:

@@ -1,4 +1,4 @@
-"""Parts of a batch over folders, answered by one engine: lines as a server would, rows of tables by their columns."""
+"""Answers parts of a batch over folders by one engine: lines as a server would, rows of tables by their columns."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from hookline.core.batch.settings import BatchRun
 
 CHARACTERS_A_TOKEN = 4
-"""Characters that count as one token, to guess a line's tokens for admission without tokenizing it."""
+"""Characters that count as one token, to estimate a line's tokens for admission without tokenizing it."""
 
 
 class PartAnswers:
-    """Answers parts, several at a time. Its methods are called inside one event loop."""
+    """Answers parts, several at a time. All methods must be called in the same event loop."""
 
     def __init__(self, run: BatchRun, host: PluginHost) -> None:
         from starlette.applications import Starlette
@@ -85,7 +85,7 @@ class PartAnswers:
         file = pa.BufferOutputStream()
         try:
             pq.write_table(with_answers(table, answers, self._run.task, self._run.prefix), file)
-        except pa.ArrowException as error:  # a column that pyarrow reads and does not write
+        except pa.ArrowException as error:  # a type of column that pyarrow can read but not write
             cause = one_short_line(error)
             raise ConfigError(f"the rows of {self._run.input / part.file} cannot be written again: {cause}") from error
         found: bytes = file.getvalue().to_pybytes()
@@ -97,7 +97,7 @@ class PartAnswers:
 
 
 async def _all(coroutines: Sequence[Coroutine[Any, Any, bytes]]) -> list[bytes]:
-    """What all of them return; the others end when one fails."""
+    """Wait for all; if one fails, the others are cancelled."""
     tasks = [asyncio.create_task(one) for one in coroutines]
     try:
         return await asyncio.gather(*tasks)

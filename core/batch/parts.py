@@ -1,6 +1,7 @@
-"""The files of a batch over folders, cut into parts: batch.part_rows rows each, answered and written together.
+"""Divides the files of a batch over folders into parts: batch.part_rows rows each, answered and written together.
 
-A part's number and beginning follow from its file and `batch.part_rows` alone, so that a later run knows what is done.
+The number and the beginning of a part follow from its file and `batch.part_rows` alone, so that a later run knows which
+parts are done.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ if TYPE_CHECKING:
 
 NO_GROUP = -1
 MAX_PART_BYTES = 2**32
-"""Most memory for a part of a parquet file: few bytes of a file can stand for any number of rows."""
+"""Most memory for a part of a parquet file, since a few bytes of a file can represent any number of rows."""
 MAX_ROWS = 2**31
-"""Most rows that a parquet file may say it has."""
+"""Most rows that a parquet file may declare."""
 ROWS_AT_ONCE = 2**16
-"""Rows of a group that are decoded at once, at most."""
+"""Most rows of a row group that are decoded at once."""
 READ_BYTES = 2**20
 """Bytes of a column that are read at once."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Rows of a file. file: relative to the input folder. start: a byte of JSONL, or a row of a parquet's row group.
-
-    first: lines or rows of the file before it. group: the row group; NO_GROUP for JSONL and a parquet without rows.
+    """A part. file: relative to the input folder. start: its first byte in JSONL, or its first row in a row group of
+    parquet. first: lines or rows of the file before it. group: the row group; NO_GROUP for JSONL and for parquet
+    without rows.
     """
 
     file: str
@@ -47,7 +48,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Source:
-    """A file and its parts. fingerprint: of what is in it."""
+    """A file and its parts. fingerprint: identifies its content."""
 
     file: str
     parts: tuple[Part, ...]
@@ -55,12 +56,15 @@ class Source:
 
     @property
     def num_rows(self) -> int:
-        """Of all parts."""
+        """Number of rows in all parts."""
         return sum(part.num_rows for part in self.parts)
 
 
 def source_of(folder: Path, file: str, part_rows: int) -> Source:
-    """A file, looked through. Raises: ConfigError if it cannot be read."""
+    """Read a file's structure, and divide it into parts.
+
+    Raises: ConfigError if it cannot be read.
+    """
     cut = _cut_parquet if file.endswith(PARQUET) else _cut_jsonl
     try:
         return cut(folder / file, file, part_rows)
@@ -109,13 +113,16 @@ def _cut_parquet(path: Path, file: str, part_rows: int) -> Source:
 
 
 def _num_group_rows(metadata: Any) -> int:
-    """Rows of all groups; -1 if one has a negative number."""
+    """Number of rows in all row groups; -1 if a group declares a negative number."""
     rows = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
     return -1 if min(rows, default=0) < 0 else sum(rows)
 
 
 def parquet_file(path: Path) -> pyarrow.parquet.ParquetFile:
-    """A parquet file, its end read. Raises: ConfigError if it is none or has no fit name, or pyarrow is missing."""
+    """Open a parquet file and read its footer.
+
+    Raises: ConfigError if it is not parquet, has a name that pyarrow cannot open, or pyarrow is missing.
+    """
     check_parquet_name(path)
     try:
         import pyarrow as pa
@@ -137,7 +144,10 @@ def check_parquet_name(path: Path) -> None:
 
 
 def lines_of_part(folder: Path, part: Part) -> Iterator[InputLine]:
-    """The lines of a part of a JSONL file, with their numbers in the file. Raises: ConfigError if some are gone."""
+    """The lines of a part of a JSONL file, with their numbers in the file.
+
+    Raises: ConfigError if lines are missing.
+    """
     num_lines = 0
     with (folder / part.file).open("rb") as opened:
         opened.seek(part.start)
@@ -156,8 +166,10 @@ def _check_unchanged(folder: Path, part: Part, num_rows: int) -> None:
 
 
 class PartTables:
-    """The tables of parts of parquet files, read as they are asked for: parts of a row group in their order are read in
-    one go, others from the group's beginning. At most one part and the rows that were decoded with its last are held.
+    """Reads parts of parquet files as tables on demand.
+
+    Consecutive parts of a row group are read in one pass, others from the group's beginning. Holds at most one part and
+    the rows that were decoded with its last rows.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -168,7 +180,7 @@ class PartTables:
     def table_of(self, part: Part) -> pyarrow.Table:
         """A part's rows with all their columns.
 
-        Raises: ConfigError if the file is damaged or was changed, or the part takes too much memory.
+        Raises: ConfigError if the file is damaged or was changed, or if the part takes too much memory.
         """
         import pyarrow as pa
 
@@ -176,11 +188,11 @@ class PartTables:
         try:
             if part.group == NO_GROUP:
                 return parquet_file(path).schema_arrow.empty_table()
-            rows, self._rows = self._rows, None  # to be read on only if all goes well here
+            rows, self._rows = self._rows, None  # the next part continues here unless this one fails
             if rows is None or rows.next_row > part.start or self._place != (part.file, part.group):
                 rows = _GroupRows(path, part.group)
             found = rows.table(part.start, part.num_rows)
-            found.validate()  # but for texts: one that is not UTF-8 is its row's error, not the file's
+            found.validate()  # except texts: invalid UTF-8 is an error of its row, not of the file
         except (pa.ArrowException, OSError, IndexError) as error:
             raise ConfigError(f"row group {part.group} of {path} cannot be read: {one_short_line(error)}") from error
         _check_unchanged(self._folder, part, found.num_rows)
@@ -195,7 +207,7 @@ class _GroupRows:
         self._path, self.next_row = path, 0
         file = parquet_file(path)
         metadata = file.metadata.row_group(group)
-        # No value is larger than its column: so few rows of it do not take more than all may.
+        # No value is larger than its whole column, which bounds the memory of so few rows.
         sizes = [metadata.column(column).total_uncompressed_size for column in range(metadata.num_columns)]
         at_once = max(1, min(ROWS_AT_ONCE, MAX_PART_BYTES // max(1, *sizes)))
         self._schema = file.schema_arrow
@@ -203,7 +215,7 @@ class _GroupRows:
         self._left: pyarrow.RecordBatch | None = None
 
     def table(self, start: int, num_rows: int) -> pyarrow.Table:
-        """At most `num_rows` rows from `start` on, which is not before next_row; the group may end before.
+        """At most `num_rows` rows from `start` on, which must not be before next_row; fewer if the group ends.
 
         Raises: ConfigError if they take too much memory.
         """

@@ -1,6 +1,6 @@
-"""Parts answered on Ray: one engine in each actor of a pool of Ray Data, which gives a dead actor's parts to another.
+"""Answers parts on Ray: a pool of Ray Data's actors with an engine each, which gives a dead actor's parts to another.
 
-A part that was written before its actor died is not answered again; one that was not leaves nothing.
+A part that was written before its actor died is not answered again; an unfinished part leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from hookline.core.plugin.host import PluginHost
 from hookline.core.util.ray_cluster import connected_ray, last_line, node_here, warn_if_none_fits
 
 ASKER = "batch.executor=ray"
-"""Who needs Ray, as errors call it."""
+"""The name of this feature in errors about a missing Ray."""
 MAX_CAUSE = 600
-"""Characters of what Ray says when it gives up."""
+"""Most characters of Ray's message when it gives up."""
 MAX_DEATHS = 4
-"""Engines that may end over one part: a row that ends every engine must not be tried for good."""
+"""Most engines that may die over one part: a row that kills every engine must not be retried without end."""
 
 
 class PartWorker:
@@ -50,7 +50,7 @@ class PartWorker:
         self._in_flight: list[Part] = []
 
     async def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
-        """Answer the parts of a batch, which are rows of JSON; returns a tally of each."""
+        """Answer the parts of a batch, which are rows of JSON; returns a tally for each."""
         found = []
         for text in batch["part"]:
             part = Part(**json.loads(str(text)))
@@ -58,7 +58,7 @@ class PartWorker:
         return {"done": found}
 
     async def _tally(self, part: Part) -> Tally:
-        """Answer a part, unless that is done."""
+        """Answer a part, unless it is answered already."""
         path = self._output.path_of(part)
         if path.exists():
             return tally_of(path, part, self._prefix)
@@ -66,7 +66,7 @@ class PartWorker:
         try:
             return await self._answers.answer(part)
         except EngineError as error:
-            # All that it was at: which of them ended it is not known, and the first to hear of it need not be the one.
+            # All parts in progress are counted, because it is unknown which of them killed the engine.
             deaths = {one: self._output.count_death(one) for one in self._in_flight}
             if (most := max(deaths.values())) < MAX_DEATHS:
                 leave(error)
@@ -78,7 +78,7 @@ class PartWorker:
 
 
 def check_shared(run: BatchRun, node: str) -> None:
-    """Make sure that this node sees the folders of the command, before its engine starts.
+    """Check that this node sees the command's folders before its engine starts.
 
     Raises: ConfigError naming the node and the folder.
     """
@@ -91,7 +91,7 @@ def check_shared(run: BatchRun, node: str) -> None:
 
 
 def tally_of(path: Path, part: Part, prefix: str) -> Tally:
-    """What became of a part that is written: what its `answer` told, whose process has died since."""
+    """The tally of a part that is written although the process that answered it has died since."""
     tally = Tally()
     if part.file.endswith(PARQUET):
         for number, row in enumerate(_answers_of(path, prefix), start=part.first + 1):
@@ -115,9 +115,9 @@ def _answers_of(path: Path, prefix: str) -> list[dict[str, Any]]:
 
 
 def answered_on_ray(run: BatchRun, parts: Sequence[Part], at_once: int) -> Iterator[tuple[Part, Tally]]:
-    """Answer parts by run.replicas engines; yields each with its tally as it ends.
+    """Answer parts by run.replicas engines; yields each part with its tally when it is done.
 
-    Raises: EngineError with what Ray says, if it gives up; ConfigError if there is no Ray, or no cluster.
+    Raises: EngineError with Ray's message if Ray gives up; ConfigError if there is no Ray, or no cluster.
     """
     ray = connected_ray(ASKER)
     num_gpus = ranks_gpus(run.config, ASKER)
@@ -144,5 +144,5 @@ def answered_on_ray(run: BatchRun, parts: Sequence[Part], at_once: int) -> Itera
 
 
 def cause_of(told: str) -> str:
-    """Why Ray gave up, by the traceback that it tells."""
+    """The reason for which Ray gave up, from its traceback."""
     return clipped(last_line(told) or "it does not say why", MAX_CAUSE)

@@ -1,7 +1,7 @@
-"""The lines of OpenAI's batch files: a request of the input, read and checked, and an answer of the output.
+"""The lines of OpenAI's batch files: requests of the input, read and checked, and answers of the output.
 
-A line's id in the output holds its number and a checksum of its text, so that a second run knows what is done, and that
-it is of the same input.
+The id of an output line has the input line's number and a checksum of its text. From it a second run knows that the
+line is done, and that it belongs to the same input.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from hookline.core.errors import ConfigError, shown
 from hookline.core.util.json_lines import BOM, json_object
 
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
-"""Endpoints that a row may name."""
+"""Endpoints that a row may use."""
 MAX_LINE_BYTES = 32 * 2**20
 SUCCESS = '"status_code": 200'
-"""What an answer's line holds, and a failure's does not."""
+"""Text that an answer's line contains, and a failure's does not."""
 _RESPONSE = re.compile(b'"response": ({%b)?' % SUCCESS.encode())
 _ID = re.compile(rb'\{"id": "batch_req_(\d{1,12})_([0-9a-f]{8})"')
 
 
 class RowError(Exception):
-    """A line that holds no request; the message says why. code: the kind."""
+    """A line without a valid request; the message says why. code: the kind of error."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -37,7 +37,7 @@ class RowError(Exception):
 
 @dataclass(frozen=True)
 class InputLine:
-    """A line of the input. number: from 1. text: None if it is too long to be kept."""
+    """A line of the input. number: counted from 1. text: None if it is too long to be kept."""
 
     number: int
     text: bytes | None
@@ -45,7 +45,7 @@ class InputLine:
 
     @property
     def id(self) -> str:
-        """Of its answer."""
+        """The id of its answer."""
         return f"batch_req_{self.number}_{self.checksum:08x}"
 
 
@@ -59,9 +59,8 @@ class Row:
 
 
 def lines_of(file: BinaryIO, number: int = 0) -> Iterator[InputLine]:
-    """The lines that hold something, one at a time; a line that is too long is passed over and told.
-
-    number: of the line before the first.
+    """Yield the lines that are not empty; a line that is too long is reported without its text. number: of the line
+    before the first.
     """
     while text := file.readline(MAX_LINE_BYTES):
         number, checksum, is_whole = number + 1, zlib.crc32(text), True
@@ -73,15 +72,15 @@ def lines_of(file: BinaryIO, number: int = 0) -> Iterator[InputLine]:
 
 
 def num_lines(path: Path) -> int:
-    """How many lines a file has, at most one too many."""
+    """Count the lines of a file; the count may be one too high."""
     with path.open("rb") as file:
         return sum(part.count(b"\n") for part in iter(lambda: file.read(2**20), b"")) + 1
 
 
 def parse(line: InputLine) -> Row:
-    """The request of a line.
+    """Parse the request of a line.
 
-    Raises: RowError saying what it must be.
+    Raises: RowError saying what the line must be.
     """
     if line.text is None:
         raise RowError("invalid_line", f"the line is longer than {MAX_LINE_BYTES} bytes")
@@ -104,7 +103,7 @@ def parse(line: InputLine) -> Row:
 
 
 def custom_id_of(line: InputLine) -> str | None:
-    """The custom_id of a line that is no request, if it has one."""
+    """The custom_id of an invalid line, if it has any."""
     try:
         found = json_object((line.text or b"").decode()).get("custom_id")
     except ValueError:
@@ -122,13 +121,13 @@ def answer_line(
 
 
 def has_failed(answer: bytes) -> bool:
-    """Whether a line of an output says that its row failed, by our spelling of it: it is not parsed."""
+    """Whether an output line reports a failure, by our own spelling of it, without parsing the line."""
     found = _RESPONSE.search(answer)
     return found is not None and found[1] is None
 
 
 class Done:
-    """The lines that an output answers already: four bytes for each line of the input, however long the answers are."""
+    """The answered lines of an output: four bytes for each line of the input, however long the answers are."""
 
     def __init__(self) -> None:
         self._checksums = array("I")
@@ -136,9 +135,9 @@ class Done:
 
     @classmethod
     def read(cls, file: BinaryIO, path: Path) -> Done:
-        """Those of a file, whose last line is taken off if it is not whole.
+        """Read the answered lines of a file, and cut off its last line if it is incomplete.
 
-        Raises: ConfigError if the file is no output of a batch.
+        Raises: ConfigError if the file is not the output of a batch.
         """
         found, end = cls(), 0
         file.seek(0)
@@ -160,7 +159,7 @@ class Done:
     def holds(self, line: InputLine) -> bool:
         """Whether a line is answered.
 
-        Raises: ConfigError if another line of this number is: the output is of another input.
+        Raises: ConfigError if the output has another line with this number: it belongs to another input.
         """
         checksum = self._checksums[line.number] if line.number < len(self._checksums) else 0
         if checksum and checksum != line.checksum:
@@ -178,5 +177,5 @@ class Done:
 
 
 def bytes_of_zeros(count: int) -> array[int]:
-    """`count` zeros, of four bytes each."""
+    """An array of `count` zeros, four bytes each."""
     return array("I", bytes(count * array("I").itemsize))

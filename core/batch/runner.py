@@ -1,4 +1,6 @@
-"""Answers the lines of a batch: as many at a time as keep the engine busy, each written down as soon as it is whole."""
+"""Answers the lines of a batch, as many at a time as keep the engine busy, and writes each as soon as it
+is complete.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +16,18 @@ from hookline.core.cli.output import say
 from hookline.core.errors import ConfigError, EngineError, shown
 
 Post = Callable[[Row], Awaitable[tuple[int, str, Any]]]
-"""Asks an endpoint: the status, the request's id and the body, parsed."""
+"""Calls an endpoint; returns the status, the request's id and the parsed body."""
 RETRY_S = 0.05
-"""Pause before a row that the queue was full for is tried again."""
+"""Seconds before a row is tried again that found the queue full."""
 MAX_CUSTOM_IDS = 1_000_000
-"""Lines whose custom_ids are compared: 100 MB."""
+"""Lines whose custom_ids are compared, which takes 100 MB."""
 MAX_TOLD = 5
-"""Failures that are told one by one."""
+"""Failures that are reported one by one."""
 
 
 @dataclass
 class Tally:
-    """What became of the lines. told: the first failures, in a line each. num_failed_before: in earlier runs."""
+    """The outcome of the lines. told: the first failures, a line each. num_failed_before: failures of earlier runs."""
 
     num_answered: int = 0
     num_failed: int = 0
@@ -34,22 +36,22 @@ class Tally:
     told: list[str] = field(default_factory=list)
 
     def count(self, num_tokens: int | None) -> None:
-        """Count one more answered line, with the tokens of its answer."""
+        """Count an answered line, with the tokens of its answer."""
         self.num_answered += 1
         self.num_tokens += num_tokens or 0
 
     def fail(self, line: InputLine, reason: str) -> None:
-        """Count one more failed line."""
+        """Count a failed line."""
         self.fail_at(f"line {line.number}", reason)
 
     def fail_at(self, place: str, reason: str) -> None:
-        """Count one more failure, at this place of the file."""
+        """Count a failure at this place of the file."""
         self.num_failed += 1
         if len(self.told) < MAX_TOLD:
             self.told.append(f"{place}: {' '.join(reason.split())}")
 
     def add(self, other: Tally, file: str) -> None:
-        """Add the counts of another tally; its failures are told with the name of its file."""
+        """Add the counts of another tally; its failures are reported with the name of its file."""
         self.num_answered += other.num_answered
         self.num_failed += other.num_failed
         self.num_tokens += other.num_tokens
@@ -57,15 +59,15 @@ class Tally:
 
 
 class CustomIds:
-    """Tells once that two lines of a file share a custom_id, by which nobody can tell their answers apart. Looks at the
-    first MAX_CUSTOM_IDS lines.
+    """Warns once that two lines of a file have the same custom_id, so that their answers cannot be told apart. Checks
+    the first MAX_CUSTOM_IDS lines.
     """
 
     def __init__(self) -> None:
         self._lines: dict[int, int] | None = {}
 
     def note(self, line: InputLine, custom_id: str) -> None:
-        """A line with this custom_id is being answered."""
+        """Note the custom_id of a line."""
         if self._lines is None:
             return
         before = self._lines.setdefault(hash(custom_id), line.number)
@@ -90,7 +92,7 @@ async def run_rows(
     """Answer all lines. output: a descriptor that is open for appending. death: why the engine is dead, or None.
 
     Lines are read when there is room for them, so memory does not grow with the file.
-    Raises: EngineError when the engine is dead; what it had not answered is not written.
+    Raises: EngineError when the engine is dead; lines without an answer by then are not written.
     """
     tally, custom_ids, room = Tally(), CustomIds(), asyncio.Semaphore(max_rows)
     async with asyncio.TaskGroup() as tasks:
@@ -111,7 +113,10 @@ async def run_rows(
 async def answered(
     line: InputLine, post: Post, death: Callable[[], str | None], tally: Tally, custom_ids: CustomIds
 ) -> bytes:
-    """A line's answer, as a line of the output. Raises: EngineError when the engine is dead."""
+    """Answer a line; returns a line of the output.
+
+    Raises: EngineError when the engine is dead.
+    """
     try:
         row = parse(line)
     except RowError as error:
@@ -134,12 +139,12 @@ async def answered(
 
 
 def failures(count: int, retry: str) -> str:
-    """The end of a line about earlier answers. retry: how those that failed are tried again."""
+    """The end of the message about earlier answers. retry: how to try failed ones again."""
     return f", {count} of them failures; {retry}" if count else ""
 
 
 def recount(tally: Tally, answer: dict[str, Any]) -> None:
-    """Count an answer that was written before, as `answered` counted it."""
+    """Count an answer from an earlier run, as `answered` counted it."""
     response, error = answer["response"], answer["error"]
     if error is not None:
         place, _, reason = error["message"].partition(": ")
@@ -163,7 +168,7 @@ def _message(body: Any) -> str:
 def write(output: int, line: bytes) -> None:
     """Append a whole line.
 
-    Raises: ConfigError if that cannot be; the next run takes off what there is of it.
+    Raises: ConfigError if it cannot be written; the next run cuts off an incomplete line.
     """
     try:
         while line:

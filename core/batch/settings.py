@@ -1,4 +1,4 @@
-"""What a batch takes, beside the keys of an engine: the dataclass of the root keys, and their checks."""
+"""The keys of a batch beside those of an engine, and their checks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hookline.core.util.ranges import bounded, check_ranges
 
 USAGE = "usage: hookline batch INPUT.jsonl OUTPUT.jsonl [option=name | key=value] ..., or two folders"
 HERE, ON_RAY = EXECUTORS = ("local", "ray")
-"""Where the engines are that answer a folder."""
+"""Values of batch.executor."""
 MAX_PART_ROWS = 10**6
 
 
@@ -55,7 +55,7 @@ class BatchConfig:
     num_cpus: float = bounded(1.0, 0)
     """CPU cores that each of them reserves on the Ray cluster."""
     part_rows: int = bounded(1000, 1, MAX_PART_ROWS)
-    """Of a folder: rows that are answered and written together; a kill loses the parts that are in flight."""
+    """Of a folder: rows that are answered and written together; a kill loses the parts in progress."""
     follow_links: bool = False
     """Of a folder: follow links in it that lead out of it, too. A link to a file inside it is always followed."""
     task: str = COMPLETION
@@ -85,7 +85,7 @@ class BatchKeys(EngineKeys):
 
 @dataclass(frozen=True)
 class BatchRun:
-    """A validated batch. max_rows: in flight. From part_rows on, see BatchConfig: what a folder is answered with."""
+    """A validated batch. max_rows: rows in progress. The fields from part_rows on are those of BatchConfig."""
 
     input: Path
     output: Path
@@ -103,7 +103,7 @@ class BatchRun:
 
     @property
     def is_folder(self) -> bool:
-        """Whether files of a folder are answered."""
+        """Whether the input is a folder."""
         return self.input.is_dir()
 
 
@@ -173,7 +173,10 @@ def validate_batch(files: list[str], tree: Mapping[str, Any], host: PluginHost) 
 
 
 def check_all_used(run: BatchRun, reads_parquet: bool) -> None:
-    """Refuse what is for parquet alone where there is none. Raises: ConfigError naming the key."""
+    """Refuse keys for parquet if the input has none.
+
+    Raises: ConfigError naming the key.
+    """
     if reads_parquet:
         return
     keys = {"batch.task": run.task != COMPLETION, "batch.prefix": run.prefix != ""}

@@ -1,8 +1,8 @@
-"""How much longer a text gets in a checkpoint's tokenizer, found out before any text is given to it.
+"""Bounds how much longer a checkpoint's tokenizer can make a text, before any text is given to it.
 
-A tokenizer.json is a program that comes with a checkpoint: three normalizers that replace a by 300 a's make 27 million
-characters of each. The library that runs them cannot be interrupted, so what multiplies texts is refused beforehand, as
-chat templates are that could fill the memory in one operation.
+A tokenizer.json is a program that comes with a checkpoint: three normalizers that each replace a by 300 a's turn every
+a into 27 million characters. The library that runs them cannot be interrupted. Therefore tokenizers that multiply texts
+are refused in advance, as are chat templates that could fill the memory in one operation.
 """
 
 from __future__ import annotations
@@ -17,24 +17,25 @@ from typing import Any
 from hookline.core.errors import CheckpointError
 
 MAX_GROWTH = 64
-"""Most characters, or token ids, that a tokenizer may make of one, and of one of a token's when it decodes."""
+"""Most characters, or token ids, that a tokenizer may make of one character, and most characters that it may make of a
+character of a token when it decodes."""
 MAX_ADDED = 65_536
-"""Most characters, or token ids, that it may add to a text."""
+"""Most characters, or token ids, that a tokenizer may add to a text."""
 _PARTS = ("normalizers", "pretokenizers", "processors", "decoders")
 _ESCAPED = re.compile(rb"\\u00[2-7]")
-"""A printable ASCII character that is written as an escape, as it may be in a key."""
+"""A printable ASCII character that JSON writes as an escape; a key may contain it."""
 _NORMALIZER = re.compile(r'"normalizer"\s*:\s*')
 
 
 def check_file(data: bytes) -> None:
-    """Check a tokenizer.json before it is loaded, which already normalizes the tokens that were added.
+    """Check a tokenizer.json before it is loaded, because loading normalizes the added tokens.
 
-    Only its normalizers are looked at, and not by reading all of a file that may have 30 MB.
+    Reads only the normalizers, without parsing the whole file, which may have 30 MB.
     Raises: CheckpointError.
     """
     text = data.decode(errors="replace")
     if _ESCAPED.search(data):
-        with suppress(ValueError, RecursionError):  # loading it says what is wrong
+        with suppress(ValueError, RecursionError):  # loading reports the error
             _check("normalizer", [json.loads(text).get("normalizer")])
         return
     read = json.JSONDecoder().raw_decode
@@ -44,7 +45,7 @@ def check_file(data: bytes) -> None:
 
 
 def check_growth(tokenizer: Any) -> float:
-    """Check a tokenizer that is loaded; returns how many characters it makes of one, at most.
+    """Check a loaded tokenizer; returns the most characters that it can make of one.
 
     Raises: CheckpointError.
     """
@@ -58,7 +59,7 @@ def check_growth(tokenizer: Any) -> float:
 
 
 def _state(component: Any) -> Any:
-    """What tokenizer.json says of a component; None for one that is written in Python."""
+    """The description of a component in tokenizer.json; None for a component that is written in Python."""
     try:
         return json.loads(component.__getstate__())
     except Exception:
@@ -83,7 +84,7 @@ def _check(name: str, states: list[Any]) -> float:
 
 
 def _steps(state: Any) -> Iterator[Mapping[str, Any]]:
-    """The parts of a component that are not made of others, in their order."""
+    """The elementary parts of a component, in order."""
     if isinstance(state, Mapping):
         if state.get("type") == "Sequence":
             for inner in (inner for part in _PARTS if isinstance(state.get(part), list) for inner in state[part]):
@@ -93,9 +94,8 @@ def _steps(state: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _growth(step: Mapping[str, Any]) -> tuple[float, float]:
-    """How many characters a part makes of one, and how many it adds to a text, at most.
-
-    Unicode's own forms count as 1: they make up to 18 of one, and nothing more of these.
+    """The most characters that a part can make of one, and can add to a text. Unicode's normal forms count as 1: they
+    make up to 18 of one character, but do not grow again when repeated.
     """
     kind = step.get("type")
     if kind == "Replace":
@@ -109,7 +109,7 @@ def _growth(step: Mapping[str, Any]) -> tuple[float, float]:
     if (kind == "BPEDecoder" and step.get("suffix") == "") or (
         kind == "CTC" and step.get("word_delimiter_token") == ""
     ):
-        return 2.0, 1.0  # a space at each place where nothing stands
+        return 2.0, 1.0  # a space wherever the empty string matches
     return 1.0, 0.0
 
 
@@ -124,21 +124,21 @@ def _replaced(pattern: Any, size: int) -> tuple[float, float]:
 
 
 def _matches_nothing(regex: str) -> bool:
-    """Whether a regular expression may match between characters."""
+    """Whether a regular expression can match the empty string between characters."""
     if "(?" in regex or re.search(r"\\[bBGAzZK]", regex):
         return True
     try:
         return re.search(regex, "") is not None
-    except re.error:  # of another dialect
+    except re.error:  # in a dialect that Python does not know
         return True
 
 
 def _longest_entry(charsmap: Any) -> float:
-    """Characters of the longest text that a map of SentencePiece's puts in the place of others."""
+    """Length of the longest text by which a character map of SentencePiece replaces others."""
     try:
         data = base64.b64decode(charsmap) if isinstance(charsmap, str) else bytes(charsmap)
     except (ValueError, TypeError):
-        return 1.0  # loading it says what is wrong
+        return 1.0  # loading reports the error
     texts = data[4 + int.from_bytes(data[:4], "little") :].split(b"\0")
     return max(1.0, *(len(text.decode(errors="replace")) for text in texts))
 
