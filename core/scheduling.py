@@ -27,10 +27,11 @@ least. The captured steps of prompts and decodes have a multiple of it, or max_n
 
 
 def decodes_are_due(view: SchedulerView, max_prompt_steps: int = MAX_PROMPT_STEPS) -> bool:
-    """Whether a running request can decode and none has for this many steps: the next step should then decode first.
+    """Whether a running request can decode and no request has decoded for this many steps, so that the next step should
+    decode.
 
-    A policy that puts prompts first and heeds this gives every running request its next token at most
-    max_prompt_steps + 1 steps after the last one. The moves here heed it by themselves.
+    A policy that puts prompts first and heeds this gives every running request its next token at most max_prompt_steps
+    + 1 steps after the last one. The moves here heed it.
     """
     return view.num_steps_without_decode >= max_prompt_steps and len(view.running) > len(view.prefilling)
 
@@ -57,10 +58,10 @@ class PlanDraft:
     preempt: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Begin with the whole token budget of a step."""
+        """Begin with the step's whole token budget."""
         self.tokens_left = self.view.limits.max_num_batched_tokens
         self.candidates = self._last_first()
-        """Running requests that may still be preempted, those to be preempted first before the others."""
+        """Running requests that may still be preempted, in the order in which they would be."""
 
     def _last_first(self) -> Iterator[RequestView]:
         yield from reversed(self.ranked(self.view.running))
@@ -70,7 +71,7 @@ class PlanDraft:
         return requests if self.rank is None else sorted(requests, key=self.rank)
 
     def plan(self) -> Plan:
-        """The plan. Requests that were to decode and were preempted for room afterwards do not decode in it."""
+        """The finished plan. It contains no decode of a request that was preempted afterwards."""
         decode = self.decode
         if self.preempt and decode is not ALL:
             decode = [id_ for id_ in decode if id_ not in self.preempt]
@@ -78,12 +79,12 @@ class PlanDraft:
 
     @property
     def takes_prompts(self) -> bool:
-        """Whether prompts have their turn: tokens are left, and no decode is due before them."""
+        """Whether prompts may be planned now: tokens are left, and no decode is due first."""
         return self.tokens_left > 0 and (bool(self.decode) or not decodes_are_due(self.view, self.max_prompt_steps))
 
     @property
     def num_running(self) -> int:
-        """Requests that run already, without those to be preempted."""
+        """Running requests without those to be preempted."""
         return len(self.view.running) - len(self.preempt)
 
     @property
@@ -132,7 +133,7 @@ def can_simply_decode(view: SchedulerView) -> bool:
 
 
 SIMPLY_DECODE = Plan(decode=ALL)
-"""The plan of most steps; it goes through no list."""
+"""Put all decodes into the plan at once, which is the plan of most steps and needs no list."""
 
 
 def continue_prompts(draft: PlanDraft) -> None:
@@ -232,14 +233,14 @@ def plan_mixed(
 
 
 class Arrivals:
-    """Finds the requests that began to wait since the last plan, without a look at all that wait.
+    """Finds the requests that began to wait since the last plan, without looking at all that wait.
 
-    For a policy that `RemembersSteps` and keeps waiting requests in an order of its own. One of these may have been
-    admitted by a step that the policy was not told of yet; it has computed tokens then.
+    For a policy that `RemembersSteps` and keeps waiting requests in an order of its own. A returned request may have
+    been admitted by a step that the policy was not told of yet; it has computed tokens then.
     """
 
     def __init__(self) -> None:
-        """Begin without requests: the first `new` gives all that wait."""
+        """Begin without requests: the first call of `new` returns all that wait."""
         self._known: set[int] = set()
 
     def new(self, waiting: Sequence[RequestView]) -> list[RequestView]:

@@ -1,7 +1,8 @@
-"""A tokenizer read by `tokenizers` alone, for checkpoints whose files mean the same with and without transformers.
+"""A tokenizer that is read by the library `tokenizers` alone, for checkpoints whose files mean the same with and
+without transformers.
 
-Importing transformers takes seconds of a start, and encoding and decoding text do not need it. It is imported when a
-chat template, or any other attribute of its tokenizers, is first used.
+Importing transformers takes seconds of a start, and encoding and decoding do not need it. It is imported when a chat
+template, or another attribute of transformers' tokenizers, is first used.
 """
 
 from __future__ import annotations
@@ -21,24 +22,24 @@ _HARMLESS = frozenset(
     "padding_side processor_class sp_model_kwargs spaces_between_special_tokens split_special_tokens stride "
     "tokenizer_class truncation_side truncation_strategy use_default_system_prompt".split()
 )
-"""Keys of tokenizer_config.json that change nothing here, or are looked at; further ones name special tokens."""
+"""Keys of tokenizer_config.json that are handled here or have no effect. Further keys name special tokens."""
 _NAMED = tuple(f"{what}_token" for what in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 _ALSO_READ = ("special_tokens_map.json", "added_tokens.json")
-"""What transformers reads too, unless tokenizer_config.json lists the added tokens."""
+"""Files that transformers also reads, unless tokenizer_config.json lists the added tokens."""
 _FLAGS = frozenset(("content", "single_word", "lstrip", "rstrip", "normalized", "special"))
-"""What an added token is made of. The library writes further names to standard output as they are, and ignores them."""
+"""Fields of an added token. The library prints unknown fields to standard output and ignores them."""
 _IMPORTING = threading.Lock()
 LONG = 4000
-"""Characters or tokens from which on they are handled as a batch of one: only for batches does the library release the
-interpreter's lock, and without that a long text stops all threads of the process, the server's event loop too."""
+"""Characters or tokens from which on a text is handled as a batch of one. The library releases the interpreter's lock
+only for batches; otherwise a long text would stop all threads of the process, including the server's event loop."""
 MANY_TOKENS = 100_000
 """Number of tokens from which on transformers corrects the text splitting of some of Mistral's tokenizers."""
 
 
 class FileTokenizer:
-    """What the engine asks of a tokenizer, as transformers' PreTrainedTokenizerFast of the same folder answers it.
-
-    Any other attribute is that tokenizer's own. chat_template: the text of the template, or None.
+    """A tokenizer with the methods that the engine needs, which return what transformers' PreTrainedTokenizerFast of
+    the same folder does. Other attributes are those of that tokenizer. chat_template: the text of the template, or
+    None.
     """
 
     def __init__(
@@ -50,7 +51,9 @@ class FileTokenizer:
 
     @property
     def in_full(self) -> Any:
-        """The same tokenizer of transformers, which is imported for it: by one thread, for it cannot be by two."""
+        """The same tokenizer of transformers, which one thread imports: the import is not safe in two
+        threads at once.
+        """
         with _IMPORTING:
             if self._in_full is None:
                 from transformers import PreTrainedTokenizerFast
@@ -60,7 +63,7 @@ class FileTokenizer:
         return self._in_full
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # before there is a state, in a copy that is being made
+        if name.startswith("_"):  # a copy that is being made has no state yet
             raise AttributeError(name)
         if name in self._named:
             return self._named[name]
@@ -71,7 +74,7 @@ class FileTokenizer:
 
     @property
     def apply_chat_template(self) -> Any:
-        """Transformers' method, for the template that is set here."""
+        """Transformers' method, with the chat template that is set here."""
         self.in_full.chat_template = self.chat_template
         return self.in_full.apply_chat_template
 
@@ -131,16 +134,16 @@ class FileTokenizer:
         return {token.content: id_ for id_, token in sorted(self.added_tokens_decoder.items())}
 
     def convert_ids_to_tokens(self, ids: Any) -> Any:
-        """The token of an id, or those of several."""
+        """The token of an id, or the tokens of several ids."""
         if isinstance(ids, int):
             return self.backend_tokenizer.id_to_token(ids)
         return [self.backend_tokenizer.id_to_token(int(one)) for one in ids]
 
 
 def file_tokenizer(folder: Path) -> FileTokenizer | None:
-    """The folder's tokenizer; None where transformers would make something of the files that is not in tokenizer.json.
+    """The folder's tokenizer; None if transformers would read something from the files that is not in tokenizer.json.
 
-    Raises: what reading the files raises.
+    Raises: the errors of reading the files.
     """
     path = folder / "tokenizer_config.json"
     config = json.loads(path.read_bytes()) if path.is_file() else {}
@@ -154,9 +157,8 @@ def file_tokenizer(folder: Path) -> FileTokenizer | None:
 
 
 def tokenizer_eos(folder: Path) -> tuple[str, int] | None:
-    """The end-of-sequence token that a folder's tokenizer names, and its id; None if its files do not say both.
-
-    Reads the list of added tokens alone: a whole tokenizer.json takes a second.
+    """The end-of-sequence token of a folder's tokenizer and its id; None if its files do not have both. Reads only the
+    list of added tokens: parsing the whole tokenizer.json takes a second.
     """
     try:
         config = json.loads((folder / "tokenizer_config.json").read_bytes())
@@ -169,11 +171,11 @@ def tokenizer_eos(folder: Path) -> tuple[str, int] | None:
             added = {one["content"]: int(one["id"]) for one in json.JSONDecoder().raw_decode(text, start)[0]}
         return (eos, added[eos]) if isinstance(eos, str) else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None  # who loads the tokenizer is told what is wrong with it
+        return None  # loading the tokenizer reports the error
 
 
 def _is_plain(folder: Path, config: Mapping[str, Any]) -> bool:
-    """Whether nothing but tokenizer.json, and what is looked at here, takes part."""
+    """Whether tokenizer.json and the keys handled here fully describe the tokenizer."""
     if not all(key in _HARMLESS or _names_token(key, value) for key, value in config.items()) or config.get(
         "split_special_tokens"
     ):
@@ -185,7 +187,7 @@ def _is_plain(folder: Path, config: Mapping[str, Any]) -> bool:
 
 
 def _says_all(backend: Tokenizer, config: Mapping[str, Any], folder: Path) -> bool:
-    """Whether a tokenizer.json holds all added tokens that its config names, and text is cut in no other way."""
+    """Whether a tokenizer.json has all added tokens of its config, and no other setting changes how text is split."""
     if backend.truncation is not None or backend.padding is not None or backend.encode_special_tokens:
         return False
     if backend.get_vocab_size() > MANY_TOKENS and _may_be_mistral(folder):
@@ -217,7 +219,9 @@ def _names_token(key: str, value: Any) -> bool:
 
 
 def _content(value: Any) -> str | None:
-    """The text of a token, which may be written with its flags; for other values their repr, which is not a token's."""
+    """The text of a token that may be written with its flags; for values of other types their repr,
+    which is no token.
+    """
     text = value.get("content") if isinstance(value, dict) and value.get("__type") == "AddedToken" else value
     return text if isinstance(text, str | None) else repr(text)
 

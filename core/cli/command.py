@@ -1,4 +1,4 @@
-"""What commands share: errors of their user leave as one line and an exit code, never as a traceback."""
+"""Shared by the commands: an error of the user is printed as one line and sets an exit code, without a traceback."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ from hookline.core.cli.output import checked_output, discard_output, say
 from hookline.core.util.standard_files import open_missing
 
 PATIENT = ("OMP_WAIT_POLICY", "passive")
-"""Variable and value with which torch's threads sleep while they wait for each other on a CPU. Threads that spin make a
-command several times slower where others use the same cores. OpenMP reads it when torch is imported."""
+"""The variable and the value with which torch's threads on a CPU sleep while they wait for each other. Threads that
+spin make a command several times slower where other programs use the same cores. OpenMP reads it when torch is
+imported."""
 
 
 def guarded(run: Callable[[list[str]], int], arguments: Sequence[str] | None) -> int:
-    """Run an entry point: errors of its user leave as one line and an exit code, never as a traceback.
+    """Run an entry point: an error of the user is printed as one line and sets an exit code, without a traceback.
 
-    With HOOKLINE_TRACEBACK=1 in the environment, the traceback of such an error is printed before its line. SystemExit
-    is an error too, whatever its code: `run` returns, and a plugin that calls sys.exit(0) is no success.
+    With HOOKLINE_TRACEBACK=1 in the environment, the traceback is printed before that line. SystemExit counts as an
+    error, whatever its code: commands return, so a plugin that calls sys.exit(0) is at fault.
     """
     os.environ.setdefault(*PATIENT)
-    open_missing()  # a socket in their place would be lost to a child process, and a file would get what is printed
+    # A socket that took a closed stream's number would not reach child processes, and a file would get printed text.
+    open_missing()
     try:
         return _run(run, arguments)
-    except BrokenPipeError:  # the reader of our output left, as `head` does
+    except BrokenPipeError:  # the reader of the output has exited, as `head` does
         discard_output()
         return 141
 
@@ -51,7 +53,7 @@ def _run(run: Callable[[list[str]], int], arguments: Sequence[str] | None) -> in
     except OSError as error:
         if error.errno != errno.ENAMETOOLONG:
             raise
-        show_traceback(error)  # of any key, hub id or argument that is looked for as a file
+        show_traceback(error)  # a key, hub id or argument that was looked up as a file
         say(f"error: {clipped(str(error.filename))}: {error.strerror}")
         return 2
     except KeyboardInterrupt:
@@ -60,12 +62,12 @@ def _run(run: Callable[[list[str]], int], arguments: Sequence[str] | None) -> in
 
 
 def is_sweep(arguments: Sequence[str]) -> bool:
-    """Whether Hydra's multirun is asked for; its parser takes any beginning of the long flag, too."""
+    """Whether the arguments ask for Hydra's multirun, whose flag may be abbreviated."""
     return any(one == "-m" or (len(one) > 2 and "--multirun".startswith(one)) for one in arguments)
 
 
 class _ToStderr(logging.Handler):
-    """Looks standard error up at each record, so that its replacement, if there is one, gets the line."""
+    """A handler that looks up standard error at each record, so that it follows a replacement of sys.stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write the record's message as one line; see logging.Handler."""

@@ -1,6 +1,4 @@
-"""Standard output and error of a command: what cannot be written is an error with a name, and no text can act on a
-terminal.
-"""
+"""Standard output and error of a command: a failed write is a named error, and no text can control a terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from typing import Any, TextIO
 from hookline.core.errors import HooklineError, clipped
 
 MAX_LINE = 4000
-"""Most characters of a line that a command says about itself; an error may quote what a request or a plugin wrote."""
+"""Most characters of a line about the command itself; an error may quote what a request or a plugin wrote."""
 
 
 class OutputError(HooklineError):
@@ -42,8 +40,8 @@ def checked_output() -> Iterator[None]:
 
 
 class _Checked:
-    """A text stream whose failures are OutputErrors, but for a reader who left; on a terminal, without control
-    characters.
+    """A text stream whose failures are OutputErrors, unless the reader has exited. On a terminal, control characters
+    are escaped.
     """
 
     def __init__(self, stream: TextIO | None) -> None:
@@ -87,6 +85,6 @@ def require_output() -> None:
 
 
 def discard_output() -> None:
-    """Send what is left of standard output nowhere: Python would complain once more when it closes the stream."""
+    """Send the rest of standard output nowhere: Python would report the error once more when it closes the stream."""
     with suppress(OSError, ValueError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -18,7 +18,7 @@ _log = logging.getLogger("hookline")
 
 
 def piped_text(stream: TextIO | None = None) -> str | None:
-    """What was piped in; None at a terminal, without standard input, or if nothing arrives within PATIENCE_S.
+    """The text that was piped in; None at a terminal, without standard input, or if nothing arrives within PATIENCE_S.
 
     Raises: ConfigError if it is not UTF-8.
     """
@@ -33,7 +33,7 @@ def piped_text(stream: TextIO | None = None) -> str | None:
         )
         return None
     try:
-        # Bytes, where there are some: what the text layer makes of them depends on the locale.
+        # Bytes if possible, because decoding by the text layer depends on the locale.
         buffer = getattr(stream, "buffer", None)
         found = stream.read(MAX_READ + 1) if buffer is None else buffer.read(MAX_READ + 1)
         if len(found) > MAX_READ:
@@ -44,8 +44,8 @@ def piped_text(stream: TextIO | None = None) -> str | None:
 
 
 def _is_silent(stream: TextIO) -> bool:
-    """Whether neither data nor an end comes within PATIENCE_S: waiting longer would look like hanging."""
+    """Whether neither data nor the end comes within PATIENCE_S. A longer wait would look like a hang."""
     try:
         return not select.select([stream.fileno()], [], [], PATIENCE_S)[0]
     except (OSError, ValueError):
-        return False  # it has no file descriptor, or one that cannot be waited for
+        return False  # no file descriptor, or none that select can wait for

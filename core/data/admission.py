@@ -1,6 +1,6 @@
-"""How many rows an engine gets at once: a tenth more than run, so that a place that becomes free is taken at once.
+"""Limits the rows in an engine to a tenth more than can run, so that a place that becomes free is taken at once.
 
-Bounded in requests and in prompt tokens; the rest wait here, in their order, where they cost the scheduler nothing.
+Limits both requests and prompt tokens. Other rows wait here in order, where they cost the scheduler nothing.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ if TYPE_CHECKING:
     from hookline.core.frontend.llm import LLM
 
 AHEAD = 1.1
-"""Rows in flight over the most that run."""
+"""Rows in an engine relative to the rows that can run."""
 
 
 class Admission:
-    """Lets in at most max_rows requests with at most max_tokens prompt tokens in all, first come, first served.
-
-    A request that has more tokens than that alone is let in alone. Belongs to one event loop.
+    """Admits at most max_rows requests with at most max_tokens prompt tokens together, first come, first served. A
+    request with more tokens than that is admitted alone. Belongs to one event loop.
     """
 
     def __init__(self, max_rows: int, max_tokens: int) -> None:
@@ -32,14 +31,14 @@ class Admission:
 
     @classmethod
     def of(cls, llm: LLM, max_rows: int | None = None) -> Admission:
-        """For an engine. max_rows: None is a tenth more than engine.max_num_seqs."""
+        """For an engine. max_rows: None: a tenth more than engine.max_num_seqs."""
         engine = llm.engine
         num_tokens = engine.num_blocks * engine.limits.plan.block_size
         return cls(max_rows or rows_in_flight(llm.config.engine.max_num_seqs), math.ceil(AHEAD * num_tokens))
 
     @asynccontextmanager
     async def room(self, num_tokens: int) -> AsyncIterator[None]:
-        """Wait for room for a request with `num_tokens` prompt tokens, and keep it while inside."""
+        """Wait for room for a request with `num_tokens` prompt tokens, and occupy it until the block is left."""
         if self._waiting or not self._has_room(num_tokens):
             await self._turn(num_tokens)
         else:
@@ -72,11 +71,11 @@ class Admission:
         self.num_tokens -= num_tokens
         while self._waiting and (self._waiting[0][1].done() or self._has_room(self._waiting[0][0])):
             num_wanted, turn = self._waiting.popleft()
-            if not turn.done():  # else it was cancelled
+            if not turn.done():  # otherwise it was cancelled
                 self._take(num_wanted)
                 turn.set_result(None)
 
 
 def rows_in_flight(max_num_seqs: int) -> int:
-    """A tenth more than run."""
+    """A tenth more rows than can run."""
     return math.ceil(AHEAD * max_num_seqs)

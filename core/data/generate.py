@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     import pyarrow
 
 ASKER = "Generate.options"
-"""Who needs Ray, as errors call it."""
+"""The name of this feature in errors about a missing Ray."""
 MAX_TOLD = 4000
-"""Most characters of the last line of a process that ends."""
+"""Most characters of the last line that a process prints when it ends."""
 CONCURRENT_BLOCKS = 4
-"""Blocks that one engine answers at a time: while the last rows of one end, others keep the engine full."""
+"""Blocks that an engine answers at a time: while the last rows of one finish, others keep the engine full."""
 
 
 class Generate:
@@ -85,7 +85,7 @@ class Generate:
         return with_answers(table, answers, self._task, self._prefix)
 
     async def aclose(self) -> None:
-        """Release the engine, where no process ends with it."""
+        """Release the engine, for callers whose process does not end with it."""
         await self._llm.aclose()
 
     @staticmethod
@@ -128,7 +128,7 @@ class Generate:
 
 
 def checked_config(engine: Mapping[str, Any], host: PluginHost) -> Config:
-    """The configuration that LLM's keyword arguments mean.
+    """The configuration for LLM's keyword arguments.
 
     Raises: ConfigError or PluginError naming the key, the value and the fix.
     """
@@ -154,7 +154,10 @@ def _check(arguments: Mapping[str, Any], config: Config) -> None:
 
 
 def _reader(task: str, sampling: Any, pooling: Any, seed: int) -> RowReader:
-    """What reads the rows. Raises: HooklineError for a task or parameters that cannot be."""
+    """The reader of the rows.
+
+    Raises: HooklineError for an invalid task or invalid parameters.
+    """
     for name, given in (("sampling", sampling), ("pooling", pooling)):
         if not isinstance(given, Mapping | None):
             raise ConfigError(f"{name}={shown(given)} must be a mapping of parameters, or None")
@@ -169,7 +172,7 @@ def _check_prefix(prefix: Any) -> None:
 def ranks_gpus(config: Config, asker: str) -> int:
     """GPUs of an engine: one for each rank if the cluster has any and the device is not the CPU.
 
-    Raises: ConfigError that begins with `asker` if there is no cluster to ask.
+    Raises: ConfigError that begins with `asker` if there is no cluster.
     """
     if config.device == "cpu":
         return 0

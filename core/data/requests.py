@@ -1,4 +1,4 @@
-"""A row of a table as a request: which columns hold the prompt, and which parameters it brings. No engine is needed."""
+"""Converts rows of a table to requests: which columns have the prompt, and which the parameters. Needs no engine."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
     from hookline.core.tokenizer.codec import Prompt
 
 COMPLETION, CHAT, STRUCTURED, EMBEDDINGS = TASKS = ("completion", "chat", "structured", "embeddings")
-"""What is made of a row: the continuation of a text, the answer in a chat, either of them in a form that a grammar or
-JSON schema gives, or a vector."""
+"""What an engine does with a row: continue a text, answer a chat, either of them in the form of a grammar or JSON
+schema, or make a vector."""
 _PROMPTS = ("messages", "prompt", "prompt_token_ids")
 _PROMPTS_OF = {COMPLETION: _PROMPTS[1:], CHAT: _PROMPTS[:1], STRUCTURED: _PROMPTS, EMBEDDINGS: _PROMPTS[1:]}
 PARAMETERS = ("sampling", "structured_outputs", "json_schema")
-"""Columns with a row's own parameters, over those of all rows; texts in them are JSON."""
+"""Columns with a row's own parameters, which override those of all rows; texts in them are JSON."""
 
 
 def prompts_of(task: str) -> tuple[str, ...]:
-    """Columns of which a row of the task has one."""
+    """Columns of which a row of the task must have one."""
     return _PROMPTS_OF[task]
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a row asks. params: None for a vector."""
+    """The request of a row. params: None for a vector."""
 
     prompt: Prompt
     params: SamplingParams | None
@@ -41,9 +41,9 @@ class Request:
 
 @dataclass(frozen=True)
 class RowReader:
-    """Makes requests of rows. sampling: of all rows, as a mapping; seed: of rows that bring none.
+    """Makes requests of rows. sampling: parameters of all rows, as a mapping; seed: for rows without any.
 
-    Raises: RequestError if the task or the parameters of all rows cannot be.
+    Raises: RequestError if the task or the parameters of all rows are invalid.
     """
 
     task: str = COMPLETION
@@ -58,15 +58,15 @@ class RowReader:
 
     @property
     def wants_forms(self) -> bool:
-        """Whether every row asks for a form, as far as that is known before a row is read."""
+        """Whether every row asks for a form, as far as it is known before a row is read."""
         params: SamplingParams = vars(self)["_params"]
         return self.task != EMBEDDINGS and (self.task == STRUCTURED or params.structured_outputs is not None)
 
     def request_of(self, row: Mapping[str, Any], number: int = 0) -> Request:
         """The request of a row. number: its place in its batch.
 
-        A row without a seed gets one of its own that follows from its prompt, its number and the engine's seed, so that
-        a batch that is answered again, after its process died, is answered with the same tokens.
+        A row without a seed gets one that follows from its prompt, its number and the engine's seed. A batch that is
+        answered again after its process died therefore gets the same tokens.
         Raises: RequestError saying what is missing or wrong.
         """
         prompt = self._prompt(row)
@@ -108,7 +108,7 @@ class RowReader:
         return found
 
     def _own(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """The parameters that the row brings; a null in them says nothing, as where other rows have some."""
+        """The parameters of the row; null counts as unset, because other rows of the table may have a value there."""
         own = _without_nulls(_mapping(row, "sampling"))
         if row.get("structured_outputs") is not None:
             own["structured_outputs"] = _without_nulls(_mapping(row, "structured_outputs"))

@@ -1,4 +1,4 @@
-"""Rows answered by an engine: each admitted in its turn, a bad one answered with its error, in the order they came."""
+"""Answers rows by an engine: admits them in order, gives a bad row its error, and returns the answers in order."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from hookline.core.plugin.host import PluginHost
 
 Row = Mapping[str, Any] | RequestError
-"""A row by its columns, or why it cannot be read."""
+"""A row by its columns, or the error that made it unreadable."""
 RETRY_S = 0.05
-"""Pause before a row that the queue was full for is tried again."""
+"""Seconds before a row is tried again that found the queue full."""
 
 
 def engine_for_rows(config: Config, host: PluginHost, wants_forms: bool) -> AsyncLLM:
-    """The engine of a batch. No stream would feel it when a grammar back end is made in between, as a server's would,
-    so it is made at the start only if rows are known to ask for forms, or if engine.prepare_grammars says so.
+    """The engine of a batch. In contrast to a server, no stream would stall while a grammar back end is made later, so
+    it is made at the start only if rows are known to need it, or if engine.prepare_grammars says so.
     """
     from hookline.core.frontend.async_llm import AsyncLLM
 
@@ -44,7 +44,7 @@ class RowAnswers:
         self._llm, self._reader, self._admission = llm, reader, admission
 
     async def answers(self, rows: Iterable[Row], progress: Callable[[Answer], None] | None = None) -> list[Answer]:
-        """One answer for each row, in their order; progress is told each when it is there.
+        """Answer each row, in order; progress is called after each.
 
         Raises: EngineError if the engine is dead.
         """

@@ -1,4 +1,4 @@
-"""Batches as Arrow tables: their rows as plain values, and the answers as columns beside the ones that came."""
+"""Batches as Arrow tables: rows as plain values, and answers as columns beside those of the input."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ GENERATED = {
     "num_completion_tokens": "int64",
     "error": "string",
 }
-"""Columns that come to a row that is completed, and their types."""
+"""Columns of a completion's answer, and their types."""
 EMBEDDED = {"embedding": "list<float>", "num_prompt_tokens": "int64", "error": "string"}
-"""Columns that come to a row that becomes a vector."""
+"""Columns of a vector's answer, and their types."""
 Answer = Mapping[str, Any]
-"""Of a row, by the names of its new columns; what is missing is null."""
+"""The values of a row's new columns by name; missing ones are null."""
 
 
 def table_of(batch: Any) -> pyarrow.Table:
-    """A batch of Ray Data in any of its formats: an Arrow table, arrays by column, or a pandas.DataFrame.
+    """Convert a batch of Ray Data in any of its formats: an Arrow table, arrays by column, or a pandas.DataFrame.
 
-    Raises: ConfigError if it is none of them, has values for which Arrow has no type, or several columns of one name.
+    Raises: ConfigError for any other type, for values for which Arrow has no type, or for several columns of one name.
     """
     import pyarrow as pa
 
@@ -62,15 +62,13 @@ def _plain(values: Any) -> Any:
 
 
 def rows_of(table: pyarrow.Table) -> Iterator[dict[str, Any] | RequestError]:
-    """What a request is made of, row by row: other columns are not looked at. A row with a value that Python
-    cannot hold is the error that refuses it.
-    """
+    """The columns that requests need, row by row. A row with a value that Python cannot represent is its error."""
     table = table.select([name for name in table.column_names if name in _INPUTS])
     if not table.column_names:
         return iter({} for _ in range(table.num_rows))
     try:
         return iter(table.to_pylist())
-    except (ValueError, OverflowError):  # a text that is not UTF-8, a time that no calendar has
+    except (ValueError, OverflowError):  # a text that is not UTF-8, or a time outside of the calendar
         return (_row_of(table.slice(row, 1)) for row in range(table.num_rows))
 
 
@@ -90,9 +88,9 @@ def columns_of(task: str) -> Mapping[str, str]:
 
 
 def with_answers(table: pyarrow.Table, answers: Sequence[Answer], task: str, prefix: str = "") -> pyarrow.Table:
-    """The table with the answers' columns at its end; of the same types whatever the answers are.
+    """Add the answers' columns to a table; their types do not depend on the answers.
 
-    Raises: ConfigError if it has a column of such a name.
+    Raises: ConfigError if the table has a column of such a name.
     """
     import pyarrow as pa
 

@@ -1,8 +1,8 @@
-"""What sets the jobs of a sweep apart: the configuration keys whose values differ, as columns.
+"""Finds the configuration keys in which the jobs of a sweep differ, as columns.
 
 A group whose choice differs (`scheduler=a,b`, `workload=x,y`) is one column; a key inside of it is a column only if it
-differs between jobs of the same choice. A key that only jobs of other revisions have explains no difference: it may
-have been there under another name, or be new.
+differs between jobs of the same choice. A key that only jobs of other revisions have is no column: it may have had
+another name there, or be new.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from typing import Any
 from hookline.core.report.jobs import Job
 
 LOAD_KEYS = ("workload", "slo", "repeats")
-"""Keys that say how a job is measured, not what is measured."""
+"""Keys about how a job is measured, not what is measured."""
 FACTS = {"on device": "device", "kernels taken": "kernels", "revision": "revision"}
-"""Results that a comparison should show if they differ although the same was asked for."""
+"""Results that a comparison should show if they differ although the configurations are equal."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A key and its value for each job, by id; None where a job does not say."""
+    """A key and its value for each job, by id; None for a job without it."""
 
     name: str
     values: Mapping[str, Any]
 
     @property
     def is_load(self) -> bool:
-        """Whether it belongs to the load that the jobs were measured under."""
+        """Whether the key belongs to the load of the jobs."""
         return self.name.partition(".")[0] in LOAD_KEYS
 
     @property
     def is_number(self) -> bool:
-        """Whether jobs can be put in order by it."""
+        """Whether jobs can be sorted by the key."""
         known = [value for value in self.values.values() if value is not None]
         return all(isinstance(value, int | float) and not isinstance(value, bool) for value in known)
 
@@ -45,16 +45,15 @@ class Column:
         return value_text(self.values[job.id])
 
     def short(self, job: Job) -> str:
-        """The value as it names a job: `chunked`, `max_num_seqs=64`."""
+        """The value as a part of a job's name: `chunked`, `max_num_seqs=64`."""
         key, value = self.name.rpartition(".")[2], self.text(job)
         return value if isinstance(self.values[job.id], str) else f"{key}={value}"
 
 
 @dataclass(frozen=True)
 class _Candidate:
-    """How to find a job's value of a key.
-
-    group: the choice that the key belongs to. asked: whether it was asked for, and nothing is a value, too.
+    """How to find a job's value of a key. group: the choice that the key belongs to. asked: the key was set by
+    arguments, and None counts as a value.
     """
 
     of: Callable[[Job], Any]
@@ -63,7 +62,7 @@ class _Candidate:
 
 
 def value_text(value: Any) -> str:
-    """A configuration value as people write it."""
+    """A configuration value in the notation of the command line."""
     if value is None:
         return "–"
     return value if isinstance(value, str) else json.dumps(value)
@@ -83,7 +82,7 @@ def columns_of(jobs: Sequence[Job]) -> list[Column]:
 
 
 def _candidates(jobs: Sequence[Job]) -> dict[str, _Candidate]:
-    """Every key that may differ."""
+    """All keys that may differ."""
     names = {key: None for job in jobs for key in (*job.config, *job.overrides, *_leaves(job.config))}
     groups = {key for job in jobs for key, value in job.config.items() if isinstance(value, Mapping)}
     found = {}
@@ -121,7 +120,7 @@ def _has(job: Job, name: str) -> bool:
 
 
 def _choice(job: Job, group: str) -> Any:
-    """What was chosen of a group: as the arguments name it (presets have names of their own), or its option."""
+    """The choice of a group: as the arguments name it (presets have names of their own), or the option."""
     options = job.config.get(group)
     return job.overrides.get(group) or (options.get("name") if isinstance(options, Mapping) else options)
 

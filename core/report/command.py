@@ -29,7 +29,7 @@ PAGE, TABLE = "index.html", "report.md"
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line asks for."""
+    """The arguments of the command."""
 
     folders: tuple[Path, ...]
     baseline: str
@@ -38,7 +38,7 @@ class Options:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the report and return the exit code: 0, or 2 and one line for what cannot be done."""
+    """Write the report and return the exit code: 0, or 2 after an error of one line."""
     from hookline.core.cli.command import guarded
 
     return guarded(_run, arguments)
@@ -55,9 +55,9 @@ def _run(arguments: list[str]) -> int:
 
 
 def parse(arguments: Sequence[str]) -> Options:
-    """What the arguments ask for; `name=value` sets a key, anything else is a folder.
+    """Parse the arguments; `name=value` sets a key, anything else is a folder.
 
-    Raises: ConfigError for an unknown key, a value that cannot be, or no folder.
+    Raises: ConfigError for an unknown key, an invalid value, or no folder.
     """
     folders, values = [], {"baseline": "first", "png": "auto"}
     for argument in arguments:

@@ -1,6 +1,7 @@
 """Charts of latency over throughput, along a number that differs between jobs.
 
-A number of the load (its rate) makes curves over all jobs; any other, among those that served the same load.
+A number of the load (such as its rate) makes curves over all jobs; any other number makes curves over jobs with the
+same load.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from hookline.core.report.jobs import Job
 from hookline.core.report.view import Report, words
 
 KNOBS = ("workload.request_rate", "engine.max_num_seqs")
-"""What curves run along, if several numbers differ."""
+"""Numbers that curves are drawn along, in the order of preference."""
 FLAT = 1.05
-"""Throughputs closer together than this factor make no curve."""
+"""Factor between throughputs below which no curve is drawn."""
 
 
 def knob(report: Report, of_load: bool) -> Column | None:
-    """The number along which curves run: of the load (its rate, say), or of what serves it; None if none differs."""
+    """The number that curves are drawn along: of the load, or of what serves it; None if none differs."""
     numeric = [one for one in report.columns if one.is_number and one.is_load == of_load]
     preferred = [one for name in KNOBS for one in numeric if one.name == name]
     return next(iter([*preferred, *numeric]), None)
@@ -40,7 +41,7 @@ def curves(report: Report, jobs: Sequence[Job], of_load: bool) -> list[Chart]:
 
 
 def spread_out(jobs: Sequence[Job]) -> bool:
-    """Whether throughputs differ enough to draw anything over them; at a rate that all can serve they do not."""
+    """Whether throughputs differ enough for a curve; at a rate that all jobs can serve they do not."""
     known = [value for job in jobs if (value := job.figure("output_tok_s"))]
     return bool(known) and max(known) > FLAT * min(known)
 

@@ -1,4 +1,4 @@
-"""Charts of how long requests, and tokens, waited: the share that waited no longer, over time."""
+"""Charts of waiting times of requests and tokens: the share that waited no longer, over time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hookline.core.report.jobs import Job
 from hookline.core.report.view import Group, Report
 
 FRACTIONS = np.concatenate([np.linspace(0, 0.99, 100), [0.995, 0.999, 1.0]])
-"""Of a distribution: the points that are drawn of it, if it has more samples than that."""
+"""Points that are drawn of a distribution with more samples than that."""
 
 PERCENTILES = {"p50": 50.0, "p90": 90.0, "p99": 99.0, "max": 100.0}
 Points = tuple[list[float], list[float]]
@@ -52,7 +52,7 @@ def stated(job: Job, name: str) -> Points | None:
 
 
 def cumulative(values: Array) -> Points | None:
-    """Of sorted samples, in seconds, the percentage that is at most as large; None if there are none."""
+    """For each time, the percentage of sorted samples that are at most as large; None without samples."""
     if not len(values):
         return None
     if len(values) <= len(FRACTIONS):

@@ -1,6 +1,6 @@
-"""The report as one HTML page that needs nothing else: styles, script and charts are in it.
+"""The report as a single HTML page with its styles, script and charts.
 
-Jinja2 fills the templates in and escapes whatever comes from a configuration.
+Jinja2 fills in the templates and escapes everything that comes from a configuration.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _section(report: Report, group: Group) -> Mapping[str, Any]:
 
 
 def _choosing(report: Report) -> list[Figure]:
-    """The figures that people choose by."""
+    """The figures by which people choose a job."""
     return [figure for name in HIGHLIGHTS for figure in report.figures if figure.name == name]
 
 
@@ -118,6 +118,6 @@ def _superlative(figure: Figure) -> str:
 
 
 def _best(report: Report, group: Group) -> Mapping[str, tuple[Figure, Job]]:
-    """Which row has the best of each of those figures."""
+    """The row with the best value of each of those figures."""
     found = ((figure, group.best(figure)) for figure in _choosing(report))
     return {_superlative(figure): (figure, job) for figure, job in found if job is not None}

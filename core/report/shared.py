@@ -1,4 +1,4 @@
-"""What the configurations of jobs share, and what each has of its own."""
+"""Splits the configurations of jobs into what they share and what differs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def common(trees: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def own(tree: Mapping[str, Any], shared: Mapping[str, Any]) -> dict[str, Any]:
-    """The rest of a configuration: what it does not share."""
+    """The keys of a configuration that are not shared."""
     found = {}
     for key, value in tree.items():
         if isinstance(value, Mapping) and isinstance(shared.get(key), Mapping):

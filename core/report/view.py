@@ -21,7 +21,7 @@ FIRST = "first"
 
 @dataclass(frozen=True)
 class Ratio:
-    """A figure over the baseline's. verdict: better, worse, or "" if it is neither."""
+    """A figure relative to the baseline's. verdict: better, worse, or ""."""
 
     value: float
     verdict: str
@@ -34,7 +34,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Group:
-    """Jobs that served the same load. name: what tells this load from the others, "" if there is one alone."""
+    """Jobs that served the same load. name: of the load, among others; "" if there is only one."""
 
     name: str
     jobs: Sequence[Job]
@@ -42,11 +42,11 @@ class Group:
 
     @cached_property
     def done(self) -> list[Job]:
-        """Those with figures."""
+        """The jobs with figures."""
         return [job for job in self.jobs if job.is_done]
 
     def ratio(self, figure: Figure, job: Job) -> Ratio | None:
-        """The job's figure over the baseline's; None for the baseline itself, or if there is none."""
+        """The job's figure relative to the baseline's; None for the baseline itself, or without a value."""
         if self.baseline is None or job is self.baseline:
             return None
         value, base = job.figure(figure.name), self.baseline.figure(figure.name)
@@ -64,7 +64,7 @@ class Group:
         return max(known, key=lambda job: figure.better * (job.figure(figure.name) or 0.0))
 
     def num_rivals(self, figure: Figure, best: Job) -> int:
-        """How many others have as good a figure as the best one, but for what counts as no difference."""
+        """Number of other jobs whose figure is as good as the best one, up to a difference that is negligible."""
         values = [job.figure(figure.name) for job in self.done if job is not best]
         top = best.figure(figure.name) or 0.0
         return sum(value is not None and abs(value - top) < STEADY * abs(top) for value in values)
@@ -72,7 +72,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Report:
-    """All that a report shows, before it is drawn."""
+    """The contents of a report, before drawing."""
 
     jobs: Sequence[Job]
     columns: Sequence[Column]
@@ -103,11 +103,11 @@ class Report:
         return [job for job in self.jobs if not job.is_done]
 
     def name(self, job: Job) -> str:
-        """What sets a job apart from the others that served its load, in words."""
+        """The differences of a job from others that served its load, in words."""
         return words(job, (column for column in self.columns if not column.is_load or len(self.groups) == 1))
 
     def label(self, job: Job) -> str:
-        """Its number, and what sets it apart."""
+        """The job's number and its differences."""
         name = self.name(job)
         return f"job {job.id}: {name}" if name else f"job {job.id}"
 
@@ -144,7 +144,7 @@ def _load(job: Job) -> str:
 
 
 def _asked(job: Job) -> str:
-    """Names the load by the arguments alone, which is all that a job says that never got as far as its own code."""
+    """The load's name from the arguments alone, for jobs that failed before their configuration was recorded."""
     return json.dumps({key: value for key, value in job.overrides.items() if key.partition(".")[0] in LOAD_KEYS})
 
 
@@ -157,7 +157,7 @@ def _group(members: Sequence[Job], jobs: Sequence[Job], columns: Sequence[Column
 
 
 def _baseline(done: Sequence[Job], columns: Sequence[Column], chosen: Job | None) -> Job | None:
-    """The chosen job; under another load the one that differs from it in nothing else; or the first."""
+    """The baseline: the chosen job; under another load the job that differs from it only in the load; or the first."""
     if chosen is None or chosen in done:
         return chosen or (done[0] if done else None)
     others = [column for column in columns if not column.is_load]

@@ -1,7 +1,7 @@
-"""The hydra.* keys of a sweep: values that its sweeper or launcher cannot use are refused by their keys' names.
+"""Checks the hydra.* keys of a sweep: values that its sweeper or launcher cannot use are refused by their keys' names.
 
-Knows the study's and joblib's keys, the sweep's folder, and how submitit starts jobs. What is no number is left to
-Hydra, which names the key of a value of the wrong type itself.
+Knows the keys of the study and of joblib, the sweep's folder, and how submitit starts jobs. Values of a wrong type are
+left to Hydra, which names the key itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hookline.core.errors import ConfigError
 FOLDER, STORAGE, DIRECTION = "hydra.sweep.dir", "hydra.sweeper.storage", "hydra.sweeper.direction"
 DIRECTIONS = ("minimize", "maximize")
 STUDIES = ("study", "optuna", "ax", "nevergrad")
-"""Sweepers that choose jobs by the figures of those before, ours and Hydra's."""
+"""Sweepers that choose jobs by the figures of earlier jobs, ours and Hydra's."""
 MAX_CHECKED = 100
 """Combinations of options that are tried before a study begins."""
 OUTPUTS = "outputs"
@@ -58,7 +58,7 @@ def check_settings(arguments: Sequence[str]) -> None:
 
 
 def _refuse_lost(arguments: Sequence[str]) -> None:
-    """Refuse values that no job would have, since a sweep takes a key's last argument alone."""
+    """Refuse values that would be ignored, because a sweep uses only the last argument of a key."""
     given: list[tuple[str, frozenset[str], bool, str]] = []
     for argument in arguments:
         key = argument.lstrip("+~").partition("=")[0]
@@ -78,7 +78,7 @@ def _refuse_lost(arguments: Sequence[str]) -> None:
 
 
 def _keys_set(argument: str) -> frozenset[str]:
-    """The keys that an argument sets: those in mappings by their full names, of all values that it gives."""
+    """The keys that an argument sets, with full names for the keys inside of mappings, over all of its values."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
@@ -102,7 +102,7 @@ def _names(key: str, value: object) -> Iterator[str]:
 
 
 def is_study(arguments: Sequence[str]) -> bool:
-    """Whether the sweeper chooses jobs by the figures of those before."""
+    """Whether the sweeper chooses jobs by the figures of earlier jobs."""
     return _given(arguments, "hydra/sweeper") in STUDIES
 
 
@@ -161,8 +161,8 @@ def explain(error: Exception, arguments: Sequence[str]) -> ConfigError | None:
 
 
 def quiet_controllers(arguments: Sequence[str]) -> list[str]:
-    """The arguments, with one more for submitit's local launcher: the process beside each job, which a terminal's
-    Ctrl-C reaches as it reaches us, ends with a traceback then, and that is not shown. Jobs have logs of their own.
+    """The arguments, with a further one for submitit's local launcher. A terminal's Ctrl-C also reaches the process
+    beside each job, which then ends with a traceback; the argument hides it. Jobs have logs of their own.
     """
     has_setup = any(_plain(one).startswith(f"{_SETUP}=") for one in arguments)
     if has_setup or _SUBMITIT not in map(_plain, arguments):
@@ -194,7 +194,7 @@ def _refuse_empty(argument: str, is_study: bool) -> None:
     try:
         value = OverridesParser.create().parse_override(argument).value()
     except HydraException:
-        return  # Hydra will say so
+        return  # Hydra reports it
     if isinstance(value, IntervalSweep) and value.start is not None and value.end is not None:
         if value.start > value.end:
             raise ConfigError(f"{argument} holds no value: {value.start} is above {value.end}")
@@ -208,14 +208,16 @@ def _refuse_empty(argument: str, is_study: bool) -> None:
 
 
 def _is_hydras(error: BaseException) -> bool:
-    """Whether Hydra or a plugin of it was at work, and no job."""
+    """Whether an error comes from Hydra or one of its plugins, and not from a job."""
     files = [Path(frame.f_code.co_filename) for frame, _ in traceback.walk_tb(error.__traceback__)]
     own = [file for file in files if file.parent != _STDLIB]
     return bool(own) and not {"hydra", "hydra_plugins", "omegaconf"}.isdisjoint(own[-1].parts)
 
 
 def _is_of_folder(path: str, arguments: Sequence[str]) -> bool:
-    """Whether a path is the sweep's folder, lies in it or holds it; of its name, what stands before a ${...} counts."""
+    """Whether a path is the sweep's folder, is inside of it or contains it; of a folder's name, the part before a
+    ${...} counts.
+    """
     plain, dollar, _ = (_given(arguments, FOLDER) or OUTPUTS).partition("${")
     start = os.path.basename(plain) if dollar else ""
     folder = Path(os.path.abspath(os.path.dirname(plain) if dollar else plain))

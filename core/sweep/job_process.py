@@ -1,4 +1,4 @@
-"""One command in a process of its own: what it prints goes to a file, and how it ended comes back."""
+"""Runs a command in a process of its own; its output goes to a file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from hookline.core.sweep.job_status import DONE, TIMED_OUT, cause_of_exit
 
 TAIL_BYTES = 65536
-"""As much of a log's end as can hold the cause of a failure."""
+"""Bytes at the end of a log that can contain the cause of a failure."""
 
 
 def run_child(
@@ -22,10 +22,8 @@ def run_child(
     timeout_s: float | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Run a command to its end; returns its status, its error and its exit code.
-
-    text: its standard input; None is an empty one. timeout_s: after which it is killed; None waits for ever.
-    environ: variables it gets beside ours.
+    """Run a command until it ends; returns its status, its error and its exit code. text: its standard input; None:
+    empty. timeout_s: after which it is killed; None: never. environ: further variables.
     """
     with log.open("wb") as file:
         try:

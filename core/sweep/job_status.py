@@ -1,4 +1,4 @@
-"""Why a job ended as it did: the status and the one-line cause that its record gets.
+"""The status of a finished job and its cause in one line, for the job's record.
 
 Statuses: done; failed; out_of_memory; killed, by a signal from outside; timed_out. Imports no torch.
 """

@@ -1,7 +1,7 @@
-"""Jobs of a sweep on Ray: each gets as many GPUs as its engine has ranks, on one node, where the cluster has any.
+"""Jobs of a sweep on Ray: each gets as many GPUs as its engine has ranks, on one node, if the cluster has any.
 
-Hydra's launcher gives all jobs of a sweep the same resources, so a job's GPUs are asked for where the job is known: in
-its task, which starts another one on them and waits. Imports Ray nowhere, so a sweep without Ray does not need it.
+Hydra's launcher gives all jobs of a sweep the same resources. So the task of a job, which knows the job, starts another
+task with the GPUs and waits for it. Does not import Ray, so that sweeps without it do not need it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ Run = Callable[..., dict[str, Any]]
 
 
 def on_gpus(run: Run, tree: Mapping[str, Any]) -> Run:
-    """What runs a job of a composed tree: `run`, in a Ray task with the job's GPUs if this is a task without any.
-
-    On a cluster without GPUs, or for a job that takes none, it is `run` itself.
+    """The function that runs a job of a composed tree: `run` in a Ray task with the job's GPUs if this is a task
+    without any. On a cluster without GPUs, or for a job that needs none, it is `run` itself.
     """
     ray = sys.modules.get("ray")
     wanted = num_gpus(tree)
@@ -39,10 +38,10 @@ def on_gpus(run: Run, tree: Mapping[str, Any]) -> Run:
 
     def _run_there(*arguments: Any) -> dict[str, Any]:
         task = ray.remote(num_cpus=0, num_gpus=wanted, max_retries=0)(run)
-        # Not ray.get: while it waits, Ray would start the task of every other job of the sweep, too.
+        # Not ray.get: during its wait, Ray would start the tasks of all other jobs of the sweep.
         try:
             found: dict[str, Any] = task.remote(*arguments).future().result()
-        except ray.exceptions.RayError as error:  # a lost node is one job's loss, not the sweep's
+        except ray.exceptions.RayError as error:  # a lost node fails this job, not the sweep
             found = {"status": FAILED, "error": f"Ray lost the job: {one_short_line(error)}", "exit_code": None}
         return found
 
@@ -50,9 +49,8 @@ def on_gpus(run: Run, tree: Mapping[str, Any]) -> Run:
 
 
 def num_gpus(tree: Mapping[str, Any]) -> int:
-    """GPUs of a job's engine: one a rank; none on a CPU, or if the engine asks Ray for them itself.
-
-    A value that is none is for the job's own process to refuse.
+    """GPUs of a job's engine: one for each rank; none on a CPU, or if the engine asks Ray for them itself. Invalid
+    values are refused by the job's own process.
     """
     engine = tree.get("engine") or {}
     if tree.get("device") == "cpu" or (isinstance(engine, Mapping) and engine.get("executor") == "ray"):

@@ -15,7 +15,8 @@ from hookline.core.util.json_lines import json_object, numbered_lines
 
 FORMAT = 1
 RESULTS = "results.jsonl"
-"""In a sweep's folder: a line for each job that ran. Single runs may have added theirs, by their key `result`."""
+"""The file in a sweep's folder with a line for each job that ran. Single runs may have added lines by their key
+`result`."""
 _OF_A_JOB = frozenset(("job", "key", "folder", "overrides", "status"))
 
 
@@ -91,7 +92,7 @@ def read_all(folder: Path) -> list[dict[str, Any]]:
 
 
 def objective_value(metrics: Mapping[str, Any], name: str) -> float | None:
-    """The figure that an objective names, `ttft_s.p99` say; None if the run has none."""
+    """The figure that an objective names, such as `ttft_s.p99`; None if the run has none."""
     value = _found(metrics, name)
     return None if value is None else float(value)
 

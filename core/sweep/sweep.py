@@ -1,7 +1,7 @@
-"""Runs the jobs of a sweep, each in a process of its own: a job that fails or leaks memory harms no other.
+"""Runs the jobs of a sweep, each in a process of its own, so that a job that fails or leaks memory affects no other.
 
-Hydra's sweeper chooses the jobs and its launcher the place and time: here, or in worker processes that may run side by
-side. Knows command lines, folders and results; its command knows what a job does.
+Hydra's sweeper chooses the jobs, and its launcher chooses when and where they run: here, or in worker processes,
+possibly side by side. This module knows command lines, folders and results; the job's command knows what a job does.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from hookline.core.util.child_python import python_command
 from hookline.core.util.process import called_as
 
 LOG = "log.txt"
-"""In a job's folder: what the job printed."""
+"""The file in a job's folder with its output."""
 BENCHES = {"bench": "bench", "simulate": "simulate"}
 """Commands that measure a load and write a result line, and their configurations."""
 ON_DEVICES = ("run", "bench")
 """Commands whose jobs have an engine of their own."""
 WITHOUT_EFFECT = ("objective", "job_timeout_s", "output", "result", "records")
-"""Keys that change nothing about what a job computes."""
+"""Keys that do not change what a job computes."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Sweep:
         return _objective(record, job.tree.get("objective"))
 
     def _key(self, job: ComposedJob) -> str:
-        """Names what a job computes, whatever the order and spelling of its arguments."""
+        """A name for what a job computes, independent of the order and the spelling of its arguments."""
         tree = {name: value for name, value in job.tree.items() if name not in WITHOUT_EFFECT}
         text = json.dumps([self.command, tree, self.text], sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -152,7 +152,7 @@ def run_sweep(arguments: Sequence[str], host: PluginHost, keys: type, command: s
             if explained is None:
                 raise
             raise explained from error
-        finally:  # what was done before an error or an interrupt is worth showing, too
+        finally:  # show the finished jobs even after an error or an interrupt
             records = read_lines(notes)
             if records:
                 _summarise(records)
@@ -191,7 +191,7 @@ def _summarise(records: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _free_folder(job: ComposedJob, key: str, before: Sequence[Mapping[str, Any]]) -> Path:
-    """The job's folder; if an earlier sweep put another job there, one beside it."""
+    """The job's folder; if an earlier sweep put another job there, a folder beside it."""
     assert job.folder is not None and job.sweep_folder is not None
     name = os.path.relpath(job.folder, job.sweep_folder)
     taken = any(record["folder"] == name and record["key"] != key for record in before)

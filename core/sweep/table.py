@@ -1,4 +1,4 @@
-"""The jobs of a sweep as a table for a terminal: what each was given, how it ended, and its main figures."""
+"""The jobs of a sweep as a table for a terminal: what sets each apart, how it ended, and its main figures."""
 
 from __future__ import annotations
 
