@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from hookline.core.simulate.cost import CostModel
 
 FAR = 2
-"""Steps with more than this many times the tokens of the largest measured one are worth a warning."""
+"""Steps with more tokens than this many times those of the largest measured step cause a warning."""
 SUFFIX = ".json"
-"""Of the files that cost models are read from and written to."""
+"""Suffix of files with cost models."""
 _log = logging.getLogger("hookline")
 
 
@@ -95,7 +95,7 @@ def predict(cost: CostModel, config: Mapping[str, Any], num_blocks: int | None =
 
 
 def cost_model(tree: Mapping[str, Any]) -> CostModel:
-    """The model that `cost`, or `fit`, and `host_s` ask for; `save` keeps it.
+    """The cost model of the keys `cost` or `fit`, and `host_s`; `save` writes it.
 
     Raises: ConfigError naming the key and what it must be.
     """
@@ -146,7 +146,7 @@ def _checked_save(save: object) -> Path:
 
 
 def _cost_path(name: str) -> Path:
-    """A file as it is given, or one of conf/cost_models by its name."""
+    """The path of a file, which may be the name of a file in conf/cost_models."""
     from hookline.core.errors import ConfigError
     from hookline.core.plugin.presets import CONF
     from hookline.core.util.files import path_of
@@ -164,14 +164,14 @@ def _cost_path(name: str) -> Path:
 
 
 def cost_name(tree: Mapping[str, Any]) -> str:
-    """Where the cost model came from, in a word."""
+    """The origin of the cost model, in a word."""
     if tree.get("fit") is not None:
         return f"fit={tree['fit']}"
     return "given" if isinstance(tree.get("cost"), Mapping) else str(tree.get("cost"))
 
 
 def _speed(runs: Sequence[Recording], wall_s: float) -> dict[str, float]:
-    """How fast the simulation itself was, drawing of the loads included."""
+    """The speed of the simulation itself, including the drawing of loads."""
     num_requests, num_steps = (
         sum(len(run.requests) for run in runs),
         sum(len(run.steps["end_s"]) for run in runs),
@@ -184,7 +184,9 @@ def _speed(runs: Sequence[Recording], wall_s: float) -> dict[str, float]:
 
 
 def warn_beyond(cost: CostModel, runs: Sequence[Recording]) -> None:
-    """Warn if steps were far larger than any that the cost model was fitted to; never for given coefficients."""
+    """Warn if steps were far larger than those that the cost model was fitted to; never for coefficients that were
+    given.
+    """
     for name, what in (
         ("decode", "decode steps of up to %d rows"),
         ("prompt", "steps with prompts of up to %d tokens"),
@@ -200,13 +202,13 @@ def warn_beyond(cost: CostModel, runs: Sequence[Recording]) -> None:
 
 
 def _most_tokens(steps: Mapping[str, Any], *, with_prompts: bool) -> int:
-    """Of the largest step that computes prompts, or of the largest that computes none."""
+    """Tokens of the largest step with prompts, and of the largest step without."""
     num_tokens = steps["decode_rows"] + steps["prefill_tokens"]
     return int(num_tokens[(steps["prefill_tokens"] > 0) == with_prompts].max(initial=0))
 
 
 def _describe_engine(bench: Bench, limits: Any, cost: CostModel) -> dict[str, Any]:
-    """What the configuration came to."""
+    """The configuration of the engine as it resulted on this machine."""
     from hookline.core.simulate.engine import as_configured, cache_groups
 
     cost = as_configured(cost, bench.config.engine)

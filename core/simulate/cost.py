@@ -1,4 +1,4 @@
-"""What a step costs: seconds of the device and of the host, from what the step computes.
+"""The cost of a step: seconds of the device and of the host, from what the step computes.
 
 Coefficients are fitted to measured steps by `core.simulate.fit`, or given. docs/simulation.md explains the file.
 """
@@ -68,10 +68,10 @@ class HostCost:
     prefill_chunk_s: float = 0.0
     prefill_token_s: float = 0.0
     launch_s: Mapping[str, float] = field(default_factory=dict)
-    """By kind of step; a kind that is not there costs nothing."""
+    """Seconds of the launch by kind of step; missing kinds cost nothing."""
 
     def before_s(self, counts: StepCounts) -> float:
-        """Before the device can begin."""
+        """Seconds before the launch."""
         return (
             self.step_s
             + self.decode_row_s * counts.decode_rows
@@ -94,19 +94,19 @@ class CostModel:
     decode: Curve
     prompt: Curve
     prefill_pair_s: float = 0.0
-    """For each pair of a query and a key of a prompt chunk."""
+    """Seconds for each pair of a query and a key of a prompt chunk."""
     context_token_s: float = 0.0
-    """For each token that a decode reads for itself."""
+    """Seconds for each token that a decode reads by itself."""
     shared_token_s: float = 0.0
-    """For each token that a decode reads together with others."""
+    """Seconds for each token that a decode reads together with others."""
     gap_s: float = 0.0
-    """What the device waits between two steps even if the host is ahead."""
+    """Seconds that the device waits between two steps even if the host is ahead."""
     captures: bool = False
     captures_prompts: bool = True
     captured_prompt_tokens: int = MOST_MIXED
     """Tokens of the largest captured step of prompts."""
     captured_joined_decodes: int = 0
-    """Most decodes that such a step has room for; see engine.joined_decodes."""
+    """Most decodes in a captured step of prompts; see engine.joined_decodes."""
     host: HostCost = field(default_factory=HostCost)
     origin: Mapping[str, Any] = field(default_factory=dict)
 
@@ -126,12 +126,12 @@ class CostModel:
 
     @property
     def captured(self) -> dict[str, Any]:
-        """What StepShapes.of takes of it."""
+        """The arguments of StepShapes.of from this model."""
         names = "captures", "captures_prompts", "captured_prompt_tokens", "captured_joined_decodes"
         return {name: getattr(self, name) for name in names}
 
     def device_s(self, counts: StepCounts, shape: StepShape) -> float:
-        """How long the device computes if it need not wait for the host."""
+        """Seconds that the device computes if it need not wait for the host."""
         curve = self.decode if shape.kind == DECODE else self.prompt
         own_tokens = counts.decode_context_tokens - counts.decode_shared_tokens
         return (
@@ -142,13 +142,13 @@ class CostModel:
         )
 
     def launch_s(self, shape: StepShape) -> float:
-        """How long the host launches."""
+        """Seconds of the host to launch the step."""
         return self.host.launch_s.get(shape.kind, 0.0)
 
 
 @dataclass(frozen=True)
 class StepShape:
-    """What a step is to the device: its kind, its tokens with padding, and whether it is one launch."""
+    """The shape of a step for the device: its kind, its tokens with padding, and whether it is captured."""
 
     kind: str
     num_tokens: int
@@ -166,7 +166,7 @@ class StepShapes:
         cls, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int, *, captures: bool,
         captures_prompts: bool = True, captured_prompt_tokens: int = MOST_MIXED, captured_joined_decodes: int = 0,
     ) -> StepShapes:  # fmt: skip
-        """Those of an engine with these limits; the rest as in CostModel."""
+        """The shapes for an engine with these limits; the other arguments are as in CostModel."""
         if not captures:
             return cls()
         limits = max_num_seqs, max_num_batched_tokens, max_model_len
@@ -175,7 +175,7 @@ class StepShapes:
 
     @property
     def joining(self) -> Joining:
-        """Which steps of prompts decodes may join."""
+        """The sizes of prompt steps that decodes may join."""
         return joining(self._prompts)
 
     def shape(self, counts: StepCounts) -> StepShape:

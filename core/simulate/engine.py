@@ -1,7 +1,7 @@
-"""A simulated engine: the real one, its scheduler and its block pool, around an executor that only takes time.
+"""A simulated engine: the real engine, scheduler and block pool, around an executor that only takes virtual time.
 
-What the machine would decide, such as the number of KV blocks, comes from the configuration or from what the cost model
-was measured on. Whatever would change the machine's speed and is not what was measured is refused. No torch.
+Values that the machine would decide, such as the number of KV blocks, come from the configuration or from the machine
+of the cost model. Settings that change the speed and differ from the measured ones are refused. No torch.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from hookline.core.simulate.cost import CostModel, StepShapes
 from hookline.core.simulate.executor import BlankExecutor, run_on
 
 VOCAB_SIZE = 1 << 30
-"""Of a cost model that does not say; then whatever a trace holds is a token."""
+"""Vocabulary size for a cost model without one; any token of a trace is valid then."""
 OF_THE_MACHINE = ("model", "sampler", "kernels", "tp", "pp", "dtype", "device")
-"""Root keys that change what a step costs and nothing else."""
+"""Root keys that only change what a step costs."""
 ENGINE_OF_THE_MACHINE = ("memory_fraction", "cpu_cache_gib", "cpu_threads", "cuda_graphs", "pp_layers")
 FREE = ("weights", "tokenizer", "chat")
-"""Fields of a model that change nothing about its speed."""
+"""Fields of a model that do not change its speed."""
 
 
 def simulated_engine(config: Config, cost: CostModel, host: PluginHost) -> Engine:
@@ -86,12 +86,12 @@ def simulated_engine(config: Config, cost: CostModel, host: PluginHost) -> Engin
 
 
 def cache_groups(origin: Mapping[str, Any]) -> CacheGroups:
-    """Which groups of layers the measured model had; an older cost model does not say, and then there is one."""
+    """The groups of layers of the measured model; older cost models do not say, and have one."""
     return CacheGroups.of_described(origin.get("cache_groups") or {})
 
 
 def _pool_size(engine: EngineConfig, origin: Mapping[str, Any]) -> tuple[int, int]:
-    """The block size and the number of blocks: unless they are set, as many as hold what the measured pool held."""
+    """The block size and the number of blocks: as set, or else as many as hold the measured cache."""
     measured_size = int(origin.get("block_size") or 0)
     measured_tokens = int(origin.get("num_blocks") or 0) * measured_size
     block_size = engine.block_size or measured_size
@@ -104,7 +104,7 @@ def _pool_size(engine: EngineConfig, origin: Mapping[str, Any]) -> tuple[int, in
 
 
 def as_configured(cost: CostModel, engine: EngineConfig) -> CostModel:
-    """The model of an engine that captures what this configuration says of steps with prompts."""
+    """The cost model of an engine that captures steps with prompts as this configuration says."""
     tokens, joined = engine.captured_prompt_tokens, min(cost.captured_joined_decodes, engine.joined_decodes)
     if tokens is not None:
         cost = replace(cost, captured_prompt_tokens=tokens)
@@ -136,7 +136,7 @@ def check_machine(tree: Mapping[str, Any], config: Config, cost: CostModel, host
 
 
 def _came_to(key: str, measured: Any, origin: Mapping[str, Any]) -> str | None:
-    """What `auto` was on the machine that was measured; None if the cost model does not say."""
+    """What `auto` stood for on the measured machine; None if the cost model does not say."""
     if key == "kernels":
         return str(origin["kernels"]) if origin.get("kernels") else None
     device = origin.get("device")
@@ -165,7 +165,7 @@ def _refuse_other(key: str, value: Any, measured: Any, came_to: str | None, host
 
 
 def _option(kind: str, value: Mapping[str, Any], host: PluginHost) -> Any:
-    """The preset that has set these values, or the option's own checkpoint or name."""
+    """The preset with these values, or the option's own checkpoint or name."""
     found: list[tuple[int, str]] = []
     for preset in host.presets:
         if preset.kind != kind:
@@ -178,7 +178,7 @@ def _option(kind: str, value: Mapping[str, Any], host: PluginHost) -> Any:
 
 
 def _fields(kind: str, of: Mapping[str, Any], value: Mapping[str, Any], measured: Mapping[str, Any]) -> str:
-    """The fields in which two forms of an option differ, as one of them has them."""
+    """The fields in which two configurations of an option differ, with the values of one of them."""
     names = [name for name in {**value, **measured} if value.get(name) != measured.get(name) and name not in FREE]
     return f" ({', '.join(f'{kind}.{name}={shown(of.get(name))}' for name in names)})"
 
@@ -188,5 +188,5 @@ def _what_counts(value: Any) -> Any:
 
 
 def _name(value: Any) -> Any:
-    """An option's checkpoint or name; of a plain value, itself."""
+    """An option's checkpoint or name; a plain value itself."""
     return value.get("checkpoint") or value.get("name") if isinstance(value, Mapping) else value

@@ -1,4 +1,4 @@
-"""Executors without a device, on a clock that only they advance: times are a cost model's."""
+"""Executors without a device, on a virtual clock that only they advance by the times of a cost model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class VirtualClock:
-    """Seconds from 0; what an engine's `clock` and `sleep` can be set to."""
+    """A clock in seconds from 0, for an engine's `clock` and `sleep`."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -29,12 +29,12 @@ class VirtualClock:
         return self.now_s
 
     def sleep(self, seconds: float) -> None:
-        """Let that much time pass."""
+        """Advance the clock by that many seconds."""
         assert seconds >= 0, f"time goes on, not back by {-seconds} s"
         self.now_s += seconds
 
     def sleep_until(self, when_s: float) -> None:
-        """Let time pass until that moment; nothing if it is over."""
+        """Advance the clock to that time, if it is not past."""
         self.now_s = max(self.now_s, when_s)
 
 
@@ -45,12 +45,12 @@ class BlankExecutor(Executor):
         self._rng, self._vocab_size = np.random.default_rng(seed), vocab_size
 
     def launch(self, step: Step) -> int:
-        """Count the draws."""
+        """Count the sampled tokens of a step."""
         assert step.num_logprobs < 0, "there are no log-probabilities without a model"
         return step.num_sampled
 
     def collect(self, handle: int) -> StepResult:
-        """As many random tokens as were counted."""
+        """Random tokens, as many as were counted."""
         return StepResult(self._rng.integers(self._vocab_size, size=handle))
 
     def time_steps(self) -> Clock:
@@ -70,11 +70,11 @@ class SimulatedExecutor(Executor):
         self._shapes = StepShapes.of(*sizes, **cost.captured)
         self._counter = StepCounter(limits.max_num_seqs)
         self._free_s: float | None = None
-        """When the device is done with all it was given; None before the first step."""
+        """When the device will have finished everything; None before the first step."""
         self._times: SimulatedTimes | None = None
 
     def launch(self, step: Step) -> tuple[float, Any]:
-        """Let the host's time pass and find out when the device will be done."""
+        """Advance the clock by the host's time, and compute when the device will have finished."""
         cost, counts = self.cost, self._counter.count(step)
         shape = self._shapes.shape(counts)
         self.clock.sleep(cost.host.before_s(counts))
@@ -91,7 +91,7 @@ class SimulatedExecutor(Executor):
         return end_s, self.inner.launch(step)
 
     def collect(self, handle: tuple[float, Any]) -> StepResult:
-        """Wait, in virtual time, until the device is done with the step."""
+        """Advance the clock until the device has finished the step."""
         done_s, inner = handle
         self.clock.sleep_until(done_s)
         return self.inner.collect(inner)
@@ -126,7 +126,7 @@ class SimulatedTimes:
 
 
 def run_on(engine: Engine, cost: CostModel) -> VirtualClock:
-    """Let an engine that has served nothing live on a virtual clock, where its steps take what the model says."""
+    """Put an engine that has served nothing on a virtual clock, where its steps take the times of a cost model."""
     clock = VirtualClock()
     engine.clock, engine.sleep = clock.now, clock.sleep
     engine.executor = SimulatedExecutor(engine.executor, cost, clock, engine.limits.plan)

@@ -32,13 +32,13 @@ from hookline.core.util.process import called_as
 Column = np.ndarray[Any, Any]
 NUM_REWEIGHTINGS = 4
 OUTLIER = 1.0
-"""Errors beyond this many times the prediction count less."""
+"""Errors larger than this many times the prediction count less."""
 SMOOTHNESS = 1e-3
-"""How much neighbouring slopes want to be alike, beside what the steps say: decides where there are none."""
+"""Weight of equal slopes of neighbouring segments relative to the steps; decides where there are no steps."""
 
 
 def knots_around(tokens: Column) -> list[int]:
-    """Powers of two around what was measured."""
+    """Powers of two around the measured sizes."""
     low, high = int(tokens.min()), int(tokens.max())
     powers = [1 << power for power in range(32)]
     return [one for one in powers if one * 2 > low and one < high * 2] or [powers[0]]
@@ -52,7 +52,7 @@ def segments(tokens: Column, knots: Sequence[int]) -> Column:
 
 
 def smoothness(knots: Sequence[int], scale_s: float) -> Column:
-    """Rows that are zero if neighbouring slopes are alike."""
+    """Rows whose residual is zero if neighbouring slopes are equal."""
     rows = np.zeros((max(len(knots) - 2, 0), len(knots)))
     for row in range(len(rows)):
         width = knots[row + 1] - knots[row]
@@ -107,7 +107,7 @@ def _nnls() -> Any:
 
 
 MANY = 10
-"""Steps from which a mean is taken."""
+"""Fewest steps for a mean."""
 ATTENTION = {
     "prefill_pair_s": "prefill_pairs",
     "context_token_s": "own_tokens",
@@ -115,11 +115,11 @@ ATTENTION = {
 }
 """Coefficients of a cost model, and the columns that they multiply."""
 LAUNCH_BOUND = 1.5
-"""A step that is not captured, and on the device shorter than this many launches, is bound by the host."""
+"""A step that is not captured and takes the device less than this many launch times is limited by the host."""
 LIMITS = ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
 """Keys of the engine's configuration that the shapes of its steps depend on."""
 SAME = ("device", "kernels", "block_size")
-"""What all jobs of a fit must have in common, besides the model."""
+"""What all jobs of a fit must share, besides the model."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ def _check_alike(measured: Sequence[Measured]) -> None:
 
 
 def _captures(result: Mapping[str, Any]) -> dict[str, Any]:
-    """CostModel.captured; where a record does not tell, all small steps of a GPU were captured."""
+    """CostModel.captured. Where records do not tell, all small steps on a GPU were captured."""
     is_likely = not str(result["device"]).startswith("cpu") and result["config"]["engine"].get("cuda_graphs", True)
     captured = result.get("captured", {"decodes": is_likely, "prompts": True})
     return {
@@ -213,15 +213,15 @@ class _Steps:
 
     @property
     def prompts(self) -> Column:
-        """Which steps compute prompts."""
+        """Marks steps with prompts."""
         return self["prefill_tokens"] > 0
 
     def of_kind(self, kind: str) -> Column:
-        """Which steps are of a kind."""
+        """Marks steps of a kind."""
         return np.array([shape.kind == kind for shape in self.shapes])
 
     def launch_bound(self) -> Column:
-        """Which steps took the device as long as the host launched them."""
+        """Marks steps that took the device as long as the host launched them."""
         is_captured = np.array([shape.is_captured for shape in self.shapes])
         return ~is_captured & (self["seconds"] < LAUNCH_BOUND * self["launch_s"])
 
@@ -246,7 +246,7 @@ def _columns(one: Measured) -> tuple[list[StepCounts], dict[str, Column], list[A
 def _fit_device(steps: _Steps) -> tuple[Curve, Curve, dict[str, float]]:
     """Both curves and the coefficients of ATTENTION: one problem, as the kinds of steps have attention in common."""
     is_shown, blocks, smooth, all_knots = ~steps.launch_bound(), [], [], []
-    if not (is_shown & steps.prompts).any():  # then the host is all there is to see
+    if not (is_shown & steps.prompts).any():  # then only the host's time was measured
         is_shown |= steps.prompts
     for chosen in (~steps.prompts, steps.prompts):
         knots = knots_around(steps["num_tokens"][chosen & is_shown])
@@ -262,7 +262,7 @@ def _fit_device(steps: _Steps) -> tuple[Curve, Curve, dict[str, float]]:
 
 
 def _fit_host(steps: _Steps) -> HostCost:
-    """What the host works before it launches, and how long it launches steps of each kind."""
+    """Seconds of the host before the launch, and of the launch by kind of step."""
     names = ("decode_rows", "prefill_chunks", "prefill_tokens")
     before_s = steps["before_s"]
     matrix = np.stack([np.ones(len(before_s)), *(steps[name] for name in names)], axis=1).astype(np.float64)
@@ -275,8 +275,8 @@ def _fit_host(steps: _Steps) -> HostCost:
 
 
 def _launch_s(steps: _Steps, chosen: Column) -> float:
-    """The mean of a kind without hiccups. If there are large steps alone, the device's queue was full and the host
-    waited for it while launching: then one of the shortest.
+    """The mean of a kind without outliers. If all of its steps are large, the device's queue was full and the host
+    waited while launching; the value is then that of the shortest ones.
     """
     bound = chosen & steps.launch_bound()
     if any(steps.shapes[place].is_captured for place in np.flatnonzero(chosen)[:1]) or bound.sum() >= MANY:
@@ -286,7 +286,7 @@ def _launch_s(steps: _Steps, chosen: Column) -> float:
 
 
 def _gap_s(measured: Sequence[Measured]) -> float:
-    """What the device waits before a decode that was launched while the step before it ran; 0 if none ever was."""
+    """Seconds that the device waits before a decode that was launched while the step before ran; 0 if there is none."""
     gaps: list[Column] = []
     for one in measured:
         steps = one.recording.steps
@@ -299,7 +299,7 @@ def _gap_s(measured: Sequence[Measured]) -> float:
 
 
 def _origin(measured: Sequence[Measured]) -> dict[str, Any]:
-    """What the model was measured on, and what a simulation may assume if it is not told otherwise."""
+    """The origin of the model, and what a simulation assumes by default."""
     first = measured[0].result
     sizes = [one.recording.num_blocks for one in measured]
     names = ("device", "kernels", "block_size", "cache_groups", "vocab_size", "overlap", "revision", "versions")
@@ -314,7 +314,7 @@ def _origin(measured: Sequence[Measured]) -> dict[str, Any]:
 
 
 def _range(steps: _Steps) -> dict[str, dict[str, int]]:
-    """By curve: how many steps it stands on, and the fewest and most tokens of one."""
+    """For each curve the number of its steps, and the least and most tokens of a step."""
     curves = {"decode": steps["num_tokens"][~steps.prompts], "prompt": steps["num_tokens"][steps.prompts]}
     return {
         name: {"steps": len(tokens), "least": int(tokens.min()), "most": int(tokens.max())}
@@ -323,7 +323,7 @@ def _range(steps: _Steps) -> dict[str, dict[str, int]]:
 
 
 def _residuals(cost: CostModel, steps: _Steps) -> dict[str, dict[str, float]]:
-    """By kind: steps, the mean error of one, and the error of their sum, in percent."""
+    """For each kind of step its count, the mean error of a step, and the error of their sum, in percent."""
     pairs = zip(steps.counts, steps.shapes, strict=True)
     device_s = np.array([cost.device_s(counts, shape) for counts, shape in pairs])
     launch_s = np.array([0.0 if shape.is_captured else cost.launch_s(shape) for shape in steps.shapes])

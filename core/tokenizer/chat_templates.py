@@ -1,4 +1,4 @@
-"""Renders chat templates, programs that come with a checkpoint: in Jinja's sandbox, within bounds of time and size.
+"""Renders chat templates, which are programs from a checkpoint, in Jinja's sandbox and within limits of time and size.
 
 A loop is interrupted when it takes too much time or memory, or makes too much text. A single operation cannot be
 interrupted, so a template with numbers that only serve to make something huge is refused before it is compiled.
@@ -17,13 +17,13 @@ from hookline.core.util.interrupt import limits
 TIMEOUT_S = 2.0
 """Longest time that a template may take to render a conversation."""
 MAX_BYTES = 2**30
-"""Most memory that it may take meanwhile."""
+"""Most memory that a template may take meanwhile."""
 MAX_CHARACTERS = 2**25
 """Most characters of a rendered conversation: twice the largest body that a server takes."""
 MAX_NUMBER = 1_000_000
 """Largest number in a template: with more, one operation may fill the memory."""
 _WIDTHS = re.compile(r"%[^a-zA-Z]{0,20}[0-9]{7}|\{[^}]{0,40}:[^}]{0,40}[0-9]{7}")
-"""Texts that format something to a width of that size."""
+"""Format strings with a width of that size."""
 
 
 def rendered(tokenizer: Any, messages: Any, options: Mapping[str, Any]) -> str:
@@ -36,7 +36,7 @@ def rendered(tokenizer: Any, messages: Any, options: Mapping[str, Any]) -> str:
         if fault := size_fault(str(template)):
             raise RequestError(f"the checkpoint's chat template is refused: {fault}")
     render = tokenizer.apply_chat_template
-    import_renderer(tokenizer)  # which is no work of the template
+    import_renderer(tokenizer)  # not a part of the template's time
     try:
         with limits(TIMEOUT_S, MAX_BYTES):
             _bound_text(tokenizer, options)
@@ -52,7 +52,7 @@ def rendered(tokenizer: Any, messages: Any, options: Mapping[str, Any]) -> str:
 
 
 def import_renderer(tokenizer: Any) -> None:
-    """Import all that rendering a template of this tokenizer imports when it first comes to need it."""
+    """Import everything that rendering a template of this tokenizer needs."""
     import encodings.unicode_escape
     import textwrap
 
@@ -66,7 +66,7 @@ def import_renderer(tokenizer: Any) -> None:
 
 
 def _compile() -> Any:
-    """How transformers compiles a template; None if this version has no function for it."""
+    """The function of transformers that compiles a template; None if this version has none."""
     try:
         from transformers.utils.chat_template_utils import _compile_jinja_template
     except ImportError:
@@ -75,11 +75,11 @@ def _compile() -> Any:
 
 
 def _bound_text(tokenizer: Any, options: Mapping[str, Any]) -> None:
-    """Have the template put its text together piece by piece, with an eye on the size.
+    """Make a template join its text piece by piece, with a check of the size.
 
-    Otherwise one operation does, which nothing breaks off, and a long piece that comes often takes no memory before it.
-    The compiled template is the one that transformers keeps and is about to render. A tokenizer of a model's own may
-    know no templates.
+    Otherwise a single operation would join it, which cannot be interrupted, and many references to one long piece take
+    no memory before that. Changes the compiled template that transformers keeps and is about to render; a tokenizer of
+    a model's own may have no templates.
     """
     if not hasattr(tokenizer, "get_chat_template"):
         return
@@ -90,7 +90,7 @@ def _bound_text(tokenizer: Any, options: Mapping[str, Any]) -> None:
 
 
 def _joined(pieces: Iterable[str]) -> str:
-    """The pieces in one, unless that gets too long."""
+    """Join the pieces, unless the text gets too long."""
     taken, size = [], 0
     for piece in pieces:
         size += len(piece)
@@ -102,13 +102,13 @@ def _joined(pieces: Iterable[str]) -> str:
 
 @lru_cache(maxsize=64)
 def size_fault(template: str) -> str:
-    """What in a template could fill the memory in one operation; empty if nothing was found."""
+    """The part of a template that could fill the memory in one operation; empty if there is none."""
     from jinja2 import Environment, TemplateError
 
     try:
         tokens = [token for token in Environment().lex(template) if token[1] != "whitespace"]
     except TemplateError:
-        return ""  # rendering it says what is wrong
+        return ""  # rendering reports the error
     before = ""
     for _, kind, text in tokens:
         if kind in ("integer", "float") and abs(_number(text)) > MAX_NUMBER:

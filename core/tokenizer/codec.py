@@ -1,4 +1,4 @@
-"""Between text and token ids: prompts in their three forms, and what the caller reads.
+"""Converts between text and token ids: prompts in their three forms, and texts for the caller.
 
 The checkpoint's tokenizer is loaded on first use. Without tokenizer files only token ids are accepted, and outputs have
 no text.
@@ -29,11 +29,11 @@ Message: TypeAlias = Mapping[str, Any]
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]
 """A text, token ids, or the messages of a chat (role and content)."""
 SHRINKING = {"NoneType": 1, "NFC": 4}
-"""Characters of a text that a normaliser of this class makes one of, at most; Unicode's NFC joins up to four."""
+"""Most characters that a normaliser of this class joins into one; Unicode's NFC joins up to four."""
 MAX_TOKENS = 2**24
-"""Most token ids of a prompt, refused before they are looked at; no checkpoint has more positions."""
+"""Most token ids of a prompt, which is refused before they are checked; no checkpoint has more positions."""
 OTHER_SHRINKING = 16
-"""The same where nothing is certain: a tokenizer that drops accents, white space or unknown words."""
+"""The same for tokenizers that may drop accents, white space or unknown words."""
 _NO_PROMPTS = (Mapping, set, frozenset, bytes, bytearray, memoryview)
 """Types that can be iterated and are neither a prompt nor a list of prompts."""
 _log = logging.getLogger("hookline")
@@ -63,7 +63,7 @@ class Codec:
         self._tokenizer: Any = None
         self._told_twice = False
         self._growth = 1.0
-        """How many characters the tokenizer makes of one, at most."""
+        """The most characters that the tokenizer makes of one."""
         self._texts: dict[bool, dict[int, str]] = {True: {}, False: {}}
 
     @property
@@ -82,8 +82,8 @@ class Codec:
         return tokenizer
 
     def make_ready(self) -> None:
-        """Do what the first use would do: it may write to the tokenizer, which several threads will read, and import
-        what chat templates need.
+        """Do in advance what the first use would do: it may write to the tokenizer, which several threads will read,
+        and import what chat templates need.
 
         Raises: RequestError if the tokenizer fails.
         """
@@ -94,10 +94,10 @@ class Codec:
                 import_renderer(tokenizer)
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt; special tokens in a text are read as such.
+        """Token ids of a prompt; special tokens in a text are recognised.
 
-        Raises: RequestError if it is of no known form, has more characters than can fit, cannot be tokenized, or needs
-        a tokenizer or chat template that is not there.
+        Raises: RequestError if the prompt has no known form, has more characters than can fit, cannot be tokenized, or
+        needs a tokenizer or chat template that does not exist.
         """
         if isinstance(prompt, str) and self._chats:
             return self._chat([{"role": "user", "content": prompt}])
@@ -110,7 +110,7 @@ class Codec:
             if len(prompt) > MAX_TOKENS:
                 raise PromptTooLongError(f"the prompt has {len(prompt)} token ids; at most {MAX_TOKENS} are allowed")
             kinds = set(map(type, prompt))
-            if kinds & _BOOLS:  # beside whole numbers they would count as such
+            if kinds & _BOOLS:  # True and False would count as whole numbers
                 raise RequestError(f"prompt token ids must be whole numbers, not true or false: {shown(prompt)}")
             if kinds <= {int}:
                 return list(prompt)  # type: ignore[arg-type]
@@ -118,9 +118,9 @@ class Codec:
         raise RequestError(f"a prompt is a text, token ids or chat messages, not {type(prompt).__name__}")
 
     def encode_text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text; special tokens in it are read as such.
+        """Token ids of a text; special tokens in it are recognised. add_special_tokens: add those that begin or end a
+        text, if the tokenizer has any.
 
-        add_special_tokens: with those that begin or end a whole text, if the tokenizer has such.
         Raises: RequestError as `encode` does.
         """
         ids = self._tokenize(text, "a text prompt", add_special_tokens=add_special_tokens)
@@ -135,7 +135,7 @@ class Codec:
         return ids
 
     def encode_plain(self, text: str) -> list[int]:
-        """Token ids of a text in which special tokens are text like any other, without those that begin or end it.
+        """Token ids of a text in which special tokens are ordinary text, without those that begin or end a text.
 
         Raises: RequestError as `encode` does.
         """
@@ -145,13 +145,13 @@ class Codec:
 
     @cached_property
     def _plain_tokenizer(self) -> Any:
-        """A tokenizer of its own, since threads share the other one's switch for special tokens."""
+        """A second tokenizer, because threads share the first one's switch for special tokens."""
         return deepcopy(self._needed("a text"))
 
     def encode_word(self, word: str) -> list[int]:
-        """Token ids of a piece of text, without the special tokens that begin or end a whole one.
+        """Token ids of a piece of text, without special tokens that begin or end a text.
 
-        Raises: RequestError if it needs a tokenizer that is not there.
+        Raises: RequestError if there is no tokenizer.
         """
         return self._tokenize(word, "a word in bad_words", add_special_tokens=False)
 
@@ -178,7 +178,7 @@ class Codec:
 
     @cached_property
     def _max_characters(self) -> int:
-        """Most characters of a text of max_len tokens, as far as the vocabulary tells."""
+        """Most characters of a text with max_len tokens, as far as the vocabulary tells."""
         assert self.max_len is not None
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         normalizer = type(getattr(backend, "normalizer", None)).__name__
@@ -204,7 +204,7 @@ class Codec:
         return text
 
     def detokenizer(self, behind: Sequence[int] = (), *, skip_special_tokens: bool = True) -> Detokenizer | None:
-        """For tokens that come one by one; None without a tokenizer. behind: see `decode`."""
+        """A detokenizer for tokens that come one by one; None without a tokenizer. behind: see `decode`."""
         if self.tokenizer is None:
             return None
         decode = partial(self.decode, skip_special_tokens=skip_special_tokens)
@@ -213,8 +213,8 @@ class Codec:
         return Detokenizer(decode, self._byte_ids, context=partial(self.context, behind))
 
     def context(self, prompt: Sequence[int]) -> Sequence[int]:
-        """The prompt's last tokens, which say how a decoder reads the tokens behind them: many strip the space that a
-        text begins with. Empty where a text begins: behind a special token, and for decoders that only join bytes.
+        """The prompt's last tokens, which decide how a decoder reads the tokens behind them: many strip the space that
+        begins a text. Empty after a special token, where a text begins, and for decoders that only join bytes.
         """
         if self.joins_bytes:
             return ()
@@ -227,19 +227,21 @@ class Codec:
         return prompt[start:end] if start < end else next(whole, ())
 
     def text_within(self, token_id: int) -> str:
-        """A token's text inside of a text, where no space is stripped from it; a special token's as it is written."""
+        """A token's text in the middle of a text, where no space is stripped; a special token's text as
+        it is written.
+        """
         return self.decode([token_id], skip_special_tokens=False, behind=self._word)
 
     @cached_property
     def _word(self) -> Sequence[int]:
-        """A token that others can stand behind, where that matters."""
+        """A token to be put in front of others, for decoders that need it."""
         ids = () if self.joins_bytes else range(len(self.tokenizer))
         words = (one for one in ids if one not in self._byte_ids and one not in self.special_ids)
         return next(([one] for one in words if self.decode([one]).strip()), ())
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """Tokens that a text may be read without."""
+        """Tokens that are left out of texts."""
         if self.tokenizer is None:
             return frozenset()
         named = getattr(self.tokenizer, "all_special_ids", ())
@@ -248,7 +250,7 @@ class Codec:
 
     @cached_property
     def joins_bytes(self) -> bool:
-        """Whether the tokenizer's decoder puts the tokens' bytes together and does nothing else."""
+        """Whether the tokenizer's decoder only joins the bytes of tokens."""
         decoder = getattr(getattr(self.tokenizer, "backend_tokenizer", None), "decoder", None)
         return type(decoder).__name__ == "ByteLevel"
 
@@ -263,7 +265,7 @@ class Codec:
         return self._tokenize(text, "a chat prompt", add_special_tokens=False)
 
     def render_chat(self, messages: Any, **options: Any) -> str:
-        """A chat as the text that the model reads; options are those of the tokenizer's apply_chat_template.
+        """Render a chat as the text that the model reads; options are those of the tokenizer's apply_chat_template.
 
         Raises: RequestError if there is no tokenizer or no chat template, or if the template refuses the messages.
         """
@@ -286,7 +288,9 @@ class Codec:
 
 
 def _no_unicode(text: str) -> str | None:
-    """What keeps a text from being Unicode: half a surrogate pair, as Python makes of bytes that are not UTF-8."""
+    """The error of a text that is not valid Unicode: half a surrogate pair, which Python makes of bytes that are not
+    UTF-8.
+    """
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -302,7 +306,7 @@ def is_chat(prompt: object) -> bool:
 
 
 def prompt_size(prompt: object) -> int:
-    """How much there is to encode: characters of a text or of all that messages hold, else token ids; 0 if none."""
+    """The size of a prompt: characters of a text or of all messages, else token ids; 0 for anything else."""
     if isinstance(prompt, Sequence) and is_chat(prompt):
         parts = (part for message in prompt for part in message.values())
         try:
@@ -313,14 +317,14 @@ def prompt_size(prompt: object) -> int:
 
 
 def snapshot(prompt: Prompt) -> Prompt:
-    """A prompt that stays as it is, whatever its owner does to the list or the messages."""
+    """A copy of a prompt, which does not change with the caller's list or messages."""
     return deepcopy(prompt) if is_chat(prompt) else copy(prompt)
 
 
 def as_prompts(prompts: Any) -> list[Any]:
-    """A list of prompts, from one prompt or several.
+    """A list of prompts, from a single prompt or several.
 
-    Raises: RequestError for what is neither, such as a mapping.
+    Raises: RequestError for any other value, such as a mapping.
     """
     is_one = isinstance(prompts, str) or is_chat(prompts)
     is_ids = isinstance(prompts, Sequence) and bool(prompts) and all(isinstance(item, int) for item in prompts)
@@ -341,10 +345,10 @@ def _is_message(item: object) -> bool:
 
 
 def with_word_ids(params: SamplingParams, codec: Codec) -> SamplingParams:
-    """Bad words as token ids: for each text, those of the word at a text's beginning, and after a space.
+    """Bad words as token ids: for each text, its tokens at the beginning of a text, and after a space.
 
-    Tokenizers write the two in different tokens. A word cut into other tokens than these, as inside of a longer word,
-    is not found.
+    Tokenizers write the two with different tokens. The word is not found where it is divided into yet other tokens, as
+    inside of a longer word.
     Raises: RequestError if there is no tokenizer, or for more token ids than SamplingParams allows.
     """
     if not any(isinstance(word, str) for word in params.bad_words):

@@ -1,7 +1,9 @@
-"""Text of a growing list of tokens: whole characters only, and in the end exactly what decoding all of them gives.
+"""Decodes a growing list of tokens: only whole characters are returned, and in the end exactly what decoding all tokens
+gives.
 
-Decoding from the start for each token would take time quadratic in the length, so a short window of tokens is decoded,
-which begins where a character does. At first it begins with tokens of the prompt, for decoders to which it matters.
+Decoding from the start for each token would take time quadratic in the length. So only a short window of tokens is
+decoded, which begins at the beginning of a character; the first window begins with tokens of the prompt, for decoders
+that need them.
 """
 
 from __future__ import annotations
@@ -9,22 +11,20 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, MutableMapping, Sequence
 
 REPLACEMENT = "�"
-"""What decoders write for bytes that are no character, or not yet one."""
+"""The character that decoders write for bytes that are not, or not yet, a character."""
 WINDOW = 8
-"""Tokens after which the window moves on, if it can."""
+"""Tokens after which the window is moved, if possible."""
 
 Decode = Callable[[Sequence[int]], str]
 
 
 class Detokenizer:
-    """Turns tokens into text as they come.
+    """Converts tokens to text as they come.
 
-    byte_ids: tokens that stand for single bytes (SentencePiece's byte fallback). Decoders read a run of them as a
-    whole, as characters or as none, so a run has no text before it has ended.
-    texts: for decoders that only put bytes together, so that most tokens have the same text anywhere: a memory of
-    these texts, which fills up and may be shared. None for decoders that look at what stands around a token.
-    context: gives the tokens in front of the text, which are no part of it; asked at the first token. None: there are
-    none.
+    byte_ids: tokens for single bytes (SentencePiece's byte fallback). A decoder reads a run of them as a whole, so a
+    run has no text before it ends. texts: a cache of tokens' texts, which may be shared; for decoders that only join
+    bytes, where most tokens have the same text anywhere. None for other decoders. context: returns the tokens in front
+    of the text, which are not part of it; called at the first token. None: there are none.
     """
 
     def __init__(
@@ -40,11 +40,11 @@ class Detokenizer:
         self._context = context
         self._tokens: list[int] = []
         self._num_shown = 0
-        """Characters of the window's text that were returned, or stand in front."""
+        """Characters of the window's text that were returned already, or belong to the context."""
         self._boundary = 0
-        """Tokens of the window before the last place where its text was whole."""
+        """Tokens of the window before the latest place where its text was complete."""
         self._boundary_before = 0
-        """The same of the place before that one."""
+        """Tokens of the window before the place before that."""
         self._is_in_run = False
 
     def push(self, token_id: int) -> str:
@@ -80,15 +80,14 @@ class Detokenizer:
         return added
 
     def flush(self) -> str:
-        """What is left when no more tokens come."""
+        """The rest of the text when no more tokens come."""
         text = self._decode(self._tokens)[self._num_shown :]
         self._num_shown += len(text)
         return text
 
     def _move(self) -> None:
-        """Begin the window at the boundary before this one: some decoders strip the space that text begins with.
-
-        What is left then must have a text. In a run of spaces it takes two tokens to have one.
+        """Begin the window at the place before the latest one, because some decoders strip a space at the beginning of
+        text. The tokens that are kept must have a text; in a run of spaces, that takes two tokens.
         """
         start = 0
         if self._texts is not None:

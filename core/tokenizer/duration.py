@@ -8,7 +8,7 @@ from hookline.core.tokenizer.codec import Prompt, is_chat, prompt_size
 LONG_PROMPT = 4000
 """Characters of a prompt that takes a millisecond or more to tokenize."""
 LONG_STOPS = 500
-"""Characters of stop strings that take as long to make ready."""
+"""Characters of stop strings that take as long to prepare."""
 LONG_BAD_WORDS = 8
 """Texts in bad_words that take as long to tokenize."""
 

@@ -1,4 +1,4 @@
-"""From a request's tokens, one by one, to its text: detokenizes and looks for stop strings."""
+"""Converts a request's tokens to text one by one, and looks for stop strings."""
 
 from __future__ import annotations
 
@@ -11,15 +11,12 @@ from hookline.core.util.stop_strings import StopSearch
 
 
 def textless_ids(params: SamplingParams, eos_token_ids: Iterable[int]) -> frozenset[int] | None:
-    """Tokens that are no text where a completion stops; None: whichever it stops with.
-
-    Where there is a grammar, the token that completes it is text.
-    """
+    """Stop tokens without text; None: all of them. With a grammar, the token that completes it has a text."""
     return None if params.structured_outputs is None else frozenset((*eos_token_ids, *params.stop_token_ids))
 
 
 class TextReader:
-    """Reads a completion as it grows: its text, and the stop strings in it. stop_ids: see `textless_ids`."""
+    """The text of a growing completion, and its stop strings. stop_ids: see `textless_ids`."""
 
     def __init__(
         self, params: SamplingParams, detokenizer: Detokenizer | None, stop_ids: frozenset[int] | None
@@ -33,7 +30,9 @@ class TextReader:
         self._is_flushed = False
 
     def see(self, token_id: int, reason: FinishReason | None) -> str | None:
-        """Read a token; reason: why it is the last one, if it is. Returns the stop string that it completes, if any."""
+        """Add a token. reason: why the completion ends with it, if so. Returns the stop string that it completes, if
+        any.
+        """
         self.num_tokens += 1
         if self._detokenizer is None:
             return None
@@ -44,7 +43,7 @@ class TextReader:
         return self._show(text)
 
     def read(self, token_ids: Sequence[int]) -> str:
-        """The text of further tokens, none of them the last: `see` and `take` in one, without stop strings."""
+        """Add tokens before the last one and return their text: `see` and `take` in one, without stop strings."""
         assert not self._params.stop
         if self._detokenizer is None:
             return ""
@@ -65,12 +64,12 @@ class TextReader:
         return stop
 
     def take(self) -> str:
-        """The text that is new since the last call."""
+        """The text since the last call."""
         text, self._num_taken_parts = "".join(self._parts[self._num_taken_parts :]), len(self._parts)
         return text
 
     def finish(self) -> str:
-        """The whole text, with what was kept back while more could come."""
+        """The whole text, including what was kept back while more could come."""
         if not self._is_flushed and self._detokenizer is not None:
             self._show(self._detokenizer.flush())
             if not self._is_flushed:

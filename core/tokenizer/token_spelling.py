@@ -24,7 +24,7 @@ class TokenSpelling:
         return self._both(token_id)[0]
 
     def data(self, token_id: int) -> bytes:
-        """The bytes that a token adds to the text; of several tokens they make characters that no single one has."""
+        """The bytes that a token adds to the text; several tokens may make a character together."""
         return self._both(token_id)[1]
 
     def is_special(self, token_id: int) -> bool:
@@ -36,11 +36,11 @@ class TokenSpelling:
         return SpeltText(self, self.is_start(prompt), shows_special)
 
     def is_start(self, prompt: Sequence[int]) -> bool:
-        """Whether the token behind a prompt is read as the first of a text."""
+        """Whether the token behind a prompt begins a text."""
         return not self._codec.joins_bytes and not self._codec.context(prompt)
 
     def first_data(self, token_id: int) -> bytes:
-        """The bytes of a text's first token, from which many decoders strip a space."""
+        """The bytes of a text's first token, whose leading space many decoders strip."""
         text = self._codec.decode([token_id], skip_special_tokens=False)
         return self.data(token_id) if REPLACEMENT in text else text.encode()
 
@@ -89,7 +89,7 @@ class SpeltText:
         return self.spelling.is_special(token_id)
 
     def go_past(self, token_id: int) -> None:
-        """The next token is this one."""
+        """Note the next token."""
         self.is_start = self.is_start and not self._shows_special and self.spelling.is_special(token_id)
 
 
