@@ -1,4 +1,4 @@
-"""Lets Hydra compose the command line into plain trees: one for a run, one for each job of a sweep.
+"""Has Hydra compose the command line into plain trees: one for a run, one for each job of a sweep.
 
 The only place that runs Hydra. Its errors become our own, of one line each. Engines run outside of it.
 """
@@ -43,10 +43,10 @@ CHOICES = (*KINDS, "workload", "experiment")
 
 @dataclass(frozen=True)
 class ComposedJob:
-    """What Hydra composed: a tree of plain values and, for a job of a sweep, what its process is started with.
+    """A composed configuration: a tree of plain values and, for a job of a sweep, what its process is started with.
 
-    overrides: what was asked for, as results show it. arguments: for the command line of the job's process. fault: why
-    an interpolation in the tree cannot be resolved.
+    overrides: the arguments, as results show them. arguments: the command line of the job's process. fault: the error
+    of an interpolation in the tree that cannot be resolved.
     """
 
     tree: dict[str, Any]
@@ -110,20 +110,22 @@ def compose(
 
 @dataclass(frozen=True)
 class _Task:
-    """What Hydra calls with each composed configuration. raw: arguments that the job's own process quotes."""
+    """The function that Hydra calls with each composed configuration. raw: arguments that the job's own
+    process quotes.
+    """
 
     raw: tuple[str, ...]
     config_dir: tuple[str, ...]
     run_job: Callable[[ComposedJob], float | None]
 
     def __call__(self, config: Any) -> float | None:
-        # No error may leave here: Hydra would print it on its own before it passes it on.
+        # No error may leave this method, because Hydra would print it before it raises it again.
         from hydra.core.hydra_config import HydraConfig
         from hydra.types import RunMode
         from omegaconf import OmegaConf
 
         settings = HydraConfig.get()
-        # Unresolved: an override's text may hold a ${...} that means nothing at this place.
+        # Not resolved, because an override's text may contain a ${...} that has no meaning here.
         composed: Any = OmegaConf.to_container(settings.overrides.task, resolve=False)
         # Hydra's spelling of a raw value is quoted already; the job's own process quotes what was typed.
         overrides = (*(as_typed(override) for override in composed if not is_raw(override)), *self.raw)
@@ -138,9 +140,9 @@ class _Task:
 
 
 def _resolved(config: Any) -> tuple[dict[str, Any], str | None]:
-    """What Hydra composed as plain values, and what is wrong with an interpolation that cannot be resolved.
+    """The composed configuration as plain values, and the error of an interpolation that cannot be resolved.
 
-    The only place where interpolations of the command line and its files are resolved: from here on, a value is text.
+    The only place where interpolations of the command line and its files are resolved: from here on, `${` is text.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -239,14 +241,16 @@ def flags_and_pairs(arguments: Sequence[str], keys: Sequence[str] = ()) -> tuple
 
 
 def _full_keys(keys: type) -> list[str]:
-    """The keys of a command, those of its groups with the group's name."""
+    """The full keys of a command, including those of its groups."""
     values = plain_defaults(keys)
     inner = [f"{key}.{one}" for key, value in values.items() if isinstance(value, dict) for one in value]
     return [*values, *KINDS, *inner]
 
 
 def _meant_key(arguments: Sequence[str], unknown: Sequence[str], keys: Sequence[str]) -> str | None:
-    """What to write in place of the first unknown flag that is spelled like a key, as --port is like serve.port."""
+    """The error for the first unknown flag that is spelled like a key, as --port is like serve.port;
+    None without one.
+    """
     by_name = {key.rpartition(".")[2]: key for key in reversed(keys)}
     for place, argument in enumerate(arguments):
         flag, equals, value = argument.partition("=")

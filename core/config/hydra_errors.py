@@ -1,4 +1,4 @@
-"""Turns what Hydra and OmegaConf raise into our errors: one line with the key, the near miss and the fix.
+"""Converts errors of Hydra and OmegaConf to our own: one line with the key, the near miss and the fix.
 
 Reads their exceptions and messages, and asks the plugin host whether a broken plugin is the cause. Composes nothing.
 """
@@ -30,7 +30,7 @@ _INTERNAL_KEYS = ("name", "hydra", "experiment")
 
 
 def explain(error: Exception, host: PluginHost) -> HooklineError | None:
-    """Our error for one of Hydra's; None if the user did not cause it."""
+    """The error to raise in place of an error of Hydra; None if the user did not cause it."""
     from hydra.errors import HydraException, MissingConfigException, OverrideParseException
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
@@ -79,7 +79,7 @@ def _bad_value(cause: Exception, message: str) -> ConfigError:
         return ConfigError(describe(cause))
     parent = getattr(cause, "parent_node", None)
     full_key = str(getattr(cause, "full_key", None) or overridden[1])
-    # In the middle of a key, OmegaConf names the whole of it; the part that does not exist is what the user mistyped.
+    # OmegaConf names the whole key even if the unknown part is in the middle of it.
     keys = [str(key) for key in parent] if parent is not None and hasattr(parent, "keys") else []
     available = [key for key in keys if key not in _INTERNAL_KEYS]
     inner = [f"{key}.{one}" for key in available for one in _keys_below(parent, key)] if "." not in full_key else []
@@ -87,7 +87,7 @@ def _bad_value(cause: Exception, message: str) -> ConfigError:
 
 
 def _keys_below(parent: Any, key: str) -> list[str]:
-    node = parent._get_node(key)  # as it stands: reading it would resolve what it refers to
+    node = parent._get_node(key)  # the unresolved node: reading its value would resolve interpolations
     return [str(one) for one in node if one not in _INTERNAL_KEYS] if hasattr(node, "keys") else []
 
 

@@ -1,4 +1,4 @@
-"""What Hydra is given: entries as typed options, a command's keys, and values that are quoted before it parses them."""
+"""Prepares what Hydra reads: plugin entries as typed options, a command's keys, and quoted values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from hookline.core.plugin.registry import AUTO, CHOSEN_KINDS, KINDS, MODEL, QUAN
 from hookline.core.util.ray_cluster import cluster_address
 
 RAW_KEYS = ("prompt", "prompts_file", "output", "result", "records", "fit", "save", "cache_salt")
-"""Keys whose value is raw text, always: what follows the first = is taken as it is; so is a single tag's."""
+"""Keys whose value is always raw text: everything after the first = is the value. The keys of single
+tags are raw, too."""
 
 _TAG = "tags."
 _WORKLOAD = "workload."
@@ -22,8 +23,8 @@ _STRUCTURED = "sampling.structured_outputs."
 _RAW_FIELDS = ("json", "regex", "choice", "grammar", "structural_tag", "after", "json_schema")
 """Keys below _STRUCTURED, and the workload's schema, whose value is raw text; a token id in `after` is a number."""
 _FREE = ("sampling.extra_args.", "processors.", "client.body.", _STRUCTURED, _TAG)
-"""What keys begin with that stand below a mapping of any keys (the installed processors', a server's, tags), or below
-one that is None unless it is set."""
+"""Prefixes of keys inside of mappings with arbitrary keys (of installed processors, of a server's body, of tags), or of
+mappings that are None by default."""
 _AUTO_FIELDS = {MODEL: ModelConfig, QUANTIZATION: QuantizationConfig}
 """The fields of kinds that have some whichever option is chosen."""
 _ADDED = tuple(f"++{free}" for free in _FREE)
@@ -58,19 +59,19 @@ _RAY_MEMORY = "hydra.launcher.ray.init.object_store_memory"
 
 
 def add_free_keys(arguments: Sequence[str]) -> list[str]:
-    """The arguments with free keys, those below _FREE, as additions, since Hydra refuses keys that it does not know.
+    """The arguments with keys below _FREE written as additions, because Hydra refuses keys that it does not know.
 
-    Which processors and fields exist, and their types, is checked of every request, wherever it comes from; a body's
-    members are the server's to check.
+    Processors, their fields and types are checked for every request, wherever it comes from; the members of a body are
+    checked by the server.
     """
     return [f"++{argument}" if argument.startswith(_FREE) else argument for argument in arguments]
 
 
 def let_join_ray(arguments: Sequence[str]) -> list[str]:
-    """The arguments, with two more for Hydra's Ray launcher. One is for when it has to start a cluster, since the one
-    that ran on this machine last is gone. The other, when it joins a cluster, takes back its request for an amount of
-    memory, which Ray refuses of a cluster that is already running.
+    """The arguments with two more for Hydra's Ray launcher.
 
+    The first is for when it must start a cluster because the last one on this machine is gone. The second removes its
+    request for memory when it joins a cluster, because Ray refuses such a request for a running cluster.
     Raises: ConfigError if the cluster of RAY_ADDRESS does not answer.
     """
     told = list(arguments)
@@ -84,10 +85,10 @@ def let_join_ray(arguments: Sequence[str]) -> list[str]:
 
 
 def keys_of_each_job(arguments: Sequence[str], groups: Sequence[str]) -> list[str]:
-    """The arguments of a sweep with the keys below a choice as a choice of one value, where choices are swept over.
+    """The arguments of a sweep in which keys below a swept choice are written as a sweep over one value.
 
-    Hydra composes what all jobs share first: there is no option chosen that has the key, only a default one. Given as a
-    choice, the key is each job's.
+    Hydra first composes what all jobs share. At that point only the default option is chosen, which may not have the
+    key; a swept key is set in each job.
     """
     told = list(arguments)
     swept = [one for one in told if is_swept(one) and one.lstrip("+").partition("=")[0].split("@")[0] in groups]
@@ -103,7 +104,7 @@ def _as_choice(argument: str) -> str:
 
 
 def is_swept(argument: str) -> bool:
-    """Whether an argument gives a key several values. What Hydra cannot read is not; it says so itself."""
+    """Whether an argument gives a key several values. False for what Hydra cannot read, which Hydra reports itself."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
@@ -114,7 +115,9 @@ def is_swept(argument: str) -> bool:
 
 
 def named_in_mapping(argument: str) -> str | None:
-    """The name, or the names, that an argument's mapping, or mappings, have; None if it has none, or cannot be read."""
+    """The name in an argument's mapping, or the names in its mappings; None if there is none, or if it
+    cannot be read.
+    """
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
@@ -157,7 +160,7 @@ def store_keys(keys: type) -> None:
 
 
 def option_node(entry: Entry) -> Any:
-    """The option's node: its `name`, which says what was chosen, and the fields of its dataclass with their types."""
+    """The option's node: `name`, the name of the choice, and the typed fields of its dataclass."""
     return _typed_node(entry.name, entry.config)
 
 

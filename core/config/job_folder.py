@@ -1,4 +1,4 @@
-"""The folder of a sweep's job: the sweep tells it to the job's process, and that to observers, whose files go there."""
+"""The folder of a sweep's job. The sweep passes it to the job's process, whose observers write files there."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Turns plain values into an instance of a config dataclass, checked and converted by OmegaConf.
+"""Converts plain values to an instance of a config dataclass, with OmegaConf's checks and conversions.
 
-Values are taken as they stand: nothing in them is interpolated, since they may come from a request. Every error names
-the full key. `core.config.settings` says which dataclass belongs to which key.
+Values are taken literally: nothing in them is interpolated, because they may come from a request. Every error names the
+full key. `core.config.settings` says which dataclass belongs to which key.
 """
 
 from __future__ import annotations
@@ -82,7 +82,9 @@ def _refuse_read_texts(given: Any, node: Any, key: str) -> None:
 
 
 def _writable(node: Any) -> Any:
-    """The node with every section in it open to values: OmegaConf takes "frozen" to mean that none may change."""
+    """Make every section of a node writable: OmegaConf takes a frozen dataclass to mean that its values
+    may not be set.
+    """
     from omegaconf import OmegaConf
 
     if OmegaConf.is_dict(node):
@@ -94,9 +96,9 @@ def _writable(node: Any) -> Any:
 
 
 def _inert(value: Any, key: str, texts: list[str]) -> Any:
-    """The value with stand-ins for texts that OmegaConf would read as more than text; these go into `texts`.
+    """Replace texts that OmegaConf would interpret by placeholders; the texts go into `texts`.
 
-    Only a short, plain text may be a number, a bool or an enum's name, so all others get one too.
+    Only a short, plain text may be a number, a bool or an enum's name, so all other texts are replaced.
     """
     if isinstance(value, str | Path):
         text = str(value)
@@ -124,7 +126,9 @@ def _with_texts(value: str, texts: Sequence[str]) -> str:
 
 
 def _instance(node: Any, texts: Sequence[str], key: str) -> Any:
-    """What a node of OmegaConf holds: instances of dataclasses, dicts, lists and values, with their texts in them."""
+    """Convert a node of OmegaConf to instances of dataclasses, dicts, lists and values, with the texts in place of
+    placeholders.
+    """
     from omegaconf import DictConfig, ListConfig, OmegaConf
 
     if isinstance(node, ListConfig):
@@ -142,7 +146,7 @@ def _instance(node: Any, texts: Sequence[str], key: str) -> Any:
 
 
 def _with_tuples(cls: Any, values: dict[Any, Any]) -> dict[Any, Any]:
-    # OmegaConf reads a tuple as a list; a field gets what its default says.
+    # OmegaConf reads a tuple as a list; a field gets the type of its default.
     for field in dataclasses.fields(cls):
         if isinstance(field.default, tuple) and isinstance(values.get(field.name), list):
             values[field.name] = tuple(values[field.name])
@@ -181,7 +185,7 @@ def documented(cls: type, prefix: str = "") -> Iterator[str]:
 def check_keys(
     values: Mapping[str, Any], known: Iterable[str], prefix: str = "", elsewhere: Iterable[str] = ()
 ) -> None:
-    """Refuse keys that nothing would read.
+    """Refuse unknown keys.
 
     Raises: ConfigError with the near miss and the known keys.
     """
@@ -192,10 +196,8 @@ def check_keys(
 
 
 def unknown_key(key: str, available: Iterable[str], elsewhere: Iterable[str] = ()) -> str:
-    """The message for a key that does not exist.
-
-    available: the last parts of those that do. elsewhere: full keys to suggest if one of them ends just so, or if none
-    of the available ones is near.
+    """The message for an unknown key. available: the last parts of known keys. elsewhere: full keys to suggest if the
+    unknown key is the last part of one, or if none of the available ones is similar.
     """
     key = clipped(key)
     names, last = [str(name) for name in available], key.rpartition(".")[2]
@@ -207,7 +209,7 @@ def unknown_key(key: str, available: Iterable[str], elsewhere: Iterable[str] = (
 
 
 def describe(error: Exception, prefix: str = "", texts: Sequence[str] = ()) -> str:
-    """One line for what OmegaConf found wrong: `engine.max_num_seqs='abc' is not an int`. texts: see `build`."""
+    """OmegaConf's error in one line: `engine.max_num_seqs='abc' is not an int`. texts: see `build`."""
     full_key = str(getattr(error, "full_key", None) or "")
     key = clipped(joined(prefix, full_key))
     text = str(error).partition("\n")[0]

@@ -1,7 +1,6 @@
-"""The client of `hookline bench url=http://host:port`: loads any OpenAI-compatible server and measures from
-outside.
+"""The client of `hookline bench url=http://host:port`: puts a load on any OpenAI-compatible server and measures it.
 
-settings: what is asked of the client. connection: HTTP over asyncio. body: what a request says. answer: what streams
-back. driver: the open loop. recording: what was seen, in the form of any benchmark. command: one benchmark.
-Bare at import; never imports torch.
+settings: the client's keys. connection: HTTP over asyncio. body: requests. answer: streamed responses. driver: the open
+loop. recording: measurements, in the form of any benchmark. command: the whole benchmark. Bare at import; never imports
+torch.
 """

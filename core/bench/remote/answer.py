@@ -10,13 +10,14 @@ from hookline.core.bench.remote.body import Said
 from hookline.core.errors import clipped
 
 MAX_FRAME_BYTES = 64 * 2**20
-"""Of one event, or of an answer that is no stream: more is a broken server."""
+"""Most bytes of an event, or of a response that is not a stream; more means that the server is broken."""
 
 
 class Answer:
-    """`connection.Reader` of one request; times are the clock's. ended: called once, whatever the end is.
+    """`connection.Reader` of one request; times are those of the clock.
 
-    times_s, counts: each chunk that brought tokens, and how many. error: why it failed, beginning with its kind.
+    ended: called once, however the request ends. times_s, counts: arrival of each chunk with tokens, and their number.
+    error: why the request failed, beginning with the kind of error.
     """
 
     def __init__(self, clock: Callable[[], float], ended: Callable[[], None], *, keeps_text: bool = False) -> None:
@@ -35,7 +36,7 @@ class Answer:
 
     @property
     def said(self) -> Said:
-        """What the answer said; empty unless it keeps its text."""
+        """The text and tokens of the answer; empty unless it keeps its text."""
         return Said("".join(self._said), self._ids)
 
     def on_status(self, status: int) -> None:
@@ -138,7 +139,7 @@ def _brings_token(choice: dict[str, Any]) -> bool:
 
 
 def _message(body: bytes) -> str:
-    """What an error says, in one line."""
+    """The message of an error response, in one line."""
     try:
         error = json.loads(body)
         while isinstance(error, dict) and (inner := error.get("error") or error.get("detail") or error.get("message")):

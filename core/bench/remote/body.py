@@ -1,4 +1,4 @@
-"""What a request of a load says to an OpenAI-compatible server, and how a conversation goes on after an answer."""
+"""The bodies of a load's requests to an OpenAI-compatible server, and how a conversation continues after an answer."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ WORDS = (
     "office door health person art war history party result change morning reason research girl guy moment air teacher "
     "force education foot boy age policy music market sense light voice effort class action love letter paper space"
 ).split()
-"""What token ids become where text is asked for: a word is about a token."""
+"""Words that stand for token ids where text is sent: a word is about a token."""
 
 
 @dataclass
 class Said:
-    """What an answer said, for the next turn of its conversation. token_ids: None if the server does not tell them."""
+    """An answer, for the next turn of its conversation. token_ids: None if the server does not return them."""
 
     text: str
     token_ids: list[int] | None
 
 
 class Bodies:
-    """Makes the body of each request. With turns, it keeps what each conversation said so far."""
+    """Makes the body of each request. With turns, it keeps the conversations so far."""
 
     def __init__(self, config: ClientConfig, model: str, *, needs_answers: bool) -> None:
         self.config, self.needs_answers = config, needs_answers
@@ -41,9 +41,10 @@ class Bodies:
         self._prompts: dict[int, Any] = {}
 
     def make(self, place: int, request: LoadRequest, said: Said | None = None) -> bytes:
-        """The body of the request at a place of its load. said: the answer to the request that it follows.
+        """The body of a request by its place in the load. said: the answer to the request that it follows.
 
-        Raises: RequestError if the conversation cannot go on, since the server did not tell the answer's token ids.
+        Raises: RequestError if the conversation cannot continue because the server did not return the answer's token
+        ids.
         """
         prompt = self._prompt(request, said)
         if self.needs_answers:
@@ -66,7 +67,7 @@ class Bodies:
         return json.dumps({key: value for key, value in body.items() if value is not None}).encode()
 
     def num_prompt_tokens(self, place: int, request: LoadRequest) -> int:
-        """Tokens that were sent, as far as the client can count them."""
+        """Number of tokens sent, as far as the client can tell."""
         sent = self._prompts.get(place)
         return len(sent) if self.config.prompts == "ids" and sent is not None else len(request.tokens)
 
@@ -91,7 +92,7 @@ class Bodies:
 
 
 def _said(request: LoadRequest) -> dict[str, Any]:
-    """What a request says of itself; members that it does not use are left out, as other servers need not know them."""
+    """Members for a request's options; those without a value are left out, because other servers need not know them."""
     given = request.options.given()
     return given | {"tags": dict(given["tags"])} if "tags" in given else given
 

@@ -1,4 +1,4 @@
-"""One benchmark of a server: ask what it serves, warm up, serve the workload, and say what was seen."""
+"""A benchmark of a server: asks for its model, warms it up, puts the workload on it, and reports the figures."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from hookline.core.bench.remote.recording import failures, lateness
 from hookline.core.util.garbage import settled
 
 LATE_S = 0.02
-"""A client that sends one in a hundred requests later than this is too slow for the load."""
+"""Seconds of lateness: a client that sends 1 % of requests later than this is too slow for the load."""
 BUSY_PERCENT = 80
-"""Of a core: a client that is busier may see tokens late."""
+"""Percent of a core: a client that is busier may see tokens late."""
 SMALLEST_FILES = 65536
-"""File descriptors that are asked for: each request at a time has a connection."""
+"""File descriptors that the client asks the system for: each concurrent request has a connection."""
 MakeLoad = Callable[[int, int], Load]
 """A load of a vocabulary's size and a repetition."""
 
 
 class Served(NamedTuple):
-    """The best repetition, and what else a result line says of the server and the client."""
+    """The best repetition, and the facts of the server and the client for the result line."""
 
     recording: Recording
     server: dict[str, Any]
@@ -45,7 +45,7 @@ class Served(NamedTuple):
 
 
 class NoServer(HooklineError):
-    """There is no server at the address, or it does not answer as an OpenAI-compatible one does."""
+    """The address has no OpenAI-compatible server that answers."""
 
 
 def serve_load(
@@ -89,7 +89,7 @@ async def _serve(
 
 
 async def _timed(pool: ConnectionPool, bodies: Bodies, load: Load) -> tuple[Recording, float]:
-    with settled():  # else searches for garbage would delay tokens
+    with settled():  # garbage collections would delay the measurement of tokens
         busy_s, wall_s = time.process_time(), time.perf_counter()
         recording = await drive(pool, bodies, load)
         busy_s, wall_s = time.process_time() - busy_s, time.perf_counter() - wall_s
@@ -103,7 +103,7 @@ def _counts(recording: Recording) -> dict[str, int]:
 
 
 def _warn(recording: Recording, busy_percent: float, load: Load) -> None:
-    """Say what failed, and what makes the figures doubtful.
+    """Report failed requests, and reasons to doubt the figures.
 
     Raises: RequestError if every request failed.
     """
@@ -114,7 +114,8 @@ def _warn(recording: Recording, busy_percent: float, load: Load) -> None:
         say(f"{count} of {total} requests failed: {message}")
     late = lateness(recording)
     is_spread = len({one.arrival_s for one in load.requests if one.follows is None}) > 1
-    late_s = late["p99"] if late is not None and is_spread else 0.0  # what is due all at once cannot be sent at once
+    # Requests that are all due at once are necessarily late.
+    late_s = late["p99"] if late is not None and is_spread else 0.0
     if busy_percent > BUSY_PERCENT or late_s > LATE_S:
         say(
             f"the client was the bottleneck: busy for {busy_percent} % of the time, and p99 of its requests "
@@ -129,7 +130,7 @@ def _warn(recording: Recording, busy_percent: float, load: Load) -> None:
 
 
 async def _model_card(pool: ConnectionPool, config: ClientConfig) -> dict[str, Any]:
-    """The card of the model to ask for; a name that was given needs none."""
+    """The card of the served model; a name that was given needs no card."""
     try:
         status, body = await _get(pool, "/v1/models")
         cards = json.loads(body)["data"] if status == 200 else []
@@ -146,7 +147,7 @@ async def _model_card(pool: ConnectionPool, config: ClientConfig) -> dict[str, A
 
 
 async def _warm_up(pool: ConnectionPool, config: ClientConfig, model: str, load: Load) -> None:
-    """One request, whose failure ends the benchmark: the others would fail for the same reason."""
+    """Send a single request, whose failure ends the benchmark: all others would fail for the same reason."""
     recording = await drive(pool, Bodies(config, model, needs_answers=False), Load(load.requests[:1]))
     if (error := recording.requests[0].error) is not None:
         raise RequestError(f"a first request to the server failed: {error}")

@@ -1,6 +1,6 @@
-"""HTTP/1.1 over asyncio for a client that reads thousands of streams: connections that are used again and again.
+"""HTTP/1.1 over asyncio for a client that reads thousands of streams over reused connections.
 
-llhttp (httptools) parses, and what arrives goes to a Reader at once: no coroutine wakes up for a chunk.
+llhttp (httptools) parses, and data goes to a Reader at once, without waking a coroutine for each chunk.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hookline.core.errors import clipped
 
 
 class Reader(Protocol):
-    """Gets what arrives of one answer."""
+    """Receives one response."""
 
     def on_status(self, status: int) -> None:
         """The answer's status and headers have arrived."""
@@ -29,11 +29,11 @@ class Reader(Protocol):
         """The answer is complete."""
 
     def on_failure(self, reason: str) -> None:
-        """The answer broke off; nothing else follows."""
+        """The response broke off; no further method is called."""
 
 
 class Connection(asyncio.Protocol):
-    """One connection: carries one request at a time."""
+    """A connection, which carries one request at a time."""
 
     def __init__(self, pool: ConnectionPool) -> None:
         self._pool = pool
@@ -69,7 +69,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
         if self._reader is None:
-            self.abort()  # an answer to nothing
+            self.abort()  # a response without a request
             return
         self._begun = True
         try:
@@ -124,7 +124,9 @@ class Connection(asyncio.Protocol):
 
 
 class ConnectionPool:
-    """As many connections to one server as there are requests at a time; idle ones are taken again, the last first."""
+    """The connections to one server, as many as there are concurrent requests; of idle ones the last used is taken
+    first.
+    """
 
     def __init__(self, address: Address, api_key: str | None = None) -> None:
         self._address = address

@@ -24,7 +24,7 @@ LEAD_S = 0.05
 
 
 async def drive(pool: ConnectionPool, bodies: Bodies, load: Load) -> Recording:
-    """Serve a whole load and return what was seen; times are seconds after the load's start.
+    """Put a whole load on the server and return the measurements; times are seconds after the load's start.
 
     A request that fails is recorded with its error, and so are the turns that would have followed it.
     """
@@ -57,7 +57,7 @@ class _Drive:
         return recording_of(self.records, self.answers)
 
     def _broke(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """A fault of ours in a callback ends the benchmark, which would wait for ever."""
+        """End the benchmark after an error in a callback, which would otherwise wait for ever."""
         if not self.done.done():
             self.done.set_exception(context.get("exception") or RuntimeError(context["message"]))
 
@@ -67,7 +67,7 @@ class _Drive:
     def _send(self, place: int, said: Said | None) -> None:
         request, record = self.load.requests[place], self.records[place]
         early_s = record.arrival_s - self._now()
-        if early_s > 0:  # the loop's timers are exact to a millisecond alone
+        if early_s > 0:  # the loop's timers are only exact to a millisecond
             self.loop.call_later(early_s, self._send, place, said)
             return
         try:

@@ -1,7 +1,7 @@
-"""What a client saw of a server, in the form that a benchmark of an engine is recorded in.
+"""A client's measurements of a server, in the form of a recording of an engine.
 
-A step of it is a chunk of a stream. What only an engine knows (blocks, prompt tokens computed, preemptions, times of
-the device) is 0 or NaN in the columns and null in the figures.
+A step of it is a chunk of a stream. Values that only an engine knows (blocks, computed prompt tokens, preemptions,
+device times) are 0 or NaN in the columns and null in the figures.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hookline.core.bench.remote.answer import Answer
 from hookline.core.bench.slo import Slo
 
 UNSEEN = ("steps", "prefill_tokens", "preemptions", "busy_s", "pool_usage", "step_times", *STEP_TIMES)
-"""Figures that no client can know."""
+"""Figures that a client cannot measure."""
 
 
 def recording_of(records: Sequence[RequestRecord], answers: Sequence[Answer | None]) -> Recording:
@@ -61,7 +61,7 @@ def _number_until(moments: Sequence[float], times_s: Column) -> Column:
 
 
 def figures(recording: Recording, slo: Slo) -> dict[str, Any]:
-    """`metrics.summarise`, with None for what a client cannot see."""
+    """`metrics.summarise`, with None for figures that a client cannot measure."""
     return {**summarise(recording, slo), **dict.fromkeys(UNSEEN)}
 
 
