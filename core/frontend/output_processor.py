@@ -104,10 +104,6 @@ class OutputProcessor:
     def __len__(self) -> int:
         return len(self._receivers)
 
-    def __contains__(self, request_id: object) -> bool:
-        """Whether somebody waits for this request."""
-        return request_id in self._receivers
-
     def add(
         self,
         token_ids: Sequence[int],
@@ -178,9 +174,12 @@ class OutputProcessor:
         if self._receivers and not self.engine.has_work:
             self._hand_out(_taken_off(id_) for id_ in list(self._receivers))
 
-    def abort(self, ids: Iterable[int]) -> None:
-        """End requests; their callers hear of it. Unknown ids and those that have ended are ignored."""
-        self._hand_out(self.engine.abort([id_ for id_ in ids if id_ in self._receivers]))
+    def abort(self, ids: Iterable[int], *, reason: FinishReason = FinishReason.ABORT) -> None:
+        """End requests; their callers hear of it. Unknown ids and those that have ended are ignored.
+
+        reason: see Engine.abort.
+        """
+        self._hand_out(self.engine.abort([id_ for id_ in ids if id_ in self._receivers], reason=reason))
 
     def forget(self, ids: Iterable[int]) -> None:
         """End requests whose caller has gone and hears nothing more."""

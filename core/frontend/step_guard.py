@@ -142,7 +142,7 @@ class StepGuard:
 
     def _told(self, frames: list[FrameType], limit_s: float) -> str:
         is_plan = self._watch.doing == "plan"
-        who = self._blaming.whose(frames) or "the engine"
+        who = self._blaming.whose(frames) or "the engine fails"
         key = "engine.stall_timeout_s" if is_plan else f"{STEP_TIMEOUTS} times engine.step_timeout_s"
         last = frames[-1] if frames else None
         place = f" at {last.f_code.co_filename}:{last.f_lineno}, in {last.f_code.co_name}" if last is not None else ""

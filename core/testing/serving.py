@@ -22,6 +22,7 @@ from hookline.core.checkpoint.locate import locate
 from hookline.core.config.settings import Config, validate
 from hookline.core.contracts import Limits
 from hookline.core.engine.engine import Engine
+from hookline.core.frontend.output_processor import OutputProcessor
 from hookline.core.kv_cache.block_pool import BlockPool
 from hookline.core.plugin.host import PluginHost
 from hookline.core.requests.admission import EngineLimits
@@ -31,6 +32,7 @@ from hookline.core.step.executor import Executor, StepResult
 from hookline.core.step.message import Step
 from hookline.core.step.timing import Clock
 from hookline.core.testing.fakes import FakeExecutor
+from hookline.core.tokenizer.codec import Codec
 
 if TYPE_CHECKING:
     from hookline.core.frontend.llm import LLM
@@ -105,6 +107,7 @@ def mock_llm(
     folder = locate(config.model.config.checkpoint)
     mock = SimpleNamespace(engine=engine, observers={}, tokenizer_folder=folder, close=engine.close, config=config)
     mock.device_works = lambda: not dies
+    mock.output_processor = OutputProcessor(engine, Codec(folder))
     return cast("LLM", mock)
 
 

@@ -76,8 +76,8 @@ def _serve(parent: Parent, load: Load) -> int:
         parent.tell(failed=str(error))
         return DEAD
     try:
-        llm.engine.tell_if_stuck(give_up)
         server = EngineServer(llm, task["address"], task["max_requests"], lambda: parent.is_gone)
+        server.tell_if_stuck(give_up)
         gc.collect()
         gc.freeze()  # what is there now stays: looking through it again would hold up steps
         parent.tell(ready=True, facts=asdict(facts_of(llm)))

@@ -225,7 +225,7 @@ _SENT = (PromptTooLongError, PluginFault, RequestError)
 """What is sent as what it is, by the name of the class: of several, the first that fits."""
 
 
-def refusal_of(handle: int, error: Exception) -> Refused:
+def refusal_of(handle: int, error: BaseException) -> Refused:
     """The error of a prompt that is not served, as it is sent."""
     if isinstance(error, QueueFullError):
         counts = error.num_waiting_requests, error.num_waiting_tokens

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from hookline.core.outputs import FinishReason, TokenLogprob
-from hookline.core.serve.processes.messages import End, Message, StepNews, encode, packed, scored
+from hookline.core.outputs import FinishReason, RequestOutput, TokenLogprob
+from hookline.core.serve.processes.messages import End, Message, StepNews, encode, end_of, packed, scored
+
+if TYPE_CHECKING:
+    from hookline.core.requests.request import Request
 
 Send = Callable[[bytes, bytes], bool]
 """Send a message to a name without waiting; False if there is no room now. Raises: LookupError if it is gone."""
@@ -68,22 +72,61 @@ class Outbox:
         return StepNews(packed(self.handles), packed(self.token_ids), self.last, rows, self.ends)
 
 
-class Completion:
-    """`core.requests.request.Watcher` that hands a request's tokens to its front end's outbox."""
+class Outlet:
+    """`core.frontend.output_processor.Receiver` that hands a completion's tokens to its front end's outbox.
 
-    __slots__ = ("_add_handle", "_add_token", "handle", "num_scored", "outbox", "request_id")
+    It is their `core.requests.request.Watcher`, too. on_end: called with the request's id at its end.
+    """
 
-    def __init__(self, handle: int, outbox: Outbox) -> None:
-        self.handle, self.outbox = handle, outbox
+    __slots__ = (
+        "_add_handle",
+        "_add_token",
+        "_handle",
+        "_is_scored",
+        "_num_scored",
+        "_on_end",
+        "_on_news",
+        "_outbox",
+        "request_id",
+    )
+
+    def __init__(self, handle: int, outbox: Outbox, on_end: Callable[[int], None], *, is_scored: bool) -> None:
+        self._handle, self._outbox, self._on_end, self._is_scored = handle, outbox, on_end, is_scored
         self._add_handle, self._add_token = outbox.handles.append, outbox.token_ids.append
-        self.request_id = -1
-        self.num_scored = 0
+        self._num_scored = 0
         """Tokens whose log-probabilities were handed over."""
+
+    @property
+    def watcher(self) -> Outlet:
+        """See Receiver."""
+        return self
+
+    def begin(self, request_id: int, on_news: Callable[[Any], object]) -> None:
+        """See Receiver."""
+        self.request_id, self._on_news = request_id, on_news
 
     def see(self, token_id: int, reason: FinishReason | None) -> str | None:
         """See Watcher. Stop strings are the front end's to find."""
-        self._add_handle(self.handle)
+        self._add_handle(self._handle)
         self._add_token(token_id)
         if reason is not None:
-            self.outbox.last[self.handle] = reason.value
+            self._outbox.last[self._handle] = reason.value
+        if self._is_scored:
+            self._on_news(self)
         return None
+
+    def tell(self, request: Request) -> None:
+        """See Receiver: log-probabilities are known now."""
+        if request.scores is not None:
+            self._add_scores(request.scores.sampled(self._num_scored) or [])
+
+    def end(self, output: RequestOutput) -> None:
+        """See Receiver."""
+        self._add_scores((output.logprobs or [])[self._num_scored :])
+        self._outbox.ends.append(end_of(self._handle, output))
+        self._on_end(output.request_id)
+
+    def _add_scores(self, rows: list[TokenLogprob]) -> None:
+        if rows:
+            self._outbox.scored.setdefault(self._handle, []).extend(rows)
+            self._num_scored += len(rows)

@@ -177,7 +177,8 @@ def test_an_engine_that_breaks_off_tells_everybody_and_serves_the_next(overlap):
         results = await asyncio.gather(*tasks, return_exceptions=True)
         broken = [result for result in results if isinstance(result, EngineError)]
         assert len(broken) == len({id(error) for error in broken}) == 30
-        assert str(broken[0]) == "division by zero" and isinstance(broken[0].__cause__, ZeroDivisionError)
+        assert str(broken[0]) == "ZeroDivisionError: division by zero"
+        assert isinstance(broken[0].__cause__, ZeroDivisionError)
         del engine.executor.launch
         assert (await llm.generate(PROMPT, params())).text == letters(8)
 

@@ -23,6 +23,8 @@ from hookline.core.errors import (
     RequestError,
     StepFault,
 )
+from hookline.core.frontend.output_processor import OutputProcessor
+from hookline.core.frontend.step_guard import StepGuard
 from hookline.core.outputs import Delta, FinishReason, RequestOutput
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.serve.engine_client import ServedModel
@@ -66,6 +68,7 @@ class Running:
             engine=self.engine, observers={"one": SimpleNamespace(text=lambda: "some metrics\n")}
         )
         llm.device_works = lambda: True
+        llm.output_processor = OutputProcessor(self.engine, MODEL.codec)
         self.is_over = False
         self.server = EngineServer(llm, self.address, settings.max_requests, lambda: self.is_over)
         self.thread = threading.Thread(target=self.server.run, daemon=True)
@@ -346,7 +349,8 @@ def make_server(tmp_path: Any) -> Iterator[MakeServer]:
     made = list[tuple[EngineServer, Any]]()
 
     def make(engine: Any) -> tuple[EngineServer, Mailbox]:
-        llm: Any = SimpleNamespace(engine=engine, observers={}, device_works=lambda: True)
+        processor = OutputProcessor(engine, MODEL.codec)
+        llm: Any = SimpleNamespace(output_processor=processor, observers={}, device_works=lambda: True)
         server, mailbox = EngineServer(llm, f"ipc://{tmp_path}/engine", 64, lambda: False), Mailbox()
         made.append((server, server._socket))
         server._socket = mailbox  # type: ignore[assignment]
@@ -361,7 +365,7 @@ def make_server(tmp_path: Any) -> Iterator[MakeServer]:
 @pytest.fixture
 def unstarted(make_server: MakeServer, monkeypatch: pytest.MonkeyPatch) -> tuple[EngineServer, Mailbox, list[int]]:
     """A server that queues two prompts a step at most, its mailbox, and the first token of each prompt it queued."""
-    monkeypatch.setattr("hookline.core.serve.processes.engine_server.MAX_ADMITTED", 2)
+    monkeypatch.setattr("hookline.core.frontend.engine_driver.MAX_ADMITTED", 2)
     engine, queued = fake_engine(PlainScheduler(), max_num_seqs=16), list[int]()
     add = engine.add
     monkeypatch.setattr(
@@ -379,7 +383,7 @@ def submits(handles: range) -> list[Submit]:
 def test_a_prompt_that_was_left_before_it_is_queued_is_never_computed(how: str, unstarted: Any) -> None:
     server, mailbox, queued = unstarted
     mailbox.put(b"left", *submits(range(1, 20)))
-    server._turn()
+    server.turn()
     assert queued == [1, 2]
     mailbox.put(b"stays", *submits(range(30, 33)))
     if how == "its client leaves":
@@ -387,7 +391,7 @@ def test_a_prompt_that_was_left_before_it_is_queued_is_never_computed(how: str, 
     else:
         mailbox.put(b"supervisor", Gone("left"))
     for _ in range(3):
-        server._turn()
+        server.turn()
     assert queued == [1, 2, 30, 31, 32] and server._engine.num_running == 3
 
 
@@ -401,7 +405,7 @@ def broken_turn(server: EngineServer, mailbox: Mailbox, error: Exception) -> lis
     mailbox.sent.clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(server._engine.executor, "launch", fail)
-        server._turn()
+        server.turn()
     assert not any(isinstance(one, Broken) for one in mailbox.sent)
     refused = [one for one in mailbox.sent if isinstance(one, Refused)]
     assert all(text in str(error_of(one)) and type(error_of(one)) is EngineError for one in refused)
@@ -412,19 +416,19 @@ def test_prompts_that_are_not_queued_yet_outlive_an_error_that_ends_all_others(u
     server, mailbox, queued = unstarted
     mailbox.put(b"front", *submits(range(1, 6)))
     assert broken_turn(server, mailbox, RuntimeError("out of luck")) == [1, 2]
-    server._turn()
+    server.turn()
     assert queued == [1, 2, 3, 4] and server._engine.num_running == 2
 
 
 def test_a_lost_step_ends_its_requests_and_no_others(unstarted: Any) -> None:
     server, mailbox, queued = unstarted
     mailbox.put(b"one", *submits(range(1, 3)))
-    server._turn()
+    server.turn()
     mailbox.put(b"other", *submits(range(3, 6)))
     assert broken_turn(server, mailbox, StepFault("model 'm' fails in forward")) == [3, 4]
     mailbox.sent.clear()
     for _ in range(3):
-        server._turn()
+        server.turn()
     assert queued == [1, 2, 3, 4, 5] and server._engine.num_running == 3
     assert {handle for one in mailbox.sent for handle in unpacked(one.handles).tolist()} == {1, 2, 5}
 
@@ -434,10 +438,10 @@ def test_a_completion_that_ended_before_a_lost_step_is_told_though_nobody_else_i
 ) -> None:
     server, mailbox = make_server(fake_engine(PlainScheduler(), overlap=True))
     mailbox.put(b"one", Submit(1, packed([1, 3]), {"max_tokens": 1, "seed": 1}, {}, 0.0))
-    server._turn()
+    server.turn()
     mailbox.put(b"other", *submits(range(2, 3)))
     assert broken_turn(server, mailbox, StepFault("model 'm' fails in forward")) == [2]
-    server._turn()
+    server.turn()
     assert [end.handle for one in mailbox.sent if isinstance(one, StepNews) for end in one.ends] == [1]
     assert not server._open and not server._engine.has_work
 
@@ -466,33 +470,59 @@ def test_a_policy_that_fails_in_a_report_ends_its_requests_and_not_the_process(
     server, mailbox = make_server(fake_engine(policy))
     mailbox.put(b"one", *submits(range(1, 4)))
     mailbox.put(b"gone", *submits(range(4, 5)))
-    server._turn()
+    server.turn()
     if how == "a client leaves":
         mailbox.put(b"one", Cancel([1]))
     elif how == "a front end is lost":
         server._outboxes[b"gone"].flush = lambda: (_ for _ in ()).throw(LookupError)  # type: ignore[method-assign]
     policy.fails_in_plan = how == "a plan fails, too"
-    server._turn()
-    server._turn()
+    server.turn()
+    server.turn()
     told = {one.handle for one in mailbox.sent if isinstance(one, Refused)}
     assert policy.has_failed and not server._open and {2, 3} <= told
     policy.fails_in_plan = False
     mailbox.put(b"one", *submits(range(5, 6)))
-    server._turn()
+    server.turn()
     assert server._engine.num_running == 1
+
+
+class NeverReturns(PlainScheduler):
+    """Loops for ever in each plan while it is told to."""
+
+    is_stuck = True
+
+    def plan(self, view: Any) -> Any:
+        while self.is_stuck:
+            pass
+        return super().plan(view)
+
+
+def test_a_policy_that_never_returns_is_broken_off_and_the_server_goes_on(make_server: MakeServer) -> None:
+    policy, limits = NeverReturns(), SimpleNamespace(stall_timeout_s=0.3, step_timeout_s=60.0)
+    server, mailbox = make_server(fake_engine(policy))
+    server.output_processor.guard = StepGuard(server._engine, limits, [])  # type: ignore[arg-type]
+    mailbox.put(b"one", *submits(range(1, 3)))
+    server.turn()
+    refused = [one for one in mailbox.sent if isinstance(one, Refused)]
+    assert [one.handle for one in refused] == [1, 2] and all("is stuck for 0.3 s" in one.message for one in refused)
+    policy.is_stuck = False
+    mailbox.put(b"one", *submits(range(3, 4)))
+    server.turn()
+    assert server._engine.num_running == 1
+    server.output_processor.guard.stop()
 
 
 def test_a_socket_that_fails_ends_the_engine_s_process(make_server: MakeServer) -> None:
     server, mailbox = make_server(fake_engine(PlainScheduler()))
     mailbox.put(b"one", *submits(range(1, 2)))
-    server._turn()
+    server.turn()
 
     def fail(flags: int) -> Any:
         raise zmq.ZMQError(zmq.ENOTSOCK)
 
     mailbox.recv_multipart = fail  # type: ignore[method-assign]
     with pytest.raises(zmq.ZMQError):
-        server._turn()
+        server.turn()
 
 
 def test_a_reader_hears_of_the_error_though_the_engine_reads_nothing() -> None:

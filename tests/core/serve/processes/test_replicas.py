@@ -114,7 +114,7 @@ def test_a_stream_is_fed_by_its_own_replica() -> None:
         fakes = Fakes()
         stream = fakes.stream()
         where = fakes.prompts().index(1)
-        step = StepNews(packed([stream.completions[0].handle]), packed([40]), {}, {}, [])
+        step = StepNews(packed([stream.handles[0]]), packed([40]), {}, {}, [])
         fakes.clients[1 - where].receive([step])  # the handle means nothing there
         fakes.clients[where].receive([step])
         assert (await anext(stream)).token_ids == [40]

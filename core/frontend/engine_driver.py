@@ -1,0 +1,167 @@
+"""Drives an engine for many callers at once: turn by turn it takes what they hand in, does a step and sends the news.
+
+Where callers are and how they are told is a subclass's: coroutines (`engine_thread.py`), or processes behind a socket
+(`core/serve/processes/engine_server.py`). Whatever breaks, everybody whose requests end is told.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from itertools import islice
+from typing import Generic, TypeVar
+
+from hookline.core.errors import EngineError, HooklineError, ends_engine, one_short_line, requests_ended_by
+from hookline.core.frontend.output_processor import OutputProcessor
+
+_log = logging.getLogger("hookline")
+
+MAX_ADMITTED = 256
+"""Most prompts queued between two steps: a burst of arrivals must not hold up those that run."""
+
+Caller = TypeVar("Caller", bound=Hashable)
+"""Who is told of requests: of a prompt, or of one of its completions."""
+Prompt = TypeVar("Prompt")
+"""A prompt as it is handed in."""
+
+
+class EngineDriver(ABC, Generic[Caller, Prompt]):
+    """One engine's driver. A caller that leaves, `forget`, hears nothing more; its prompt is not queued any more."""
+
+    def __init__(self, output_processor: OutputProcessor) -> None:
+        self.output_processor, self._engine = output_processor, output_processor.engine
+        self._arrived: dict[Caller, Prompt] = {}
+        """Prompts that are not queued yet, in their order."""
+        self._open: dict[Caller, set[int]] = {}
+        """The requests of each caller that are queued and have not ended."""
+        self._gone: list[Caller] = []
+        self._is_stopping = False
+        self.death: str | None = None
+        """Why the engine serves nothing more, if a fault ended it."""
+
+    def tell_if_stuck(self, tell: Callable[[HooklineError], None]) -> None:
+        """Have `tell` called, from another thread, if a step can never end."""
+        self._engine.tell_if_stuck(tell)
+        if self.output_processor.guard is not None:
+            self.output_processor.guard.tell = tell
+
+    def turn(self) -> None:
+        """Take what was handed in, or wait for something; do a step; send what it brought."""
+        for act in self._receive, self._step, self._send:
+            try:
+                act()
+            except BaseException as error:
+                if not self._survives(error):
+                    raise
+                self._break_off(error)
+                self._gone += self._flush()
+
+    # ------------------------------------------------------------------------------------------- where callers are
+
+    @abstractmethod
+    def _take_commands(self) -> None:
+        """Carry out what callers handed in, and note their prompts in `_arrived`.
+
+        Waits for something if there is nothing to do.
+        """
+
+    @abstractmethod
+    def _idle(self, seconds: float) -> None:
+        """Wait as a policy asked to, but not while somebody hands something in."""
+
+    @abstractmethod
+    def _queue(self, caller: Caller, prompt: Prompt) -> Mapping[Caller, set[int]]:
+        """Queue a prompt; returns the requests of each caller. What it raises concerns this prompt alone."""
+
+    @abstractmethod
+    def _turn_away(self, caller: Caller, prompt: Prompt, error: BaseException) -> None:
+        """Tell a caller why its prompt was not queued, and observers, if it was refused."""
+
+    @abstractmethod
+    def _tell_failed(self, caller: Caller, error: EngineError) -> None:
+        """Tell a caller that its requests ended by a fault."""
+
+    @abstractmethod
+    def _flush(self) -> Iterable[Caller]:
+        """Send all news; returns the callers that are not there any more."""
+
+    @abstractmethod
+    def _survives(self, error: BaseException) -> bool:
+        """Whether further turns may follow an error."""
+
+    # ------------------------------------------------------------------------------------------------ parts of a turn
+
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._arrived) or len(self.output_processor) > 0 or self._engine.has_work
+
+    def _receive(self) -> None:
+        self._take_commands()
+        self._admit(MAX_ADMITTED)
+
+    def _step(self) -> None:
+        if self._has_work:
+            self.output_processor.step()
+
+    def _send(self) -> None:
+        gone, self._gone = [*self._gone, *self._flush()], list[Caller]()
+        if gone:
+            self._forget(gone)
+
+    def _admit(self, num_prompts: int) -> None:
+        for caller in list(islice(self._arrived, num_prompts)):
+            prompt = self._arrived.pop(caller)
+            try:
+                self._open.update(self._queue(caller, prompt))
+            except BaseException as error:
+                if not self._survives(error):
+                    raise
+                self._turn_away(caller, prompt, error)
+
+    def _note_end(self, caller: Caller, request_id: int) -> None:
+        """A caller's request has ended, and it is told."""
+        ids = self._open[caller]
+        ids.discard(request_id)
+        if not ids:
+            del self._open[caller]
+
+    def _forget(self, callers: Iterable[Caller]) -> None:
+        """Callers have gone; their requests end."""
+        ids = set[int]()
+        for caller in callers:
+            self._arrived.pop(caller, None)
+            ids |= self._open.pop(caller, set())
+        self.output_processor.forget(ids)
+
+    def _break_off(self, error: BaseException) -> None:
+        """Tell those whose requests an error ended. What others' brought before it comes with the next turn."""
+        _log.error("the engine broke off: %s", _reason(error))
+        if ends_engine(error):
+            self.death = _reason(error)
+        ended = requests_ended_by(error)
+        self._fail([caller for caller, ids in self._open.items() if ended is None or ids & ended], error)
+
+    def _fail(self, callers: Iterable[Caller], error: BaseException) -> None:
+        for caller in (failed := list(callers)):
+            self._tell_failed(caller, engine_error(error))  # a new one for each: tracebacks are not shared
+        self._drop(failed)
+
+    def _drop(self, callers: Iterable[Caller]) -> None:
+        """End the requests of callers that know what happened; after an error, so that a further one is only logged."""
+        ids = {id_ for caller in callers for id_ in self._open.pop(caller)}
+        try:
+            self.output_processor.forget(ids)
+        except Exception as further:
+            _log.error("while ending requests after an error: %s", further)
+
+
+def _reason(error: BaseException) -> str:
+    return str(error) if isinstance(error, HooklineError) else one_short_line(error)
+
+
+def engine_error(cause: BaseException) -> EngineError:
+    """What a caller is told of an error that is not its own."""
+    error = EngineError(_reason(cause))
+    error.__cause__ = cause
+    return error
