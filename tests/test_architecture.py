@@ -329,6 +329,21 @@ def test_the_sizes_that_are_quoted_are_those_of_the_tool_within_a_tenth() -> Non
         assert abs(int(quoted.replace(",", "")) - counted) <= counted / 10, f"{row}: {quoted}, counted {counted}"
 
 
+@pytest.mark.slow
+def test_the_path_of_a_step_that_is_quoted_is_that_of_the_tool_within_a_tenth() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(ROOT / "tools" / "step_path.py")]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=240, check=True)
+    for row, name in (("decode step", "decode step"), ("admission and prefill step", "prefill step")):
+        quoted = re.findall(rf"^\| {row} \| (\S+) \| (\S+) \| (\S+) \| (\S+) \|$", page, re.M)[0]
+        (line,) = (line for line in done.stdout.splitlines() if line.startswith(name))
+        counted = re.findall(r"(?<![\d(])([\d,]+) (?:files|lines|functions)", line)
+        for one, other in zip(quoted, counted, strict=True):
+            told, found = (int(text.replace(",", "")) for text in (one, other))
+            assert abs(told - found) <= max(2, found / 10), f"{name}: {told} is quoted, {found} counted: {line}"
+
+
 def test_every_file_that_the_page_names_exists_but_those_of_planned_features() -> None:
     page, _, planned = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").partition("## Planned features")
     assert planned
