@@ -123,6 +123,72 @@ def private_attributes(tree: ast.AST) -> list[str]:
     return [ast.unparse(node) for node in found if ast.unparse(node.value) not in own]
 
 
+def attributes_set_from_outside(tree: ast.AST) -> list[str]:
+    """What code sets on objects of other modules' classes, in the order of its lines.
+
+    A module may fill in objects of its own classes, and a function what it has just made by calling a class. What
+    modules of other packages have is theirs, too: `sys.stdout = …` is no business of a class of ours.
+    """
+    fields = own_fields(tree)
+    foreign = {name for node in ast.walk(tree) for name in foreign_names(node)}
+    found: dict[tuple[int, str], bool] = {}
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    for scope in (tree, *functions):
+        made = (
+            {name for node in ast.walk(scope) for name in names_of_made(node, foreign)} if scope is not tree else set()
+        )
+        for node in ast.walk(scope):
+            if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
+                base, key = ast.unparse(node.value), (node.lineno, ast.unparse(node))
+                is_ours = base in {"self", "cls"} | made or node.attr in fields or root_name(node) in foreign
+                found[key] = found.get(key, True) and not is_ours
+    return [text for (_, text), is_outside in sorted(found.items()) if is_outside]
+
+
+def own_fields(tree: ast.AST) -> set[str]:
+    """Names of what the classes of a module have: annotated or assigned in the class, or on `self` in its methods."""
+    found: set[str] = set()
+    for node in (inner for one in ast.walk(tree) if isinstance(one, ast.ClassDef) for inner in ast.walk(one)):
+        targets = (
+            [node.target] if isinstance(node, ast.AnnAssign) else node.targets if isinstance(node, ast.Assign) else []
+        )
+        for part in (inner for target in targets for inner in ast.walk(target)):
+            if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
+                found.add(part.id)
+            elif isinstance(part, ast.Attribute) and ast.unparse(part.value) in ("self", "cls"):
+                found.add(part.attr)
+    return found
+
+
+def foreign_names(node: ast.AST) -> Iterator[str]:
+    """The names that an import binds to what is not ours."""
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        module = node.module or "" if isinstance(node, ast.ImportFrom) else None
+        for one in node.names:
+            if not (one.name if module is None else module).startswith("hookline"):
+                yield one.asname or one.name.partition(".")[0]
+
+
+def names_of_made(node: ast.AST, foreign: Set[str]) -> Iterator[str]:
+    """The names that a statement gives to what it makes by calling a class, or anything of another package."""
+    if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+        called = ast.unparse(node.value.func).rpartition(".")[2].lstrip("_")
+        if called[:1].isupper() or root_name(node.value) in foreign:
+            yield from (part.id for target in node.targets for part in ast.walk(target) if isinstance(part, ast.Name))
+
+
+def root_name(node: ast.expr) -> str:
+    """`a` of `a.b().c[0]`."""
+    while not isinstance(node, ast.Name):
+        if isinstance(node, ast.Call):
+            node = node.func
+        elif isinstance(node, ast.Attribute | ast.Subscript):
+            node = node.value
+        else:
+            return ""
+    return node.id
+
+
 def is_of(name: str, public: str) -> bool:
     """Whether an imported name is a public module, a name in it, or below one that is public whole (`x.**`)."""
     if public.endswith(".**"):
@@ -319,6 +385,29 @@ def test_a_private_import_would_be_found() -> None:
     found = ["core.layers.Linear", "hookline.core.distributed.ranks", "hookline.core.engine.engine.Engine"]
     assert sorted(private_imports(ast.parse(code), public_names())) == found
     assert private_attributes(ast.parse("self._a = self.b._c + __name__.d")) == ["self.b._c"]
+
+
+MOST_SET_FROM_OUTSIDE = 20
+"""Attributes that core sets on objects of other modules' classes; mostly objects of other packages. May sink alone."""
+
+
+def test_objects_change_by_their_own_methods() -> None:
+    found = {path: attributes_set_from_outside(parsed(path)) for path in core_files(ROOT)}
+    told = [f"{path.relative_to(ROOT)}: {text}" for path, texts in found.items() for text in texts]
+    assert len(told) <= MOST_SET_FROM_OUTSIDE, "\n".join(told)
+
+
+def test_an_attribute_set_from_outside_would_be_found() -> None:
+    code = (
+        "import sys\nfrom hookline.core.engine.engine import Engine\n"
+        "class Own:\n    def __init__(self, other):\n"
+        "        self.size, self.other = 1, other\n        other.is_mine = True\n"
+        "def fill(own, engine):\n    own.size += 1\n    sys.stdout = None\n    own.other.executor = None\n"
+        "    made = Engine()\n    made.clock = None\n"
+        "    made.queue.length, engine.names[0].text = 1, ''\n    del engine.clock\n"
+    )
+    found = ["other.is_mine", "own.other.executor", "engine.names[0].text", "made.queue.length", "engine.clock"]
+    assert attributes_set_from_outside(ast.parse(code)) == found
 
 
 def test_the_sizes_that_are_quoted_are_those_of_the_tool_within_a_tenth() -> None:

@@ -28,7 +28,7 @@ def prepared_draws(
     if resolved.device.type != "cuda":
         return []
     processing = Processing(processing.stages)  # the engine's own has no tokenizer yet, and must not keep that
-    processing.load_tokenizer = load_tokenizer
+    processing.use_tokenizer(load_tokenizer)
     kinds = (_kind(resolved, processing, given) for given in ({}, *resolved.config.engine.prepared_sampling))
     return [kind for kind in dict.fromkeys(kinds) if kind != PLAIN]
 

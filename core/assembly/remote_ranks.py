@@ -74,8 +74,5 @@ def executor_over(links: RankLinks, phases: StartPhases) -> RemoteExecutor:
         links.monitor.fail("the engine's process broke off the start")
         links.close()
         raise
-    inside_s = sum(told["seconds"].values())
-    phases.seconds["further ranks"] = max(0.0, phases.seconds["further ranks"] - inside_s)
-    phases.seconds |= told["seconds"]
-    phases.notes += told["notes"]
+    phases.add("further ranks", told["seconds"], told["notes"])
     return RemoteExecutor(links, told["num_blocks"], told["num_mask_words"])

@@ -65,7 +65,7 @@ def execute(run: BatchRun, host: PluginHost) -> int:
         if first is None:
             return 2 if done.num_failed else 0
         tally = _answer(run, host, chain([first], left), output.fileno(), max(total - done.count, 0))
-        tally.num_failed_before = done.num_failed
+        tally.note_earlier(done.num_failed)
     return _told(run, tally)
 
 

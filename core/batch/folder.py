@@ -90,7 +90,7 @@ def answer_folder(run: BatchRun, host: PluginHost, say: Callable[[str], None]) -
             retry = "to try those again, remove the files they are in, which are then answered anew"
             say(f"{run.output} has the answers of {num_done} rows already{failures(num_failed, retry)}")
         progress, finisher = Progress(num_rows, num_done), Finisher(output, sources, left)
-        progress.tally.num_failed_before = num_failed
+        progress.tally.note_earlier(num_failed)
         finisher.start()
         try:
             if left:

@@ -35,6 +35,10 @@ class Tally:
     num_tokens: int = 0
     told: list[str] = field(default_factory=list)
 
+    def note_earlier(self, num_failed: int) -> None:
+        """Note how many lines failed in earlier runs."""
+        self.num_failed_before = num_failed
+
     def count(self, num_tokens: int | None) -> None:
         """Count an answered line, with the tokens of its answer."""
         self.num_answered += 1

@@ -73,7 +73,7 @@ class _Drive:
             arrival_s, place = heapq.heappop(self.due)
             request, record = self.load.requests[place], self.records[place]
             tokens = [*self.histories.pop(place, ()), *request.tokens]
-            record.arrival_s, record.prompt_tokens = arrival_s, len(tokens)
+            record.arrive(arrival_s, len(tokens))
             try:
                 arrival = self.started_s + arrival_s
                 id_ = self.engine.add(tokens, request.params, arrival_s=arrival, options=request.options)
@@ -82,7 +82,7 @@ class _Drive:
                 self._refuse(place, str(error))
 
     def _refuse(self, place: int, error: str) -> None:
-        self.records[place].error, self.records[place].finish_reason = error, "error"
+        self.records[place].fail(error)
         for turn in self.next_turns[place]:
             self._refuse(turn, "the turn before was refused")
 
@@ -90,10 +90,8 @@ class _Drive:
         place = self.places.get(output.request_id)
         if place is None:
             return  # of a request that was there before
-        record = self.records[place]
-        record.output_tokens = len(output.token_ids)
-        record.cached_tokens, record.preemptions = output.num_cached_tokens, output.num_preemptions
-        record.finish_reason = output.finish_reason.value
+        counts = len(output.token_ids), output.num_cached_tokens, output.num_preemptions
+        self.records[place].finish(output.finish_reason.value, *counts)
         for turn in self.next_turns[place]:
             self.histories[turn] = [*output.prompt_token_ids, *output.token_ids]
             heapq.heappush(self.due, (now_s + self.load.requests[turn].arrival_s, turn))
@@ -111,12 +109,11 @@ def _fill_in_times(recording: Recording) -> None:
     times_s, starts = token_times(recording)
     launches = zip(recording.chunk_request, _chunk_starts_s(recording), strict=True)
     for place, start_s in launches:
-        if place >= 0 and recording.requests[place].start_s is None:
-            recording.requests[place].start_s = float(start_s)
+        if place >= 0:
+            recording.requests[place].start(float(start_s))
     for place, request in enumerate(recording.requests):
         if starts[place] < starts[place + 1]:
-            request.first_token_s = float(times_s[starts[place]])
-            request.finish_s = float(times_s[starts[place + 1] - 1])
+            request.note_times(float(times_s[starts[place]]), float(times_s[starts[place + 1] - 1]))
 
 
 def _chunk_starts_s(recording: Recording) -> list[float]:

@@ -55,6 +55,28 @@ class RequestRecord:
     first_token_s: float | None = None
     finish_s: float | None = None
 
+    def arrive(self, arrival_s: float, prompt_tokens: int) -> None:
+        """Note when it arrived, with how many prompt tokens."""
+        self.arrival_s, self.prompt_tokens = arrival_s, prompt_tokens
+
+    def start(self, start_s: float) -> None:
+        """Note when it was first computed, or sent; later times do not count."""
+        if self.start_s is None:
+            self.start_s = start_s
+
+    def finish(self, reason: str | None, output_tokens: int, cached_tokens: int, preemptions: int = 0) -> None:
+        """Note how it finished, and what it took."""
+        self.finish_reason, self.output_tokens = reason, output_tokens
+        self.cached_tokens, self.preemptions = cached_tokens, preemptions
+
+    def note_times(self, first_token_s: float, finish_s: float) -> None:
+        """Note when its first and its last token came."""
+        self.first_token_s, self.finish_s = first_token_s, finish_s
+
+    def fail(self, error: str) -> None:
+        """Note why it was not served."""
+        self.error, self.finish_reason = error, "error"
+
 
 @dataclass(frozen=True)
 class Recording:
@@ -105,11 +127,11 @@ class StepRecorder:
         self._collected: _Noted | None = None
         self._stats = self.engine.last_stats
         self._executor: Executor = self.engine.executor
-        self.engine.executor = self
+        self.engine.state.use_executor(self)
         return self
 
     def __exit__(self, *details: object) -> None:
-        self.engine.executor = self._executor
+        self.engine.state.use_executor(self._executor)
 
     @property
     def progress(self) -> int:

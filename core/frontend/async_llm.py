@@ -25,7 +25,6 @@ from hookline.core.request_options import CHAT_TRACE, RequestOptions
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.tokenizer.codec import Prompt, is_chat, snapshot, with_word_ids
 from hookline.core.tokenizer.duration import takes_long
-from hookline.core.util.garbage import freeze_heap
 
 TOKENIZER_THREADS = 4
 """Long prompts that are tokenized at once, so that a very long one does not hold up the others. Each is queued when it
@@ -211,5 +210,5 @@ def _settled(llm: LLM) -> LLM:
     that are there now: a full one would stop all streams.
     """
     if llm.config.engine.freeze_gc is None:
-        llm.output_processor.heap = freeze_heap()
+        llm.output_processor.freeze_heap()
     return llm

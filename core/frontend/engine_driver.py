@@ -44,7 +44,7 @@ class EngineDriver(ABC, Generic[Caller, Prompt]):
         """Have `tell` called, from another thread, if a step can never end."""
         self._engine.tell_if_stuck(tell)
         if self.output_processor.guard is not None:
-            self.output_processor.guard.tell = tell
+            self.output_processor.guard.tell_if_stuck(tell)
 
     def turn(self) -> None:
         """Take what was handed in, or wait for something; do a step; send what it brought."""

@@ -120,7 +120,7 @@ class EngineThread(EngineDriver[CompletionStream, Submitted]):
 
     def _run(self) -> None:
         try:
-            self._engine.sleep = self._idle
+            self._engine.state.use_sleep(self._idle)
             if self._prepare is not None:
                 self._prepare()
             while not self._is_stopping:
@@ -155,16 +155,14 @@ class EngineThread(EngineDriver[CompletionStream, Submitted]):
         heap = self.output_processor.heap
         if heap is None:
             return self._commands.get()
-        heap.is_idle, patience_s = True, SEARCH_S
-        try:
+        patience_s = SEARCH_S
+        with heap.idling():
             while True:
                 try:
                     return self._commands.get(timeout=patience_s)
                 except queue.Empty:
                     search_frozen()
                     patience_s = SEARCH_AGAIN_S
-        finally:
-            heap.is_idle = False
 
     def _carry_out(self, num_commands: int) -> None:
         for _ in range(num_commands):

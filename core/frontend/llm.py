@@ -33,7 +33,7 @@ from hookline.core.sampling_params import SamplingParams
 from hookline.core.tokenizer.codec import Codec, Prompt, as_prompts
 from hookline.core.tokenizer.codec_texts import token_texts
 from hookline.core.tokenizer.token_bytes import grammar_vocabulary
-from hookline.core.util.garbage import freeze_heap, search_frozen
+from hookline.core.util.garbage import search_frozen
 
 logger = logging.getLogger("hookline")
 OptionValue = str | Mapping[str, Any] | None
@@ -115,8 +115,8 @@ class LLM(PoolingCalls):
             "joined_decodes": config.engine.joined_decodes,
         }
         limits, checkpoint = self.engine.limits, built.resolved.checkpoint
-        self.codec.max_len = limits.max_len
-        limits.processing.load_tokenizer = partial(token_texts, self.codec, limits.vocab_size)
+        self.codec.limit_prompts(limits.max_len)
+        limits.processing.use_tokenizer(partial(token_texts, self.codec, limits.vocab_size))
         if (grammars := self.engine.structured_output) is not None and grammars.is_preparing:
             with built.phases.part("grammars"):
                 grammars.wait_until_prepared()
@@ -124,7 +124,7 @@ class LLM(PoolingCalls):
         self.output_processor = OutputProcessor(self.engine, self.codec, guard)
         self._end = weakref.finalize(self, _close_dropped, self.output_processor)
         if config.engine.freeze_gc:
-            self.output_processor.heap = freeze_heap()
+            self.output_processor.freeze_heap()
         built.phases.end()
         self.start_phases_s: Mapping[str, float] = built.phases.seconds
         """Seconds that the parts of the start took, by their names; in a command since the process was started."""
@@ -156,7 +156,7 @@ class LLM(PoolingCalls):
         """Where the tokenizer's files are; None if there are none, or if the model brought its own source."""
         self.codec = Codec(folder, source=source, chat=self.config.model.config.chat)
         facts = partial(grammar_vocabulary, self.codec, eos_token_ids(resolved), vocab_size)
-        structured_output.make_vocabulary = facts
+        structured_output.use_vocabulary(facts)
         wanted = self.config.engine.prepare_grammars
         if self._SERVES if wanted is None else wanted:
             structured_output.prepare()

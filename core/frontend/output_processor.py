@@ -18,7 +18,7 @@ from hookline.core.frontend.step_guard import StepGuard
 from hookline.core.outputs import Delta, FinishReason, RequestOutput
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.tokenizer.codec import Codec, with_word_ids
-from hookline.core.util.garbage import FrozenHeap
+from hookline.core.util.garbage import FrozenHeap, freeze_heap
 
 if TYPE_CHECKING:
     from hookline.core.requests.request import Request, Watcher
@@ -86,7 +86,11 @@ class OutputProcessor:
         self._receivers: dict[int, Receiver] = {}
         self._news: list[Receiver] = []
         self.heap: FrozenHeap | None = None
-        """What Python's full collections leave out until this is closed, if its owner asked for that."""
+        """What Python's full collections leave out until this is closed."""
+
+    def freeze_heap(self) -> None:
+        """Have Python's full collections leave out what is there now, until this is closed."""
+        self.heap = freeze_heap()
 
     @contextmanager
     def exclusively(self) -> Iterator[None]:

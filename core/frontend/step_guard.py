@@ -51,13 +51,16 @@ class StepGuard:
         self._watch, self._leaves_steps = engine.watch, engine.executor.watches_steps
         self.plan_s, self.step_s = config.stall_timeout_s, STEP_TIMEOUTS * config.step_timeout_s
         self._blaming = Blaming(entries, "")
-        self.tell: Callable[[HooklineError], None] = lambda error: None
-        """Called from another thread, if a step does not even end when it is broken off."""
+        self._tell: Callable[[HooklineError], None] = lambda error: None
         self._lock = threading.Lock()
         self._inside: int | None = None
         self._failure = ""
         self._pid = 0
         self._stopped = threading.Event()
+
+    def tell_if_stuck(self, tell: Callable[[HooklineError], None]) -> None:
+        """Have `tell` called, from another thread, if a step does not even end when it is broken off."""
+        self._tell = tell
 
     def __enter__(self) -> None:
         if self._pid != os.getpid():
@@ -131,7 +134,7 @@ class StepGuard:
         while self._inside == thread and time.monotonic() < until:
             self._stopped.wait(0.02)
         if self._inside == thread:
-            self.tell(EngineError(failure))
+            self._tell(EngineError(failure))
 
     def _break_off(self, thread: int) -> None:
         is_main = thread == threading.main_thread().ident

@@ -68,8 +68,7 @@ class Processing:
         if len(stages) > MAX_PROCESSORS:
             raise PluginError(f"{len(stages)} logits processors are installed; at most {MAX_PROCESSORS} can be")
         self.stages = list(stages)
-        self.load_tokenizer: Callable[[], TokenTexts | None] = lambda: None
-        """For processors that read texts; called when a request first uses one."""
+        self._load_tokenizer: Callable[[], TokenTexts | None] = lambda: None
         self._has_settings = any(stage.setting is not None for stage in stages)
         self._claimed = {name for stage in stages if stage.from_params for name in stage.field_names}
         self._built: dict[tuple[int, str], Any] = {}
@@ -126,9 +125,13 @@ class Processing:
         bits, ends = sum(bit for bit, _ in num_draws), any(count is not None for _, count in num_draws)
         return Prepared(tuple(records), tuple(num_draws), reads_tokens, bits, ends, tuple(followers))
 
+    def use_tokenizer(self, load: Callable[[], TokenTexts | None]) -> None:
+        """Give processors the tokenizer if they read texts; `load` is called when a request first uses one of them."""
+        self._load_tokenizer = load
+
     @cached_property
     def _tokenizer(self) -> TokenTexts | None:
-        return self.load_tokenizer()
+        return self._load_tokenizer()
 
     def check(self, params: SamplingParams) -> None:
         """Refuse what `prepare` would refuse by its name, type or value alone; needs no engine."""

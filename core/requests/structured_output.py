@@ -167,7 +167,7 @@ class StructuredOutput:
 
     choose: gives the back end to use, or raises RequestError that says why there is none; asked by `prepare`, or by the
     first request. vocabulary: makes what a back end may know of the tokenizer, or raises RequestError; asked in the
-    compiling thread. The front end, which knows the tokenizer, sets `make_vocabulary` if it is not given here.
+    compiling thread. The front end, which knows the tokenizer, gives it by `use_vocabulary` if it is not given here.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class StructuredOutput:
         num_threads: int = COMPILE_THREADS,
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
-        self._choose, self.make_vocabulary, self.vocab_size = choose, vocabulary, vocab_size
+        self._choose, self._make_vocabulary, self.vocab_size = choose, vocabulary, vocab_size
         self.num_words = num_mask_words(vocab_size)
         self._cache_bytes, self._cached_bytes = cache_bytes, 0
         self._cache: OrderedDict[Any, Compiled] = OrderedDict()
@@ -329,14 +329,18 @@ class StructuredOutput:
             return None
         return self._choice
 
+    def use_vocabulary(self, make: Callable[[], GrammarVocabulary]) -> None:
+        """Give the tokenizer's vocabulary, which is made when a grammar first needs it."""
+        self._make_vocabulary = make
+
     def _ready_backend(self) -> tuple[GrammarBackend, GrammarVocabulary]:
         """The back end; made here if `prepare` has not made it."""
         with self._making:
             if self._backend is None or self._vocabulary is None:
                 assert self._choice is not None
-                if self.make_vocabulary is None:
+                if self._make_vocabulary is None:
                     raise RequestError("structured output needs a tokenizer, and this engine knows none")
-                self._vocabulary = self.make_vocabulary()
+                self._vocabulary = self._make_vocabulary()
                 self._num_known = max((id_ + 1 for id_, one in enumerate(self._vocabulary.tokens) if one), default=0)
                 with Blaming((), "in __init__", otherwise=self._choice.entry):
                     self._backend = self._choice.entry.load()(self._choice.config, self._vocabulary)

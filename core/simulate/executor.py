@@ -128,6 +128,7 @@ class SimulatedTimes:
 def run_on(engine: Engine, cost: CostModel) -> VirtualClock:
     """Put an engine that has served nothing on a virtual clock, where its steps take the times of a cost model."""
     clock = VirtualClock()
-    engine.clock, engine.sleep = clock.now, clock.sleep
-    engine.executor = SimulatedExecutor(engine.executor, cost, clock, engine.limits.plan)
+    engine.state.use_clock(clock.now)
+    engine.state.use_sleep(clock.sleep)
+    engine.state.use_executor(SimulatedExecutor(engine.executor, cost, clock, engine.limits.plan))
     return clock

@@ -54,7 +54,8 @@ def served_shares(engine: Engine, backlog: Mapping[str, int], num_steps: int = 3
 def p99_waits(engine: Engine, per_step: Mapping[str, float], num_steps: int = 3000) -> dict[str, float]:
     """Each tenant's 99th percentile of the steps that a request waits; `per_step` of its requests arrive each step."""
     clock = VirtualClock()
-    engine.clock, engine.sleep = clock.now, clock.sleep
+    engine.state.use_clock(clock.now)
+    engine.state.use_sleep(clock.sleep)
     rngs = {tenant: random.Random(tenant) for tenant in per_step}
     owners: dict[int, str] = {}
     waits: dict[str, list[float]] = defaultdict(list)

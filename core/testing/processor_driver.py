@@ -65,8 +65,8 @@ class ProcessorDriver:
         stage.__dict__["cls"] = processor
         self.spec = ProcessorSpec(NUM_ROWS + 1, vocab_size, MAX_MODEL_LEN, torch.device(device))
         self.processing = Processing([stage])
-        self.processing.load_tokenizer = lambda: tokenizer
-        self.pipeline = Pipeline([stage], self.spec, self.processing.load_tokenizer)
+        self.processing.use_tokenizer(lambda: tokenizer)
+        self.pipeline = Pipeline([stage], self.spec, lambda: tokenizer)
         self.asked: dict[int, Asked] = {}
 
     def admit(self, row: int, asked: Asked, followers: TokenFollowers | None = None) -> TokenFollowers | None:

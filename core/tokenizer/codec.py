@@ -66,6 +66,10 @@ class Codec:
         """The most characters that the tokenizer makes of one."""
         self._texts: dict[bool, dict[int, str]] = {True: {}, False: {}}
 
+    def limit_prompts(self, max_len: int) -> None:
+        """Refuse texts that are too long for this many tokens whatever they are."""
+        self.max_len = max_len
+
     @property
     def tokenizer(self) -> Any:
         """The tokenizer (transformers), or None."""

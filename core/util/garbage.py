@@ -63,6 +63,15 @@ class FrozenHeap:
         """Whether no caller waits for the engine's steps, if the engine tells: a full collection does no harm then."""
 
     @contextmanager
+    def idling(self) -> Iterator[None]:
+        """Around a time in which no caller waits for the engine's steps; from its first use on the engine tells."""
+        self.is_idle = True
+        try:
+            yield
+        finally:
+            self.is_idle = False
+
+    @contextmanager
     def thawed(self) -> Iterator[None]:
         """Around the engine's end, whose cycles can be collected there; for other engines all is frozen again after."""
         froze_more = _froze_more()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -40,6 +40,12 @@ class StartPhases:
             seconds = time.perf_counter() - begun
             self.seconds[name] += seconds - self._inner_s
             self._inner_s = outer_inner_s + seconds
+
+    def add(self, waited: str, seconds: Mapping[str, float], notes: Sequence[str]) -> None:
+        """Add the parts of another process's start, and what happened in them, for which `waited` waited."""
+        self.seconds[waited] = max(0.0, self.seconds[waited] - sum(seconds.values()))
+        self.seconds |= seconds
+        self.notes += notes
 
     def end(self) -> None:
         """Note that the engine is ready; time that no part had is the rest."""

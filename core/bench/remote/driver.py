@@ -75,12 +75,12 @@ class _Drive:
         except RequestError as error:
             self._fail(place, str(error))
             return
-        record.prompt_tokens = self.bodies.num_prompt_tokens(place, request)
+        record.arrive(record.arrival_s, self.bodies.num_prompt_tokens(place, request))
         timeout_s = self.bodies.config.timeout_s
         answer = Answer(self._now, lambda: self._ended(place, timer), keeps_text=bool(self.next_turns[place]))
         self.answers[place] = answer
         timer = self.loop.call_later(timeout_s, answer.on_failure, f"no end within client.timeout_s={timeout_s:g}")
-        record.start_s = self._now()
+        record.start(self._now())
         self.pool.send(self.pool.request("POST", self.bodies.path, body), answer)
 
     def _ended(self, place: int, timer: asyncio.TimerHandle) -> None:
@@ -90,19 +90,18 @@ class _Drive:
         if answer.error is not None:
             self._fail(place, answer.error)
             return
-        record.finish_reason = answer.finish_reason
-        record.output_tokens = sum(answer.counts)
-        record.first_token_s, record.finish_s = answer.times_s[0], answer.times_s[-1]
-        record.prompt_tokens = answer.usage.get("prompt_tokens") or record.prompt_tokens
-        record.cached_tokens = (answer.usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        record.arrive(record.arrival_s, answer.usage.get("prompt_tokens") or record.prompt_tokens)
+        num_cached = (answer.usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        record.finish(answer.finish_reason, sum(answer.counts), num_cached)
+        record.note_times(answer.times_s[0], answer.times_s[-1])
         for turn in self.next_turns[place]:
             pause_s = self.load.requests[turn].arrival_s
-            self.records[turn].arrival_s = self._now() + pause_s
+            self.records[turn].arrive(self._now() + pause_s, self.records[turn].prompt_tokens)
             self.loop.call_later(pause_s, self._send, turn, answer.said)
         self._one_less()
 
     def _fail(self, place: int, error: str) -> None:
-        self.records[place].error, self.records[place].finish_reason = error, "error"
+        self.records[place].fail(error)
         for turn in self.next_turns[place]:
             self._fail(turn, "not sent: the turn before failed")
         self._one_less()

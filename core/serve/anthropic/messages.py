@@ -82,7 +82,7 @@ class _Answer:
             if delta.output is not None:
                 self._usage.add_end(delta.output)
             return []
-        self._usage.num_completion_tokens += len(delta.token_ids)
+        self._usage.add(len(delta.token_ids))
         parts = list(self._reader.push(delta.text))
         if delta.output is not None:
             parts += self._reader.finish()

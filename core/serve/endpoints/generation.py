@@ -110,6 +110,14 @@ class Usage:
         self.num_completion_tokens = 0
         self.num_reasoning_tokens = 0
 
+    def add(self, num_tokens: int) -> None:
+        """Count tokens of a completion."""
+        self.num_completion_tokens += num_tokens
+
+    def add_reasoning(self, num_tokens: int) -> None:
+        """Count those of a completion's tokens that were reasoning."""
+        self.num_reasoning_tokens += num_tokens
+
     def add_end(self, output: RequestOutput) -> None:
         """Count a finished completion's cached prompt tokens, once for each prompt."""
         if output.index == 0:

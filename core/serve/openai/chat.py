@@ -77,7 +77,7 @@ class _Answer:
 
     def _choice(self, output: RequestOutput) -> dict[str, Any]:
         fields = self._fields
-        self._usage.num_completion_tokens += len(output.token_ids)
+        self._usage.add(len(output.token_ids))
         self._usage.add_end(output)
         reader = self._turn.reader()
         message = self._message([*reader.push(output.text), *reader.finish()])
@@ -131,7 +131,7 @@ class _Answer:
             if choice is None:
                 made = ChoiceFrames(frames, delta.index, is_chat=True)
                 choice = choices[delta.index] = _ChoiceStream(made, self._turn, self._reasoning)
-            usage.num_completion_tokens += len(delta.token_ids)
+            usage.add(len(delta.token_ids))
             if is_simple:
                 of_choice: dict[str, Any] = {}
                 rest: dict[str, Any] = {}

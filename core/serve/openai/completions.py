@@ -81,7 +81,7 @@ class _Answer:
             output = self._without_token(number, output)
             ids, text = [], ""
         logprobs = output.logprobs
-        self._usage.num_completion_tokens += len(ids)
+        self._usage.add(len(ids))
         self._usage.add_end(output)
         found = None
         if logprobs is not None:
@@ -144,7 +144,7 @@ class _Answer:
                     output = None if told.output is None else self._without_token(number, told.output)
                     kept: list[TokenLogprob] | None = None if fields.logprobs is None else []
                     told = Delta(told.request_id, told.prompt_index, told.index, "", [], output, kept)
-                usage.num_completion_tokens += len(told.token_ids)
+                usage.add(len(told.token_ids))
                 if told.output is not None:
                     usage.add_end(told.output)
                 yield one.frame(told, usage.openai() if fields.shows_usage_always else None)

@@ -78,7 +78,7 @@ class _Answer:
 
     def _grown(self, delta: Delta) -> list[bytes]:
         """The events of a Delta, whose parts are added to the items."""
-        self._usage.num_completion_tokens += len(delta.token_ids)
+        self._usage.add(len(delta.token_ids))
         if delta.logprobs:
             self._logprobs.add(chat_logprobs(self._texts, delta.logprobs)["content"])
         parts = self._parts(delta)
@@ -86,7 +86,7 @@ class _Answer:
             parts += [] if parts or self._items.items else [(Text(""), [])]  # clients expect an item
             self._usage.add_end(delta.output)
         if any(isinstance(part, Reasoning) for part, _ in parts):
-            self._usage.num_reasoning_tokens += len(delta.token_ids)
+            self._usage.add_reasoning(len(delta.token_ids))
         frames: list[bytes] = []
         for part, logprobs in parts:
             frames += self._items.push(part, logprobs)

@@ -80,7 +80,7 @@ class EngineServer(EngineDriver[Name, Submit]):
         self._socket.bind(address)
         self._outboxes: dict[bytes, Outbox] = {}
         self._throughput = Throughput(self._engine.clock)
-        self._engine.sleep = self._idle
+        self._engine.state.use_sleep(self._idle)
 
     def run(self) -> None:
         """Serve until told to stop, or the engine is dead."""

@@ -107,7 +107,7 @@ class SchedulerSuite:
             if crowd in self.may_starve_while:
                 continue
             clock, engine = VirtualClock(), fake_engine(self.make(), num_blocks=20, max_num_seqs=4)
-            engine.clock = clock.now
+            engine.state.use_clock(clock.now)
             early: list[Request] = []
             for step, _ in enumerate(endless_steps(engine, num_steps=MAX_AGE_STEPS, **arrivals)):
                 clock.sleep(STEP_S)

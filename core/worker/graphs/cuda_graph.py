@@ -164,8 +164,11 @@ class Recorder:
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner, self._kinds = runner, set[Hashable]()
-        self.pool: GraphPool | None = None
-        """The memory of the graphs; to be set before the first one. None: each has its own."""
+        self._pool: GraphPool | None = None
+
+    def use_pool(self, pool: GraphPool | None) -> None:
+        """Record all graphs into this memory; to be called before the first one. None: each has its own."""
+        self._pool = pool
 
     def record(
         self, step: Callable[[], Result], kind: Hashable, *, sizes_alike: bool = True
@@ -179,7 +182,7 @@ class Recorder:
         is_known = kind in self._kinds
         checking = nullcontext() if is_known else self._runner.checking()
         is_alike = is_known and sizes_alike
-        recorded = record(step, self.pool, self._runner.table.device, checking, is_known=is_alike)
+        recorded = record(step, self._pool, self._runner.table.device, checking, is_known=is_alike)
         self._kinds.add(kind)
         return recorded
 

@@ -112,7 +112,7 @@ class DecodeGraphs:
 
         prepared: kinds of draws to capture besides plain ones.
         """
-        self.recorder.pool = pool
+        self.recorder.use_pool(pool)
         prepared = list(filter(self._may_capture, prepared))
         self._other_draws.reserve(len(self.sizes) * len(prepared))
         for size in reversed(self.sizes):

@@ -88,7 +88,7 @@ class PromptGraphs:
 
     def capture(self, pool: GraphPool) -> int:
         """Capture every shape, the largest first so that the others fit into its memory; returns how many."""
-        self._recorder.pool = pool
+        self._recorder.use_pool(pool)
         for shape in reversed(self.shapes):
             inputs_X = self.inputs(Step(), shape).to(self.runner.table.device)
             has_decodes = shape.num_decodes > 0

@@ -24,7 +24,6 @@ from hookline.core.sampling_params import SamplingParams
 from hookline.core.testing.fakes import check_engine, fake_engine
 from hookline.core.testing.plain_scheduler import PlainScheduler
 from hookline.core.util import garbage
-from hookline.core.util.garbage import freeze_heap
 from tests.core.frontend.test_output_processor import PROMPT, Letters, letters, params
 
 PATIENCE_S = 60.0
@@ -260,7 +259,7 @@ def test_one_that_was_dropped_in_a_circle_while_it_is_frozen_ends_when_it_has_be
     output_processor = OutputProcessor(fake_engine(PlainScheduler()), Letters())
     circle = SimpleNamespace(llm=llm)
     circle.itself = circle
-    output_processor.heap = freeze_heap()
+    output_processor.freeze_heap()
     llm._start(
         SimpleNamespace(output_processor=output_processor, codec=output_processor.codec, enter_thread=lambda: None)
     )
