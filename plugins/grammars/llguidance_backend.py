@@ -39,37 +39,38 @@ if TYPE_CHECKING:
     from hookline.plugins.grammars import LLGuidanceConfig
 
 BYTES_PER_CHARACTER = 256
-"""A rough measure of a compiled grammar: it grows with what was asked for."""
+"""A rough measure of the size of a compiled grammar."""
 MAX_FORCED_TEXTS = 16384
-"""Texts that grammars force whose tokens are remembered; tokenizing one takes longer than most masks."""
+"""Most forced texts whose tokens are cached; tokenizing a text takes longer than most masks."""
 LONG_TEXT = 256
-"""Characters from which on a text is not remembered."""
+"""Characters from which on a text is not cached."""
 MOST_FORCED = 1024
-"""Characters of a forced text that are tokenized: the tokens of what is behind them are asked for again later."""
+"""Characters of a forced text that are tokenized; the tokens of the rest are asked for later."""
 PANIC = "panic: "
-"""How an error begins that llguidance did not expect."""
+"""The beginning of an error that llguidance did not expect."""
 BASE_BYTES = 1 << 20
-"""What a small grammar takes, with the states that its lexer makes while it is used."""
+"""Bytes of a small grammar, including the states that its lexer makes while it is used."""
 PARSERS_S = 0.1
 """Most processor time for making the further parsers of a grammar, in seconds."""
 FEW_THREADS = 4
-"""Between one thread and all of them."""
+"""Number of threads between one and all."""
 LENGTHS = (6, 8, 10, 15, 20, 30)
 """Characters; llguidance itself has 10 and 30. More of them hardly make masks any quicker (docs/log)."""
 DOES_NOT_FIT = "doesn't satisfy the grammar"
-"""What llguidance says of a token that its grammar does not allow, and of nothing else."""
+"""llguidance's message about a token that its grammar does not allow; no other message has these words."""
 NO_TEXT = "NoExtension"
-"""How llguidance calls a state in which no token is allowed, not even the end."""
+"""llguidance's words for a state in which no token is allowed, not even the end."""
 UNKNOWN = "Unimplemented keys"
-"""How it begins to say that it does not know a keyword of a schema."""
+"""The beginning of its message about an unknown keyword of a schema."""
 EXACT = 2**53
-"""Beyond it bounds of numbers have no regular expression; a schema's largest 64-bit number bounds nothing anyway."""
+"""Largest bound of numbers that has a regular expression; a larger bound in a schema, such as the largest 64-bit
+number, has no effect anyway."""
 FEW_PATTERNS, FEW_CHARACTERS = 4, 80
-"""Patterns of one object's names that are compared with each other."""
+"""Most patterns of an object's property names that are compared with each other."""
 MAX_TRIED = 4096
-"""Patterns, formats and keywords of schemas of which it is remembered whether llguidance knows them."""
+"""Patterns, formats and keywords of schemas for which llguidance's support is cached."""
 EXCERPT = re.compile(r"\n *\d+ \| .*|<state>.*|<non-verbose/>", re.DOTALL)
-"""What follows llguidance's reason: lines of the grammar, and what its parser holds."""
+"""Text after llguidance's reason: lines of the grammar, and the state of its parser."""
 _CLASSES = {"d": "[0-9]", "D": "[^0-9]", "w": "[0-9A-Za-z_]", "W": "[^0-9A-Za-z_]"}
 _ASCII = re.compile(r"\\(.)", re.DOTALL)
 """A character that is escaped: digits and words of a regex are ASCII, as in JSON schemas and with other engines."""
@@ -90,9 +91,8 @@ class _Tokenizer:
         self._encode = lru_cache(MAX_FORCED_TEXTS)(vocabulary.encode)
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """The tokens of a text that a grammar forces, such as a key: asked while masks are filled, from any thread.
-
-        The same few texts come again and again.
+        """The tokens of a forced text, such as a key; cached, because the same few texts come again and again. Called
+        while masks are filled, from any thread.
         """
         text = (text if isinstance(text, str) else text.decode())[:MOST_FORCED]
         return self._encode(text) if len(text) < LONG_TEXT else self._encode.__wrapped__(text)
@@ -145,7 +145,7 @@ class LLGuidance(GrammarBackend):
         """See GrammarBackend."""
         if keyword in ("pattern", "format"):
             return isinstance(value, str) and _is_refused(keyword, value)
-        if keyword == "patternProperties":  # several of them must exclude each other, which may take long to find out
+        if keyword == "patternProperties":  # whether several of them exclude each other may take long to find out
             if len(value) > FEW_PATTERNS or sum(map(len, value)) > FEW_CHARACTERS:
                 return True
             schema = LLMatcher.grammar_from_json_schema(json.dumps({keyword: value}))
@@ -155,7 +155,7 @@ class LLGuidance(GrammarBackend):
         return _is_unknown(keyword)
 
     def _parser(self, text: str) -> LLMatcher:
-        """A parser with a lexer of its own, whose first states are made here and not in the step loop."""
+        """A parser with a lexer of its own, whose first states are made here and not during steps."""
         parser = LLMatcher(self.tokenizer, text, log_level=0, limits=self.limits)
         if not parser.is_error():
             parser.compute_bitmask()
@@ -194,7 +194,9 @@ class LLGuidance(GrammarBackend):
             raise_error(matcher.inner)
 
     def _fill_alone(self, matchers: Sequence[Any], masks_NW: np.ndarray) -> tuple[int, int]:
-        """Fill rows in this thread until others should be quicker: the way to take then, and the rows that are done."""
+        """Fill rows in this thread until other threads should be faster; returns the threads to use then, and the
+        number of rows done.
+        """
         address, stride, num_rows = masks_NW.ctypes.data, masks_NW.strides[0], len(matchers)
         way, patience_s, started = 0, self._quickest.patience_s, time.perf_counter()
         for row, matcher in enumerate(matchers):
@@ -206,7 +208,7 @@ class LLGuidance(GrammarBackend):
         return way, num_rows - num_left
 
     def _fill_in_threads(self, executor: LLExecutor, matchers: Sequence[Any], masks_NW: np.ndarray) -> None:
-        order = sorted(range(len(matchers)), key=lambda row: matchers[row].lane)  # neighbours go to one thread
+        order = sorted(range(len(matchers)), key=lambda row: matchers[row].lane)  # adjacent rows in one thread
         rows = [(matchers[row].inner, row) for row in order]
         if masks_NW.strides[0] == self.mask_bytes and masks_NW.flags.c_contiguous:
             executor.unsafe_compute_mask_ptr(rows, masks_NW.ctypes.data, self.mask_bytes, len(matchers))
@@ -217,7 +219,7 @@ class LLGuidance(GrammarBackend):
 
 
 class LLGuidanceGrammar(Grammar):
-    """Parsers at their beginning, each with its lane; each request gets a copy of one, in turn."""
+    """Parsers in their initial state, each with its lane; each request gets a copy of one, in turn."""
 
     def __init__(self, parsers: Sequence[tuple[int, LLMatcher]], mask_bytes: int, num_bytes: int) -> None:
         self._parsers, self._mask_bytes, self._num_bytes = cycle(parsers), mask_bytes, num_bytes
@@ -234,7 +236,9 @@ class LLGuidanceGrammar(Grammar):
 
 
 class LLGuidanceMatcher(GrammarMatcher):
-    """One copy. inner: llguidance's. lane: matchers of one lane share a lexer, and wait for each other."""
+    """A request's copy of a parser. inner: llguidance's matcher. lane: matchers of a lane share a lexer, and wait for
+    each other.
+    """
 
     def __init__(self, inner: LLMatcher, mask_bytes: int, lane: int) -> None:
         self.inner, self._mask_bytes, self.lane = inner, mask_bytes, lane
@@ -243,7 +247,7 @@ class LLGuidanceMatcher(GrammarMatcher):
         """See GrammarMatcher."""
         assert mask_W.nbytes >= self._mask_bytes and mask_W.flags.c_contiguous
         self.inner.unsafe_compute_mask_ptr(mask_W.ctypes.data, self._mask_bytes)
-        raise_error(self.inner)  # the mask of a parser that gave up would allow the end
+        raise_error(self.inner)  # the mask of a stopped parser would allow the end
 
     def advance(self, tokens: Sequence[int]) -> bool:
         """See GrammarMatcher."""
@@ -270,14 +274,14 @@ class LLGuidanceMatcher(GrammarMatcher):
 
 @lru_cache(MAX_TRIED)
 def _is_refused(keyword: str, value: str) -> bool:
-    """Whether llguidance has no grammar of a text with this pattern or format."""
+    """Whether llguidance does not support this pattern or format of texts."""
     schema = LLMatcher.grammar_from_json_schema(json.dumps({"type": "string", keyword: value}))
     return bool(LLMatcher.validate_grammar(schema))
 
 
 @lru_cache(MAX_TRIED)
 def _is_unknown(keyword: str) -> bool:
-    """Whether llguidance knows that a keyword means something, and not what."""
+    """Whether llguidance knows a keyword, although it does not support it."""
     schema = LLMatcher.grammar_from_json_schema(json.dumps({keyword: True}))
     return bool(LLMatcher.validate_grammar(schema).startswith(UNKNOWN))
 
@@ -292,20 +296,23 @@ def _slices() -> list[str]:
 
 
 def _ways(num_threads: int | None, at_most: int) -> list[tuple[int, LLExecutor | None]]:
-    """How many threads fill masks, and what runs them: the calling one, a few, and as many as there may be."""
+    """The numbers of threads that may fill masks, each with what runs them: the calling thread, a few threads, and the
+    most allowed.
+    """
     few = [FEW_THREADS] * (at_most > FEW_THREADS)
     return [(1, None), *((one, LLExecutor(one)) for one in few), *[(at_most, LLExecutor(num_threads))] * (at_most > 1)]
 
 
 def _num_threads() -> int:
-    """At least as many as LLExecutor makes by itself, which looks at the limits of a container too."""
+    """The threads that LLExecutor would use by itself, which respects the limits of a container."""
     return min(32, max(1, len(os.sched_getaffinity(0)) * 4 // 5))
 
 
 def raise_error(matcher: LLMatcher, *, is_ours: bool = False) -> None:
-    """Raise RequestError if a parser has given up. is_ours: a place in the grammar means nothing to who asked.
+    """Check whether a parser has stopped. is_ours: the grammar was written by us, so a place in it means nothing to the
+    caller.
 
-    Raises: RuntimeError if the parser is at fault.
+    Raises: RequestError for a limit or an invalid grammar; RuntimeError if the parser is at fault.
     """
     if matcher.is_error():
         error = str(matcher.get_error())
@@ -315,7 +322,7 @@ def raise_error(matcher: LLMatcher, *, is_ours: bool = False) -> None:
 
 
 def _reason(error: str, *, is_ours: bool = False) -> str:
-    """Why a parser gave up, in one line: llguidance's words, but for what only its makers understand."""
+    """llguidance's reason for stopping in one line, without details that only its authors understand."""
     text = EXCERPT.sub("", error)
     if text.startswith(NO_TEXT):
         return "no text fits it from here on: a rule repeats itself without an end, or its parts exclude each other"

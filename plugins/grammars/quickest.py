@@ -1,8 +1,8 @@
-"""Whether the masks of a step are filled by one thread or by several, found by trying.
+"""Chooses the number of threads that fill a step's masks by measuring.
 
-How long masks take changes from step to step by a factor of ten. How long threads take to wake differs between
-machines and changes little on one. So the two are measured apart: a way that was slower while masks were long is not
-taken for slow when they are short.
+The time of masks changes from step to step by a factor of ten. The time for waking threads differs between machines,
+but changes little on one machine. So the two are estimated separately: a number of threads that was slow while masks
+took long is not considered slow when they are short.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 FIRST_TRIES = 3
-"""Times that each way is tried at first; the first of them starts threads and fills caches, and does not count."""
+"""Times that each number of threads is tried at first; the first try starts threads and fills caches, and does not
+count."""
 RETRY_EVERY = 64
-"""After this many calls a way with several threads is tried again."""
+"""Number of calls after which several threads are tried again."""
 RETURN_EVERY = 16
-"""After this many calls in several threads one thread is tried again; it has the rest done soon if masks are long."""
+"""Number of calls with several threads after which one thread is tried again; it soon hands over the rest if masks take
+long."""
 LONGER, SHORTER = 1.2, 1 / 1.1
-"""How much one measurement changes the estimate of how long threads take to wake: towards what two of three stay below,
-as some take ten times as long as most."""
+"""Weight of a measurement in the estimate of the time for waking threads. The estimate tends to a value that two of
+three measurements are below, because some are ten times as long as most."""
 SHORTEST_S = 1e-6
 
 
@@ -33,12 +35,12 @@ class Quickest:
         self._waking_s = [0.0] * len(num_threads)
         self._tries = [0] * len(num_threads)
         self._row_s = 0.0
-        """What one thread needs for a row, as seen last."""
+        """Seconds of one thread for a row, as measured last."""
         self._is_fresh = self._has_lost = False
         self._count = self._since_alone = 0
 
     def choose(self, num_rows: int) -> int:
-        """The way to take for `num_rows` rows: mostly the one that should be the quickest."""
+        """The choice for `num_rows` rows: usually the one with the shortest estimate."""
         num_ways = len(self._num_threads)
         if num_ways == 1:
             return 0
@@ -59,18 +61,18 @@ class Quickest:
 
     @property
     def patience_s(self) -> float:
-        """How long one thread goes on before it asks for another way for the `rest`."""
+        """Seconds for which one thread goes on before it asks for another choice for the `rest`."""
         if len(self._num_threads) == 1 or min(self._tries) < FIRST_TRIES:
             return float("inf")
         return min(self._waking_s[1:])
 
     def rest(self, seconds: float, num_done: int, num_left: int) -> int:
-        """The way to take for rows that are left, after one thread took so long for those that are done."""
+        """The choice for the remaining rows, after one thread took so long for those that are done."""
         alone_s = seconds / num_done * num_left
         return min(range(len(self._num_threads)), key=lambda way: self._expected_s(way, alone_s))
 
     def took(self, way: int, seconds: float, num_rows: int) -> None:
-        """Learn how many seconds the way that was chosen took for `num_rows` rows."""
+        """Note the seconds that the last choice took for `num_rows` rows."""
         self._tries[way] += 1
         if way == 0:
             self._row_s, self._is_fresh = seconds / num_rows, True
@@ -82,6 +84,6 @@ class Quickest:
             self._waking_s[way] = waking_s
         elif self._tries[way] == FIRST_TRIES:
             self._waking_s[way] = min(waking_s, self._waking_s[way])
-        elif self._is_fresh or self._has_lost:  # steps in a row take about as long
+        elif self._is_fresh or self._has_lost:  # consecutive steps take about as long as each other
             self._waking_s[way] *= LONGER if waking_s > self._waking_s[way] else SHORTER
         self._is_fresh = False

@@ -1,6 +1,7 @@
-"""Structural tags in llguidance's form: text and tags of which some have a form, as XGrammar and vLLM write them.
+"""Converts structural tags to llguidance's form: text with tags whose contents have a form, as XGrammar and vLLM write
+them.
 
-The older form has `structures` and `triggers`; in the newer one `format` is an element, of one of the types below.
+The older form has `structures` and `triggers`; in the newer form `format` is an element of one of the types below.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ TEXT = "TEXT: /(.|\\n)*/"
 
 
 def as_grammar(tags: dict[str, Any], schema: Callable[[str], str], lark: Callable[[str], str]) -> str:
-    """The grammar of structural tags.
+    """The grammar of structural tags. schema: converts a JSON schema to a grammar's text. lark: makes a grammar of text
+    in Lark's form.
 
-    schema: makes a grammar of a JSON schema as text. lark: writes a grammar in Lark's form.
-    Raises: RequestError for what is no structural tag.
+    Raises: RequestError for invalid structural tags.
     """
     writer = _Writer(schema, lark)
     if "format" in tags:
@@ -47,7 +48,7 @@ def _of_structures(structures: Any, triggers: Any) -> list[Any]:
 
 
 class _Writer:
-    """Rules in Lark's form, and grammars that they name."""
+    """Rules in Lark's form, and the grammars that they refer to."""
 
     def __init__(self, schema: Callable[[str], str], lark: Callable[[str], str]) -> None:
         self._schema, self._lark = schema, lark
@@ -56,7 +57,7 @@ class _Writer:
         self._numbers = count()
 
     def element(self, element: Any, place: str, *, is_last: bool) -> str:
-        """An element as what stands on the right of a rule. is_last: whether nothing follows it."""
+        """The right side of the rule for an element. is_last: whether nothing follows it."""
         kind = element.get("type") if isinstance(element, dict) else None
         if kind == "const_string":
             return self._rule(_literal(_text(element, "value", place)))
@@ -95,7 +96,7 @@ class _Writer:
         raise RequestError(f"{place}.type={shown(kind)} is not one of {known}tags_with_separator")
 
     def triggered_tags(self, element: Any, place: str) -> str:
-        """Free text; where it has come to a trigger, it goes on with one of the tags that begin so."""
+        """Free text; after a trigger, the tag continues that begins with it."""
         triggers = element.get("triggers")
         if not isinstance(triggers, list) or not all(isinstance(one, str) and one for one in triggers):
             raise RequestError('it needs "structures", a list of tags, and "triggers", a list of texts that begin them')
@@ -130,7 +131,7 @@ class _Writer:
         return self._rule(f"{one}{further}" if element.get("at_least_one") else f"({one}{further})?")
 
     def _inside(self, tag: Any, place: str) -> str:
-        """What follows a tag's beginning, with its end."""
+        """The contents of a tag after its beginning, and its end."""
         ends = tag.get("end", "")
         ends = ends if isinstance(ends, list) and ends else [ends]
         if not all(isinstance(one, str) for one in ends):

@@ -34,24 +34,25 @@ if TYPE_CHECKING:
     from hookline.plugins.grammars import LLGuidanceConfig
 
 CPU_S = 0.75
-"""Most processor time in seconds for a grammar, with its first mask."""
+"""Most processor time for compiling a grammar and its first mask, in seconds."""
 WALL_S = 20.0
-"""Longest that a trial may take, in seconds: on a machine that is busy with other things."""
+"""Longest time of a trial in seconds, on a machine that is busy with other work."""
 MAX_BYTES = 64 * 2**20
-"""Most memory for a grammar, with what its parser makes for its first mask."""
+"""Most memory for a grammar and its parser's first mask."""
 PLAIN_CHARACTERS = 32_768
 """Most characters of a plain grammar."""
 PLAIN_REGEX_CHARACTERS = 500
 """Most characters of a plain regular expression, and of a grammar in rules."""
 PLAIN_REPEATS = 10_000
-"""Most that the counts in a plain regular expression come to, multiplied, as if each stood within the other."""
+"""Largest product of the repetition counts in a plain regular expression, as if they were all nested."""
 ANNOTATIONS = frozenset("title description default examples $schema $id $defs definitions $comment deprecated".split())
 """Keywords of a schema that constrain nothing by themselves."""
 PLAIN_KEYS = ANNOTATIONS | frozenset(
     "type properties required additionalProperties items prefixItems minItems maxItems minLength maxLength enum const "
     "anyOf $ref format pattern minimum maximum exclusiveMinimum exclusiveMaximum".split()
 )
-"""Keywords of a plain schema. Of others, and of some together, llguidance has to find what all of them allow."""
+"""Keywords of a plain schema. For other keywords, and for some combinations, llguidance must compute an
+intersection."""
 _BEGUN = b"+"
 _BOOT = """
 import json, sys
@@ -59,12 +60,12 @@ sys.path[:] = json.loads(sys.argv[1])
 from hookline.plugins.grammars.trial import serve
 sys.exit(serve())
 """
-"""The child's program. -P keeps the working folder off its path."""
+"""The child's command. -P keeps the working folder off the path of modules."""
 _COUNT = re.compile(r"\{ *(\d*) *,? *(\d*) *\}|~ *(\d+)(?: *\.\. *(\d+))?")
 
 
 class Trials:
-    """Tries grammars out for one back end; from any thread. Its process ends with it."""
+    """Tries grammars for one back end, from any thread. Its process ends with it."""
 
     def __init__(self, config: LLGuidanceConfig, vocabulary: GrammarVocabulary) -> None:
         self._config, self._vocabulary = config, vocabulary
@@ -73,12 +74,12 @@ class Trials:
         self._end: weakref.finalize[..., Trials] | None = None
 
     def try_out(self, wanted: StructuredOutputs) -> int:
-        """Compile a grammar in the child; returns the bytes that it takes.
+        """Compile a grammar in the child; returns its memory in bytes.
 
-        Raises: RequestError if it is invalid, or takes more time or memory than it may; RuntimeError if the back end
+        Raises: RequestError if it is invalid, or exceeds the limits of time or memory; RuntimeError if the back end
         fails.
         """
-        for _ in range(2):  # the child may have been ended, which is seen only when it does not begin
+        for _ in range(2):  # the child may have been killed, which is noticed only when the trial does not begin
             if begun := self._ask(wanted):
                 break
         else:
@@ -96,7 +97,9 @@ class Trials:
         return int(value)
 
     def _ask(self, wanted: StructuredOutputs) -> bytes:
-        """One trial: _BEGUN, and behind it the answer of one that was not ended; b"" if it did not begin."""
+        """Run a trial; returns _BEGUN, and behind it the answer unless the trial was killed; b"" if it
+        did not begin.
+        """
         ours, theirs = socket.socketpair()
         with ours, theirs:
             with self._starting:
@@ -143,11 +146,13 @@ class Trials:
 
 
 def serve() -> int:
-    """The child: make a back end, and fork for each channel that comes, until the other end is closed."""
+    """The child's main function: make a back end, and fork for each channel that comes, until the other
+    end is closed.
+    """
     from hookline.plugins.grammars import LLGuidanceConfig
     from hookline.plugins.grammars.llguidance_backend import LLGuidance
 
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a trial: the end of its channel tells
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies: a trial's end is known from its channel
     with socket.socket(fileno=0) as control:
         told = json.loads(_read(control, int.from_bytes(_read(control, 8))))
         tokens = [token.encode("latin-1") for token in told["tokens"]]
@@ -171,11 +176,11 @@ def serve() -> int:
 
 
 def _try(backend: Any, channel: socket.socket) -> None:
-    """One trial, in a process of its own: a signal ends it, or its allocator, once it has reached a limit."""
+    """A trial in a process of its own, which is killed by a signal or by its allocator at a limit."""
     kind, value, whitespace = json.loads(_read_all(channel))
     wanted = StructuredOutputs(**{kind: value}, whitespace=whitespace)
     before = 0
-    with suppress(OSError), open("/proc/self/statm") as statm:  # where there is none, only the time is limited
+    with suppress(OSError), open("/proc/self/statm") as statm:  # without it, only the time is limited
         size, before = (int(pages) * resource.getpagesize() for pages in statm.read().split()[:2])
         resource.setrlimit(resource.RLIMIT_AS, (size + MAX_BYTES, size + MAX_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -197,7 +202,7 @@ def _try(backend: Any, channel: socket.socket) -> None:
 
 
 def _longest_first(tokens: list[bytes]) -> Any:
-    """A tokenizer that needs nothing but the tokens: the longest that fits comes next."""
+    """A tokenizer that needs nothing but the tokens, and always takes the longest that matches."""
     ids = {token: index for index, token in enumerate(tokens) if token}
     longest = min(max(map(len, ids), default=1), 32)
 
@@ -215,7 +220,7 @@ def _longest_first(tokens: list[bytes]) -> Any:
 
 
 def is_plain(wanted: StructuredOutputs) -> bool:
-    """Whether a grammar's size bounds what it costs to compile it."""
+    """Whether the cost of compiling a grammar is bounded by its size."""
     if wanted.num_characters > PLAIN_CHARACTERS:
         return False
     if wanted.kind == "json":
@@ -264,16 +269,16 @@ def _read(source: socket.socket, size: int) -> bytes:
 
 
 def _read_all(source: socket.socket) -> bytes:
-    """What comes until the other end closes, or is ended."""
+    """Read until the other end is closed or killed."""
     data = bytearray()
-    with suppress(OSError):  # it took too long, or was ended with something unread
+    with suppress(OSError):  # it took too long, or was killed with unread data
         while piece := source.recv(65536):
             data += piece
     return bytes(data)
 
 
 def _end(control: socket.socket, process: subprocess.Popen[bytes]) -> None:
-    """End the child, which reads that its other end is closed."""
+    """Stop the child, which notices that its other end is closed."""
     control.close()
     process.kill()
     process.wait()

@@ -12,11 +12,13 @@ from hookline.core.parsing import JsonEnd, num_held_back, split_before
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
-"""A call whose name is known, up to its arguments: from here on they can be handed on as they come."""
+"""The beginning of a call up to its arguments, which can be passed on from here as they come."""
 
 
 class Hermes(OutputParser):
-    """A call in the usual order is given as it comes, any other form when its tag closes, and as text if it is none."""
+    """A call in the usual order is passed on as it comes, a call in another form when its tag closes; anything else is
+    text.
+    """
 
     def __init__(self, config: None, context: ParserContext) -> None:
         self._kept = self._space = ""
@@ -48,7 +50,7 @@ class Hermes(OutputParser):
         return []
 
     def _text(self, parts: list[ParsedPart]) -> bool:
-        """Outside of calls; whether there is more to do."""
+        """Parse text outside of calls; returns whether there is more to parse."""
         if self._has_called:
             self._kept = self._kept.lstrip()
         shown, found, rest = self._kept.partition(OPEN)
@@ -63,7 +65,7 @@ class Hermes(OutputParser):
         return bool(found)
 
     def _head(self, parts: list[ParsedPart]) -> bool:
-        """In a call, before its arguments."""
+        """Parse a call before its arguments."""
         inside, found, rest = self._kept.partition(CLOSE)
         head = _HEAD.match(inside)
         name = _decoded(head[1]) if head is not None else None
@@ -86,7 +88,7 @@ class Hermes(OutputParser):
         return rest is not None
 
     def _tail(self, parts: list[ParsedPart]) -> bool:
-        """After a call's arguments: what comes up to its closing tag is dropped."""
+        """After a call's arguments: skip everything up to its closing tag."""
         _, found, rest = self._kept.partition(CLOSE)
         if found:
             self._kept, self._step, self._has_called = rest, self._text, True
@@ -96,7 +98,7 @@ class Hermes(OutputParser):
 
 
 def _call(text: str) -> list[ParsedPart]:
-    """The parts of a whole call, or none if it is not one."""
+    """The parts of a complete call; empty if the text is not a call."""
     call = _decoded(text)
     name = call.get("name") if isinstance(call, dict) else None
     if not isinstance(name, str):

@@ -18,9 +18,8 @@ class _At(Enum):
 
 
 class Think(OutputParser):
-    """Reasoning is what stands between the tags, if the completion begins with the first or the prompt ends with it.
-
-    White space around the tags is left out. Reasoning that never ends is reasoning.
+    """Reasoning is the text between the tags, if the completion begins with the first tag or the prompt ends with it.
+    White space around the tags is removed. Text without a closing tag is reasoning.
     """
 
     closing_tag = CLOSE

@@ -17,14 +17,14 @@ from hookline.core.errors import RequestError
 from hookline.plugins.samplers import MirostatArguments
 
 UNITS = 1 << 20
-"""Values of the bound travel as whole numbers: this many to a bit."""
+"""Units per bit: the bound is sent as a whole number."""
 MAX_BITS = 64.0
-"""The bound stays within this: no token is more surprising by far."""
+"""Largest bound in bits, which no token's surprise reaches."""
 
 
 @dataclass
 class Bound:
-    """A request's largest surprise, in bits, and what moves it."""
+    """The arguments of a request, and its bound."""
 
     bits: float
     tau: float
@@ -44,19 +44,22 @@ class Mirostat(LogitsProcessor):
 
     @staticmethod
     def num_draws(arguments: MirostatArguments, request: RequestFacts) -> int | None:
-        """All of them, unless tau is 0 or the request is greedy."""
+        """All tokens (None), or 0 tokens with tau 0 or if the request is greedy."""
         return 0 if arguments.tau == 0 or request.temperature == 0 else None
 
     @staticmethod
     def start(arguments: MirostatArguments, request: RequestFacts) -> Bound:
-        """The bound of a request's first draw: 2 tau bits. Raises: RequestError without log-probabilities."""
+        """The bound of a request's first token: 2 tau bits.
+
+        Raises: RequestError without log-probabilities.
+        """
         if not request.has_logprobs:
             raise RequestError("mirostat follows the tokens' log-probabilities: set sampling.logprobs=0 or more")
         return Bound(min(2 * arguments.tau, MAX_BITS), arguments.tau, arguments.eta)
 
     @staticmethod
     def on_token(state: Bound, token_id: int, logprob: float | None) -> str | None:
-        """Lower the bound by eta times the bits that the token's surprise exceeds tau by. Ends nothing."""
+        """Lower the bound by eta times the bits by which the token's surprise exceeds tau. Never ends the request."""
         assert logprob is not None
         bits = state.bits - state.eta * (-logprob / math.log(2) - state.tau)
         state.bits = min(max(bits, 0.0), MAX_BITS)
@@ -68,7 +71,7 @@ class Mirostat(LogitsProcessor):
         return [round(request.state.bits * UNITS)]
 
     def load(self, row: int, values_X: Tensor) -> None:
-        """Keep the bound of the request that owns the row now."""
+        """Store the bound of the request in the row."""
         self.bits_R[row] = values_X[0] / UNITS if len(values_X) else 0.0
 
     def process(self, logits_NV: Tensor, rows: LogitsRows) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from hookline.core.contracts import LogitsProcessor, LogitsRows, ProcessorSpec
 
 IN_PROMPT = 1 << 24
-"""A prompt token counts as this, an output token as 1: one number tells both."""
+"""The weight of a prompt token in a count in which an output token weighs 1, so that one number has both counts."""
 
 
 class Penalties(LogitsProcessor):

@@ -13,7 +13,7 @@ from hookline.plugins.samplers import TokenAllowlistArguments
 
 
 class TokenAllowlist(LogitsProcessor):
-    """Keeps which tokens each row forbids."""
+    """Keeps the mask of forbidden tokens of each row."""
 
     def __init__(self, spec: ProcessorSpec) -> None:
         self.is_forbidden_RV = torch.zeros(spec.num_rows, spec.vocab_size, dtype=torch.bool, device=spec.device)
@@ -30,7 +30,7 @@ class TokenAllowlist(LogitsProcessor):
         return allowed
 
     def load(self, row: int, values_X: Tensor) -> None:
-        """Note which tokens the row's request forbids."""
+        """Store the mask of the request in the row."""
         self.is_forbidden_RV[row] = len(values_X) > 0
         self.is_forbidden_RV[row, values_X] = False
 

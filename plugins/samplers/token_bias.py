@@ -17,7 +17,7 @@ MAX_TOKENS = 512
 
 
 class TokenBias(LogitsProcessor):
-    """Keeps each row's tokens and numbers; unused places add 0 to token 0."""
+    """Keeps the tokens and biases of each row; unused places add 0 to token 0."""
 
     def __init__(self, spec: ProcessorSpec) -> None:
         num_places = min(MAX_TOKENS, spec.vocab_size)
@@ -26,7 +26,7 @@ class TokenBias(LogitsProcessor):
 
     @staticmethod
     def encode(arguments: TokenBiasArguments, request: RequestFacts) -> Sequence[int]:
-        """The tokens and their numbers, checked."""
+        """The tokens and their biases, checked."""
         tokens, biases = list(arguments.logit_bias), list(arguments.logit_bias.values())
         if len(tokens) > MAX_TOKENS:
             raise RequestError(f"sampling.logit_bias has {len(tokens)} tokens; at most {MAX_TOKENS} may have a bias")
@@ -37,7 +37,7 @@ class TokenBias(LogitsProcessor):
         return [*tokens, *np.array(biases, np.float32).view(np.int32).tolist()]
 
     def load(self, row: int, values_X: Tensor) -> None:
-        """Keep the tokens and numbers of the row's request."""
+        """Store the tokens and biases of the request in the row."""
         count = len(values_X) // 2
         self.tokens_RK[row].zero_()
         self.biases_RK[row].zero_()

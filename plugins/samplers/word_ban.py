@@ -15,15 +15,17 @@ from hookline.core.errors import RequestError, shown
 from hookline.plugins.samplers import WordBanArguments
 
 MAX_WORDS = 128
-"""Token sequences of a row. A word that is given as a text is two."""
+"""Most token sequences of a row. A word given as text has two."""
 MAX_BEGINNING = 15
 """Most tokens of a word before its last."""
 ANY = -1
-"""Matches any token. The beginnings of words are filled up with it from the left."""
+"""A value that matches any token; short words are padded with it on the left."""
 
 
 class WordBan(LogitsProcessor):
-    """Keeps each row's words, the last token apart; an unused place has none."""
+    """Keeps each row's words without their last tokens, and the last tokens apart; an unused place has
+    no last token.
+    """
 
     reads_tokens = True
 
@@ -44,7 +46,7 @@ class WordBan(LogitsProcessor):
         return [value for word in arguments.bad_words for value in _encoded(word, request.vocab_size)]
 
     def load(self, row: int, values_X: Tensor) -> None:
-        """Keep the words of the row's request."""
+        """Store the words of the request in the row."""
         words_WM1 = values_X.view(-1, MAX_BEGINNING + 1)
         count = len(words_WM1)
         self.lasts_RW[row].fill_(ANY)
