@@ -96,7 +96,179 @@ def fp8_tensor(suffix: str, *, inputs: str = "", shape: tuple[int, ...] = ()) ->
     return write
 
 
+def grouped(
+    values: Tensor, size: int, bits: int, *, has_zeros: bool, order: Tensor | None = None
+) -> tuple[Tensor, ...]:
+    """Values rounded to unsigned codes in groups of inputs: codes (O, D), scales and zeros (O, G), and what they mean.
+
+    order: the group of each input; else neighbours have the same.
+    """
+    num_rows, num_columns = values.shape
+    group_of = torch.arange(num_columns) // size if order is None else order
+    most, num_groups = 2**bits - 1, -(-num_columns // size)
+    scales, zeros = torch.zeros(num_rows, num_groups), torch.full((num_rows, num_groups), 2 ** (bits - 1))
+    for group in range(num_groups):
+        own = values[:, group_of == group]
+        if has_zeros:
+            low, high = own.amin(1).clamp(max=0), own.amax(1).clamp(min=0)
+            scales[:, group] = ((high - low) / most).half().float()
+            zeros[:, group] = (-low / scales[:, group]).round().clamp(0, most).long()
+        else:
+            scales[:, group] = (own.abs().amax(1) / (2 ** (bits - 1) - 1)).half().float()
+    codes = ((values / scales[:, group_of]).round() + zeros[:, group_of]).clamp(0, most).long()
+    return codes, scales, zeros, (codes - zeros[:, group_of]) * scales[:, group_of]
+
+
+def words(codes: Tensor, bits: int, dim: int, order: tuple[int, ...] | None = None) -> Tensor:
+    """Unsigned codes put together in int32 along a dimension; order: which neighbour has the lowest bits, and so on."""
+    per_word = 32 // bits
+    moved = codes.movedim(dim, -1)
+    moved = torch.nn.functional.pad(moved, (0, -moved.shape[-1] % per_word))
+    each = moved.unflatten(-1, (-1, per_word))[..., list(order or range(per_word))]
+    word = sum(each[..., place] << (bits * place) for place in range(per_word))
+    assert isinstance(word, Tensor)
+    return (word - (word >= 2**31) * 2**32).to(torch.int32).movedim(-1, dim)
+
+
+def awq(size: int) -> Callable[[Tensor], tuple[Stored, Tensor]]:
+    """X.qweight (D, O / 8), X.qzeros (G, O / 8), X.scales (G, O)."""
+
+    def write(values: Tensor) -> tuple[Stored, Tensor]:
+        codes, scales, zeros, meant = grouped(values, size, 4, has_zeros=True)
+        order = (0, 2, 4, 6, 1, 3, 5, 7)
+        return {
+            "qweight": words(codes.T, 4, 1, order),
+            "qzeros": words(zeros.T, 4, 1, order),
+            "scales": scales.T.half(),
+        }, meant
+
+    return write
+
+
+def gptq(
+    size: int,
+    *,
+    bits: int = 4,
+    has_zeros: bool = False,
+    act_order: bool = False,
+    less: int = 1,
+    writes_groups: bool = True,
+) -> Callable[[Tensor], tuple[Stored, Tensor]]:
+    """X.qweight (D / 8, O), X.qzeros (G, O / 8) less one, X.scales (G, O), X.g_idx (D,)."""
+
+    def write(values: Tensor) -> tuple[Stored, Tensor]:
+        num_columns = values.shape[1]
+        order = torch.arange(num_columns) // size
+        if act_order:
+            order = order[torch.randperm(num_columns, generator=torch.Generator().manual_seed(num_columns))]
+        codes, scales, zeros, meant = grouped(values, size, bits, has_zeros=has_zeros, order=order)
+        stored = {
+            "qweight": words(codes.T, bits, 0),
+            "qzeros": words(zeros.T - less & 2**bits - 1, bits, 1),
+            "scales": scales.T.half(),
+        }
+        return {**stored, **({"g_idx": order.int()} if writes_groups else {})}, meant
+
+    return write
+
+
+def packed(size: int, *, bits: int = 4, has_zeros: bool = False, act_order: bool = False) -> Callable[..., Any]:
+    """compressed-tensors' X.weight_packed (O, D / 8), X.weight_scale (O, G), X.weight_zero_point (O / 8, G)."""
+
+    def write(values: Tensor) -> tuple[Stored, Tensor]:
+        num_columns = values.shape[1]
+        order = torch.arange(num_columns) // size
+        if act_order:
+            order = order[torch.randperm(num_columns, generator=torch.Generator().manual_seed(num_columns))]
+        codes, scales, zeros, meant = grouped(values, size, bits, has_zeros=has_zeros, order=order)
+        stored = {
+            "weight_packed": words(codes, bits, 1),
+            "weight_scale": scales,
+            "weight_shape": torch.tensor(values.shape),
+        }
+        if has_zeros:
+            stored["weight_zero_point"] = words(zeros, bits, 0)
+        return {**stored, **({"weight_g_idx": order.int()} if act_order else {})}, meant
+
+    return write
+
+
+def int8(*, has_zeros: bool = False) -> Callable[..., Any]:
+    """compressed-tensors' X.weight in int8, X.weight_scale (O, 1), X.weight_zero_point (O, 1)."""
+
+    def write(values: Tensor) -> tuple[Stored, Tensor]:
+        codes, scales, zeros, meant = grouped(values, values.shape[1], 8, has_zeros=has_zeros)
+        stored = {"weight": (codes - 128).to(torch.int8), "weight_scale": scales}
+        return {**stored, **({"weight_zero_point": (zeros - 128).to(torch.int8)} if has_zeros else {})}, meant
+
+    return write
+
+
+def fp8_channel(values: Tensor) -> tuple[Stored, Tensor]:
+    """X.weight in e4m3 and X.weight_scale (O, 1)."""
+    scales = values.abs().amax(1, keepdim=True) / 448
+    stored = (values / scales).to(E4M3)
+    return {"weight": stored, "weight_scale": scales}, stored.float() * scales
+
+
+def fp4(names: tuple[str, str], *, divides: bool) -> Callable[..., Any]:
+    """NVFP4: e2m1 two to a byte, e4m3 scales of 16 inputs, and one scale of all, which multiplies or divides."""
+    values_of = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+
+    def write(values: Tensor) -> tuple[Stored, Tensor]:
+        num_columns = values.shape[1]
+        groups = torch.nn.functional.pad(values, (0, -num_columns % 16)).unflatten(1, (-1, 16))
+        whole = values.abs().max() / (6 * 448)
+        scales = (groups.abs().amax(-1) / 6 / whole).to(E4M3)
+        unit = (scales.float() * whole).unsqueeze(-1)
+        codes = ((groups / unit).abs().unsqueeze(-1) - values_of).abs().argmin(-1)
+        meant = (values_of[codes] * groups.sign() * unit).flatten(1)[:, :num_columns]
+        signed = (codes + 8 * (groups < 0)).flatten(1)[:, : -(-num_columns // 2) * 2]
+        stored = (signed[:, ::2] + 16 * signed[:, 1::2]).to(torch.uint8)
+        factor = (1 / whole if divides else whole).reshape(1)
+        meant = (
+            meant
+            if not divides
+            else (values_of[codes] * groups.sign()).flatten(1)[:, :num_columns]
+            * ((scales.float() / factor).repeat_interleave(16, 1)[:, :num_columns])
+        )
+        return {names[0]: stored, "weight_scale": scales, names[1]: factor}, meant
+
+    return write
+
+
+def mxfp4(values: Tensor) -> tuple[Stored, Tensor]:
+    """e2m1 two to a byte, and a power of two for 32 inputs as its exponent + 127."""
+    values_of = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    num_columns = values.shape[1]
+    groups = torch.nn.functional.pad(values, (0, -num_columns % 32)).unflatten(1, (-1, 32))
+    exponents = groups.abs().amax(-1).clamp(min=1e-9).log2().floor() - 2
+    unit = exponents.exp2().unsqueeze(-1)
+    codes = ((groups / unit).abs().unsqueeze(-1) - values_of).abs().argmin(-1)
+    meant = (values_of[codes] * groups.sign() * unit).flatten(1)[:, :num_columns]
+    signed = (codes + 8 * (groups < 0)).flatten(1)[:, : -(-num_columns // 2) * 2]
+    stored = (signed[:, ::2] + 16 * signed[:, 1::2]).to(torch.uint8)
+    return {"weight_packed": stored, "weight_scale": (exponents + 127).to(torch.uint8)}, meant
+
+
+def compressed(
+    form: str, weights: Mapping[str, Any], inputs: Mapping[str, Any] | None = None, **further: Any
+) -> dict[str, Any]:
+    """A quantization_config of compressed-tensors with one group."""
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs, "output_activations": None}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": form,
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head", "re:.*mlp[.]gate$"],
+        "quantization_status": "compressed",
+        "kv_cache_scheme": None,
+        **further,
+    }
+
+
 FP8: dict[str, Any] = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}
+GPTQ: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": 8}
 LAYOUTS: dict[str, Layout] = {
     "fp8_blocks": Layout({**FP8, "weight_block_size": [128, 128]}, fp8_blocks(128, 128)),
     "fp8_small_blocks": Layout(
@@ -115,4 +287,81 @@ LAYOUTS: dict[str, Layout] = {
         fp8_tensor("weight_scale_inv", inputs="activation_scale", shape=(1,)),
         tensors={"model.layers.0.self_attn.k_scale": torch.tensor(1.0)},
     ),
+    "fp8_channel": Layout(
+        compressed(
+            "float-quantized",
+            {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False},
+            {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True},
+        ),
+        fp8_channel,
+    ),
+    "compressed_fp8_static": Layout(
+        compressed(
+            "float-quantized",
+            {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True},
+            {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False},
+        ),
+        fp8_tensor("weight_scale", inputs="input_scale", shape=(1,)),
+    ),
+    "int8": Layout(
+        compressed("int-quantized", {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True}), int8()
+    ),
+    "int8_zeros": Layout(
+        compressed("int-quantized", {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": False}),
+        int8(has_zeros=True),
+    ),
+    "packed": Layout(
+        compressed("pack-quantized", {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 16}),
+        packed(16),
+    ),
+    "packed_zeros": Layout(
+        compressed(
+            "pack-quantized",
+            {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 8, "symmetric": False},
+        ),
+        packed(8, has_zeros=True),
+    ),
+    "packed_8_bits": Layout(
+        compressed("pack-quantized", {"num_bits": 8, "type": "int", "strategy": "group", "group_size": 16}),
+        packed(16, bits=8),
+    ),
+    "packed_order": Layout(
+        compressed(
+            "pack-quantized",
+            {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 16, "actorder": "group"},
+        ),
+        packed(16, act_order=True),
+    ),
+    "compressed_nvfp4": Layout(
+        compressed(
+            "nvfp4-pack-quantized",
+            {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16},
+        ),
+        fp4(("weight_packed", "weight_global_scale"), divides=True),
+    ),
+    "compressed_mxfp4": Layout(
+        compressed(
+            "mxfp4-pack-quantized",
+            {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32},
+        ),
+        mxfp4,
+    ),
+    "modelopt_fp8": Layout(
+        {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head", "*mlp.gate"]},
+        fp8_tensor("weight_scale", inputs="input_scale"),
+        tensors={"model.layers.0.self_attn.k_proj.k_scale": torch.tensor(1.0)},
+    ),
+    "modelopt_nvfp4": Layout(
+        {"quant_method": "modelopt", "quantization": {"quant_algo": "NVFP4", "exclude_modules": ["lm_head"]}},
+        fp4(("weight", "weight_scale_2"), divides=False),
+    ),
+    "awq": Layout({"quant_method": "awq", "bits": 4, "group_size": 8, "zero_point": True, "version": "gemm"}, awq(8)),
+    "gptq": Layout({**GPTQ, "desc_act": False, "sym": True}, gptq(8)),
+    "gptq_zeros": Layout({**GPTQ, "desc_act": False, "sym": False}, gptq(8, has_zeros=True, writes_groups=False)),
+    "gptq_order": Layout({**GPTQ, "desc_act": True, "sym": True}, gptq(8, act_order=True)),
+    "gptq_v2_order_zeros": Layout(
+        {**GPTQ, "desc_act": True, "sym": False, "checkpoint_format": "gptq_v2"},
+        gptq(8, has_zeros=True, act_order=True, less=0),
+    ),
+    "gptq_8_bits": Layout({**GPTQ, "bits": 8, "desc_act": False, "sym": True}, gptq(8, bits=8)),
 }

@@ -60,3 +60,21 @@ def register_quantizations(register: Registrar) -> None:
         help="checkpoints with quant_method fp8: blocks or one scale, as Qwen3-*-FP8 and DeepSeek have them",
         methods=("fp8",),
     )
+    readers = {
+        "compressed_tensors": (
+            "compressed-tensors",
+            "CompressedTensors",
+            "compressed-tensors: FP8, int8, int4 packed in groups, NVFP4 and MXFP4",
+        ),
+        "awq": ("awq", "Awq", "AWQ: int4 in groups with zero points"),
+        "gptq": ("gptq", "Gptq", "GPTQ: int4 or int8 in groups, with and without act-order"),
+        "modelopt": ("modelopt", "Modelopt", "NVIDIA modelopt: FP8 with one scale, NVFP4"),
+    }
+    for name, (method, target, told) in readers.items():
+        register(
+            name,
+            f"hookline.plugins.quantizations.{name}:{target}",
+            config=QuantizationConfig,
+            help=f"checkpoints of {told}",
+            methods=(method,),
+        )

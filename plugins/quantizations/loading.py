@@ -16,7 +16,17 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import FP8, INT8, MatrixPiece, MatrixPlace, ScaledMatrix, Scheme, WeightTarget
+from hookline.core.contracts import (
+    FP8,
+    HALF_INT4,
+    INT4,
+    INT8,
+    MatrixPiece,
+    MatrixPlace,
+    ScaledMatrix,
+    Scheme,
+    WeightTarget,
+)
 from hookline.core.errors import CheckpointError
 from hookline.plugins.quantizations.rounding import codes_of, packed, scales_of
 
@@ -90,8 +100,8 @@ class ScaledLoading:
             first = next(one for one in self.groups_of if one.expert == piece.expert)
             if not torch.equal(groups, self.groups_of[first]):
                 raise CheckpointError(
-                    f"tensor {piece.name}.g_idx has other groups than {first.name}.g_idx, whose matrix it is joined "
-                    "with; set quantization.dequantize=true"
+                    f"the inputs of {piece.name} are in other groups than those of {first.name}, whose matrix it is "
+                    "joined with; set quantization.dequantize=true"
                 )
             assert self.groups is not None
             self._of(self.groups, piece).copy_(groups)
@@ -145,8 +155,14 @@ class ScaledLoading:
         self._put_blocks(self.scales, piece, found)
 
     def _write_zeros(self, name: str, part: StoredPart, piece: MatrixPiece, whole: Any) -> None:
-        assert self.zeros is not None
-        self._put_blocks(self.zeros, piece, self._read_blocks(part, piece, whole).float())
+        found = self._read_blocks(part, piece, whole).float()
+        if self.zeros is not None:
+            self._put_blocks(self.zeros, piece, found)
+        elif bool((found != (HALF_INT4 if self.stated.values == INT4 else 0)).any()):
+            raise CheckpointError(
+                f"tensor {name} has zero points of its own, and the checkpoint's quantization_config says that it has "
+                "none; set model.hf_overrides.quantization_config.sym=false"
+            )
 
     def _write_row_scales(self, name: str, part: StoredPart, piece: MatrixPiece, whole: Any) -> None:
         found = part.read(whole, _range(piece.rows), slice(0, 1)).float()
@@ -155,6 +171,14 @@ class ScaledLoading:
 
     def _write_groups(self, name: str, part: StoredPart, piece: MatrixPiece, whole: Any) -> None:
         found = part.read(whole, slice(0, 1), _range(piece.columns)).flatten()
+        if not self.stated.is_reordered:
+            size = self.stated.columns or piece.columns.total
+            if not torch.equal(found.long(), torch.arange(piece.columns.start, piece.columns.stop) // size):
+                raise CheckpointError(
+                    f"tensor {name} has groups in an order of their own, and the checkpoint's quantization_config says "
+                    "that it has none; set model.hf_overrides.quantization_config.desc_act=true"
+                )
+            return
         num_groups = self.scales.shape[-1]
         if len(found) and not (0 <= int(found.min()) and int(found.max()) < num_groups):
             raise CheckpointError(

@@ -77,3 +77,8 @@ class Stated:
         if not is_list or not all(type(one) is int and 1 <= one <= MAX_BLOCK for one in value):
             self.refuse(key, f"{count} whole numbers from 1 to {MAX_BLOCK}")
         return tuple(value)
+
+
+def group_size(stated: Stated, key: str) -> int:
+    """Inputs of a group; 0 for -1, which means all of a row."""
+    return 0 if stated.values.get(key) == -1 else stated.size(key, 128)

@@ -23,7 +23,7 @@ from hookline.core.errors import CheckpointError, ConfigError, HooklineError
 from hookline.core.layers.quantized import DequantisingWeight
 from hookline.core.plugin.host import PluginHost
 from tests.hf_models import make_qwen3, make_qwen3_moe
-from tests.quantised_layouts import LAYOUTS, write_layout
+from tests.quantised_layouts import LAYOUTS, words, write_layout
 
 SIZES: dict[str, Any] = {"max_num_seqs": 4, "num_blocks": 32, "max_num_batched_tokens": 64, "max_model_len": 64}
 ODD: dict[str, Any] = {"hidden_size": 40, "intermediate_size": 56, "head_dim": 12}
@@ -79,9 +79,8 @@ def matrices(model: Any) -> Iterator[tuple[str, Tensor, bool]]:
             yield f"{index}.{name}", weight.matrix_OD, isinstance(weight, DequantisingWeight)
 
 
-@pytest.mark.parametrize("sizes", [{}, ODD, LARGE], ids=["even", "odd", "large"])
+@pytest.mark.parametrize(("sizes", "tp"), [(ODD, 1), (LARGE, 2), (ODD, 4)], ids=["odd", "large 2", "odd 4"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("tp", [1, 2, 4])
 def test_each_rank_holds_the_dequantised_matrices(
     layout: str, sizes: dict[str, Any], tp: int, folders: Callable[..., tuple[Path, Path]], host: PluginHost
 ) -> None:
@@ -116,6 +115,7 @@ def tokens(folder: Path, **options: Any) -> list[list[int]]:
         llm.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_tokens_are_those_of_the_dequantised_checkpoint(
     layout: str, folders: Callable[..., tuple[Path, Path]]
@@ -126,14 +126,16 @@ def test_the_tokens_are_those_of_the_dequantised_checkpoint(
     assert tokens(quantised, model="transformers") == expected
 
 
-@pytest.mark.parametrize("layout", ["fp8_small_blocks", "fp8_blocks"])
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["fp8_small_blocks", "packed_zeros", "awq", "gptq_order"])
 def test_two_ranks_give_the_tokens_of_one(layout: str, folders: Callable[..., tuple[Path, Path]]) -> None:
     quantised, dequantised = folders(layout, **ODD)
     assert tokens(quantised, tp=2) == tokens(dequantised)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["auto", "transformers"])
-@pytest.mark.parametrize("layout", ["fp8_blocks", "fp8_tensor"])
+@pytest.mark.parametrize("layout", ["fp8_blocks", "fp8_tensor", "packed_zeros", "gptq_order", "modelopt_nvfp4"])
 def test_experts_give_the_tokens_of_the_dequantised_checkpoint(
     model: str, layout: str, folders: Callable[..., tuple[Path, Path]]
 ) -> None:
@@ -231,7 +233,7 @@ def nothing(tensors: dict[str, Tensor]) -> None:
 
 @pytest.mark.parametrize("dequantize", [False, True])
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "told"),
     [
         (lose, [SCALES]),
         (misshape, [SCALES, "[9, 9]"]),
@@ -242,16 +244,16 @@ def nothing(tensors: dict[str, Tensor]) -> None:
     ],
 )
 def test_scales_that_cannot_be_right_are_named(
-    change: Callable[..., None], words: list[str], dequantize: bool, folders: Any, host: PluginHost, tmp_path: Path
+    change: Callable[..., None], told: list[str], dequantize: bool, folders: Any, host: PluginHost, tmp_path: Path
 ) -> None:
     folder = changed(folders("fp8_blocks")[0], tmp_path / "bad", change)
     with pytest.raises(CheckpointError) as caught:
         loaded(host, folder, quantization={"dequantize": dequantize})
-    assert all(word in str(caught.value) for word in words) and "\n" not in str(caught.value)
+    assert all(word in str(caught.value) for word in told) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("stated", "words"),
+    ("stated", "told"),
     [
         ({"quant_method": "no_such"}, ["quant_method no_such", "which no quantization here reads", "fp8"]),
         ({"fmt": "e5m2"}, ["quantization_config.fmt = 'e5m2'", "e4m3"]),
@@ -261,22 +263,103 @@ def test_scales_that_cannot_be_right_are_named(
     ],
 )
 def test_what_a_checkpoint_states_and_is_not_read_is_named(
-    stated: dict[str, Any], words: list[str], folders: Any, host: PluginHost, tmp_path: Path
+    stated: dict[str, Any], told: list[str], folders: Any, host: PluginHost, tmp_path: Path
 ) -> None:
     folder = changed(folders("fp8_blocks")[0], tmp_path / "other", nothing, **stated)
     with pytest.raises(HooklineError) as caught:
         loaded(host, folder)
-    assert all(word in str(caught.value) for word in words) and "\n" not in str(caught.value)
+    assert all(word in str(caught.value) for word in told) and "\n" not in str(caught.value)
 
 
 def test_a_quantization_that_does_not_fit_the_checkpoint_is_refused_with_the_fix(
     folders: Any, host: PluginHost, tmp_path: Path
 ) -> None:
     quantised, dequantised = folders("fp8_blocks")
-    for folder, given, words in (
+    for folder, given, told in (
         (quantised, {"name": "fp8"}, "leave out quantization="),
         (dequantised, {"name": "fp8_checkpoint"}, "is not quantised"),
         (dequantised, {"name": "fp8", "dequantize": True}, "leave one out"),
     ):
-        with pytest.raises(ConfigError, match=words):
+        with pytest.raises(ConfigError, match=told):
             loaded(host, folder, quantization=given)
+
+
+def reorder(tensors: dict[str, Tensor]) -> None:
+    tensors[f"{NAME}.g_idx"] = tensors[f"{NAME}.g_idx"].flip(0)
+
+
+def leave_the_groups(tensors: dict[str, Tensor]) -> None:
+    tensors[f"{NAME}.g_idx"][0] = 99
+
+
+def shift_zeros(tensors: dict[str, Tensor]) -> None:
+    tensors[f"{NAME}.qzeros"] += 1
+
+
+def spoil_scales(tensors: dict[str, Tensor]) -> None:
+    tensors[f"{NAME}.scales"][0, 0] = torch.inf
+
+
+@pytest.mark.parametrize(
+    ("layout", "change", "told"),
+    [
+        ("gptq", reorder, [f"{NAME}.g_idx", "order of their own", "desc_act=true"]),
+        ("gptq", shift_zeros, [f"{NAME}.qzeros", "zero points of its own", "sym=false"]),
+        ("gptq_order", leave_the_groups, [f"{NAME}.g_idx", "to 99, and there are 5"]),
+        ("gptq_order", reorder, [NAME, "other groups", "quantization.dequantize=true"]),
+        ("awq", spoil_scales, [f"{NAME}.scales", "NaN or infinity"]),
+    ],
+)
+def test_groups_and_zero_points_that_cannot_be_right_are_named(
+    layout: str, change: Callable[..., None], told: list[str], folders: Any, host: PluginHost, tmp_path: Path
+) -> None:
+    folder = changed(folders(layout, **ODD)[0], tmp_path / "bad", change)
+    with pytest.raises(CheckpointError) as caught:
+        loaded(host, folder)
+    assert all(word in str(caught.value) for word in told) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("layout", "stated", "told"),
+    [
+        ("gptq", {"bits": 3}, ["bits = 3", "4, 8"]),
+        ("gptq", {"checkpoint_format": "marlin"}, ["checkpoint_format = 'marlin'", "gptq, gptq_v2"]),
+        ("awq", {"version": "gemv"}, ["version = 'gemv'"]),
+        ("awq", {"group_size": "x"}, ["group_size = 'x'", "a whole number"]),
+        ("int8", {"format": "marlin-24"}, ["format = 'marlin-24'", "pack-quantized"]),
+        ("int8", {"config_groups": {}}, ["config_groups = {}"]),
+        ("modelopt_fp8", {"quant_algo": "W4A8_AWQ"}, ["quant_algo = 'W4A8_AWQ'", "FP8, NVFP4"]),
+    ],
+)
+def test_forms_that_are_not_read_are_named(
+    layout: str, stated: dict[str, Any], told: list[str], folders: Any, host: PluginHost, tmp_path: Path
+) -> None:
+    folder = changed(folders(layout)[0], tmp_path / "other", nothing)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {**config["quantization_config"], **stated}
+    if layout == "int8" and "format" in stated:
+        config["quantization_config"]["config_groups"]["group_0"].pop("format", None)
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError) as caught:
+        loaded(host, folder)
+    assert all(word in str(caught.value) for word in told) and "\n" not in str(caught.value)
+
+
+def test_modelopts_own_file_beside_a_config_is_read(folders: Any, host: PluginHost, tmp_path: Path) -> None:
+    quantised, dequantised = folders("modelopt_nvfp4", **ODD)
+    folder = changed(quantised, tmp_path / "two", nothing)
+    config = json.loads((folder / "config.json").read_text())
+    stated = config.pop("quantization_config")
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "hf_quant_config.json").write_text(json.dumps({"quantization": stated["quantization"]}))
+    found, expected = (list(matrices(loaded(host, one))) for one in (folder, dequantised))
+    for (_, matrix, is_quantised), (_, plain, _) in zip(found, expected, strict=True):
+        assert is_quantised and torch.allclose(matrix, plain, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_packed_values_are_those_of_the_library_compressed_tensors(dim: int) -> None:
+    helpers = pytest.importorskip("compressed_tensors.compressors.pack_quantized.helpers")
+    codes = torch.randint(0, 16, (24, 40), generator=torch.Generator().manual_seed(1))
+    theirs = helpers.pack_to_int32((codes - 8).to(torch.int8), 4, packed_dim=dim)
+    assert torch.equal(words(codes, 4, dim), theirs)

@@ -1,0 +1,49 @@
+"""AWQ checkpoints (quant_method awq): groups of inputs in four bits with zero points, packed along the outputs.
+
+Stored are `X.qweight` (inputs, outputs / 8), `X.qzeros` (groups, outputs / 8) and `X.scales` (groups, outputs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hookline.core.contracts import INT4, MatrixPiece, MatrixPlace, Quantization, Scheme, StoredForm
+from hookline.plugins.quantizations.loading import ScaledLoading, StoredPart, transposed_read
+from hookline.plugins.quantizations.names import HEADS, is_named
+from hookline.plugins.quantizations.packing import AWQ_ORDER, PackedRead
+from hookline.plugins.quantizations.values import Stated, group_size
+
+INT32 = ("I32",)
+"""safetensors' name of the dtype of words."""
+
+
+class Awq(Quantization):
+    """Reads quant_method awq in its GEMM layout, the one that checkpoints on the hub have."""
+
+    def __init__(self, config: Any, form: StoredForm) -> None:
+        """See Quantization."""
+        stated = Stated(form.stated or {})
+        stated.one_of("bits" if "bits" in stated.values else "w_bit", 4)
+        stated.one_of("version", "gemm", "GEMM", default="gemm")
+        stated.one_of("zero_point", True, default=True)
+        group = group_size(stated, "group_size" if "group_size" in stated.values else "q_group_size")
+        self.scheme = Scheme(INT4, 1, group, has_zeros=True)
+        self.left = [*stated.texts("modules_to_not_convert"), *HEADS]
+
+    def stores(self, name: str) -> Scheme | None:
+        """See Quantization."""
+        return None if is_named(name, self.left) else self.scheme
+
+    def matrix(self, pieces: Sequence[MatrixPiece], place: MatrixPlace) -> ScaledLoading:
+        """See Quantization."""
+        return ScaledLoading(pieces, place, self.scheme, self._parts)
+
+    def _parts(self, name: str, num_rows: int, num_columns: int) -> list[StoredPart]:
+        num_groups = -(-num_columns // (self.scheme.columns or num_columns))
+        read, words = PackedRead(4, "rows", transposed=True, order=AWQ_ORDER), -(-num_rows // 8)
+        return [
+            StoredPart("qweight", "data", (num_columns, words), read, INT32),
+            StoredPart("qzeros", "zeros", (num_groups, words), read, INT32),
+            StoredPart("scales", "scales", (num_groups, num_rows), transposed_read),
+        ]

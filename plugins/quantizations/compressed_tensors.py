@@ -1,0 +1,206 @@
+"""compressed-tensors' checkpoints: floats of 8 and 4 bits, integers of 8 and 4, by groups of linears that it states.
+
+A group states how the weights of its targets are stored (format, bits, strategy) and how activations were quantised.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from hookline.core.contracts import FP8, INT4, INT8, MatrixPiece, MatrixPlace, Quantization, Scheme, StoredForm
+from hookline.plugins.quantizations.fp4 import MXFP4, NVFP4, mxfp4_parts, nvfp4_parts
+from hookline.plugins.quantizations.fp8 import CACHE_SCALES, E4M3
+from hookline.plugins.quantizations.loading import ScaledLoading, StoredPart, inputs_read, plain_read, scalar_read
+from hookline.plugins.quantizations.names import REGEX, is_named
+from hookline.plugins.quantizations.packing import PackedRead, signed_bytes
+from hookline.plugins.quantizations.values import Stated
+
+LINEAR = "Linear"
+"""The class of modules that a group's target names all linears by."""
+FLOAT, INT, PACKED = "float-quantized", "int-quantized", "pack-quantized"
+NVFP4_PACKED, MXFP4_PACKED, NAIVE = "nvfp4-pack-quantized", "mxfp4-pack-quantized", "naive-quantized"
+FORMATS = (FLOAT, INT, PACKED, NVFP4_PACKED, MXFP4_PACKED, NAIVE)
+INPUT_SCALES = ("input_scale", "input_zero_point", "input_global_scale")
+"""Tensors of static activations."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Linears that are stored alike. bits: of a value; written: the format."""
+
+    targets: tuple[str, ...]
+    scheme: Scheme
+    bits: int
+    written: str
+
+    def has(self, name: str) -> bool:
+        """Whether a linear is one of its targets."""
+        return any(one == LINEAR or is_named(name, [one]) for one in self.targets)
+
+
+class CompressedTensors(Quantization):
+    """Reads quant_method compressed-tensors."""
+
+    def __init__(self, config: Any, form: StoredForm) -> None:
+        """See Quantization."""
+        stated = Stated(form.stated or {})
+        groups = stated.inner("config_groups")
+        if groups is None or not groups.values:
+            stated.refuse("config_groups", "groups of linears with the format of their weights")
+        sparsity = stated.inner("sparsity_config")
+        if sparsity is not None and sparsity.values:
+            sparsity.one_of("format", "dense", default="dense")
+        written = stated.values.get("format")
+        self.groups = [_group(groups.inner(key) or groups, written) for key in groups.values]
+        self.ignored = stated.texts("ignore")
+        self.dtypes = form.dtypes
+
+    def stores(self, name: str) -> Group | None:
+        """See Quantization."""
+        if is_named(name, self.ignored):
+            return None
+        own = [group for group in self.groups if LINEAR not in group.targets and group.has(name)]
+        return next(iter(own), next((group for group in self.groups if group.has(name)), None))
+
+    def matrix(self, pieces: Sequence[MatrixPiece], place: MatrixPlace) -> ScaledLoading:
+        """See Quantization."""
+        group = self.stores(pieces[0].name)
+        assert group is not None, pieces
+        return ScaledLoading(pieces, place, group.scheme, partial(self._parts, group))
+
+    def ignores(self, name: str) -> bool:
+        """See Quantization."""
+        return name.endswith(CACHE_SCALES)
+
+    def _parts(self, group: Group, name: str, num_rows: int, num_columns: int) -> list[StoredPart]:
+        parts = _PARTS[group.written](group, num_rows, num_columns)
+        if f"{name}.weight_shape" in self.dtypes:
+            parts.append(StoredPart("weight_shape", "unused", (2,), plain_read, ("I64", "I32")))
+        for suffix in INPUT_SCALES:
+            if f"{name}.{suffix}" in self.dtypes:
+                is_scale = suffix == "input_scale"
+                dtypes = () if is_scale else ("I8", "F8_E4M3", "F32", "BF16", "F16")
+                role = "input_scale" if is_scale else "unused"
+                parts.append(StoredPart(suffix, role, (), scalar_read, dtypes))  # type: ignore[arg-type]
+        return parts
+
+
+def _group(stated: Stated, written: Any) -> Group:
+    weights = stated.inner("weights")
+    if weights is None:
+        stated.refuse("weights", "how weights are quantised")
+    own = stated.values.get("format")
+    form = own if own is not None else written
+    if form not in FORMATS:
+        stated.refuse("format", ", ".join(FORMATS)) if own is not None else Stated({"format": form}).refuse(
+            "format", ", ".join(FORMATS)
+        )
+    targets = stated.texts("targets")
+    for one in targets:
+        _check_pattern(stated, one)
+    kind, bits = weights.one_of("type", "int", "float", default="int"), weights.one_of("num_bits", 4, 8)
+    if form == NAIVE:
+        form = FLOAT if kind == "float" else INT
+    inputs = stated.inner("input_activations")
+    activations = "" if inputs is None else "dynamic" if inputs.values.get("dynamic") else "static"
+    if form in (NVFP4_PACKED, MXFP4_PACKED):
+        weights.one_of("num_bits", 4)
+        fixed = NVFP4 if form == NVFP4_PACKED else MXFP4
+        weights.one_of("group_size", fixed.columns, default=fixed.columns)
+        return Group(tuple(targets), fixed, bits, form)
+    weights.one_of("type", "float" if form == FLOAT else "int", default="int")
+    weights.one_of("num_bits", *((4, 8) if form == PACKED else (8,)))
+    rows, columns = _block(weights)
+    order = weights.one_of("actorder", "group", "weight", "static", "dynamic", default="weight")
+    values = FP8 if form == FLOAT else INT8 if bits == 8 else INT4
+    has_zeros = form != FLOAT and not weights.flag("symmetric", True)
+    is_reordered = order in ("group", "dynamic") and columns > 0 and form == PACKED
+    scheme = Scheme(values, rows, columns, has_zeros, is_reordered, activations)
+    return Group(tuple(targets), scheme, bits, form)
+
+
+def _block(weights: Stated) -> tuple[int, int]:
+    """Outputs and inputs that share a scale."""
+    strategy = weights.one_of("strategy", "tensor", "channel", "group", "block", default="tensor")
+    if strategy == "block":
+        found = weights.sizes("block_structure", 2)
+        if found is None:
+            weights.refuse("block_structure", "two whole numbers")
+        return found[0], found[1]
+    if strategy == "group":
+        return 1, weights.size("group_size")
+    return (0, 0) if strategy == "tensor" else (1, 0)
+
+
+def _check_pattern(stated: Stated, target: str) -> None:
+    if target.startswith(REGEX):
+        try:
+            re.compile(target.removeprefix(REGEX))
+        except re.error:
+            stated.refuse("targets", "patterns of Python's re behind 're:'")
+
+
+def _num_blocks(scheme: Scheme, num_rows: int, num_columns: int) -> tuple[int, int]:
+    return -(-num_rows // (scheme.rows or num_rows)), -(-num_columns // (scheme.columns or num_columns))
+
+
+def _float_parts(group: Group, num_rows: int, num_columns: int) -> list[StoredPart]:
+    scales = _num_blocks(group.scheme, num_rows, num_columns)
+    return [
+        StoredPart("weight", "data", (num_rows, num_columns), plain_read, E4M3),
+        StoredPart("weight_scale", "scales", scales, _scales_read(group.scheme)),
+    ]
+
+
+def _int_parts(group: Group, num_rows: int, num_columns: int) -> list[StoredPart]:
+    scales, read = _num_blocks(group.scheme, num_rows, num_columns), _scales_read(group.scheme)
+    parts = [
+        StoredPart("weight", "data", (num_rows, num_columns), plain_read, ("I8",)),
+        StoredPart("weight_scale", "scales", scales, read),
+    ]
+    if group.scheme.has_zeros:
+        parts.append(StoredPart("weight_zero_point", "zeros", scales, read, ("I8",)))
+    return parts
+
+
+def _packed_parts(group: Group, num_rows: int, num_columns: int) -> list[StoredPart]:
+    per_word, (rows, columns) = 32 // group.bits, _num_blocks(group.scheme, num_rows, num_columns)
+    as_bytes = None if group.bits == 4 else signed_bytes
+    data = PackedRead(group.bits, "columns", then=as_bytes)
+    parts = [
+        StoredPart("weight_packed", "data", (num_rows, -(-num_columns // per_word)), data, ("I32",)),
+        StoredPart("weight_scale", "scales", (rows, columns), _scales_read(group.scheme)),
+    ]
+    if group.scheme.has_zeros:
+        zeros = PackedRead(group.bits, "rows", then=as_bytes)
+        parts.append(StoredPart("weight_zero_point", "zeros", (-(-rows // per_word), columns), zeros, ("I32",)))
+    if group.scheme.is_reordered:
+        parts.append(StoredPart("weight_g_idx", "groups", (num_columns,), inputs_read, ("I32", "I64")))
+    return parts
+
+
+def _scales_read(scheme: Scheme) -> Any:
+    return plain_or_vector_read if scheme.rows else scalar_read
+
+
+def plain_or_vector_read(whole: Any, rows: slice, columns: slice) -> torch.Tensor:
+    """Of a tensor (outputs, blocks), or (outputs,) where there is one block."""
+    found: torch.Tensor = whole[rows]
+    return found.reshape(-1, 1) if found.ndim == 1 else found[:, columns]
+
+
+_PARTS: dict[str, Callable[[Group, int, int], list[StoredPart]]] = {
+    FLOAT: _float_parts,
+    INT: _int_parts,
+    PACKED: _packed_parts,
+    NVFP4_PACKED: lambda _, num_rows, num_columns: nvfp4_parts(
+        num_rows, num_columns, "weight_packed", "weight_global_scale", divides=True
+    ),
+    MXFP4_PACKED: lambda _, num_rows, num_columns: mxfp4_parts(num_rows, num_columns, "weight_packed"),
+}

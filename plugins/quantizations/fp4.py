@@ -1,0 +1,57 @@
+"""What stored tensors of four-bit floats (e2m1) have in common: NVFP4's and MXFP4's groups and their scales.
+
+NVFP4 has groups of 16 inputs with a scale in e4m3, and one scale more for the whole tensor; MXFP4 groups of 32 with a
+power of two (e8m0).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookline.core.contracts import FP4, Scheme
+from hookline.plugins.quantizations.loading import StoredPart, plain_read, scalar_read
+from hookline.plugins.quantizations.packing import PackedRead
+
+NVFP4, MXFP4 = Scheme(FP4, 1, 16), Scheme(FP4, 1, 32)
+BYTES = ("U8", "I8")
+_BIAS = 127
+"""Of the exponent in e8m0."""
+
+
+def nvfp4_parts(
+    num_rows: int, num_columns: int, weight: str, whole_scale: str, *, divides: bool = False
+) -> list[StoredPart]:
+    """The tensors of a linear, whose values are `weight` * weight_scale * whole_scale; divides: / whole_scale."""
+    read = inverse_read if divides else scalar_read
+    return [
+        StoredPart(weight, "data", (num_rows, -(-num_columns // 2)), _nibbles(), BYTES),
+        StoredPart("weight_scale", "scales", (num_rows, -(-num_columns // 16)), plain_read, ("F8_E4M3",)),
+        StoredPart(whole_scale, "row_scales", (), read),
+    ]
+
+
+def mxfp4_parts(num_rows: int, num_columns: int, weight: str) -> list[StoredPart]:
+    """The tensors of a linear, whose values are `weight` * 2^(weight_scale - 127)."""
+    return [
+        StoredPart(weight, "data", (num_rows, -(-num_columns // 2)), _nibbles(), BYTES),
+        StoredPart("weight_scale", "scales", (num_rows, -(-num_columns // 32)), powers_read, ("U8", "F8_E8M0")),
+    ]
+
+
+def inverse_read(whole: Any, rows: slice, columns: slice) -> Tensor:
+    """As scalar_read, of one divided by what is stored."""
+    return 1 / scalar_read(whole, rows, columns).float()
+
+
+def powers_read(whole: Any, rows: slice, columns: slice) -> Tensor:
+    """Of exponents (outputs, groups) in e8m0, of which 255 means NaN."""
+    stored = plain_read(whole, rows, columns).view(torch.uint8)
+    found = torch.exp2(stored.float() - _BIAS)
+    return found.masked_fill_(stored == 255, torch.nan)
+
+
+def _nibbles() -> PackedRead:
+    return PackedRead(4, "columns", word_bits=8)

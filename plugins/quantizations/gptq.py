@@ -1,0 +1,72 @@
+"""GPTQ checkpoints (quant_method gptq): groups of inputs in four or eight bits, packed along the inputs.
+
+Stored are `X.qweight` (inputs / 8, outputs), `X.qzeros` (groups, outputs / 8), `X.scales` (groups, outputs) and
+`X.g_idx` (inputs,), the group of each input: with act-order (desc_act) neighbours are in any groups. In the first form
+of these checkpoints a zero point is stored less one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookline.core.contracts import INT4, INT8, MatrixPiece, MatrixPlace, Quantization, Scheme, StoredForm
+from hookline.plugins.quantizations.loading import ScaledLoading, StoredPart, inputs_read, transposed_read
+from hookline.plugins.quantizations.names import HEADS, is_named
+from hookline.plugins.quantizations.packing import PackedRead, signed_bytes
+from hookline.plugins.quantizations.values import Stated, group_size
+
+WORDS, GROUPS = ("I32",), ("I32", "I64")
+"""safetensors' names of the dtypes of words, and of g_idx."""
+
+
+class Gptq(Quantization):
+    """Reads quant_method gptq."""
+
+    def __init__(self, config: Any, form: StoredForm) -> None:
+        """See Quantization."""
+        stated = Stated(form.stated or {})
+        self.bits = stated.one_of("bits", 4, 8)
+        written = stated.one_of("checkpoint_format", "gptq", "gptq_v2", default="gptq")
+        self.adds_one = written == "gptq"
+        stated.one_of("dynamic", {}, default={})
+        group, is_reordered = group_size(stated, "group_size"), stated.flag("desc_act")
+        self.scheme = Scheme(
+            INT4 if self.bits == 4 else INT8,
+            1,
+            group,
+            has_zeros=not stated.flag("sym", True),
+            is_reordered=is_reordered and group > 0,
+        )
+        heads = () if stated.flag("lm_head") else HEADS
+        self.left = [*stated.texts("modules_to_not_convert"), *heads]
+        self.dtypes = form.dtypes
+
+    def stores(self, name: str) -> Scheme | None:
+        """See Quantization."""
+        return None if is_named(name, self.left) else self.scheme
+
+    def matrix(self, pieces: Sequence[MatrixPiece], place: MatrixPlace) -> ScaledLoading:
+        """See Quantization."""
+        return ScaledLoading(pieces, place, self.scheme, self._parts)
+
+    def _parts(self, name: str, num_rows: int, num_columns: int) -> list[StoredPart]:
+        num_groups, per_word = -(-num_columns // (self.scheme.columns or num_columns)), 32 // self.bits
+        as_bytes = None if self.bits == 4 else signed_bytes
+        data = PackedRead(self.bits, "columns", transposed=True, then=as_bytes)
+        zeros = PackedRead(self.bits, "rows", transposed=True, then=self._zero_points)
+        parts = [
+            StoredPart("qweight", "data", (-(-num_columns // per_word), num_rows), data, WORDS),
+            StoredPart("qzeros", "zeros", (num_groups, -(-num_rows // per_word)), zeros, WORDS),
+            StoredPart("scales", "scales", (num_groups, num_rows), transposed_read),
+        ]
+        if self.scheme.is_reordered or f"{name}.g_idx" in self.dtypes:
+            parts.append(StoredPart("g_idx", "groups", (num_columns,), inputs_read, GROUPS))
+        return parts
+
+    def _zero_points(self, values: Tensor) -> Tensor:
+        found = values + int(self.adds_one) & 2**self.bits - 1  # a stored -1, all bits set, means 0
+        return found.to(torch.float32) if self.bits == 4 else found.float() - 128

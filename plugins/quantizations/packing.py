@@ -1,0 +1,56 @@
+"""Values of few bits that lie several to a word, in the orders that formats have.
+
+Legend: rows are outputs and columns inputs, of values, or of blocks of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
+"""In which four bits of a word AWQ has the first of eight neighbours, the second, and so on."""
+
+
+@dataclass(frozen=True)
+class PackedRead:
+    """Reads a rectangle of a packed tensor; see `loading.Read`. Reads no more words than it must.
+
+    bits: of a value. along: which neighbours share a word. transposed: whether the tensor is stored columns first.
+    word_bits: of a word. order: the place in a word of each neighbour, if they do not lie in order. then: what is done
+    to the values, which are int32.
+    """
+
+    bits: int
+    along: Literal["rows", "columns"]
+    transposed: bool = False
+    word_bits: int = 32
+    order: tuple[int, ...] | None = None
+    then: Callable[[Tensor], Tensor] | None = None
+
+    def __call__(self, whole: Any, rows: slice, columns: slice) -> Tensor:
+        """The values: (rows, columns), uint8 unless `then` makes something else of them."""
+        per_word = self.word_bits // self.bits
+        packed, dim = (rows, 0) if self.along == "rows" else (columns, 1)
+        words = slice(packed.start // per_word, -(-packed.stop // per_word))
+        index = (words, columns) if dim == 0 else (rows, words)
+        found = whole[index[1], index[0]].T if self.transposed else whole[index]
+        values = self._unpacked(found.int(), dim).narrow(
+            dim, packed.start - words.start * per_word, packed.stop - packed.start
+        )
+        return values.to(torch.uint8) if self.then is None else self.then(values)
+
+    def _unpacked(self, words: Tensor, dim: int) -> Tensor:
+        per_word = self.word_bits // self.bits
+        places = torch.tensor(self.order or range(per_word), dtype=torch.int32, device=words.device)
+        values = (words.unsqueeze(dim + 1) >> (places * self.bits).view([-1] + [1] * (1 - dim))) & (2**self.bits - 1)
+        return values.flatten(dim, dim + 1)
+
+
+def signed_bytes(values: Tensor) -> Tensor:
+    """Values from 0 to 255 as int8, less 128."""
+    return (values - 128).to(torch.int8)
