@@ -68,5 +68,5 @@ class Gptq(Quantization):
         return parts
 
     def _zero_points(self, values: Tensor) -> Tensor:
-        found = values + int(self.adds_one) & 2**self.bits - 1  # a stored -1, all bits set, means 0
+        found: Tensor = values + int(self.adds_one) & 2**self.bits - 1  # a stored -1, all bits set, means 0
         return found.to(torch.float32) if self.bits == 4 else found.float() - 128

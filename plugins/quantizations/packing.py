@@ -48,7 +48,8 @@ class PackedRead:
         per_word = self.word_bits // self.bits
         places = torch.tensor(self.order or range(per_word), dtype=torch.int32, device=words.device)
         values = (words.unsqueeze(dim + 1) >> (places * self.bits).view([-1] + [1] * (1 - dim))) & (2**self.bits - 1)
-        return values.flatten(dim, dim + 1)
+        together: Tensor = values.flatten(dim, dim + 1)
+        return together
 
 
 def signed_bytes(values: Tensor) -> Tensor:
