@@ -99,6 +99,32 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "mlp_only_layers": [2],
     },
 }
+_DELTA = {
+    key: value for key, value in CONFIGS["qwen3_next"].items() if key.startswith("linear_") or key in ("head_dim",)
+}
+CONFIGS["qwen3_5"] = {
+    **SIZES,
+    **_DELTA,
+    "model_type": "qwen3_5_text",
+    "num_hidden_layers": 4,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10_000.0,
+        "partial_rotary_factor": 0.5,
+        "mrope_section": [2, 1, 1],
+        "mrope_interleaved": True,
+    },
+}
+CONFIGS["qwen3_5_moe"] = {
+    **CONFIGS["qwen3_5"],
+    "model_type": "qwen3_5_moe_text",
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 16,
+}
 CONFIGS["gpt_oss_window"] = {**CONFIGS["gpt_oss"], "sliding_window": 13}
 CONFIGS["gemma3_window"] = {**CONFIGS["gemma3"], "sliding_window": 13}
 

@@ -19,7 +19,13 @@ from tests.small_models import CONFIGS, save_checkpoint
 
 NUM_TOKENS = 64
 LENGTHS = (1, 7, 40, 23)
-PLUGINS = {"phi3": "llama", "mistral": "llama", "gemma3_text": "gemma3"}
+PLUGINS = {
+    "phi3": "llama",
+    "mistral": "llama",
+    "gemma3_text": "gemma3",
+    "qwen3_5_text": "qwen3_5",
+    "qwen3_5_moe_text": "qwen3_5",
+}
 TINY_POOLS = {
     "mistral_window": 14,
     "qwen2_window": 40,

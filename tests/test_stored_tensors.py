@@ -25,7 +25,7 @@ from tests.transformers_cases import CASES, make_checkpoint
 NUM_TOKENS = 24
 PROMPTS = [[token + 1 for token in prompt] for prompt in random_prompts(90, (9, 3))]
 HEADS = {"gpt2": ("lm_head.weight", "transformer.wte.weight")}
-NATIVE = ("llama", "mistral", "qwen2", "qwen3", "olmo2", "gemma3", "gpt_oss", "qwen3_moe", "qwen3_next")
+NATIVE = ("llama", "mistral", "qwen2", "qwen3", "olmo2", "gemma3", "gpt_oss", "qwen3_moe", "qwen3_next", "qwen3_5")
 CONFIGS_OF = {
     "qwen3": {**CONFIGS["qwen2"], "model_type": "qwen3"},
     "qwen3_moe": {

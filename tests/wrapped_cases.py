@@ -40,6 +40,16 @@ SIGLIP = {
 }
 TEXT = {**SIZES, "hidden_size": 36, "head_dim": 8, "num_attention_heads": 6}
 """With heads that are not a share of the hidden size."""
+QWEN3_5 = {
+    **TEXT,
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "rope_parameters": {**HALF_MROPE, "mrope_interleaved": True},
+}
+QWEN3_5_TOWER = {key: value for key, value in QWEN3_TOWER.items() if key != "deepstack_visual_indexes"}
 
 
 @dataclass(frozen=True)
@@ -53,6 +63,8 @@ class Wrapped:
     whole: dict[str, Any] = field(default_factory=dict)
     num_blocks: int = 17
     """Of eight tokens, in a pool that is too small for all requests."""
+    keeps_states: bool = False
+    """Whether layers keep states, so that prefixes are not found again."""
 
 
 CASES = {
@@ -76,6 +88,13 @@ CASES = {
         {**TEXT, "num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
          "rope_parameters": {**MROPE, "mrope_interleaved": True}},
         QWEN3_TOWER,
+    ),
+    "qwen3_5": Wrapped("qwen3_5", "qwen3_5", QWEN3_5, QWEN3_5_TOWER, keeps_states=True),
+    "qwen3_5_moe": Wrapped(
+        "qwen3_5_moe", "qwen3_5",
+        {**{key: value for key, value in QWEN3_5.items() if key != "intermediate_size"}, "num_experts": 5,
+         "num_experts_per_tok": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 16},
+        QWEN3_5_TOWER, keeps_states=True,
     ),
     "llava": Wrapped("llava", "llama", {**TEXT, "model_type": "llama"}, SIGLIP),
     "llava_phi3": Wrapped("llava", "transformers", {**SIZES, "model_type": "phi3"}, SIGLIP),
@@ -115,7 +134,7 @@ CASES = {
         SIGLIP, num_blocks=24,
     ),
 }  # fmt: skip
-FEW = ("qwen2_5_vl", "qwen3_vl_moe", "smolvlm", "mistral3", "glm4v_moe")
+FEW = ("qwen2_5_vl", "qwen3_vl_moe", "qwen3_5_moe", "smolvlm", "mistral3", "glm4v_moe")
 """Cases that every run tests: each way in which such a checkpoint names its tensors; the others are nightly."""
 
 

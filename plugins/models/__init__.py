@@ -60,6 +60,11 @@ class Qwen3NextConfig(ModelConfig):
     """Qwen3-Next. Has no checkpoint of its own: take a preset, or name a folder or hub id."""
 
 
+@dataclass
+class Qwen3_5Config(ModelConfig):
+    """Qwen3.5 or Qwen3.6. Has no checkpoint of its own: take a preset, or name a folder or hub id."""
+
+
 @hookimpl
 def register_models(register: Registrar) -> None:
     """Register the models, each with the architectures whose checkpoints it claims."""
@@ -137,5 +142,18 @@ def register_models(register: Registrar) -> None:
         config=Qwen3NextConfig,
         help="Qwen3-Next: gated delta nets, gated attention on every fourth layer, experts and a shared one",
         architectures=("Qwen3NextForCausalLM",),
+        needs=SIZES_ALIKE,
+    )
+    register(
+        "qwen3_5",
+        "hookline.plugins.models.qwen3_5:Qwen3_5",
+        config=Qwen3_5Config,
+        help="Qwen3.5 and Qwen3.6, dense and with experts: gated delta nets, gated attention on every fourth layer",
+        architectures=(
+            "Qwen3_5ForCausalLM",
+            "Qwen3_5ForConditionalGeneration",
+            "Qwen3_5MoeForCausalLM",
+            "Qwen3_5MoeForConditionalGeneration",
+        ),
         needs=SIZES_ALIKE,
     )

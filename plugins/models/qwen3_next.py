@@ -8,7 +8,7 @@ H heads (value heads in a delta net), E head dim (of keys there), F head dim of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -55,20 +55,34 @@ class Qwen3Next:
     runs_in_stages = True
 
     def __init__(self, hf_config: Mapping[str, Any], runtime: Runtime) -> None:
-        shape = read_config(hf_config)
+        shape = self.shape(hf_config)
         rope = Rope(rope_table(shape.rope, shape.head_dim, shape.rope.max_position).to(runtime.device))
         self.runtime, self.eps = runtime, shape.eps
         self.embed = VocabParallelEmbedding(shape.vocab_size, shape.hidden_size, runtime, is_tied=shape.is_tied)
-        self.layers = StageLayers(lambda index: Qwen3NextLayer(index, shape, rope, runtime), shape.num_layers, runtime)
+
+        def layer(index: int) -> Qwen3NextLayer:
+            return Qwen3NextLayer(index, shape, rope, runtime, self.delta_net)
+
+        self.layers = StageLayers(layer, shape.num_layers, runtime)
         self.is_last = runtime.stage.is_last
         self.norm_D = float_parameter(runtime, shape.hidden_size if self.is_last else 0)
         tied_to = self.embed if shape.is_tied else None
         self.head = ParallelHead(shape.vocab_size, shape.hidden_size, runtime, tied_to=tied_to)
 
+    @staticmethod
+    def shape(hf_config: Mapping[str, Any]) -> Shape:
+        """What is read of the config.json."""
+        return read_config(hf_config)
+
+    @staticmethod
+    def delta_net(index: int, shape: Shape, runtime: Runtime) -> GatedDeltaNet:
+        """The mixer of a layer that keeps a state."""
+        return GatedDeltaNet(index, shape, runtime)
+
     @classmethod
     def spec(cls, hf_config: Mapping[str, Any]) -> ModelSpec:
         """See Model."""
-        shape = read_config(hf_config)
+        shape = cls.shape(hf_config)
         return ModelSpec(
             num_layers=shape.num_layers,
             num_heads=shape.num_heads,
@@ -106,11 +120,18 @@ class Qwen3Next:
 class Qwen3NextLayer:
     """A delta net or attention, then experts or one feed-forward, each behind a norm and around a residual."""
 
-    def __init__(self, index: int, shape: Shape, rope: Rope, runtime: Runtime) -> None:
+    def __init__(
+        self,
+        index: int,
+        shape: Shape,
+        rope: Rope,
+        runtime: Runtime,
+        delta_net: Callable[[int, Shape, Runtime], GatedDeltaNet],
+    ) -> None:
         self.name, self.is_last = f"model.layers.{index}", index == shape.num_layers - 1
         attends, is_sparse = isinstance(shape.layers[index], FullAttention), index in shape.sparse_layers
         self.mixer_norm_D = float_parameter(runtime, shape.hidden_size)
-        self.mixer = GatedAttention(index, shape, rope, runtime) if attends else GatedDeltaNet(index, shape, runtime)
+        self.mixer = GatedAttention(index, shape, rope, runtime) if attends else delta_net(index, shape, runtime)
         self.mlp_norm_D = float_parameter(runtime, shape.hidden_size)
         dense = GatedMLP(shape.hidden_size, shape.intermediate_size, runtime) if not is_sparse else None
         self.mlp = dense or Experts(shape, runtime)
@@ -200,25 +221,30 @@ class GatedDeltaNet:
         return self.kernels.rms_norm_silu_mul(out_THF, self.norm_F, self.eps, z_THF).flatten(1)
 
     def targets(self, layer: str) -> dict[str, WeightTarget]:
-        """The projections' rows lie by key head, the convolution's by kind."""
-        name, sizes, heads = f"{layer}.linear_attn", self.sizes, self.key_heads
-        of_head = [sizes.key_dim] * 2 + [sizes.group * sizes.value_dim] * 2
+        """The convolution's rows lie by kind: queries, keys, values."""
+        name, value_heads = f"{layer}.linear_attn", self.key_heads.times(self.sizes.group)
         channels = [
             WeightTarget.shard(view_CW.unsqueeze(1), 0, part)
             for view_CW, part in zip(
                 self.conv_CW.split_with_sizes(self.widths[:3]), self.projections.parts, strict=False
             )
         ]
-        value_heads = heads.times(sizes.group)
-        views = self.projections.weight_OD.split_with_sizes(self.widths)
         return {
-            f"{name}.in_proj_qkvz.weight": by_head(views[:4], of_head, heads),
-            f"{name}.in_proj_ba.weight": by_head(views[4:], [sizes.group] * 2, heads),
+            **self.projection_targets(name),
             f"{name}.conv1d.weight": WeightTarget.joined(channels),
             f"{name}.dt_bias": WeightTarget.shard(self.decay_bias_H, 0, value_heads, init="ones"),
             f"{name}.A_log": WeightTarget.shard(self.log_rate_H, 0, value_heads, init="zeros"),
             f"{name}.norm.weight": WeightTarget.whole(self.norm_F, init="ones"),
             **self.output.targets(f"{name}.out_proj"),
+        }
+
+    def projection_targets(self, name: str) -> dict[str, WeightTarget]:
+        """Two tensors, whose rows lie by key head."""
+        sizes, views = self.sizes, self.projections.weight_OD.split_with_sizes(self.widths)
+        of_head = [sizes.key_dim] * 2 + [sizes.group * sizes.value_dim] * 2
+        return {
+            f"{name}.in_proj_qkvz.weight": by_head(views[:4], of_head, self.key_heads),
+            f"{name}.in_proj_ba.weight": by_head(views[4:], [sizes.group] * 2, self.key_heads),
         }
 
 

@@ -67,6 +67,15 @@ class Shape:
     layers: tuple[LayerCache, ...]
 
 
+@dataclass(frozen=True)
+class Experts:
+    """How many experts there are, how many a token takes, and which layers have them."""
+
+    num_experts: int
+    num_chosen: int
+    layers: frozenset[int]
+
+
 def read_config(hf_config: Mapping[str, Any]) -> Shape:
     """Check and read a config.json.
 
@@ -74,21 +83,30 @@ def read_config(hf_config: Mapping[str, Any]) -> Shape:
     """
     values = ConfigValues(hf_config, "Qwen3-Next")
     values.model_type({"qwen3_next": "Qwen3NextForCausalLM"})
+    sizes = Experts(values.size("num_experts", 512), values.size("num_experts_per_tok", 10), sparse_layers(values))
+    return shape_of(values, sizes, values.flag("norm_topk_prob", True))
+
+
+def shape_of(values: ConfigValues, experts: Experts, normalises_weights: bool) -> Shape:
+    """Read all but the model type and the experts.
+
+    Raises: ConfigError.
+    """
     values.refuse_quantised()
     values.only("hidden_act", "silu")
-    if hf_config.get("attention_bias"):
+    if values.values.get("attention_bias"):
         values.refuse("attention_bias", "false")
-    num_heads, num_experts, delta = values.size("num_attention_heads"), values.size("num_experts", 512), _delta(values)
+    num_heads, delta = values.size("num_attention_heads"), _delta(values)
     shape = Shape(
         vocab_size=values.size("vocab_size"),
         hidden_size=values.size("hidden_size"),
         intermediate_size=values.size("intermediate_size", 5632),
         expert_size=values.size("moe_intermediate_size", 512),
         shared_size=values.size("shared_expert_intermediate_size", 512),
-        num_experts=num_experts,
-        num_chosen=values.size("num_experts_per_tok", 10),
-        normalises_weights=values.flag("norm_topk_prob", True),
-        sparse_layers=sparse_layers(values),
+        num_experts=experts.num_experts,
+        num_chosen=experts.num_chosen,
+        normalises_weights=normalises_weights,
+        sparse_layers=experts.layers,
         num_layers=values.num_layers(),
         num_heads=num_heads,
         num_kv_heads=values.size("num_key_value_heads", 2),
@@ -101,8 +119,8 @@ def read_config(hf_config: Mapping[str, Any]) -> Shape:
     )
     values.check_heads(num_heads, shape.num_kv_heads, shape.head_dim)
     shape.rope.rotary_dim(shape.head_dim)
-    if shape.num_chosen > num_experts:
-        values.refuse("num_experts_per_tok", f"at most num_experts = {num_experts}")
+    if shape.num_chosen > shape.num_experts:
+        values.refuse("num_experts_per_tok", f"at most num_experts = {shape.num_experts}")
     return shape
 
 

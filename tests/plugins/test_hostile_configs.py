@@ -18,6 +18,7 @@ from hookline.plugins.models.llama import Llama
 from hookline.plugins.models.olmo2 import Olmo2
 from hookline.plugins.models.qwen2 import Qwen2
 from hookline.plugins.models.qwen3 import Qwen3
+from hookline.plugins.models.qwen3_5 import Qwen3_5
 from hookline.plugins.models.qwen3_config import read_config
 from hookline.plugins.models.qwen3_moe import Qwen3Moe
 from hookline.plugins.models.qwen3_next import Qwen3Next
@@ -62,6 +63,8 @@ CLASSES = {
     "gemma3": Gemma3,
     "gpt_oss": GptOss,
     "qwen3_next": Qwen3Next,
+    "qwen3_5": Qwen3_5,
+    "qwen3_5_moe": Qwen3_5,
 }
 BY_TYPE = st.dictionaries(st.sampled_from(["full_attention", "sliding_attention"]), SCALING, max_size=2)
 TYPES = st.lists(st.sampled_from(["full_attention", "sliding_attention", "x", 1]), max_size=4)
