@@ -25,26 +25,6 @@ class Completion:
     is_cumulative: a Delta's text is all text so far.
     """
 
-    __slots__ = (
-        "_codec",
-        "_ended",
-        "_has_stops",
-        "_is_cumulative",
-        "_logprobs",
-        "_num_taken",
-        "_on_news",
-        "_params",
-        "_prompt",
-        "_prompt_index",
-        "_reader",
-        "_reason",
-        "_stop_ids",
-        "index",
-        "request_id",
-        "stop",
-        "token_ids",
-    )
-
     def __init__(self, index: int, *, prompt_index: int = 0, is_cumulative: bool = False) -> None:
         self.index, self._prompt_index, self._is_cumulative = index, prompt_index, is_cumulative
         self.request_id = -1

@@ -10,9 +10,16 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from itertools import islice
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
-from hookline.core.errors import EngineError, HooklineError, ends_engine, one_short_line, requests_ended_by
+from hookline.core.errors import (
+    EngineError,
+    HooklineError,
+    RequestError,
+    ends_engine,
+    one_short_line,
+    requests_ended_by,
+)
 from hookline.core.frontend.output_processor import OutputProcessor
 
 _log = logging.getLogger("hookline")
@@ -28,6 +35,9 @@ Prompt = TypeVar("Prompt")
 
 class EngineDriver(ABC, Generic[Caller, Prompt]):
     """One engine's driver. A caller that leaves, `forget`, hears nothing more; its prompt is not queued any more."""
+
+    FATAL: ClassVar[tuple[type[BaseException], ...]] = ()
+    """Errors behind which there are no further turns; plugins may raise whatever else there is."""
 
     def __init__(self, output_processor: OutputProcessor) -> None:
         self.output_processor, self._engine = output_processor, output_processor.engine
@@ -51,9 +61,9 @@ class EngineDriver(ABC, Generic[Caller, Prompt]):
         for act in self._receive, self._step, self._send:
             try:
                 act()
+            except self.FATAL:
+                raise
             except BaseException as error:
-                if not self._survives(error):
-                    raise
                 self._break_off(error)
                 self._gone += self._flush()
 
@@ -75,20 +85,16 @@ class EngineDriver(ABC, Generic[Caller, Prompt]):
         """Queue a prompt; returns the requests of each caller. What it raises concerns this prompt alone."""
 
     @abstractmethod
-    def _turn_away(self, caller: Caller, prompt: Prompt, error: BaseException) -> None:
-        """Tell a caller why its prompt was not queued, and observers, if it was refused."""
+    def _tell(self, caller: Caller, error: HooklineError) -> None:
+        """Tell a caller that its prompt was not queued, or that its requests ended by a fault."""
 
     @abstractmethod
-    def _tell_failed(self, caller: Caller, error: EngineError) -> None:
-        """Tell a caller that its requests ended by a fault."""
+    def _note_refusal(self, prompt: Prompt, error: RequestError) -> None:
+        """Tell observers of a prompt that was refused."""
 
     @abstractmethod
     def _flush(self) -> Iterable[Caller]:
         """Send all news; returns the callers that are not there any more."""
-
-    @abstractmethod
-    def _survives(self, error: BaseException) -> bool:
-        """Whether further turns may follow an error."""
 
     # ------------------------------------------------------------------------------------------------ parts of a turn
 
@@ -114,10 +120,12 @@ class EngineDriver(ABC, Generic[Caller, Prompt]):
             prompt = self._arrived.pop(caller)
             try:
                 self._open.update(self._queue(caller, prompt))
+            except self.FATAL:
+                raise
             except BaseException as error:
-                if not self._survives(error):
-                    raise
-                self._turn_away(caller, prompt, error)
+                self._tell(caller, error if isinstance(error, HooklineError) else engine_error(error))
+                if isinstance(error, RequestError):
+                    self._note_refusal(prompt, error)
 
     def _note_end(self, caller: Caller, request_id: int) -> None:
         """A caller's request has ended, and it is told."""
@@ -144,7 +152,7 @@ class EngineDriver(ABC, Generic[Caller, Prompt]):
 
     def _fail(self, callers: Iterable[Caller], error: BaseException) -> None:
         for caller in (failed := list(callers)):
-            self._tell_failed(caller, engine_error(error))  # a new one for each: tracebacks are not shared
+            self._tell(caller, engine_error(error))  # a new one for each: tracebacks are not shared
         self._drop(failed)
 
     def _drop(self, callers: Iterable[Caller]) -> None:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
-from hookline.core.errors import EngineError, HooklineError, RequestError, one_short_line
+from hookline.core.errors import HooklineError, RequestError, one_short_line
 from hookline.core.frontend.completion_stream import CompletionStream
 from hookline.core.frontend.engine_driver import EngineDriver, engine_error
 from hookline.core.frontend.output_processor import OutputProcessor
@@ -52,8 +52,8 @@ class EngineThread(EngineDriver[CompletionStream, Submitted]):
         self._lock = threading.Lock()
         self._num_submitted = 0
         """Completions so far; changes under the lock alone."""
-        self._num_ended = 0
-        """Of these; changes in the thread alone."""
+        self._num_left = 0
+        """Of these, those that the output processor was given, or whose callers left before; changes in the thread."""
         self._is_closed = self._is_stuck = False
         self._thread = threading.Thread(target=self._run, name="hookline-engine", daemon=True)
 
@@ -100,7 +100,7 @@ class EngineThread(EngineDriver[CompletionStream, Submitted]):
     @property
     def num_open(self) -> int:
         """Completions whose callers wait, those among them that the thread has not come to yet."""
-        return self._num_submitted - self._num_ended
+        return self._num_submitted - self._num_left + len(self.output_processor)
 
     def _give_up(self, error: HooklineError) -> None:
         """Tell everybody who waits, from another thread than the engine's, which is stuck in a call that never ends."""
@@ -188,42 +188,33 @@ class EngineThread(EngineDriver[CompletionStream, Submitted]):
 
     def _queue(self, caller: CompletionStream, prompt: Submitted) -> Mapping[CompletionStream, set[int]]:
         """See EngineDriver."""
-        ids = self.output_processor.add(prompt.token_ids, prompt.params, partial(self._post, caller), **prompt.given)
-        return {caller: set(ids)}
+        token_ids, params, given = prompt
+        try:
+            return {caller: set(self.output_processor.add(token_ids, params, partial(self._post, caller), **given))}
+        finally:
+            self._num_left += params.n
 
-    def _turn_away(self, caller: CompletionStream, prompt: Submitted, error: BaseException) -> None:
+    def _tell(self, caller: CompletionStream, error: HooklineError) -> None:
         """See EngineDriver."""
-        self._num_ended += prompt.params.n
-        self._put(caller, error if isinstance(error, HooklineError) else engine_error(error))
-        if isinstance(error, RequestError):
-            self._refuse(prompt.token_ids, error, prompt.given)
+        self._put(caller, error)
+
+    def _note_refusal(self, prompt: Submitted, error: RequestError) -> None:
+        """See EngineDriver."""
+        self._refuse(prompt.token_ids, error, prompt.given)
 
     def _refuse(self, token_ids: Sequence[int], error: RequestError, given: Mapping[str, Any]) -> None:
         self._engine.refuse(token_ids, error, given.get("prompt"), given.get("options", PLAIN))
 
     def _post(self, stream: CompletionStream, delta: Delta) -> None:
         if delta.output is not None:
-            self._num_ended += 1
             self._note_end(stream, delta.request_id)
         self._put(stream, delta)
 
     def _forget(self, callers: Iterable[CompletionStream]) -> None:
         """See EngineDriver."""
-        callers = list(dict.fromkeys(callers))
-        for stream in callers:
-            prompt = self._arrived.get(stream)
-            self._num_ended += len(self._open.get(stream, ())) if prompt is None else prompt.params.n
+        callers = dict.fromkeys(callers)
+        self._num_left += sum(self._arrived[stream].params.n for stream in callers if stream in self._arrived)
         super()._forget(callers)
-
-    def _tell_failed(self, caller: CompletionStream, error: EngineError) -> None:
-        """See EngineDriver."""
-        self._put(caller, error)
-
-    def _fail(self, callers: Iterable[CompletionStream], error: BaseException) -> None:
-        """See EngineDriver."""
-        callers = list(callers)
-        self._num_ended += sum(len(self._open[stream]) for stream in callers)
-        super()._fail(callers, error)
 
     def _put(self, stream: CompletionStream, news: News) -> None:
         self._outgoing.setdefault(stream.loop, []).append((stream, news))
@@ -238,10 +229,6 @@ class EngineThread(EngineDriver[CompletionStream, Submitted]):
             except RuntimeError:
                 gone += [stream for stream, _ in items]
         return gone
-
-    def _survives(self, error: BaseException) -> bool:
-        """See EngineDriver: a plugin may raise whatever there is, and the thread is nobody else's."""
-        return True
 
 
 def _deliver(items: Iterable[tuple[CompletionStream, News]]) -> None:

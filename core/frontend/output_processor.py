@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from hookline.core.engine.engine import Engine
 from hookline.core.errors import HooklineError, RequestError, shown
 from hookline.core.frontend.completion import Completion
-from hookline.core.frontend.step_guard import StepGuard
 from hookline.core.outputs import Delta, FinishReason, RequestOutput
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.tokenizer.codec import Codec, with_word_ids
 from hookline.core.util.garbage import FrozenHeap, freeze_heap
 
 if TYPE_CHECKING:
+    from hookline.core.frontend.step_guard import StepGuard
     from hookline.core.requests.request import Request, Watcher
 
 Send = Callable[[Delta], None]
@@ -52,8 +52,6 @@ class Receiver(Protocol):
 
 class _TextReceiver(Completion):
     """Makes Deltas and hands them to `send`. follows: a Delta with every token, and not only at the end."""
-
-    __slots__ = ("_follows", "_send")
 
     def __init__(self, send: Send, *, follows: bool, index: int, prompt_index: int, is_cumulative: bool) -> None:
         super().__init__(index, prompt_index=prompt_index, is_cumulative=is_cumulative)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import zmq
 
-from hookline.core.errors import EngineError, QueueFullError, RequestError, ends_engine
+from hookline.core.errors import HooklineError, QueueFullError, RequestError, ends_engine
 from hookline.core.frontend.engine_driver import EngineDriver, engine_error
 from hookline.core.outputs import FinishReason
 from hookline.core.pooling_params import PoolingParams
@@ -69,6 +69,8 @@ class EngineServer(EngineDriver[Name, Submit]):
     max_requests: most completions at once; further ones are refused. is_orphan: whether the supervisor has gone.
     """
 
+    FATAL = (zmq.ZMQError, KeyboardInterrupt)  # when the socket fails, nobody can be told any more
+
     def __init__(self, llm: LLM, address: str, max_requests: int, is_orphan: Callable[[], bool]) -> None:
         super().__init__(llm.output_processor)
         self._llm, self._max_requests, self._is_orphan = llm, max_requests, is_orphan
@@ -102,10 +104,6 @@ class EngineServer(EngineDriver[Name, Submit]):
     def _step(self) -> None:
         super()._step()
         self._throughput.count(self._engine.last_stats)
-
-    def _survives(self, error: BaseException) -> bool:
-        """See EngineDriver. When the socket fails, nobody can be told any more."""
-        return isinstance(error, Exception) and not isinstance(error, zmq.ZMQError)
 
     # ------------------------------------------------------------------------------------------------ messages
 
@@ -189,17 +187,14 @@ class EngineServer(EngineDriver[Name, Submit]):
         ids = self.output_processor.queue(token_ids, params, _make, **given)
         return {(name, first + index): {id_} for index, id_ in enumerate(ids)}
 
-    def _turn_away(self, caller: Name, prompt: Submit, error: BaseException) -> None:
+    def _tell(self, caller: Name, error: HooklineError) -> None:
         """See EngineDriver."""
         name, handle = caller
         self._outbox(name).post(refusal_of(handle, error))
-        if isinstance(error, RequestError):
-            self._engine.refuse(unpacked_list(prompt.token_ids), error)
 
-    def _tell_failed(self, caller: Name, error: EngineError) -> None:
+    def _note_refusal(self, prompt: Submit, error: RequestError) -> None:
         """See EngineDriver."""
-        name, handle = caller
-        self._outbox(name).post(refusal_of(handle, error))
+        self._engine.refuse(unpacked_list(prompt.token_ids), error)
 
     def _full(self) -> QueueFullError:
         return QueueFullError("serve.max_requests", self._max_requests, len(self.output_processor), 0)

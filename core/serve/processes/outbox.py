@@ -78,18 +78,6 @@ class Outlet:
     It is their `core.requests.request.Watcher`, too. on_end: called with the request's id at its end.
     """
 
-    __slots__ = (
-        "_add_handle",
-        "_add_token",
-        "_handle",
-        "_is_scored",
-        "_num_scored",
-        "_on_end",
-        "_on_news",
-        "_outbox",
-        "request_id",
-    )
-
     def __init__(self, handle: int, outbox: Outbox, on_end: Callable[[int], None], *, is_scored: bool) -> None:
         self._handle, self._outbox, self._on_end, self._is_scored = handle, outbox, on_end, is_scored
         self._add_handle, self._add_token = outbox.handles.append, outbox.token_ids.append

@@ -50,8 +50,6 @@ class RemoteStream(CompletionStream):
 class RemoteCompletion(Completion):
     """A completion whose tokens and end come as messages. handle: what these call it by."""
 
-    __slots__ = ("stream",)
-
     def __init__(self, stream: RemoteStream, handle: int) -> None:
         super().__init__(handle - stream.handles.start)
         self.stream = stream
