@@ -56,12 +56,13 @@ SUITES = {
     "ProcessorSuite": ("processor_suite.py",),
     "GrammarSuite": ("grammar_suite.py",),
     "PoolerSuite": ("pooler_suite.py",),
+    "QuantizationSuite": ("quantization_suite.py",),
     "KernelsSuite": ("kernels_suite/suite.py", "kernels_suite/cases.py", "kernels_suite/invariance.py"),
     "ModelSuite": ("model_suite/suite.py",),
     "ParserSuite": ("parser_suite.py",),
 }
 """Conformance suite -> modules of core/testing with its class and that of the attributes it inherits."""
-OVERRIDDEN = ("make", "distribution", "hf_config", "reference", "refused_configs", "expected")
+OVERRIDDEN = ("make", "distribution", "hf_config", "reference", "refused_configs", "expected", "write")
 """Methods of suites that an author writes or may write."""
 
 

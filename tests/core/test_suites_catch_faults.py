@@ -21,6 +21,7 @@ from hookline.core.contracts import (
     RecurrentState,
     Sampler,
     StateTensor,
+    StoredForm,
 )
 from hookline.core.testing.grammar_suite import GrammarSuite
 from hookline.core.testing.kernels_suite import KernelsSuite
@@ -35,6 +36,7 @@ from hookline.core.testing.plain_sampler import PlainSampler
 from hookline.core.testing.plain_scheduler import PlainScheduler
 from hookline.core.testing.pooler_suite import PoolerSuite
 from hookline.core.testing.processor_suite import ProcessorSuite
+from hookline.core.testing.quantization_suite import QuantizationSuite
 from hookline.core.testing.running import each_failure, failures
 from hookline.core.testing.sampler_suite import SamplerSuite
 from hookline.core.testing.sampler_suite.counts import chi_square_p_value, most_repeats, num_repeats
@@ -48,6 +50,7 @@ from tests.core import (
     faulty_parsers,
     faulty_poolers,
     faulty_processors,
+    faulty_quantizations,
     faulty_recurrence,
     faulty_samplers,
     faulty_schedulers,
@@ -71,6 +74,7 @@ PLAIN = [
     PlainGrammars,
     PlainParser,
     PlainPooler,
+    faulty_quantizations.PlainQuantization,
 ]
 FAULTS = [
     *faulty_kernels.FAULTS.items(),
@@ -85,6 +89,7 @@ FAULTS = [
     *faulty_schedulers.FAULTS.items(),
     *faulty_grammars.FAULTS.items(),
     *faulty_poolers.FAULTS.items(),
+    *faulty_quantizations.FAULTS.items(),
 ]
 
 
@@ -118,6 +123,16 @@ class SmallSamplerSuite(SamplerSuite):
 
     def make(self) -> Any:
         return self.plugin()
+
+
+class SmallQuantizationSuite(QuantizationSuite):
+    plugin: Any
+
+    def make(self, form: StoredForm) -> Any:
+        return self.plugin(None, form)
+
+    def write(self, values_OD: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        return faulty_quantizations.write(values_OD)
 
 
 class AnySchedulerSuite(SchedulerSuite):
@@ -166,6 +181,8 @@ def suite_for(plugin: type) -> type:
         return type("Suite", (ChoicesSuite,), {"plugin": plugin})
     if issubclass(plugin, PlainScheduler):
         return type("Suite", (AnySchedulerSuite,), {"plugin": plugin})
+    if issubclass(plugin, faulty_quantizations.PlainQuantization):
+        return type("Suite", (SmallQuantizationSuite,), {"plugin": plugin})
     if issubclass(plugin, PlainSampler):
         return type("Suite", (SmallSamplerSuite,), {"plugin": plugin})
     if issubclass(plugin, faulty_invariance.InvariantKernels):
@@ -261,6 +278,7 @@ def test_a_policy_of_strict_priorities_passes_its_suite_if_it_says_so() -> None:
         faulty_models,
         faulty_schedulers,
         faulty_processors,
+        faulty_quantizations,
         faulty_parsers,
         faulty_grammars,
         faulty_poolers,
@@ -272,7 +290,17 @@ def test_at_least_five_faults_of_each_kind_are_planted(kind: Any) -> None:
 
 @pytest.mark.parametrize(
     "suite",
-    [KernelsSuite, SamplerSuite, ModelSuite, SchedulerSuite, ProcessorSuite, ParserSuite, GrammarSuite, PoolerSuite],
+    [
+        KernelsSuite,
+        SamplerSuite,
+        ModelSuite,
+        SchedulerSuite,
+        ProcessorSuite,
+        ParserSuite,
+        GrammarSuite,
+        PoolerSuite,
+        QuantizationSuite,
+    ],
 )
 def test_suite_that_names_no_plugin_fails(suite: type) -> None:
     assert failures(suite)
