@@ -125,16 +125,16 @@ class StepCapacityError(LostStep, CapacityError):
 class RequestFault(StepFault):
     """A plugin whose code failed for some requests of a step; they alone end, and the others compute it again.
 
-    rows: theirs in the request table. processors: bits of the logits processors that failed, whose users they are.
+    rows: theirs in the request table. extensions: bits of the step extensions that failed, whose users they are.
     is_refusal: the plugin did not fail, but said that it cannot serve them.
     """
 
     def __init__(
-        self, message: str, *, rows: Iterable[int] = (), processors: int = 0, is_refusal: bool = False
+        self, message: str, *, rows: Iterable[int] = (), extensions: int = 0, is_refusal: bool = False
     ) -> None:
         """`message` names the plugin, the method and the step, in one line."""
         super().__init__(message)
-        self.rows, self.processors, self.is_refusal = frozenset(rows), processors, is_refusal
+        self.rows, self.extensions, self.is_refusal = frozenset(rows), extensions, is_refusal
 
 
 class RankError(HooklineError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hookline.core.util.arrays import VectorArray
@@ -101,6 +101,8 @@ class RequestOutput:
     unless asked for.
     tags, priority, deadline_s (seconds after the arrival) are those that the request came with. refusal: for a request
     that was refused, the kind of refusal as one word: RequestError.reason.
+    extensions: by the name of a step extension that the request used, what it says of each token of token_ids, as plain
+    data; None if it used none that says something.
     vector: of a request that was pooled, (F,) float32; it has no token_ids, and finish_reason "stop".
     """
 
@@ -125,6 +127,7 @@ class RequestOutput:
     refusal: str | None = None
     vector: VectorArray | None = None
     is_fault: bool = False
+    extensions: dict[str, list[Any]] | None = None
 
     def copy(self) -> RequestOutput:
         """One that its owner may change without changing this one: its lists and its vector are its own."""
@@ -137,6 +140,7 @@ class RequestOutput:
             others=[one.copy() for one in self.others],
             tags=dict(self.tags),
             vector=None if self.vector is None else self.vector.copy(),
+            extensions=None if self.extensions is None else {name: list(v) for name, v in self.extensions.items()},
         )
 
     @property
@@ -162,8 +166,9 @@ class Delta:
 
     request_id is that of the output. prompt_index counts the prompts of the call, index the completions of a prompt.
     text is what was added, or all of it so far if the caller asked for cumulative text: whole characters, and nothing
-    that may turn out to begin a stop string. token_ids are the new tokens, which text can lag behind, and logprobs
-    theirs, if they were asked for. output is the whole result, in the last Delta of a completion, and None before.
+    that may turn out to begin a stop string. token_ids are the new tokens, which text can lag behind, logprobs theirs,
+    if they were asked for, and extensions what step extensions say of them, as in RequestOutput. output is the whole
+    result, in the last Delta of a completion, and None before.
     """
 
     request_id: int
@@ -173,11 +178,29 @@ class Delta:
     token_ids: list[int]
     output: RequestOutput | None = None
     logprobs: list[TokenLogprob] | None = None
+    extensions: dict[str, list[Any]] | None = None
 
     @property
     def finish_reason(self) -> FinishReason | None:
         """Why the completion ended; None while it goes on."""
         return None if self.output is None else self.output.finish_reason
+
+
+Told = dict[str, list[Any]]
+"""By the name of a step extension, what it says of some consecutive tokens: see RequestOutput.extensions."""
+
+
+def behind(told: Told | None, num_tokens: int) -> Told | None:
+    """What is said of the tokens from this number on."""
+    return None if told is None else {name: values[num_tokens:] for name, values in told.items()}
+
+
+def joined_told(told: Told | None, further: Told | None) -> Told | None:
+    """What is said of some tokens, and of the next ones behind them, in new lists."""
+    if told is None or further is None:
+        return told or further
+    names = dict.fromkeys((*told, *further))
+    return {name: [*told.get(name, ()), *further.get(name, ())] for name in names}
 
 
 def merge_completions(completions: list[RequestOutput]) -> RequestOutput:

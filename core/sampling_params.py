@@ -271,7 +271,7 @@ class SamplingParams:
     """The same for the prompt's tokens, all but the first."""
     extra_args: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Arguments of logits processors that plugins bring, by the processor's name; taken literally, and within the
-    limits of core/requests/logits_processing.py."""
+    limits of core/requests/step_extensions.py."""
     structured_outputs: StructuredOutputs | None = None
     """What the completion must look like: json, regex, choice, grammar or structural_tag; a mapping with one of them
     will do."""

@@ -185,8 +185,8 @@ def test_a_processor_that_breaks_its_contract_ends_its_request_alone(llm, change
     llm.generate(PROMPTS[:1], PROCESSED)
     llm.engine.executor._checked.clear()
     (made,) = [
-        one.processor
-        for one in llm.engine.executor.runner.pipeline._processors.values()
+        one.extension
+        for one in llm.engine.executor.runner.extensions._made.values()
         if one.stage.entry.name == "penalties"
     ]
     params = [PROCESSED, PARAMS]
@@ -227,8 +227,8 @@ def test_a_wrong_form_is_named_in_a_later_step_too(llm, part, name, change):
 
 def test_a_processor_of_a_wrong_form_is_named_in_a_later_step_too(llm):
     llm.generate(PROMPTS, PROCESSED)
-    pipeline = llm.engine.executor.runner.pipeline
-    (made,) = [one.processor for one in pipeline._processors.values() if one.stage.entry.name == "penalties"]
+    extensions = llm.engine.executor.runner.extensions
+    (made,) = [one.extension for one in extensions._made.values() if one.stage.entry.name == "penalties"]
     replaced(made, "process", lambda logits_NV, *_: logits_NV.tolist())
     broken, done = llm.generate(PROMPTS, [PROCESSED, PARAMS])
     del made.process
@@ -305,8 +305,8 @@ def test_a_step_without_memory_ends_its_requests_and_the_engine_goes_on(llm):
 
 def test_a_processor_without_memory_ends_its_requests_alone(llm, monkeypatch):
     expected = llm.generate(PROMPTS, PARAMS)
-    (index,) = [n for n, one in enumerate(llm.engine.limits.processing.stages) if one.entry.name == "penalties"]
-    processor = llm.engine.executor.runner.pipeline.processor(index).processor
+    (index,) = [n for n, one in enumerate(llm.engine.limits.extensions.stages) if one.entry.name == "penalties"]
+    processor = llm.engine.executor.runner.extensions.extension(index).extension
     monkeypatch.setattr(processor, "process", no_memory)
     broken, done = llm.generate(PROMPTS, [PROCESSED, PARAMS])
     assert "processor 'penalties' of plugin" in broken.error and "can't allocate memory" in broken.error

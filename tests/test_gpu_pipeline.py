@@ -18,7 +18,7 @@ from hookline.core.assembly.resolve import resolve
 from hookline.core.config.settings import validate
 from hookline.core.errors import RankError
 from hookline.core.plugin.host import PluginHost
-from hookline.core.requests.logits_processing import Processing
+from hookline.core.requests.step_extensions import InstalledExtensions
 from hookline.core.testing.model_suite.driver import ModelDriver
 from tests import test_gpu_layered, test_gpu_ranks
 from tests.faulty_rank import VARIABLE
@@ -48,7 +48,7 @@ def tree(tp=1, pp=1, **engine):
 def start(tp=1, pp=1):
     host = PluginHost.load()
     choice = resolve(validate(tree(tp, pp), host), host)
-    return Served(build_executor(choice, Processing.of(host.registry, choice.facts)), choice, host)
+    return Served(build_executor(choice, InstalledExtensions.of(host.registry, choice.facts)), choice, host)
 
 
 @pytest.fixture(scope="module")

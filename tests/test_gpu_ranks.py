@@ -24,7 +24,7 @@ from hookline.core.distributed.peer_ranks import PeerRanks
 from hookline.core.errors import RankError
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.observers import Observers
-from hookline.core.requests.logits_processing import Processing
+from hookline.core.requests.step_extensions import InstalledExtensions
 from tests.faulty_rank import VARIABLE
 from tests.step_ends import on_step_end
 from tests.test_gpu_engine import EXTRAS, SHAPE, has_left_over, launches_of, load
@@ -57,8 +57,8 @@ class Served:
         """Outputs of an engine of its own, with these limits in place of the usual; and what its steps did."""
         num_blocks = limits.pop("num_blocks", self.executor.num_blocks)
         choice = replace(self.choice, attention=replace(self.choice.attention, **limits))
-        processing = Processing.of(self.host.registry, choice.facts)
-        engine = assemble(choice, Observers(self.host.manager), Borrowed(self.executor, num_blocks), processing)
+        installed = InstalledExtensions.of(self.host.registry, choice.facts)
+        engine = assemble(choice, Observers(self.host.manager), Borrowed(self.executor, num_blocks), installed)
         steps = []
         on_step_end(engine, steps.append)
         return run(engine, prompts, params), steps
@@ -71,7 +71,7 @@ def tree(tp, dtype="float32", **engine):
 def start(tp):
     host = PluginHost.load()
     choice = resolve(validate(tree(tp), host), host)
-    return Served(build_executor(choice, Processing.of(host.registry, choice.facts)), choice, host)
+    return Served(build_executor(choice, InstalledExtensions.of(host.registry, choice.facts)), choice, host)
 
 
 # ---------------------------------------------------------------------------------------------------------- the loads

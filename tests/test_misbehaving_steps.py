@@ -68,7 +68,7 @@ def part_of(llm, name):
     runner = llm.engine.executor.runner
     if name != "processor":
         return getattr(runner, name)
-    made = runner.pipeline._processors.values()
+    made = runner.extensions._processors.values()
     return next(one.processor for one in made if one.stage.entry.name == "penalties")
 
 

@@ -18,7 +18,7 @@ from hookline.core.errors import ConfigError
 from hookline.core.executor.multiproc import MultiprocExecutor
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.observers import Observers
-from hookline.core.requests.logits_processing import Processing
+from hookline.core.requests.step_extensions import InstalledExtensions
 from hookline.core.step.executor import Executor
 from tests.hf_models import make_qwen3
 from tests.step_ends import on_step_end
@@ -73,7 +73,7 @@ def observers_of(host):
 
 
 def processing_of(choice, host):
-    return Processing.of(host.registry, choice.facts)
+    return InstalledExtensions.of(host.registry, choice.facts)
 
 
 def tree(folder, tp, scheduler="prefill_first", **engine):

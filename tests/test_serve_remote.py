@@ -30,6 +30,7 @@ CASES = {
     "regex": SamplingParams(temperature=0, structured_outputs={"regex": "[0-9]{3}-[a-z]{2}"}),
     "choice": SamplingParams(seed=2, structured_outputs={"choice": ["yes", "no"]}, stop_token_ids=(7,)),
     "grammar and stop string": SamplingParams(temperature=0, stop=("-x",), structured_outputs={"regex": "0{2}-x{9}"}),
+    "told by an extension": SamplingParams(max_tokens=9, temperature=0, extra_args={"probe": {"strength": 0.5}}),
     "schema": SamplingParams(max_tokens=60, seed=4, structured_outputs={"json": {"enum": ["one", 2]}}),
 }
 
@@ -38,8 +39,11 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM(engine={"num_blocks": 256}) as found:
-        yield found
+    probe = {"changed": [0], "read": [0]}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOOKLINE_PLUGINS", "tests.probing_extension")
+        with LLM(engine={"num_blocks": 256}, extensions={"probe": probe}) as found:
+            yield found
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -67,6 +71,9 @@ def over_the_socket(llm: LLM, folder: Path, prompt: str, params: SamplingParams)
             assert "".join(delta.text for delta in mine) == output.text
             assert [one for delta in mine for one in delta.token_ids] == output.token_ids
             assert [one for delta in mine for one in delta.logprobs or ()] == (output.logprobs or [])
+            told = [one for delta in mine for one in (delta.extensions or {}).get("probe", ())]
+            assert told == (output.extensions or {}).get("probe", [])
+            assert [one["token"] for one in told] == (output.token_ids if params.extra_args else [])
         link.send(Stop())
         await asyncio.to_thread(thread.join)
         link.close()

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from hookline.core.config.settings import Config
-from hookline.core.plugin.registry import KINDS, Option
+from hookline.core.plugin.registry import KINDS, ExtensionOption, Option
 
 
 def config_tree(config: Config, kernels: str) -> dict[str, Any]:
@@ -19,7 +19,20 @@ def config_tree(config: Config, kernels: str) -> dict[str, Any]:
     tree["kernels"]["name"] = kernels
     plain = {"tp": config.tp, "pp": config.pp, "seed": config.seed, "dtype": config.dtype, "device": config.device}
     processors = {name: asdict(option.config) for name, option in config.processors.items()}
-    return {**tree, **plain, "processors": processors, "engine": asdict(config.engine)}
+    extensions = {name: _set_fields(option) for name, option in config.extensions.items()}
+    return {
+        **tree,
+        **plain,
+        "processors": processors,
+        "extensions": extensions,
+        "engine": asdict(config.engine),
+    }
+
+
+def _set_fields(option: ExtensionOption) -> dict[str, Any]:
+    """The fields of a step extension's settings, and of the arguments of all requests."""
+    parts = [asdict(one) for one in (option.config, option.arguments) if one is not None]
+    return {key: value for part in parts for key, value in part.items()}
 
 
 def _option(option: Option) -> dict[str, Any]:

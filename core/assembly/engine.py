@@ -40,8 +40,8 @@ from hookline.core.plugin.needs import choose_grammars
 from hookline.core.plugin.observers import Observers, make_observers
 from hookline.core.plugin.registry import Entry
 from hookline.core.requests.admission import EngineLimits
-from hookline.core.requests.logits_processing import Processing
 from hookline.core.requests.pooling import Poolers
+from hookline.core.requests.step_extensions import InstalledExtensions
 from hookline.core.requests.structured_output import GrammarChoice, StructuredOutput
 from hookline.core.step.captured import joining
 from hookline.core.step.executor import SizedExecutor
@@ -88,7 +88,7 @@ def build_engine(
         with phases.part("checkpoint and choice"):
             observers = Observers(host.manager, make_observers(config.observers))
             resolved = resolve(config, host, place=place_of(reservation), checkpoint=checkpoint)
-        processing = Processing.of(host.registry, resolved.facts, config.processors)
+        installed = InstalledExtensions.of(host.registry, resolved.facts, config.extension_options)
         structured_output = make_structured_output(resolved, host)
         if on_resolved is not None:
             on_resolved(resolved, structured_output)
@@ -96,11 +96,11 @@ def build_engine(
         if num_threads is not None:
             torch.set_num_threads(num_threads)  # the processes of further ranks are told their part of it
         poolers = make_poolers(resolved, host.registry)
-        executor = build_executor(resolved, processing, phases, poolers.entries, reservation)
+        executor = build_executor(resolved, installed, phases, poolers.entries, reservation)
         if num_threads is not None:
             torch.set_num_threads(max(1, num_threads // resolved.ranks.num_all))
         try:
-            engine = assemble(resolved, observers, executor, processing, structured_output, poolers)
+            engine = assemble(resolved, observers, executor, installed, structured_output, poolers)
             return Built(engine, resolved, phases)
         except BaseException:
             executor.close()  # else its processes and its memory would stay until Python ends
@@ -122,7 +122,7 @@ def _keeping_nothing() -> Iterator[None]:
 
 def build_executor(
     resolved: ResolvedConfig,
-    processing: Processing,
+    installed: InstalledExtensions,
     phases: StartPhases | None = None,
     poolers: Sequence[Entry] = (),
     reservation: RayReservation | None = None,
@@ -131,7 +131,7 @@ def build_executor(
     if reservation is not None or resolved.config.engine.rank_0 == "apart":
         return start_all_ranks(resolved, timeouts(resolved), phases, reservation)
     start = build_worker if resolved.ranks.num_all == 1 else start_ranks
-    return start(resolved, processing, phases, poolers)
+    return start(resolved, installed, phases, poolers)
 
 
 def make_structured_output(resolved: ResolvedConfig, host: PluginHost) -> StructuredOutput:
@@ -152,7 +152,7 @@ def assemble(
     resolved: ResolvedConfig,
     observers: Observers,
     executor: SizedExecutor,
-    processing: Processing,
+    installed: InstalledExtensions,
     structured_output: StructuredOutput | None = None,
     poolers: Poolers | None = None,
 ) -> Engine:
@@ -181,7 +181,7 @@ def assemble(
         max_queued_requests=config.engine.max_queued_requests,
         max_queued_tokens=config.engine.max_queued_tokens,
         tag_keys=config.engine.tag_keys,
-        processing=processing,
+        extensions=installed,
         poolers=Poolers() if poolers is None else poolers,
         taps=config.engine.taps or (),
         no_generation=why_no_generation(resolved.checkpoint.config),
@@ -221,7 +221,7 @@ def assemble(
 
 def start_ranks(
     resolved: ResolvedConfig,
-    processing: Processing,
+    installed: InstalledExtensions,
     phases: StartPhases | None = None,
     poolers: Sequence[Entry] = (),
 ) -> MultiprocExecutor:
@@ -241,7 +241,7 @@ def start_ranks(
             )
         monitor.release = ranks.abort
         with monitor.starting(), monitor.interrupter.region():
-            built = worker = build_worker(replace(resolved, ranks=ranks), processing, phases, poolers)
+            built = worker = build_worker(replace(resolved, ranks=ranks), installed, phases, poolers)
         with phases.part("further ranks"):
             monitor.wait_until_all("ready")
     except BaseException as error:

@@ -301,7 +301,7 @@ def stamp_of(resolved: ResolvedConfig, card: Mapping[str, Any]) -> Path:
         "draws": [
             resolved.checkpoint.sampling_defaults,
             resolved.config.engine.prepared_sampling,
-            {name: str(option.config) for name, option in resolved.config.processors.items()},
+            {name: str(option) for name, option in resolved.config.extension_options.items()},
         ],
         "sizes": [str(attention.dtype), attention.block_size, attention.num_heads, attention.num_kv_heads],
     }

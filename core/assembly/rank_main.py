@@ -37,8 +37,8 @@ def build(task: Mapping[str, Any], heartbeat: Heartbeat, meet: Meet) -> tuple[Wo
     from hookline.core.distributed.process_group import behind_secret, connect, join, listen
     from hookline.core.plugin.blame import Blaming
     from hookline.core.plugin.host import PluginHost
-    from hookline.core.requests.logits_processing import Processing
     from hookline.core.requests.pooling import pooler_entries
+    from hookline.core.requests.step_extensions import InstalledExtensions
     from hookline.core.util.start_phases import StartPhases
 
     host, phases = PluginHost.load(), StartPhases()
@@ -54,8 +54,8 @@ def build(task: Mapping[str, Any], heartbeat: Heartbeat, meet: Meet) -> tuple[Wo
             store = behind_secret(store or join(met["host"], met["port"]), task["secret"])
             ranks = connect(store, resolved.ranks, resolved.device, heartbeat, task["host"])
             resolved = replace(resolved, ranks=replace(ranks, shares_host=task.get("shares_host", True)))
-        processing = Processing.of(host.registry, resolved.facts, config.processors)
-        worker = build_worker(resolved, processing, phases, poolers=pooler_entries(host.registry))
+        installed = InstalledExtensions.of(host.registry, resolved.facts, config.extension_options)
+        worker = build_worker(resolved, installed, phases, poolers=pooler_entries(host.registry))
     if task["size"] == 1:
         heartbeat.follow(_Layers(worker))
     told = {"num_blocks": worker.num_blocks, "num_mask_words": worker.num_mask_words}

@@ -7,28 +7,32 @@ is made once.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hookline.core.assembly.poolers import pooler_makers
 from hookline.core.assembly.prepared_draws import prepared_draws
 from hookline.core.assembly.resolve import ResolvedConfig, chosen
 from hookline.core.assembly.stages import stage_of
 from hookline.core.checkpoint.locate import locate
-from hookline.core.contracts import Kernels, Model, ProcessorSpec, RecurrentState, StateTensor, TokenTexts
-from hookline.core.errors import ConfigError, StepFault
+from hookline.core.contracts import ExtensionSpec, Kernels, Model, RecurrentState, StateTensor, TokenTexts
+from hookline.core.distributed.ranks import LocalRanks
+from hookline.core.errors import ConfigError, RequestError, StepFault
+from hookline.core.layers import FinalNorm
 from hookline.core.plugin.blame import Blaming
 from hookline.core.plugin.registry import Entry
-from hookline.core.requests.logits_processing import Processing
+from hookline.core.requests.step_extensions import InstalledExtensions
 from hookline.core.tokenizer.codec import Codec
 from hookline.core.tokenizer.codec_texts import token_texts
 from hookline.core.worker.request_table import LayerStates, RequestTable, state_form
 from hookline.core.worker.results.layer_taps import LayerTaps
 from hookline.core.worker.results.pooling import PooledStates
-from hookline.core.worker.runner.logits_pipeline import Pipeline
 from hookline.core.worker.runner.model_runner import ModelRunner
+from hookline.core.worker.runner.step_extensions import RankExtensions
 from hookline.core.worker.stages.taps import StageTaps
 from hookline.core.worker.stages.worker import StageWorker
 from hookline.core.worker.startup.memory import allocate_cache
@@ -47,15 +51,15 @@ class RankParts:
         resolved: ResolvedConfig,
         model: Model,
         kernels: Kernels,
-        processing: Processing,
+        installed: InstalledExtensions,
         poolers: Sequence[Entry] = (),
     ) -> None:
         self._resolved, self._model, self._kernels = resolved, model, kernels
-        self._processing, self._poolers = processing, poolers
+        self._installed, self._poolers = installed, poolers
         self._sampler = chosen(resolved.config.sampler).load()(resolved.config.sampler.config)
-        self._blaming = blaming_in_steps(resolved, processing)
+        self._blaming = blaming_in_steps(resolved, installed)
         self._states = make_states(resolved)
-        self._prepared = prepared_draws(resolved, processing, partial(rank_token_texts, resolved))
+        self._prepared = prepared_draws(resolved, installed, partial(rank_token_texts, resolved))
 
     def worker(self, num_blocks: int) -> Worker:
         """Make the worker with a KV cache of `num_blocks` blocks."""
@@ -86,7 +90,7 @@ class RankParts:
             ranks=resolved.ranks,
             vocab_size=resolved.spec.vocab_size,
             shards_vocabulary=chosen(resolved.config.sampler).needs.vocabulary_shards,
-            pipeline=self._pipeline(),
+            extensions=self._extensions(),
             checks=StepChecks(
                 {entry.kind: str(entry) for entry in entries_in_steps(resolved)}, attention, resolved.spec
             ),
@@ -105,9 +109,15 @@ class RankParts:
         sizes = attention.max_num_seqs, max_blocks, attention.block_size, num_blocks, attention.device
         return RequestTable(*sizes, windows=groups.windows, states=self._states, is_by_layer=groups.is_by_layer)
 
-    def _pipeline(self) -> Pipeline:
+    def _extensions(self) -> RankExtensions:
         token_texts_of_rank = partial(rank_token_texts, self._resolved)
-        return Pipeline(self._processing.stages, processor_spec(self._resolved), token_texts_of_rank)
+        spec = replace(extension_spec(self._resolved), logits_of=self._logits_of)
+        own_layers = self._resolved.stage.layers(self._resolved.spec.num_layers)
+        return RankExtensions(self._installed.stages, spec, token_texts_of_rank, own_layers)
+
+    def _logits_of(self, stream_XD: Tensor) -> Tensor:
+        """See ExtensionSpec."""
+        return stream_logits(self._model, self._resolved.ranks, self._resolved.spec.vocab_size, stream_XD)
 
     def _tap(self) -> LayerTaps | None:
         """Taps of the layers of engine.taps that this stage has; None if it has none of them."""
@@ -152,11 +162,11 @@ def _state_form(
     return state_form(tensor, resolved.attention.dtype, num_ranks)
 
 
-def blaming_in_steps(resolved: ResolvedConfig, processing: Processing) -> Blaming:
+def blaming_in_steps(resolved: ResolvedConfig, installed: InstalledExtensions) -> Blaming:
     """Makes errors in steps name the plugin whose code failed, and those that took part, which may be the cause."""
     entries = entries_in_steps(resolved)
     part = ", ".join(f"{entry.kind}={entry.name}" for entry in entries)
-    all_entries = [*entries, *(stage.entry for stage in processing.stages)]
+    all_entries = [*entries, *(stage.entry for stage in installed.stages)]
     return Blaming(all_entries, f"during a step with {part}", kind=StepFault)
 
 
@@ -165,10 +175,31 @@ def entries_in_steps(resolved: ResolvedConfig) -> list[Entry]:
     return [chosen(resolved.config.model), resolved.kernels, chosen(resolved.config.sampler)]
 
 
-def processor_spec(resolved: ResolvedConfig) -> ProcessorSpec:
-    """Sizes for the logits processors; their last row is for padding."""
-    sizes = resolved.attention
-    return ProcessorSpec(sizes.max_num_seqs + 1, resolved.spec.vocab_size, sizes.max_model_len, sizes.device)
+def extension_spec(resolved: ResolvedConfig) -> ExtensionSpec:
+    """Sizes for the step extensions; their last row is for padding."""
+    sizes, spec = resolved.attention, resolved.spec
+    return ExtensionSpec(
+        sizes.max_num_seqs + 1,
+        spec.vocab_size,
+        sizes.max_model_len,
+        sizes.device,
+        num_layers=spec.num_layers,
+        hidden_size=spec.hidden_size,
+        dtype=sizes.dtype,
+    )
+
+
+def stream_logits(model: Model, ranks: LocalRanks, vocab_size: int, stream_XD: Tensor) -> Tensor:
+    """The logits (X, V) float32 of rows of the residual stream, by the model's last norm and its head.
+
+    Raises: RequestError if the model does not keep that norm as a hookline.core.layers.FinalNorm.
+    """
+    norm = next((one for one in vars(model).values() if isinstance(one, FinalNorm)), None)
+    if norm is None:
+        raise RequestError(
+            "the model has no hookline.core.layers.FinalNorm, by which logits of inner layers are computed"
+        )
+    return ranks.all_gather_last(model.logits(norm(stream_XD)))[:, :vocab_size].float()
 
 
 def rank_token_texts(resolved: ResolvedConfig) -> TokenTexts | None:

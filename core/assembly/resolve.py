@@ -161,6 +161,7 @@ def resolve(
         block_size=config.engine.block_size,
         head_dim=spec.head_dim,
         num_ranks=config.tp,
+        num_stages=config.pp,
         attention=spec.attention_features,
         batch_invariant=config.engine.batch_invariant,
     )

@@ -31,7 +31,7 @@ from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.errors import CapacityError, CheckpointError
 from hookline.core.layers.quantized import QuantizedWeights
 from hookline.core.plugin.registry import Entry
-from hookline.core.requests.logits_processing import Processing
+from hookline.core.requests.step_extensions import InstalledExtensions
 from hookline.core.step.captured import PromptShape, graph_sizes
 from hookline.core.util.start_phases import StartPhases
 from hookline.core.worker.startup.late_work import LateWork, logger
@@ -52,13 +52,13 @@ _NO_HOST_MEMORY = (
 
 def build_worker(
     resolved: ResolvedConfig,
-    processing: Processing,
+    installed: InstalledExtensions,
     phases: StartPhases | None = None,
     poolers: Sequence[Entry] = (),
 ) -> Worker:
     """Build the worker of the rank that `resolved` is for; the other ranks have to build theirs at the same time.
 
-    processing: the logits processors that are installed, the same on every rank; poolers: likewise. phases: notes how
+    installed: the logits processors that are installed, the same on every rank; poolers: likewise. phases: notes how
     long the parts of the start take.
 
     Raises: CheckpointError, ConfigError or CapacityError, each with the cause and the fix.
@@ -80,9 +80,9 @@ def build_worker(
             if hashing is not None:
                 hashing.join()
         if build is None:
-            return make_worker(resolved, model, kernels, processing, phases, poolers, variants_ahead(stamp))
+            return make_worker(resolved, model, kernels, installed, phases, poolers, variants_ahead(stamp))
         with build.awaited(phases):
-            worker = make_worker(resolved, model, kernels, processing, phases, poolers, build.variants)
+            worker = make_worker(resolved, model, kernels, installed, phases, poolers, build.variants)
         with phases.part(AWAITED):
             told, build = build.finish(), None
         phases.notes.append(told or "kernels compiled as they were needed")
@@ -238,13 +238,13 @@ def make_worker(
     resolved: ResolvedConfig,
     model: Model,
     kernels: Kernels,
-    processing: Processing,
+    installed: InstalledExtensions,
     phases: StartPhases | None = None,
     poolers: Sequence[Entry] = (),
     ahead: Collection[str] = (),
 ) -> Worker:
     """Size the KV cache, make the worker, capture its graphs and warm it up. ahead: see LateWork."""
-    phases, parts = phases or StartPhases(), RankParts(resolved, model, kernels, processing, poolers)
+    phases, parts = phases or StartPhases(), RankParts(resolved, model, kernels, installed, poolers)
     shapes = resolved.prompt_shapes
     compiled = LateWork(is_late=False, ahead=ahead)
     compiled.begin()

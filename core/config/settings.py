@@ -22,6 +22,7 @@ from hookline.core.plugin.presets import default_options, preset_values
 from hookline.core.plugin.registry import (
     AUTO,
     CHOSEN_KINDS,
+    EXTENSION,
     KINDS,
     MODEL,
     OBSERVER,
@@ -29,6 +30,7 @@ from hookline.core.plugin.registry import (
     PROCESSOR,
     QUANTIZATION,
     Entry,
+    ExtensionOption,
     Option,
 )
 from hookline.core.request_options import check_tag_key
@@ -211,7 +213,7 @@ class EngineKeys:
     tp: int = bounded(1, 1)
     """Tensor-parallel ranks: one process each, on GPUs device, device + 1, ..."""
     pp: int = bounded(1, 1)
-    """Pipeline-parallel stages of consecutive layers, each of tp ranks: tp * pp processes and GPUs."""
+    """RankExtensions-parallel stages of consecutive layers, each of tp ranks: tp * pp processes and GPUs."""
     seed: int = bounded(0, 0, MAX_SEED)
     """Seed of random weights, and of requests that bring none of their own."""
     dtype: str = AUTO
@@ -223,6 +225,9 @@ class EngineKeys:
     processors: Mapping[str, Any] = field(default_factory=dict)
     """Default arguments of logits processors, as processors.NAME.FIELD=VALUE; a request's own extra_args override them
     field by field. hookline info NAME lists the fields."""
+    extensions: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of step extensions, as extensions.NAME.FIELD=VALUE: of the extension itself, or default arguments of all
+    requests, which a request's own extra_args override field by field. hookline info NAME lists the fields."""
     engine: EngineConfig = field(default_factory=EngineConfig)
     """Sizes and limits of the engine."""
 
@@ -243,6 +248,11 @@ class Config(EngineKeys):
     def num_ranks(self) -> int:
         """Processes that compute the model, tp for each of the pp stages; on GPUs each has one of its own."""
         return self.tp * self.pp
+
+    @property
+    def extension_options(self) -> Mapping[str, Option]:
+        """What is set of step extensions and logits processors, by name."""
+        return {**self.processors, **self.extensions}
 
     def __post_init__(self) -> None:
         for name in ("tp", "pp", "seed"):
@@ -277,6 +287,7 @@ def validate(tree: Mapping[str, Any], host: PluginHost) -> Config:
     further: dict[str, Any] = {
         "observers": _observers(given.pop("observers", None), host),
         "processors": _processors(given.pop("processors", None), host),
+        "extensions": _extensions(given.pop("extensions", None), host),
     }
     return Config(**options, **further, engine=build(EngineConfig, engine, "engine", ROOT_KEYS), **given)
 
@@ -310,6 +321,28 @@ def _processors(value: Any, host: PluginHost) -> dict[str, Option]:
             raise ConfigError(f"{key}: its arguments are sampling parameters; set {known} in its place")
         options[entry.name] = _made(entry, _mapping(key, fields_ or {}), key)
     return options
+
+
+def _extensions(value: Any, host: PluginHost) -> dict[str, ExtensionOption]:
+    """By name, the settings of each step extension, and its arguments for requests that do not say otherwise."""
+    if not isinstance(value, Mapping | None):
+        raise ConfigError(f"extensions={shown(value)} is not a mapping; write extensions.NAME.FIELD=VALUE")
+    options = {}
+    for name, fields_ in (value or {}).items():
+        key, entry = f"extensions.{name}", host.choose(EXTENSION, str(name))
+        given = _mapping(key, fields_ or {})
+        schemas = [one for one in (entry.config, entry.arguments) if one is not None]
+        check_keys(given, [one.name for schema in schemas for one in fields(schema)], key)
+        made = [_built(entry, schema, _of_schema(schema, given), key) for schema in schemas]
+        config = made[0] if entry.config is not None else None
+        arguments = made[-1] if entry.arguments is not None and _of_schema(entry.arguments, given) else None
+        options[entry.name] = ExtensionOption(entry, config, arguments)
+    return options
+
+
+def _of_schema(schema: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Of some values, those that are fields of this dataclass."""
+    return {one.name: given[one.name] for one in fields(schema) if one.name in given}
 
 
 def option_of(kind: str, value: Any, host: PluginHost, key: str) -> Option:
@@ -371,8 +404,12 @@ def option_with(entry: Entry, asked: ModelConfig) -> Option:
 
 def _made(entry: Entry, values: Mapping[str, Any], prefix: str, elsewhere: Sequence[str] = ()) -> Option:
     assert entry.config is not None
+    return Option(entry, _built(entry, entry.config, values, prefix, elsewhere))
+
+
+def _built(entry: Entry, schema: type, values: Mapping[str, Any], prefix: str, elsewhere: Sequence[str] = ()) -> Any:
     with Blaming((), "while its fields are checked", otherwise=entry):
-        return Option(entry, build(entry.config, values, prefix, elsewhere))
+        return build(schema, values, prefix, elsewhere)
 
 
 def _resolve(kind: str, name: str, host: PluginHost) -> tuple[str, dict[str, Any]]:
@@ -400,4 +437,5 @@ def chosen_entries(config: Config, host: PluginHost) -> Iterator[Entry]:
     if config.kernels.entry is None:
         yield from host.registry.of_kind("kernels")
     yield from host.registry.of_kind(PROCESSOR)
+    yield from host.registry.of_kind(EXTENSION)
     yield from host.registry.of_kind(POOLER)

@@ -24,6 +24,15 @@ from hookline.core.contracts.exchange import (
     Exchange,
     PeerMemory,
 )
+from hookline.core.contracts.extension import (
+    ExtensionSpec,
+    FromSamplingParams,
+    LayerRows,
+    LogitsRows,
+    RequestFacts,
+    StepExtension,
+    TokenTexts,
+)
 from hookline.core.contracts.grammar import Grammar, GrammarBackend, GrammarMatcher, GrammarVocabulary
 from hookline.core.contracts.hooks import API_VERSION, Registrar, hookimpl
 from hookline.core.contracts.kernels import (
@@ -63,14 +72,7 @@ from hookline.core.contracts.parser import (
     ToolCall,
 )
 from hookline.core.contracts.pooler import PooledChunks, Pooler, PoolerModel, PoolerSpec
-from hookline.core.contracts.processor import (
-    FromSamplingParams,
-    LogitsProcessor,
-    LogitsRows,
-    ProcessorSpec,
-    RequestFacts,
-    TokenTexts,
-)
+from hookline.core.contracts.processor import LogitsProcessor, ProcessorSpec
 from hookline.core.contracts.quantization import (
     LoadingMatrix,
     MatrixPlace,
@@ -158,6 +160,7 @@ __all__ = [
     "Everyone",
     "Exchange",
     "ExpertWeights",
+    "ExtensionSpec",
     "FromSamplingParams",
     "FullAttention",
     "Grammar",
@@ -168,6 +171,7 @@ __all__ = [
     "Joining",
     "Kernels",
     "LayerCache",
+    "LayerRows",
     "Limits",
     "LoadingMatrix",
     "LogitsProcessor",
@@ -224,6 +228,7 @@ __all__ = [
     "Stage",
     "StateRows",
     "StateTensor",
+    "StepExtension",
     "StepShape",
     "StepStats",
     "StoredForm",

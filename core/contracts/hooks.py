@@ -51,18 +51,21 @@ class Registrar(Protocol):
         replace: bool = False,
         architectures: tuple[str, ...] = (),
         methods: tuple[str, ...] = (),
+        arguments: type | None = None,
     ) -> None:
         """Register `target` ("package.module:Class", imported only when chosen) under `name`.
 
         config:   a dataclass with a default for every field: the option's schema; None if it has no fields.
         help:     one line for `hookline info`.
-        priority: `auto` takes the available entry with the highest; processors with a higher one run earlier.
+        priority: `auto` takes the available entry with the highest; step extensions and logits processors with a
+                  higher one run earlier.
         replace:  take the place of the entry of the same name, or of those that claim the same architectures. Without
                   it, a taken name is an error; so is model=auto for an architecture that two entries claim.
         architectures: for models: the checkpoints that model=auto serves with this entry, by the names that config.json
                   has in `architectures`; "*" means every architecture that no other entry claims.
         methods:  for quantizations: the checkpoints that quantization=auto reads with this entry, by the quant_method
                   of their config.json; of several entries it takes the one with the highest priority.
+        arguments: for step extensions: the dataclass of a request's arguments, with a default for every field.
         """
         ...
 
@@ -114,6 +117,21 @@ def register_processors(register: Registrar) -> None:
              priorities run first.
     Errors:  a duplicate name or a bad dataclass disables this plugin alone and names it.
     Example: plugins/samplers/__init__.py
+    """
+
+
+@hookspec
+def register_extensions(register: Registrar) -> None:
+    """Add step extensions: they take part in the steps of the requests that ask for it.
+
+    When:    once per process, before any device is touched.
+    Call:    register(name, "package.module:Class", arguments=ArgumentsDataclass, config=ConfigDataclass,
+             help="one line", needs=Needs(...), priority=...); the class is hookline.core.contracts.StepExtension.
+             A request uses it by SamplingParams(extra_args={name: {...}}). The engine's extensions.name.field=value
+             sets a field of `config`, or of `arguments` for all its requests; no field may be in both. Logits
+             processors run among the extensions, in the order of the priorities, and share their names.
+    Errors:  a duplicate name or a bad dataclass disables this plugin alone and names it.
+    Example: examples/hookline-steering/hookline_steering/__init__.py
     """
 
 

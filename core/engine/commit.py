@@ -21,7 +21,7 @@ from hookline.core.requests.request import Request
 from hookline.core.requests.running_table import RunningTable
 from hookline.core.requests.structured_output import StructuredOutput
 from hookline.core.step.executor import StepResult
-from hookline.core.util.arrays import BoolArray, IntArray, no_ints
+from hookline.core.util.arrays import Array, BoolArray, IntArray, no_ints
 
 PARTS = ("plan", "dispatch", "launch", "wait", "commit")
 """The parts of a step on the host."""
@@ -78,6 +78,8 @@ class Committer:
             result = executor.collect(launched.handle) if launched.plan.computes else StepResult(no_ints())
             tokens = result.tokens
         with self._watch.part("advance"):
+            if result.extras:
+                keep_extras(self._queue.live, launched.dispatched, result.extras)
             if tokens.ndim == 2:
                 tokens = keep_scores(self._queue.live, launched.dispatched, tokens)
             entries_N, tokens_N = table.commit(launched.dispatched.sampled, tokens)
@@ -201,6 +203,15 @@ def keep_scores(live: Mapping[int, Request], dispatched: Dispatched, rows: IntAr
         request.scores.add_prompt(first, rows[start : start + count])
         start += count
     return rows[: len(ids), 0]
+
+
+def keep_extras(live: Mapping[int, Request], dispatched: Dispatched, extras: Mapping[str, Array]) -> None:
+    """Give the requests of a step what step extensions computed for their draws: (N, W) numbers by their names."""
+    for name, values_NW in extras.items():
+        for id_, values_W in zip(dispatched.sampled.ids_N.tolist(), values_NW, strict=False):
+            request = live.get(id_)
+            if request is not None and request.extensions is not None:
+                request.extensions.add_result(name, values_W)
 
 
 def advance_grammars(

@@ -52,6 +52,8 @@ class Finisher:
         """
         if request.id in self._queue.compiling and self._grammars is not None:
             self._grammars.forget(request.id)
+        if request.extensions is not None:
+            request.extensions.forget()
         self._dispatcher.retire(request)
         self._queue.remove(request)
         text = None if error is None else str(error)
@@ -113,7 +115,7 @@ class Finisher:
 
 
 def finish_reason(request: Request, token_id: int) -> FinishReason | None:
-    """Why a request finishes with this token, after its processors and its watcher saw it; None if it goes on."""
+    """Why a request finishes with this token, after its extensions and its watcher saw it; None if it goes on."""
     if token_id < 0:
         request.drop_last_token()
         return FinishReason.ERROR
@@ -123,8 +125,8 @@ def finish_reason(request: Request, token_id: int) -> FinishReason | None:
         if reason is FinishReason.ERROR:
             request.drop_last_token()  # it does not fit
             return reason
-    if request.followers is not None and reason is None:
-        reason = _reason_by_followers(request, token_id)
+    if request.extensions is not None and (reason is None or request.extensions.has_failed):
+        reason = _reason_by_extensions(request, token_id)
     if request.watcher is None:
         return reason
     stop = request.watcher.see(token_id, reason)
@@ -140,7 +142,7 @@ def stops_with(request: Request, token_id: int) -> bool:
 
 
 def fault_of(request: Request) -> HooklineError | None:
-    """The error that a request finishes with: of its processors, or of its grammar's back end; None without one."""
+    """The error that a request finishes with: of its extensions, or of its grammar's back end; None without one."""
     return request.fault if request.constraint is None else request.fault or request.constraint.fault
 
 
@@ -172,10 +174,10 @@ def _reason_by_limits(request: Request, token_id: int) -> FinishReason | None:
     return FinishReason.LENGTH if request.num_known_outputs >= request.max_tokens else None
 
 
-def _reason_by_followers(request: Request, token_id: int) -> FinishReason | None:
-    assert request.followers is not None
+def _reason_by_extensions(request: Request, token_id: int) -> FinishReason | None:
+    assert request.extensions is not None
     try:
-        text = request.followers.see(token_id, None if request.scores is None else request.scores.last_logprob)
+        text = request.extensions.see(token_id, None if request.scores is None else request.scores.last_logprob)
     except HooklineError as error:
         show_traceback(error)
         kind = PluginFault if isinstance(error, PluginError) else RequestError
@@ -191,7 +193,7 @@ def _reason_by_followers(request: Request, token_id: int) -> FinishReason | None
 
 
 def at_fault(error: LostStep, requests: Sequence[Request]) -> list[Request]:
-    """The requests of a lost step that finish: all, or of a RequestFault those with its rows or processors."""
+    """The requests of a lost step that finish: all, or of a RequestFault those with its rows or extensions."""
     return [request for request in requests if _is_at_fault(error, request)]
 
 
@@ -204,12 +206,12 @@ def lost_step_error(request: Request, error: LostStep) -> HooklineError:
 
 
 def starting_again(error: LostStep, requests: Sequence[Request], running: Iterable[Request]) -> list[Request]:
-    """The running requests that must start again: those of the lost step, and all that use a processor that failed.
+    """The running requests that must start again: those of the lost step, and all that use an extension that failed.
 
-    Such a processor may have been made anew, without the arguments of its requests.
+    Such an extension may have been made anew, without the arguments of its requests.
     """
     ids = {request.id for request in requests}
-    failed = error.processors if isinstance(error, RequestFault) else 0
+    failed = error.extensions if isinstance(error, RequestFault) else 0
     return [request for request in running if request.id in ids or request.prepared.bits & failed]
 
 
@@ -217,7 +219,7 @@ def _is_at_fault(error: LostStep, request: Request) -> bool:
     if not isinstance(error, RequestFault):
         return True
     used = 0 if request.is_prefilling else request.prepared.used(request.num_output_tokens)
-    return request.row in error.rows or used & error.processors != 0
+    return request.row in error.rows or used & error.extensions != 0
 
 
 # ------------------------------------------------------------------------------------------------- by a time limit

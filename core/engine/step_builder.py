@@ -1,4 +1,4 @@
-"""Builds a step's message while its plan is carried out: rows, tokens, block tables, processors' arguments."""
+"""Builds a step's message while its plan is carried out: rows, tokens, block tables, extensions' arguments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hookline.core.util.arrays import BoolArray, IntArray, every, float_bits, in
 Sections = dict[str, Any]
 """Fields of a Step by name."""
 Record = tuple[int, int, IntArray]
-"""Arguments of a logits processor: the row of the request table, the processor's index, the values."""
+"""Arguments of a step extension: the row of the request table, the extension's index, the values."""
 Chunk = tuple[Request, int, int]
 """A request, the position of the chunk's first token, and its length."""
 NUM_LOGPROBS = (0, 1, 5, 10, 20)
@@ -30,9 +30,9 @@ def rounded_logprobs(count: int) -> int:
 
 
 class ArgumentWriter:
-    """Writes the arguments of logits processors into steps; one per engine.
+    """Writes the arguments of step extensions into steps; one per engine.
 
-    While no request uses a processor, it costs two look-ups in empty dicts a step.
+    While no request uses an extension, it costs two look-ups in empty dicts a step.
     """
 
     def __init__(self, num_rows: int) -> None:
@@ -52,7 +52,7 @@ class ArgumentWriter:
         self.awaited.discard(request.id)
 
     def sections(self, admitted: Sequence[Request], chunks: Sequence[Chunk], sampled: Iterable[Request]) -> Sections:
-        """The processor_*, known_* and scored_* sections, `processors` and `num_logprobs`; those that are not empty."""
+        """The extension_*, known_* and scored_* sections, `extensions` and `num_logprobs`; those that are not empty."""
         records: list[Record] = []
         for request in admitted:
             records += self._records(request)
@@ -61,29 +61,31 @@ class ArgumentWriter:
             records += [record for request in sampled for record in self._followed(request)]
         sections: Sections = {}
         if records:
-            sections["processor_rows"] = ints(row for row, _, _ in records)
-            sections["processor_ids"] = ints(index for _, index, _ in records)
-            sections["processor_lens"] = ints(len(values) for _, _, values in records)
-            sections["processor_values"] = np.concatenate([values for _, _, values in records])
+            sections["extension_rows"] = ints(row for row, _, _ in records)
+            sections["extension_ids"] = ints(index for _, index, _ in records)
+            sections["extension_lens"] = ints(len(values) for _, _, values in records)
+            sections["extension_values"] = np.concatenate([values for _, _, values in records])
         if self._running:
             sections |= known_tokens([request for request in admitted if request.prepared.reads_tokens])
-            processors, num_logprobs = 0, -1
+            extensions, num_logprobs = 0, -1
             for request in sampled:
                 if request.params.logprobs is not None:
                     num_logprobs = max(num_logprobs, request.params.logprobs)
                 prepared = request.prepared
-                processors |= prepared.used(request.num_output_tokens) if prepared.ends else prepared.bits
+                extensions |= prepared.used(request.num_output_tokens) if prepared.ends else prepared.bits
+            for request, _, _ in chunks:
+                extensions |= request.prepared.layer_bits  # also of chunks that no draw follows
             scored = scored_chunks(chunks)
             num_logprobs = max(num_logprobs, *(request.params.prompt_logprobs or 0 for _, request, _, _ in scored), -1)
             sections |= scored_tokens(scored)
-            sections["processors"] = processors
+            sections["extensions"] = extensions
             sections["num_logprobs"] = num_logprobs if num_logprobs < 0 else rounded_logprobs(num_logprobs)
         return sections
 
     def _records(self, request: Request) -> list[Record]:
-        """The request's own arguments, and the defaults of processors that the row's last owner had arguments for."""
+        """The request's own arguments, and the defaults of extensions that the row's last owner had arguments for."""
         own = request.records
-        if request.followers is not None and request.followers.is_awaited:
+        if request.extensions is not None and request.extensions.is_awaited:
             self.awaited.add(request.id)
         if own or request.scores is not None:
             self._running.add(request.id)
@@ -96,10 +98,10 @@ class ArgumentWriter:
         return resets + [(request.row, index, values) for index, values in own]
 
     def _followed(self, request: Request) -> list[Record]:
-        """The arguments that a running request's processors have after its last token, if they follow its tokens."""
-        if request.id not in self.awaited or request.followers is None or not request.num_output_tokens:
+        """The arguments that a running request's extensions have after its last token, if they follow its tokens."""
+        if request.id not in self.awaited or request.extensions is None or not request.num_output_tokens:
             return []
-        return [(request.row, index, values) for index, values in request.followers.records]
+        return [(request.row, index, values) for index, values in request.extensions.records]
 
 
 def scored_chunks(chunks: Sequence[Chunk]) -> list[tuple[int, Request, int, int]]:
@@ -189,7 +191,7 @@ class Dispatched:
 
 
 class StepWriter:
-    """Writes the messages of an engine's steps. arguments: writes those of the logits processors."""
+    """Writes the messages of an engine's steps. arguments: writes those of the step extensions."""
 
     def __init__(self, table: RunningTable, arguments: ArgumentWriter, *, shares_prefixes: bool) -> None:
         self.table, self.arguments, self.shares_prefixes = table, arguments, shares_prefixes

@@ -96,7 +96,7 @@ class StepLoop:
         """The plan of the step after the one in flight; None if that one must be committed first.
 
         Plans are made before the last tokens' values are known. So the commit comes first if the plan preempts, since
-        a preempted request computes its last token again; if processors follow the tokens of a request; and if the plan
+        a preempted request computes its last token again; if extensions follow the tokens of a request; and if the plan
         does nothing or is refused, since requests that are about to finish may hold the blocks that it lacks.
         """
         if self._dispatcher.arguments.awaited or not (self._queue.waiting or self._queue.running):

@@ -71,7 +71,7 @@ def fault(number: int, error: LostStep) -> bytes:
     """The answer that the step of this number failed, without any result, while the rank goes on."""
     told: dict[str, Any] = {"kind": type(error).__name__, "text": str(error)}
     if isinstance(error, RequestFault):
-        told |= {"rows": sorted(error.rows), "processors": error.processors, "is_refusal": error.is_refusal}
+        told |= {"rows": sorted(error.rows), "extensions": error.extensions, "is_refusal": error.is_refusal}
     return _frame(struct.pack("2q", FAULT, number), words_of(told).tobytes())
 
 
@@ -80,7 +80,7 @@ def read_fault(words: IntArray) -> HooklineError:
     told = read_words(words[2:])
     kind = getattr(errors, told["kind"], None)
     if kind is RequestFault:
-        given = {name: told[name] for name in ("rows", "processors", "is_refusal")}
+        given = {name: told[name] for name in ("rows", "extensions", "is_refusal")}
         return RequestFault(told["text"], **given)
     if isinstance(kind, type) and issubclass(kind, LostStep):
         return kind(told["text"])

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hookline.core.outputs import Delta, FinishReason, RequestOutput, TokenLogprob
+from hookline.core.outputs import Delta, FinishReason, RequestOutput, TokenLogprob, Told, joined_told
 from hookline.core.tokenizer.reader import TextReader, textless_ids
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ class Completion:
         self.stop: str | None = None
         """The stop string that ended it, behind which tokens are ignored."""
         self._logprobs: list[TokenLogprob] | None = None
+        self._told: Told = {}
+        """What step extensions say of the tokens."""
         self._num_taken = 0
         self._has_stops = False
         self._reader: TextReader | None = None
@@ -76,12 +78,23 @@ class Completion:
         if self._logprobs is not None:
             self._logprobs.extend(rows)
 
+    @property
+    def num_told(self) -> int:
+        """Tokens of which it has come what step extensions say."""
+        return max(map(len, self._told.values()), default=0)
+
+    def add_told(self, told: Told) -> None:
+        """What step extensions say of the next tokens."""
+        self._told = joined_told(self._told, told) or {}
+
     def end(self, output: RequestOutput) -> None:
         """Nothing more comes. The output's tokens count if none were seen; its text comes from here."""
         if not self.token_ids:
             self.token_ids = output.token_ids
         if output.logprobs is not None:
             self._logprobs = output.logprobs
+        if output.extensions is not None:
+            self._told = output.extensions
         self._ended = output
         if len(self.token_ids) == self._num_taken:
             self._on_news(self)
@@ -95,11 +108,13 @@ class Completion:
         else:
             whole = self._finish_text(first, ids, ended.finish_reason)
             text = whole if self._reader is None else self._reader.take()
-            ended = replace(ended, index=self.index, text=whole, logprobs=self._logprobs_from(0))
+            ended = replace(
+                ended, index=self.index, text=whole, logprobs=self._logprobs_from(0), extensions=self._told_from(0)
+            )
         if self._is_cumulative:
             text = self._text_reader.text if ended is None else ended.text
-        logprobs = self._logprobs_from(first)
-        return Delta(self.request_id, self._prompt_index, self.index, text, ids, ended, logprobs)
+        logprobs, told = self._logprobs_from(first), self._told_from(first)
+        return Delta(self.request_id, self._prompt_index, self.index, text, ids, ended, logprobs, told)
 
     def _next_text(self, ids: list[int]) -> str:
         reader = self._text_reader
@@ -138,6 +153,10 @@ class Completion:
     def _make_reader(self) -> TextReader:
         detokenizer = self._codec.detokenizer(self._prompt, skip_special_tokens=self._params.skip_special_tokens)
         return TextReader(self._params, detokenizer, self._stop_ids)
+
+    def _told_from(self, first: int) -> Told | None:
+        last = len(self.token_ids)
+        return {name: values[first:last] for name, values in self._told.items()} or None
 
     def _logprobs_from(self, first: int) -> list[TokenLogprob] | None:
         return None if self._logprobs is None else self._logprobs[first : len(self.token_ids)]

@@ -47,6 +47,7 @@ class LLM(PoolingCalls):
     An option is a name, or a mapping with `name` and the option's fields; the keys are those of the command line, and
     what is left out has the same default: hookline run --help. observers: names, or such mappings.
     processors: {name: {field: value}}, arguments of logits processors for requests that do not say otherwise.
+    extensions: likewise settings of step extensions, and arguments of theirs.
     checkpoint: short for model's `checkpoint` field. engine: {field: value}, as engine.* of the command line.
     tp: tensor-parallel ranks, one GPU each. seed: of requests that bring none, and of random weights. dtype: of weights
     and activations: "float32", "bfloat16" or "float16". device: "cpu", "cuda" or "cuda:N".
@@ -70,6 +71,7 @@ class LLM(PoolingCalls):
         quantization: OptionValue = None,
         observers: str | Sequence[str | Mapping[str, Any]] | None = None,
         processors: Mapping[str, Mapping[str, Any]] | None = None,
+        extensions: Mapping[str, Mapping[str, Any]] | None = None,
         engine: Mapping[str, Any] | None = None,
         tp: int | None = None,
         pp: int | None = None,
@@ -82,7 +84,7 @@ class LLM(PoolingCalls):
         options = {"model": model, "scheduler": scheduler, "sampler": sampler, "kernels": kernels, "grammars": grammars}
         options |= {"pooler": pooler, "quantization": quantization}
         tree: dict[str, Any] = {**options, "engine": engine, "tp": tp, "pp": pp, "seed": seed, "dtype": dtype}
-        tree |= {"device": device, "observers": observers, "processors": processors}
+        tree |= {"device": device, "observers": observers, "processors": processors, "extensions": extensions}
         if checkpoint is not None:
             tree["model"] = {**({"name": model} if isinstance(model, str) else model or {}), "checkpoint": checkpoint}
         config = validate({key: value for key, value in tree.items() if value is not None}, host)
@@ -116,7 +118,7 @@ class LLM(PoolingCalls):
         }
         limits, checkpoint = self.engine.limits, built.resolved.checkpoint
         self.codec.limit_prompts(limits.max_len)
-        limits.processing.use_tokenizer(partial(token_texts, self.codec, limits.vocab_size))
+        limits.extensions.use_tokenizer(partial(token_texts, self.codec, limits.vocab_size))
         if (grammars := self.engine.structured_output) is not None and grammars.is_preparing:
             with built.phases.part("grammars"):
                 grammars.wait_until_prepared()

@@ -67,6 +67,8 @@ class _TextReceiver(Completion):
         if self._follows:
             if request.scores is not None:
                 self.add_logprobs(request.scores.sampled(self.num_logprobs) or ())
+            if request.extensions is not None:
+                self.add_told(request.extensions.results(self.num_told) or {})
             self._send(self.take())
 
     def end(self, output: RequestOutput) -> None:

@@ -102,6 +102,10 @@ class Residual:
         self._know_all_rows()
         return whole(self._chunks)
 
+    def replace(self, stream_TD: Tensor) -> None:
+        """Continue with this stream, (T, D), the same on every rank, in place of what `stream` returned last."""
+        self._chunks = list(cut_like(stream_TD, self._chunks))
+
     def _norms_of_sum(self, x: Tensor | Iterable[Tensor], through: SummedBlock, weight_D: Tensor) -> Generator[Tensor]:
         x_chunks = cut_like(x, self._chunks) if isinstance(x, Tensor) else x
         if len(self._chunks) > 1 or (self._in_chunks and self._ranks.keeps_own_rows(self._chunks[0])):

@@ -1,4 +1,4 @@
-"""Taps of the residual stream: what it holds after a layer, for observers that asked for it.
+"""Taps of the residual stream: what it holds after a layer, for observers and step extensions that asked for it.
 
 Legend: T tokens of a step, D hidden.
 """
@@ -14,15 +14,17 @@ from hookline.core.layers.residual import Residual
 
 Layer = TypeVar("Layer")
 """Whatever the model keeps its layers as."""
-Tap = Callable[[int, Callable[[], Tensor]], None]
-"""tap(index, stream): called after each layer; stream() is the residual stream at that point."""
+Tap = Callable[[int, Callable[[], Tensor]], Tensor | None]
+"""tap(index, stream): called after each layer; stream() is the residual stream at that point. Returns the stream that
+the next layer continues with, or None for that one."""
 
 
 def tapped(layers: Sequence[Layer], residual: Residual, attend: Any) -> Sequence[Layer] | Iterator[Layer]:
-    """A model's layers, to be iterated over in order, with the stream after each one shown to observers that asked.
+    """A model's layers, to be iterated over in order, with the stream after each one shown to those that asked.
 
-    For a model's forward: `for layer in tapped(self.layers, residual, attend)`. Whether hidden states were asked for is
-    in core's `attend`; if they were not, these are the layers themselves, and captured graphs hold nothing more.
+    Observers see it; step extensions may change it. For a model's forward: `for layer in tapped(self.layers, residual,
+    attend)`. Whether the stream was asked for is in core's `attend`; if it was not, these are the layers themselves,
+    and captured graphs hold nothing more.
     """
     tap: Tap | None = getattr(attend, "tap", None)
     return layers if tap is None else _each(layers, residual, tap)
@@ -31,4 +33,5 @@ def tapped(layers: Sequence[Layer], residual: Residual, attend: Any) -> Sequence
 def _each(layers: Sequence[Layer], residual: Residual, tap: Tap) -> Iterator[Layer]:
     for index, layer in zip(getattr(layers, "indices", range(len(layers))), layers, strict=True):
         yield layer
-        tap(index, residual.stream)
+        if (stream_TD := tap(index, residual.stream)) is not None:
+            residual.replace(stream_TD)

@@ -19,6 +19,7 @@ _CONTRACTS: dict[str, type] = {
     "sampler": contracts.Sampler,
     "scheduler": contracts.Scheduler,
     "processor": contracts.LogitsProcessor,
+    "extension": contracts.StepExtension,
     "observer": contracts.Observer,
     "reasoning_parser": contracts.OutputParser,
     "tool_parser": contracts.OutputParser,
@@ -33,6 +34,8 @@ _BESIDES: dict[str, tuple[type, ...]] = {
 """Contracts that a class of a kind may keep as well, without extending them."""
 POOLER_TASKS = ("embed", "classify", "score")
 """What a pooler's `task` may be."""
+WORKING_METHODS = ("after_layer", "before_draw", "after_draw", "on_token")
+"""The methods of a step extension of which each has at least one."""
 _PACKAGE = contracts.__name__
 _ALMOST = 0.83
 """How similar a name must be to one of the contract's to count as misspelt: `num_draw` is, `num_rows` is not."""
@@ -65,8 +68,8 @@ def class_fault(kind: str, target: type, needs: Needs) -> str | None:
                 return f"{fault}, though it declares attention={needs.attention}; {_where(contract)}"
     unneeded = () if needs.vocabulary_shards else ("sample_shard",)
     fault = methods_fault(target, contract, besides=_BESIDES.get(kind, ()), unneeded=unneeded)
-    if fault is None and kind == "processor":
-        return _processor_fault(target)
+    if fault is None and kind in ("processor", "extension"):
+        return _extension_fault(kind, target, needs)
     task = getattr(target, "task", None)
     if fault is None and kind == "pooler" and isinstance(task, str) and task not in POOLER_TASKS:
         return f"its task is {task!r} and must be one of {', '.join(POOLER_TASKS)}; {_where(contract)}"
@@ -125,12 +128,18 @@ def _misspelt(target: type, contract: type, known: set[str]) -> str | None:
     return None
 
 
-def _processor_fault(target: Any) -> str | None:
-    """A processor that gives up the overlap of steps for a state that nothing makes or nothing reads."""
-    needed = (target.on_token, target.encode, target.load)
-    if not target.follows_tokens or all(is_offered(method) for method in needed):
-        return None
-    return f"its follows_tokens needs on_token, encode and load; {_where(contracts.LogitsProcessor)}"
+def _extension_fault(kind: str, target: Any, needs: Needs) -> str | None:
+    """A step extension that states what it does not do, or does nothing."""
+    fault = None
+    if target.follows_tokens and not all(map(is_offered, (target.on_token, target.encode, target.load))):
+        fault = "its follows_tokens needs on_token, encode and load"
+    elif target.waits_for_host and needs.graph_safe:
+        fault = "it declares both waits_for_host and Needs(graph_safe=True), and a CUDA graph waits for nothing"
+    elif is_offered(target.on_result) and not is_offered(target.after_draw):
+        fault = "its on_result needs after_draw, whose numbers it gets"
+    elif kind == "extension" and not any(is_offered(getattr(target, name)) for name in WORKING_METHODS):
+        fault = f"it has none of the methods {', '.join(WORKING_METHODS)}"
+    return f"{fault}; {_where(_CONTRACTS[kind])}" if fault else None
 
 
 def _observer_fault(target: type) -> str | None:

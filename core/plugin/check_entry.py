@@ -13,7 +13,7 @@ from typing import Any
 from hookline.core.contracts import ATTENTION_FEATURES, FromSamplingParams, ModelConfig, Needs, QuantizationConfig
 from hookline.core.errors import ConfigError, shown
 from hookline.core.plugin.problems import with_line
-from hookline.core.plugin.registry import AUTO, MODEL, PROCESSOR, QUANTIZATION, Entry
+from hookline.core.plugin.registry import AUTO, EXTENSION, MODEL, PROCESSOR, QUANTIZATION, Entry
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.util.raising import Raising, raised_by
 from hookline.core.util.ranges import check_ranges
@@ -41,7 +41,7 @@ def entry_fault(entry: Entry) -> str | None:
     ):
         if not isinstance(value, kind):
             return f"{what}: {field}={value!r} is not of type {kind.__name__}"
-    fault = _needs_fault(entry.needs) or _claims_fault(entry) or _config_fault(entry)
+    fault = _needs_fault(entry.needs) or _claims_fault(entry) or _arguments_fault(entry) or _config_fault(entry)
     return f"{what}: {fault}" if fault else None
 
 
@@ -79,6 +79,22 @@ def _all_of(kind: type, values: object) -> bool:
     return isinstance(values, tuple) and all(type(value) is kind for value in values)
 
 
+def _arguments_fault(entry: Entry) -> str | None:
+    """What is wrong with the dataclass of a request's arguments, which only step extensions have."""
+    arguments = entry.arguments
+    if entry.kind != EXTENSION:
+        return None if arguments is None else "arguments are a step extension's, and it is none"
+    if arguments is None:
+        return "arguments must be the dataclass of a request's arguments; it is None"
+    fault = _dataclass_fault("arguments", arguments, has_defaults=False)
+    if fault is not None or entry.config is None or not _is_dataclass(entry.config):
+        return fault
+    for field in dataclasses.fields(arguments):
+        if field.name in {one.name for one in dataclasses.fields(entry.config)}:
+            return f"config and arguments both have a field '{field.name}', and extensions.{entry.name} sets either"
+    return None
+
+
 def _config_fault(entry: Entry) -> str | None:
     config = entry.config
     base = _BASES.get(entry.kind)
@@ -86,17 +102,22 @@ def _config_fault(entry: Entry) -> str | None:
         if entry.kind == PROCESSOR:
             return "config must be the dataclass of a request's arguments; it is None"
         return f"config must extend hookline.core.contracts.{base.__name__}; it is None" if base else None
+    if base is not None and _is_dataclass(config) and not issubclass(config, base):
+        return f"config {config.__name__} does not extend hookline.core.contracts.{base.__name__}"
+    return _dataclass_fault("config", config, has_defaults=entry.kind != PROCESSOR)
+
+
+def _dataclass_fault(what: str, config: Any, *, has_defaults: bool) -> str | None:
+    """Why this is no schema. has_defaults: whether its defaults are values that can be chosen."""
     name = getattr(config, "__name__", repr(config))
     if not _is_dataclass(config):
-        return f"config {name} is not a dataclass"
-    if base is not None and not issubclass(config, base):
-        return f"config {name} does not extend hookline.core.contracts.{base.__name__}"
+        return f"{what} {name} is not a dataclass"
     for field in dataclasses.fields(config):
         if field.name == "name":
-            return f"config {name} has a field 'name', which is the option's own name"
+            return f"{what} {name} has a field 'name', which is the option's own name"
         if field.init and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            return f"config {name} has no default for field '{field.name}'"
-    return _foreign_field(config) or _schema_fault(config, has_defaults=entry.kind != PROCESSOR)
+            return f"{what} {name} has no default for field '{field.name}'"
+    return _foreign_field(config) or _schema_fault(config, has_defaults=has_defaults)
 
 
 def _foreign_field(config: type) -> str | None:

@@ -19,6 +19,7 @@ from hookline.core.plugin.presets import Preset, preset_fault, presets_in
 from hookline.core.plugin.problems import Phase, Rejected, with_line
 from hookline.core.plugin.registry import (
     ENTRY_KINDS,
+    EXTENSION,
     GRAMMARS,
     OBSERVER,
     POOLER,
@@ -43,6 +44,7 @@ _HOOK_OF_KIND = {
     POOLER: "register_poolers",
     QUANTIZATION: "register_quantizations",
     PROCESSOR: "register_processors",
+    EXTENSION: "register_extensions",
     OBSERVER: "register_observers",
     REASONING_PARSER: "register_reasoning_parsers",
     TOOL_PARSER: "register_tool_parsers",
@@ -146,10 +148,11 @@ class _Collector:
             replace: bool = False,
             architectures: tuple[str, ...] = (),
             methods: tuple[str, ...] = (),
+            arguments: type | None = None,
         ) -> None:
             """See Registrar. Its name is what the TypeError of a wrong call shows to the plugin's author."""
-            claims = architectures, methods
-            entry = Entry(kind, name, target, self._origin, config, help, needs, priority, *claims, replaces=replace)
+            claims = architectures, methods, replace, arguments
+            entry = Entry(kind, name, target, self._origin, config, help, needs, priority, *claims)
             self.wanted.append((kind, str(name)))
             # A fault is remembered, not raised: the names that follow are wanted too, and blamed on this plugin.
             self._fault = self._fault or entry_fault(entry) or self._name_fault(entry, replace)
@@ -167,6 +170,12 @@ class _Collector:
                 f"{entry.kind} '{entry.name}' is already registered by {taken.origin}; choose another name, or pass "
                 "replace=True"
             )
+        for other in {PROCESSOR: (EXTENSION,), EXTENSION: (PROCESSOR,)}.get(entry.kind, ()):
+            if (holder := self._registry.find(other, entry.name)) is not None:
+                return (
+                    f"{entry.kind} '{entry.name}' has the name of a {other} of {holder.origin}, and requests use both "
+                    "by sampling.extra_args; choose another name"
+                )
         preset = self._presets.get((entry.kind, entry.name))
         return f"{entry.kind} '{entry.name}' is already a preset of {preset.distribution}" if preset else None
 

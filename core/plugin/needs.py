@@ -41,6 +41,7 @@ class Facts:
     block_size: int | None = None
     head_dim: int | None = None
     num_ranks: int = 1
+    num_stages: int = 1
     attention: frozenset[str] = frozenset()
     """Which of ATTENTION_FEATURES the model needs of its kernels."""
     batch_invariant: bool = False

@@ -29,13 +29,14 @@ QUANTIZATION = "quantization"
 """The kind that a checkpoint's config.json asks for."""
 CHOSEN_KINDS = (MODEL, KERNELS, GRAMMARS, POOLER, QUANTIZATION)
 """The kinds of which core can choose an option."""
-PROCESSOR = "processor"
-"""The kind whose options are chosen by requests, not by the configuration."""
+PROCESSOR, EXTENSION = "processor", "extension"
+"""The kinds whose options are chosen by requests, not by the configuration: step extensions, and those among them that
+only change logits."""
 OBSERVER = "observer"
 """The kind of which the configuration names none, one or several."""
 REASONING_PARSER, TOOL_PARSER = "reasoning_parser", "tool_parser"
 """The kinds of which a server's configuration names one or none."""
-ENTRY_KINDS = (*KINDS, PROCESSOR, OBSERVER, REASONING_PARSER, TOOL_PARSER)
+ENTRY_KINDS = (*KINDS, PROCESSOR, EXTENSION, OBSERVER, REASONING_PARSER, TOOL_PARSER)
 """All kinds of entries."""
 
 
@@ -70,6 +71,8 @@ class Entry:
     """For a quantization: the values of quant_method whose checkpoints it reads."""
     replaces: bool = False
     """Whether it was registered with replace=True."""
+    arguments: type | None = None
+    """For a step extension: the dataclass of a request's arguments. A logits processor's is its config."""
 
     def __str__(self) -> str:
         return f"{self.kind} '{self.name}' of {self.origin}"
@@ -136,3 +139,10 @@ class Option:
     def name(self) -> str:
         """The entry's name, or "auto"."""
         return self.entry.name if self.entry is not None else AUTO
+
+
+@dataclass(frozen=True)
+class ExtensionOption(Option):
+    """The engine's settings of a step extension. arguments: of requests that do not say otherwise; None: none."""
+
+    arguments: Any = None

@@ -16,7 +16,7 @@ from hookline.core.checkpoint.checkpoint import resolve_model
 from hookline.core.config.settings import Config
 from hookline.core.contracts import Kernels, LayerCache, Model, SharedCache
 from hookline.core.plugin.host import PluginHost
-from hookline.core.requests.logits_processing import Processing
+from hookline.core.requests.step_extensions import InstalledExtensions
 from hookline.core.worker.worker import Worker
 
 NUM_BLOCKS = 4096
@@ -31,8 +31,8 @@ def dry_worker(config: Config, host: PluginHost) -> tuple[Worker, ResolvedConfig
     engine = replace(config.engine, num_blocks=config.engine.num_blocks or NUM_BLOCKS)
     resolved = resolve(on_cuda(replace(config, engine=engine)), host)
     kernels = make_kernels(resolved)
-    processing = Processing.of(host.registry, resolved.facts, config.processors)
-    return make_worker(resolved, unloaded_model(resolved, kernels), kernels, processing), resolved
+    installed = InstalledExtensions.of(host.registry, resolved.facts, config.extension_options)
+    return make_worker(resolved, unloaded_model(resolved, kernels), kernels, installed), resolved
 
 
 def on_cuda(config: Config) -> Config:

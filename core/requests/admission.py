@@ -17,11 +17,11 @@ from hookline.core.contracts import Limits, RequestFacts
 from hookline.core.errors import PluginError, PluginFault, PromptTooLongError, QueueFullError, RequestError, shown
 from hookline.core.pooling_params import PoolingParams
 from hookline.core.request_options import PLAIN, RequestOptions
-from hookline.core.requests.logits_processing import Processing
+from hookline.core.requests.extension_states import ExtensionStates
 from hookline.core.requests.pooling import Poolers
 from hookline.core.requests.request import Request, TokenArray, Watcher
 from hookline.core.requests.request_queue import RequestQueue
-from hookline.core.requests.token_followers import TokenFollowers
+from hookline.core.requests.step_extensions import InstalledExtensions
 from hookline.core.sampling_params import SamplingParams, derived_seed
 
 NOTHING_DRAWN = SamplingParams(temperature=0.0, max_tokens=1)
@@ -42,8 +42,8 @@ class EngineLimits:
     max_queued_tokens: int | None = None
     tag_keys: tuple[str, ...] | None = None
     """The only tags that requests may have; None allows any."""
-    processing: Processing = field(default_factory=Processing)
-    """The logits processors that requests can use."""
+    extensions: InstalledExtensions = field(default_factory=InstalledExtensions)
+    """The step extensions that requests can use."""
     poolers: Poolers = field(default_factory=Poolers)
     """The poolers that requests can use."""
     taps: tuple[int, ...] = ()
@@ -83,7 +83,7 @@ def admit(
     like: another completion of the same prompt, which differs in its seed alone: what was made of its parameters
     serves this one too. pooling: the request ends with a vector once its prompt is computed; params are ignored.
     Raises: RequestError if it can never be served: empty, over-long, with a token id outside the vocabulary, or with
-    arguments that no logits processor takes; or if it asks for what the front end has to do: several completions, or
+    arguments that no step extension takes; or if it asks for what the front end has to do: several completions, or
     stop strings without a watcher that looks for them.
     """
     if pooling is not None:
@@ -105,11 +105,11 @@ def admit(
         _check_draws(params, stop_ids, limits.vocab_size)
         has_logprobs = params.logprobs is not None
         facts = RequestFacts(len(tokens), params.temperature, stop_ids, limits.vocab_size, has_logprobs)
-        prepared = limits.processing.prepare(params, facts)
+        prepared = limits.extensions.prepare(params, facts)
     else:
         stop_ids, prepared = like.stop_ids, like.prepared
     try:
-        followers = TokenFollowers(prepared.followers) if prepared.followers else None
+        states = ExtensionStates(prepared.stateful) if prepared.stateful else None
     except PluginError as error:
         raise PluginFault(str(error)) from error
     return Request(
@@ -121,7 +121,7 @@ def admit(
         seed=params.seed if params.seed is not None else derived_seed(limits.seed, id),
         stop_ids=stop_ids,
         prepared=prepared,
-        followers=followers,
+        extensions=states,
         prompt=prompt,
         arrival_s=arrival_s,
         options=options,

@@ -19,11 +19,11 @@ from hookline.core.contracts import RequestBegin
 from hookline.core.errors import HooklineError
 from hookline.core.outputs import FinishReason, RequestOutput, Timings
 from hookline.core.request_options import NO_TAGS, PLAIN, RequestOptions
-from hookline.core.requests.logits_processing import NOTHING, Prepared
+from hookline.core.requests.extension_states import ExtensionStates
 from hookline.core.requests.pooling import Pooling
 from hookline.core.requests.scores import Scores
+from hookline.core.requests.step_extensions import NOTHING, Prepared
 from hookline.core.requests.structured_output import Constraint
-from hookline.core.requests.token_followers import TokenFollowers
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.util.arrays import IntArray, VectorArray, ints
 
@@ -95,9 +95,9 @@ class Request:
         "counts",
         "deadline_s",
         "entry",
+        "extensions",
         "fault",
         "first_token_s",
-        "followers",
         "group_blocks",
         "match",
         "max_tokens",
@@ -148,7 +148,7 @@ class Request:
     """Length at which the request ends."""
     is_greedy = _Count()
     is_watched = _Count()
-    """Whether a watcher, or processors that follow tokens, must see its tokens one by one."""
+    """Whether a watcher, or extensions that follow tokens, must see its tokens one by one."""
     last_token_us = _Count()
     """When its latest token was known, in microseconds on the engine's clock; 0 before the first one. Kept only
     while an observer asks for the gaps between tokens."""
@@ -166,7 +166,7 @@ class Request:
         seed: int,
         stop_ids: frozenset[int] = frozenset(),
         prepared: Prepared = NOTHING,
-        followers: TokenFollowers | None = None,
+        extensions: ExtensionStates | None = None,
         prompt: str | None = None,
         arrival_s: float = 0.0,
         options: RequestOptions = PLAIN,
@@ -185,7 +185,7 @@ class Request:
         self.priority, self.tags = options.priority, options.tags or NO_TAGS
         self.deadline_s = None if options.deadline_s is None else arrival_s + options.deadline_s
         """When it should be done, on the engine's clock."""
-        self.prefix_root = options.prefix_root
+        self.prefix_root = prepared.prefix_root(options.prefix_root, id)
         self.watcher = watcher
         self.stop_string: str | None = None
         self.seed = seed
@@ -194,7 +194,7 @@ class Request:
         """The stop ids in an array, in ascending order."""
         self.temperature: float = 1.0 if params.temperature is None else params.temperature
         self.prepared = prepared
-        self.followers = followers
+        self.extensions = extensions
         self.pooling = pooling
         """How its prompt is pooled; None if it generates tokens."""
         self.vector: VectorArray | None = None
@@ -213,7 +213,7 @@ class Request:
         if params.structured_outputs is not None:
             self.constraint = Constraint(params.structured_outputs, stop_ids)
         self.is_constrained = self.constraint is not None
-        self.is_watched = watcher is not None or followers is not None
+        self.is_watched = watcher is not None or (extensions is not None and extensions.is_following)
         self.tokens: TokenArray = np.empty(self.max_len, dtype=np.int32)
         self.tokens[: self.num_prompt_tokens] = prompt_token_ids
         self.block_hashes: list[int] = []
@@ -268,6 +268,8 @@ class Request:
         self.num_known_tokens -= 1
         if self.scores is not None:
             self.scores.drop_last()
+        if self.extensions is not None:
+            self.extensions.drop_last(self.num_known_outputs)
 
     def stop_at(self, text: str) -> None:
         """Note the stop string that its answer ends with."""
@@ -331,8 +333,8 @@ class Request:
 
     @property
     def records(self) -> Sequence[tuple[int, IntArray]]:
-        """The arguments of its processors, see Prepared; of those that follow tokens, after the last known one."""
-        return self.prepared.records if self.followers is None else [*self.prepared.records, *self.followers.records]
+        """The arguments of its extensions, see Prepared; of those that follow tokens, after the last known one."""
+        return self.prepared.records if self.extensions is None else [*self.prepared.records, *self.extensions.records]
 
     @property
     def num_output_tokens(self) -> int:
@@ -378,6 +380,7 @@ class Request:
             error=error,
             logprobs=self.scores.sampled() if self.scores is not None else None,
             prompt_logprobs=self.scores.prompt() if self.scores is not None else None,
+            extensions=self.extensions.results() if self.extensions is not None else None,
             stop_reason=self._stop_reason() if reason is FinishReason.STOP else None,
             timings=Timings(self.arrival_s, self.scheduled_s, self.first_token_s, now_s),
             tags=dict(self.tags),

@@ -114,13 +114,13 @@ def validate_run(tree: Mapping[str, Any], host: PluginHost, stdin: Callable[[], 
     usage = tree.get("usage", False)
     if not isinstance(usage, bool):
         raise ConfigError(f"usage={usage!r} is not a bool")
-    from hookline.core.requests.logits_processing import (
-        Processing,  # brings numpy, which a mistake above need not wait for
+    from hookline.core.requests.step_extensions import (
+        InstalledExtensions,  # brings numpy, which a mistake above need not wait for
     )
 
-    processing = Processing.of(host.registry, settings=config.processors)
-    processing.check(sampled)
-    lines = [_checked(line, processing.check, config.engine.tag_keys, pooling) for line in lines]
+    installed = InstalledExtensions.of(host.registry, settings=config.extension_options)
+    installed.check(sampled)
+    lines = [_checked(line, installed.check, config.engine.tag_keys, pooling) for line in lines]
     check_any_good(lines)
     good = [line for line in lines if not line.error]
     return RunConfig(

@@ -33,11 +33,11 @@ class Step:
     masked_draws: indices among the drawn rows of those whose tokens wait for masks, which follow the step: it is
     computed up to its hidden states, and drawn from when the masks are there, one for each of these.
     shared_rows: if not empty, the rows that from now on share their first shared_len cached tokens, and no others do.
-    processor_*: arguments for logits processors: (row, processor, number of values) and the values of all, one after
-    the other; no values at all put a processor's defaults into a row.
+    extension_*: arguments for step extensions: (row, extension, number of values) and the values of all, one after
+    the other; no values at all put an extension's defaults into a row.
     scored_*: chunks (by index) whose hidden states give the log-probabilities of prompt tokens: how many of each
     chunk's tokens are followed by one, and those that follow.
-    known_*: rows of requests whose processors read tokens, admitted now: length of the prompt, number of tokens known,
+    known_*: rows of requests whose extensions read tokens, admitted now: length of the prompt, number of tokens known,
     and those tokens, row after row.
     pooled: chunks whose hidden states are pooled, POOLED_WIDTH integers each.
     """
@@ -58,10 +58,10 @@ class Step:
     mask_tokens: IntArray = field(default_factory=no_ints)
     masked_draws: IntArray = field(default_factory=no_ints)
     shared_rows: IntArray = field(default_factory=no_ints)
-    processor_rows: IntArray = field(default_factory=no_ints)
-    processor_ids: IntArray = field(default_factory=no_ints)
-    processor_lens: IntArray = field(default_factory=no_ints)
-    processor_values: IntArray = field(default_factory=no_ints)
+    extension_rows: IntArray = field(default_factory=no_ints)
+    extension_ids: IntArray = field(default_factory=no_ints)
+    extension_lens: IntArray = field(default_factory=no_ints)
+    extension_values: IntArray = field(default_factory=no_ints)
     scored_chunks: IntArray = field(default_factory=no_ints)
     scored_lens: IntArray = field(default_factory=no_ints)
     scored_tokens: IntArray = field(default_factory=no_ints)
@@ -76,8 +76,8 @@ class Step:
     """Every draw of the step is greedy."""
     shared_len: int = 0
     """Tokens that the rows named last in shared_rows share; 0 if this step does not make use of it."""
-    processors: int = 0
-    """Bits of the logits processors that a draw of the step goes through; 0 if it is plain."""
+    extensions: int = 0
+    """Bits of the step extensions that a draw of the step goes through; 0 if it is plain."""
     num_logprobs: int = -1
     """Alternatives with log-probabilities for every scored token of the step; -1: no token is scored."""
 
@@ -89,7 +89,7 @@ class Step:
     @property
     def is_agreed_on(self) -> bool:
         """Whether plugins run in it that may fail for single requests; ranks must then agree whether they did."""
-        return self.processors != 0 or len(self.pooled) > 0
+        return self.extensions != 0 or len(self.pooled) > 0
 
     @property
     def num_sampled(self) -> int:
@@ -111,7 +111,7 @@ def pack(step: Step) -> IntArray:
     return np.concatenate([np.array(header, dtype=np.int64), *sections])
 
 
-_PROCESSORS, _POOLED = HEADER.index("processors"), len(HEADER) + SECTIONS.index("pooled")
+_PROCESSORS, _POOLED = HEADER.index("extensions"), len(HEADER) + SECTIONS.index("pooled")
 
 
 def is_agreed_on(message: IntArray) -> bool:

@@ -16,7 +16,7 @@ from hookline.core.util.arrays import IntArray
 
 OF_THE_WHOLE = (
     *("admit_rows", "admit_seeds", "admit_temperatures", "table_rows", "table_columns", "table_blocks", "shared_rows"),
-    *("processor_rows", "processor_ids", "processor_lens", "processor_values"),
+    *("extension_rows", "extension_ids", "extension_lens", "extension_values"),
     *("known_rows", "known_prompt_lens", "known_lens", "known_tokens"),
 )
 """Sections that concern the whole step; the first micro-batch has them, since it is computed first."""

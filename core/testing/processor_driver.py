@@ -15,15 +15,16 @@ import torch
 from torch import Tensor
 
 from hookline.core.contracts import LogitsRows, Needs, ProcessorSpec, RequestFacts, SamplingBatch, TokenTexts
-from hookline.core.plugin.processors import ProcessorStage
 from hookline.core.plugin.registry import PROCESSOR, Entry, Origin
-from hookline.core.requests.logits_processing import Processing
-from hookline.core.requests.token_followers import TokenFollowers
+from hookline.core.plugin.step_extensions import HostExtension
+from hookline.core.requests.extension_states import ExtensionStates
+from hookline.core.requests.step_extensions import InstalledExtensions
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.step.message import Step
 from hookline.core.testing.checks import check
 from hookline.core.util.arrays import ints
-from hookline.core.worker.runner.logits_pipeline import Pipeline
+from hookline.core.worker.request_table import SampleRows
+from hookline.core.worker.runner.step_extensions import RankExtensions
 
 NUM_ROWS = 16
 """Rows of the request table; the row after them is the padding's."""
@@ -61,20 +62,20 @@ class ProcessorDriver:
         tokenizer: TokenTexts | None = None,
     ) -> None:
         entry = Entry(PROCESSOR, "tested", "nowhere:Nothing", Origin("-", "-", "-", "-"), config, needs=Needs())
-        stage = ProcessorStage(entry)
+        stage = HostExtension(entry)
         stage.__dict__["cls"] = processor
         self.spec = ProcessorSpec(NUM_ROWS + 1, vocab_size, MAX_MODEL_LEN, torch.device(device))
-        self.processing = Processing([stage])
-        self.processing.use_tokenizer(lambda: tokenizer)
-        self.pipeline = Pipeline([stage], self.spec, lambda: tokenizer)
+        self.installed = InstalledExtensions([stage])
+        self.installed.use_tokenizer(lambda: tokenizer)
+        self.extensions = RankExtensions([stage], self.spec, lambda: tokenizer)
         self.asked: dict[int, Asked] = {}
 
-    def admit(self, row: int, asked: Asked, followers: TokenFollowers | None = None) -> TokenFollowers | None:
+    def admit(self, row: int, asked: Asked, followers: ExtensionStates | None = None) -> ExtensionStates | None:
         """Let a request take over a row; its output tokens are shown to a processor that follows them.
 
         followers: what an earlier call returned of the same request, which saw them then.
         """
-        stage = self.processing.stages[0]
+        stage = self.installed.stages[0]
         params = SamplingParams()
         if asked.arguments is not None:
             extra = {stage.entry.name: asked.arguments}
@@ -82,25 +83,25 @@ class ProcessorDriver:
         facts = RequestFacts(
             asked.num_prompt_tokens, asked.temperature, asked.stop_ids, self.spec.vocab_size, asked.has_logprobs
         )
-        prepared = self.processing.prepare(params.resolved({}), facts)
-        if followers is None and prepared.followers:
-            followers = TokenFollowers(prepared.followers)
+        prepared = self.installed.prepare(params.resolved({}), facts)
+        if followers is None and prepared.stateful:
+            followers = ExtensionStates(prepared.stateful)
             for token_id in asked.tokens[asked.num_prompt_tokens :]:
                 followers.see(token_id, LOGPROB if asked.has_logprobs else None)
         records = prepared.records if followers is None else followers.records
         values = records[0][1] if records else ints(())
         step = Step(
-            processor_rows=ints([row]),
-            processor_ids=ints([0]),
-            processor_lens=ints([len(values)]),
-            processor_values=values,
+            extension_rows=ints([row]),
+            extension_ids=ints([0]),
+            extension_lens=ints([len(values)]),
+            extension_values=values,
             known_rows=ints([row]),
             known_prompt_lens=ints([asked.num_prompt_tokens]),
             known_lens=ints([len(asked.tokens)]),
             known_tokens=ints(asked.tokens),
         )
         views = {name: torch.from_numpy(np.array(getattr(step, name))).to(self.spec.device) for name in _SENT}
-        self.pipeline.receive(step, views)
+        self.extensions.receive(step, views)
         self.asked[row] = asked
         return followers
 
@@ -109,7 +110,7 @@ class ProcessorDriver:
 
         That is at and beyond the next draw's position in rows that use the processor, and everywhere in other rows.
         """
-        tokens_RL = self.pipeline.tokens_RL
+        tokens_RL = self.extensions.tokens_RL
         for row, tokens_L in enumerate(tokens_RL):
             asked = self.asked.get(row)
             stale_L = tokens_L if asked is None or asked.arguments is None else tokens_L[len(asked.tokens) :]
@@ -124,13 +125,13 @@ class ProcessorDriver:
             torch.zeros_like(rows_N),
             torch.tensor([len(one.tokens) for one in asked], device=self.spec.device),
         )
-        one = self.pipeline.processor(0)
-        watched = _Watched(one.processor)
-        one.processor = watched
+        one = self.extensions.extension(0)
+        watched = _Watched(one.extension)
+        one.extension = watched
         try:
-            found_NV = self.pipeline.process(logits_NV.clone(), 1, rows_N, params, MAX_MODEL_LEN)
+            found_NV = self.extensions.process(logits_NV.clone(), 1, SampleRows(rows_N, None, params), MAX_MODEL_LEN)
         finally:
-            one.processor = watched.processor
+            one.extension = watched.processor
         check(not watched.written, f"process wrote to {', '.join(watched.written)}")
         return found_NV
 
@@ -170,4 +171,4 @@ def _same(before: Tensor, after: Tensor) -> bool:
     return before.shape == after.shape and torch.allclose(before, after, rtol=0.0, atol=0.0, equal_nan=True)
 
 
-_SENT = ("processor_values", "known_rows", "known_prompt_lens", "known_tokens")
+_SENT = ("extension_values", "known_rows", "known_prompt_lens", "known_tokens")

@@ -67,9 +67,9 @@ class ProcessorSuite:
     def test_arguments_that_equal_the_defaults_change_nothing(self) -> None:
         """The engine does not even call it for them."""
         driver, _ = self._crowd()
-        stage = driver.processing.stages[0]
+        stage = driver.installed.stages[0]
         params = SamplingParams(extra_args={} if stage.from_params else {stage.entry.name: {}})
-        prepared = driver.processing.prepare(params.resolved({}), RequestFacts(2, 1.0, frozenset(), VOCAB_SIZE))
+        prepared = driver.installed.prepare(params.resolved({}), RequestFacts(2, 1.0, frozenset(), VOCAB_SIZE))
         check(not prepared.records, "a request whose arguments are the defaults uses the processor")
 
     def test_a_row_depends_on_itself_alone(self) -> None:

@@ -8,7 +8,7 @@ Legend: R rows of the table, B requests of a step, D of them decoding, T tokens,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -151,6 +151,11 @@ class RequestTable:
         ]
         return GroupedBatch(**vars(batch), others=others, rows_B=rows_B)
 
+    def token_rows(self, step: Step) -> Tensor:
+        """The table's row of each token of a step, (T,) int64: of its decodes, then of its chunks' tokens."""
+        rows_T = np.concatenate([step.decode_rows, step.chunk_rows.repeat(step.chunk_lens)])
+        return on_device(rows_T, self.device)
+
     def newest(self, rows_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The inputs of a decode of these rows: token ids and positions (int64), and lengths with these tokens (int32).
 
@@ -264,11 +269,13 @@ class SampleRows:
     """The draws of a step: the table's row of each, and its sampling parameters.
 
     token_indices_N: the token of the step's T that each draw follows, int64; None if every token is followed by one.
+    streams: see LogitsRows.
     """
 
     rows_N: Tensor
     token_indices_N: Tensor | None
     params: SamplingBatch
+    streams: Mapping[int, Tensor] = field(default_factory=dict)
 
 
 def on_device(array: IntArray, device: torch.device) -> Tensor:

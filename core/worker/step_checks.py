@@ -1,4 +1,4 @@
-"""Whether models, kernels, samplers and processors return what their contracts say, and models call `attend` so.
+"""Whether models, kernels, samplers and extensions return what their contracts say, and models call `attend` so.
 
 Everything is checked once per kind of step: in the first eager one, and in the run before the first capture. In later
 eager steps only the shapes and dtypes of draws are checked, which the host knows; looking at values waits for the

@@ -10,7 +10,7 @@ import gc
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Protocol
 
@@ -33,7 +33,7 @@ from hookline.core.errors import (
 from hookline.core.step.captured import PromptShape
 from hookline.core.step.executor import RankWorker, StepResult
 from hookline.core.step.message import Step
-from hookline.core.util.arrays import IntArray, MaskArray, VectorArray, num_mask_words
+from hookline.core.util.arrays import Array, IntArray, MaskArray, VectorArray, num_mask_words
 from hookline.core.worker.device_clock import StepClock
 from hookline.core.worker.graphs.decode_graphs import DecodeGraphs, capture_graphs
 from hookline.core.worker.graphs.masked_steps import MaskedDecodes, WaitingStep
@@ -42,6 +42,7 @@ from hookline.core.worker.request_table import DeviceStep, SampleRows, on_device
 from hookline.core.worker.results.pooling import DeviceVectors, Vectors
 from hookline.core.worker.results.token_transfer import TokenTransfer
 from hookline.core.worker.runner.model_runner import PLAIN, Extras, ModelRunner
+from hookline.core.worker.runner.step_extensions import LayerWatch
 from hookline.core.worker.runner.token_masks import TokenMasks
 from hookline.core.worker.startup.late_work import LateWork
 from hookline.core.worker.startup.warm_up import draw_steps, eager_steps, graph_steps, mask_once
@@ -75,12 +76,14 @@ class Handle:
     """A launched step.
 
     tokens: None while its draws wait for masks, and on ranks whose results nobody collects. vectors: None if it pools
-    nothing. states: None unless hidden states were asked for.
+    nothing. states: None unless hidden states were asked for. extras: what its draws needed, if step extensions took
+    part.
     """
 
     tokens: Tokens | None
     vectors: Vectors | None = None
     states: States | None = None
+    extras: Extras = PLAIN
 
 
 class Worker(RankWorker):
@@ -247,7 +250,12 @@ class Worker(RankWorker):
         self._waiting = self._vectors = self._states = None
         with self._telling(step):
             results_N = self._compute(step)
-        return Handle(self._sent(results_N), self._vectors, self._states)
+        extras = self._extras(step) if step.extensions else PLAIN
+        return Handle(self._sent(results_N), self._vectors, self._states, extras)
+
+    def _extras(self, step: Step) -> Extras:
+        """What the draws of a step need beyond plain sampling."""
+        return Extras(step.extensions, min(step.num_logprobs, self.runner.vocab_size))
 
     @torch.inference_mode()
     def release(self, handle: Handle, num_rows: int) -> None:
@@ -354,7 +362,9 @@ class Worker(RankWorker):
                 self.masked_decodes = MaskedDecodes(self.runner, self.masks, self.graphs)
             draws = self.masked_decodes.graphs(step, extras)
             rows, is_shared = step.decode_rows, step.shared_len > 0
-            draws.begin(views["decode_rows"], rows, self.masks, views["masked_draws"], is_shared=is_shared)
+            draws.begin(
+                views["decode_rows"], rows, self.masks, views["masked_draws"], step.extensions, is_shared=is_shared
+            )
             self._waiting = WaitingStep(device_step, extras, draws=draws)
         else:
             self.masks.begin()
@@ -368,9 +378,9 @@ class Worker(RankWorker):
         None if they wait for masks.
         """
         device_step = self.table.receive(step)
-        if self.runner.pipeline is not None and (len(step.processor_rows) or len(step.known_rows)):
-            self.runner.pipeline.receive(step, device_step.views)
-        extras = Extras(step.processors, min(step.num_logprobs, self.runner.vocab_size))
+        if self.runner.extensions is not None and (len(step.extension_rows) or len(step.known_rows)):
+            self.runner.extensions.receive(step, device_step.views)
+        extras = self._extras(step)
         if len(step.masked_draws):
             self._begin_masked(device_step, extras)
             return None
@@ -397,8 +407,10 @@ class Worker(RankWorker):
         step, graphs, prompts = device_step.step, self.graphs, self.prompt_graphs
         if graphs is not None and graphs.can_replay(step):
             is_shared, rows_D = step.shared_len > 0, device_step.views["decode_rows"]
-            return graphs.launch_layers(rows_D, step.decode_rows, is_shared=is_shared, all_greedy=step.all_greedy)
-        if prompts is not None and (shape := prompts.shape(step)):
+            return graphs.launch_layers(
+                rows_D, step.decode_rows, step.extensions, is_shared=is_shared, all_greedy=step.all_greedy
+            )
+        if prompts is not None and not self.runner.sees_layers(step) and (shape := prompts.shape(step)):
             return prompts.launch_layers(step, shape)
         return None
 
@@ -432,30 +444,36 @@ class Worker(RankWorker):
         self.runner.begin()
         batch = self.table.batch(device_step)
         sampled = self.table.sample_rows(device_step, batch)
+        watch = self.runner.watch(step, batch, sampled.token_indices_N)
         scores_prompts = len(step.scored_chunks) > 0
         if len(step.pooled):
-            hidden_TD, vectors = self._forward_pooled(step, batch, sampled)
+            hidden_TD, vectors = self._forward_pooled(step, batch, sampled, watch=watch)
             self._vectors = Vectors.sent(vectors)
         else:
-            hidden_TD = self.runner.forward(batch, None if scores_prompts else sampled.token_indices_N)
+            hidden_TD = self.runner.forward(batch, None if scores_prompts else sampled.token_indices_N, watch=watch)
         if self.runner.tap is not None:
             self._states = self.runner.tap.take()
-        return sampled, hidden_TD
+        return sampled if watch is None else replace(sampled, streams=watch.streams), hidden_TD
 
     def _forward_pooled(
-        self, step: Step, batch: Batch, sampled: SampleRows, stream_TD: Tensor | None = None
+        self,
+        step: Step,
+        batch: Batch,
+        sampled: SampleRows,
+        stream_TD: Tensor | None = None,
+        watch: LayerWatch | None = None,
     ) -> tuple[Tensor, DeviceVectors]:
-        """The hidden states of a step with pooled chunks, and the chunks' vectors. stream_TD: see ModelRunner."""
+        """The hidden states of a step with pooled chunks, and their vectors. stream_TD, watch: see ModelRunner."""
         states, wanted_N = self.runner.pooled_states, sampled.token_indices_N
         assert states is not None and wanted_N is not None, "chunks are pooled"
         groups = states.groups(step)
         tokens_P = on_device(np.concatenate([group.tokens for group in groups]), wanted_N.device)
         scores_prompts = len(step.scored_chunks) > 0
         if scores_prompts or states.reads_all_tokens(groups):
-            hidden_TD = self.runner.forward(batch, stream_TD=stream_TD)
+            hidden_TD = self.runner.forward(batch, stream_TD=stream_TD, watch=watch)
             vectors = states.run(groups, hidden_TD.index_select(0, tokens_P))
             return hidden_TD if scores_prompts else hidden_TD.index_select(0, wanted_N), vectors
-        hidden_XD = self.runner.forward(batch, torch.cat([wanted_N, tokens_P]), stream_TD)
+        hidden_XD = self.runner.forward(batch, torch.cat([wanted_N, tokens_P]), stream_TD, watch)
         return hidden_XD[: len(wanted_N)], states.run(groups, hidden_XD[len(wanted_N) :])
 
     def _draw_all(
@@ -480,15 +498,21 @@ class Worker(RankWorker):
         if not scores_prompts:
             return results_N
         prompt_PX = runner.score_prompt(hidden_TD, step, extras.num_logprobs)
+        if (missing := runner.num_columns(extras) - prompt_PX.shape[1]) > 0:
+            prompt_PX = torch.nn.functional.pad(prompt_PX, (0, missing))  # extensions tell nothing of prompt tokens
         return torch.cat([results_N, prompt_PX]) if results_N.ndim == 2 else prompt_PX
 
     def collect(self, handle: Handle) -> StepResult:
         """See Executor."""
         assert handle.tokens is not None, "the step's draws wait for masks"
+        tokens, told = handle.tokens.wait(), dict[str, Array]()
+        if handle.extras.extensions:
+            tokens, told = self.runner.split(tokens, handle.extras)
         return StepResult(
-            handle.tokens.wait(),
+            tokens,
             () if handle.vectors is None else handle.vectors.wait(),
             {} if handle.states is None else handle.states.wait(),
+            told,
         )
 
     def has_arrived(self, handle: Handle) -> bool:
@@ -502,7 +526,7 @@ class Worker(RankWorker):
             torch.cuda.synchronize(self.table.device)
 
     def close(self) -> None:
-        """Drop the cache, the weights, the graphs and the processors' state; their memory is free when this returns."""
+        """Drop the cache, the weights, the graphs and the extensions' state; their memory is free when this returns."""
         self.late.end()
         self.graphs = None
         self.prompt_graphs = None

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from hookline.core.contracts import Arguments, ParsedPart, Reasoning, Text, ToolCall
-from hookline.core.outputs import Delta, RequestOutput
+from hookline.core.outputs import Delta, RequestOutput, joined_told
 from hookline.core.serve.chat.turn import Turn, answer_turn
 from hookline.core.serve.endpoints.answering import json_response
 from hookline.core.serve.endpoints.body import read
@@ -88,6 +88,8 @@ class _Answer:
             "finish_reason": finish_reason(output, has_calls="tool_calls" in message),
             "stop_reason": output.stop_reason,
         }
+        if output.extensions is not None:
+            choice["extensions"] = output.extensions
         return choice | {"token_ids": output.token_ids} if fields.return_token_ids else choice
 
     def _message(self, parts: Sequence[ParsedPart]) -> dict[str, Any]:
@@ -132,7 +134,7 @@ class _Answer:
                 made = ChoiceFrames(frames, delta.index, is_chat=True)
                 choice = choices[delta.index] = _ChoiceStream(made, self._turn, self._reasoning)
             usage.add(len(delta.token_ids))
-            if is_simple:
+            if is_simple and delta.extensions is None:
                 of_choice: dict[str, Any] = {}
                 rest: dict[str, Any] = {}
             else:
@@ -156,6 +158,8 @@ class _Answer:
             choice["logprobs"] = self._logprobs(delta.index, delta.logprobs or [])
         if self._fields.return_token_ids:
             choice["token_ids"] = delta.token_ids
+        if delta.extensions is not None:
+            choice["extensions"] = delta.extensions
         if self._fields.shows_usage_always:
             rest["usage"] = self._usage.openai()
         return choice, rest
@@ -251,6 +255,8 @@ class _ChoiceStream:
         if not waiting:
             return choice
         found = dict(choice)
+        if "extensions" in waiting:
+            found["extensions"] = joined_told(waiting["extensions"], choice.get("extensions"))
         if "token_ids" in waiting:
             found["token_ids"] = waiting["token_ids"] + choice["token_ids"]
         if waiting.get("logprobs"):

@@ -9,7 +9,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from hookline.core.outputs import Delta, FinishReason, RequestOutput, TokenLogprob
+from hookline.core.outputs import Delta, FinishReason, RequestOutput, TokenLogprob, joined_told
 from hookline.core.serve.endpoints.answering import json_response
 from hookline.core.serve.endpoints.body import also_ignored, read
 from hookline.core.serve.endpoints.generation import Generation, Usage, finish_reason
@@ -98,6 +98,8 @@ class _Answer:
         }
         if fields.return_token_ids:
             choice |= {"prompt_token_ids": prompt, "token_ids": ids}
+        if output.extensions is not None:
+            choice["extensions"] = output.extensions
         if fields.prompt_logprobs is not None:
             choice["prompt_logprobs"] = prompt_logprobs(texts, output.prompt_logprobs or [])
         return choice
@@ -108,7 +110,7 @@ class _Answer:
         if self._fields.fills_up(self._prompts[number], self._surface.facts.max_model_len) and logprobs is not None:
             output = replace(output, prompt_logprobs=[*(output.prompt_logprobs or []), *logprobs])
         kept: list[TokenLogprob] | None = None if self._fields.logprobs is None else []
-        return replace(output, finish_reason=FinishReason.LENGTH, logprobs=kept)
+        return replace(output, finish_reason=FinishReason.LENGTH, logprobs=kept, extensions=None)
 
     def _prompt_text(self, number: int) -> str:
         """The text of the prompt that the model read; of token ids it is the decoded text."""
@@ -201,7 +203,8 @@ class _ChoiceStream:
         if before is not None:
             logprobs = [*(before.logprobs or []), *(delta.logprobs or [])]
             text, ids = before.text + delta.text, before.token_ids + delta.token_ids
-            delta = Delta(delta.request_id, delta.prompt_index, delta.index, text, ids, delta.output, logprobs)
+            told = joined_told(before.extensions, delta.extensions)
+            delta = replace(delta, text=text, token_ids=ids, logprobs=logprobs, extensions=told)
         self._kept = delta
         return delta if delta.output is not None else None
 
@@ -209,13 +212,15 @@ class _ChoiceStream:
         """The frame of a Delta."""
         is_first, self._is_first = self._is_first, False
         text = self._before + delta.text if is_first else delta.text
-        if self._is_plain and delta.output is None and usage is None:
+        if self._is_plain and delta.output is None and usage is None and delta.extensions is None:
             return self._frames.plain(text)
         choice: dict[str, Any] = {"logprobs": self._logprobs_of(delta, is_first), "finish_reason": None}
         if delta.output is not None:
             choice |= {"finish_reason": finish_reason(delta.output), "stop_reason": delta.output.stop_reason}
         if self._fields.return_token_ids:
             choice |= ({"prompt_token_ids": self._prompt} if is_first else {}) | {"token_ids": delta.token_ids}
+        if delta.extensions is not None:
+            choice["extensions"] = delta.extensions
         return self._frames.text(text, choice, {} if usage is None else {"usage": usage})
 
     def _logprobs_of(self, delta: Delta, is_first: bool) -> dict[str, Any] | None:

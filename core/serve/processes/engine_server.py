@@ -180,7 +180,9 @@ class EngineServer(EngineDriver[Name, Submit]):
 
         def _make(index: int, one: SamplingParams) -> Outlet:
             end = partial(self._note_end, (name, first + index))
-            return Outlet(first + index, self._outbox(name), end, is_scored=one.logprobs is not None)
+            may_use_extensions = bool(one.extra_args) or self._engine.limits.extensions.has_settings
+            is_followed = one.logprobs is not None or may_use_extensions
+            return Outlet(first + index, self._outbox(name), end, is_followed=is_followed)
 
         token_ids: Any = unpacked(prompt.token_ids)  # an array does for a sequence
         given = {"options": RequestOptions(**prompt.options), "arrival_s": prompt.arrival_s, "pooling": pooling}

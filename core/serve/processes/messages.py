@@ -124,7 +124,8 @@ class StepNews(Message, frozen=True, gc=False):
     """What a step brought one front end.
 
     handles, token_ids: int64, in pairs. last: of those whose last token is among them, why they end. scored: the
-    tokens' log-probabilities, of those that asked for them. ends: completions of which nothing more comes.
+    tokens' log-probabilities, of those that asked for them. ends: completions of which nothing more comes. told: what
+    step extensions say of the tokens, as Delta.extensions, of those that use some.
     """
 
     handles: bytes
@@ -132,6 +133,7 @@ class StepNews(Message, frozen=True, gc=False):
     last: dict[int, str]
     scored: dict[int, list[Scored]]
     ends: list[End]
+    told: dict[int, dict[str, list[Any]]] = {}
 
 
 class LoadReport(Message, frozen=True, gc=False):

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from hookline.core.outputs import FinishReason, RequestOutput, TokenLogprob
+from hookline.core.outputs import FinishReason, RequestOutput, TokenLogprob, Told, behind, joined_told
 from hookline.core.serve.processes.messages import End, Message, StepNews, encode, end_of, packed, scored
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ class Outbox:
         self.last: dict[int, str] = {}
         self.scored: dict[int, list[TokenLogprob]] = {}
         self.ends: list[End] = []
+        self.told: dict[int, Told] = {}
         self._messages: list[bytes] = []
         self._stuck_since_s: float | None = None
 
@@ -53,7 +54,7 @@ class Outbox:
         """Forget what the step brought."""
         self.handles.clear()
         self.token_ids.clear()
-        self.last, self.scored, self.ends = {}, {}, []
+        self.last, self.scored, self.ends, self.told = {}, {}, [], {}
 
     @property
     def stuck_s(self) -> float:
@@ -69,20 +70,23 @@ class Outbox:
 
     def _step(self) -> StepNews:
         rows = {handle: [scored(one) for one in ones] for handle, ones in self.scored.items()}
-        return StepNews(packed(self.handles), packed(self.token_ids), self.last, rows, self.ends)
+        return StepNews(packed(self.handles), packed(self.token_ids), self.last, rows, self.ends, self.told)
 
 
 class Outlet:
     """`core.frontend.output_processor.Receiver` that hands a completion's tokens to its front end's outbox.
 
     It is their `core.requests.request.Watcher`, too. on_end: called with the request's id at its end.
+    is_followed: whether something besides its tokens may come with them, as log-probabilities do.
     """
 
-    def __init__(self, handle: int, outbox: Outbox, on_end: Callable[[int], None], *, is_scored: bool) -> None:
-        self._handle, self._outbox, self._on_end, self._is_scored = handle, outbox, on_end, is_scored
+    def __init__(self, handle: int, outbox: Outbox, on_end: Callable[[int], None], *, is_followed: bool) -> None:
+        self._handle, self._outbox, self._on_end, self._is_followed = handle, outbox, on_end, is_followed
         self._add_handle, self._add_token = outbox.handles.append, outbox.token_ids.append
         self._num_scored = 0
         """Tokens whose log-probabilities were handed over."""
+        self._num_told = 0
+        """Tokens of which it was handed over what step extensions say."""
 
     @property
     def watcher(self) -> Outlet:
@@ -99,20 +103,28 @@ class Outlet:
         self._add_token(token_id)
         if reason is not None:
             self._outbox.last[self._handle] = reason.value
-        if self._is_scored:
+        if self._is_followed:
             self._on_news(self)
         return None
 
     def tell(self, request: Request) -> None:
-        """See Receiver: log-probabilities are known now."""
+        """See Receiver: log-probabilities, and what step extensions say, are known now."""
         if request.scores is not None:
             self._add_scores(request.scores.sampled(self._num_scored) or [])
+        if request.extensions is not None:
+            self._add_told(request.extensions.results(self._num_told))
 
     def end(self, output: RequestOutput) -> None:
         """See Receiver."""
         self._add_scores((output.logprobs or [])[self._num_scored :])
+        self._add_told(behind(output.extensions, self._num_told))
         self._outbox.ends.append(end_of(self._handle, output))
         self._on_end(output.request_id)
+
+    def _add_told(self, told: Told | None) -> None:
+        if told and any(told.values()):
+            self._outbox.told[self._handle] = joined_told(self._outbox.told.get(self._handle), told) or {}
+            self._num_told += max(map(len, told.values()))
 
     def _add_scores(self, rows: list[TokenLogprob]) -> None:
         if rows:

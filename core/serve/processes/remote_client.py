@@ -222,6 +222,9 @@ class RemoteClient:
         for handle, rows in step.scored.items():
             if handle in self._open:
                 self._open[handle].add_logprobs([TokenLogprob(*row) for row in rows])
+        for handle, told in step.told.items():
+            if handle in self._open:
+                self._open[handle].add_told(told)
         handles, token_ids = unpacked_list(step.handles), unpacked_list(step.token_ids)
         for start in range(0, max(1, len(handles)), SLICE):
             part = slice(start, start + SLICE)

@@ -17,7 +17,7 @@ from hookline.core.worker.startup.late_work import CAPTURED, note
 
 MAX_EXTRA_GRAPHS = 192
 """Most graphs of one ExtraGraphs besides those it has reserved room for, each of draws alone. Requests combine
-processors freely."""
+extensions freely."""
 Key = TypeVar("Key", bound=Hashable)
 Captured = TypeVar("Captured")
 Result = TypeVar("Result")
@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 class ExtraGraphs(Generic[Key, Captured]):
     """Graphs that only some steps need, by their kind: captured when a step first needs one.
 
-    The graph that was not used for longest makes room for a new one, and all are dropped when a logits processor was
+    The graph that was not used for longest makes room for a new one, and all are dropped when a step extension was
     made anew, since they captured the old one.
     """
 
@@ -48,10 +48,10 @@ class ExtraGraphs(Generic[Key, Captured]):
 
     def get(self, key: Key, capture: Callable[[], Captured]) -> Captured:
         """The graph of this kind, which `capture` makes if there is none."""
-        pipeline = self._runner.pipeline
-        if pipeline is not None and pipeline.generation != self._generation:
+        extensions = self._runner.extensions
+        if extensions is not None and extensions.generation != self._generation:
             self._await_replays()
-            self._generation = pipeline.generation
+            self._generation = extensions.generation
             self._graphs.clear()
         if key not in self._graphs:
             if len(self._graphs) >= MAX_EXTRA_GRAPHS + self._num_reserved:
@@ -177,8 +177,11 @@ class Recorder:
 
         sizes_alike: whether a graph of another size stands for this one, which then needs no run before its capture.
         """
-        pipeline = self._runner.pipeline
-        kind = kind, 0 if pipeline is None else pipeline.generation  # processors that were made anew are checked anew
+        extensions = self._runner.extensions
+        kind = (
+            kind,
+            0 if extensions is None else extensions.generation,
+        )  # extensions that were made anew are checked anew
         is_known = kind in self._kinds
         checking = nullcontext() if is_known else self._runner.checking()
         is_alike = is_known and sizes_alike

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -101,6 +101,10 @@ class DecodeGraphs:
         self._layers: dict[int, _Layers] = {}
         self._plain_draws: dict[int, _Draws] = {}
         self._other_draws: ExtraGraphs[tuple[int, Extras], _Draws] = ExtraGraphs(runner)
+        self._watched_layers: ExtraGraphs[tuple[int, bool, int], torch.cuda.CUDAGraph] = ExtraGraphs(runner)
+        """Layers that step extensions see: by size, whether some rows share a prefix, and the extensions' bits."""
+        self._stream_rooms: dict[int, Tensor] = {}
+        """For each layer whose stream extensions read, room for as many rows as the largest graphs have."""
         self._single: _Draws | None = None
         """A plain step of one row as a whole: it is so short that a second launch is a hundredth of it."""
         self._room = HiddenRoom(max(self.sizes, default=0))
@@ -130,11 +134,48 @@ class DecodeGraphs:
         graph, (hidden_GD, sampled) = self.recorder.record(partial(self.kept_layers, rows_G), "layers")
         layers = _Layers(rows_G, hidden_GD, sampled, {False: graph})
         if self._shares:
-            layers.graphs[True], _ = self.recorder.record(partial(self.shared_layers, layers), "shared layers")
+            layers.graphs[True], _ = self.recorder.record(partial(self.other_layers, layers, True), "shared layers")
         return layers
 
+    def _layers_graph(self, size: int, extensions: int, *, is_shared: bool) -> torch.cuda.CUDAGraph:
+        """The graph of the layers of this size that these extensions see, captured now if it never was."""
+        bits, layers = self.layer_bits(extensions), self._layers[size]
+        if not bits:
+            return layers.graphs[is_shared]
+
+        def _captured() -> torch.cuda.CUDAGraph:
+            self._make_rooms(bits)
+            self._leave_to_padding(layers)
+            step = partial(self.other_layers, layers, is_shared, bits)
+            is_alike = self.treats_sizes_alike(Extras(bits))
+            return self.recorder.record(step, ("layers", is_shared, bits), sizes_alike=is_alike)[0]
+
+        return self._watched_layers.get((size, is_shared, bits), _captured)
+
+    def layer_bits(self, extensions: int) -> int:
+        """Of these bits, those of the extensions that see layers."""
+        if not extensions or self.runner.extensions is None:
+            return 0
+        return self.runner.extensions.layer_bits(extensions)
+
+    def _make_rooms(self, extensions: int) -> None:
+        """Have room for the streams that these extensions read; outside of graphs, whose memory is written over."""
+        assert self.runner.extensions is not None
+        like_GD = self._layers[self.sizes[-1]].hidden_GD
+        for layer in self.runner.extensions.read_layers(extensions):
+            if layer not in self._stream_rooms:
+                self._stream_rooms[layer] = torch.zeros_like(like_GD)
+
+    def streams(self, extensions: int, num_rows: int) -> dict[int, Tensor]:
+        """Where the layers write the streams of this many rows that these extensions read, by layer."""
+        if not self.layer_bits(extensions):
+            return {}
+        assert self.runner.extensions is not None
+        self._make_rooms(extensions)
+        return {layer: self._stream_rooms[layer][:num_rows] for layer in self.runner.extensions.read_layers(extensions)}
+
     def _record_draws(self, size: int, extras: Extras) -> _Draws:
-        step = partial(self.draws, *self.behind_layers(size), extras)
+        step = partial(self.draws, *self.behind_layers(size, extras), extras)
         return _Draws(*self.recorder.record(step, extras, sizes_alike=self.treats_sizes_alike(extras)))
 
     def _draws_of(self, size: int, extras: Extras) -> _Draws:
@@ -153,19 +194,23 @@ class DecodeGraphs:
 
     def treats_sizes_alike(self, extras: Extras) -> bool:
         """Whether these draws compute the same for all numbers of rows."""
-        pipeline = self.runner.pipeline
-        return not extras.processors or (pipeline is not None and pipeline.treats_sizes_alike(extras.processors))
+        extensions = self.runner.extensions
+        return not extras.extensions or (extensions is not None and extensions.treats_sizes_alike(extras.extensions))
 
     def _may_capture(self, extras: Extras) -> bool:
-        pipeline = self.runner.pipeline
-        return not extras.processors or (pipeline is not None and pipeline.is_graph_safe(extras.processors))
+        extensions = self.runner.extensions
+        return not extras.extensions or (extensions is not None and extensions.is_graph_safe(extras.extensions))
 
     def can_replay(self, step: Step) -> bool:
-        """Whether graphs compute the layers of this step: of decodes alone."""
-        return not len(step.chunk_rows)
+        """Whether graphs compute the layers of this step: of decodes alone, whose layers no extension sees that cannot
+        be captured.
+        """
+        return not len(step.chunk_rows) and (
+            not step.extensions or self._may_capture(Extras(self.layer_bits(step.extensions)))
+        )
 
     def can_sample(self, step: Step, extras: Extras) -> bool:
-        """Whether they also sample: if no single token is forbidden, and all processors may be captured."""
+        """Whether they also sample: if no single token is forbidden, and all extensions may be captured."""
         return not len(step.mask_rows) and self._may_capture(extras)
 
     def size(self, num_rows: int) -> int:
@@ -181,12 +226,13 @@ class DecodeGraphs:
         """
         size = self.size(len(rows))
         draws = self._draws_of(size, extras)  # before the layers, since a capture draws for the padding row
-        layers = self._layers_for(size, rows_D, rows)
+        layers_graph = self._layers_graph(size, extras.extensions, is_shared=is_shared)  # likewise
+        self._layers_for(size, rows_D, rows)
         self.runner.begin()
         if self._single is not None and size == 1 and extras == PLAIN and not is_shared:
             self._single.graph.replay()
             return self._single.results_G
-        layers.graphs[is_shared].replay()
+        layers_graph.replay()
         draws.graph.replay()
         return draws.results_G[: len(rows)]
 
@@ -201,35 +247,52 @@ class DecodeGraphs:
         return draws.results_G[:count]
 
     def launch_layers(
-        self, rows_D: Tensor, rows: IntArray, *, is_shared: bool = False, all_greedy: bool = False
+        self,
+        rows_D: Tensor,
+        rows: IntArray,
+        extensions: int = 0,
+        *,
+        is_shared: bool = False,
+        all_greedy: bool = False,
     ) -> tuple[SampleRows, Tensor]:
-        """Replay the layers alone; returns the draws and their hidden states, valid until the next launch."""
+        """Replay the layers alone; returns the draws and their hidden states, valid until the next launch.
+
+        extensions: bits of those that run in the step.
+        """
         self.runner.begin()
-        layers, count = self.replay_layers(rows_D, rows, is_shared=is_shared), len(rows)
+        layers, count = self.replay_layers(rows_D, rows, extensions, is_shared=is_shared), len(rows)
         params = layers.sampled.params
         of_rows_D = params.temperature_N[:count], params.seed_N[:count], params.position_N[:count]
         params = SamplingBatch(*of_rows_D, all_greedy=all_greedy)
-        return SampleRows(layers.sampled.rows_N[:count], None, params), layers.hidden_GD[:count]
+        streams = self.streams(extensions, count)
+        return SampleRows(layers.sampled.rows_N[:count], None, params, streams), layers.hidden_GD[:count]
 
-    def replay_layers(self, rows_D: Tensor, rows: IntArray, *, is_shared: bool) -> _Layers:
+    def replay_layers(self, rows_D: Tensor, rows: IntArray, extensions: int = 0, *, is_shared: bool) -> _Layers:
         """Replay the layers alone, for draws that were captured behind them; returns the layers of this size."""
-        layers = self._layers_for(self.size(len(rows)), rows_D, rows)
-        layers.graphs[is_shared].replay()
+        size = self.size(len(rows))
+        graph = self._layers_graph(size, extensions, is_shared=is_shared)
+        layers = self._layers_for(size, rows_D, rows)
+        graph.replay()
         return layers
 
-    def behind_layers(self, size: int) -> tuple[Tensor, SampleRows]:
+    def behind_layers(self, size: int, extras: Extras = PLAIN) -> tuple[Tensor, SampleRows]:
         """The hidden states and the draws that the layers of this size write, for draws that are captured behind them.
 
         A capture runs the draws, and other graphs may have written over both; so the draws become the padding row's,
         at position 1. The hidden states may be of any rows.
         """
         layers = self._layers[size]
-        layers.rows_G.fill_(self.runner.table.padding_row)
-        layers.rows = no_ints()
+        self._leave_to_padding(layers)
         params = layers.sampled.params
         for values_G in (params.temperature_N, params.seed_N, params.position_N):
             values_G.fill_(1)
-        return layers.hidden_GD, layers.sampled
+        streams = self.streams(extras.extensions, size)
+        return layers.hidden_GD, replace(layers.sampled, streams=streams) if streams else layers.sampled
+
+    def _leave_to_padding(self, layers: _Layers) -> None:
+        """Let the layers compute the padding row alone, as a capture does that runs them."""
+        layers.rows_G.fill_(self.runner.table.padding_row)
+        layers.rows = no_ints()
 
     def _layers_for(self, size: int, rows_D: Tensor, rows: IntArray) -> _Layers:
         """The layers of this size, told of the rows that they compute next."""
@@ -248,23 +311,32 @@ class DecodeGraphs:
         hidden_GD, sampled = self.layers(rows_G)
         return self.draws(hidden_GD, sampled, PLAIN) if self.stage.is_last else hidden_GD
 
-    def layers(self, rows_G: Tensor, is_shared: bool = False) -> tuple[Tensor, SampleRows]:
-        """The first half of a decode step of these rows: hidden states, and the draws that follow them."""
+    def layers(self, rows_G: Tensor, is_shared: bool = False, extensions: int = 0) -> tuple[Tensor, SampleRows]:
+        """The first half of a decode step of these rows: hidden states, and the draws that follow them.
+
+        extensions: bits of those that see the layers.
+        """
         batch, sampled = decode_step(self.runner, rows_G, self.max_model_len, is_shared=is_shared)
         # A copy of the stream, so that an ordinary launch lies between what prepares a step and its first layer, as the
         # embedding does on the first stage: kernels that start early count on it.
         stream_GD = None if self.stream_GD is None else self.stream_GD[: len(rows_G)].clone()
-        return self.runner.forward(batch, stream_TD=stream_GD), sampled
+        if not extensions or self.runner.extensions is None:
+            return self.runner.forward(batch, stream_TD=stream_GD), sampled
+        watch = self.runner.extensions.watch(extensions, rows_G, batch.positions_T, None)
+        hidden_GD = self.runner.forward(batch, stream_TD=stream_GD, watch=watch)
+        return hidden_GD, sampled if watch is None else replace(sampled, streams=watch.streams)
 
     def kept_layers(self, rows_G: Tensor) -> tuple[Tensor, SampleRows]:
         """The same, with the hidden states where captured draws read them."""
         hidden_GD, sampled = self.layers(rows_G)
         return self._room.keep(hidden_GD), sampled
 
-    def shared_layers(self, layers: _Layers) -> None:
-        """The same where some rows share a prefix; writes where layers without one write."""
-        hidden_GD, sampled = self.layers(layers.rows_G, is_shared=True)
+    def other_layers(self, layers: _Layers, is_shared: bool, extensions: int = 0) -> None:
+        """The same where some rows share a prefix, or extensions see the layers; writes where plain layers write."""
+        hidden_GD, sampled = self.layers(layers.rows_G, is_shared, extensions)
         self._room.keep(hidden_GD)
+        for layer, stream_GD in sampled.streams.items():
+            self._stream_rooms[layer][: len(stream_GD)].copy_(stream_GD)
         for name in ("temperature_N", "seed_N", "position_N"):
             getattr(layers.sampled.params, name).copy_(getattr(sampled.params, name))
 

@@ -58,16 +58,23 @@ class MaskedDraws:
     num_masked: int = 0
 
     def begin(
-        self, rows_D: Tensor, rows: IntArray, masks: TokenMasks, masked_draws_K: Tensor, *, is_shared: bool
+        self,
+        rows_D: Tensor,
+        rows: IntArray,
+        masks: TokenMasks,
+        masked_draws_K: Tensor,
+        extensions: int = 0,
+        *,
+        is_shared: bool,
     ) -> None:
         """Compute the hidden states of these rows, and say which of them will have masks.
 
-        rows, is_shared: as for `DecodeGraphs.launch`.
+        rows, extensions, is_shared: as for `DecodeGraphs.replay_layers`.
         """
         if not self.fetches:
             masks.begin()
         self.decodes.runner.begin()
-        self.decodes.replay_layers(rows_D, rows, is_shared=is_shared)
+        self.decodes.replay_layers(rows_D, rows, extensions, is_shared=is_shared)
         if not self.fetches or len(masked_draws_K) != self.num_masked:  # else it is written already
             masks.write_index(self.index_G, len(rows_D), masked_draws_K)  # behind the draws before, which read it
             self.num_masked = len(masked_draws_K)
@@ -98,7 +105,7 @@ class MaskedDecodes:
     def _record(self, size: int, extras: Extras, fetches: bool) -> MaskedDraws:
         started = time.perf_counter()
         index_G = torch.full((size,), self.masks.unmasked_row, device=self.runner.table.device)
-        draw = partial(self.draw, *self.decodes.behind_layers(size), index_G, extras, fetches=fetches)
+        draw = partial(self.draw, *self.decodes.behind_layers(size, extras), index_G, extras, fetches=fetches)
         graph, results_G = self.decodes.recorder.record(draw, ("masked", extras, fetches), sizes_alike=False)
         seconds = time.perf_counter() - started
         logger.debug("captured draws of %d rows with masks for %s in %.3f s", size, extras, seconds)

@@ -1,1 +1,1 @@
-"""From a batch to tokens: the model with its paged attention, logits processors, masks, sampler and scores."""
+"""From a batch to tokens: the model with its paged attention, step extensions, masks, sampler and scores."""

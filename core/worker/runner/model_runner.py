@@ -20,13 +20,15 @@ from hookline.core.contracts import Batch, Kernels, Model, Sampler, SamplingBatc
 from hookline.core.contracts.sampler import FORBIDDEN
 from hookline.core.distributed.ranks import ALONE, LocalRanks
 from hookline.core.kv_cache.groups import CacheGroups
+from hookline.core.layers.taps import Tap
 from hookline.core.step.message import Step
+from hookline.core.util.arrays import Array, IntArray
 from hookline.core.worker.device_clock import StepClock
 from hookline.core.worker.request_table import RequestTable, SampleRows, on_device
 from hookline.core.worker.results.layer_taps import LayerTaps
 from hookline.core.worker.results.pooling import PooledStates
 from hookline.core.worker.runner.attention import CheckedAttention, GroupedAttention, PagedAttention, grouped_attention
-from hookline.core.worker.runner.logits_pipeline import Pipeline
+from hookline.core.worker.runner.step_extensions import LayerWatch, RankExtensions
 from hookline.core.worker.startup.memory import release
 from hookline.core.worker.step_checks import StepChecks
 
@@ -39,11 +41,11 @@ ROWS_AT_ONCE = 256
 class Extras:
     """What a step's draws need beyond plain sampling; each CUDA graph is captured for one such value.
 
-    processors: bits of the logits processors that run. num_logprobs: alternatives to score for each drawn token; 0
+    extensions: bits of the step extensions that run. num_logprobs: alternatives to score for each drawn token; 0
     scores the token alone, -1 nothing.
     """
 
-    processors: int = 0
+    extensions: int = 0
     num_logprobs: int = -1
 
 
@@ -81,7 +83,7 @@ class ModelRunner:
         ranks: LocalRanks = ALONE,
         vocab_size: int,
         shards_vocabulary: bool = False,
-        pipeline: Pipeline | None = None,
+        extensions: RankExtensions | None = None,
         checks: StepChecks | None = None,
         groups: CacheGroups | None = None,
         batch_invariant: bool = False,
@@ -100,16 +102,16 @@ class ModelRunner:
         """Blocks that requests can hold; the scratch block is not counted."""
         self.vocab_size = vocab_size
         self.shards_vocabulary = shards_vocabulary
-        self.pipeline = pipeline
+        self.extensions = extensions
         self.clock: StepClock | None = None
         self._scores_by_sampler = is_offered(sampler.score)
 
     def close(self) -> None:
-        """Free the cache, states, weights, the kernels' scratch and the processors' state, even if still referred to.
+        """Free the cache, states, weights, the kernels' scratch and the extensions' state, even if still referred to.
 
         The traceback of a step that failed refers to views of the cache for as long as the error is kept.
         """
-        self.pipeline = self.pooled_states = None
+        self.extensions = self.pooled_states = None
         try:
             self.ranks.close()
         finally:
@@ -125,23 +127,32 @@ class ModelRunner:
         if self.clock is not None:
             self.clock.begin()
 
-    def forward(self, batch: Batch, tokens_N: Tensor | None = None, stream_TD: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        batch: Batch,
+        tokens_N: Tensor | None = None,
+        stream_TD: Tensor | None = None,
+        watch: LayerWatch | None = None,
+    ) -> Tensor:
         """Run the model; returns hidden states (N, D) of the batch's tokens that tokens_N names, or of all if None.
 
-        stream_TD: the residual stream that the stage before sent, if there is one; it may be overwritten.
+        stream_TD: the residual stream that the stage before sent, if there is one; it may be overwritten. watch: of the
+        step extensions that see its layers.
         A model may skip the other tokens in its last layer. If tokens_N is empty, one row is computed for nothing.
         """
         rows_N = batch.token_ids_T.new_zeros(1) if tokens_N is not None and not len(tokens_N) else tokens_N
-        if rows_N is not None and (len(rows_N) >= batch.num_tokens or self.tap is not None):
+        if rows_N is not None and (len(rows_N) >= batch.num_tokens or self.tap or watch):
             rows_N = None  # so that the number of rows says which came back
         attend = self._attend(batch, rows_N)
-        if self.tap is not None:
-            attend = replace(attend, tap=self.tap)
+        if self.tap is not None or watch is not None:
+            attend = replace(attend, tap=_both(watch, self.tap))
         if stream_TD is not None:
             attend = replace(attend, stream_TD=stream_TD)
         with self.checks.kernels(self.kernels) if self.is_checking else _UNCHECKED:
             given: Any = CheckedAttention(attend, self.checks, batch.num_tokens) if self.is_checking else attend
             hidden_TD = self.model.forward(batch.token_ids_T, batch.positions_T, given)
+        if watch is not None:
+            watch.check_shown()
         if self.is_checking:
             self.checks.hidden(hidden_TD, batch.num_tokens, *([] if rows_N is None else [len(rows_N)]))
         if tokens_N is None:
@@ -224,33 +235,60 @@ class ModelRunner:
         """The sampled tokens (N,), or scored (N, X). mask: views that name (draw, token) pairs which must not win.
 
         max_num_tokens: a number that no draw's position exceeds. forbid: makes new logits with -inf for what must not
-        be drawn; it comes before all processors, which choose among what is left.
-        Device: no host sync; graph-safe without a mask, if the processors are.
+        be drawn; it comes before all extensions, which choose among what is left.
+        Device: no host sync; graph-safe without a mask, if the extensions are.
         """
         raw_NV, params = self.whole_logits(hidden_ND), sampled.params
         logits_NV = raw_NV if forbid is None else forbid(raw_NV)
-        if mask is not None or extras.processors:
+        if mask is not None or extras.extensions:
             logits_NV = logits_NV.float()
             if logits_NV is raw_NV and extras.num_logprobs >= 0:
                 logits_NV = raw_NV.clone()
         if mask is not None:
             logits_NV[mask["mask_rows"], mask["mask_tokens"]] = -torch.inf
-        if extras.processors:
-            assert self.pipeline is not None
-            logits_NV = self.pipeline.process(
-                logits_NV, extras.processors, sampled.rows_N, params, max_num_tokens, is_checking=self.is_checking
+        if extras.extensions:
+            assert self.extensions is not None
+            logits_NV = self.extensions.process(
+                logits_NV, extras.extensions, sampled, max_num_tokens, is_checking=self.is_checking
             )
         tokens_N = self._draw(logits_NV, params)
-        if not extras.processors:
+        if not extras.extensions:
             return tokens_N if extras.num_logprobs < 0 else self._score(raw_NV, tokens_N, extras.num_logprobs)
-        assert self.pipeline is not None
-        self.pipeline.write_back(extras.processors, sampled.rows_N, params, tokens_N)
+        assert self.extensions is not None
+        self.extensions.write_back(extras.extensions, sampled.rows_N, params, tokens_N)
         allowed_N = allowed_tokens(logits_NV, tokens_N)
+        told = self.extensions.results(allowed_N, extras.extensions, sampled, max_num_tokens)
         if extras.num_logprobs < 0:
-            return allowed_N
+            return torch.cat([allowed_N.unsqueeze(1), *told], dim=1) if told else allowed_N
         scored_NX = self._score(raw_NV, tokens_N, extras.num_logprobs)
         scored_NX[:, 0] = allowed_N
-        return scored_NX
+        return torch.cat([scored_NX, *told], dim=1) if told else scored_NX
+
+    def watch(self, step: Step, batch: Batch, draws_N: Tensor | None) -> LayerWatch | None:
+        """What the layers of an eager step are shown to; None if no extension sees them. draws_N: as in LayerWatch."""
+        if not step.extensions or self.extensions is None or not self.extensions.layer_bits(step.extensions):
+            return None
+        rows_T = self.table.token_rows(step)
+        return self.extensions.watch(step.extensions, rows_T, batch.positions_T, draws_N)
+
+    def sees_layers(self, step: Step) -> bool:
+        """Whether an extension of this step sees layers."""
+        return step.extensions != 0 and self.extensions is not None and self.extensions.layer_bits(step.extensions) != 0
+
+    def num_columns(self, extras: Extras) -> int:
+        """How many numbers a draw sends to the host: a scored row's or the token, and what extensions tell; 0 if the
+        results are the tokens alone.
+        """
+        width = self.extensions.width(extras.extensions) if extras.extensions and self.extensions is not None else 0
+        return 0 if extras.num_logprobs < 0 and not width else num_scored(extras) + width
+
+    def split(self, results_NX: IntArray, extras: Extras) -> tuple[IntArray, dict[str, Array]]:
+        """Results on the host: the tokens or scored rows, and what each extension tells of each draw, by its name."""
+        if results_NX.ndim == 1 or self.extensions is None or not self.extensions.width(extras.extensions):
+            return results_NX, {}
+        count = num_scored(extras)
+        tokens = results_NX[:, 0] if extras.num_logprobs < 0 else results_NX[:, :count]
+        return tokens, self.extensions.split(results_NX[:, count:], extras.extensions)
 
     def score_prompt(self, hidden_TD: Tensor, step: Step, num_logprobs: int) -> Tensor:
         """The prompt tokens that follow those of the step's scored chunks, scored: (P, X)."""
@@ -283,6 +321,26 @@ class ModelRunner:
             found = self.sampler.score(raw_NV, tokens_N, num_logprobs)
         self.checks.scores(found, tokens_N, num_logprobs, self.vocab_size)
         return found
+
+
+def num_scored(extras: Extras) -> int:
+    """How many numbers of a draw are its token and scores."""
+    return 1 if extras.num_logprobs < 0 else 2 + 2 * extras.num_logprobs
+
+
+def _both(watch: LayerWatch | None, tap: LayerTaps | None) -> Tap:
+    """Show layers to step extensions, and what these leave to observers."""
+    if watch is None or tap is None:
+        found = watch or tap
+        assert found is not None
+        return found
+
+    def show(layer: int, stream: Callable[[], Tensor]) -> Tensor | None:
+        changed_TD = watch(layer, stream)
+        tap(layer, stream if changed_TD is None else lambda: changed_TD)
+        return changed_TD
+
+    return show
 
 
 def allowed_tokens(logits_NV: Tensor, tokens_N: Tensor) -> Tensor:

@@ -5,9 +5,9 @@ Legend: as in core/worker/request_table.py; D hidden.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
@@ -21,6 +21,7 @@ from hookline.core.step.micro_batches import MicroBatch
 from hookline.core.worker.graphs.decode_graphs import DecodeGraphs
 from hookline.core.worker.request_table import DeviceStep, SampleRows, on_device
 from hookline.core.worker.runner.model_runner import PLAIN, Extras, ModelRunner
+from hookline.core.worker.runner.step_extensions import LayerWatch
 from hookline.core.worker.stages.pooling import NOTHING_POOLED, Pooled
 from hookline.core.worker.stages.pooling import Links as PoolingLinks
 from hookline.core.worker.stages.returned_tokens import ReturnedTokens
@@ -40,7 +41,8 @@ class ComputedPart:
     """A micro-batch that was computed up to its hidden states: of its draws, or of all tokens if it scores a prompt's.
 
     sampled: None if a graph computed it, which needs only the rows that decode. graphs: those that can replay the
-    draws; None if they are computed eagerly. pooled: on the last stage.
+    draws; None if they are computed eagerly. pooled: on the last stage. streams: see LogitsRows; of the layers of this
+    stage, and of those before.
     """
 
     part: MicroBatch
@@ -49,6 +51,7 @@ class ComputedPart:
     hidden_ND: Tensor
     graphs: DecodeGraphs | None
     pooled: Pooled = NOTHING_POOLED
+    streams: Mapping[int, Tensor] = field(default_factory=dict)
 
     @property
     def rows_N(self) -> Tensor:
@@ -100,25 +103,61 @@ class PartWorker(Worker):
         if graphs is None:
             return self._forward_eagerly(part, device_step, stream_TD)
         is_shared, rows_D = step.shared_len > 0, device_step.views["decode_rows"]
-        layers = graphs.replay_layers(rows_D, step.decode_rows, is_shared=is_shared)
-        return ComputedPart(part, device_step, None, layers.hidden_GD[: len(step.decode_rows)], graphs)
+        layers = graphs.replay_layers(rows_D, step.decode_rows, step.extensions, is_shared=is_shared)
+        hidden_ND = layers.hidden_GD[: len(step.decode_rows)]
+        streams = graphs.streams(step.extensions, len(step.decode_rows))
+        own = {layer: stream_ND.clone() for layer, stream_ND in streams.items() if layer in self.own_layers}
+        return ComputedPart(part, device_step, None, hidden_ND, graphs, streams=own)
 
     def _forward_eagerly(self, part: MicroBatch, device_step: DeviceStep, stream_TD: Tensor | None) -> ComputedPart:
         """Compute the layers of a micro-batch for which there is no graph."""
         step, batch = part.step, self.table.batch(device_step)
         sampled = self.table.sample_rows(device_step, batch)
+        watch = self.runner.watch(step, batch, sampled.token_indices_N)
+        streams = {} if watch is None else watch.streams  # filled by the forward
         if self.stage.is_last and len(step.pooled):
-            hidden_ND, pooled = self._pool(step, batch, sampled, stream_TD)
-            return ComputedPart(part, device_step, sampled, hidden_ND, None, pooled)
+            hidden_ND, pooled = self._pool(step, batch, sampled, stream_TD, watch)
+            return ComputedPart(part, device_step, sampled, hidden_ND, None, pooled, streams)
         wants_all = not self.stage.is_last or len(step.scored_chunks) > 0
-        hidden_ND = self.runner.forward(batch, None if wants_all else sampled.token_indices_N, stream_TD)
-        return ComputedPart(part, device_step, sampled, hidden_ND, None)
+        hidden_ND = self.runner.forward(batch, None if wants_all else sampled.token_indices_N, stream_TD, watch)
+        return ComputedPart(part, device_step, sampled, hidden_ND, None, streams=streams)
 
-    def _pool(self, step: Step, batch: Batch, sampled: SampleRows, stream_TD: Tensor | None) -> tuple[Tensor, Pooled]:
+    def _hand_on_streams(self, one: ComputedPart) -> ComputedPart:
+        """Receive the streams that extensions read on the stages before; send them on, or keep them where draws are.
+
+        Nothing for a micro-batch without draws, or whose extensions read none.
+        """
+        step, extensions = one.part.step, self.runner.extensions
+        if not step.extensions or not step.num_sampled or extensions is None:
+            return one
+        streams = dict(one.streams)
+        for layer in extensions.read_layers(step.extensions):
+            if layer < self.stage.first_layer:
+                shape = step.num_sampled, self._hidden_size
+                streams[layer] = torch.empty(shape, dtype=self._spec.dtype, device=self._spec.device)
+                self.links.receive(streams[layer])
+        if not self.stage.is_last:
+            for layer in sorted(streams):
+                self.links.send(streams[layer].contiguous())
+        return replace(one, streams=streams)
+
+    @property
+    def own_layers(self) -> range:
+        """The layers of this stage."""
+        return range(0) if self.runner.extensions is None else self.runner.extensions.own_layers
+
+    def _pool(
+        self,
+        step: Step,
+        batch: Batch,
+        sampled: SampleRows,
+        stream_TD: Tensor | None,
+        watch: LayerWatch | None,
+    ) -> tuple[Tensor, Pooled]:
         """On the last stage: the hidden states of a micro-batch with pooled chunks, and their vectors or a fault."""
         assert stream_TD is not None, "the last stage receives a stream"
         try:
-            hidden_ND, vectors = self._forward_pooled(step, batch, sampled, stream_TD)
+            hidden_ND, vectors = self._forward_pooled(step, batch, sampled, stream_TD, watch)
         except RequestFault as fault:  # the other stages have to be told before this one raises it
             return stream_TD[:0], Pooled(fault=fault)
         return hidden_ND, Pooled(vectors)
@@ -134,6 +173,8 @@ class PartWorker(Worker):
             index_N = self.masks.index(step.num_sampled, views["masked_draws"], masks_K)
             forbid = partial(self.masks.forbid, index_N=index_N)
         sampled = self.table.decode_draws(rows_N) if one.sampled is None else one.sampled
+        if one.streams:
+            sampled = replace(sampled, streams=one.streams)
         with self._checking_once(step, extras):
             results_NX = self._draw_all(one.hidden_ND, sampled, one.device_step, extras, forbid)
         self.runner.keep_tokens(sampled, results_NX)

@@ -162,10 +162,6 @@ class StageWorker(PartWorker):
         if self.taps is not None:
             self._states = self.taps.end_step(parts, self.returned)
 
-    def _extras(self, step: Step) -> Extras:
-        """What the draws of a step need beyond plain sampling."""
-        return Extras(step.processors, min(step.num_logprobs, self.runner.vocab_size))
-
     def _begin_step(self) -> None:
         """Drop what an earlier step left, and write the tokens that have come back."""
         self._waiting_parts, self._results = [], None
@@ -175,11 +171,11 @@ class StageWorker(PartWorker):
             self.returned.begin_step()
 
     def _received(self, step: Step, parts: Sequence[MicroBatch]) -> list[DeviceStep]:
-        """The micro-batches on the device; the request table and the logits processors have taken what they bring."""
+        """The micro-batches on the device; the request table and the step extensions have taken what they bring."""
         device_steps = [self.table.receive(part.step) for part in parts]
-        if self.runner.pipeline is not None and (len(step.processor_rows) or len(step.known_rows)):
+        if self.runner.extensions is not None and (len(step.extension_rows) or len(step.known_rows)):
             # On all stages and before anything is sent: what fails for one request fails on every rank.
-            self.runner.pipeline.receive(parts[0].step, device_steps[0].views)
+            self.runner.extensions.receive(parts[0].step, device_steps[0].views)
         self.runner.begin()
         return device_steps
 
@@ -214,12 +210,16 @@ class StageWorker(PartWorker):
         graphs = self.graphs
         if graphs is not None and not graphs.can_replay(part.step):
             graphs = None
-        with self._checking_once(part.step, extras) if graphs is None else nullcontext():
-            one = self._forward(part, device_step, graphs)
+        try:
+            with self._checking_once(part.step, extras) if graphs is None else nullcontext():
+                one = self._forward(part, device_step, graphs)
+        except RequestFault as error:  # of an extension in this stage's layers, which other stages do not hear of
+            raise EngineError(str(error)) from error
         if not self.stage.is_last:
             self.links.send(one.hidden_ND.contiguous() if graphs is None else one.hidden_ND.clone())
         elif waits and graphs is not None:
             one = replace(one, hidden_ND=one.hidden_ND.clone(), graphs=None)  # the next replay writes over it
+        one = self._hand_on_streams(one)
         if self.taps is not None:
             self.taps.end_part(part.step.num_tokens)
         return one
@@ -242,7 +242,7 @@ class StageWorker(PartWorker):
     def _expect(self, computed: Sequence[ComputedPart], extras: Extras) -> None:
         """On the first stage, post the receives for what the last one draws."""
         if self.returned is not None:
-            num_columns = 0 if extras.num_logprobs < 0 else 2 + 2 * extras.num_logprobs
+            num_columns = self.runner.num_columns(extras)
             parts, rows = [one.part for one in computed], [one.rows_N for one in computed]
             self._results = self.returned.expect(parts, rows, num_columns)
 

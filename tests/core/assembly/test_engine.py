@@ -14,7 +14,7 @@ from hookline.core.config.settings import EngineConfig
 from hookline.core.contracts import AttentionSpec
 from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.errors import CapacityError, ConfigError, RequestError
-from hookline.core.requests.logits_processing import Processing
+from hookline.core.requests.step_extensions import InstalledExtensions
 from hookline.core.step.captured import graph_sizes
 from hookline.core.tokenizer.codec import Codec, as_prompts, prompt_size, snapshot
 from hookline.core.worker.startup.memory import allocate_cache, block_bytes, count_blocks
@@ -69,7 +69,7 @@ def test_running_out_of_gpu_memory_names_the_allocation_what_is_free_and_the_key
     monkeypatch.setattr("torch.cuda.set_device", lambda device: None)
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (2 * 2**30, 80 * 2**30))
     with pytest.raises(CapacityError) as caught:
-        build_worker(choice, Processing())
+        build_worker(choice, InstalledExtensions())
     message = str(caught.value)
     assert "Tried to allocate 20.00 GiB" in message and "2.00 of 80.00 GiB are free" in message
     assert "Lower engine.max_num_batched_tokens=16384 or engine.max_num_seqs=512" in message

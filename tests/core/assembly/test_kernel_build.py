@@ -226,7 +226,7 @@ def resolved(monkeypatch, tmp_path):
         engine=SimpleNamespace(compile_ahead=True, prepared_sampling=()),
         sampler=SimpleNamespace(name="gumbel", config=None, entry=None),
         model=SimpleNamespace(name="qwen3", entry=None),
-        processors={},
+        extension_options={},
     )
     return SimpleNamespace(
         device=torch.device("cuda"), config=config, ranks=LocalRanks(), attention=SimpleNamespace(**sizes),

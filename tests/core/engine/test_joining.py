@@ -4,7 +4,7 @@ import pytest
 
 from hookline.core.contracts import ALL, Joining, StructuredOutputs
 from hookline.core.plugin.registry import PROCESSOR, Entry
-from hookline.core.requests.logits_processing import Processing
+from hookline.core.requests.step_extensions import InstalledExtensions
 from hookline.core.requests.structured_output import GrammarChoice, StructuredOutput
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.scheduling import plan_prompts_first
@@ -37,7 +37,7 @@ def make(joining=JOINING, **options):
     engine = fake_engine(PromptsFirst(), joining=joining, **stops, **options)
     theirs = "tests.core.engine.test_misbehaving_plugins:Follows"
     processor = Entry(PROCESSOR, "follows", theirs, ORIGIN, config=PlainProcessorArguments)
-    object.__setattr__(engine.limits, "processing", Processing.of([processor]))
+    object.__setattr__(engine.limits, "extensions", InstalledExtensions.of([processor]))
     return engine
 
 

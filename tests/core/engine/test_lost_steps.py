@@ -4,7 +4,7 @@ import pytest
 
 from hookline.core.errors import RequestFault, StepCapacityError, StepFault
 from hookline.core.outputs import FinishReason
-from hookline.core.requests.logits_processing import Prepared
+from hookline.core.requests.step_extensions import Prepared
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.testing.fakes import check_engine, completion, fake_engine
 from hookline.core.testing.plain_scheduler import PlainScheduler
@@ -76,7 +76,7 @@ def test_a_processor_that_fails_ends_all_that_use_it_and_no_other(engine):
     ids = add(engine)
     for id_ in ids[1:3]:
         engine.queue.live[id_].prepared = Prepared(num_draws=((FIRST, None),), bits=FIRST)
-    fails(engine, 5, RequestFault("processor 'it' fails", processors=FIRST))
+    fails(engine, 5, RequestFault("processor 'it' fails", extensions=FIRST))
     outputs = steps(engine)
     assert sorted(output.request_id for output in outputs if output.error) == ids[1:3]
     check_served([output for output in outputs if not output.error], [ids[0], ids[3]], [PROMPTS[0], PROMPTS[3]])

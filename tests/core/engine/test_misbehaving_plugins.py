@@ -8,7 +8,7 @@ from hookline.core.contracts import Observer, StructuredOutputs
 from hookline.core.errors import HooklineError
 from hookline.core.outputs import FinishReason
 from hookline.core.plugin.registry import GRAMMARS, PROCESSOR, Entry, Origin
-from hookline.core.requests.logits_processing import Processing
+from hookline.core.requests.step_extensions import InstalledExtensions
 from hookline.core.requests.structured_output import GrammarChoice, StructuredOutput
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.testing.fakes import check_engine, completion, fake_engine, watched_by
@@ -107,7 +107,7 @@ def make_engine(overlap):
         "observers": watched_by(Watches()),
     }
     engine = fake_engine(Schedules(), policy="theirs", structured_output=grammars, **options)
-    object.__setattr__(engine.limits, "processing", Processing.of([follower]))
+    object.__setattr__(engine.limits, "extensions", InstalledExtensions.of([follower]))
     return engine
 
 

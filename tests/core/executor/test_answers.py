@@ -76,8 +76,8 @@ def test_a_lost_step_comes_back_as_the_error_it_was(kind):
 
 
 def test_a_fault_of_single_requests_brings_whose_it_is():
-    found = read_fault(words(fault(9, RequestFault("processor 'x' fails", rows=[4, 2], processors=6))))
-    assert type(found) is RequestFault and found.rows == {2, 4} and found.processors == 6 and not found.is_refusal
+    found = read_fault(words(fault(9, RequestFault("processor 'x' fails", rows=[4, 2], extensions=6))))
+    assert type(found) is RequestFault and found.rows == {2, 4} and found.extensions == 6 and not found.is_refusal
     refusal = read_fault(words(fault(9, RequestFault("pooler 'x' fails", rows=[4], is_refusal=True))))
     assert isinstance(refusal, RequestFault) and refusal.is_refusal
 

@@ -238,23 +238,23 @@ def test_times_of_the_device_come_once_they_were_asked_for(group):
 
 def test_a_fault_on_every_rank_ends_its_requests_alone_and_the_next_step_is_computed(group):
     def fault():
-        return RequestFault("processor 'x' fails", rows=[1], processors=2)
+        return RequestFault("processor 'x' fails", rows=[1], extensions=2)
 
     for rank in group.ranks:
         rank.worker.faults.append(fault())
     with pytest.raises(RequestFault, match="processor 'x' fails") as found:
-        group.executor.launch(step(1, processors=2))
-    assert found.value.rows == {1} and found.value.processors == 2
-    handle = group.executor.launch(step(2, processors=2))
+        group.executor.launch(step(1, extensions=2))
+    assert found.value.rows == {1} and found.value.extensions == 2
+    handle = group.executor.launch(step(2, extensions=2))
     assert group.executor.collect(handle).tokens.tolist() == [102]
 
 
 @pytest.mark.parametrize("alone", [0, 1])
 def test_a_fault_of_one_rank_alone_ends_the_engine_and_names_it(pair, alone):
-    fault = RequestFault("processor 'x' fails", rows=[1], processors=2)
+    fault = RequestFault("processor 'x' fails", rows=[1], extensions=2)
     pair.ranks[alone].worker.faults.append(fault)
     with pytest.raises(RankError, match=rf"rank {alone} of 2 \(a thread\) alone failed in a step: .*processor 'x'"):
-        pair.executor.collect(pair.executor.launch(step(1, processors=2)))
+        pair.executor.collect(pair.executor.launch(step(1, extensions=2)))
 
 
 @pytest.mark.parametrize("rank", [0, 1])

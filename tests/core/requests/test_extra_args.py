@@ -15,7 +15,13 @@ from hypothesis import strategies as st
 from hookline.core.contracts import LogitsProcessor, RequestFacts
 from hookline.core.errors import ConfigError, RequestError
 from hookline.core.plugin.registry import PROCESSOR, Entry, Origin
-from hookline.core.requests.logits_processing import MAX_CHARACTERS, MAX_DEPTH, MAX_VALUES, Processing, refuse_oversized
+from hookline.core.requests.step_extensions import (
+    MAX_CHARACTERS,
+    MAX_DEPTH,
+    MAX_VALUES,
+    InstalledExtensions,
+    refuse_oversized,
+)
 from hookline.core.run.prompts import read_prompts
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.util.arrays import ints
@@ -68,14 +74,16 @@ def marker():
     del os.environ[MARKER]
 
 
-def processing():
+def installed():
     origin = Origin("theirs", "m", "their-dist", "1")
-    return Processing.of([Entry(PROCESSOR, "taker", "tests.core.requests.test_extra_args:Takes", origin, Arguments)])
+    return InstalledExtensions.of(
+        [Entry(PROCESSOR, "taker", "tests.core.requests.test_extra_args:Takes", origin, Arguments)]
+    )
 
 
 def refusal(extra_args):
     with pytest.raises(RequestError) as caught:
-        processing().prepare(SamplingParams(extra_args=extra_args).resolved({}), FACTS)
+        installed().prepare(SamplingParams(extra_args=extra_args).resolved({}), FACTS)
     return str(caught.value)
 
 
@@ -88,7 +96,7 @@ def nested(depth, value=1):
 def test_the_environment_is_not_read_for_a_request():
     assert refusal({"taker": {"n": RESOLVING}}) == f"sampling.extra_args.taker.n='{RESOLVING}' is not a float"
     params = SamplingParams(extra_args={"taker": {"words": [RESOLVING], "text": RESOLVING}}).resolved({})
-    assert processing().prepare(params, FACTS).records[0][1].tolist()[-1] == len(RESOLVING)
+    assert installed().prepare(params, FACTS).records[0][1].tolist()[-1] == len(RESOLVING)
 
 
 def test_a_missing_mark_is_an_error_that_names_the_key():
@@ -119,7 +127,7 @@ def test_hostile_arguments_are_refused_in_one_short_line_and_quickly(arguments, 
     assert message in refused and refused.isprintable() and len(refused) < 1000
     if "too large" not in message:
         with pytest.raises(RequestError):
-            processing().check(SamplingParams(extra_args={"taker": arguments}))
+            installed().check(SamplingParams(extra_args={"taker": arguments}))
 
 
 def test_arguments_at_the_limits_are_taken():
@@ -196,7 +204,7 @@ def outcome(call, *errors):
 @example({"taker": {"table": {"a": RESOLVING}}})
 def test_any_extra_args_are_accepted_or_refused_in_one_line(extra_args):
     taken = {name: value for name, value in extra_args.items() if isinstance(value, dict)}
-    one, params = processing(), SamplingParams(extra_args=taken).resolved({})
+    one, params = installed(), SamplingParams(extra_args=taken).resolved({})
     checked = outcome(lambda: one.check(params), RequestError)
     prepared = outcome(lambda: one.prepare(params, FACTS), RequestError)
     assert checked is None or prepared == checked
@@ -216,7 +224,7 @@ def test_any_line_of_a_prompts_file_is_accepted_or_refused_in_one_line(tmp_path_
     path.write_text(line)
 
     def run():
-        one = processing()
+        one = installed()
         for read in read_prompts({"prompts_file": str(path)}, SamplingParams()):
             one.check(read.params)
             one.prepare(read.params.resolved({}), FACTS)

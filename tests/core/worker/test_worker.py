@@ -178,14 +178,14 @@ def test_a_warm_up_leaves_the_padding_row_as_it_was(served):
 def test_draws_that_fail_at_the_start_are_left_out_with_a_warning(served, monkeypatch, caplog):
     _, worker, _ = served
     truncation, broken = Extras(16), Extras(2)
-    process = worker.runner.pipeline.process
+    process = worker.runner.extensions.process
 
-    def failing(logits_NV, processors, *rest, **options):
-        if processors == broken.processors:
-            raise RequestFault("no luck", processors=broken.processors)
-        return process(logits_NV, processors, *rest, **options)
+    def failing(logits_NV, extensions, *rest, **options):
+        if extensions == broken.extensions:
+            raise RequestFault("no luck", extensions=broken.extensions)
+        return process(logits_NV, extensions, *rest, **options)
 
-    monkeypatch.setattr(worker.runner.pipeline, "process", failing)
+    monkeypatch.setattr(worker.runner.extensions, "process", failing)
     worker.prepared = [truncation, broken, Extras(0, 5)]
     worker.prepare_draws(PLACE)
     assert worker.prepared == [truncation, Extras(0, 5)]

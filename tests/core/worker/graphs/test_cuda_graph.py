@@ -107,8 +107,8 @@ def recorded(cuda, monkeypatch):
 def graphs():
     """Decodes of 2, 4 and 8 rows, with and without shared prefixes, and steps with prompts of 4, 6 and 8 tokens."""
     table = SimpleNamespace(device=DEVICE, padding_row=0)
-    pipeline = SimpleNamespace(generation=0)
-    runner = SimpleNamespace(table=table, pipeline=pipeline, checking=nullcontext)
+    extensions = SimpleNamespace(generation=0, layer_bits=lambda extensions: 0)
+    runner = SimpleNamespace(table=table, extensions=extensions, checking=nullcontext)
     prompts = PromptGraphs(runner, [PromptShape(tokens, 1, 0) for tokens in (4, 6, 8)], 64)
     prompts.inputs = lambda step, shape: torch.zeros(shape.num_tokens)
     return DecodeGraphs(runner, [2, 4, 8], 64, shares_prefixes=True), prompts
@@ -126,10 +126,10 @@ def test_the_first_size_of_each_kind_is_run_before(recorded, at_once):
 @pytest.mark.parametrize("sizes_alike", [False, True])
 def test_graphs_with_processors_are_run_before_unless_these_treat_sizes_alike(recorded, sizes_alike):
     decodes, prompts = graphs()
-    decodes.runner.pipeline.treats_sizes_alike = lambda processors: sizes_alike
+    decodes.runner.extensions.treats_sizes_alike = lambda extensions: sizes_alike
     capture_graphs(decodes, prompts, at_once=True)
     recorded.clear()
-    extras = Extras(processors=1)
+    extras = Extras(extensions=1)
     with torch.inference_mode():
         for size in (2, 4):
             decodes._record_draws(size, extras)

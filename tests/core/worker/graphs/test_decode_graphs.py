@@ -21,10 +21,11 @@ def graphs(monkeypatch):
     `replayed` what was replayed, in order.
     """
     device = torch.device("cpu")
-    pipeline = SimpleNamespace(generation=0, is_graph_safe=lambda processors: processors != 4)
-    pipeline.treats_sizes_alike = lambda processors: True
+    extensions = SimpleNamespace(generation=0, is_graph_safe=lambda extensions: extensions != 4)
+    extensions.treats_sizes_alike = lambda extensions: True
+    extensions.layer_bits = lambda extensions: 0
     table = SimpleNamespace(padding_row=9, device=device)
-    runner = SimpleNamespace(table=table, pipeline=pipeline, begin=lambda: None, checking=nullcontext)
+    runner = SimpleNamespace(table=table, extensions=extensions, begin=lambda: None, checking=nullcontext)
     graphs = DecodeGraphs(runner, [2, 4], 64)
     graphs.recorded, graphs.replayed = [], []
 
@@ -70,7 +71,7 @@ def test_rows_that_stay_are_not_sent_to_their_graph_again(graphs, monkeypatch):
 
 
 def test_a_graph_with_extras_is_captured_when_it_is_first_needed(graphs):
-    extras = Extras(processors=3, num_logprobs=5)
+    extras = Extras(extensions=3, num_logprobs=5)
     for _ in range(3):
         graphs.launch(torch.tensor([5, 6, 7]), ints([5, 6, 7]), extras)
     assert graphs.recorded[2:] == [(4, extras)]
@@ -78,7 +79,7 @@ def test_a_graph_with_extras_is_captured_when_it_is_first_needed(graphs):
 
 def test_the_longest_unused_graph_with_extras_makes_room(graphs, monkeypatch):
     monkeypatch.setattr("hookline.core.worker.graphs.cuda_graph.MAX_EXTRA_GRAPHS", 2)
-    one, two, three = (Extras(processors=number) for number in (1, 2, 3))
+    one, two, three = (Extras(extensions=number) for number in (1, 2, 3))
     for extras in (one, two, one, three, one, two):
         graphs.launch(torch.tensor([5]), ints([5]), extras)
     assert [extras for _, extras in graphs.recorded[2:]] == [one, two, three, two]
@@ -87,16 +88,16 @@ def test_the_longest_unused_graph_with_extras_makes_room(graphs, monkeypatch):
 
 
 def test_a_graph_with_extras_is_captured_anew_when_a_processor_was_made_anew(graphs):
-    extras = Extras(processors=3)
+    extras = Extras(extensions=3)
     graphs.launch(torch.tensor([5]), ints([5]), extras)
-    graphs.runner.pipeline.generation += 1
+    graphs.runner.extensions.generation += 1
     for _ in range(2):
         graphs.launch(torch.tensor([5]), ints([5]), extras)
     assert graphs.recorded[2:] == [(2, extras)] * 2
 
 
 def test_draws_that_are_prepared_are_captured_with_the_plain_ones(graphs):
-    extras, unsafe = Extras(processors=3), Extras(processors=4)
+    extras, unsafe = Extras(extensions=3), Extras(extensions=4)
     graphs.recorded.clear()
     graphs.capture(None, [extras, unsafe])
     assert graphs.recorded == [(4, PLAIN), (4, extras), (2, PLAIN), (2, extras)]
@@ -106,18 +107,18 @@ def test_draws_that_are_prepared_are_captured_with_the_plain_ones(graphs):
 
 def test_draws_that_are_prepared_do_not_displace_each_other(graphs, monkeypatch):
     monkeypatch.setattr("hookline.core.worker.graphs.cuda_graph.MAX_EXTRA_GRAPHS", 1)
-    prepared = [Extras(processors=number) for number in (1, 2, 3)]
+    prepared = [Extras(extensions=number) for number in (1, 2, 3)]
     graphs.capture(None, prepared)
     graphs.recorded.clear()
-    for extras in [*prepared, Extras(processors=5), *prepared]:
+    for extras in [*prepared, Extras(extensions=5), *prepared]:
         graphs.launch(torch.tensor([5]), ints([5]), extras)
-    assert graphs.recorded == [(2, Extras(processors=5))]
+    assert graphs.recorded == [(2, Extras(extensions=5))]
 
 
 def test_layers_are_replayed_once_and_before_the_draws(graphs):
     graphs.launch(torch.tensor([5]), ints([5]))
     for _ in range(2):
-        graphs.launch(torch.tensor([5]), ints([5]), Extras(processors=3))
+        graphs.launch(torch.tensor([5]), ints([5]), Extras(extensions=3))
     assert graphs.replayed == ["layers", "draws"] * 3
 
 
@@ -127,7 +128,7 @@ def test_a_plain_step_of_one_row_is_one_launch(graphs):
     assert graphs.launch(torch.tensor([5]), ints([5])).tolist() == [5]
     assert graphs.replayed == ["step"]
     graphs.launch(torch.tensor([5, 6]), ints([5, 6]))
-    graphs.launch(torch.tensor([5]), ints([5]), Extras(processors=3))
+    graphs.launch(torch.tensor([5]), ints([5]), Extras(extensions=3))
     assert graphs.replayed[1:] == ["layers", "draws"] * 2
 
 

@@ -66,7 +66,7 @@ def test_graphs_give_what_eager_steps_give(monkeypatch, scheduler, tokens, asked
         if asked == MORE:
             assert len(decodes_that_joined(launched)) > 5
         steps = [step for step, _ in launched]
-        assert len({step.processors for step in steps}) > 2 and max(step.num_logprobs for step in steps) > 0
+        assert len({step.extensions for step in steps}) > 2 and max(step.num_logprobs for step in steps) > 0
 
 
 @pytest.mark.slow

@@ -1,30 +1,31 @@
-"""The host's half of the logits processors: which ones a request uses, and its arguments as plain integers.
+"""The host's half of the step extensions: which ones a request uses, and its arguments as plain integers.
 
-Arguments are validated on arrival, extra_args by their size first, and a processor's code is imported when a request
-first uses it. The device's half, on each rank, is `core.worker.runner.logits_pipeline`. Both halves list the processors
+Arguments are validated on arrival, extra_args by their size first, and an extension's code is imported when a request
+first uses it. The device's half, on each rank, is `core.worker.runner.step_extensions`. Both halves list the extensions
 in the same order, so that an index names one.
 """
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
 from hookline.core.config.schema import build, unknown_key
 from hookline.core.contracts import RequestFacts, TokenTexts
 from hookline.core.errors import BrokenConfigError, ConfigError, PluginError, PluginFault, RequestError, shown
-from hookline.core.plugin.needs import Facts, unmet
-from hookline.core.plugin.processors import ProcessorStage
-from hookline.core.plugin.registry import PROCESSOR, Entry, Option
-from hookline.core.requests.token_followers import Follower
+from hookline.core.plugin.needs import Facts
+from hookline.core.plugin.registry import EXTENSION, PROCESSOR, Entry, Option
+from hookline.core.plugin.step_extensions import HostExtension
+from hookline.core.requests.extension_states import UsedExtension
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.util.arrays import IntArray
 
-MAX_PROCESSORS = 62
-"""Most processors of an engine: a step names those that it runs in the bits of one int64."""
+MAX_EXTENSIONS = 62
+"""Most extensions of an engine: a step names those that it runs in the bits of one int64."""
 MAX_CACHED_KEYS_BYTES = 2**20
 """Converted arguments are cached; when the cache's keys take this much memory, all of it is dropped."""
 MAX_CACHED_KEY_BYTES = 2**14
@@ -33,17 +34,20 @@ MAX_CHARACTERS = 65_536
 """Most characters of a request's extra_args: of all keys, texts and numbers together."""
 MAX_VALUES = 1024
 """Most values of a request's extra_args: each number, text, list and mapping is one. A value costs up to 0.1 ms."""
+EXTENSION_KINDS = (PROCESSOR, EXTENSION)
+_FIELDS = {one.name: one.default for one in fields(SamplingParams) if one.default is not MISSING}
+"""Sampling parameters that an extension can exclude, and their values in requests that leave them out."""
 MAX_DEPTH = 16
 """Most mappings and lists around a value of a request's extra_args, itself not counted."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a request asks of the logits processors.
+    """What a request asks of the step extensions and logits processors.
 
-    records: (processor's index, its arguments: one integer per column, then what it encoded). num_draws: (bit of the
-    processor, how many of the first draws it changes; None for all). reads_tokens: whether one of them reads the
-    request's tokens. bits: those of all its processors. ends: whether some change only the first draws.
+    records: (extension's index, its arguments: one integer per column, then what it encoded). num_draws: (bit of the
+    extension, how many of the first draws it changes; None for all). reads_tokens: whether one of them reads the
+    request's tokens. bits: those of all its extensions. ends: whether some change only the first draws.
     """
 
     records: tuple[tuple[int, IntArray], ...] = ()
@@ -51,25 +55,39 @@ class Prepared:
     reads_tokens: bool = False
     bits: int = 0
     ends: bool = False
-    followers: tuple[Follower, ...] = ()
+    stateful: tuple[UsedExtension, ...] = ()
+    """Those that follow its tokens on the host, or have results for it."""
+    layer_bits: int = 0
+    """Of those that change hidden states, also while its prompt is computed."""
+    stream_key: bytes | None = None
+    """What of its arguments its hidden states depend on, and so its cached prompt; None if no extension changes them.
+    Empty if they may depend on more than arguments and tokens."""
+
+    def prefix_root(self, root: int, id: int) -> int:
+        """What stands before the first block of the request's cached prefix, in place of `root`: see RequestOptions."""
+        if self.stream_key is None:
+            return root
+        told = repr((root, self.stream_key or id)).encode()
+        return (1 << 128) + int.from_bytes(hashlib.blake2b(told, digest_size=16).digest(), "little")
 
     def used(self, num_output_tokens: int) -> int:
-        """Bits of the processors that change the next draw of a request with this many output tokens."""
+        """Bits of the extensions that change the next draw of a request with this many output tokens."""
         return sum(bit for bit, count in self.num_draws if count is None or num_output_tokens < count)
 
 
 NOTHING = Prepared()
 
 
-class Processing:
-    """The processors of an engine, in the order they run."""
+class InstalledExtensions:
+    """The extensions of an engine, in the order they run."""
 
-    def __init__(self, stages: Sequence[ProcessorStage] = ()) -> None:
-        if len(stages) > MAX_PROCESSORS:
-            raise PluginError(f"{len(stages)} logits processors are installed; at most {MAX_PROCESSORS} can be")
+    def __init__(self, stages: Sequence[HostExtension] = ()) -> None:
+        if len(stages) > MAX_EXTENSIONS:
+            raise PluginError(f"{len(stages)} step extensions are installed; at most {MAX_EXTENSIONS} can be")
         self.stages = list(stages)
         self._load_tokenizer: Callable[[], TokenTexts | None] = lambda: None
-        self._has_settings = any(stage.setting is not None for stage in stages)
+        self.has_settings = any(stage.setting is not None for stage in stages)
+        """Whether requests may use some without asking for them."""
         self._claimed = {name for stage in stages if stage.from_params for name in stage.field_names}
         self._built: dict[tuple[int, str], Any] = {}
         self._built_bytes = 0
@@ -77,27 +95,21 @@ class Processing:
     @classmethod
     def of(
         cls, entries: Iterable[Entry], facts: Facts | None = None, settings: Mapping[str, Option] | None = None
-    ) -> Processing:
-        """The processors among some plugin entries. One that does not fit the facts is refused when a request uses it.
+    ) -> InstalledExtensions:
+        """The extensions among some plugin entries. One that does not fit the facts is refused when a request uses it.
 
-        settings: default arguments of requests, by the processor's name.
+        settings: what the engine's configuration sets of them, by name.
         """
-        wanted = sorted((one for one in entries if one.kind == PROCESSOR), key=lambda one: -one.priority)
-        configs = {name: option.config for name, option in (settings or {}).items()}
-        return cls(
-            [
-                ProcessorStage(entry, unmet(entry.needs, facts) if facts is not None else (), configs.get(entry.name))
-                for entry in wanted
-            ]
-        )
+        wanted = sorted((one for one in entries if one.kind in EXTENSION_KINDS), key=lambda one: -one.priority)
+        return cls([HostExtension(entry, facts, (settings or {}).get(entry.name)) for entry in wanted])
 
     def prepare(self, params: SamplingParams, facts: RequestFacts) -> Prepared:
-        """Turn a request's parameters into arguments of processors.
+        """Turn a request's parameters into arguments of extensions.
 
-        Raises: RequestError for arguments that no processor takes or that one refuses, and for a processor that does
+        Raises: RequestError for arguments that no extension takes or that one refuses, and for an extension that does
         not fit; PluginFault for one that is broken.
         """
-        if not params.processed_fields and not params.extra_args and not self._has_settings:
+        if not params.processed_fields and not params.extra_args and not self.has_settings:
             return NOTHING
         self._refuse_unknown(params)
         try:
@@ -106,7 +118,8 @@ class Processing:
             raise PluginFault(str(error)) from error
 
     def _prepare(self, params: SamplingParams, facts: RequestFacts) -> Prepared:
-        records, followers, num_draws, reads_tokens = [], [], [], False
+        records, stateful, num_draws, reads_tokens = [], [], [], False
+        used: dict[str, HostExtension] = {}
         for index, stage in enumerate(self.stages):
             with stage.blaming:
                 arguments = self._arguments(index, stage, params)
@@ -116,14 +129,21 @@ class Processing:
                 count = stage.num_draws(arguments, known)
                 if count == 0:
                     continue
-                if stage.is_follower:
-                    followers.append(Follower(index, stage, arguments, known))
-                else:
+                if stage.is_follower or stage.has_results:
+                    stateful.append(UsedExtension(index, stage, arguments, known, count))
+                if not stage.is_follower:
                     records.append((index, stage.encode(arguments, known)))
                 num_draws.append((1 << index, count))
                 reads_tokens |= stage.reads_tokens
+                used[stage.entry.name] = stage
+        _refuse_excluded(used, params)
         bits, ends = sum(bit for bit, _ in num_draws), any(count is not None for _, count in num_draws)
-        return Prepared(tuple(records), tuple(num_draws), reads_tokens, bits, ends, tuple(followers))
+        changing = [index for index, stage in enumerate(self.stages) if bits >> index & 1 and stage.changes_stream]
+        key = None if not changing else b""
+        if changing and not ends and not any(self.stages[index].is_follower for index in changing):
+            key = repr([(index, values.tolist()) for index, values in records if index in changing]).encode()
+        layer_bits = sum(1 << index for index in changing)
+        return Prepared(tuple(records), tuple(num_draws), reads_tokens, bits, ends, tuple(stateful), layer_bits, key)
 
     def use_tokenizer(self, load: Callable[[], TokenTexts | None]) -> None:
         """Give processors the tokenizer if they read texts; `load` is called when a request first uses one of them."""
@@ -155,8 +175,8 @@ class Processing:
             if name not in taking:
                 raise RequestError(unknown_key(f"sampling.extra_args.{name}", sorted(taking)))
 
-    def _arguments(self, index: int, stage: ProcessorStage, params: SamplingParams) -> Any:
-        """The processor's arguments; None if the request has none."""
+    def _arguments(self, index: int, stage: HostExtension, params: SamplingParams) -> Any:
+        """The extension's arguments; None if the request has none."""
         if stage.from_params:
             if not any(name in params.processed_fields for name in stage.field_names):
                 return None
@@ -164,7 +184,7 @@ class Processing:
         given = params.extra_args.get(stage.entry.name)
         return stage.setting if given is None else self._build(index, stage, given)
 
-    def _build(self, index: int, stage: ProcessorStage, given: Mapping[str, Any]) -> Any:
+    def _build(self, index: int, stage: HostExtension, given: Mapping[str, Any]) -> Any:
         """Arguments, checked and converted; cached, since OmegaConf takes a millisecond."""
         key = (index, repr(given))
         if key in self._built:
@@ -174,7 +194,7 @@ class Processing:
             built = build(stage.arguments, stage.arguments_of(given), key_of_all, reads_texts=False)
         except BrokenConfigError as error:
             assert error.__cause__ is not None
-            raise error.__cause__ from None  # whoever is around us blames the processor
+            raise error.__cause__ from None  # whoever is around us blames the extension
         except ConfigError as error:
             raise RequestError(str(error)) from error
         if (num_bytes := sys.getsizeof(key[1])) <= MAX_CACHED_KEY_BYTES:
@@ -184,6 +204,16 @@ class Processing:
             self._built[key] = built
             self._built_bytes += num_bytes
         return built
+
+
+def _refuse_excluded(used: Mapping[str, HostExtension], params: SamplingParams) -> None:
+    """Refuse what one of a request's extensions excludes and the request asks for as well."""
+    for name, stage in used.items():
+        for other in stage.cls.excludes:
+            given = getattr(params, other, None) if other in _FIELDS else None
+            if other in used or given != _FIELDS.get(other):
+                field = f"sampling.{other}" if other in _FIELDS else f"sampling.extra_args.{other}"
+                raise RequestError(f"{stage.entry.kind} '{name}' excludes {field}; leave one of them out")
 
 
 def refuse_oversized(extra_args: Mapping[str, Any]) -> None:

@@ -10,8 +10,13 @@ from hookline.core.engine.step_builder import ArgumentWriter
 from hookline.core.errors import RequestError
 from hookline.core.plugin.needs import Facts
 from hookline.core.plugin.registry import PROCESSOR, Entry, Option, Origin
-from hookline.core.requests.logits_processing import MAX_CACHED_KEY_BYTES, MAX_CACHED_KEYS_BYTES, NOTHING, Processing
 from hookline.core.requests.request import Request
+from hookline.core.requests.step_extensions import (
+    MAX_CACHED_KEY_BYTES,
+    MAX_CACHED_KEYS_BYTES,
+    NOTHING,
+    InstalledExtensions,
+)
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.step.message import Step
 from tests.core.faulty_processors import PlainProcessorArguments
@@ -49,7 +54,7 @@ def entry(name, config=PlainProcessorArguments, target=PLAIN, **options):
 
 
 def prepare(params, *entries, facts=None):
-    return Processing.of(entries, facts).prepare(params.resolved({}), FACTS)
+    return InstalledExtensions.of(entries, facts).prepare(params.resolved({}), FACTS)
 
 
 @pytest.mark.parametrize(
@@ -69,15 +74,15 @@ def test_unknown_names_and_wrong_values_are_refused_with_the_near_miss(extra_arg
         prepare(SamplingParams(extra_args=extra_args), *entries)
     assert message in str(caught.value) and "\n" not in str(caught.value)
     with pytest.raises(RequestError):
-        Processing.of(entries).check(SamplingParams(extra_args=extra_args))
+        InstalledExtensions.of(entries).check(SamplingParams(extra_args=extra_args))
 
 
 def with_setting(params, **setting):
     one = entry("shift")
     settings = {"shift": Option(one, PlainProcessorArguments(**setting))}
-    processing = Processing.of([one, entry("other")], None, settings)
-    processing.check(params)
-    return processing.prepare(params.resolved({}), FACTS)
+    installed = InstalledExtensions.of([one, entry("other")], None, settings)
+    installed.check(params)
+    return installed.prepare(params.resolved({}), FACTS)
 
 
 def test_what_the_engine_says_holds_for_requests_that_say_nothing_and_their_own_fields_go_before():
@@ -149,7 +154,7 @@ def test_what_is_encoded_needs_a_load(monkeypatch):
 
 
 def test_processors_run_in_descending_priority():
-    stages = Processing.of([entry("a"), entry("b", priority=5), entry("c", priority=-1)]).stages
+    stages = InstalledExtensions.of([entry("a"), entry("b", priority=5), entry("c", priority=-1)]).stages
     assert [stage.entry.name for stage in stages] == ["b", "a", "c"]
 
 
@@ -163,7 +168,7 @@ def test_a_processor_may_end_after_some_draws(monkeypatch):
 
 def make_request(id, *extra, row=0, entries=None):
     params = SamplingParams(extra_args=dict(extra)).resolved({})
-    prepared = Processing.of(entries or [entry("one"), entry("two")]).prepare(params, FACTS)
+    prepared = InstalledExtensions.of(entries or [entry("one"), entry("two")]).prepare(params, FACTS)
     request = Request(id, [1, 2, 3], params, max_tokens=4, block_size=4, seed=0, prepared=prepared)
     request.row = row
     return request
@@ -173,18 +178,18 @@ def test_a_row_that_changes_hands_gets_defaults_for_what_its_last_owner_used():
     writer = ArgumentWriter(4)
     first = make_request(0, ("one", {"amount": 1.0}), ("two", {"amount": 2.0}))
     step = Step(**writer.sections([first], [], [first]))
-    assert (step.processor_rows.tolist(), step.processor_ids.tolist()) == ([0, 0], [0, 1])
-    assert step.processor_lens.tolist() == [2, 2] and step.processors == 3
+    assert (step.extension_rows.tolist(), step.extension_ids.tolist()) == ([0, 0], [0, 1])
+    assert step.extension_lens.tolist() == [2, 2] and step.extensions == 3
     writer.forget(first)
     second = make_request(1, ("two", {"amount": 5.0}))
     step = Step(**writer.sections([second], [], [second]))
-    assert (step.processor_ids.tolist(), step.processor_lens.tolist(), step.processors) == ([0, 1], [0, 2], 2)
+    assert (step.extension_ids.tolist(), step.extension_lens.tolist(), step.extensions) == ([0, 1], [0, 2], 2)
     writer.forget(second)
     third = make_request(2)
     step = Step(**writer.sections([third], [], [third]))
-    assert (step.processor_ids.tolist(), step.processor_lens.tolist(), step.processors) == ([1], [0], 0)
+    assert (step.extension_ids.tolist(), step.extension_lens.tolist(), step.extensions) == ([1], [0], 0)
     step = Step(**writer.sections([make_request(3)], [], []))
-    assert not len(step.processor_rows)
+    assert not len(step.extension_rows)
 
 
 @pytest.mark.parametrize(
@@ -217,21 +222,21 @@ def test_a_plugin_may_register_processors_alone():
 
 @pytest.mark.slow
 def test_what_is_kept_of_ended_requests_is_bounded_in_bytes():
-    processing = Processing.of([entry("text", TextArguments)])
+    installed = InstalledExtensions.of([entry("text", TextArguments)])
     tracemalloc.start()
     for seed in range(300):
-        processing.check(SamplingParams(extra_args={"text": {"text": f"{seed:04}" * 4000}}))
+        installed.check(SamplingParams(extra_args={"text": {"text": f"{seed:04}" * 4000}}))
     kept, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert processing._built and kept < 3 * MAX_CACHED_KEYS_BYTES
+    assert installed._built and kept < 3 * MAX_CACHED_KEYS_BYTES
 
 
 def test_large_arguments_are_not_kept_and_small_ones_are_built_once(monkeypatch):
     built = []
-    built_here = "hookline.core.requests.logits_processing.build"
+    built_here = "hookline.core.requests.step_extensions.build"
     monkeypatch.setattr(built_here, lambda cls, given, prefix, **_: built.append(given) or cls(**given))
-    processing = Processing.of([entry("text", TextArguments)])
+    installed = InstalledExtensions.of([entry("text", TextArguments)])
     small, large = {"text": "a"}, {"text": "a" * MAX_CACHED_KEY_BYTES}
     for given in (small, large, small, large):
-        processing.check(SamplingParams(extra_args={"text": given}))
+        installed.check(SamplingParams(extra_args={"text": given}))
     assert built == [small, large, large]

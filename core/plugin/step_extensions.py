@@ -1,9 +1,9 @@
-"""One logits processor of a plugin: its entry, and its code once a request uses it."""
+"""The host's half of one step extension or logits processor: its entry, and its code once a request uses it."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from operator import index
 from typing import Any
@@ -13,22 +13,33 @@ import numpy as np
 from hookline.core.contracts import FromSamplingParams, RequestFacts, is_offered
 from hookline.core.errors import PluginError, RequestError, shown
 from hookline.core.plugin.blame import Blaming, breach
-from hookline.core.plugin.registry import PROCESSOR, Entry
-from hookline.core.util.arrays import IntArray, float_bits, ints
+from hookline.core.plugin.needs import Facts, unmet
+from hookline.core.plugin.registry import PROCESSOR, Entry, ExtensionOption, Option
+from hookline.core.util.arrays import Array, IntArray, float_bits, ints
+
+_PLAIN = (bool, int, float, str, type(None))
 
 
-class ProcessorStage:
-    """One processor: its entry, and its code once a request uses it."""
+class HostExtension:
+    """One extension. facts: of the engine, if they are known. option: what the engine's configuration sets of it."""
 
-    def __init__(self, entry: Entry, unmet_needs: Sequence[str] = (), setting: Any = None) -> None:
-        assert entry.config is not None
-        self.entry, self.arguments, self.unmet_needs = entry, entry.config, unmet_needs
+    def __init__(self, entry: Entry, facts: Facts | None = None, option: Option | None = None) -> None:
+        is_processor = entry.kind == PROCESSOR
+        arguments = entry.config if is_processor else entry.arguments
+        assert arguments is not None
+        self.entry, self.arguments, self._facts = entry, arguments, facts
+        self.unmet_needs = [] if facts is None else unmet(entry.needs, facts)
+        self.draw_method = "process" if is_processor else "before_draw"
+        """Which of its methods changes logits."""
         self.from_params = issubclass(self.arguments, FromSamplingParams)
         self.blaming = _blaming(entry)
         with self.blaming:
             self.defaults = self.arguments()
-        self.setting = setting
+            self.config = None if is_processor or entry.config is None else entry.config()
+        self.setting = None if option is None or not is_processor else option.config
         """Arguments of requests that do not say otherwise, from the engine's configuration; None if it has none."""
+        if isinstance(option, ExtensionOption):
+            self.config, self.setting = option.config, option.arguments
         fields = dataclasses.fields(self.arguments)
         self.field_names = [field.name for field in fields]
         self.columns = {name: float for name in self._of_type(float)} | {
@@ -41,22 +52,35 @@ class ProcessorStage:
 
     @cached_property
     def cls(self) -> Any:
-        """The processor's class.
+        """The extension's class.
 
         Raises: PluginError if it cannot be imported, or lacks what its arguments call for; RequestError if it does not
         fit this engine.
         """
         if self.unmet_needs:
-            what = f"{PROCESSOR} '{self.entry.name}' of {self.entry.origin}"
-            raise RequestError(f"{what} does not fit: {'; '.join(self.unmet_needs)}")
+            raise RequestError(f"{self.entry} does not fit: {'; '.join(self.unmet_needs)}")
         loaded = self.entry.load()
+        if fault := self._unfit(loaded):
+            raise RequestError(f"{self.entry} does not fit: {fault}")
         others = [name for name in self.field_names if name not in self.columns]
         if others and not (is_offered(loaded.encode) and is_offered(loaded.load)):
             raise PluginError(
-                f"{PROCESSOR} '{self.entry.name}' of {self.entry.origin} needs encode and load: its arguments have "
-                f"'{others[0]}', whose default is neither an int, a float nor a bool"
+                f"{self.entry} needs encode and load: its arguments have '{others[0]}', whose default is neither an "
+                "int, a float nor a bool"
             )
         return loaded
+
+    def _unfit(self, loaded: Any) -> str | None:
+        """What of the engine an extension excludes, or cannot be used with."""
+        facts = self._facts
+        if facts is None:
+            return None
+        for name, count in (("tp", facts.num_ranks), ("pp", facts.num_stages)):
+            if count > 1 and name in loaded.excludes:
+                return f"{name} is {count}, and it works with {name}=1 only"
+        if facts.batch_invariant and is_offered(loaded.after_layer):
+            return "engine.batch_invariant is true, and it changes hidden states"
+        return None
 
     @property
     def reads_tokens(self) -> bool:
@@ -76,7 +100,7 @@ class ProcessorStage:
         return [*float_bits(floats).tolist(), *whole]
 
     def num_draws(self, arguments: Any, facts: RequestFacts) -> int | None:
-        """See LogitsProcessor."""
+        """See StepExtension."""
         if arguments == self.defaults:
             return 0
         with _blaming(self.entry, "num_draws"):
@@ -97,13 +121,23 @@ class ProcessorStage:
         """Whether it follows its requests' tokens on the host."""
         return is_offered(self.cls.start) or is_offered(self.cls.on_token)
 
+    @property
+    def has_results(self) -> bool:
+        """Whether it computes numbers for the host."""
+        return is_offered(self.cls.after_draw)
+
+    @property
+    def changes_stream(self) -> bool:
+        """Whether it changes hidden states, on which the cached keys and values of its requests then depend."""
+        return is_offered(self.cls.after_layer)
+
     def start(self, arguments: Any, facts: RequestFacts) -> Any:
-        """See LogitsProcessor."""
+        """See StepExtension."""
         with _blaming(self.entry, "start"):
             return self.cls.start(arguments, facts)
 
     def on_token(self, state: Any, token_id: int, logprob: float | None) -> str | None:
-        """See LogitsProcessor.
+        """See StepExtension.
 
         Raises: PluginError, also for what is neither a text nor None.
         """
@@ -112,6 +146,21 @@ class ProcessorStage:
             if text is not None and not isinstance(text, str):
                 raise self._broken("on_token", f"it returned {shown(text)}, which is neither a text nor None")
             return text
+
+    def on_result(self, state: Any, values_W: Array) -> Any:
+        """See StepExtension. Raises: PluginError, also for what is no plain data."""
+        with Blaming((), "in on_result", otherwise=self.entry):
+            found = self.cls.on_result(state, values_W.copy())
+            if not is_plain(found):
+                raise self._broken(
+                    "on_result", f"it returned {shown(found)}, which is no plain data that JSON can hold"
+                )
+            return found
+
+    def forget(self, state: Any) -> None:
+        """See StepExtension. Raises: PluginError."""
+        with Blaming((), "in forget", otherwise=self.entry):
+            self.cls.forget(state)
 
     def encode(self, arguments: Any, facts: RequestFacts) -> IntArray:
         """The record of a request's arguments.
@@ -129,12 +178,19 @@ class ProcessorStage:
                 return ints([*self.column_values(arguments), *encoded])
         except (OverflowError, FloatingPointError) as error:
             limits = "an int must fit into 64 bits and a float into 32"
-            raise RequestError(f"a number for {PROCESSOR} '{self.entry.name}' is too large; {limits}") from error
+            raise RequestError(f"a number for {self.entry.kind} '{self.entry.name}' is too large; {limits}") from error
         except (TypeError, ValueError) as error:
             raise self._broken("encode", f"it returned {shown(encoded)}, which are not whole numbers") from error
 
     def _broken(self, method: str, what: str) -> PluginError:
         return PluginError(breach(self.entry, method, what))
+
+
+def is_plain(value: Any) -> bool:
+    """Whether it is made of texts, numbers, bools, None, lists and mappings by texts alone, as JSON is."""
+    if isinstance(value, dict):
+        return all(isinstance(key, str) for key in value) and all(map(is_plain, value.values()))
+    return all(map(is_plain, value)) if isinstance(value, list | tuple) else isinstance(value, _PLAIN)
 
 
 def _blaming(entry: Entry, method: str = "") -> Blaming:
