@@ -29,6 +29,7 @@ KINDS = (
     "ranks",
     "exchange",
     "sampler",
+    "extension",
     "processor",
     "grammar",
     "pooler",

@@ -23,7 +23,7 @@ from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.needs import unavailable
 from hookline.core.plugin.presets import Preset, preset_values
 from hookline.core.plugin.problems import Problem
-from hookline.core.plugin.registry import KINDS, OBSERVER, PROCESSOR, Entry, Origin
+from hookline.core.plugin.registry import EXTENSION, KINDS, OBSERVER, PROCESSOR, Entry, Origin
 from hookline.core.util.process import called_as
 from hookline.core.util.text import near_miss
 
@@ -115,14 +115,16 @@ def _plugin(origin: Origin, host: PluginHost) -> dict[str, Any]:
 
 def _option(entry: Entry) -> dict[str, Any]:
     with Blaming((), "while its fields are listed", otherwise=entry):
-        fields = field_facts(entry.config)
+        settings = field_facts(entry.config)
+        fields = settings if entry.arguments is None else field_facts(entry.arguments)
     return {
         "kind": entry.kind,
         "name": entry.name,
         "key": _key(entry),
-        "engine_key": f"processors.{entry.name}" if _key(entry).startswith("sampling.extra_args.") else "",
+        "engine_key": f"{entry.kind}s.{entry.name}" if _key(entry).startswith("sampling.extra_args.") else "",
         "help": entry.help,
         "fields": fields,
+        "settings": [] if entry.arguments is None else settings,
         "plugin": entry.origin.plugin,
         "distribution": entry.origin.distribution,
         "version": entry.origin.version,
@@ -141,7 +143,7 @@ def _key(entry: Entry) -> str:
         return entry.kind
     if entry.kind == OBSERVER:
         return ""
-    if entry.kind != PROCESSOR:
+    if entry.kind not in (PROCESSOR, EXTENSION):
         return f"serve.{entry.kind}"
     by_name = entry.config is not None and issubclass(entry.config, FromSamplingParams)
     return "sampling" if by_name else f"sampling.extra_args.{entry.name}"

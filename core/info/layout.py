@@ -94,7 +94,11 @@ def _full_option(option: dict[str, Any]) -> str:
     ]
     if option["architectures"]:
         lines.append(f"  claims:    {', '.join(option['architectures'])}")
-    return "\n".join([*lines, *_block(_fields_title(option), _documented(option))])
+    lines += _block(_fields_title(option), _documented(option))
+    if option["settings"]:
+        of_engine = {**option, "key": option["engine_key"], "fields": option["settings"]}
+        lines += _block("settings of the engine's own", _documented(of_engine))
+    return "\n".join(lines)
 
 
 def _fields_title(option: dict[str, Any]) -> str:

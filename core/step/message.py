@@ -111,12 +111,12 @@ def pack(step: Step) -> IntArray:
     return np.concatenate([np.array(header, dtype=np.int64), *sections])
 
 
-_PROCESSORS, _POOLED = HEADER.index("extensions"), len(HEADER) + SECTIONS.index("pooled")
+_EXTENSIONS, _POOLED = HEADER.index("extensions"), len(HEADER) + SECTIONS.index("pooled")
 
 
 def is_agreed_on(message: IntArray) -> bool:
     """Step.is_agreed_on of a packed step; False of other messages."""
-    return bool(message[0] >= 0 and (message[_PROCESSORS] or message[_POOLED]))
+    return bool(message[0] >= 0 and (message[_EXTENSIONS] or message[_POOLED]))
 
 
 MASKS, TIME_STEPS = -1, -2
