@@ -157,7 +157,8 @@ def test_every_public_class_and_function_is_in_the_reference(module: str) -> Non
     public = importlib.import_module(f"hookline.core.{module}")
     described = set(re.findall(r"^### (\w+)$", REFERENCE.read_text(encoding="utf-8"), re.MULTILINE))
     values = {name: getattr(public, name) for name in public.__all__}
-    named = {name for name, value in values.items() if inspect.isclass(value) or inspect.isroutine(value)}
+    found = {name: value for name, value in values.items() if inspect.isclass(value) or inspect.isroutine(value)}
+    named = {name for name, value in found.items() if value.__name__ == name}  # other names of a class have its entry
     assert named - described == set()
 
 
