@@ -37,6 +37,8 @@ FLOAT_DTYPES = ("BF16", "F16", "F32", "F64")
 """Those of plain tensors."""
 _OTHER_FORMS = ("adapter_", "consolidated")
 """How names of safetensors files begin that are no model's in Hugging Face's form."""
+_OF_HUB = "models--"
+"""How the hub's cache names the folder of a model's snapshots: models--OWNER--NAME."""
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -253,6 +255,12 @@ def _nothing_to_read(folder: Path) -> str:
         return (
             f"{folder} has only pickled weights ({pickles[0]}), and only safetensors is read; convert it with "
             "transformers: model.save_pretrained(folder, safe_serialization=True)"
+        )
+    if folder.parent.name == "snapshots" and (cached := folder.parents[1].name).startswith(_OF_HUB):
+        hub_id = cached.removeprefix(_OF_HUB).replace("--", "/")
+        return (
+            f"{hub_id} has no *.safetensors file on the hub, and pickled weights (*.bin) are not read; convert it with "
+            f"transformers: AutoModelForCausalLM.from_pretrained('{hub_id}').save_pretrained(folder); give that folder"
         )
     return f"{folder} has no *.safetensors file; download the weights there, or set model.weights=random"
 

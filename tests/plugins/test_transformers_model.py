@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hookline.core.contracts import FullAttention, Runtime, SlidingWindow
 from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.errors import ConfigError
-from hookline.core.testing.model_suite.driver import ModelDriver
+from hookline.core.testing.model_suite.driver import Chunk, ModelDriver
 from hookline.core.testing.plain_kernels import PlainKernels
 from tests.fuzzing import examples
 from tests.lazily import Lazily
@@ -113,6 +113,25 @@ def test_all_that_a_config_asks_for_and_is_not_served_is_told_at_once() -> None:
     told = refusal({**config, "architectures": ["Qwen3_5ForConditionalGeneration"]})
     assert "its architecture is 'Qwen3_5ForConditionalGeneration', and only its Qwen3_5ForCausalLM is served" in told
     assert "made of several models (text_config)" in told and "of type linear_attention carry a state" in told
+
+
+@pytest.mark.parametrize(
+    ("model_type", "name"), [("exaone", "ExaoneForCausalLM"), ("internlm3", "InternLM3ForCausalLM")]
+)
+def test_a_model_is_known_by_the_name_it_had_before_transformers_had_it(model_type: str, name: str) -> None:
+    if model_type not in CONFIG_MAPPING.keys():
+        pytest.skip(f"this transformers has no {model_type}")
+    config = {**config_of(model_type), "architectures": [name], "auto_map": {"AutoModelForCausalLM": "its_own.Code"}}
+    assert TransformersModel.spec(config).num_layers == 2
+    told = refusal({**config, "architectures": ["MistralForCausalLM"]})
+    assert "its architecture is 'MistralForCausalLM'" in told
+
+
+def test_experts_whose_rows_are_no_multiple_of_16_bytes_are_served() -> None:
+    sizes = {"num_local_experts": 4, "num_experts_per_tok": 2, "hidden_size": 36, "head_dim": 8}
+    config = config_of("mixtral", **sizes)
+    driver = ModelDriver(TransformersModel, config)
+    assert driver.logits(Chunk(0, 0, [1, 2, 3])).isfinite().all()
 
 
 def test_a_hybrid_whose_layers_all_attend_is_a_decoder_like_others() -> None:

@@ -35,6 +35,8 @@ SERVED_LAYERS = ("full_attention", "sliding_attention", "attention")
 """Values of `layer_types` that are served, in transformers' words."""
 WITHOUT_ATTENTION = ("mlp", "moe")
 """Values of `layer_types` that neither attend nor have a state."""
+CAUSAL = "ForCausalLM"
+"""How architectures end that have a head for tokens."""
 OFF = ("use_cache", "output_attentions", "output_hidden_states", "output_router_logits")
 """Config values that ask a forward for results which the engine does not use, switched off."""
 
@@ -70,12 +72,22 @@ def _faults(values: ConfigValues, model_class: type[PreTrainedModel]) -> Iterato
     named = values.texts("architectures")
     if values.values.get("is_encoder_decoder"):
         yield "it is an encoder and a decoder (is_encoder_decoder), and only decoders are served"
-    if named and model_class.__name__ not in named and not issubclass(model_class, TextWithHead):
+    if named and model_class.__name__ not in named and not _means_same(named[0], model_class):
         yield f"its architecture is {shown(named[0])}, and only its {model_class.__name__} is served"
     if values.values.get("text_config"):
         yield "it is made of several models (text_config), and only a decoder is served"
     if values.values.get("alibi"):
         yield "its attention adds ALiBi's biases (alibi), which no kernels here do"
+
+
+def _means_same(architecture: str, model_class: type[PreTrainedModel]) -> bool:
+    """Whether an architecture that a config.json names is this model under another name.
+
+    It is one from before transformers had the model, as ExaoneForCausalLM of EXAONE 3, or that of a model whose text
+    part this is.
+    """
+    is_older = architecture.endswith(CAUSAL) and not hasattr(transformers, architecture)
+    return is_older or issubclass(model_class, TextWithHead)
 
 
 def _faults_of_layers(kinds: set[str], model_class: type[PreTrainedModel]) -> Iterator[str]:

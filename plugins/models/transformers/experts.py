@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers.integrations import moe
-from transformers.integrations.moe import ExpertsInterface, grouped_mm_experts_forward
+from transformers.integrations.moe import ExpertsInterface, batched_mm_experts_forward, grouped_mm_experts_forward
 
 from hookline.core.contracts import Runtime, is_offered
 from hookline.core.layers import plain_expert_mlp
@@ -36,7 +36,7 @@ class ServedExperts:
         if is_gated_silu(module):
             out_TD = self.mlp(x_TD, expert_TA, weight_TA.float(), module.gate_up_proj, module.down_proj)
         else:
-            out_TD = grouped_mm_experts_forward(module, x_TD, expert_TA, weight_TA)
+            out_TD = _products(module, x_TD)(module, x_TD, expert_TA, weight_TA)
         return out_TD if self.ranks is None else self.ranks.all_reduce(out_TD)
 
 
@@ -57,10 +57,16 @@ def is_gated_silu(module: Any) -> bool:
     return usual and type(module.act_fn).__name__ in ("SiLU", "SiLUActivation")
 
 
+def _products(module: Any, x_TD: Tensor) -> Any:
+    """transformers' grouped products, or batched ones where rows are no multiple of 16 bytes, which those refuse."""
+    is_aligned = all(size * x_TD.element_size() % 16 == 0 for size in module.down_proj.shape[-2:])
+    return grouped_mm_experts_forward if is_aligned else batched_mm_experts_forward
+
+
 def _experts(module: Any, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor) -> Tensor:
-    """What transformers calls; a model that is only tried out has nothing attached."""
-    compute = getattr(module, "hookline_experts", grouped_mm_experts_forward)
-    out_TD: Tensor = compute(module, x_TD, expert_TA, weight_TA)
+    """What transformers calls. A model that is only tried out has nothing attached, and its experts give the shape."""
+    compute = getattr(module, "hookline_experts", None)
+    out_TD: Tensor = torch.empty_like(x_TD) if compute is None else compute(module, x_TD, expert_TA, weight_TA)
     return out_TD
 
 

@@ -222,6 +222,14 @@ def test_a_bias_of_attention_is_no_mask(tmp_path: Path) -> None:
     assert "1 surplus tensor: h.0.attn.bias" in refusal(tmp_path, targets_for(stored("a")))
 
 
+def test_a_hub_id_without_safetensors_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    folder = tmp_path / "models--owner--old-model" / "snapshots" / "0123"
+    folder.mkdir(parents=True)
+    told = refusal(folder, {})
+    assert told.startswith("owner/old-model has no *.safetensors file on the hub")
+    assert "from_pretrained('owner/old-model').save_pretrained(folder)" in told and "\n" not in told
+
+
 def test_only_pickled_weights_are_refused_with_the_way_out(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     message = refusal(tmp_path, {})
