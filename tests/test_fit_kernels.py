@@ -69,5 +69,7 @@ def test_kernels_that_do_not_compile_or_fit_are_told_with_their_card(capsys):
 def test_cards_of_six_compute_capabilities_are_checked_in_both_modes():
     assert set(PLAN) == {"a100", "rtx3090", "rtx4090", "h100", "b200", "rtx5090"}
     assert PLAN["rtx4090"] == MODELS and all(set(models) <= set(MODELS) for models in PLAN.values())
+    narrow = {"qwen3_1_7b", "qwen3_30b_a3b"}
+    assert all(narrow & set(PLAN[card]) for card in ("rtx3090", "rtx4090", "rtx5090")), "products of width 2,048"
     modes = [("batch_invariant" in one) for one in overrides_of(MODELS)]
     assert modes.count(False) == len(MODELS) and modes.count(True) == len(MODELS) - 1, "gpt-oss has one mode"
