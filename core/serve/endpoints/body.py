@@ -142,7 +142,8 @@ def _decoded(data: bytes, kind: type[Struct]) -> tuple[Struct, dict[str, str]]:
     if not isinstance(values, dict):
         raise invalid(f"the body is a JSON {type(values).__name__}, not an object")
     check_unknown(values, kind.__struct_fields__)
-    names = [name for name in values if name not in _effective(kind)]
+    effective = _effective(kind)
+    names = [name for name in values if name not in effective]
     for name, shape in getattr(kind, "SHAPE", {}).items():
         names += islice(_without_effect(values.get(name), shape, name), MAX_IGNORED)
     return checked(values, kind), ignored_header(names)

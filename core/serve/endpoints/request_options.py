@@ -77,7 +77,7 @@ def request_options(fields: ServiceFields, headers: Headers, attributes: Mapping
 
 def _caller(headers: Headers) -> dict[str, str]:
     """The headers with the caller's trace context, for OpenTelemetry's propagators."""
-    found = {name: headers[name] for name in TRACE_HEADERS if name in headers}
+    found = {name: value for name, value in reversed(headers.items()) if name in TRACE_HEADERS}  # the first counts
     return {name: value for name, value in found.items() if len(value) <= MAX_TRACE_CHARACTERS}
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property, partial
 from typing import Any
 
 from starlette.requests import Request
@@ -139,7 +140,7 @@ class _Answer:
                     fields,
                     self._prompts[number],
                     before,
-                    _logprobs(fields, texts, self._prompts[number], before, self._offset(number)),
+                    partial(_logprobs, fields, texts, self._prompts[number], before, self._offset(number)),
                 )
             for one, told in held.of(number, choice, delta) if waits else [(choice, delta)]:
                 if self._drops_token:
@@ -189,13 +190,18 @@ class _ChoiceStream:
         fields: CompletionRequest,
         prompt: list[int],
         before: str,
-        logprobs: CompletionLogprobs,
+        logprobs: Callable[[], CompletionLogprobs],
     ) -> None:
         self._frames, self._fields, self._prompt, self._before = frames, fields, prompt, before
-        self._logprobs = logprobs
+        self._make_logprobs = logprobs
         self._is_first = True
         self._kept: Delta | None = None
         self._is_plain = fields.logprobs is None and not fields.return_token_ids
+
+    @cached_property
+    def _logprobs(self) -> CompletionLogprobs:
+        """Made by the first Delta that has log-probabilities: most completions have none."""
+        return self._make_logprobs()
 
     def join(self, delta: Delta) -> Delta | None:
         """Merge all Deltas into the last of them."""
