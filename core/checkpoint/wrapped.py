@@ -22,6 +22,8 @@ OF_BOTH = ("eos_token_id", "bos_token_id", "pad_token_id", "dtype", "torch_dtype
 """What the whole checkpoint's config says for the language model too, unless that says it by itself."""
 SIZES = ("hidden_size", "num_hidden_layers")
 """Sizes that a language model's config leaves out if they are the defaults of its class, as LLaVA 1.5's does."""
+BOTH_WAYS = ("paligemma",)
+"""Model types whose language model lets tokens of a prompt see later ones, though its own config does not say it."""
 TIED = "tie_word_embeddings"
 _BODY = re.compile(r"(model\.)?(language_model|text_model)\.(model\.)?(.+)")
 _ALONE = ("model.", "lm_head.", "score.")
@@ -36,6 +38,8 @@ def language_model(config: Mapping[str, Any]) -> dict[str, Any] | None:
     inner = next((config[key] for key in TEXT if isinstance(config.get(key), Mapping)), None)
     if inner is not None:
         found = {**{key: config[key] for key in OF_BOTH if config.get(key) is not None}, **_with_sizes(inner)}
+        if config.get("model_type") in BOTH_WAYS:
+            found.setdefault("use_bidirectional_attention", True)  # as transformers' class does; the files lack it
         return {**found, TIED: config[TIED]} if isinstance(config.get(TIED), bool) else found
     if "num_hidden_layers" in config and any(isinstance(config.get(key), Mapping) for key in TOWERS):
         return {key: value for key, value in config.items() if key not in (*TOWERS, "architectures")}

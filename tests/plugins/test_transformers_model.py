@@ -57,6 +57,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "jetmoe": ({}, "its forward looks at values of tensors on the host, which a step must not wait for; it needs a"),
     "deepseek_v3": ({}, "its queries, keys and values have unlike head dims or counts (192, 192 and 128)"),
     "llama4_text": ({}, "its layers of type chunked_attention attend in a form of their own, neither fully nor in a"),
+    "gemma": ({"use_bidirectional_attention": True}, "its attention is not causal"),
+    "gemma2": ({"use_bidirectional_attention": True}, "its attention is not causal"),
     "gemma3": ({}, "it is made of several models (text_config), and only a decoder is served"),
     "clip": ({}, "does not support model_type = 'clip'; supported: models that transformers has as a causal language"),
 }

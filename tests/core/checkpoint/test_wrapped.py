@@ -39,6 +39,12 @@ def test_the_whole_ties_the_head_whatever_the_language_model_says() -> None:
     assert (language_model({**untold, "text_config": inner}) or {})["tie_word_embeddings"] is False
 
 
+def test_a_prompt_that_is_seen_both_ways_is_told_to_the_model_which_can_refuse_it() -> None:
+    found = language_model({**WHOLE, "model_type": "paligemma"}) or {}
+    assert found["use_bidirectional_attention"] is True
+    assert "use_bidirectional_attention" not in (language_model(WHOLE) or {})
+
+
 def test_values_beside_a_tower_are_the_language_models() -> None:
     flat = {**TEXT, "vision_config": {"hidden_size": 4}, "architectures": ["SmallForConditionalGeneration"]}
     assert language_model(flat) == TEXT
