@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,7 +54,8 @@ def compare(kernels: TritonKernels, shape: str, counts: Sequence[int], scheme: S
     *silu, num_out, width = map(int, shape.split("x"))
     num_out *= 2 if silu else 1
     num_weights = max(3, int(WEIGHT_BYTES / num_out / width))
-    quantised, plain = [], []
+    quantised: list[Any] = []
+    plain: list[Tensor] = []
     for _ in range(num_weights):
         weight_OD = torch.randn(num_out, width, device=DEVICE)
         blocks = -(-num_out // scheme.rows), -(-width // (scheme.columns or width))

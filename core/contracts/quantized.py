@@ -171,20 +171,31 @@ class QuantizedProducts(NormsAndGates, Protocol):
         return weight
 
     @optional
-    def quantized_linear(self, x_TD: Tensor, weight: Any, bias_O: Tensor | None) -> Tensor:
-        """`linear` with a quantised matrix: (T, D) -> (T, O). Rows of x lie in memory as those of `linear`."""
+    def quantized_linear(self, x_TD: Any, weight: Any, bias_O: Tensor | None) -> Tensor:
+        """`linear` with a quantised matrix: (T, D) -> (T, O).
+
+        x_TD: rows that lie in memory as those of `linear`, or what a method with `then` made of rows for this matrix.
+        """
         raise AssertionError("left out")
 
     @optional
-    def quantized_linear_silu_mul(self, x_TD: Tensor, weight: Any) -> Tensor:
-        """`linear_silu_mul` with a quantised matrix (2F, D), gate then up: (T, D) -> (T, F)."""
+    def quantized_linear_silu_mul(self, x_TD: Any, weight: Any, then: Any = None) -> Any:
+        """`linear_silu_mul` with a quantised matrix (2F, D), gate then up: (T, D) -> (T, F).
+
+        x_TD: as of quantized_linear. then: the quantised matrix that alone multiplies the result, which may then be of
+        a type of the class's own that has a shape and a length: rows rounded for that product, say.
+        """
         return self.silu_mul(self.quantized_linear(x_TD, weight, None))
 
     @optional
     def quantized_linear_add_rms_norm(
-        self, x_TD: Tensor, weight: Any, bias_O: Tensor | None, residual_TO: Tensor, norm_weight_O: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor]:
-        """`linear_add_rms_norm` with a quantised matrix. May overwrite the residual."""
+        self, x_TD: Any, weight: Any, bias_O: Tensor | None, residual_TO: Tensor, norm_weight_O: Tensor, eps: float,
+        then: Any = None,
+    ) -> tuple[Any, Tensor]:  # fmt: skip
+        """`linear_add_rms_norm` with a quantised matrix. May overwrite the residual.
+
+        x_TD: as of quantized_linear. then: as of quantized_linear_silu_mul, for the norm.
+        """
         product_TO = self.quantized_linear(x_TD, weight, bias_O)
         return self.add_rms_norm(product_TO, residual_TO, norm_weight_O, eps)
 

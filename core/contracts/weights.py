@@ -207,18 +207,28 @@ class Weight(Protocol):
     A layer gets it from `Runtime.weights` when it is built, and names its tensors later, by `targets`.
     """
 
+    prepared: Any
+    """The quantised matrix as its kernels prepared it, once it is loaded; None if there is none."""
+
     def linear(self, x_TD: Tensor, bias_O: Tensor | None) -> Tensor:
         """Kernels.linear with this matrix: (T, D) -> (T, O)."""
         ...
 
-    def linear_silu_mul(self, x_TD: Tensor) -> Tensor:
-        """Kernels.linear_silu_mul with this matrix (2F, D), gate then up: (T, D) -> (T, F)."""
+    def linear_silu_mul(self, x_TD: Tensor, then: Any = None) -> Any:
+        """Kernels.linear_silu_mul with this matrix (2F, D), gate then up: (T, D) -> (T, F).
+
+        then: `prepared` of the weight that alone multiplies the result; see Kernels.quantized_linear_silu_mul.
+        """
         ...
 
     def linear_add_rms_norm(
-        self, x_TD: Tensor, bias_O: Tensor | None, residual_TO: Tensor, norm_weight_O: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor]:
-        """Kernels.add_rms_norm of the sum over ranks of `linear` and the residual. May overwrite the residual."""
+        self, x_TD: Tensor, bias_O: Tensor | None, residual_TO: Tensor, norm_weight_O: Tensor, eps: float,
+        then: Any = None,
+    ) -> tuple[Any, Tensor]:  # fmt: skip
+        """Kernels.add_rms_norm of the sum over ranks of `linear` and the residual. May overwrite the residual.
+
+        then: as of linear_silu_mul, for the norm.
+        """
         ...
 
     def targets(self, pieces: Sequence[MatrixPiece]) -> dict[str, WeightTarget]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -50,6 +50,11 @@ class ColumnParallelLinear:
     def weight_OD(self) -> Tensor:
         """The rank's rows in the model's dtype; see Weight.plain."""
         return self.weight.plain()
+
+    @property
+    def reads(self) -> Any:
+        """The quantised matrix that alone multiplies what this layer is given; None if there is none."""
+        return self.weight.prepared
 
     def targets(self, *names: str) -> dict[str, WeightTarget]:
         """`name.weight` (and `name.bias`) -> this rank's rows, for one name per packed matrix, in their order."""
@@ -153,6 +158,11 @@ class RowParallelLinear:
         self.bias_O = empty_parameter(runtime, out_features) if bias else None
         self._own_bias = self.bias_O if self.ranks.rank == 0 else None
 
+    @property
+    def reads(self) -> Any:
+        """The quantised matrix that alone multiplies what this layer is given; None if there is none."""
+        return self.weight.prepared
+
     def local(self, x_TD: Tensor) -> Tensor:
         """Partial sum of this rank, (T, O); rank 0 alone adds the bias, so that the sum over ranks has it once."""
         return self.weight.linear(x_TD, self._own_bias)
@@ -167,13 +177,13 @@ class RowParallelLinear:
         return self.ranks.all_reduce(self.local(x_TD))
 
     def add_rms_norm(
-        self, x_TD: Tensor, residual_TO: Tensor, norm_weight_O: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor]:
+        self, x_TD: Tensor, residual_TO: Tensor, norm_weight_O: Tensor, eps: float, then: Any = None
+    ) -> tuple[Any, Tensor]:
         """Kernels.add_rms_norm of the whole product and the residual, in fewer launches where kernels or ranks can.
 
-        May overwrite the residual.
+        May overwrite the residual. then: see Weight.linear_add_rms_norm.
         """
-        return self.weight.linear_add_rms_norm(x_TD, self._own_bias, residual_TO, norm_weight_O, eps)
+        return self.weight.linear_add_rms_norm(x_TD, self._own_bias, residual_TO, norm_weight_O, eps, then)
 
     def targets(self, name: str) -> dict[str, WeightTarget]:
         """`name.weight` -> this rank's columns, and `name.bias` whole."""
@@ -218,11 +228,16 @@ class GatedMLP:
         """The whole feed-forward: (T, D) -> (T, D)."""
         return self.down(self._gated(x_TD))
 
+    @property
+    def reads(self) -> Any:
+        """The quantised matrix that alone multiplies what this block is given; None if there is none."""
+        return self.gate_up.reads if self._is_one_product else None
+
     def add_rms_norm(
-        self, x_TD: Tensor, residual_TD: Tensor, norm_weight_D: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor]:
+        self, x_TD: Tensor, residual_TD: Tensor, norm_weight_D: Tensor, eps: float, then: Any = None
+    ) -> tuple[Any, Tensor]:
         """As RowParallelLinear.add_rms_norm, of the whole feed-forward: two (T, D), the norm and the sum."""
-        return self.down.add_rms_norm(self._gated(x_TD), residual_TD, norm_weight_D, eps)
+        return self.down.add_rms_norm(self._gated(x_TD), residual_TD, norm_weight_D, eps, then)
 
     def targets(self, name: str, gate: str, up: str, down: str) -> dict[str, WeightTarget]:
         """`name.gate.weight` and so on -> this rank's part."""
@@ -232,9 +247,9 @@ class GatedMLP:
         """`name.gate_up.weight`, which holds gate, then up, and `name.down.weight` -> this rank's part."""
         return {**self.gate_up.joined_targets(f"{name}.{gate_up}"), **self.down.targets(f"{name}.{down}")}
 
-    def _gated(self, x_TD: Tensor) -> Tensor:
+    def _gated(self, x_TD: Tensor) -> Any:
         if self._is_one_product:
-            return self.gate_up.weight.linear_silu_mul(x_TD)
+            return self.gate_up.weight.linear_silu_mul(x_TD, self.down.weight.prepared)
         gate_up_TF = self.gate_up(x_TD)
         if self._is_silu:
             return self.kernels.silu_mul(gate_up_TF)

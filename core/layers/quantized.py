@@ -41,25 +41,31 @@ class QuantizedWeight:
     def __init__(self, runtime: Runtime, matrix: QuantizedMatrix) -> None:
         """Let the kernels prepare the matrix."""
         self.kernels, self.ranks = runtime.kernels, runtime.ranks
-        self.matrix = runtime.kernels.prepare_weight(matrix)
+        self.prepared = runtime.kernels.prepare_weight(matrix)
 
     def linear(self, x_TD: Tensor, bias_O: Tensor | None) -> Tensor:
         """See Weight."""
-        return self.kernels.quantized_linear(x_TD, self.matrix, bias_O)
+        return self.kernels.quantized_linear(x_TD, self.prepared, bias_O)
 
-    def linear_silu_mul(self, x_TD: Tensor) -> Tensor:
+    def linear_silu_mul(self, x_TD: Tensor, then: Any = None) -> Any:
         """See Weight."""
-        return self.kernels.quantized_linear_silu_mul(x_TD, self.matrix)
+        return self.kernels.quantized_linear_silu_mul(x_TD, self.prepared, *_if_any(then))
 
     def linear_add_rms_norm(
-        self, x_TD: Tensor, bias_O: Tensor | None, residual_TO: Tensor, norm_weight_O: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor]:
+        self, x_TD: Tensor, bias_O: Tensor | None, residual_TO: Tensor, norm_weight_O: Tensor, eps: float,
+        then: Any = None,
+    ) -> tuple[Any, Tensor]:  # fmt: skip
         """See Weight."""
         if self.ranks.size == 1:
-            given = x_TD, self.matrix, bias_O, residual_TO, norm_weight_O, eps
-            return self.kernels.quantized_linear_add_rms_norm(*given)
-        partial_TO = self.kernels.quantized_linear(x_TD, self.matrix, bias_O)
+            given = x_TD, self.prepared, bias_O, residual_TO, norm_weight_O, eps
+            return self.kernels.quantized_linear_add_rms_norm(*given, *_if_any(then))
+        partial_TO = self.kernels.quantized_linear(x_TD, self.prepared, bias_O)
         return self.ranks.add_rms_norm(self.kernels, partial_TO, residual_TO, norm_weight_O, eps)
+
+
+def _if_any(then: Any) -> tuple[Any, ...]:
+    """The argument, which kernels are given only where there is one."""
+    return () if then is None else (then,)
 
 
 class DequantisingWeight(PlainWeight):
@@ -132,8 +138,10 @@ class UnnamedWeight:
     """
 
     linear: Callable[..., Tensor]
-    linear_silu_mul: Callable[..., Tensor]
-    linear_add_rms_norm: Callable[..., tuple[Tensor, Tensor]]
+    linear_silu_mul: Callable[..., Any]
+    linear_add_rms_norm: Callable[..., tuple[Any, Tensor]]
+    prepared: Any = None
+    """See Weight."""
 
     def __init__(
         self, factory: QuantizedWeights, runtime: Runtime, shape: tuple[int, int], make_plain: Callable[[], PlainWeight]
@@ -169,7 +177,7 @@ class UnnamedWeight:
     def _be(self, weight: QuantizedWeight | PlainWeight) -> None:
         """Multiply by this weight from now on, without another call in between."""
         self.linear, self.linear_silu_mul = weight.linear, weight.linear_silu_mul
-        self.linear_add_rms_norm = weight.linear_add_rms_norm
+        self.linear_add_rms_norm, self.prepared = weight.linear_add_rms_norm, weight.prepared
 
 
 class UnnamedExperts:

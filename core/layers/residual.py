@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 from inspect import GEN_CLOSED, getgeneratorstate
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -33,6 +33,12 @@ class SummedBlock(Protocol):
         ...
 
 
+class _Reader:
+    """The quantised matrix that alone multiplies a norm, as far as it is known before the norm is computed."""
+
+    matrix: Any = None
+
+
 class Residual:
     """The residual stream of one forward, the same on every rank.
 
@@ -50,6 +56,7 @@ class Residual:
         self._knows_all_rows = True  # of ranks that sum chunk by chunk, each may know only the rows that it sums
         self._added: tuple[Tensor | Iterable[Tensor], SummedBlock] | None = None
         self._norms: Generator[Tensor] | None = None
+        self._reader = _Reader()
 
     def norm(self, weight_D: Tensor, then: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """The stream, with all that was added, normalised: (T, D); or what `then` makes of it.
@@ -57,6 +64,8 @@ class Residual:
         then: computes each row by itself, as a linear does. So it need not wait for the sums of other chunks' rows.
         """
         chunks = self.norm_each(weight_D)
+        if then is not None:
+            self._read(chunks, then)
         return whole(chunks if then is None else map(then, chunks))
 
     def norm_each(self, weight_D: Tensor) -> Iterator[Tensor]:
@@ -64,7 +73,8 @@ class Residual:
         if self._added is None:
             self._know_all_rows()
             return iter([self._kernels.rms_norm(chunk_TD, weight_D, self._eps) for chunk_TD in self._chunks])
-        self._norms, self._added = self._norms_of_sum(*self._added, weight_D), None
+        self._reader = _Reader()
+        self._norms, self._added = self._norms_of_sum(*self._added, weight_D, self._reader), None
         return self._norms
 
     def add(self, x: Tensor | Iterable[Tensor], through: SummedBlock | None = None) -> None:
@@ -78,6 +88,7 @@ class Residual:
         if through is None:
             self._chunks = [chunk_TD + x_TD for x_TD, chunk_TD in self._with_chunks(x)]
         else:
+            self._read(x, through)
             self._added = x, through
 
     def keep(self, rows_N: Tensor | None) -> None:
@@ -89,6 +100,7 @@ class Residual:
             return
         if self._added is not None:
             x, through = self._added
+            self._read(x, None)
             self._added = (x if isinstance(x, Tensor) else whole(x)).index_select(0, rows_N), through
         self._check_taken()
         self._chunks, self._knows_all_rows = [self._rows(rows_N)], True
@@ -106,7 +118,14 @@ class Residual:
         """Continue with this stream, (T, D), the same on every rank, in place of what `stream` returned last."""
         self._chunks = list(cut_like(stream_TD, self._chunks))
 
-    def _norms_of_sum(self, x: Tensor | Iterable[Tensor], through: SummedBlock, weight_D: Tensor) -> Generator[Tensor]:
+    def _read(self, norms: object, block: object) -> None:
+        """Note which block alone reads the last norm, if that is what these are; it is not computed yet."""
+        if norms is self._norms:
+            self._reader.matrix = getattr(block, "reads", None)
+
+    def _norms_of_sum(
+        self, x: Tensor | Iterable[Tensor], through: SummedBlock, weight_D: Tensor, reader: _Reader
+    ) -> Generator[Tensor]:
         x_chunks = cut_like(x, self._chunks) if isinstance(x, Tensor) else x
         if len(self._chunks) > 1 or (self._in_chunks and self._ranks.keeps_own_rows(self._chunks[0])):
             self._knows_all_rows = False
@@ -114,7 +133,8 @@ class Residual:
             yield from self._ranks.add_rms_norm_each(self._kernels, partials, self._chunks, weight_D, self._eps)
             return
         for x_TF in x_chunks:
-            normed_TD, self._chunks[0] = through.add_rms_norm(x_TF, self._chunks[0], weight_D, self._eps)
+            then = () if reader.matrix is None or not hasattr(through, "reads") else (reader.matrix,)
+            normed_TD, self._chunks[0] = through.add_rms_norm(x_TF, self._chunks[0], weight_D, self._eps, *then)
             yield normed_TD
 
     def _add_now(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 class PlainWeight:
     """A tensor (O, D). Implements hookline.core.contracts.Weight."""
 
+    prepared: Any = None
+    """See Weight: there is none."""
+
     def __init__(self, matrix_OD: Tensor, runtime: Runtime) -> None:
         """Keep the tensor."""
         self.matrix_OD, self.kernels, self.ranks = matrix_OD, runtime.kernels, runtime.ranks
@@ -33,13 +36,14 @@ class PlainWeight:
         """See Weight."""
         return self.kernels.linear(x_TD, self.matrix_OD, bias_O)
 
-    def linear_silu_mul(self, x_TD: Tensor) -> Tensor:
+    def linear_silu_mul(self, x_TD: Tensor, then: Any = None) -> Tensor:
         """See Weight."""
         return self.kernels.linear_silu_mul(x_TD, self.matrix_OD)
 
     def linear_add_rms_norm(
-        self, x_TD: Tensor, bias_O: Tensor | None, residual_TO: Tensor, norm_weight_O: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor]:
+        self, x_TD: Tensor, bias_O: Tensor | None, residual_TO: Tensor, norm_weight_O: Tensor, eps: float,
+        then: Any = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """See Weight."""
         given = x_TD, self.matrix_OD, bias_O, residual_TO, norm_weight_O, eps
         return self.ranks.linear_add_rms_norm(self.kernels, *given)

@@ -290,7 +290,9 @@ FORMS: dict[str, Form] = {
     ),
     "quantized_linear": lambda x_TD, weight, bias_O: [(*x_TD.shape[:-1], weight.num_rows)],
     "quantized_linear_silu_mul": lambda x_TD, weight: [(*x_TD.shape[:-1], weight.num_rows // 2)],
-    "quantized_linear_add_rms_norm": lambda x_TD, weight, *others: [(len(x_TD), weight.num_rows)] * 2,
+    "quantized_linear_add_rms_norm": lambda x_TD, weight, bias_O, residual_TO, norm_weight_O, eps: (
+        [(len(x_TD), weight.num_rows)] * 2
+    ),
     "quantized_expert_mlp": lambda x_TD, *others: [x_TD.shape],
     "quantized_expert_mlp_add_rms_norm": lambda x_TD, *others: [x_TD.shape] * 2,
     "norm_add_rms_norm": lambda x_TD, inner_weight_D, residual_TD, weight_D, eps: [x_TD.shape] * 2,

@@ -1,4 +1,4 @@
-"""Products with quantised weights behind the Kernels contract, for kernels=triton: weights in e4m3.
+"""Products with quantised weights behind the Kernels contract, for kernels=triton: weights in e4m3, int8 and int4.
 
 Legend: T tokens, O output features, D input features, F half of gate and up.
 """
@@ -10,51 +10,90 @@ from typing import Any
 from torch import Tensor
 
 from hookline.core.contracts import QuantizedMatrix, ScaledMatrix, Scheme
-from hookline.plugins.kernels.products.scaled_products import E4m3Weight, ScaledProducts
+from hookline.plugins.kernels.norms import triton_norms
+from hookline.plugins.kernels.products.scaled_products import ScaledProducts, ScaledWeight
 from hookline.plugins.kernels.products.triton_product import Kind
+from hookline.plugins.kernels.products.triton_rounding import RoundedRows, empty_rounded
 from hookline.plugins.kernels.products.triton_scales import Scales, dequantised
 from hookline.plugins.kernels.triton_attention import TritonAttention
+from hookline.plugins.kernels.triton_launch import next_power_of_2
 
-FP8 = "fp8"
-LEAST_COLUMNS = 128
-"""Fewest inputs of a scale's block: a step of a product then lies in one block."""
+FP8, INT8, INT4 = "fp8", "int8", "int4"
+LEAST_COLUMNS = {FP8: 128, INT8: 32, INT4: 32}
+"""Fewest inputs of a scale's block for each kind of values: a step of a product lies in one block."""
+INT4_MULTIPLE = 8
+"""Inputs of a weight in int4 are a multiple of this: what a word of 32 bits has."""
 
 
 class TritonQuantized(TritonAttention):
-    """What TritonKernels computes with weights in e4m3; for it to extend."""
+    """What TritonKernels computes with quantised weights; for it to extend."""
 
     _scaled_products: ScaledProducts | None = None
 
     def computes(self, scheme: Scheme, num_rows: int, num_columns: int) -> bool:
-        """See Kernels.computes: e4m3 with any outputs to a scale, and all inputs or 128, 256, 512 and so on."""
-        columns = scheme.columns
-        has_whole_steps = columns % LEAST_COLUMNS == 0 and columns & (columns - 1) == 0
-        return scheme.values == FP8 and not scheme.has_zeros and not scheme.is_reordered and has_whole_steps
+        """See Kernels.computes: any outputs to a scale, and all inputs or a power of two from LEAST_COLUMNS on."""
+        columns, is_int4 = scheme.columns, scheme.values == INT4
+        if scheme.is_reordered or (scheme.has_zeros and not is_int4) or (is_int4 and num_columns % INT4_MULTIPLE):
+            return False
+        return scheme.values in LEAST_COLUMNS and (
+            not columns or (columns >= LEAST_COLUMNS[scheme.values] and columns & (columns - 1) == 0)
+        )
 
     def prepare_weight(self, weight: QuantizedMatrix) -> Any:
         """See Kernels.prepare_weight."""
-        assert isinstance(weight, ScaledMatrix) and weight.scheme.values == FP8, weight.scheme
+        assert isinstance(weight, ScaledMatrix) and weight.scheme.values in LEAST_COLUMNS, weight.scheme
         if self._scaled_products is None:  # before any graph is captured
             self._scaled_products = ScaledProducts(self.spec.device, self.spec.dtype)
-        scheme, factors_RC = weight.scheme, weight.scales_RC
+        scheme, factors_RC, zeros_RC = weight.scheme, weight.scales_RC, weight.zeros_RC
         if not scheme.rows:  # a scale of all outputs is as many equal ones
             factors_RC = factors_RC.expand(weight.num_rows, -1).contiguous()
-        scales = Scales(factors_RC, scheme.rows or 1, scheme.columns)
-        return E4m3Weight(weight.data, scales, may_round=bool(scheme.activations))
+            zeros_RC = None if zeros_RC is None else zeros_RC.expand(weight.num_rows, -1).contiguous()
+        packed = 2 if scheme.values == INT4 else 1
+        scales = Scales(factors_RC, scheme.rows or 1, scheme.columns, packed, zeros_RC)
+        return ScaledWeight(weight.data, scales, may_round=scheme.values == FP8 and bool(scheme.activations))
 
-    def quantized_linear(self, x_TD: Tensor, weight: Any, bias_O: Tensor | None) -> Tensor:
+    def quantized_linear(self, x_TD: Any, weight: Any, bias_O: Tensor | None) -> Tensor:
         """See Kernels.quantized_linear."""
         out_TO = self._scaled_product(Kind.PLAIN, x_TD, weight, bias_O)
         if out_TO is None:
             return self.linear(x_TD, dequantised(weight.data_OD, weight.scales, x_TD.dtype), bias_O)
         return out_TO
 
-    def quantized_linear_silu_mul(self, x_TD: Tensor, weight: Any) -> Tensor:
-        """See Kernels.quantized_linear_silu_mul; one launch for few rows, besides that which rounds them."""
+    def quantized_linear_silu_mul(self, x_TD: Any, weight: Any, then: Any = None) -> Any:
+        """See Kernels.quantized_linear_silu_mul; one launch for few rows, and many are rounded for the next product."""
         out_TF = self._scaled_product(Kind.SILU, x_TD, weight, None)
-        return self.silu_mul(self.quantized_linear(x_TD, weight, None)) if out_TF is None else out_TF
+        if out_TF is not None:
+            return out_TF
+        gate_up_TF = self.quantized_linear(x_TD, weight, None)
+        products = self._products_of_rounded(len(x_TD), then)
+        return self.silu_mul(gate_up_TF) if products is None else products.round(gate_up_TF, then, silu=True)
 
-    def _scaled_product(self, kind: Kind, x_TD: Tensor, weight: E4m3Weight, bias_O: Tensor | None) -> Tensor | None:
+    def quantized_linear_add_rms_norm(
+        self, x_TD: Any, weight: Any, bias_O: Tensor | None, residual_TO: Tensor, norm_weight_O: Tensor, eps: float,
+        then: Any = None,
+    ) -> tuple[Any, Tensor]:  # fmt: skip
+        """See Kernels.quantized_linear_add_rms_norm; the norm is rounded for the next product if that takes it."""
+        product_TO = self.quantized_linear(x_TD, weight, bias_O)
+        products = self._products_of_rounded(len(x_TD), then)
+        if products is None:
+            return self.add_rms_norm(product_TO, residual_TO, norm_weight_O, eps)
+        num_rows, num_out = product_TO.shape
+        columns = products.columns(num_rows, then)
+        rounded = empty_rounded(num_rows, num_out, columns, product_TO.device)
+        given = rounded.values_TD, rounded.scales_TG.t(), columns or next_power_of_2(num_out)
+        _, sum_TO = triton_norms.add_rms_norm(product_TO, residual_TO, norm_weight_O, eps, given)
+        return rounded, sum_TO
+
+    def _products_of_rounded(self, num_rows: int, then: Any) -> ScaledProducts | None:
+        """The products, if the next weight takes so many rows in e4m3."""
+        products = self._scaled_products
+        if then is None or products is None or not products.takes_rounded(num_rows, then):
+            return None
+        return products
+
+    def _scaled_product(
+        self, kind: Kind, x: Tensor | RoundedRows, weight: ScaledWeight, bias_O: Tensor | None
+    ) -> Tensor | None:
         """The product; None where the weight is to be dequantised, or gate and up are to be multiplied first."""
         assert self._scaled_products is not None
-        return self._scaled_products.product(kind, x_TD, weight, bias_O)
+        return self._scaled_products.product(kind, x, weight, bias_O)

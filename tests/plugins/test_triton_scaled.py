@@ -1,4 +1,4 @@
-"""Products with weights in e4m3 against float64 of the dequantised weight; interpreted here, full size on a GPU."""
+"""Products with weights in e4m3, int8 and int4 against float64 of them; interpreted here, full size on a GPU."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ if not GPU:
     os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are defined
 pytest.importorskip("triton")
 
+from hookline.core.contracts import AttentionSpec, ScaledMatrix, Scheme  # noqa: E402
 from hookline.plugins.kernels.products import scaled_products, triton_scales, triton_wide  # noqa: E402
-from hookline.plugins.kernels.products.scaled_products import E4m3Weight, ScaledProducts  # noqa: E402
+from hookline.plugins.kernels.products.scaled_products import ScaledProducts, ScaledWeight  # noqa: E402
 from hookline.plugins.kernels.products.triton_product import Kind  # noqa: E402
 from hookline.plugins.kernels.products.triton_rounding import round_rows  # noqa: E402
 from hookline.plugins.kernels.products.triton_row_product import row_product  # noqa: E402
 from hookline.plugins.kernels.products.triton_scales import Scales, dequantised  # noqa: E402
 from hookline.plugins.kernels.products.triton_thin import fits_scaled, thin_linear  # noqa: E402
+from hookline.plugins.kernels.triton_backend import TritonKernels  # noqa: E402
 
 DEVICE = torch.device("cuda" if GPU else "cpu")
 DTYPE = torch.bfloat16 if GPU else torch.float16
@@ -45,23 +47,44 @@ def rounding_to_nearest(monkeypatch):
     monkeypatch.setattr(interpreter, "_convert_float", converted)
 
 
-def weight_of(num_out: int, width: int, rows: int = 1, columns: int = 0, *, may_round: bool = False) -> E4m3Weight:
+def weight_of(num_out: int, width: int, rows: int = 1, columns: int = 0, *, may_round: bool = False) -> ScaledWeight:
     data_OD = (torch.randn(num_out, width, device=DEVICE) * 60).clamp(-448, 448).to(torch.float8_e4m3fn)
     data_OD.view(torch.uint8)[0, : min(width, 9)] = torch.arange(min(width, 9), dtype=torch.uint8)  # denormal ones, too
     shape = -(-num_out // rows), -(-width // (columns or width))
     factors_RC = (torch.rand(shape, device=DEVICE) + 0.1) / 60 * width**-0.5
-    return E4m3Weight(data_OD, Scales(factors_RC, rows, columns), may_round)
+    return ScaledWeight(data_OD, Scales(factors_RC, rows, columns), may_round)
 
 
-def spread(weight: E4m3Weight) -> torch.Tensor:
+def whole_weight(
+    num_out: int, width: int, bits: int, columns: int = 0, *, rows: int = 1, has_zeros: bool = False
+) -> ScaledWeight:
+    """In int4 or int8."""
+    shape = -(-num_out // rows), -(-width // (columns or width))
+    factors_RC = (torch.rand(shape, device=DEVICE) + 0.1) / 2 ** (bits - 2) * width**-0.5
+    if bits == 8:
+        data_OD = torch.randint(-128, 128, (num_out, width), device=DEVICE).to(torch.int8)
+        return ScaledWeight(data_OD, Scales(factors_RC, rows, columns), may_round=False)
+    data_OW = torch.randint(0, 256, (num_out, width // 2), device=DEVICE).to(torch.uint8)
+    zeros_RC = torch.randint(0, 16, shape, device=DEVICE).float() if has_zeros else None
+    return ScaledWeight(data_OW, Scales(factors_RC, rows, columns, 2, zeros_RC), may_round=False)
+
+
+def spread(weight: ScaledWeight) -> torch.Tensor:
     """The weight in float64, by torch."""
-    scales, (num_out, width) = weight.scales, weight.data_OD.shape
-    factors = scales.factors_RC.double().repeat_interleave(scales.rows, 0)[:num_out]
-    factors = factors.repeat_interleave(scales.columns or width, 1)[:, :width]
-    return weight.data_OD.double() * factors
+    scales, num_out, width = weight.scales, weight.num_rows, weight.num_columns
+
+    def over(of_blocks: torch.Tensor) -> torch.Tensor:
+        of_rows = of_blocks.double().repeat_interleave(scales.rows, 0)[:num_out]
+        return of_rows.repeat_interleave(scales.columns or width, 1)[:, :width]
+
+    values = weight.data_OD.double()
+    if scales.packed == 2:
+        values = torch.stack((weight.data_OD & 15, weight.data_OD >> 4), 2).flatten(1).double()
+        values -= 8 if scales.zeros_RC is None else over(scales.zeros_RC)
+    return values * over(scales.factors_RC)
 
 
-def expected(kind: Kind, x_TD: torch.Tensor, weight: E4m3Weight, bias_O: torch.Tensor | None) -> torch.Tensor:
+def expected(kind: Kind, x_TD: torch.Tensor, weight: ScaledWeight, bias_O: torch.Tensor | None) -> torch.Tensor:
     out_TO = x_TD.double() @ spread(weight).T
     if kind is Kind.SILU:
         gate_TF, up_TF = out_TO.chunk(2, -1)
@@ -180,10 +203,8 @@ def test_every_tiling_has_room_for_its_parts(kind, rows, columns):
     scales = Scales(torch.ones(1, 1), rows, columns)
     for num_out in (64, 1024, 4096, 5120, 6144, 12288, 25600, 151936):
         for width in (128, 1024, 4096, 12288, 25600):
-            for num_rows in (1, 16, 17, 33, 64, 65, 128, 256):
+            for num_rows in (1, 16, 17, 33, 64, 65, 128):
                 for is_rounded, may_round in ((False, False), (False, True), (True, True)):
-                    if num_rows > (triton_wide.MAX_ROUNDED_ROWS if is_rounded else triton_wide.MAX_ROWS):
-                        continue
                     tiling = triton_wide.scaled_wide_tiling(
                         kind, num_rows, num_out, width, scales, x_is_rounded=is_rounded, may_round=may_round
                     )
@@ -193,3 +214,53 @@ def test_every_tiling_has_room_for_its_parts(kind, rows, columns):
                     assert tiling.parts == 1 or tiles <= scratch.counters.numel()
                     step = tiling.block_o * (2 if kind is Kind.SILU else 1) + tiling.block_t * (1 if is_rounded else 2)
                     assert step * tiling.block_d * tiling.num_stages <= triton_wide.SHARED_BYTES
+
+
+@pytest.mark.parametrize("has_zeros", [False, True])
+@pytest.mark.parametrize(("bits", "columns"), [(8, 0), (8, 32), (4, 0), (4, 32), (4, 64), (4, 128)])
+@pytest.mark.parametrize("kind", [Kind.PLAIN, Kind.SILU])
+def test_weights_in_int8_and_int4_equal_reference(monkeypatch, kind, bits, columns, has_zeros):
+    if has_zeros and bits == 8:
+        return
+    for num_out, width, rows in [(256, 256, 1), (208, 416, 1), (256, 192, 64)]:
+        weight = whole_weight(num_out, width, bits, columns, rows=rows, has_zeros=has_zeros)
+        bias_O = torch.randn(num_out, device=DEVICE).to(DTYPE) if kind is Kind.PLAIN else None
+        assert error(dequantised(weight.data_OD, weight.scales, torch.float32), spread(weight)) < 1e-6
+        for has_room in (True, False) if GPU or num_out < 256 else (False,):
+            monkeypatch.setattr(scaled_products, "has_room", lambda device, has_room=has_room: has_room)
+            products = ScaledProducts(DEVICE, DTYPE)
+            for num_rows in (1, 20):
+                x_TD = rows_of(num_rows, width)
+                found_TO = products.product(kind, x_TD, weight, bias_O)
+                assert error(found_TO, expected(kind, x_TD, weight, bias_O)) < 2 * EXACT, (num_out, width, num_rows)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 0), (128, 128)])
+def test_norms_are_rounded_for_the_product_that_alone_reads_them(rows, columns):
+    """As for their own products; a row alone, and rows for no product in e4m3, stay as they are."""
+    spec = AttentionSpec(2, 1, 64, 16, 64, 512, 512, DEVICE, DTYPE)
+    kernels = TritonKernels(None, spec)
+    scheme = Scheme("fp8", rows, columns, activations="dynamic")
+    first, second = (weight_of(256, width, rows, columns, may_round=True) for width in (512, 256))
+    first, second = (
+        kernels.prepare_weight(ScaledMatrix(scheme, 256, one.num_columns, one.data_OD, one.scales.factors_RC))
+        for one in (first, second)
+    )
+    norm_weight_O = (torch.rand(256, device=DEVICE) + 0.5).to(DTYPE)
+    for num_rows in (1, 2, 20, 40, 300) if GPU else (1, 2, 40):
+        x_TD, residual_TO = rows_of(num_rows, 512), torch.randn(num_rows, 256, device=DEVICE).to(DTYPE)
+        given = x_TD, first, None
+        plain_TO, sum_TO = kernels.quantized_linear_add_rms_norm(*given, residual_TO.clone(), norm_weight_O, 1e-6)
+        norm, handed_TO = kernels.quantized_linear_add_rms_norm(
+            *given, residual_TO.clone(), norm_weight_O, 1e-6, second
+        )
+        assert torch.equal(handed_TO, sum_TO) and isinstance(plain_TO, torch.Tensor)
+        assert isinstance(norm, torch.Tensor) == (num_rows == 1)
+        if num_rows > 1:
+            assert norm.shape == plain_TO.shape and len(norm) == num_rows
+        wanted = expected(Kind.PLAIN, plain_TO, second, None)
+        found_TO = kernels.quantized_linear(norm, second, None)
+        gates_TF = kernels.quantized_linear_silu_mul(norm, second)
+        assert found_TO.shape == (num_rows, 256) and gates_TF.shape == (num_rows, 128)
+        assert error(found_TO, wanted) < ROUNDED
+        assert error(gates_TF, expected(Kind.SILU, plain_TO, second, None)) < 3 * ROUNDED

@@ -33,7 +33,7 @@ from hookline.plugins.kernels.invariant.triton_attention import (
     longest_first,
 )
 from hookline.plugins.kernels.invariant.triton_experts import clamped_expert_mlp, expert_mlp
-from hookline.plugins.kernels.products.scaled_products import E4m3Weight
+from hookline.plugins.kernels.products.scaled_products import ScaledWeight
 from hookline.plugins.kernels.products.triton_product import Kind
 from hookline.plugins.kernels.products.triton_row_product import RowScratch, row_product
 from hookline.plugins.kernels.products.triton_wide import empty_with_room
@@ -89,9 +89,12 @@ class InvariantTritonKernels(TritonKernels):
         """See Kernels.linear_add_rms_norm."""
         return self.add_rms_norm(self.linear(x_TD, weight_OD, bias_O), residual_TO, norm_weight_O, eps)
 
-    def _scaled_product(self, kind: Kind, x_TD: Tensor, weight: E4m3Weight, bias_O: Tensor | None) -> Tensor | None:
+    def _products_of_rounded(self, num_rows: int, then: Any) -> None:
+        return None
+
+    def _scaled_product(self, kind: Kind, x: Any, weight: ScaledWeight, bias_O: Tensor | None) -> Tensor | None:
         is_silu, scratch = kind is Kind.SILU, None if kind is Kind.SILU else self._parts
-        return row_product(x_TD, weight.data_OD, bias_O, silu=is_silu, scratch=scratch, scales=weight.scales)
+        return row_product(x, weight.data_OD, bias_O, silu=is_silu, scratch=scratch, scales=weight.scales)
 
     def expert_mlp(
         self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor

@@ -21,7 +21,8 @@ ELEMENTS = 1024
 
 @triton.jit
 def _rms_norm_kernel(
-    x_ptr, residual_ptr, weight_ptr, out_ptr, row_stride, part_stride, width, eps,
+    x_ptr, residual_ptr, weight_ptr, out_ptr, row_stride, part_stride, width, eps, scale_ptr, scale_stride,
+    GROUP: tl.constexpr,
     PARTS: tl.constexpr, ADD: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr, LATE: tl.constexpr,
 ):  # fmt: skip
     if PDL and not LATE:
@@ -42,7 +43,15 @@ def _rms_norm_kernel(
         x += tl.load(residual_at, mask=inside, other=0.0).to(tl.float32)
         tl.store(residual_at, x.to(residual_ptr.dtype.element_ty), mask=inside)
     scale = tl.rsqrt(tl.sum(x * x, axis=0) / width + eps)
-    tl.store(out_ptr + row * width + column, (x * scale * weight).to(out_ptr.dtype.element_ty), mask=inside)
+    normed = x * scale * weight
+    if scale_ptr is not None:  # rounded to e4m3, whose largest value is 448, with a scale for each group of columns
+        groups: tl.constexpr = BLOCK // GROUP
+        normed = tl.reshape(normed, [groups, GROUP])
+        largest = tl.maximum(tl.max(tl.abs(normed), axis=1), 1e-20)
+        normed = tl.reshape(normed * (448.0 / largest)[:, None], [BLOCK])
+        group = tl.arange(0, groups)
+        tl.store(scale_ptr + group * scale_stride + row, largest * (1.0 / 448.0), mask=group * GROUP < width)
+    tl.store(out_ptr + row * width + column, normed.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 def _norm_warps(block: int) -> int:
@@ -65,25 +74,31 @@ def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     block = next_power_of_2(width)
     if len(rows_TD):
         _rms_norm_kernel[(len(rows_TD),)](
-            rows_TD, rows_TD, weight_D, out_TD, rows_TD.stride(0), 0, width, eps,
+            rows_TD, rows_TD, weight_D, out_TD, rows_TD.stride(0), 0, width, eps, None, None, GROUP=0,
             PARTS=1, ADD=False, BLOCK=block, num_warps=_norm_warps(block),
             LATE=triggers_late(len(rows_TD), is_large=width >= LARGE_WIDTH), **launch_options(x_TD.device),
         )  # fmt: skip
     return out_TD.view(x_TD.shape)
 
 
-def add_rms_norm(x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def add_rms_norm(
+    x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float, rounded: tuple[Tensor, Tensor, int] | None = None
+) -> tuple[Tensor, Tensor]:
     """(rms_norm(x + residual), x + residual); the sum is written over residual, the norm over x.
 
+    rounded: where the norm goes instead, in e4m3, (T, D); the scales of its rows' groups, (groups, T) float32; and the
+    columns of a group, a power of two. The norm is about the first times the second.
     Shapes: both (T, D), contiguous. The norm is taken of the sum before it is rounded.
     Device: one launch, no host sync.
     """
     width = x_TD.shape[-1]
+    out_TD, scales_GT, columns = rounded if rounded is not None else (None, None, 0)
     block = next_power_of_2(width)
     x_TD, residual_TD = x_TD.contiguous(), residual_TD.contiguous()
     if x_TD.numel():
         _rms_norm_kernel[(x_TD.numel() // width,)](
-            x_TD, residual_TD, weight_D, x_TD, width, 0, width, eps,
+            x_TD, residual_TD, weight_D, x_TD if out_TD is None else out_TD, width, 0, width, eps,
+            scales_GT, None if scales_GT is None else scales_GT.stride(0), GROUP=min(columns, block),
             PARTS=1, ADD=True, BLOCK=block, num_warps=_norm_warps(block),
             LATE=triggers_late(len(x_TD), is_large=width >= LARGE_WIDTH), **launch_options(x_TD.device),
         )  # fmt: skip
@@ -107,7 +122,7 @@ def add_parts_rms_norm(
     if out_TD.numel():
         _rms_norm_kernel[(num_rows,)](
             parts_PTD, residual_TD, weight_D, out_TD, parts_PTD.stride(1), parts_PTD.stride(0), width, eps,
-            PARTS=num_parts, ADD=True, BLOCK=block, num_warps=_norm_warps(block),
+            None, None, GROUP=0, PARTS=num_parts, ADD=True, BLOCK=block, num_warps=_norm_warps(block),
             LATE=triggers_late(num_rows, is_large=width >= LARGE_WIDTH), **launch_options(out_TD.device),
         )  # fmt: skip
     return out_TD, residual_TD

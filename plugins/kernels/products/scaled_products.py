@@ -1,8 +1,9 @@
-"""Which kernel multiplies how many rows by a weight in e4m3.
+"""Which kernel multiplies how many rows by a weight in e4m3, int8 or int4.
 
-One row: the thin product, which widens the weight in registers. Up to 128 rows on a Hopper card: the wide one, whose
+One row: the thin products, which widen the weight in registers. Up to 128 rows on a Hopper card: the wide one, whose
 matrix units take e4m3 on both sides if rows may be rounded. More: torch's product of two operands in e4m3. What none of
-them takes (other cards, unaligned weights) is widened by the product of batch-invariant mode, or dequantised first.
+them takes (other cards, unaligned weights, int8, more rows) is widened by the product of batch-invariant mode, or
+dequantised first.
 Legend: T rows, D input features, O output features.
 """
 
@@ -20,12 +21,10 @@ from hookline.plugins.kernels.products.triton_product import DTYPES, Kind
 from hookline.plugins.kernels.products.triton_rounding import RoundedRows, round_rows
 from hookline.plugins.kernels.products.triton_row_product import row_product
 from hookline.plugins.kernels.products.triton_scales import Scales
+from hookline.plugins.kernels.products.triton_thin_int4 import fits_int4, thin_int4
 from hookline.plugins.kernels.products.triton_wide import (
-    FULL_CARD,
-    MAX_ROUNDED_ROWS,
     MAX_ROWS,
     MOST_ROUNDED,
-    SCALED_TILE_OUTPUTS,
     ScaledScratch,
     has_room,
     scaled_wide_product,
@@ -34,17 +33,16 @@ from hookline.plugins.kernels.products.triton_wide import (
 
 MOST_WIDENED = 256
 """Most rows for which widening a weight for every tile of rows is faster than dequantising it first."""
-LEAST_WIDE_INPUTS = 2048
-"""Fewest inputs of a weight that the wide product reads in parts with more than MAX_ROWS rows."""
 BLOCK = 128
 """Outputs and inputs of a scale's block that torch's product takes."""
 
 
 @dataclass(frozen=True, eq=False)
-class E4m3Weight:
-    """A weight in e4m3.
+class ScaledWeight:
+    """A weight in e4m3, int8 or int4.
 
-    data_OD: float8_e4m3fn, contiguous. may_round: whether rows may be rounded to e4m3 before they are multiplied.
+    data_OD: float8_e4m3fn or int8 (O, D), or uint8 (O, D / 2), contiguous. may_round: whether rows may be rounded to
+    e4m3 before they are multiplied with e4m3.
     """
 
     data_OD: Tensor
@@ -59,7 +57,7 @@ class E4m3Weight:
     @property
     def num_columns(self) -> int:
         """D."""
-        return self.data_OD.shape[1]
+        return self.data_OD.shape[1] * self.scales.packed
 
 
 class ScaledProducts:
@@ -70,7 +68,9 @@ class ScaledProducts:
         self._is_wide = has_room(device) and dtype in DTYPES
         self._has_torchs = _has_scaled_mm(device) and dtype is torch.bfloat16
 
-    def product(self, kind: Kind, x: Tensor | RoundedRows, weight: E4m3Weight, bias_O: Tensor | None) -> Tensor | None:
+    def product(
+        self, kind: Kind, x: Tensor | RoundedRows, weight: ScaledWeight, bias_O: Tensor | None
+    ) -> Tensor | None:
         """x @ W.T + b of any rows, PLAIN or SILU; None where another way is faster: see `rounds_many`.
 
         Shapes: (T, D) -> (T, O), or (T, O / 2) for SILU, which takes no bias.
@@ -79,46 +79,53 @@ class ScaledProducts:
         """
         data_OD, scales = weight.data_OD, weight.scales
         if isinstance(x, RoundedRows):
-            assert kind is Kind.PLAIN
-            return self._rounded_product(x, weight, bias_O)
-        if triton_thin.fits_scaled(x, data_OD):
-            return triton_thin.thin_linear(x, data_OD, bias_O, silu=kind is Kind.SILU, scales=scales)
+            return self._product_of_rounded(kind, x, weight, bias_O)
+        is_int4, is_silu = scales.packed == 2, kind is Kind.SILU
+        if is_int4 and fits_int4(x, data_OD, scales):
+            return thin_int4(x, data_OD, scales, bias_O, is_silu)
+        if not is_int4 and triton_thin.fits_scaled(x, data_OD):
+            return triton_thin.thin_linear(x, data_OD, bias_O, silu=is_silu, scales=scales)
         is_aligned = x.dim() == 2 and has_aligned_rows(data_OD) and has_aligned_rows(x)
-        if is_aligned and self._is_wide and 0 < len(x) <= MAX_ROWS:
+        is_wide = self._is_wide and data_OD.dtype is not torch.int8
+        if is_aligned and is_wide and 0 < len(x) <= MAX_ROWS:
             if weight.may_round and len(x) > MOST_ROUNDED:
-                rounded = round_rows(x)
-                return self._wide_product(kind, rounded.values_TD, rounded.scales_TG, weight, bias_O)
+                return self._product_of_rounded(kind, round_rows(x), weight, bias_O)
             return self._wide_product(kind, x, None, weight, bias_O)
         if is_aligned and self.rounds_many(len(x), weight):
-            return self._rounded_product(self.round(x, weight), weight, bias_O) if kind is Kind.PLAIN else None
+            return None if is_silu else self._product_of_rounded(kind, self.round(x, weight), weight, bias_O)
         if len(x) <= MOST_WIDENED:
-            return row_product(x, data_OD, bias_O, silu=kind is Kind.SILU, scales=scales)
+            return row_product(x, data_OD, bias_O, silu=is_silu, scales=scales)
         return None
 
-    def rounds_many(self, num_rows: int, weight: E4m3Weight) -> bool:
+    def rounds_many(self, num_rows: int, weight: ScaledWeight) -> bool:
         """Whether so many rows are rounded for torch's product, with groups of the scales' columns.
 
         There is none with SiLU: `product` gives None. Where this is False and it gives None, dequantise the weight.
         """
-        scales, (num_out, width) = weight.scales, weight.data_OD.shape
+        scales, num_out, width = weight.scales, weight.num_rows, weight.num_columns
         if num_rows <= MAX_ROWS or not self._has_torchs or not weight.may_round or num_out % 16 or width % 16:
             return False
         if not scales.columns:
             return scales.rows == 1
         return scales.rows == scales.columns == BLOCK and num_out % BLOCK == 0 and width % (4 * BLOCK) == 0
 
-    def round(self, x_TD: Tensor, weight: E4m3Weight, *, silu: bool = False) -> RoundedRows:
-        """Rows for which `rounds_many` as the product with this weight takes them; see `round_rows`."""
-        is_wide = self._is_wide_of_many(len(x_TD), weight)
-        return round_rows(x_TD, 0 if is_wide else weight.scales.columns, silu=silu)
+    def takes_rounded(self, num_rows: int, weight: ScaledWeight) -> bool:
+        """Whether products of so many rows with this weight take them in e4m3, as whoever makes them may leave them."""
+        is_aligned = weight.num_columns % 16 == 0 and has_aligned_rows(weight.data_OD)
+        if num_rows <= MAX_ROWS:
+            return num_rows > 1 and weight.may_round and is_aligned and self._is_wide
+        return is_aligned and self.rounds_many(num_rows, weight)
 
-    def _is_wide_of_many(self, num_rows: int, weight: E4m3Weight) -> bool:
-        """Whether the wide product takes more than MAX_ROWS rows: of outputs so few that torch's leaves a card idle."""
-        is_narrow = weight.num_rows // SCALED_TILE_OUTPUTS * 2 <= FULL_CARD
-        return self._is_wide and num_rows <= MAX_ROUNDED_ROWS and is_narrow and weight.num_columns >= LEAST_WIDE_INPUTS
+    def columns(self, num_rows: int, weight: ScaledWeight) -> int:
+        """Columns of a group in so many rows in e4m3 that this weight takes; 0 for all."""
+        return 0 if num_rows <= MAX_ROWS else weight.scales.columns
+
+    def round(self, x_TD: Tensor, weight: ScaledWeight, *, silu: bool = False) -> RoundedRows:
+        """Rows as this weight, which `takes_rounded`, takes them; see `round_rows`."""
+        return round_rows(x_TD, self.columns(len(x_TD), weight), silu=silu)
 
     def _wide_product(
-        self, kind: Kind, x_TD: Tensor, x_scale_T1: Tensor | None, weight: E4m3Weight, bias_O: Tensor | None
+        self, kind: Kind, x_TD: Tensor, x_scale_T1: Tensor | None, weight: ScaledWeight, bias_O: Tensor | None
     ) -> Tensor:
         num_out = weight.num_rows // (2 if kind is Kind.SILU else 1)
         tiling = scaled_wide_tiling(
@@ -129,10 +136,14 @@ class ScaledProducts:
             kind, x_TD, x_scale_T1, weight.data_OD, weight.scales, bias_O, tiling, self._scratch, self._dtype
         )
 
-    def _rounded_product(self, x: RoundedRows, weight: E4m3Weight, bias_O: Tensor | None) -> Tensor:
-        """The product of more than MAX_ROWS rows."""
-        if self._is_wide_of_many(x.num_rows, weight):
-            return self._wide_product(Kind.PLAIN, x.values_TD, x.scales_TG, weight, bias_O)
+    def _product_of_rounded(
+        self, kind: Kind, x: RoundedRows, weight: ScaledWeight, bias_O: Tensor | None
+    ) -> Tensor | None:
+        """The same of rows that are in e4m3."""
+        if x.num_rows <= MAX_ROWS:
+            return self._wide_product(kind, x.values_TD[: x.num_rows], x.scales_TG, weight, bias_O)
+        if kind is Kind.SILU:
+            return None
         data_DO, factors = weight.data_OD.t(), weight.scales.factors_RC.t()
         is_fast = not weight.scales.columns  # of blocks there is only slow accumulation
         out_TO = torch._scaled_mm(

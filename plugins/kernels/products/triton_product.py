@@ -108,7 +108,7 @@ def _tiling(kind: Kind, num_rows: int, width: int, card: Card) -> ProductTiling 
 
 
 @triton.jit
-def ask_for(address, NUM_BYTES: tl.constexpr, used):
+def _ask_for(address, NUM_BYTES: tl.constexpr, used):
     """Fetch NUM_BYTES (a multiple of 16) from each address where `used` into the L2."""
     tl.inline_asm_elementwise(
         "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p cp.async.bulk.prefetch.L2.global [$1], $3; mov.u32 $0, 0; }",
@@ -137,9 +137,9 @@ def _product_kernel(
         piece_out = (tl.program_id(0) * BLOCK_O + piece // PIECES).to(tl.int64)
         piece_ptr = weight_ptr + piece_out * weight_stride + part * WIDTH + piece % PIECES * (WIDTH // PIECES)
         first = (piece >= 0) & (tl.program_id(1) == 0)
-        ask_for(piece_ptr, WIDTH // PIECES * 2, first)
+        _ask_for(piece_ptr, WIDTH // PIECES * 2, first)
         if SILU:
-            ask_for(piece_ptr + up_offset, WIDTH // PIECES * 2, first)
+            _ask_for(piece_ptr + up_offset, WIDTH // PIECES * 2, first)
         gdc_wait()
     inside = row < num_rows
     x_at = x_ptr + row.to(tl.int64)[:, None] * x_stride + column[None, :]

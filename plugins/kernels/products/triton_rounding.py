@@ -16,7 +16,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from hookline.plugins.kernels.products.triton_scales import rounded
-from hookline.plugins.kernels.products.triton_wide import MAX_ROUNDED_ROWS, empty_with_room
+from hookline.plugins.kernels.products.triton_wide import empty_with_room
 from hookline.plugins.kernels.triton_launch import cdiv, launch_options, next_power_of_2
 
 ALIGNED_ROWS = 4
@@ -66,6 +66,15 @@ def _round_rows_kernel(
     tl.store(scale_ptr + group * scale_stride + row, scale, mask=group * GROUP < width)
 
 
+def empty_rounded(num_rows: int, width: int, columns: int, device: torch.device) -> RoundedRows:
+    """Memory for rows in e4m3 with scales of groups of this many columns, 0 for all; uninitialised."""
+    aligned_rows = cdiv(num_rows, ALIGNED_ROWS) * ALIGNED_ROWS if columns else num_rows
+    like = torch.empty(0, dtype=torch.float8_e4m3fn, device=device)
+    values_TD = empty_with_room(aligned_rows, width, like=like)
+    scales_GT = torch.empty((cdiv(width, columns or width), aligned_rows), dtype=torch.float32, device=device)
+    return RoundedRows(values_TD, scales_GT.t(), num_rows)
+
+
 def round_rows(x_TD: Tensor, columns: int = 0, *, silu: bool = False) -> RoundedRows:
     """x in e4m3; with `silu`, silu(first half of x) * second half. columns: of a group, a power of 2; 0 for all.
 
@@ -75,16 +84,12 @@ def round_rows(x_TD: Tensor, columns: int = 0, *, silu: bool = False) -> Rounded
     num_rows, width = x_TD.shape[0], x_TD.shape[1] // (2 if silu else 1)
     if x_TD.stride(1) != 1:
         x_TD = x_TD.contiguous()
-    aligned_rows = cdiv(num_rows, ALIGNED_ROWS) * ALIGNED_ROWS if columns else num_rows
-    columns = columns or width
-    like = x_TD.new_empty(0, dtype=torch.float8_e4m3fn)
-    out_TD = empty_with_room(aligned_rows, width, like=like, most_rows=MAX_ROUNDED_ROWS)
-    scales_GT = torch.empty((cdiv(width, columns), aligned_rows), dtype=torch.float32, device=x_TD.device)
+    rounded = empty_rounded(num_rows, width, columns, x_TD.device)
     block = next_power_of_2(width)
     if num_rows:
         _round_rows_kernel[(num_rows,)](
-            x_TD, out_TD, scales_GT, x_TD.stride(0), aligned_rows, width, SILU=silu, BLOCK=block,
-            GROUP=min(block, next_power_of_2(columns)), num_warps=max(1, min(16, block // 512)),
+            x_TD, rounded.values_TD, rounded.scales_TG, x_TD.stride(0), rounded.scales_TG.stride(1), width,
+            SILU=silu, BLOCK=block, GROUP=min(columns or block, block), num_warps=max(1, min(16, block // 512)),
             **launch_options(x_TD.device),
         )  # fmt: skip
-    return RoundedRows(out_TD, scales_GT.t(), num_rows)
+    return rounded

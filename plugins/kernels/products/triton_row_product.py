@@ -189,8 +189,8 @@ def _ask_for_weight(weight_ptr, first_out, num_outs, width, weight_stride, used,
 @triton.jit
 def _added_up(
     first, last, x, weight, first_row, first_out, rows, outs, num_out, width, x_stride, weight_stride,
-    scale_ptr, scale_stride, SCALE_ROWS: tl.constexpr, SCALE_COLUMNS: tl.constexpr, LOADED_STAGES: tl.constexpr,
-    SILU: tl.constexpr, COPIED: tl.constexpr, PRECISION: tl.constexpr,
+    scale_ptr, zero_ptr, scale_stride, SCALE_ROWS: tl.constexpr, SCALE_COLUMNS: tl.constexpr, PACKED: tl.constexpr,
+    LOADED_STAGES: tl.constexpr, SILU: tl.constexpr, COPIED: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """These steps of the input features from zero on: (sums, sums of what is up)."""
@@ -200,27 +200,32 @@ def _added_up(
     for step in tl.range(first, last, num_stages=LOADED_STAGES):
         if COPIED:  # by the copy engine; beyond the operands it gives zeros
             x_TD = x.load([first_row, step * BLOCK_D])
-            weight_OD = weight.load([first_out, step * BLOCK_D])
+            weight_OD = weight.load([first_out, step * BLOCK_D // PACKED])
             if SILU:
-                up_OD = weight.load([first_out + num_out, step * BLOCK_D])
+                up_OD = weight.load([first_out + num_out, step * BLOCK_D // PACKED])
         else:
             column = step * BLOCK_D + tl.arange(0, BLOCK_D)
             columns = column < width
             x_at = x + row.to(tl.int64)[:, None] * x_stride + column[None, :]
-            weight_at = weight + out.to(tl.int64)[:, None] * weight_stride + column[None, :]
+            if PACKED == 1:
+                stored, stored_columns = column, columns
+            else:
+                stored = step * BLOCK_D // PACKED + tl.arange(0, BLOCK_D // PACKED)
+                stored_columns = stored * PACKED < width
+            weight_at = weight + out.to(tl.int64)[:, None] * weight_stride + stored[None, :]
             x_TD = tl.load(x_at, mask=rows[:, None] & columns[None, :], other=0.0)
-            weight_OD = tl.load(weight_at, mask=outs[:, None] & columns[None, :], other=0.0)
+            weight_OD = tl.load(weight_at, mask=outs[:, None] & stored_columns[None, :], other=0.0)
             if SILU:
                 up_at = weight_at + num_out * weight_stride
-                up_OD = tl.load(up_at, mask=outs[:, None] & columns[None, :], other=0.0)
+                up_OD = tl.load(up_at, mask=outs[:, None] & stored_columns[None, :], other=0.0)
         acc = add_step(
-            acc, weight_OD, x_TD, 1.0, scale_ptr, scale_stride, out, outs, step * BLOCK_D,
-            SCALE_ROWS, SCALE_COLUMNS, False, PRECISION,
+            acc, weight_OD, x_TD, 1.0, scale_ptr, zero_ptr, scale_stride, out, outs, step * BLOCK_D,
+            SCALE_ROWS, SCALE_COLUMNS, PACKED, False, PRECISION,
         )  # fmt: skip
         if SILU:
             up_acc = add_step(
-                up_acc, up_OD, x_TD, 1.0, scale_ptr, scale_stride, out + num_out, outs, step * BLOCK_D,
-                SCALE_ROWS, SCALE_COLUMNS, False, PRECISION,
+                up_acc, up_OD, x_TD, 1.0, scale_ptr, zero_ptr, scale_stride, out + num_out, outs, step * BLOCK_D,
+                SCALE_ROWS, SCALE_COLUMNS, PACKED, False, PRECISION,
             )  # fmt: skip
     return acc, up_acc
 
@@ -228,8 +233,8 @@ def _added_up(
 @triton.jit(do_not_specialize=["num_rows", "steps"])
 def _row_product_kernel(
     x, weight, weight_ptr, bias_ptr, out_ptr, partials_ptr, counters_ptr, num_rows, num_out, width, steps, x_stride,
-    weight_stride: tl.int64, scale_ptr, scale_stride, SCALE_ROWS: tl.constexpr, SCALE_COLUMNS: tl.constexpr,
-    LOADED_STAGES: tl.constexpr, PARTS: tl.constexpr, APART: tl.constexpr,
+    weight_stride: tl.int64, scale_ptr, zero_ptr, scale_stride, SCALE_ROWS: tl.constexpr, SCALE_COLUMNS: tl.constexpr,
+    PACKED: tl.constexpr, LOADED_STAGES: tl.constexpr, PARTS: tl.constexpr, APART: tl.constexpr,
     BIAS: tl.constexpr, SILU: tl.constexpr, ASK: tl.constexpr, COPIED: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -259,16 +264,16 @@ def _row_product_kernel(
     if PARTS == 1 or APART:
         acc, up_acc = _added_up(
             part * steps // PARTS, (part + 1) * steps // PARTS, x, weight, first_row, first_out, rows, outs, num_out,
-            width, x_stride, weight_stride, scale_ptr, scale_stride, SCALE_ROWS, SCALE_COLUMNS, LOADED_STAGES,
-            SILU, COPIED, PRECISION, BLOCK_T, BLOCK_O, BLOCK_D,
+            width, x_stride, weight_stride, scale_ptr, zero_ptr, scale_stride, SCALE_ROWS, SCALE_COLUMNS, PACKED,
+            LOADED_STAGES, SILU, COPIED, PRECISION, BLOCK_T, BLOCK_O, BLOCK_D,
         )  # fmt: skip
     else:
         acc = tl.zeros([BLOCK_O, BLOCK_T], tl.float32)
         for one in range(PARTS):
             part_acc, up_acc = _added_up(
                 one * steps // PARTS, (one + 1) * steps // PARTS, x, weight, first_row, first_out, rows, outs, num_out,
-                width, x_stride, weight_stride, scale_ptr, scale_stride, SCALE_ROWS, SCALE_COLUMNS, LOADED_STAGES,
-            SILU, COPIED, PRECISION, BLOCK_T, BLOCK_O, BLOCK_D,
+                width, x_stride, weight_stride, scale_ptr, zero_ptr, scale_stride, SCALE_ROWS, SCALE_COLUMNS, PACKED,
+            LOADED_STAGES, SILU, COPIED, PRECISION, BLOCK_T, BLOCK_O, BLOCK_D,
             )  # fmt: skip
             acc += part_acc
     if PDL and not ASK:
@@ -302,7 +307,7 @@ def row_product(
 ) -> Tensor:  # fmt: skip
     """x @ W.T + b, or silu(first half of x @ W.T) * second half, which takes no bias.
 
-    scales: of a weight in e4m3.
+    scales: of a weight in e4m3, int8 or int4.
     tile: one of `row_tiles` in place of the one of choice; it changes no bit. scratch: lets few rows have a program for
     each part, which changes no bit either; a tile is then one for programs of a part.
     Shapes: (T, D) -> (T, O), or (T, O / 2) with silu.
@@ -325,12 +330,15 @@ def row_product(
         tile = row_tile(num_rows, num_out, 2 if silu or parts > 1 else 1, x_TD.dtype)
     tile = fitting_row_tile(tile, 2 if silu else 1, Card.of(x_TD.device))
     assert not is_apart or tile.block_t * tile.block_o <= LARGEST_APART.block_t * LARGEST_APART.block_o
-    block_d = STEP_BYTES // x_TD.element_size()
+    block_d, packed = STEP_BYTES // x_TD.element_size(), 1
+    if scales is not None:
+        block_d, packed = min(block_d, scales.columns or block_d), scales.packed
     x, weight = x_TD, weight_OD
     if is_copied:
         reach = min(rows_in_reach(x_TD), cdiv(num_rows, tile.block_t) * tile.block_t)
         x = TensorDescriptor(x_TD, [reach, width], list(x_TD.stride()), [tile.block_t, block_d])
-        weight = TensorDescriptor(weight_OD, list(weight_OD.shape), list(weight_OD.stride()), [tile.block_o, block_d])
+        weight_block = [tile.block_o, block_d // packed]
+        weight = TensorDescriptor(weight_OD, list(weight_OD.shape), list(weight_OD.stride()), weight_block)
     out = empty_with_room(num_rows, num_out, like=x_TD)
     partials, counters = (out, out) if scratch is None else (scratch.partials, scratch.counters)
     _row_product_kernel[(tile.number(num_rows, num_out), parts if is_apart else 1)](

@@ -1,4 +1,4 @@
-"""Weights stored in e4m3 with scales, as kernels of products take them: each value is widened in registers.
+"""Weights stored in e4m3, int8 or int4 with scales, as kernels of products take them: values are widened in registers.
 
 A sum of one scale's inputs is multiplied by that scale in float32, never a value, so that widening is exact.
 Legend: O output features, D input features, R and C blocks of them.
@@ -20,6 +20,8 @@ from hookline.plugins.kernels.triton_launch import cdiv, next_power_of_2
 
 CONVERTS = (8, 9)
 """From this compute capability on, cards have instructions that widen e4m3. Others take the bits apart."""
+HALF_INT4 = 8
+"""What code 0 of int4 is below zero, where a weight has no zero points of its own."""
 COLUMNS = 1024
 """Values of a row that a program of `dequantised` takes."""
 
@@ -28,24 +30,28 @@ COLUMNS = 1024
 class Scales:
     """Factors of a weight (O, D): one for each block of `rows` outputs by `columns` inputs, 0 for all inputs.
 
-    factors_RC: (ceil(O / rows), ceil(D / columns)) float32, contiguous. Columns are a power of 2.
+    factors_RC: (ceil(O / rows), ceil(D / columns)) float32, contiguous. Columns are a power of 2. packed: how many
+    values a byte has: 2 of int4, 0 to 15, the even input in its low half. zeros_RC: what is subtracted of int4, of the
+    shape of the factors; None: HALF_INT4.
     """
 
     factors_RC: Tensor
     rows: int = 1
     columns: int = 0
+    packed: int = 1
+    zeros_RC: Tensor | None = None
 
 
-def scaling_arguments(scales: Scales | None) -> tuple[Tensor | None, int | None]:
-    """A kernel's arguments `scale_ptr, scale_stride`."""
-    return (None, None) if scales is None else (scales.factors_RC, scales.factors_RC.stride(0))
+def scaling_arguments(scales: Scales | None) -> tuple[Tensor | None, Tensor | None, int | None]:
+    """A kernel's arguments `scale_ptr, zero_ptr, scale_stride`."""
+    return (None, None, None) if scales is None else (scales.factors_RC, scales.zeros_RC, scales.factors_RC.stride(0))
 
 
 def scaling_constants(scales: Scales | None) -> dict[str, Any]:
     """What a kernel is compiled with for them: SCALE_ROWS 0 means no scales, SCALE_COLUMNS 0 all inputs."""
     if scales is None:
-        return {"SCALE_ROWS": 0, "SCALE_COLUMNS": 0}
-    return {"SCALE_ROWS": scales.rows, "SCALE_COLUMNS": scales.columns}
+        return {"SCALE_ROWS": 0, "SCALE_COLUMNS": 0, "PACKED": 1}
+    return {"SCALE_ROWS": scales.rows, "SCALE_COLUMNS": scales.columns, "PACKED": scales.packed}
 
 
 @cache
@@ -55,13 +61,15 @@ def converts(device: torch.device) -> bool:
 
 
 def loadable(data_OD: Tensor) -> Tensor:
-    """A weight in e4m3 as this card's kernels take it."""
-    return data_OD if converts(data_OD.device) else data_OD.view(torch.uint8)
+    """A weight as this card's kernels take it."""
+    if data_OD.dtype is not torch.float8_e4m3fn or converts(data_OD.device):
+        return data_OD
+    return data_OD.view(torch.uint8)
 
 
 @triton.jit
 def widened(values, dtype: tl.constexpr):
-    """Values of e4m3, or its bits, in another dtype; values of that dtype as they are.
+    """Values of e4m3, or its bits, or of int8, in another dtype; values of that dtype as they are.
 
     The bits of e4m3 in the place of float16's are the value times 2^-8, its denormal values too.
     """
@@ -83,40 +91,52 @@ def rounded(x):
 
 @triton.jit
 def add_step(
-    acc, weight, x, unit, scale_ptr, scale_stride, out, outs, first, SCALE_ROWS: tl.constexpr,
-    SCALE_COLUMNS: tl.constexpr, UNIT: tl.constexpr, PRECISION: tl.constexpr,
+    acc, weight, x, unit, scale_ptr, zero_ptr, scale_stride, out, outs, first, SCALE_ROWS: tl.constexpr,
+    SCALE_COLUMNS: tl.constexpr, PACKED: tl.constexpr, UNIT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The accumulator with the product of one step, from input `first` on, times its scales if it has any.
 
     unit: with UNIT, what else to multiply by.
     """
+    if SCALE_ROWS:
+        block = out // SCALE_ROWS * scale_stride + (first // SCALE_COLUMNS if SCALE_COLUMNS else 0)
+    if PACKED == 2:
+        zero = 8.0  # HALF_INT4
+        if zero_ptr is not None:
+            zero = tl.load(zero_ptr + block, mask=outs, other=0.0)[:, None].to(x.dtype)
+        values = (tl.interleave(weight & 15, weight >> 4).to(x.dtype) - zero).to(x.dtype)
+    else:
+        values = widened(weight, x.dtype)
     if UNIT or SCALE_COLUMNS:
-        part = tl.dot(widened(weight, x.dtype), x.T, input_precision=PRECISION)
+        part = tl.dot(values, x.T, input_precision=PRECISION)
         if UNIT:
             part *= unit
         if SCALE_COLUMNS:
-            scale_at = scale_ptr + out // SCALE_ROWS * scale_stride + first // SCALE_COLUMNS
-            part *= tl.load(scale_at, mask=outs, other=0.0)[:, None]
+            part *= tl.load(scale_ptr + block, mask=outs, other=0.0)[:, None]
         acc += part
     else:
-        acc = tl.dot(widened(weight, x.dtype), x.T, acc, input_precision=PRECISION)
+        acc = tl.dot(values, x.T, acc, input_precision=PRECISION)
     return acc
 
 
 @triton.jit
 def _dequantise_kernel(
-    data_ptr, scale_ptr, scale_stride, out_ptr, width, SCALE_ROWS: tl.constexpr, SCALE_COLUMNS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    data_ptr, scale_ptr, zero_ptr, scale_stride, out_ptr, width, SCALE_ROWS: tl.constexpr, SCALE_COLUMNS: tl.constexpr,
+    PACKED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
-    scale_at = scale_ptr + row // SCALE_ROWS * scale_stride
-    if SCALE_COLUMNS:
-        scale = tl.load(scale_at + column // SCALE_COLUMNS, mask=inside, other=0.0)
+    block = row // SCALE_ROWS * scale_stride + (column // SCALE_COLUMNS if SCALE_COLUMNS else column * 0)
+    scale = tl.load(scale_ptr + block, mask=inside, other=0.0)
+    stored = tl.load(data_ptr + row * (width // PACKED) + column // PACKED, mask=inside, other=0.0)
+    if PACKED == 2:
+        zero = 8.0  # HALF_INT4
+        if zero_ptr is not None:
+            zero = tl.load(zero_ptr + block, mask=inside, other=0.0)
+        value = (stored >> (column % 2 * 4).to(tl.uint8) & 15).to(tl.float32) - zero
     else:
-        scale = tl.load(scale_at)
-    value = widened(tl.load(data_ptr + row * width + column, mask=inside, other=0.0), tl.float32)
+        value = widened(stored, tl.float32)
     tl.store(out_ptr + row * width + column, (value * scale).to(out_ptr.dtype.element_ty), mask=inside)
 
 
@@ -125,8 +145,8 @@ def dequantised(data_OD: Tensor, scales: Scales, dtype: torch.dtype) -> Tensor:
 
     Device: one launch, no host sync.
     """
-    out_OD = torch.empty(data_OD.shape, dtype=dtype, device=data_OD.device)
-    num_out, width = data_OD.shape
+    num_out, width = data_OD.shape[0], data_OD.shape[1] * scales.packed
+    out_OD = torch.empty((num_out, width), dtype=dtype, device=data_OD.device)
     block = min(COLUMNS, next_power_of_2(width))
     _dequantise_kernel[(num_out, cdiv(width, block))](
         loadable(data_OD), *scaling_arguments(scales), out_OD, width, **scaling_constants(scales), BLOCK=block,

@@ -16,8 +16,6 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from hookline.plugins.kernels.peer_memory.triton_slots import Sends, send_tile, sending_arguments, sending_constants
-from hookline.plugins.kernels.products.operands import has_aligned_rows
-from hookline.plugins.kernels.products.triton_product import ask_for
 from hookline.plugins.kernels.products.triton_scales import (
     Scales,
     loadable,
@@ -31,8 +29,6 @@ MAX_ROWS = 4
 """Most rows a thin product takes."""
 MAX_WIDTH = 4096
 """Most input features: a program holds whole rows of the weight in registers."""
-MOST_ASKED = 32 << 20
-"""Most bytes of a weight in e4m3 that programs fetch into the L2 ahead of those that read them."""
 MAX_WIDTH_OF_ONE_ROW = 16384
 """The same for a single row, which leaves registers for a wider weight (docs/log, several GPUs)."""
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -59,7 +55,7 @@ def _scaled_sum(products, scale, BLOCKS: tl.constexpr):
 @triton.jit(do_not_specialize=["rank"])
 def _thin_linear_kernel(
     x_ptr, weight_ptr, bias_ptr, out_ptr, addresses, counts, rank, x_stride, weight_stride, width, num_out,
-    scale_ptr, scale_stride, SCALE_ROWS: tl.constexpr, SCALE_COLUMNS: tl.constexpr, ASK: tl.constexpr,
+    scale_ptr, zero_ptr, scale_stride, SCALE_ROWS: tl.constexpr, SCALE_COLUMNS: tl.constexpr, PACKED: tl.constexpr,
     ROWS: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr, SEND: tl.constexpr, SIZE: tl.constexpr,
     SLOT_BYTES: tl.constexpr, PART: tl.constexpr, PDL: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -82,16 +78,6 @@ def _thin_linear_kernel(
         scale = _scales(scale_ptr, scale_stride, out, outs, width, SCALE_ROWS, SCALE_COLUMNS, BLOCKS)
         if SILU:
             up_scale = _scales(scale_ptr, scale_stride, out + num_out, outs, width, SCALE_ROWS, SCALE_COLUMNS, BLOCKS)
-    if ASK:
-        # The first programs run beside the kernel before this one, which may leave memory idle, as attention of one row
-        # does: they fetch what the later ones read into the L2.
-        piece = tl.arange(0, ASK)  # of the rows of a program; one for each thread
-        of_row: tl.constexpr = ASK // BLOCK_O
-        third = tl.num_programs(0) // 3
-        for ahead in tl.static_range(1, 3):
-            its_out = ((tl.program_id(0) + ahead * third) * BLOCK_O + piece // of_row).to(tl.int64)
-            piece_ptr = weight_ptr + its_out * weight_stride + piece % of_row * (BLOCK_D // of_row)
-            ask_for(piece_ptr, BLOCK_D // of_row, (piece >= 0) & (tl.program_id(0) < third))
     if PDL:
         gdc_wait()
     if PDL and SEND:
@@ -138,7 +124,7 @@ def fits(x_TD: Tensor, weight_OD: Tensor) -> bool:
 
 
 def fits_scaled(x_TD: Tensor, weight_OD: Tensor) -> bool:
-    """The same of a weight in e4m3: one row, since widening takes as long as reading does.
+    """The same of a weight in e4m3 or int8: one row, since widening takes as long as reading does.
 
     Device: as `fits`.
     """
@@ -161,12 +147,6 @@ def _tiling(block_d: int, silu: bool) -> tuple[int, int]:
 def _scaled_tiling(block_d: int, silu: bool) -> tuple[int, int]:
     """The same of a weight in e4m3: the fastest on an H100 at Qwen3-8B's shapes (docs/log.md)."""
     return (2, max(1, min(8, block_d // 1024))) if silu else (4, max(1, min(8, block_d // 512)))
-
-
-def _asks_ahead(weight_OD: Tensor, block_d: int, silu: bool) -> bool:
-    """Whether the first programs ask for what the later ones read: of a weight in e4m3 that fits in the L2."""
-    is_small = weight_OD.numel() <= MOST_ASKED and weight_OD.shape[1] == block_d >= 1024 and not silu
-    return is_small and has_aligned_rows(weight_OD) and launches_early(weight_OD.device)
 
 
 def thin_linear(
@@ -208,12 +188,11 @@ def _launch(
     (num_rows, width), num_out = x_TD.shape, weight_OD.shape[0] // (2 if silu else 1)
     block_d = _block_d(width)
     block_o, num_warps = (_tiling if scales is None else _scaled_tiling)(block_d, silu)
-    asks = scales is not None and _asks_ahead(weight_OD, block_d, silu)
     _thin_linear_kernel[(cdiv(num_out, block_o),)](
         x_TD, loadable(weight_OD), weight_OD if bias_O is None else bias_O, out_TO, *sending_arguments(sends, x_TD),
         x_TD.stride(0), weight_OD.stride(0), width, num_out,
         *scaling_arguments(scales), **scaling_constants(scales),
-        ASK=32 * num_warps if asks else 0, ROWS=num_rows, BIAS=bias_O is not None, SILU=silu,
+        ROWS=num_rows, BIAS=bias_O is not None, SILU=silu,
         **sending_constants(sends, num_out), BLOCK_O=block_o, BLOCK_D=block_d, num_warps=num_warps,
         **launch_options(x_TD.device),
     )  # fmt: skip

@@ -129,7 +129,7 @@ def _tile_rows(num_rows: int) -> int:
     return int(max(16, next_power_of_2(num_rows)))
 
 
-def empty_with_room(num_rows: int, *sizes: int, like: Tensor, most_rows: int = MAX_ROWS) -> Tensor:
+def empty_with_room(num_rows: int, *sizes: int, like: Tensor) -> Tensor:
     """Uninitialised rows for a wide product to take, (num_rows, *sizes), in memory of a whole tile of them.
 
     The copy engine takes up to twice as long for a tile that ends beyond its tensor (docs/log).
@@ -169,8 +169,9 @@ def fitting_wide_tiling(kind: Kind, x_TD: Tensor, weight_OD: Tensor, *, sends: b
 @triton.jit(do_not_specialize=["num_rows", "rank"])
 def _wide_kernel(
     x_desc, weight_desc, bias_ptr, out_ptr, partials_ptr, counters_ptr, addresses, counts, rank, num_rows, num_out,
-    scale_ptr, scale_stride, x_scale_ptr, SCALE_ROWS: tl.constexpr, SCALE_COLUMNS: tl.constexpr, ROUND: tl.constexpr,
-    LOADED_STAGES: tl.constexpr, STEPS: tl.constexpr, PARTS: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr,
+    scale_ptr, zero_ptr, scale_stride, x_scale_ptr, SCALE_ROWS: tl.constexpr, SCALE_COLUMNS: tl.constexpr,
+    PACKED: tl.constexpr, ROUND: tl.constexpr, LOADED_STAGES: tl.constexpr,
+    STEPS: tl.constexpr, PARTS: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr,
     SEND: tl.constexpr, SIZE: tl.constexpr, SLOT_BYTES: tl.constexpr, PART: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_D: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -194,16 +195,16 @@ def _wide_kernel(
         if ROUND:
             x, unit = rounded(x)
             unit = unit[None, :]
-        weight = weight_desc.load([first_out, step * BLOCK_D])
+        weight = weight_desc.load([first_out, step * BLOCK_D // PACKED])
         acc = add_step(
-            acc, weight, x, unit, scale_ptr, scale_stride, out, out < num_out, step * BLOCK_D,
-            SCALE_ROWS, SCALE_COLUMNS, ROUND, None,
+            acc, weight, x, unit, scale_ptr, zero_ptr, scale_stride, out, out < num_out, step * BLOCK_D,
+            SCALE_ROWS, SCALE_COLUMNS, PACKED, ROUND, None,
         )  # fmt: skip
         if SILU:
-            up = weight_desc.load([first_out + num_out, step * BLOCK_D])
+            up = weight_desc.load([first_out + num_out, step * BLOCK_D // PACKED])
             up_acc = add_step(
-                up_acc, up, x, unit, scale_ptr, scale_stride, out + num_out, out < num_out, step * BLOCK_D,
-                SCALE_ROWS, SCALE_COLUMNS, ROUND, None,
+                up_acc, up, x, unit, scale_ptr, zero_ptr, scale_stride, out + num_out, out < num_out, step * BLOCK_D,
+                SCALE_ROWS, SCALE_COLUMNS, PACKED, ROUND, None,
             )  # fmt: skip
     if PDL:
         # Not before: the next kernel's programs would take the places of this one's, and a sum of what is sent needs
@@ -272,8 +273,6 @@ MOST_AT_ONCE = 3
 SCALED_TILE_OUTPUTS = 64
 DEEP_OUTPUTS = 4096
 """Up to this many outputs, of which many parts of the inputs are cut, programs take steps of 256 inputs."""
-MAX_ROUNDED_ROWS = 256
-"""Most rows in e4m3 for which a product of few outputs, cut into parts, is faster than torch's."""
 
 
 class ScaledScratch(PartsScratch):
@@ -282,7 +281,7 @@ class ScaledScratch(PartsScratch):
     @classmethod
     def make(cls, device: torch.device) -> ScaledScratch:
         """Allocate."""
-        return cls.allocate(device, FULL_CARD * MAX_ROUNDED_ROWS * SCALED_TILE_OUTPUTS, MOST_AT_ONCE * FULL_CARD)
+        return cls.allocate(device, MOST_AT_ONCE * FULL_CARD * 64 * SCALED_TILE_OUTPUTS, MOST_AT_ONCE * FULL_CARD)
 
 
 def scaled_wide_tiling(
@@ -290,8 +289,7 @@ def scaled_wide_tiling(
 ) -> ScaledWideTiling:
     """The fastest on an H100 at Qwen3-8B's shapes (docs/log.md).
 
-    x_is_rounded: rows are in e4m3, up to MAX_ROUNDED_ROWS; of others, up to MAX_ROWS. may_round: programs may do that
-    to them.
+    x_is_rounded: rows are in e4m3. may_round: programs may do that to them.
     """
     block_t, is_silu = _tile_rows(num_rows), kind is Kind.SILU
     rounds = may_round and not x_is_rounded
@@ -299,14 +297,14 @@ def scaled_wide_tiling(
         is_deep = block_t <= (64 if is_silu else MAX_ROWS)
     else:
         is_deep = not is_silu and (block_t <= 16 or (block_t <= FEW_ROWS and num_out <= DEEP_OUTPUTS))
-    block_d = 256 if is_deep and not scales.columns else 128
+    block_d = min(256 if is_deep and not scales.columns else 128, scales.columns or 256)
     num_tiles, parts = cdiv(num_out, SCALED_TILE_OUTPUTS), 1
     if not is_silu:
         at_once = MOST_AT_ONCE if block_t <= 64 and not x_is_rounded else 1  # programs that do more than read
         parts = max(1, min(at_once * FULL_CARD // num_tiles, MAX_PARTS, cdiv(width, block_d) // (MIN_STEPS // 2)))
     at_once = 1 if is_silu and block_d == 256 else max(1, min(MOST_AT_ONCE, cdiv(num_tiles * parts, FULL_CARD)))
     row_bytes = block_d * (3 if rounds else 1 if x_is_rounded else 2)
-    step_bytes = SCALED_TILE_OUTPUTS * block_d * (2 if is_silu else 1) + block_t * row_bytes
+    step_bytes = SCALED_TILE_OUTPUTS * block_d // scales.packed * (2 if is_silu else 1) + block_t * row_bytes
     num_stages = max(3, min(MOST_STAGES, SCALED_SHARED_BYTES // at_once // step_bytes))
     return ScaledWideTiling(block_t, SCALED_TILE_OUTPUTS, block_d, num_stages, 4, parts, rounds)
 
@@ -350,7 +348,7 @@ def _launch(
     assert tiling.parts == 1 or num_tiles <= scratch.counters.numel()
     reach = min(rows_in_reach(x_TD), tiling.block_t)
     x_desc = TensorDescriptor(x_TD, [reach, width], list(x_TD.stride()), [tiling.block_t, tiling.block_d])
-    weight_block = [tiling.block_o, tiling.block_d]
+    weight_block = [tiling.block_o, tiling.block_d // (1 if scales is None else scales.packed)]
     weight_desc = TensorDescriptor(weight_OD, list(weight_OD.shape), list(weight_OD.stride()), weight_block)
     _wide_kernel[(num_tiles, tiling.parts)](
         x_desc, weight_desc, weight_OD if bias_O is None else bias_O, out, scratch.partials, scratch.counters,

@@ -232,3 +232,32 @@ def test_a_norm_of_which_chunks_were_not_taken_is_not_forgotten(ranks: LocalRank
     }
     with pytest.raises(RuntimeError, match="before all chunks of its last norm_each were taken"):
         uses[use]()
+
+
+class Reading(RowParallelLinear):
+    """A block whose weight is said to be quantised, and that keeps what it is told reads its norms."""
+
+    reads = None
+
+    def add_rms_norm(self, x_TD, residual_TO, norm_weight_O, eps, then=None):
+        self.told.append(then)
+        return super().add_rms_norm(x_TD, residual_TO, norm_weight_O, eps)
+
+
+def test_a_norm_is_told_which_quantised_matrix_alone_reads_it():
+    runtime = make_runtime(LocalRanks())
+    blocks = [Reading(HIDDEN, HIDDEN, runtime) for _ in range(2)]
+    for block, matrix in zip(blocks, ("first", "second"), strict=True):
+        block.weight_OD.fill_(0.1)
+        block.reads, block.told = matrix, []
+    first, second = blocks
+    residual = Residual(X_TD.clone(), EPS, runtime)
+    residual.add(residual.norm(NORMS_4D[0]), through=first)
+    residual.add(residual.norm_each(NORMS_4D[1]), through=second)  # computed with the next norm
+    residual.norm(NORMS_4D[2], second)
+    assert (first.told, second.told) == (["second"], ["second"])
+    residual.add(residual.norm(NORMS_4D[0]), through=first)
+    residual.add(residual.norm_each(NORMS_4D[1]), through=second)
+    residual.keep(torch.arange(3))  # the rows are chosen of a plain norm
+    residual.norm(NORMS_4D[2])
+    assert (first.told[1:], second.told[1:]) == ([None], [None])
