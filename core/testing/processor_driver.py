@@ -127,11 +127,11 @@ class ProcessorDriver:
         )
         one = self.extensions.extension(0)
         watched = _Watched(one.extension)
-        one.extension = watched
+        one.use(watched)
         try:
             found_NV = self.extensions.process(logits_NV.clone(), 1, SampleRows(rows_N, None, params), MAX_MODEL_LEN)
         finally:
-            one.extension = watched.processor
+            one.use(watched.processor)
         check(not watched.written, f"process wrote to {', '.join(watched.written)}")
         return found_NV
 

@@ -62,6 +62,10 @@ class RankExtension:
             raise RequestFault(breach(self.stage.entry, "__init__", what), extensions=1 << self.index)
         return tuple(sorted(set(layers)))
 
+    def use(self, extension: Any) -> None:
+        """Put another object in the extension's place, which hands on to it."""
+        self.extension = extension
+
     def load(self, row: int, values_X: Tensor) -> None:
         """Store the arguments of the request that owns the row from now on; without values, the defaults."""
         num_floats, num_columns = len(self.float_names), len(self.defaults_C)

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from hookline.core.contracts import ExtensionSpec, LogitsRows, RequestFacts, StepExtension
-
-from . import LensArguments
+from hookline_logitlens import LensArguments
 
 
 class LogitLens(StepExtension):

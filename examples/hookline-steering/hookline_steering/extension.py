@@ -15,8 +15,7 @@ from torch import Tensor
 
 from hookline.core.contracts import ExtensionSpec, LayerRows, RequestFacts, StepExtension
 from hookline.core.errors import RequestError
-
-from . import SteeringArguments
+from hookline_steering import SteeringArguments
 
 
 class Steering(StepExtension):

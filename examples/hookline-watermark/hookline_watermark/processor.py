@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from hookline.core.contracts import LogitsProcessor, LogitsRows, ProcessorSpec
-
-from . import BITS, MULTIPLIER, SHIFT
+from hookline_watermark import BITS, MULTIPLIER, SHIFT
 
 
 class Watermark(LogitsProcessor):
