@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import AttentionSpec, ScaledMatrix, Scheme
+from hookline.core.contracts import FP8, AttentionSpec, ScaledMatrix, Scheme
 from hookline.plugins.kernels.triton_backend import TritonKernels
 
 DEVICE = torch.device("cuda", 0)
@@ -94,7 +94,7 @@ def main() -> None:
     options = parser.parse_args()
     counts = [int(count) for count in options.rows.split(",")]
     rows, columns = (128, 128) if options.blocks else (1, 0)
-    scheme = Scheme("fp8", rows, columns, activations="" if options.widened else "dynamic")
+    scheme = Scheme(FP8, rows, columns, activations="" if options.widened else "dynamic")
     spec = AttentionSpec(32, 8, 128, 64, 512, 16384, 4096, DEVICE, torch.bfloat16)
     with torch.inference_mode():
         kernels = TritonKernels(None, spec)

@@ -50,8 +50,8 @@ are not loaded. A request with an image is refused. Tokens equal transformers' o
 PRESETS_HEAD = """
 ## Presets
 
-Read from their published sizes; `kernels=` lists the entries that serve one. Checkpoints must be unquantised, but for
-gpt-oss in MXFP4, which is dequantised when it is loaded.
+Read from their published sizes; `kernels=` lists the entries that serve one. Checkpoints may be
+[quantised](quantization.md).
 
 | preset | checkpoint | layers | asks of attention | head dim | `tp=` | `kernels=` |
 |---|---|---|---|---|---|---|

@@ -226,7 +226,10 @@ def _split_quantization(config: dict[str, Any], folder: Path | None) -> tuple[di
     """
     stated = next((config[key] for key in QUANTISED if config.get(key)), None)
     if stated is None and folder is not None and (folder / QUANTISED_FILE).is_file():
-        stated = {"quant_method": "modelopt", **_json(folder / QUANTISED_FILE)}
+        found = _json(folder / QUANTISED_FILE)
+        producer = found.get("producer")
+        name = producer.get("name") if isinstance(producer, Mapping) else None
+        stated = {"quant_method": name or QUANTISED_FILE, **found}
     plain = {key: value for key, value in config.items() if key not in QUANTISED}
     if stated is None:
         return plain, None

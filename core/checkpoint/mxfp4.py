@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline.core.checkpoint.safetensors_files import MXFP4_BYTES
-
 _BIAS = 127
 _POSITIVE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _VALUES = (*_POSITIVE, *(-value for value in _POSITIVE))
@@ -38,13 +36,13 @@ class Mxfp4Slices:
 
 def dequantise(blocks_XOGB: Tensor, scales_XOG: Tensor) -> Tensor:
     """(X, O, G, 16) and (X, O, G) bytes -> (X, O, I) bfloat16."""
-    num_experts, num_rows, num_groups, _ = blocks_XOGB.shape
-    out_XOI = torch.empty(num_experts, num_rows, num_groups * 2 * MXFP4_BYTES, dtype=torch.bfloat16)
+    num_experts, num_rows, num_groups, num_bytes = blocks_XOGB.shape
+    out_XOI = torch.empty(num_experts, num_rows, num_groups * 2 * num_bytes, dtype=torch.bfloat16)
     # Two values are one 32-bit number to copy. Expert by expert, as the indices take four times the bytes.
     pairs = _PAIRS.view(torch.int32).flatten()
     for expert in range(num_experts):
         blocks_OGB, scales_OG, out_OI = blocks_XOGB[expert], scales_XOG[expert], out_XOI[expert]
         torch.index_select(pairs, 0, blocks_OGB.flatten().int(), out=out_OI.view(torch.int32).view(-1))
         factor_OG1 = torch.exp2(scales_OG.float() - _BIAS).to(torch.bfloat16).unsqueeze(-1)
-        out_OI.view(num_rows, num_groups, 2 * MXFP4_BYTES).mul_(factor_OG1)
+        out_OI.view(num_rows, num_groups, 2 * num_bytes).mul_(factor_OG1)
     return out_XOI

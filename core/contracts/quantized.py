@@ -15,8 +15,8 @@ from hookline.core.contracts.optional import optional
 if TYPE_CHECKING:
     from torch import Tensor, dtype
 
-FP8, INT8, INT4, FP4 = "fp8", "int8", "int4", "fp4"
-"""Values of Scheme.values that `ScaledMatrix` has: e4m3, whole numbers of 8 and of 4 bits, e2m1."""
+FP8, INT8, INT4, FP4 = "e4m3", "i8", "i4", "e2m1"
+"""Values of Scheme.values that `ScaledMatrix` has: floats of 8 bits, integers of 8 and of 4 bits, floats of 4 bits."""
 FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """What the sixteen codes of e2m1 stand for."""
 HALF_INT4 = 8
@@ -27,7 +27,7 @@ HALF_INT4 = 8
 class Scheme:
     """How the values of a matrix are stored, as far as kernels choose by it.
 
-    values: fp8, int8, int4 or fp4, which are a ScaledMatrix; or a name of a plugin's own.
+    values: FP8, INT8, INT4 or FP4, which are a ScaledMatrix; or a name of a plugin's own.
     rows, columns: outputs and inputs of the block that shares a scale; 0 means all of them. (128, 128): blocks;
     (1, 0): one scale for each output; (1, 128): groups of 128 inputs.
     has_zeros: whether each block has a zero point of its own. is_reordered: whether the inputs of a group are not
@@ -79,10 +79,10 @@ class QuantizedMatrix(Protocol):
 class ScaledMatrix(QuantizedMatrix):
     """A matrix whose element is (value - zero point) * scale; every tensor may have a first dimension X, of experts.
 
-    data: fp8 (O, D) float8_e4m3fn; int8 (O, D) int8; int4 and fp4 (O, ceil(D / 2)) uint8, the even column in the low
-    half of a byte. int4 values are 0 to 15; fp4 values are codes of FP4_VALUES.
+    data: FP8 (O, D) float8_e4m3fn; INT8 (O, D) int8; INT4 and FP4 (O, ceil(D / 2)) uint8, the even column in the low
+    half of a byte. INT4 values are 0 to 15; FP4 values are codes of FP4_VALUES.
     scales_RC: (ceil(O / rows), ceil(D / columns)) for the scheme's blocks, float32.
-    zeros_RC: of the same shape, float32 with whole numbers; None: HALF_INT4 for int4, else 0.
+    zeros_RC: of the same shape, float32 with whole numbers; None: HALF_INT4 for INT4, else 0.
     group_D: (D,) int32, the column of scales_RC of each input where the scheme is reordered; else None.
     input_scale: () float32, of static activations: activations are divided by it before they are rounded; else None.
     All are contiguous, on one device, and keep their addresses and values while steps run.

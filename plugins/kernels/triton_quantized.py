@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hookline.core.contracts import QuantizedMatrix, ScaledMatrix, Scheme
+from hookline.core.contracts import FP8, INT4, INT8, QuantizedMatrix, ScaledMatrix, Scheme
 from hookline.plugins.kernels.norms import triton_norms
 from hookline.plugins.kernels.products.scaled_products import ScaledProducts, ScaledWeight
 from hookline.plugins.kernels.products.triton_product import Kind
@@ -18,7 +18,6 @@ from hookline.plugins.kernels.products.triton_scales import Scales, dequantised
 from hookline.plugins.kernels.triton_attention import TritonAttention
 from hookline.plugins.kernels.triton_launch import next_power_of_2
 
-FP8, INT8, INT4 = "fp8", "int8", "int4"
 LEAST_COLUMNS = {FP8: 128, INT8: 32, INT4: 32}
 """Fewest inputs of a scale's block for each kind of values: a step of a product lies in one block."""
 INT4_MULTIPLE = 8

@@ -76,5 +76,5 @@ def register_quantizations(register: Registrar) -> None:
             f"hookline.plugins.quantizations.{name}:{target}",
             config=QuantizationConfig,
             help=f"checkpoints of {told}",
-            methods=(method,),
+            methods=(method,) if name != "modelopt" else (method, "hf_quant_config.json"),
         )

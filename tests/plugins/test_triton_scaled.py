@@ -13,7 +13,7 @@ if not GPU:
     os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are defined
 pytest.importorskip("triton")
 
-from hookline.core.contracts import AttentionSpec, ScaledMatrix, Scheme  # noqa: E402
+from hookline.core.contracts import FP8, AttentionSpec, ScaledMatrix, Scheme  # noqa: E402
 from hookline.plugins.kernels.products import scaled_products, triton_scales, triton_wide  # noqa: E402
 from hookline.plugins.kernels.products.scaled_products import ScaledProducts, ScaledWeight  # noqa: E402
 from hookline.plugins.kernels.products.triton_product import Kind  # noqa: E402
@@ -240,7 +240,7 @@ def test_norms_are_rounded_for_the_product_that_alone_reads_them(rows, columns):
     """As for their own products; a row alone, and rows for no product in e4m3, stay as they are."""
     spec = AttentionSpec(2, 1, 64, 16, 64, 512, 512, DEVICE, DTYPE)
     kernels = TritonKernels(None, spec)
-    scheme = Scheme("fp8", rows, columns, activations="dynamic")
+    scheme = Scheme(FP8, rows, columns, activations="dynamic")
     first, second = (weight_of(256, width, rows, columns, may_round=True) for width in (512, 256))
     first, second = (
         kernels.prepare_weight(ScaledMatrix(scheme, 256, one.num_columns, one.data_OD, one.scales.factors_RC))

@@ -1,0 +1,65 @@
+"""docs/quantization.md: its command, and how much the perplexity of the bundled checkpoint grows in few bits."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import textwrap
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hookline import LLM, SamplingParams
+from tests.doc_pages import ROOT, commands, run_here
+from tests.quantised_layouts import LAYOUTS, write_layout
+
+pytestmark = pytest.mark.slow
+ENGINE: dict[str, Any] = {"max_num_seqs": 2, "num_blocks": 128, "max_num_batched_tokens": 1024, "max_model_len": 1024}
+GROWTH: dict[str, float] = {"fp8": 0.005, "fp8_block": 0.005, "int8": 0.002, "int4": 0.05, "nvfp4": 0.05}
+"""The most that perplexity may grow, as a part of the unquantised one. A value in e4m3 is off by up to 1/16 of itself,
+one in int8 by up to 1/254 of its row's largest, one in four bits by up to 1/30 (int4, groups of 128 of a row of 256) or
+1/6 (e2m1, groups of 16) of its group's: these errors are random, and their squares add up over a row's sum. The bounds
+are about twice what was measured, since another version of Python has other text."""
+
+
+@pytest.fixture(scope="module")
+def bundled() -> Any:
+    with as_file(files("hookline.plugins.models") / "qwen3_tiny") as folder:
+        yield folder
+
+
+def perplexity(folder: Path, **options: Any) -> float:
+    text = inspect.getsource(textwrap)
+    with LLM(str(folder), device="cpu", engine=ENGINE, **options) as llm:
+        pieces = [text[start : start + 2000] for start in range(0, 12_000, 2000)]
+        outputs = llm.generate(pieces, SamplingParams(max_tokens=1, prompt_logprobs=0))
+    found = [one.logprob for output in outputs for one in output.prompt_logprobs or () if one is not None]
+    assert len(found) > 2000
+    return math.exp(-sum(found) / len(found))
+
+
+@pytest.fixture(scope="module")
+def unquantised(bundled: Path) -> float:
+    return perplexity(bundled)
+
+
+@pytest.mark.parametrize("name", GROWTH)
+def test_perplexity_grows_by_no_more_than_its_bound(
+    name: str, bundled: Path, unquantised: float, tmp_path: Path
+) -> None:
+    if name == "nvfp4":
+        found = perplexity(write_layout(bundled, tmp_path, LAYOUTS["modelopt_nvfp4"])[0])
+    else:
+        found = perplexity(bundled, quantization=name)
+    growth = found / unquantised - 1
+    print(f"{name}: perplexity {found:.4f}, unquantised {unquantised:.4f}: {growth:+.2%}")
+    assert abs(growth) <= GROWTH[name]
+    assert found != unquantised
+
+
+def test_the_command_of_the_page_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    (command,) = commands(ROOT / "docs" / "quantization.md")
+    assert run_here(f"{command} sampling.max_tokens=4 engine.cpu_cache_gib=0.1", monkeypatch) == 0
+    assert capsys.readouterr().out
