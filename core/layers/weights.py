@@ -45,8 +45,9 @@ class PlainWeight:
         then: Any = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """See Weight."""
-        given = x_TD, self.matrix_OD, bias_O, residual_TO, norm_weight_O, eps
-        return self.ranks.linear_add_rms_norm(self.kernels, *given)
+        return self.ranks.linear_add_rms_norm(
+            self.kernels, x_TD, self.matrix_OD, bias_O, residual_TO, norm_weight_O, eps
+        )
 
     def targets(self, pieces: Sequence[MatrixPiece]) -> dict[str, WeightTarget]:
         """See Weight."""
