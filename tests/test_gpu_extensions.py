@@ -38,7 +38,7 @@ def params(strength: float | None, **further: Any) -> SamplingParams:
 
 def generated(folder: str, asked: list[SamplingParams], **engine: Any) -> Any:
     model = {"name": "qwen3", "checkpoint": folder}
-    with LLM(model=model, device="cuda", dtype="float32", engine={**ENGINE, **engine}) as llm:
+    with LLM(model=model, device="cuda", dtype="float32", kernels="triton", engine={**ENGINE, **engine}) as llm:
         outputs = llm.generate(PROMPTS, asked)
         decodes = llm.engine.executor.graphs
         captured = None if decodes is None else len(decodes._watched_layers)

@@ -43,6 +43,7 @@ class StoredForm:
 class MatrixPlace:
     """The matrix (O, D) of a rank, or one for each of X experts, that pieces are for.
 
+    num_rows: O. num_columns: D. num_experts: X; None for a matrix alone. device: where its tensors are allocated.
     from_floats: the pieces' tensors are floats under `name.weight`, as random weights are, and are quantised when they
     are written.
     """
@@ -58,6 +59,7 @@ class LoadingMatrix(Protocol):
     """A quantised matrix of a rank, whose memory is allocated, while it is loaded."""
 
     scheme: Scheme
+    """How its values are stored, by which kernels are asked whether they compute it."""
 
     def targets(self) -> Mapping[str, WeightTarget]:
         """Where the checkpoint's tensors go, by their whole names."""

@@ -53,6 +53,7 @@ class QuantizedMatrix(Protocol):
     """A matrix (O, D) of this rank in few bits, or one of each expert (X, O, D). For plugins' own ones to extend."""
 
     scheme: Scheme
+    """How its values are stored."""
     num_rows: int
     """O."""
     num_columns: int
@@ -79,6 +80,7 @@ class QuantizedMatrix(Protocol):
 class ScaledMatrix(QuantizedMatrix):
     """A matrix whose element is (value - zero point) * scale; every tensor may have a first dimension X, of experts.
 
+    num_rows: O. num_columns: D.
     data: FP8 (O, D) float8_e4m3fn; INT8 (O, D) int8; INT4 and FP4 (O, ceil(D / 2)) uint8, the even column in the low
     half of a byte. INT4 values are 0 to 15; FP4 values are codes of FP4_VALUES.
     scales_RC: (ceil(O / rows), ceil(D / columns)) for the scheme's blocks, float32.

@@ -138,8 +138,11 @@ class UnnamedWeight:
     """
 
     linear: Callable[..., Tensor]
+    """See Weight."""
     linear_silu_mul: Callable[..., Any]
+    """See Weight."""
     linear_add_rms_norm: Callable[..., tuple[Any, Tensor]]
+    """See Weight."""
     prepared: Any = None
     """See Weight."""
 
@@ -184,7 +187,9 @@ class UnnamedExperts:
     """The same for experts, of which either all are plain or all are quantised. Implements ExpertWeights."""
 
     mlp: Callable[..., Tensor]
+    """See ExpertWeights."""
     mlp_add_rms_norm: Callable[..., tuple[Tensor, Tensor]]
+    """See ExpertWeights."""
 
     def __init__(self, factory: QuantizedWeights, runtime: Runtime, num_experts: int, hidden: int, inner: int) -> None:
         """Allocate nothing yet."""

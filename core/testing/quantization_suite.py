@@ -28,7 +28,7 @@ class QuantizationSuite:
     stated: the quantization_config of checkpoints. num_rows, num_columns: of the suite's linears, multiples of the
     steps. row_step, column_step: what parts of ranks are multiples of, if a format packs neighbours into one word that
     it cannot take apart. name: of the linears, which must be ones that the form quantises. tolerance: of values that
-    are dequantised in float32.
+    are dequantised in float32. device: where matrices are allocated.
     """
 
     stated: ClassVar[Mapping[str, Any]] = {}
