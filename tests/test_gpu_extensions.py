@@ -21,7 +21,7 @@ ENGINE = dict(num_blocks=64, block_size=16, max_num_seqs=8, max_num_batched_toke
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("qwen3")
-    make_qwen3(folder, num_hidden_layers=4)
+    make_qwen3(folder, num_hidden_layers=4, head_dim=64)
     return str(folder)
 
 

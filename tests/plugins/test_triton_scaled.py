@@ -241,14 +241,14 @@ def test_norms_are_rounded_for_the_product_that_alone_reads_them(rows, columns):
     spec = AttentionSpec(2, 1, 64, 16, 64, 512, 512, DEVICE, DTYPE)
     kernels = TritonKernels(None, spec)
     scheme = Scheme(FP8, rows, columns, activations="dynamic")
-    first, second = (weight_of(256, width, rows, columns, may_round=True) for width in (512, 256))
+    first, second = (weight_of(num_out, 512, rows, columns, may_round=True) for num_out in (512, 256))
     first, second = (
-        kernels.prepare_weight(ScaledMatrix(scheme, 256, one.num_columns, one.data_OD, one.scales.factors_RC))
+        kernels.prepare_weight(ScaledMatrix(scheme, one.num_rows, one.num_columns, one.data_OD, one.scales.factors_RC))
         for one in (first, second)
     )
-    norm_weight_O = (torch.rand(256, device=DEVICE) + 0.5).to(DTYPE)
+    norm_weight_O = (torch.rand(512, device=DEVICE) + 0.5).to(DTYPE)
     for num_rows in (1, 2, 20, 40, 300) if GPU else (1, 2, 40):
-        x_TD, residual_TO = rows_of(num_rows, 512), torch.randn(num_rows, 256, device=DEVICE).to(DTYPE)
+        x_TD, residual_TO = rows_of(num_rows, 512), torch.randn(num_rows, 512, device=DEVICE).to(DTYPE)
         given = x_TD, first, None
         plain_TO, sum_TO = kernels.quantized_linear_add_rms_norm(*given, residual_TO.clone(), norm_weight_O, 1e-6)
         norm, handed_TO = kernels.quantized_linear_add_rms_norm(
