@@ -18,7 +18,7 @@ from hookline.core import errors, request_options, sampling_params
 from hookline.core.checkpoint import checkpoint
 from hookline.core.config.compose import compose
 from hookline.core.plugin.host import PluginHost
-from hookline.core.requests import logits_processing
+from hookline.core.requests import step_extensions
 from hookline.core.serve.settings import ServeConfig, ServeKeys, validate_serve
 from hookline.core.testing.running import failures
 from hookline.core.testing.scheduler_suite import SchedulerSuite
@@ -267,7 +267,7 @@ LIMITS = {
     ],
     "`tags`": [request_options.MAX_TAGS, 32, request_options.MAX_TAG_CHARACTERS],
     "`cache_salt`": [request_options.MAX_SALT_CHARACTERS],
-    "`extra_args`": [logits_processing.MAX_VALUES, logits_processing.MAX_CHARACTERS, logits_processing.MAX_DEPTH],
+    "`extra_args`": [step_extensions.MAX_VALUES, step_extensions.MAX_CHARACTERS, step_extensions.MAX_DEPTH],
     "JSON files": [checkpoint.MAX_DEPTH],
     "an error's text": [errors.MAX_SHOWN],
 }

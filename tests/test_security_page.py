@@ -12,7 +12,7 @@ from hookline.core.checkpoint import checkpoint, safetensors_files, tokenizer_gr
 from hookline.core.cli import output
 from hookline.core.config.settings import EngineConfig
 from hookline.core.layers import config_values, rope_config
-from hookline.core.requests import logits_processing, structured_output
+from hookline.core.requests import step_extensions, structured_output
 from hookline.core.tokenizer import chat_templates, codec
 from hookline.core.util import files
 from hookline.plugins.grammars import trial
@@ -37,9 +37,9 @@ SHOWN = {
     "`tags`": [request_options.MAX_TAGS, 32, request_options.MAX_TAG_CHARACTERS],
     "`cache_salt`": [request_options.MAX_SALT_CHARACTERS],
     "`extra_args`": [
-        logits_processing.MAX_VALUES,
-        logits_processing.MAX_CHARACTERS,
-        logits_processing.MAX_DEPTH,
+        step_extensions.MAX_VALUES,
+        step_extensions.MAX_CHARACTERS,
+        step_extensions.MAX_DEPTH,
     ],
     "a JSON schema, `structural_tag`": [
         structured_outputs.MAX_SCHEMA_CHARACTERS,
