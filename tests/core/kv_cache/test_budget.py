@@ -2,6 +2,8 @@
 
 import random
 import sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
 import pytest
 
@@ -98,20 +100,28 @@ def num_calls(function):
     return count
 
 
+NUM_SHARING = 8
+"""Prompts that share a prefix in one step."""
+
+
+def calls_of_a_step(layers, num_blocks):
+    """Calls of a step that admits prompts which share so many blocks."""
+    engine = fake_engine(PlainScheduler(), layers=layers, num_blocks=512, max_model_len=512, max_num_batched_tokens=512)
+    prefix = [1 + index % 40 for index in range(num_blocks * 4)]
+    for last in range(NUM_SHARING):
+        engine.add([*prefix, 41 + last], SamplingParams(max_tokens=2))
+    calls = num_calls(engine.step)
+    found = [request.num_cached_tokens for request in engine.queue.live.values()]
+    assert found[1:] == [len(prefix)] * (NUM_SHARING - 1)
+    return calls
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", [(), (FullAttention(), SlidingWindow(6))])
 def test_prompts_that_share_a_long_prefix_in_one_step_cost_few_calls_for_each_block_of_it(layers):
-    num_prompts, block_size = 8, 4
-
-    def calls_of_a_step(num_blocks):
-        engine = fake_engine(
-            PlainScheduler(), layers=layers, num_blocks=512, max_model_len=512, max_num_batched_tokens=512
-        )
-        prefix = [1 + index % 40 for index in range(num_blocks * block_size)]
-        for last in range(num_prompts):
-            engine.add([*prefix, 41 + last], SamplingParams(max_tokens=2))
-        calls = num_calls(engine.step)
-        assert [request.num_cached_tokens for request in engine.queue.live.values()][1:] == [len(prefix)] * 7
-        return calls
-
-    for_each_block = (calls_of_a_step(60) - calls_of_a_step(20)) / 40 / num_prompts
-    assert for_each_block < 10
+    """Counted in a process of its own: Python 3.11 goes round for ever at the first instruction of a profiled function
+    if a thread of the process was once sent an exception, as threads of other tests are (core/frontend/step_guard.py).
+    """
+    with ProcessPoolExecutor(1, get_context("spawn")) as child:
+        many, few = (child.submit(calls_of_a_step, layers, num_blocks).result() for num_blocks in (60, 20))
+    assert (many - few) / 40 / NUM_SHARING < 10
