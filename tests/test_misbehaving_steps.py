@@ -68,8 +68,8 @@ def part_of(llm, name):
     runner = llm.engine.executor.runner
     if name != "processor":
         return getattr(runner, name)
-    made = runner.extensions._processors.values()
-    return next(one.processor for one in made if one.stage.entry.name == "penalties")
+    made = runner.extensions._made.values()
+    return next(one.extension for one in made if one.stage.entry.name == "penalties")
 
 
 @pytest.mark.slow

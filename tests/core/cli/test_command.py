@@ -16,7 +16,7 @@ from hookline.core.cli.command import guarded
 def test_a_command_whose_reader_left_ends_quietly(tmp_path: Path, arguments: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, "-m", f"hookline.core.{arguments[0]}", *arguments[1:]]
+    command = [sys.executable, "-m", "hookline", *arguments]
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     environ = {**kept, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[3]), *sys.path])}
     with os.fdopen(writer) as output:

@@ -13,9 +13,12 @@ from hookline.core.errors import ConfigError
 from hookline.core.new.command import TEMPLATES, kinds, main, write_skeleton
 from hookline.core.plugin.registry import KINDS
 
+WITHOUT_SKELETON = {"quantization"}
+"""Kinds that `hookline new` does not write yet: examples/hookline-codebook is one to copy."""
+
 
 def test_there_is_a_skeleton_of_each_kind() -> None:
-    assert {*KINDS, "reasoning_parser", "tool_parser"} < set(kinds())
+    assert {*KINDS, "reasoning_parser", "tool_parser"} - WITHOUT_SKELETON < set(kinds())
 
 
 @pytest.mark.parametrize("kind", kinds())
