@@ -185,6 +185,16 @@ class Delta:
         """Why the completion ended; None while it goes on."""
         return None if self.output is None else self.output.finish_reason
 
+    def joined(self, further: Delta, *, is_cumulative: bool = False) -> Delta:
+        """Join the next Delta of the same completion to it. is_cumulative: a Delta's text is all text so far."""
+        return replace(
+            further,
+            text=further.text if is_cumulative else self.text + further.text,
+            token_ids=self.token_ids + further.token_ids,
+            logprobs=None if self.logprobs is None or further.logprobs is None else self.logprobs + further.logprobs,
+            extensions=joined_told(self.extensions, further.extensions),
+        )
+
 
 Told = dict[str, list[Any]]
 """By the name of a step extension, what it says of some consecutive tokens: see RequestOutput.extensions."""

@@ -145,6 +145,14 @@ def awq(size: int) -> Callable[[Tensor], tuple[Stored, Tensor]]:
     return write
 
 
+def group_order(num_columns: int, size: int, *, act_order: bool) -> Tensor:
+    """The group of each input (D,): neighbours share one, unless act_order has put the inputs in another order."""
+    order = torch.arange(num_columns) // size
+    if not act_order:
+        return order
+    return order[torch.randperm(num_columns, generator=torch.Generator().manual_seed(num_columns))]
+
+
 def gptq(
     size: int,
     *,
@@ -157,10 +165,7 @@ def gptq(
     """X.qweight (D / 8, O), X.qzeros (G, O / 8) less one, X.scales (G, O), X.g_idx (D,)."""
 
     def write(values: Tensor) -> tuple[Stored, Tensor]:
-        num_columns = values.shape[1]
-        order = torch.arange(num_columns) // size
-        if act_order:
-            order = order[torch.randperm(num_columns, generator=torch.Generator().manual_seed(num_columns))]
+        order = group_order(values.shape[1], size, act_order=act_order)
         codes, scales, zeros, meant = grouped(values, size, bits, has_zeros=has_zeros, order=order)
         stored = {
             "qweight": words(codes.T, bits, 0),
@@ -176,10 +181,7 @@ def packed(size: int, *, bits: int = 4, has_zeros: bool = False, act_order: bool
     """compressed-tensors' X.weight_packed (O, D / 8), X.weight_scale (O, G), X.weight_zero_point (O / 8, G)."""
 
     def write(values: Tensor) -> tuple[Stored, Tensor]:
-        num_columns = values.shape[1]
-        order = torch.arange(num_columns) // size
-        if act_order:
-            order = order[torch.randperm(num_columns, generator=torch.Generator().manual_seed(num_columns))]
+        order = group_order(values.shape[1], size, act_order=act_order)
         codes, scales, zeros, meant = grouped(values, size, bits, has_zeros=has_zeros, order=order)
         stored = {
             "weight_packed": words(codes, bits, 1),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -173,3 +173,15 @@ def _with_stacked_experts(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         stacked[f"{prefix}.gate_up_proj"] = torch.cat([of_all("gate"), of_all("up")], 1)
         stacked[f"{prefix}.down_proj"] = of_all("down")
     return stacked
+
+
+class SmallModel:
+    """For conformance suites of models: the small config of the suite's name, with transformers as the reference."""
+
+    name: ClassVar[str]
+
+    def hf_config(self) -> dict[str, Any]:
+        return dict(CONFIGS[self.name])
+
+    def reference(self, weights: Mapping[str, Tensor], token_ids: Sequence[int]) -> Tensor:
+        return reference_logits(self.hf_config(), weights, token_ids)

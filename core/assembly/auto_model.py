@@ -75,7 +75,7 @@ def _refusal(entry: Entry, checkpoint: Checkpoint) -> str | None:
 
 
 def _architectures(checkpoint: Checkpoint, host: PluginHost) -> list[str]:
-    """Those that its config.json names; of a language model among towers, those of the whole and its own.
+    """The architectures that its config.json names; beside towers, the whole's and its language model's.
 
     transformers is asked, which takes a second, if no model claims one of them.
     """

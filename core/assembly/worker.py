@@ -203,7 +203,7 @@ def _build_model(
 def _matched(
     checkpoint: Checkpoint, model: Model, targets: Mapping[str, WeightTarget]
 ) -> tuple[Mapping[str, Any], Mapping[str, WeightTarget]]:
-    """What the checkpoint holds and what the model wants, under the same names.
+    """The checkpoint's tensors and the model's targets, under the same names.
 
     Tensors of its files, or shapes of those of its source.
     """

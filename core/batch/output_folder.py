@@ -27,7 +27,7 @@ FORMAT = 1
 
 
 class OutputFolder:
-    """The output folder of a batch. Several processes may write parts; only one of them at a time joins parts."""
+    """The output folder of a batch. Several processes may write parts; one process at a time joins parts."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._work = folder, folder / WORK

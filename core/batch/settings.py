@@ -85,7 +85,7 @@ class BatchKeys(EngineKeys):
 
 @dataclass(frozen=True)
 class BatchRun:
-    """A validated batch. max_rows: rows in progress. The fields from part_rows on are those of BatchConfig."""
+    """A validated batch. max_rows: most rows in progress at once. Fields from part_rows on: see BatchConfig."""
 
     input: Path
     output: Path

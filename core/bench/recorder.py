@@ -65,7 +65,7 @@ class RequestRecord:
             self.start_s = start_s
 
     def finish(self, reason: str | None, output_tokens: int, cached_tokens: int, preemptions: int = 0) -> None:
-        """Note how it finished, and what it took."""
+        """Note why the request finished, and the tokens and preemptions that it took."""
         self.finish_reason, self.output_tokens = reason, output_tokens
         self.cached_tokens, self.preemptions = cached_tokens, preemptions
 

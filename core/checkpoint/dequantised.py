@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline.core.checkpoint.safetensors_files import StoredTensor
+from hookline.core.checkpoint.safetensors_files import FLOAT_DTYPES, StoredTensor
 from hookline.core.contracts import MatrixPiece, MatrixPlace, Part, Quantization, WeightTarget
 from hookline.core.errors import CheckpointError
+from hookline.core.util.arrays import ranges_of
 
 WEIGHT = ".weight"
 """How the name of a linear's matrix ends."""
@@ -36,9 +37,7 @@ class DequantisedSlices:
 
     def __getitem__(self, index: Any) -> Tensor:
         """These ranges of the matrix, in float32."""
-        given = index if isinstance(index, tuple) else (index,)
-        ranges = [*(one for one in given if one is not Ellipsis), *[slice(None)] * 2]
-        rows, columns = (_part(one, size) for one, size in zip(ranges, self.shape, strict=False))
+        rows, columns = map(_part, ranges_of(index, 2), self.shape)
         if not rows.size * columns.size:
             return torch.empty(rows.size, columns.size)
         place = MatrixPlace(rows.size, columns.size, _CPU)
@@ -88,7 +87,7 @@ def _check(parts: Mapping[str, WeightTarget], stored: Mapping[str, StoredTensor]
         shape = stored[name].shape
         if prod(shape) != prod(part.shape):
             raise CheckpointError(f"tensor {name} has shape {list(shape)} and needs {list(part.shape)}")
-        stored[name].check(name, part.dtypes or ("BF16", "F16", "F32", "F64"))
+        stored[name].check(name, part.dtypes or FLOAT_DTYPES)
 
 
 def _open(

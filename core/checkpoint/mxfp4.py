@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hookline.core.util.arrays import ranges_of
+
 _BIAS = 127
 _POSITIVE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _VALUES = (*_POSITIVE, *(-value for value in _POSITIVE))
@@ -28,9 +30,7 @@ class Mxfp4Slices:
 
     def __getitem__(self, index: Any) -> Tensor:
         """These ranges of the tensor, in bfloat16, which holds every value exactly."""
-        given = index if isinstance(index, tuple) else (index,)
-        ranges = [*(one for one in given if one is not Ellipsis), *[slice(None)] * 3]
-        experts, inputs, outputs = ranges[0], ranges[1], ranges[2]
+        experts, inputs, outputs = ranges_of(index, 3)
         return dequantise(self.blocks[experts, outputs], self.scales[experts, outputs]).mT[:, inputs]
 
 

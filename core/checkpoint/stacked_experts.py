@@ -14,6 +14,7 @@ from typing import Any
 
 from hookline.core.checkpoint.safetensors_files import StoredTensor, Within
 from hookline.core.contracts import WeightTarget
+from hookline.core.util.arrays import ranges_of
 
 GATE_UP, DOWN = "experts.gate_up_proj", "experts.down_proj"
 """How the names of the two tensors of all experts end."""
@@ -29,8 +30,7 @@ class WithinSlices:
 
     def __getitem__(self, key: Any) -> Any:
         """The range of the matrix."""
-        within, given = self.within, () if key is Ellipsis else key
-        ranges = [*given, *[slice(None)] * (len(within.shape) - len(given))]
+        within, ranges = self.within, ranges_of(key, len(self.within.shape))
         *front, rows, columns = [slice(*one.indices(size)) for one, size in zip(ranges, within.shape, strict=True)]
         rows = slice(rows.start + within.first_row, rows.stop + within.first_row)
         chosen = front if within.expert is None else [within.expert]

@@ -63,16 +63,16 @@ def name_inside(stored: Iterable[str]) -> Callable[[str], str | None]:
     """
     has_prefix = any(_BODY.fullmatch(name) for name in stored)
 
-    def name(stored: str) -> str | None:
-        if not has_prefix or stored.startswith(_ALONE[1:]):
-            return stored if stored.startswith(_ALONE) else None
-        found = _BODY.fullmatch(stored)
+    def inside(name: str) -> str | None:
+        if not has_prefix or name.startswith(_ALONE[1:]):
+            return name if name.startswith(_ALONE) else None
+        found = _BODY.fullmatch(name)
         if found is None:
             return None
         is_body = found[1] or found[3]
         return f"model.{found[4]}" if is_body else found[4]
 
-    return name
+    return inside
 
 
 def _with_sizes(inner: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -96,7 +95,9 @@ class CompletionStream:
     def put(self, delta: Delta) -> None:
         """Add a Delta; what is unread of its completion is read together with it, at the later one's place."""
         before = self._unread.pop(delta.index, None)
-        self._unread[delta.index] = self._merged(before, delta) if isinstance(before, Delta) else delta
+        if isinstance(before, Delta):
+            delta = before.joined(delta, is_cumulative=self._is_cumulative)
+        self._unread[delta.index] = delta
         self._wake()
 
     def notify(self, completion: Grows) -> None:
@@ -113,11 +114,6 @@ class CompletionStream:
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
-
-    def _merged(self, before: Delta, delta: Delta) -> Delta:
-        text = delta.text if self._is_cumulative else before.text + delta.text
-        logprobs = None if before.logprobs is None or delta.logprobs is None else before.logprobs + delta.logprobs
-        return replace(delta, text=text, token_ids=before.token_ids + delta.token_ids, logprobs=logprobs)
 
 
 class RequestStream:

@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from hookline.core.checkpoint.safetensors_files import FLOAT_DTYPES
 from hookline.core.contracts import (
     ExpertWeights,
     LoadingMatrix,
@@ -28,10 +29,8 @@ from hookline.core.contracts import (
 )
 from hookline.core.errors import ConfigError
 from hookline.core.layers.expert_products import Expert, every_expert_of, expert_mlp, wanted_experts_of
-from hookline.core.layers.weights import PLAIN, PlainExperts, PlainWeight
+from hookline.core.layers.weights import PLAIN, PlainExperts, PlainWeight, SummedExperts
 
-FLOATS = ("BF16", "F16", "F32", "F64")
-"""safetensors' names of the dtypes of plain tensors."""
 _log = logging.getLogger("hookline")
 
 
@@ -82,7 +81,7 @@ class DequantisingWeight(PlainWeight):
         return self.matrix.dequantised(self.dtype)
 
 
-class QuantizedExperts:
+class QuantizedExperts(SummedExperts):
     """Matrices (X, 2F, D) and (X, D, F) that kernels multiply as they are. Implements ExpertWeights."""
 
     def __init__(self, runtime: Runtime, gate_up: QuantizedMatrix, down: QuantizedMatrix) -> None:
@@ -101,11 +100,10 @@ class QuantizedExperts:
         if self.ranks.size == 1:
             given = x_TD, expert_TA, weight_TA, self.gate_up, self.down
             return self.kernels.quantized_expert_mlp_add_rms_norm(*given, residual_TD, norm_weight_D, eps)
-        partial_TD = self.mlp(x_TD, expert_TA, weight_TA)
-        return self.ranks.add_rms_norm(self.kernels, partial_TD, residual_TD, norm_weight_D, eps)
+        return super().mlp_add_rms_norm(x_TD, expert_TA, weight_TA, residual_TD, norm_weight_D, eps)
 
 
-class DequantisingExperts:
+class DequantisingExperts(SummedExperts):
     """The same for a CPU: each expert that a token chose is made plain for its products."""
 
     def __init__(self, runtime: Runtime, gate_up: QuantizedMatrix, down: QuantizedMatrix) -> None:
@@ -119,13 +117,6 @@ class DequantisingExperts:
         """See ExpertWeights."""
         compute = wanted_experts_of if x_TD.device.type == "cpu" else every_expert_of
         return compute(self.experts, x_TD, expert_TA, weight_TA)
-
-    def mlp_add_rms_norm(
-        self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, residual_TD: Tensor, norm_weight_D: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor]:
-        """See ExpertWeights."""
-        partial_TD = self.mlp(x_TD, expert_TA, weight_TA)
-        return self.ranks.add_rms_norm(self.kernels, partial_TD, residual_TD, norm_weight_D, eps)
 
     def _expert(self, gate_up: QuantizedMatrix, down: QuantizedMatrix, x_ND: Tensor) -> Tensor:
         return expert_mlp(x_ND, gate_up.dequantised(self.dtype), down.dequantised(self.dtype))
@@ -272,7 +263,7 @@ class QuantizedWeights:
 
     def form(self, name: str) -> Any:
         """How the linear of this name is stored; None: as a plain tensor, and kept so."""
-        is_float = self.dtypes.get(f"{name}.weight") in FLOATS
+        is_float = self.dtypes.get(f"{name}.weight") in FLOAT_DTYPES
         return None if is_float and not self.from_floats else self.quantization.stores(name)
 
     def begin(

@@ -19,7 +19,7 @@ from hookline.core.contracts import MatrixPiece, WeightTarget, is_offered
 from hookline.core.layers.expert_products import plain_expert_mlp
 
 if TYPE_CHECKING:
-    from hookline.core.contracts import Runtime
+    from hookline.core.contracts import Kernels, Ranks, Runtime
 
 
 class PlainWeight:
@@ -66,7 +66,28 @@ class HeadWeight(PlainWeight):
         return functional.linear(x_TD, self.matrix_OD, bias_O)
 
 
-class PlainExperts:
+class SummedExperts:
+    """Experts whose sum over ranks is one step and the norm behind it another, unless a subclass fuses them.
+
+    kernels, ranks: of the runtime.
+    """
+
+    kernels: Kernels
+    ranks: Ranks
+
+    def mlp(self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor) -> Tensor:
+        """See ExpertWeights."""
+        raise NotImplementedError
+
+    def mlp_add_rms_norm(
+        self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, residual_TD: Tensor, norm_weight_D: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """See ExpertWeights."""
+        partial_TD = self.mlp(x_TD, expert_TA, weight_TA)
+        return self.ranks.add_rms_norm(self.kernels, partial_TD, residual_TD, norm_weight_D, eps)
+
+
+class PlainExperts(SummedExperts):
     """Two tensors (X, 2F, D) and (X, D, F). Implements hookline.core.contracts.ExpertWeights."""
 
     def __init__(self, gate_up_XFD: Tensor, down_XDF: Tensor, runtime: Runtime) -> None:
@@ -87,8 +108,7 @@ class PlainExperts:
         if self.ranks.size == 1 and self._has_mlp:
             given = x_TD, expert_TA, weight_TA, self.gate_up_XFD, self.down_XDF
             return self.kernels.expert_mlp_add_rms_norm(*given, residual_TD, norm_weight_D, eps)
-        partial_TD = self.mlp(x_TD, expert_TA, weight_TA)
-        return self.ranks.add_rms_norm(self.kernels, partial_TD, residual_TD, norm_weight_D, eps)
+        return super().mlp_add_rms_norm(x_TD, expert_TA, weight_TA, residual_TD, norm_weight_D, eps)
 
     def targets(self, gate_up: Sequence[MatrixPiece], down: Sequence[MatrixPiece]) -> dict[str, WeightTarget]:
         """See ExpertWeights."""

@@ -42,3 +42,13 @@ def num_mask_words(vocab_size: int) -> int:
 def float_bits(values: Iterable[float]) -> IntArray:
     """float32 bit patterns, as integers: how a Step carries floats."""
     return np.fromiter(values, dtype=np.float32).view(np.int32).astype(np.int64)
+
+
+def ranges_of(index: Any, num_dims: int) -> list[slice]:
+    """What a tensor of so many dimensions is indexed with: a range for each of them.
+
+    index: of the first dimensions, a slice or a tuple of them; an ellipsis stands for those that are left out.
+    """
+    given = index if isinstance(index, tuple) else (index,)
+    found = [one for one in given if one is not Ellipsis]
+    return [*found, *[slice(None)] * (num_dims - len(found))]

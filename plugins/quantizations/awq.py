@@ -5,12 +5,11 @@ Stored are `X.qweight` (inputs, outputs / 8), `X.qzeros` (groups, outputs / 8) a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from hookline.core.contracts import INT4, MatrixPiece, MatrixPlace, Quantization, Scheme, StoredForm
-from hookline.plugins.quantizations.loading import ScaledLoading, StoredPart, transposed_read
-from hookline.plugins.quantizations.names import HEADS, is_named
+from hookline.core.contracts import INT4, Scheme, StoredForm
+from hookline.plugins.quantizations.loading import ScaledQuantization, StoredPart, transposed_read
+from hookline.plugins.quantizations.names import HEADS
 from hookline.plugins.quantizations.packing import AWQ_ORDER, PackedRead
 from hookline.plugins.quantizations.values import Stated, group_size
 
@@ -18,7 +17,7 @@ INT32 = ("I32",)
 """safetensors' name of the dtype of words."""
 
 
-class Awq(Quantization):
+class Awq(ScaledQuantization):
     """Reads quant_method awq in its GEMM layout, the one that checkpoints on the hub have."""
 
     def __init__(self, config: Any, form: StoredForm) -> None:
@@ -31,15 +30,8 @@ class Awq(Quantization):
         self.scheme = Scheme(INT4, 1, group, has_zeros=True)
         self.left = [*stated.texts("modules_to_not_convert"), *HEADS]
 
-    def stores(self, name: str) -> Scheme | None:
-        """See Quantization."""
-        return None if is_named(name, self.left) else self.scheme
-
-    def matrix(self, pieces: Sequence[MatrixPiece], place: MatrixPlace) -> ScaledLoading:
-        """See Quantization."""
-        return ScaledLoading(pieces, place, self.scheme, self._parts)
-
-    def _parts(self, name: str, num_rows: int, num_columns: int) -> list[StoredPart]:
+    def parts(self, name: str, num_rows: int, num_columns: int) -> list[StoredPart]:
+        """See ScaledQuantization."""
         num_groups = -(-num_columns // (self.scheme.columns or num_columns))
         read, words = PackedRead(4, "rows", transposed=True, order=AWQ_ORDER), -(-num_rows // 8)
         return [

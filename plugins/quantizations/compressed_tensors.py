@@ -98,9 +98,7 @@ def _group(stated: Stated, written: Any) -> Group:
     own = stated.values.get("format")
     form = own if own is not None else written
     if form not in FORMATS:
-        stated.refuse("format", ", ".join(FORMATS)) if own is not None else Stated({"format": form}).refuse(
-            "format", ", ".join(FORMATS)
-        )
+        (Stated({"format": form}) if own is None else stated).refuse("format", ", ".join(FORMATS))
     targets = stated.texts("targets")
     for one in targets:
         _check_pattern(stated, one)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hookline.core.contracts import FP8, MatrixPiece, MatrixPlace, Quantization, Scheme, StoredForm
-from hookline.plugins.quantizations.loading import ScaledLoading, StoredPart, plain_read, scalar_read
-from hookline.plugins.quantizations.names import HEADS, is_named
+from hookline.core.contracts import FP8, Scheme, StoredForm
+from hookline.plugins.quantizations.loading import ScaledQuantization, StoredPart, plain_read, scalar_read
+from hookline.plugins.quantizations.names import HEADS
 from hookline.plugins.quantizations.values import Stated
 
 E4M3 = ("F8_E4M3",)
@@ -22,8 +22,10 @@ CACHE_SCALES = (".k_scale", ".v_scale", ".q_scale", ".prob_scale", "_proj.output
 """Ends of names of scales of a quantised KV cache, which is not in FP8 here."""
 
 
-class Fp8(Quantization):
+class Fp8(ScaledQuantization):
     """Reads quant_method fp8."""
+
+    surplus = CACHE_SCALES
 
     def __init__(self, config: Any, form: StoredForm) -> None:
         """See Quantization."""
@@ -36,19 +38,8 @@ class Fp8(Quantization):
         self.left = [*stated.texts("modules_to_not_convert", "ignored_layers"), *HEADS]
         self.dtypes = form.dtypes
 
-    def stores(self, name: str) -> Scheme | None:
-        """See Quantization."""
-        return None if is_named(name, self.left) else self.scheme
-
-    def matrix(self, pieces: Sequence[MatrixPiece], place: MatrixPlace) -> ScaledLoading:
-        """See Quantization."""
-        return ScaledLoading(pieces, place, self.scheme, self._parts)
-
-    def ignores(self, name: str) -> bool:
-        """See Quantization."""
-        return name.endswith(CACHE_SCALES)
-
-    def _parts(self, name: str, num_rows: int, num_columns: int) -> list[StoredPart]:
+    def parts(self, name: str, num_rows: int, num_columns: int) -> list[StoredPart]:
+        """See ScaledQuantization."""
         rows, columns = self.scheme.rows, self.scheme.columns
         shape = (-(-num_rows // rows), -(-num_columns // columns)) if rows else ()
         read = plain_read if rows else scalar_read

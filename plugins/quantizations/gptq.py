@@ -7,15 +7,14 @@ of these checkpoints a zero point is stored less one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import INT4, INT8, MatrixPiece, MatrixPlace, Quantization, Scheme, StoredForm
-from hookline.plugins.quantizations.loading import ScaledLoading, StoredPart, inputs_read, transposed_read
-from hookline.plugins.quantizations.names import HEADS, is_named
+from hookline.core.contracts import INT4, INT8, Scheme, StoredForm
+from hookline.plugins.quantizations.loading import ScaledQuantization, StoredPart, inputs_read, transposed_read
+from hookline.plugins.quantizations.names import HEADS
 from hookline.plugins.quantizations.packing import PackedRead, signed_bytes
 from hookline.plugins.quantizations.values import Stated, group_size
 
@@ -23,7 +22,7 @@ WORDS, GROUPS = ("I32",), ("I32", "I64")
 """safetensors' names of the dtypes of words, and of g_idx."""
 
 
-class Gptq(Quantization):
+class Gptq(ScaledQuantization):
     """Reads quant_method gptq."""
 
     def __init__(self, config: Any, form: StoredForm) -> None:
@@ -45,15 +44,8 @@ class Gptq(Quantization):
         self.left = [*stated.texts("modules_to_not_convert"), *heads]
         self.dtypes = form.dtypes
 
-    def stores(self, name: str) -> Scheme | None:
-        """See Quantization."""
-        return None if is_named(name, self.left) else self.scheme
-
-    def matrix(self, pieces: Sequence[MatrixPiece], place: MatrixPlace) -> ScaledLoading:
-        """See Quantization."""
-        return ScaledLoading(pieces, place, self.scheme, self._parts)
-
-    def _parts(self, name: str, num_rows: int, num_columns: int) -> list[StoredPart]:
+    def parts(self, name: str, num_rows: int, num_columns: int) -> list[StoredPart]:
+        """See ScaledQuantization."""
         num_groups, per_word = -(-num_columns // (self.scheme.columns or num_columns)), 32 // self.bits
         as_bytes = None if self.bits == 4 else signed_bytes
         data = PackedRead(self.bits, "columns", transposed=True, then=as_bytes)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import gcd
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -23,11 +23,13 @@ from hookline.core.contracts import (
     INT8,
     MatrixPiece,
     MatrixPlace,
+    Quantization,
     ScaledMatrix,
     Scheme,
     WeightTarget,
 )
 from hookline.core.errors import CheckpointError
+from hookline.plugins.quantizations.names import is_named
 from hookline.plugins.quantizations.rounding import codes_of, packed, scales_of
 
 Role = Literal["data", "scales", "zeros", "groups", "row_scales", "input_scale", "unused"]
@@ -52,6 +54,35 @@ class StoredPart:
 
 Parts = Callable[[str, int, int], Sequence[StoredPart]]
 """Given a linear's name, its outputs and its inputs: the tensors that a checkpoint stores of it."""
+
+
+class ScaledQuantization(Quantization):
+    """A form of checkpoints whose quantised linears are all stored alike. For formats to extend.
+
+    surplus: how the names of stored tensors end that are not needed.
+    """
+
+    surplus: ClassVar[tuple[str, ...]] = ()
+    scheme: Scheme
+    """Of all its linears."""
+    left: Sequence[str]
+    """Names of the linears that are not quantised; see `is_named`."""
+
+    def stores(self, name: str) -> Scheme | None:
+        """See Quantization."""
+        return None if is_named(name, self.left) else self.scheme
+
+    def matrix(self, pieces: Sequence[MatrixPiece], place: MatrixPlace) -> ScaledLoading:
+        """See Quantization."""
+        return ScaledLoading(pieces, place, self.scheme, self.parts)
+
+    def ignores(self, name: str) -> bool:
+        """See Quantization."""
+        return name.endswith(self.surplus)
+
+    def parts(self, name: str, num_rows: int, num_columns: int) -> Sequence[StoredPart]:
+        """The tensors that a checkpoint stores of a linear, by its name, its outputs and its inputs."""
+        raise NotImplementedError
 
 
 class ScaledLoading:

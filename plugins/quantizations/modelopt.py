@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from hookline.core.contracts import FP8, MatrixPiece, MatrixPlace, Quantization, Scheme, StoredForm
+from hookline.core.contracts import FP8, Scheme, StoredForm
 from hookline.plugins.quantizations.fp4 import NVFP4, nvfp4_parts
 from hookline.plugins.quantizations.fp8 import CACHE_SCALES, E4M3
-from hookline.plugins.quantizations.loading import ScaledLoading, StoredPart, plain_read, scalar_read
-from hookline.plugins.quantizations.names import HEADS, is_named
+from hookline.plugins.quantizations.loading import ScaledQuantization, StoredPart, plain_read, scalar_read
+from hookline.plugins.quantizations.names import HEADS
 from hookline.plugins.quantizations.values import Stated
 
 
-class Modelopt(Quantization):
+class Modelopt(ScaledQuantization):
     """Reads quant_method modelopt."""
+
+    surplus = CACHE_SCALES
 
     def __init__(self, config: Any, form: StoredForm) -> None:
         """See Quantization."""
@@ -29,19 +30,8 @@ class Modelopt(Quantization):
         self.left = [*stated.texts("exclude_modules", "ignore"), *outer.texts("ignore"), *HEADS]
         self.dtypes = form.dtypes
 
-    def stores(self, name: str) -> Scheme | None:
-        """See Quantization."""
-        return None if is_named(name, self.left) else self.scheme
-
-    def matrix(self, pieces: Sequence[MatrixPiece], place: MatrixPlace) -> ScaledLoading:
-        """See Quantization."""
-        return ScaledLoading(pieces, place, self.scheme, self._parts)
-
-    def ignores(self, name: str) -> bool:
-        """See Quantization."""
-        return name.endswith(CACHE_SCALES)
-
-    def _parts(self, name: str, num_rows: int, num_columns: int) -> list[StoredPart]:
+    def parts(self, name: str, num_rows: int, num_columns: int) -> list[StoredPart]:
+        """See ScaledQuantization."""
         if self.is_fp4:
             parts = nvfp4_parts(num_rows, num_columns, "weight", "weight_scale_2")
         else:

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from hookline.core.contracts import FullAttention, SlidingWindow
 from hookline.core.errors import ConfigError
 from hookline.core.testing.model_suite import ModelSuite
 from hookline.plugins.models.gemma3 import Gemma3
 from hookline.plugins.models.gemma3_config import read_config
-from tests.small_models import CONFIGS, reference_logits
+from tests.small_models import CONFIGS, SmallModel
 
 
-class TestGemma3(ModelSuite):
+class TestGemma3(SmallModel, ModelSuite):
     sizes_alike = True
     model_class = Gemma3
     name = "gemma3"
-
-    def hf_config(self) -> dict[str, Any]:
-        return dict(CONFIGS[self.name])
-
-    def reference(self, weights: Mapping[str, Tensor], token_ids: Sequence[int]) -> Tensor:
-        return reference_logits(self.hf_config(), weights, token_ids)
 
     def refused_configs(self) -> list[dict[str, Any]]:
         own: list[dict[str, Any]] = [

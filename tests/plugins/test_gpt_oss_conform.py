@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
 
 from hookline.core.checkpoint.load import load_checkpoint
 from hookline.core.contracts import FullAttention, SlidingWindow
@@ -19,19 +17,13 @@ from hookline.core.testing.model_suite import ModelSuite
 from hookline.plugins.models.gpt_oss import GptOss
 from hookline.plugins.models.gpt_oss_config import read_config
 from tests.hf_models import build, one_prompt, run
-from tests.small_models import CONFIGS, reference_logits, transformers_model
+from tests.small_models import CONFIGS, SmallModel, transformers_model
 
 
-class TestGptOss(ModelSuite):
+class TestGptOss(SmallModel, ModelSuite):
     sizes_alike = True
     model_class = GptOss
     name = "gpt_oss"
-
-    def hf_config(self) -> dict[str, Any]:
-        return dict(CONFIGS[self.name])
-
-    def reference(self, weights: Mapping[str, Tensor], token_ids: Sequence[int]) -> Tensor:
-        return reference_logits(self.hf_config(), weights, token_ids)
 
     def refused_configs(self) -> list[dict[str, Any]]:
         own: list[dict[str, Any]] = [

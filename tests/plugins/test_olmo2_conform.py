@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from hookline.core.testing.model_suite import ModelSuite
 from hookline.plugins.models.olmo2 import Olmo2
-from tests.small_models import CONFIGS, reference_logits
+from tests.small_models import CONFIGS, SmallModel
 
 
-class TestOlmo2(ModelSuite):
+class TestOlmo2(SmallModel, ModelSuite):
     sizes_alike = True
     model_class = Olmo2
     name = "olmo2"
-
-    def hf_config(self) -> dict[str, Any]:
-        return dict(CONFIGS[self.name])
-
-    def reference(self, weights: Mapping[str, Tensor], token_ids: Sequence[int]) -> Tensor:
-        return reference_logits(self.hf_config(), weights, token_ids)
 
     def refused_configs(self) -> list[dict[str, Any]]:
         own: list[dict[str, Any]] = [
@@ -35,7 +27,7 @@ class TestOlmo2(ModelSuite):
         return [*super().refused_configs(), *own]
 
 
-class TestOlmo2OnMoreRanksThanKVHeads(ModelSuite):
+class TestOlmo2OnMoreRanksThanKVHeads(SmallModel, ModelSuite):
     """Each key head is on two ranks, and the norm over all heads counts it once."""
 
     sizes_alike = True

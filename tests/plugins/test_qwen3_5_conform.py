@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-from torch import Tensor
 
 from hookline.core.contracts import FullAttention, RecurrentState
 from hookline.core.errors import ConfigError
 from hookline.core.testing.model_suite import ModelSuite
 from hookline.plugins.models.qwen3_5 import Qwen3_5
-from tests.small_models import CONFIGS, reference_logits
+from tests.small_models import CONFIGS, SmallModel
 
 
-class TestQwen35(ModelSuite):
+class TestQwen35(SmallModel, ModelSuite):
     sizes_alike = True
     model_class = Qwen3_5
     name = "qwen3_5"
-
-    def hf_config(self) -> dict[str, Any]:
-        return dict(CONFIGS[self.name])
-
-    def reference(self, weights: Mapping[str, Tensor], token_ids: Sequence[int]) -> Tensor:
-        return reference_logits(self.hf_config(), weights, token_ids)
 
     def refused_configs(self) -> list[dict[str, Any]]:
         own: list[dict[str, Any]] = [

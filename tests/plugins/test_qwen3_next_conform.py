@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from hookline.core.contracts import FullAttention, RecurrentState
 from hookline.core.distributed.ranks import LocalRanks
@@ -15,19 +13,13 @@ from hookline.core.errors import ConfigError
 from hookline.core.testing.model_suite import ModelSuite
 from hookline.core.testing.model_suite.driver import Chunk, ModelDriver, stored_weights
 from hookline.plugins.models.qwen3_next import Qwen3Next
-from tests.small_models import CONFIGS, reference_logits
+from tests.small_models import CONFIGS, SmallModel, reference_logits
 
 
-class TestQwen3Next(ModelSuite):
+class TestQwen3Next(SmallModel, ModelSuite):
     sizes_alike = True
     model_class = Qwen3Next
     name = "qwen3_next"
-
-    def hf_config(self) -> dict[str, Any]:
-        return dict(CONFIGS[self.name])
-
-    def reference(self, weights: Mapping[str, Tensor], token_ids: Sequence[int]) -> Tensor:
-        return reference_logits(self.hf_config(), weights, token_ids)
 
     def refused_configs(self) -> list[dict[str, Any]]:
         own: list[dict[str, Any]] = [

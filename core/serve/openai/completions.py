@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from hookline.core.outputs import Delta, FinishReason, RequestOutput, TokenLogprob, joined_told
+from hookline.core.outputs import Delta, FinishReason, RequestOutput, TokenLogprob
 from hookline.core.serve.endpoints.answering import json_response
 from hookline.core.serve.endpoints.body import also_ignored, read
 from hookline.core.serve.endpoints.generation import Generation, Usage, finish_reason
@@ -205,14 +205,8 @@ class _ChoiceStream:
 
     def join(self, delta: Delta) -> Delta | None:
         """Merge all Deltas into the last of them."""
-        before = self._kept
-        if before is not None:
-            logprobs = [*(before.logprobs or []), *(delta.logprobs or [])]
-            text, ids = before.text + delta.text, before.token_ids + delta.token_ids
-            told = joined_told(before.extensions, delta.extensions)
-            delta = replace(delta, text=text, token_ids=ids, logprobs=logprobs, extensions=told)
-        self._kept = delta
-        return delta if delta.output is not None else None
+        self._kept = delta if self._kept is None else self._kept.joined(delta)
+        return self._kept if delta.output is not None else None
 
     def frame(self, delta: Delta, usage: dict[str, Any] | None) -> bytes:
         """The frame of a Delta."""

@@ -266,7 +266,7 @@ class ModelRunner:
 
     def watch(self, step: Step, batch: Batch, draws_N: Tensor | None) -> LayerWatch | None:
         """What the layers of an eager step are shown to; None if no extension sees them. draws_N: as in LayerWatch."""
-        if not step.extensions or self.extensions is None or not self.extensions.layer_bits(step.extensions):
+        if self.extensions is None or not self.sees_layers(step):
             return None
         rows_T = self.table.token_rows(step)
         return self.extensions.watch(step.extensions, rows_T, batch.positions_T, draws_N)

@@ -380,11 +380,13 @@ def test_unread_deltas_are_merged_by_completion():
         deltas = CompletionStream(loop, 2, print)
         cumulative = CompletionStream(loop, 2, print, is_cumulative=True)
         for index, text in (0, "a"), (1, "b"), (0, "c"):
-            deltas.put(Delta(index, 0, index, text, [1], logprobs=[TokenLogprob(1, -0.5)]))
+            told = {"lens": [text]}
+            deltas.put(Delta(index, 0, index, text, [1], logprobs=[TokenLogprob(1, -0.5)], extensions=told))
             cumulative.put(Delta(index, 0, index, text, [1]))
         one, merged = await anext(deltas), await anext(deltas)
         assert (one.text, merged.text, merged.token_ids) == ("b", "ac", [1, 1])
         assert [len(delta.logprobs) for delta in (one, merged)] == [1, 2]
+        assert [delta.extensions for delta in (one, merged)] == [{"lens": ["b"]}, {"lens": ["a", "c"]}]
         assert [(await anext(cumulative)).text for _ in range(2)] == ["b", "c"]
 
     asyncio.run(check())
