@@ -69,7 +69,7 @@ class HeadWeight(PlainWeight):
 class SummedExperts:
     """Experts whose sum over ranks is one step and the norm behind it another, unless a subclass fuses them.
 
-    kernels, ranks: of the runtime.
+    kernels, ranks: the runtime's own kernels and ranks.
     """
 
     kernels: Kernels
