@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
+from hookline.core.config import known_flags
 from hookline.core.config.hydra_errors import explain
 from hookline.core.config.hydra_options import (
     add_free_keys,
@@ -248,14 +249,25 @@ def _full_keys(keys: type) -> list[str]:
 
 
 def _meant_key(arguments: Sequence[str], unknown: Sequence[str], keys: Sequence[str]) -> str | None:
-    """The error for the first unknown flag that is spelled like a key, as --port is like serve.port;
-    None without one.
+    """The error for the first unknown flag that is spelled like a key, as --port is like serve.port, or that another
+    engine has for one; None without one.
     """
     by_name = {key.rpartition(".")[2]: key for key in reversed(keys)}
+    known = {*keys, *KINDS}
+
+    def _is_known(key: str) -> bool:
+        return key in known or key.partition(".")[0] in KINDS
+
+    by_name |= {flag.replace("-", "_"): key for flag, key in known_flags.KEYS.items() if _is_known(key)}
     for place, argument in enumerate(arguments):
         flag, equals, value = argument.partition("=")
-        key = by_name.get(flag[2:].replace("-", "_")) if flag.startswith("--") else None
-        if key is not None and argument in unknown:
+        if not flag.startswith("--") or argument not in unknown:
+            continue
+        setting = known_flags.SETTINGS.get(flag[2:])
+        if setting is not None and _is_known(setting.partition("=")[0]):
+            return f"there is no flag {flag}; write {setting}"
+        key = by_name.get(flag[2:].replace("-", "_"))
+        if key is not None:
             follows = arguments[place + 1] if place + 1 < len(arguments) else ""
             value = value if equals else follows if follows and not follows.startswith("-") else "..."
             return f"there is no flag {flag}; write {key}={value}"

@@ -213,7 +213,7 @@ class EngineKeys:
     tp: int = bounded(1, 1)
     """Tensor-parallel ranks: one process each, on GPUs device, device + 1, ..."""
     pp: int = bounded(1, 1)
-    """RankExtensions-parallel stages of consecutive layers, each of tp ranks: tp * pp processes and GPUs."""
+    """Pipeline-parallel stages of consecutive layers, each of tp ranks: tp * pp processes and GPUs."""
     seed: int = bounded(0, 0, MAX_SEED)
     """Seed of random weights, and of requests that bring none of their own."""
     dtype: str = AUTO

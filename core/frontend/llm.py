@@ -44,15 +44,32 @@ class LLM(PoolingCalls):
 
     Not thread-safe, but calls may nest: what one call's steps bring for another one is kept for it.
 
-    An option is a name, or a mapping with `name` and the option's fields; the keys are those of the command line, and
-    what is left out has the same default: hookline run --help. observers: names, or such mappings.
-    processors: {name: {field: value}}, arguments of logits processors for requests that do not say otherwise.
-    extensions: likewise settings of step extensions, and arguments of theirs.
-    checkpoint: short for model's `checkpoint` field. engine: {field: value}, as engine.* of the command line.
-    tp: tensor-parallel ranks, one GPU each. seed: of requests that bring none, and of random weights. dtype: of weights
-    and activations: "float32", "bfloat16" or "float16". device: "cpu", "cuda" or "cuda:N".
-    Raises: HooklineError for anything that cannot be used, with the value, the limit and the fix: ConfigError for an
-    option, CheckpointError for the model's files, CapacityError if memory does not suffice, PluginError for a plugin.
+    The arguments have the names, checks and defaults of the command line's keys: `hookline run --help`. An option
+    is its name, or a mapping with `name` and the option's fields.
+
+    Args:
+        checkpoint: a folder or a hub id; short for the model's field `checkpoint`.
+        model: the model that serves it; found by the checkpoint's architecture unless it is named.
+        scheduler: the policy that says which requests a step computes.
+        sampler: what draws tokens.
+        kernels: the numerical back end.
+        grammars: the back end of structured outputs.
+        pooler: what makes vectors of hidden states.
+        quantization: how weights are quantised; read from the checkpoint unless it is named.
+        observers: names of observers, or mappings as for options.
+        processors: `{name: {field: value}}`, arguments of logits processors for requests that do not say otherwise.
+        extensions: likewise settings of step extensions, and arguments of theirs.
+        engine: `{field: value}`, sizes and limits, as `engine.*` on the command line.
+        tp: tensor-parallel ranks, one GPU each.
+        pp: pipeline-parallel stages of consecutive layers, each of `tp` ranks.
+        seed: of requests that bring none, and of random weights.
+        dtype: of weights and activations: "float32", "bfloat16" or "float16".
+        device: "cpu", "cuda" or "cuda:N".
+
+    Raises:
+        HooklineError: for anything that cannot be used, with the value, the limit and the fix: ConfigError for an
+            option, CheckpointError for the model's files, CapacityError if memory does not suffice, PluginError for a
+            plugin.
     """
 
     _SERVES = False
@@ -177,21 +194,31 @@ class LLM(PoolingCalls):
     ) -> list[RequestOutput]:
         """Complete prompts and return one output each, in their order.
 
-        prompts:  a text, a list of token ids or a list of chat messages, or a list of such.
-        params:   for all prompts, or one each; None means SamplingParams(). With n > 1 an output's `completions` are n.
-        priority: for schedulers that heed it; lower is more urgent.
-        tags: what to call the requests by, e.g. {"tenant": "acme"}: at most 8, for schedulers, observers and reports.
-        deadline_s: by when each should be done, in seconds after it is queued: a wish, which schedulers may heed.
-        cache_salt: at most 256 characters; a request finds only those prefixes in the cache that have the same salt.
-        timeout_s: ends each request this many seconds after it is queued, with finish_reason "abort" and what it has
-        by then.
-        These five are for all prompts, or a list with one each.
-        progress: True shows a bar on standard error; or an object that is told of each step.
         A prompt that cannot be served yields an output with finish_reason "error" and its reason; the others run on.
-        Whatever interrupts the call, its requests are gone afterwards.
-        Raises: RequestError if a list with one each is not as long as prompts, or progress is no bar; PluginError if a
-        plugin fails in a step, with what it raised as the cause, PlanError if it is the scheduler; RankError if a rank
-        is lost.
+        Whatever interrupts the call, its requests are gone afterwards. All arguments but `progress` are one value for
+        all prompts, or a list with one each.
+
+        Args:
+            prompts: a text, a list of token ids or a list of chat messages, or a list of such.
+            params: None means SamplingParams(). With n > 1 an output's `completions` are n.
+            priority: for schedulers that heed it; lower is more urgent.
+            tags: what to call the requests by, e.g. `{"tenant": "acme"}`: at most 8, for schedulers, observers and
+                reports.
+            deadline_s: by when each should be done, in seconds after it is queued: a wish, which schedulers may heed.
+            cache_salt: at most 256 characters; a request finds only those prefixes in the cache that have the same
+                salt.
+            timeout_s: ends each request this many seconds after it is queued, with finish_reason "abort" and what it
+                has by then.
+            progress: True shows a bar on standard error; or an object that is told of each step.
+
+        Returns:
+            One output for each prompt, in the order of the prompts.
+
+        Raises:
+            RequestError: if a list with one each is not as long as prompts, or progress is no bar.
+            PluginError: if a plugin fails in a step, with what it raised as the cause; PlanError if it is the
+                scheduler.
+            RankError: if a rank is lost.
         """
         options = priority, tags, deadline_s, cache_salt, timeout_s
         return self._call(prompts, params, options).outputs(progress)
@@ -210,10 +237,13 @@ class LLM(PoolingCalls):
     ) -> Iterator[Delta]:
         """Complete prompts and yield what each step adds to any of them; arguments as for `generate`.
 
-        cumulative: a Delta's text is all text so far, not what was added.
         The last Delta of a completion has its output, refused prompts included. Text deltas put together give exactly
         the output's text. Steps are done as the iterator is asked; when it is closed or dropped, its requests end.
-        Raises: as generate.
+
+        `cumulative`: a Delta's text is all text so far, not what was added.
+
+        Raises:
+            HooklineError: as `generate` does.
         """
         options = priority, tags, deadline_s, cache_salt, timeout_s
         return self._call(prompts, params, options, follows=True, is_cumulative=cumulative).run()

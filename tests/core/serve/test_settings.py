@@ -78,6 +78,11 @@ def test_an_observer_is_told_the_first_name_unless_it_has_its_own(
         (["--port=18910"], "there is no flag --port; write serve.port=18910"),
         (["device=cpu", "--max-model-len", "9"], "there is no flag --max-model-len; write engine.max_model_len=9"),
         (["--access-log"], "there is no flag --access-log; write serve.access_log=..."),
+        (["--tensor-parallel-size", "2"], "there is no flag --tensor-parallel-size; write tp=2"),
+        (["--mem-fraction-static=0.8"], "there is no flag --mem-fraction-static; write engine.memory_fraction=0.8"),
+        (["--model-path", "Qwen/Qwen3-8B"], "there is no flag --model-path; write model.checkpoint=Qwen/Qwen3-8B"),
+        (["--enforce-eager"], "there is no flag --enforce-eager; write engine.cuda_graphs=false"),
+        (["--api-key", "x"], "no flag --api-key; write serve.api_key_file=FILE, a file with a key in each line"),
         (["--bogus"], "unrecognized arguments: --bogus; see --help and --hydra-help"),
     ],
 )
