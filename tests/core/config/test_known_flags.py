@@ -1,13 +1,17 @@
 """Flags of other engines: each is answered with a key that exists, and the documentation says the same."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
+from hookline.core.config.compose import compose
 from hookline.core.config.known_flags import KEYS, SETTINGS
 from hookline.core.config.schema import plain_defaults
 from hookline.core.contracts import ModelConfig
+from hookline.core.errors import ConfigError
+from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.registry import KINDS
 from hookline.core.serve.settings import ServeKeys
 
@@ -36,3 +40,10 @@ def test_the_page_says_what_the_commands_say():
             said += bool(answer)
             assert not answer or answer in keys, (flag, ours)
     assert said > 25
+
+
+def test_the_error_in_the_page_is_the_error():
+    command, error = re.findall(r"^\$ hookline serve (.*)\nhookline: error: (.*)$", PAGE.read_text(), re.M)[0]
+    with pytest.raises(ConfigError) as refused:
+        compose(shlex.split(command), PluginHost.load(), ServeKeys, "serve", positional="model")
+    assert str(refused.value) == error

@@ -82,7 +82,7 @@ def test_an_observer_is_told_the_first_name_unless_it_has_its_own(
         (["--mem-fraction-static=0.8"], "there is no flag --mem-fraction-static; write engine.memory_fraction=0.8"),
         (["--model-path", "Qwen/Qwen3-8B"], "there is no flag --model-path; write model.checkpoint=Qwen/Qwen3-8B"),
         (["--enforce-eager"], "there is no flag --enforce-eager; write engine.cuda_graphs=false"),
-        (["--api-key", "x"], "no flag --api-key; write serve.api_key_file=FILE, a file with a key in each line"),
+        (["--api-key", "x"], "there is no flag --api-key; write serve.api_key_file=FILE, a file"),
         (["--bogus"], "unrecognized arguments: --bogus; see --help and --hydra-help"),
     ],
 )
