@@ -26,6 +26,17 @@ SIZES: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+LATENT: dict[str, Any] = {
+    "hidden_size": 36,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 6,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+}
+"""Of latent attention, whose values are narrower than its keys."""
 
 
 @dataclass(frozen=True)
@@ -116,12 +127,21 @@ ALL_CASES = {
          "attention_multiplier": 0.3, "position_embedding_type": "rope"},
         has_plan=False, since="5.24",
     ),
+    "minicpm3": Case("minicpm3", {**LATENT, "scale_emb": 2, "dim_model_base": 32}, since="5.24"),
+    "youtu": Case("youtu", LATENT, since="5.24"),
+    "deepseek_v2": Case(
+        "deepseek_v2",
+        {**LATENT, "num_hidden_layers": 3, "first_k_dense_replace": 1, "n_routed_experts": 8, "num_experts_per_tok": 3,
+         "moe_intermediate_size": 20, "n_shared_experts": 1, "topk_method": "group_limited_greedy", "n_group": 4,
+         "topk_group": 2, "routed_scaling_factor": 1.7},
+        since="5.24",
+    ),
 }  # fmt: skip
 CASES = {name: case for name, case in ALL_CASES.items() if Version(case.since) <= Version(version("transformers"))}
 """Those that the installed transformers can serve."""
 WINDOWED = ("mistral", "gemma2", "cohere2", "gpt_oss", "gemma3n")
 """Cases with sliding windows."""
-FEW = ("phi3", "gpt2", "opt", "granite", "mixtral", "gemma2", "exaone", "gemma3n")
+FEW = ("phi3", "gpt2", "opt", "granite", "mixtral", "gemma2", "exaone", "gemma3n", "minicpm3")
 """Cases that every run tests; the others are nightly."""
 FEW_AT_TP_2 = ("phi3",)
 """The same for two processes, which take seconds to start."""

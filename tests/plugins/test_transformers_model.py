@@ -55,7 +55,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "bert": ({}, "it is an encoder, whose tokens see later ones (is_decoder is false)"),
     "bart": ({}, "it is an encoder and a decoder (is_encoder_decoder), and only decoders are served"),
     "jetmoe": ({}, "its forward looks at values of tensors on the host, which a step must not wait for; it needs a"),
-    "deepseek_v3": ({}, "its queries, keys and values have unlike head dims or counts (192, 192 and 128)"),
+    "deepseek_v32": ({}, "its layers of type indexed_attention attend in a form of their own, neither fully nor in a"),
     "llama4_text": ({}, "its layers of type chunked_attention attend in a form of their own, neither fully nor in a"),
     "gemma": ({"use_bidirectional_attention": True}, "its attention is not causal"),
     "gemma2": ({"use_bidirectional_attention": True}, "its attention is not causal"),

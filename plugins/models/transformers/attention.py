@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from transformers import AttentionInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
@@ -34,6 +35,8 @@ class LayerAttention:
     form: AttentionForm = PLAIN_ATTENTION
     """Scale and cap; sinks are the module's own and come with each call."""
     has_sinks: bool = False
+    value_dim: int | None = None
+    """Head dim of the values, where it is less than that of the keys; the cache holds them with zeros behind."""
 
 
 @dataclass(frozen=True)
@@ -57,12 +60,17 @@ class PagedAttention:
         self.attend, self.next_layer = attend, 0
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, sinks_H: Tensor | None = None, **_: Any) -> Tensor:
-        """Attend: (1, H, T, E), (1, K, T, E) twice -> (1, T, H, E). The heads are this rank's, or all of them."""
+        """Attend: (1, H, T, E), (1, K, T, E) twice -> (1, T, H, E). The heads are this rank's, or all of them.
+
+        Values, and so what is returned, have layer.value_dim in place of E if that is not None.
+        """
         layer, index = self.layers[self.next_layer], self.next_layer
         self.next_layer += 1
         is_whole = self.ranks.size > 1 and query.shape[1] == layer.num_heads
         if is_whole:
             query, key, value = self._own(query, layer.num_heads), self._own(key), self._own(value)
+        if layer.value_dim is not None:
+            value = pad(value, (0, layer.head_dim - layer.value_dim))
         form = layer.form
         if sinks_H is not None:
             own_H = self._own(sinks_H, layer.num_heads, 0) if len(sinks_H) != query.shape[1] else sinks_H
@@ -73,7 +81,7 @@ class PagedAttention:
         out_TC = self.attend(index, qkv_TC, None, *forms)
         if is_whole:
             out_TC = self.ranks.all_gather_last(out_TC)
-        return out_TC.view(1, out_TC.shape[0], -1, layer.head_dim)
+        return out_TC.view(1, out_TC.shape[0], -1, layer.head_dim)[..., : layer.value_dim]
 
     def _own(self, whole: Tensor, num_heads: int | None = None, dim: int = 1) -> Tensor:
         """This rank's heads; kv heads are replicated if the ranks exceed them."""

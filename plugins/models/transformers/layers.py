@@ -19,7 +19,7 @@ from hookline.core.errors import ConfigError
 from hookline.core.layers import PLAIN, empty_parameter, head_weight, vocab_part
 
 COLUMNS, COLUMNS_GATHERED, ROWS, ROWS_SPLIT = "colwise", "colwise_gather_output", "rowwise", "rowwise_split_input"
-REPLICATED = ("replicate", "replicated_with_grad_allreduce")
+REPLICATED = ("replicate", "replicated_with_grad_allreduce", "mla_kv_a_proj")
 """Styles of modules that every rank computes whole."""
 LINEAR_STYLES = (COLUMNS, COLUMNS_GATHERED, ROWS, ROWS_SPLIT, *REPLICATED)
 KV_PROJECTIONS = ("k_proj", "v_proj")

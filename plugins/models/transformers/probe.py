@@ -247,8 +247,9 @@ class _Seen:
         (_, num_heads, _, head_dim), num_kv_heads = query.shape, key.shape[1]
         if key.shape[2] != query.shape[2]:
             refuse(self.model_type, "it attends over other keys than one of each token", GUIDE)
-        if value.shape != key.shape or key.shape[-1] != head_dim:
-            sizes = f"{head_dim}, {key.shape[-1]} and {value.shape[-1]}"
+        value_dim = value.shape[-1]
+        if value.shape[:-1] != key.shape[:-1] or key.shape[-1] != head_dim or value_dim > head_dim:
+            sizes = f"{head_dim}, {key.shape[-1]} and {value_dim}"
             refuse(self.model_type, f"its queries, keys and values have unlike head dims or counts ({sizes})", GUIDE)
         window = self._window(mask, options)
         for name in NOT_DONE:
@@ -257,8 +258,9 @@ class _Seen:
         if not getattr(module, "is_causal", True) or options.get("is_causal") is False:
             refuse(self.model_type, "its attention is not causal", GUIDE)
         form = _form(options.get("scaling"), options.get("softcap"), head_dim)
-        self.layers.append(LayerAttention(num_heads, num_kv_heads, head_dim, window, form, sinks_H is not None))
-        return query.transpose(1, 2)
+        narrow = value_dim if value_dim < head_dim else None
+        self.layers.append(LayerAttention(num_heads, num_kv_heads, head_dim, window, form, sinks_H is not None, narrow))
+        return query.transpose(1, 2)[..., :value_dim]
 
     def _window(self, mask: Any, options: Mapping[str, Any]) -> int | None:
         if mask is None:
