@@ -25,7 +25,8 @@ PUBLIC = """
 from hookline import LLM, AsyncLLM, Delta, FinishReason, RequestOutput, SamplingParams
 from hookline.core import contracts, errors, layers, outputs, sampling_params, scheduling
 from hookline.core.distributed.side_stream import SideStream
-from hookline.core.testing import batches, checks, fakes, installed, plain_kernels, plain_scheduler, processor_driver
+from hookline.core.testing import batches, checks, extension_driver, fakes, installed, plain_kernels, plain_scheduler
+from hookline.core.testing import processor_driver
 
 def answer(llm: LLM) -> str:
     [output] = llm.generate(["one"], SamplingParams(max_tokens=2))
@@ -42,6 +43,7 @@ import torch
 
 from hookline.core.contracts import AttentionSpec, Kernels, Plan, Scheduler, SchedulerView
 from hookline.core.scheduling import PlanDraft, admit_waiting, continue_prompts, decode_running
+from hookline.core.testing.extension_suite import ExtensionSuite
 from hookline.core.testing.kernels_suite import KernelsSuite
 from hookline.core.testing.model_suite import ModelSuite
 from hookline.core.testing.plain_kernels import PlainKernels
@@ -78,6 +80,13 @@ class TestProcessor(ProcessorSuite):
     processor = object
     config = dict
     examples = ({"strength": 0.5},)
+
+class TestExtension(ExtensionSuite):
+    extension = object
+    arguments = dict
+    config = Mapping
+    examples = ({"strength": 0.5},)
+    tolerance = 1e-5
 
 class TestSampler(SamplerSuite):
     temperatures = (0.5,)

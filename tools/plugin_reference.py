@@ -55,6 +55,7 @@ SUITES = {
     "SchedulerSuite": ("scheduler_suite/suite.py",),
     "SamplerSuite": ("sampler_suite/suite.py",),
     "ProcessorSuite": ("processor_suite.py",),
+    "ExtensionSuite": ("extension_suite.py",),
     "GrammarSuite": ("grammar_suite.py",),
     "PoolerSuite": ("pooler_suite.py",),
     "QuantizationSuite": ("quantization_suite.py",),

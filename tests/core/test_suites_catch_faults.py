@@ -23,6 +23,8 @@ from hookline.core.contracts import (
     StateTensor,
     StoredForm,
 )
+from hookline.core.errors import RequestFault
+from hookline.core.testing.extension_suite import ExtensionSuite
 from hookline.core.testing.grammar_suite import GrammarSuite
 from hookline.core.testing.kernels_suite import KernelsSuite
 from hookline.core.testing.kernels_suite.invariance import InvarianceCases
@@ -43,6 +45,7 @@ from hookline.core.testing.sampler_suite.counts import chi_square_p_value, most_
 from hookline.core.testing.scheduler_suite import SchedulerSuite
 from tests.core import (
     faulty_attention,
+    faulty_extensions,
     faulty_grammars,
     faulty_invariance,
     faulty_kernels,
@@ -56,8 +59,10 @@ from tests.core import (
     faulty_schedulers,
     faulty_sizes,
 )
+from tests.core.faulty_extensions import PlainExtension, PlainExtensionArguments
 from tests.core.faulty_parsers import PlainParser
 from tests.core.faulty_processors import PlainProcessor, PlainProcessorArguments
+from tests.probing_extension import Probe, ProbeArguments, ProbeConfig
 
 PLAIN = [
     PlainKernels,
@@ -71,6 +76,9 @@ PLAIN = [
     PlainScheduler,
     PlainProcessor,
     faulty_processors.CountsTokens,
+    PlainExtension,
+    faulty_extensions.SaysThatItWaits,
+    faulty_extensions.KeepsStatesUntilTheyEnd,
     PlainGrammars,
     PlainParser,
     PlainPooler,
@@ -85,6 +93,7 @@ FAULTS = [
     *faulty_samplers.FAULTS.items(),
     *faulty_models.FAULTS.items(),
     *faulty_processors.FAULTS.items(),
+    *faulty_extensions.FAULTS.items(),
     *faulty_parsers.FAULTS.items(),
     *faulty_schedulers.FAULTS.items(),
     *faulty_grammars.FAULTS.items(),
@@ -173,6 +182,10 @@ def suite_for(plugin: type) -> type:
         parts = {"processor": plugin, "config": PlainProcessorArguments, "examples": ({"amount": 2.0}, {"token": 5})}
         parts["sizes_alike"] = True
         return type("Suite", (ProcessorSuite,), parts)
+    if issubclass(plugin, PlainExtension):
+        parts = {"extension": plugin, "arguments": PlainExtensionArguments, "sizes_alike": True}
+        parts["examples"] = ({"amount": 2.0, "bonus": 5}, {"amount": -1.0, "bonus": 7}, {"amount": 0.5})
+        return type("Suite", (ExtensionSuite,), parts)
     if issubclass(plugin, PlainParser):
         return type("Suite", (ParserSuite,), {"parser": plugin, "examples": faulty_parsers.EXAMPLES})
     if issubclass(plugin, PlainPooler):
@@ -221,6 +234,18 @@ def test_kernels_are_tested_at_the_limits_that_their_author_names() -> None:
     suite.max_model_len = KernelsSuite.max_model_len
     with pytest.raises(AssertionError, match="as many decodes as there may be"):
         suite.test_attend_at_the_limits_of_the_spec()
+
+
+class ForgettingProbe(Probe):
+    """The extension of the tests of engines, without the states that it keeps there for the tests to see."""
+
+    @staticmethod
+    def forget(state: Any) -> None: ...
+
+
+class TestProbe(ExtensionSuite):
+    extension, arguments, config, reads_values_on_cpu = ForgettingProbe, ProbeArguments, ProbeConfig(), True
+    examples = ({"strength": 2.0}, {"strength": -0.5, "forbidden": 3}, {"forbidden": 7, "stops_after": 2})
 
 
 class CoarseProducts(PlainKernels):
@@ -278,6 +303,7 @@ def test_a_policy_of_strict_priorities_passes_its_suite_if_it_says_so() -> None:
         faulty_models,
         faulty_schedulers,
         faulty_processors,
+        faulty_extensions,
         faulty_quantizations,
         faulty_parsers,
         faulty_grammars,
@@ -296,6 +322,7 @@ def test_at_least_five_faults_of_each_kind_are_planted(kind: Any) -> None:
         ModelSuite,
         SchedulerSuite,
         ProcessorSuite,
+        ExtensionSuite,
         ParserSuite,
         GrammarSuite,
         PoolerSuite,
@@ -347,6 +374,26 @@ def test_a_sampler_of_fewer_tokens_passes_if_it_names_its_distribution() -> None
 
 def test_suites_are_not_collected_themselves() -> None:
     assert not [suite for suite in (KernelsSuite, SamplerSuite, ModelSuite) if suite.__name__.startswith("Test")]
+
+
+@pytest.mark.parametrize("asked", [{}, {"reads_values_on_cpu": True}], ids=str)
+def test_an_extension_may_read_values_on_a_cpu_if_its_suite_says_so(asked: dict[str, bool]) -> None:
+    suite: Any = type("Suite", (suite_for(faulty_extensions.WaitsForTokens),), asked)()
+    with nullcontext() if asked else pytest.raises(RequestFault, match="after_draw waits for the device"):
+        suite.test_never_waits_for_the_host_unless_it_says_so()
+
+
+def test_products_of_many_rows_may_differ_by_the_tolerance() -> None:
+    suite: Any = type("Suite", (suite_for(faulty_extensions.RoundsByTheNumberOfRows),), {})()
+    with pytest.raises(AssertionError, match="other hidden states alone than in a crowd"):
+        suite.test_a_row_depends_on_itself_alone()
+    suite.tolerance = 1e-4
+    suite.test_a_row_depends_on_itself_alone()
+
+
+def test_what_no_graph_captures_may_be_replaced() -> None:
+    suite: Any = type("Suite", (suite_for(faulty_extensions.ReplacesWhatAGraphReads),), {"graph_safe": False})()
+    suite.test_what_a_captured_graph_reads_stays_where_it_is()
 
 
 def test_chi_square_agrees_with_scipy() -> None:

@@ -70,7 +70,7 @@ class TestMirostat(AlikeSuite):
 
 
 class TestTruncation(AlikeSuite):
-    processor, config = Truncation, TruncationArguments
+    processor, config, reads_values_on_cpu = Truncation, TruncationArguments, True
     examples = ({"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.2}, {"top_k": 20, "top_p": 0.8, "min_p": 0.1}, {"top_k": 1})
 
 

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from hookline_logitlens import LensArguments, LensConfig
+from hookline_logitlens.extension import LogitLens
+
 from hookline import LLM, SamplingParams
+from hookline.core.testing.extension_suite import ExtensionSuite
 
 SIZES = {"cpu_cache_gib": 0.1, "max_model_len": 128}
+
+
+class TestLogitLens(ExtensionSuite):
+    extension, arguments, config = LogitLens, LensArguments, LensConfig(layers=[0, 3], most=4)
+    examples = ({"top": 1}, {"top": 4})
 
 
 def params(top: int = 0) -> SamplingParams:

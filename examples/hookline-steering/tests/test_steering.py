@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from hookline_steering import SteeringArguments, SteeringConfig
+from hookline_steering.extension import Steering
 from safetensors.torch import save_file
 
 from hookline import LLM, SamplingParams
+from hookline.core.testing.extension_suite import ExtensionSuite
 
 SIZES = {"cpu_cache_gib": 0.1, "max_model_len": 128}
 PROMPT = "def f(x):\n"
@@ -19,6 +22,18 @@ PROMPT = "def f(x):\n"
 def params(**steering: Any) -> SamplingParams:
     extra = {"steering": steering} if steering else {}
     return SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, extra_args=extra)
+
+
+class TestSteering(ExtensionSuite):
+    extension, arguments, sizes_alike = Steering, SteeringArguments, True
+    examples = ({"vector": "one", "strength": 2.0}, {"vector": "two", "strength": -1.5})
+
+    @pytest.fixture(autouse=True)
+    def vectors(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        generator = torch.Generator().manual_seed(0)
+        file = tmp_path / "vectors.safetensors"
+        save_file({name: torch.randn(32, generator=generator) for name in ("one", "two")}, file)
+        monkeypatch.setattr(type(self), "config", SteeringConfig(str(file), [0, 2]))
 
 
 @pytest.fixture
