@@ -25,7 +25,8 @@ ANSWER = "[...document.querySelectorAll('.entry:last-child > .said')].map((one) 
 def test_the_page_may_run_its_own_script_and_nothing_else():
     body, policy = make_page(EVIL, has_chat=True)
     assert EVIL.encode() not in body and b"&lt;img" in body
-    assert not re.findall(rb'(?:src|href)="(?!data:,")', body)  # nothing is loaded
+    markup = re.sub(rb"<script>.*?</script>", b"", body, flags=re.DOTALL)
+    assert not re.findall(rb'(?:src|href)="(?!data:,")', markup)  # nothing is loaded
     assert not re.findall(rb"<[^>]+ (?:style|on\w+)=", body.partition(b"<body>")[2].partition(b"<script>")[0])
     assert "'unsafe" not in policy and "default-src 'none'" in policy and "frame-ancestors 'none'" in policy
     assert len(re.findall(r"'sha256-[\w+/]{43}='", policy)) == 2
@@ -185,6 +186,123 @@ def test_what_the_model_says_is_text_and_no_page(browser, server, fake):
     assert browser.evaluate(ANSWER).startswith("import" + EVIL[:20])
     assert browser.evaluate("document.querySelectorAll('main img, main script').length") == 0
     assert browser.complaints() == []
+
+
+MARKDOWN = (
+    """## Steps
+
+| what | how many |
+|:--|--:|
+| **requests** | 3 |
+
+- [a link](https://example.org/) and ![a picture](https://example.org/picture.png)
+- `code`
+
+```python
+print("hello")
+```
+
+"""
+    + EVIL
+)
+
+
+@needs_chromium
+@pytest.mark.slow
+@pytest.mark.parametrize("size", SIZES)
+def test_a_chats_markdown_is_shown_as_elements_and_loads_nothing(browser, server, fake, size):
+    fake.reply = MARKDOWN
+    show(browser, server, *size)
+    ask(browser, "hello", mode="chat", max_tokens=2000)
+    browser.wait_for(IS_IDLE)
+    said = ".entry:last-child > .said"
+    assert browser.evaluate(f"document.querySelector('{said} h2').textContent") == "Steps"
+    cell = f"document.querySelector('{said} td:last-child')"
+    assert browser.evaluate(f"getComputedStyle({cell}).textAlign") == "right"
+    assert browser.evaluate(f"document.querySelector('{said} .code pre').textContent") == 'print("hello")\n'
+    assert browser.evaluate(f"document.querySelector('{said} .codebar span').textContent") == "python"
+    assert browser.evaluate(f"document.querySelector('{said} a').rel") == "noopener noreferrer"
+    assert browser.evaluate("document.querySelectorAll('main img, main script').length") == 0
+    assert EVIL in browser.evaluate(f"document.querySelector('{said}').textContent")
+    assert browser.evaluate(OVERFLOWING) == []
+    assert browser.complaints() == []
+    assert all(url.startswith(server.url) or url == "data:," for url in browser.requests())
+
+
+def press_button(browser, text):
+    browser.evaluate(
+        f"[...document.querySelectorAll('#log button')].filter((one) => one.textContent === {text!r}).at(-1).click()"
+    )
+
+
+@needs_chromium
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["chat", "completion"])
+def test_an_answer_is_made_again_and_goes_on(browser, server, fake, mode):
+    show(browser, server)
+    ask(browser, "hello", mode, max_tokens=3)
+    browser.wait_for(IS_IDLE)
+    first = browser.evaluate(ANSWER).rstrip()
+    press_button(browser, "Continue")
+    browser.wait_for(f"{ANSWER}.length > {len(first) + 1} && " + IS_IDLE)
+    assert browser.evaluate(ANSWER).startswith(first)
+    decode = server.client.facts.codec.decode
+    prompts = [decode(one.prompt_token_ids) for one in fake.asked]
+    assert prompts[1].rstrip().endswith(first)
+    press_button(browser, "Regenerate")
+    browser.wait_for(IS_IDLE)
+    browser.wait_for("document.querySelectorAll('.actions').length === 1")
+    again = decode(fake.asked[2].prompt_token_ids)
+    assert again == prompts[0 if mode == "chat" else 1]
+
+
+@needs_chromium
+@pytest.mark.slow
+def test_a_called_function_gets_its_result(browser, server, fake):
+    fake.reply = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+    show(browser, server)
+    browser.evaluate(
+        "document.querySelector('[name=tools]').value = "
+        "JSON.stringify([{name: 'get_weather', parameters: {type: 'object', properties: {city: {type: 'string'}}}}])"
+    )
+    ask(browser, "weather?", mode="chat", max_tokens=200)
+    browser.wait_for(IS_IDLE)
+    browser.wait_for("document.querySelector('.results')")
+    assert "get_weather" in browser.evaluate("document.querySelector('.entry pre').textContent")
+    fake.reply = "It rains."
+    browser.evaluate("document.querySelector('.results textarea').value = 'rain'")
+    press_button(browser, "Send result")
+    browser.wait_for(f"{ANSWER}.includes('It rains')")
+    prompt = server.client.facts.codec.decode(fake.asked[1].prompt_token_ids)
+    assert prompt.index("weather?") < prompt.index("rain")
+
+
+@needs_chromium
+@pytest.mark.slow
+def test_the_form_of_an_answer_is_asked_for_and_a_bad_schema_is_not_sent(browser, server, fake):
+    show(browser, server)
+    browser.evaluate("document.querySelector('[name=form]').value = 'json'")
+    browser.evaluate("document.querySelector('[name=form]').dispatchEvent(new Event('change'))")
+    browser.evaluate("document.querySelector('[name=formtext]').value = '{'")
+    ask(browser, "hello", mode="chat")
+    browser.wait_for("document.getElementById('form-error').textContent.startsWith('The schema is not JSON')")
+    assert not fake.asked
+    browser.evaluate("""document.querySelector('[name=formtext]').value = '{"type": "object"}'""")
+    ask(browser, "hello", mode="chat")
+    browser.wait_for("document.querySelector('.about, .entry .failed')")
+    shown = browser.evaluate("document.getElementById('curl').textContent")
+    assert '"structured_outputs"' in shown and '"type": "object"' in shown
+
+
+@needs_chromium
+@pytest.mark.slow
+def test_colours_are_chosen(browser, server, fake):
+    show(browser, server)
+    colours = set()
+    for _ in range(3):
+        browser.evaluate("document.getElementById('theme').click()")
+        colours.add(browser.evaluate("getComputedStyle(document.body).backgroundColor"))
+    assert len(colours) == 2
 
 
 @needs_chromium

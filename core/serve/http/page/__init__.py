@@ -18,7 +18,9 @@ from starlette.routing import Route
 from hookline.core.serve.engine_client import EngineClient
 
 HERE = Path(__file__).parent
-SCRIPTS = ("stream.js", "answer.js", "engine.js", "playground.js")
+LIBRARIES = ("vendor/markdown-it.min.js", "vendor/purify.min.js")
+"""Libraries of others, unchanged but for the references to their source maps; their licences lie beside them."""
+SCRIPTS = ("stream.js", "markdown.js", "answer.js", "form.js", "engine.js", "playground.js")
 """The scripts, in the order in which they are joined."""
 
 
@@ -42,7 +44,8 @@ def page_routes(client: EngineClient) -> list[Route]:
 def make_page(model: str, *, has_chat: bool) -> tuple[bytes, str]:
     """The document, and the Content-Security-Policy that allows nothing else."""
     style = _read("style.css")
-    script = '"use strict";\n{\n' + "\n".join(_read(name) for name in SCRIPTS) + "}\n"
+    libraries = "\n".join(_read(name) for name in LIBRARIES)
+    script = libraries + '\n(() => {\n"use strict";\n' + "\n".join(_read(name) for name in SCRIPTS) + "})();\n"
     text = _read("page.html")
     for mark, value in (
         ("{{model}}", html.escape(model)),

@@ -12,18 +12,22 @@ function element(tag, className, text) {
 function addEntry(log, kind, title, text) {
   const entry = element("article", `entry ${kind}`);
   if (title) entry.append(element("h2", "", title));
-  const said = element("p", "said");
+  const said = element("div", "said");
   if (text) said.append(kind === "completion" ? element("span", "given", text) : text);
   entry.append(said);
   log.append(entry);
   return entry;
 }
 
+/** The answer to a request. isPlain: shown as it is written, and not as Markdown. before: what it goes on from. */
 class Answer {
-  constructor(entry) {
+  constructor(entry, { isPlain, before = "" }) {
     this.entry = entry;
-    this.said = entry.querySelector(".said");
-    this.text = "";
+    this.said = entry.querySelector(":scope > .said");
+    entry.querySelector(":scope > .failed")?.remove();
+    this.isPlain = isPlain;
+    this.text = before;
+    this.calls = [];
     this.count = 0;
     this.started = performance.now();
     this.pending = [];
@@ -43,7 +47,7 @@ class Answer {
     this.text += part.text;
     if (part.reasoning) this.think(part.reasoning);
     for (const call of part.calls ?? []) this.call(call);
-    this.pending.push(...shownTokens(part));
+    if (this.isPlain) this.pending.push(...shownTokens(part));
     this.frame ??= requestAnimationFrame(() => this.show());
   }
 
@@ -57,18 +61,30 @@ class Answer {
   }
 
   call(call) {
-    this.calls ??= {};
     const { name, arguments: text } = call.function ?? {};
-    const shown = (this.calls[call.index ?? 0] ??= this.said.parentNode.insertBefore(element("pre"), this.about));
-    shown.append(name ? `${name} ` : "", text ?? "");
+    const known = (this.calls[call.index ?? 0] ??= { id: call.id, name: "", arguments: "", shown: this.said.parentNode.insertBefore(element("pre"), this.about) });
+    known.id ??= call.id;
+    known.name += name ?? "";
+    known.arguments += text ?? "";
+    known.shown.append(name ? `${name} ` : "", text ?? "");
   }
 
-  show() {
+  show(isLast) {
     this.frame = null;
-    this.said.append(...this.pending);
-    this.pending = [];
     this.about.textContent = this.figures();
+    if (this.isPlain) this.said.append(...this.pending);
+    else if (isLast || !this.showsAgain || performance.now() > this.showsAgain) this.render();
+    else this.frame = requestAnimationFrame(() => this.show());
+    this.pending = [];
     this.onshow?.();
+  }
+
+  /** All text so far. A long one takes a while, so that it is shown again after ten times as long. */
+  render() {
+    const started = performance.now();
+    this.said.replaceChildren(markdown(this.text));
+    const ended = performance.now();
+    this.showsAgain = ended + 10 * (ended - started);
   }
 
   figures() {
@@ -87,7 +103,7 @@ class Answer {
   end(error) {
     if (this.frame) cancelAnimationFrame(this.frame);
     if (error?.name === "AbortError") this.reason = "you";
-    this.show();
+    this.show(true);
     this.entry.classList.remove("busy");
     if (error && error.name !== "AbortError") {
       const failed = element("p", "failed", error.message);

@@ -1,7 +1,7 @@
 // The playground: a form, a log, and the request that the form stands for.
 
 const byId = (id) => document.getElementById(id);
-const [log, prompt, parameters, model] = ["log", "prompt", "parameters", "model"].map(byId);
+const [log, prompt, parameters, constraints, model] = ["log", "prompt", "parameters", "constraints", "model"].map(byId);
 const modes = [...document.querySelectorAll("[name=mode]")];
 const PATHS = { chat: "v1/chat/completions", completion: "v1/completions" };
 const EMPTY = {
@@ -23,24 +23,36 @@ function sampling() {
   return stop.length ? { ...values, stop } : values;
 }
 
-function requestOf(text) {
+/** A request. said: messages of a chat after the conversation so far, or the text to complete. Throws FormError. */
+function requestOf(said) {
   const request = { model: model.value };
   if (mode() === "chat") {
     const system = parameters.elements.system.value.trim();
-    const messages = system ? [{ role: "system", content: system }] : [];
-    request.messages = [...messages, ...conversation, { role: "user", content: text }];
+    request.messages = [...(system ? [{ role: "system", content: system }] : []), ...conversation, ...said];
+    Object.assign(request, toolsOf(constraints.elements));
   } else {
-    request.prompt = text;
+    request.prompt = said;
   }
-  Object.assign(request, sampling());
+  Object.assign(request, sampling(), formOf(constraints.elements));
   if (byId("logprobs").checked) Object.assign(request, mode() === "chat" ? { logprobs: true, top_logprobs: 5 } : { logprobs: 5 });
   return { ...request, stream: true, stream_options: { include_usage: true } };
 }
 
+const fromUser = (text) => [{ role: "user", content: text }];
+
 function showCurl() {
-  const body = JSON.stringify(requestOf(prompt.value || "…"), null, 1).replaceAll("'", "'\\''");
+  const text = prompt.value || "…";
+  let body = null;
+  let wrong = null;
+  try {
+    body = JSON.stringify(requestOf(mode() === "chat" ? fromUser(text) : text), null, 1).replaceAll("'", "'\\''");
+  } catch (error) {
+    wrong = error.message;
+  }
+  byId("form-error").hidden = wrong === null;
+  byId("form-error").textContent = wrong ?? "";
   const auth = key() ? " -H 'Authorization: Bearer …'" : "";
-  byId("curl").textContent = `curl -N ${new URL(PATHS[mode()], location.href)} -H 'Content-Type: application/json'${auth} -d '${body}'`;
+  byId("curl").textContent = body === null ? wrong : `curl -N ${new URL(PATHS[mode()], location.href)} -H 'Content-Type: application/json'${auth} -d '${body}'`;
 }
 
 function setMode(name) {
@@ -78,11 +90,25 @@ function setRunning(controller) {
   log.setAttribute("aria-busy", String(Boolean(controller)));
 }
 
-async function send(text) {
-  const [name, request, controller] = [mode(), requestOf(text), new AbortController()];
+/** Ask for an answer to `said`, see requestOf. shown: entries that stand for it, taken away where it is asked again.
+ * goesOn: an answer that this one continues. */
+async function send(said, shown, goesOn) {
+  let request;
+  try {
+    request = requestOf(said);
+  } catch (error) {
+    byId("shape").open = true;
+    return showCurl();
+  }
+  const [name, controller] = [mode(), new AbortController()];
+  const isChat = name === "chat";
+  if (goesOn && isChat) Object.assign(request, { continue_final_message: true, add_generation_prompt: false });
   setRunning(controller);
-  if (name === "chat") addEntry(log, "user", "You", text);
-  const answer = new Answer(name === "chat" ? addEntry(log, "assistant", "Model") : addEntry(log, "completion", "", text));
+  log.querySelectorAll(".actions .latest").forEach((one) => one.remove());
+  const entry = goesOn?.entry ?? (isChat ? addEntry(log, "assistant", "Model") : shown[0]);
+  goesOn?.about.remove();
+  const answer = new Answer(entry, { isPlain: !isChat || byId("logprobs").checked, before: goesOn?.text });
+  if (goesOn && answer.isPlain !== goesOn.isPlain) answer.said.replaceChildren(answer.text);
   toEnd();
   answer.onshow = () => answer.follows && toEnd();
   let failed;
@@ -98,18 +124,79 @@ async function send(text) {
   answer.follows = following();
   answer.end(failed);
   if (running === controller) setRunning(null);
-  if (name === "chat" && answer.text && log.contains(answer.entry)) {
-    conversation.push({ role: "user", content: text }, { role: "assistant", content: answer.text });
-  }
-  if (failed && failed.name !== "AbortError" && !answer.text && !prompt.value) prompt.value = text;
+  if (!log.contains(answer.entry)) return;
+  const before = [...conversation];
+  const question = goesOn && isChat ? said.slice(0, -1) : said;
+  const calls = answer.calls.filter(Boolean);
+  if (isChat && (answer.text || calls.length)) conversation.push(...question, messageOf(answer, calls));
+  const typed = isChat ? question.at(-1)?.role === "user" && question.at(-1).content : said;
+  if (failed && failed.name !== "AbortError" && !answer.text && !prompt.value && typed) prompt.value = typed;
+  addActions(answer, {
+    again: () => {
+      conversation = before;
+      answer.entry.remove();
+      send(question, isChat ? shown : [addEntry(log, "completion", "", question)]);
+    },
+    further: () => {
+      conversation = before;
+      send(isChat ? [...question, { role: "assistant", content: answer.text }] : question + answer.text, shown, isChat ? answer : { ...answer, text: "" });
+    },
+  });
+  if (calls.length && !failed) askForResults(answer, calls);
   showCurl();
+  answer.follows && toEnd();
+}
+
+function messageOf(answer, calls) {
+  const message = { role: "assistant", content: answer.text || null };
+  if (calls.length) {
+    message.tool_calls = calls.map((call) => ({ id: call.id, type: "function", function: { name: call.name, arguments: call.arguments } }));
+  }
+  return message;
+}
+
+function addActions(answer, { again, further }) {
+  answer.entry.querySelector(".actions")?.remove();
+  const line = element("p", "actions");
+  const add = (text, act) => {
+    const button = element("button", "plain latest", text);
+    button.type = "button";
+    button.addEventListener("click", () => !running && act());
+    line.append(button);
+  };
+  if (answer.text) line.append(copyButton(() => answer.text));
+  add("Regenerate", again);
+  if (answer.text && ["length", "you"].includes(answer.reason)) add("Continue", further);
+  answer.entry.append(line);
+}
+
+/** A field for what each called function gave, and a button that sends them. */
+function askForResults(answer, calls) {
+  const form = element("form", "results");
+  for (const call of calls) {
+    const label = element("label", "", `Result of ${call.name}`);
+    label.append(element("textarea"));
+    form.append(label);
+  }
+  const button = element("button", "", calls.length > 1 ? "Send results" : "Send result");
+  form.append(button);
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    if (running) return;
+    button.remove();
+    const fields = [...form.querySelectorAll("textarea")];
+    for (const field of fields) field.readOnly = true;
+    send(calls.map((call, index) => ({ role: "tool", tool_call_id: call.id, content: fields[index].value })), []);
+  });
+  answer.entry.append(form);
 }
 
 function submit() {
   const text = prompt.value;
   if (running || !text.trim() || !parameters.reportValidity()) return;
-  if (mode() === "chat") prompt.value = "";
-  send(text);
+  if (mode() !== "chat") return send(text, [addEntry(log, "completion", "", text)]);
+  prompt.value = "";
+  send(fromUser(text), [addEntry(log, "user", "You", text)]);
 }
 
 async function showModels() {
@@ -142,13 +229,16 @@ prompt.addEventListener("keydown", (event) => {
 document.addEventListener("keydown", (event) => event.key === "Escape" && running?.abort());
 document.addEventListener("input", showCurl);
 byId("key").addEventListener("change", showModels);
-for (const form of [parameters, byId("key-form")]) form.addEventListener("submit", (event) => event.preventDefault());
-byId("copy").addEventListener("click", async () => {
-  const text = byId("curl").textContent;
-  if (navigator.clipboard) await navigator.clipboard.writeText(text);
-  else getSelection().selectAllChildren(byId("curl"));
-  byId("copy").textContent = navigator.clipboard ? "Copied" : "Selected";
-  setTimeout(() => (byId("copy").textContent = "Copy"), 1500);
+for (const form of [parameters, constraints, byId("key-form")]) form.addEventListener("submit", (event) => event.preventDefault());
+byId("copy").addEventListener("click", () => copyText(byId("curl").textContent, byId("copy")));
+constraints.elements.form.addEventListener("change", () => showForm(constraints.elements));
+const THEMES = { Auto: "", Light: "light", Dark: "dark" };
+byId("theme").addEventListener("click", () => {
+  const names = Object.keys(THEMES);
+  const name = names[(names.indexOf(byId("theme").textContent) + 1) % names.length];
+  byId("theme").textContent = name;
+  byId("theme").ariaLabel = `Colours: ${name}`;
+  document.documentElement.dataset.theme = THEMES[name];
 });
 const wide = matchMedia("(min-width: 861px)").matches;
 byId("engine").open = byId("sampling").open = wide;
