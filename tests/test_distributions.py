@@ -65,9 +65,11 @@ def test_every_distribution_passes_its_own_tests_there(environment: FreshEnviron
 
 def test_what_core_new_writes_runs_together(environment: FreshEnvironment) -> None:
     kinds = [f"{kind}={NAMES[kind]}" for kind in ("model", "scheduler", "sampler", "kernels")]
+    kinds.append(f"quantization={NAMES['quantization']}_rounded")
     kinds.append(f"observers=[{NAMES['observer']}]")
     fields = ["scheduler.max_prompts=2", "sampler.sharpness=2", "prompts=[[1,2,3],[4]]", "sampling.max_tokens=4"]
-    fields.append(f"sampling.extra_args={{{NAMES['processor']}:{{strength:0.5}},top_n_sigma:{{n:1.0}}}}")
+    asked = f"{NAMES['processor']}:{{strength:0.5}},{NAMES['extension']}:{{strength:0.5}},top_n_sigma:{{n:1.0}}"
+    fields.append(f"sampling.extra_args={{{asked}}}")
     done = environment.hookline("run", *kinds, *fields)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("4 tokens, length") == 2

@@ -33,6 +33,7 @@ _WHAT = {
     "grammars": "a grammar back end",
     "observer": "an observer",
     "processor": "a logits processor",
+    "extension": "a step extension",
     "reasoning_parser": "a reasoning parser",
     "tool_parser": "a tool parser",
 }

@@ -11,14 +11,11 @@ import pytest
 
 from hookline.core.errors import ConfigError
 from hookline.core.new.command import TEMPLATES, kinds, main, write_skeleton
-from hookline.core.plugin.registry import KINDS
-
-WITHOUT_SKELETON = {"quantization"}
-"""Kinds that `hookline new` does not write yet: examples/hookline-codebook is one to copy."""
+from hookline.core.plugin.registry import ENTRY_KINDS
 
 
 def test_there_is_a_skeleton_of_each_kind() -> None:
-    assert {*KINDS, "reasoning_parser", "tool_parser"} - WITHOUT_SKELETON < set(kinds())
+    assert set(kinds()) == set(ENTRY_KINDS)
 
 
 @pytest.mark.parametrize("kind", kinds())
