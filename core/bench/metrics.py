@@ -12,6 +12,7 @@ from hookline.core.bench.recorder import Column, Recording, token_times
 from hookline.core.bench.slo import Slo
 from hookline.core.bench.tag_metrics import by_tag, check_tag_objective, deadlines_met, num_good
 from hookline.core.bench.workload import WorkloadConfig
+from hookline.core.contracts import ExtensionCost
 from hookline.core.errors import ConfigError
 from hookline.core.util.text import near_miss
 
@@ -53,6 +54,32 @@ def time_lines(times: Mapping[str, Any]) -> list[str]:
     if times["decode_idle_percent"] is not None:
         lines.append(f"{'device idle, decodes':24} {times['decode_idle_percent']} % between one and the next")
     return lines
+
+
+def extension_costs(costs: Mapping[str, ExtensionCost]) -> dict[str, dict[str, Any]]:
+    """What each step extension that ran took of an engine's steps, by name: means in microseconds a step.
+
+    device_us: None if no step was timed, as where all are CUDA graphs.
+    """
+    return {
+        name: {
+            "steps": cost.num_steps,
+            "host_us": round(1e6 * cost.host_s / cost.num_steps, 2),
+            "device_us": round(1e6 * cost.device_s / cost.num_timed_steps, 2) if cost.num_timed_steps else None,
+        }
+        for name, cost in costs.items()
+        if cost.num_steps
+    }
+
+
+def cost_lines(costs: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What extensions took as lines of text."""
+    return [
+        f"{'extension ' + name:24} host {cost['host_us']:.1f} us, device "
+        f"{'not timed' if cost['device_us'] is None else format(cost['device_us'], '.1f') + ' us'} a step "
+        f"(means of {cost['steps']})"
+        for name, cost in costs.items()
+    ]
 
 
 NUMBERS = (

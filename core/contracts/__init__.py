@@ -59,7 +59,14 @@ from hookline.core.contracts.model import (
 )
 from hookline.core.contracts.needs import Needs
 from hookline.core.contracts.norms import NormsAndGates
-from hookline.core.contracts.observer import EngineView, Observer, RequestBegin, StepStats, TappedStates
+from hookline.core.contracts.observer import (
+    EngineView,
+    ExtensionCost,
+    Observer,
+    RequestBegin,
+    StepStats,
+    TappedStates,
+)
 from hookline.core.contracts.optional import is_offered
 from hookline.core.contracts.parser import (
     Arguments,
@@ -160,6 +167,7 @@ __all__ = [
     "Everyone",
     "Exchange",
     "ExpertWeights",
+    "ExtensionCost",
     "ExtensionSpec",
     "FromSamplingParams",
     "FullAttention",

@@ -61,6 +61,11 @@ class EngineView(Protocol):
         ...
 
     @property
+    def extension_costs(self) -> Mapping[str, ExtensionCost]:
+        """What the installed step extensions and logits processors took, by name; live."""
+        ...
+
+    @property
     def job_folder(self) -> Path | None:
         """The folder of the sweep's job that this engine runs in, for files about it; None outside a sweep."""
         ...
@@ -74,6 +79,34 @@ class EngineView(Protocol):
     def num_free_blocks(self) -> int:
         """Blocks that no request holds; their contents may still be found again."""
         ...
+
+
+@dataclass
+class ExtensionCost:
+    """What one step extension, or logits processor, took of an engine's time so far. Live: it grows with each step."""
+
+    num_steps: int = 0
+    """Steps that ran it."""
+    host_s: float = 0.0
+    """In its methods on the host, those before and after a request's steps included."""
+    num_timed_steps: int = 0
+    """Steps in which its methods on the device were timed: on a CPU all of them; on a GPU, once
+    `Engine.time_steps` asked for it, those in which they were not replayed in a CUDA graph."""
+    device_s: float = 0.0
+    """In its methods on the device of rank 0, in these steps."""
+
+    def add_host(self, seconds: float) -> None:
+        """Count time on the host."""
+        self.host_s += seconds
+
+    def add_step(self) -> None:
+        """Count a step that ran it."""
+        self.num_steps += 1
+
+    def add_device(self, seconds: float) -> None:
+        """Count a step in which it was timed on the device."""
+        self.num_timed_steps += 1
+        self.device_s += seconds
 
 
 @dataclass(frozen=True)

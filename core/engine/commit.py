@@ -20,7 +20,7 @@ from hookline.core.engine.step_builder import Dispatched, scored_chunks
 from hookline.core.requests.request import Request
 from hookline.core.requests.running_table import RunningTable
 from hookline.core.requests.structured_output import StructuredOutput
-from hookline.core.step.executor import StepResult
+from hookline.core.step.executor import EXTENSION_SECONDS, StepResult
 from hookline.core.util.arrays import Array, BoolArray, IntArray, no_ints
 
 PARTS = ("plan", "dispatch", "launch", "wait", "commit")
@@ -78,6 +78,8 @@ class Committer:
             result = executor.collect(launched.handle) if launched.plan.computes else StepResult(no_ints())
             tokens = result.tokens
         with self._watch.part("advance"):
+            if extensions := launched.dispatched.step.extensions:
+                self._state.limits.extensions.note_step(extensions, result.extras.get(EXTENSION_SECONDS))
             if result.extras:
                 keep_extras(self._queue.live, launched.dispatched, result.extras)
             if tokens.ndim == 2:
@@ -208,6 +210,8 @@ def keep_scores(live: Mapping[int, Request], dispatched: Dispatched, rows: IntAr
 def keep_extras(live: Mapping[int, Request], dispatched: Dispatched, extras: Mapping[str, Array]) -> None:
     """Give the requests of a step what step extensions computed for their draws: (N, W) numbers by their names."""
     for name, values_NW in extras.items():
+        if name == EXTENSION_SECONDS:
+            continue
         for id_, values_W in zip(dispatched.sampled.ids_N.tolist(), values_NW, strict=False):
             request = live.get(id_)
             if request is not None and request.extensions is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from hookline.core.contracts import Scheduler, StepStats
+from hookline.core.contracts import ExtensionCost, Scheduler, StepStats
 from hookline.core.engine.dispatch import Dispatcher
 from hookline.core.engine.finish import Finisher
 from hookline.core.engine.plan_check import CheckedPlan
@@ -162,6 +162,11 @@ class Engine:
     def late_work(self) -> Mapping[str, int]:
         """See EngineView."""
         return self.executor.late_work
+
+    @property
+    def extension_costs(self) -> Mapping[str, ExtensionCost]:
+        """See EngineView."""
+        return self.limits.extensions.costs
 
     @property
     def num_blocks(self) -> int:

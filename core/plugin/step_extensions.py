@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from operator import index
 from typing import Any
 
 import numpy as np
 
-from hookline.core.contracts import FromSamplingParams, RequestFacts, is_offered
+from hookline.core.contracts import ExtensionCost, FromSamplingParams, RequestFacts, is_offered
 from hookline.core.errors import PluginError, RequestError, shown
 from hookline.core.plugin.blame import Blaming, breach
 from hookline.core.plugin.needs import Facts, unmet
@@ -33,6 +35,8 @@ class HostExtension:
         """Which of its methods changes logits."""
         self.from_params = issubclass(self.arguments, FromSamplingParams)
         self.blaming = _blaming(entry)
+        self.cost = ExtensionCost()
+        """What it took so far, in this engine."""
         with self.blaming:
             self.defaults = self.arguments()
             self.config = None if is_processor or entry.config is None else entry.config()
@@ -103,7 +107,7 @@ class HostExtension:
         """See StepExtension."""
         if arguments == self.defaults:
             return 0
-        with _blaming(self.entry, "num_draws"):
+        with self._timed(_blaming(self.entry, "num_draws")):
             count = self.cls.num_draws(arguments, facts)
             if count is not None and (not isinstance(count, int) or isinstance(count, bool)):
                 raise self._broken(
@@ -133,7 +137,7 @@ class HostExtension:
 
     def start(self, arguments: Any, facts: RequestFacts) -> Any:
         """See StepExtension."""
-        with _blaming(self.entry, "start"):
+        with self._timed(_blaming(self.entry, "start")):
             return self.cls.start(arguments, facts)
 
     def on_token(self, state: Any, token_id: int, logprob: float | None) -> str | None:
@@ -141,7 +145,7 @@ class HostExtension:
 
         Raises: PluginError, also for what is neither a text nor None.
         """
-        with Blaming((), "in on_token", otherwise=self.entry):
+        with self._timed(Blaming((), "in on_token", otherwise=self.entry)):
             text = self.cls.on_token(state, token_id, logprob)
             if text is not None and not isinstance(text, str):
                 raise self._broken("on_token", f"it returned {shown(text)}, which is neither a text nor None")
@@ -149,7 +153,7 @@ class HostExtension:
 
     def on_result(self, state: Any, values_W: Array) -> Any:
         """See StepExtension. Raises: PluginError, also for what is no plain data."""
-        with Blaming((), "in on_result", otherwise=self.entry):
+        with self._timed(Blaming((), "in on_result", otherwise=self.entry)):
             found = self.cls.on_result(state, values_W.copy())
             if not is_plain(found):
                 raise self._broken(
@@ -159,7 +163,7 @@ class HostExtension:
 
     def forget(self, state: Any) -> None:
         """See StepExtension. Raises: PluginError."""
-        with Blaming((), "in forget", otherwise=self.entry):
+        with self._timed(Blaming((), "in forget", otherwise=self.entry)):
             self.cls.forget(state)
 
     def encode(self, arguments: Any, facts: RequestFacts) -> IntArray:
@@ -167,7 +171,7 @@ class HostExtension:
 
         Raises: RequestError for a number that its column cannot hold.
         """
-        with _blaming(self.entry, "encode"):
+        with self._timed(_blaming(self.entry, "encode")):
             encoded = self.cls.encode(arguments, facts)
             encoded = [*encoded] if isinstance(encoded, Iterable) else encoded
         try:
@@ -181,6 +185,16 @@ class HostExtension:
             raise RequestError(f"a number for {self.entry.kind} '{self.entry.name}' is too large; {limits}") from error
         except (TypeError, ValueError) as error:
             raise self._broken("encode", f"it returned {shown(encoded)}, which are not whole numbers") from error
+
+    @contextmanager
+    def _timed(self, blaming: Blaming) -> Iterator[None]:
+        """Around one of its methods: what it takes is counted, and what it raises is blamed on it."""
+        started_s = time.perf_counter()
+        try:
+            with blaming:
+                yield
+        finally:
+            self.cost.add_host(time.perf_counter() - started_s)
 
     def _broken(self, method: str, what: str) -> PluginError:
         return PluginError(breach(self.entry, method, what))

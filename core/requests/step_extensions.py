@@ -15,14 +15,14 @@ from functools import cached_property
 from typing import Any
 
 from hookline.core.config.schema import build, unknown_key
-from hookline.core.contracts import RequestFacts, TokenTexts
+from hookline.core.contracts import ExtensionCost, RequestFacts, TokenTexts
 from hookline.core.errors import BrokenConfigError, ConfigError, PluginError, PluginFault, RequestError, shown
 from hookline.core.plugin.needs import Facts
 from hookline.core.plugin.registry import EXTENSION, PROCESSOR, Entry, Option
 from hookline.core.plugin.step_extensions import HostExtension
 from hookline.core.requests.extension_states import UsedExtension
 from hookline.core.sampling_params import SamplingParams
-from hookline.core.util.arrays import IntArray
+from hookline.core.util.arrays import Array, IntArray
 
 MAX_EXTENSIONS = 62
 """Most extensions of an engine: a step names those that it runs in the bits of one int64."""
@@ -88,6 +88,8 @@ class InstalledExtensions:
         self._load_tokenizer: Callable[[], TokenTexts | None] = lambda: None
         self.has_settings = any(stage.setting is not None for stage in stages)
         """Whether requests may use some without asking for them."""
+        self.costs: dict[str, ExtensionCost] = {stage.entry.name: stage.cost for stage in stages}
+        """What they took so far, by name."""
         self._claimed = {name for stage in stages if stage.from_params for name in stage.field_names}
         self._built: dict[tuple[int, str], Any] = {}
         self._built_bytes = 0
@@ -144,6 +146,17 @@ class InstalledExtensions:
             key = repr([(index, values.tolist()) for index, values in records if index in changing]).encode()
         layer_bits = sum(1 << index for index in changing)
         return Prepared(tuple(records), tuple(num_draws), reads_tokens, bits, ends, tuple(stateful), layer_bits, key)
+
+    def note_step(self, extensions: int, seconds_X2: Array | None) -> None:
+        """Count a step that ran the extensions with these bits.
+
+        seconds_X2: for each that was timed on the device, its index and how many seconds it took; None for none.
+        """
+        for index, stage in enumerate(self.stages):
+            if extensions >> index & 1:
+                stage.cost.add_step()
+        for index, seconds in () if seconds_X2 is None else seconds_X2.tolist():
+            self.stages[int(index)].cost.add_device(seconds)
 
     def use_tokenizer(self, load: Callable[[], TokenTexts | None]) -> None:
         """Give processors the tokenizer if they read texts; `load` is called when a request first uses one of them."""

@@ -30,6 +30,10 @@ class StepResult:
     extras: Mapping[str, Array] = field(default_factory=dict)
 
 
+EXTENSION_SECONDS = "extension seconds"
+"""The extra with (X, 2) float64: the index of each step extension that was timed on the device, and its seconds."""
+
+
 class Executor(Protocol):
     """Computes steps: one rank, or a group of them. For classes to extend."""
 

@@ -1,4 +1,5 @@
-"""When steps begin and end on the device: by CUDA events, without waiting for them, and on a CPU by the host's clock.
+"""When steps, and calls in them, begin and end on the device: by CUDA events, without waiting for them, and on a CPU by
+the host's clock.
 
 Steps are told apart by their order alone.
 """
@@ -7,24 +8,76 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from hookline.core.step.timing import DeviceTime
+from hookline.core.util.arrays import Array
 
 
-class StepClock:
-    """`core.step.timing.Clock`: two marks for each step on the device's queue."""
+class DeviceMarks:
+    """Marks on the device's queue, and the time between two of them."""
 
     def __init__(self, device: torch.device) -> None:
         self.is_host = device.type != "cuda"
+        self._free: list[Any] = []
+        """Events that have been read."""
+
+    def _mark(self) -> Any:
+        if self.is_host:
+            return time.perf_counter()
+        event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def _between(self, start: Any, stop: Any) -> float:
+        seconds: float = stop - start if self.is_host else start.elapsed_time(stop) / 1000
+        return seconds
+
+
+class CallClock(DeviceMarks):
+    """How long calls in a step take on the device, by the number of who is called; none while a graph is captured."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self._spans: list[tuple[int, Any, Any]] = []
+
+    def begin(self) -> Any:
+        """Mark the beginning of a call; None if it is not timed."""
+        return None if not self.is_host and torch.cuda.is_current_stream_capturing() else self._mark()
+
+    def end(self, number: int, begun: Any) -> None:
+        """Mark the end of a call that `begin` marked."""
+        if begun is not None:
+            self._spans.append((number, begun, self._mark()))
+
+    def pop(self) -> list[tuple[int, Any, Any]]:
+        """The calls since the last time, for `read` once the device is through with them."""
+        spans, self._spans = self._spans, []
+        return spans
+
+    def read(self, spans: Sequence[tuple[int, Any, Any]]) -> Array | None:
+        """(X, 2) float64: each number of some calls, and how many seconds all its calls took; None for no calls."""
+        seconds: dict[int, float] = {}
+        for number, begun, ended in spans:
+            seconds[number] = seconds.get(number, 0.0) + self._between(begun, ended)
+            if not self.is_host:
+                self._free += [begun, ended]
+        return np.array(list(seconds.items()), dtype=np.float64) if seconds else None
+
+
+class StepClock(DeviceMarks):
+    """`core.step.timing.Clock`: two marks for each step on the device's queue."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
         self._begun: Any = None
         self._ended: Any = None
         self._spans: deque[tuple[Any, Any, Any]] = deque()
         """(end of the step before, beginning, end) of the steps not read yet, oldest first."""
-        self._free: list[Any] = []
-        """Events that have been read."""
 
     def begin(self) -> None:
         """Mark the beginning of a step's work; the last call before `end` counts."""
@@ -50,14 +103,3 @@ class StepClock:
     def clear(self) -> None:
         """See Clock."""
         self._spans.clear()
-
-    def _mark(self) -> Any:
-        if self.is_host:
-            return time.perf_counter()
-        event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
-
-    def _between(self, start: Any, stop: Any) -> float:
-        seconds: float = stop - start if self.is_host else start.elapsed_time(stop) / 1000
-        return seconds

@@ -10,9 +10,9 @@ import gc
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ from hookline.core.errors import (
     one_short_line,
 )
 from hookline.core.step.captured import PromptShape
-from hookline.core.step.executor import RankWorker, StepResult
+from hookline.core.step.executor import EXTENSION_SECONDS, RankWorker, StepResult
 from hookline.core.step.message import Step
 from hookline.core.util.arrays import Array, IntArray, MaskArray, VectorArray, num_mask_words
 from hookline.core.worker.device_clock import StepClock
@@ -77,13 +77,14 @@ class Handle:
 
     tokens: None while its draws wait for masks, and on ranks whose results nobody collects. vectors: None if it pools
     nothing. states: None unless hidden states were asked for. extras: what its draws needed, if step extensions took
-    part.
+    part. calls: of methods of step extensions that were timed, see CallClock.
     """
 
     tokens: Tokens | None
     vectors: Vectors | None = None
     states: States | None = None
     extras: Extras = PLAIN
+    calls: list[Any] = field(default_factory=list)
 
 
 class Worker(RankWorker):
@@ -251,7 +252,13 @@ class Worker(RankWorker):
         with self._telling(step):
             results_N = self._compute(step)
         extras = self._extras(step) if step.extensions else PLAIN
-        return Handle(self._sent(results_N), self._vectors, self._states, extras)
+        calls = self._timed_calls() if step.extensions else []
+        return Handle(self._sent(results_N), self._vectors, self._states, extras, calls)
+
+    def _timed_calls(self) -> list[Any]:
+        """The calls of extensions' methods that were timed since the last time."""
+        extensions = self.runner.extensions
+        return [] if extensions is None or extensions.clock is None else extensions.clock.pop()
 
     def _extras(self, step: Step) -> Extras:
         """What the draws of a step need beyond plain sampling."""
@@ -261,6 +268,8 @@ class Worker(RankWorker):
     def release(self, handle: Handle, num_rows: int) -> None:
         """See Executor. Raises: as `launch` does."""
         handle.tokens = self._sent(self._draw_by_masks(num_rows))
+        if handle.extras.extensions:
+            handle.calls += self._timed_calls()
 
     def _sent(self, results_N: Tensor | None) -> Tokens | None:
         """What a step drew, on its way to the host; None if it has not drawn yet, or if nobody collects it."""
@@ -287,6 +296,8 @@ class Worker(RankWorker):
     def time_steps(self) -> StepClock:
         """See Executor."""
         clock = self.runner.clock = StepClock(self.table.device)
+        if self.runner.extensions is not None:
+            self.runner.extensions.time_calls()
         return clock
 
     @contextmanager
@@ -508,6 +519,8 @@ class Worker(RankWorker):
         tokens, told = handle.tokens.wait(), dict[str, Array]()
         if handle.extras.extensions:
             tokens, told = self.runner.split(tokens, handle.extras)
+            if (seconds_X2 := self.runner.call_seconds(handle.calls)) is not None:
+                told[EXTENSION_SECONDS] = seconds_X2
         return StepResult(
             tokens,
             () if handle.vectors is None else handle.vectors.wait(),

@@ -20,7 +20,7 @@ from hookline.core.errors import PluginFault, PromptTooLongError, QueueFullError
 from hookline.core.outputs import FinishReason
 
 if TYPE_CHECKING:
-    from hookline.core.contracts import EngineView, StepStats
+    from hookline.core.contracts import EngineView, ExtensionCost, StepStats
     from hookline.core.outputs import RequestOutput
     from hookline.plugins.observers import PrometheusConfig
 
@@ -34,6 +34,13 @@ TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50
 REFUSALS = tuple(error.reason for error in (RequestError, PromptTooLongError, QueueFullError, PluginFault))
 """Reasons that are shown from the start; others appear when they come."""
 LATE = "Kernels and graphs that were compiled, loaded or captured after the engine was ready, while requests waited."
+EXTENSION_COSTS = {
+    "steps": ("Steps that ran a step extension or logits processor.", "num_steps"),
+    "host_seconds": ("Time in its methods on the host.", "host_s"),
+    "timed_steps": ("Steps in which its methods on the device were timed.", "num_timed_steps"),
+    "device_seconds": ("Time in its methods on the device, in the steps in which they were timed.", "device_s"),
+}
+"""Counters of extensions: what follows `extension_`, the help, and the field of ExtensionCost."""
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
@@ -58,6 +65,9 @@ class Prometheus(Observer):
         self._step, self._request = _StepMetrics(make), _RequestMetrics(make)
         if late_work := engine.late_work:  # live counts, which do not hold the engine
             make.read_counters("late_compilations", LATE, "kind", lambda: late_work)
+        costs = engine.extension_costs
+        for name, (help, field) in EXTENSION_COSTS.items():
+            make.read_counters(f"extension_{name}", help, "extension", partial(_of_each, costs, field))
         self._gaps = make.gaps("inter_token_latency_seconds", "From one token of a request to its next.", TOKEN_S)
         if self._config.port is not None:
             self._server, _ = start_http_server(self._config.port, self._config.address, self.registry)
@@ -179,6 +189,10 @@ def _gauges(make: _Maker, engine: EngineView) -> list[Gauge]:
         make.gauge("num_requests_waiting", "Requests that wait to run.", lambda: engine.num_waiting),
         make.gauge("kv_cache_usage_perc", usage, lambda: 1 - engine.num_free_blocks / engine.num_blocks),
     ]
+
+
+def _of_each(costs: Mapping[str, ExtensionCost], field: str) -> Mapping[str, float]:
+    return {name: getattr(cost, field) for name, cost in costs.items()}
 
 
 def _waiting(engine: EngineView, reason: str) -> int:

@@ -29,7 +29,9 @@ VLLM_NAMES = {
 }  # fmt: skip
 
 
-OUR_NAMES = {"step_host_seconds", "step_wait_seconds", "request_refusals"}
+OUR_NAMES = {"step_host_seconds", "step_wait_seconds", "request_refusals"} | {
+    f"extension_{name}" for name in ("steps", "host_seconds", "timed_steps", "device_seconds")
+}
 
 
 def observed(observer, **options):
@@ -58,7 +60,7 @@ def prometheus():
     return Prometheus(PrometheusConfig(model_name="tiny"))
 
 
-def test_the_names_are_those_of_vllm_and_three_of_our_own(prometheus):
+def test_the_names_are_those_of_vllm_and_seven_of_our_own(prometheus):
     observed(prometheus)
     families = {family.name for family in text_string_to_metric_families(prometheus.text())}
     families = {name for name in families if not name.endswith("_created")}  # when each began, says the client

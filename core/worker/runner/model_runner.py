@@ -7,7 +7,7 @@ id, the bits of its float32 log-probability, the ids of the K most likely tokens
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -289,6 +289,11 @@ class ModelRunner:
         count = num_scored(extras)
         tokens = results_NX[:, 0] if extras.num_logprobs < 0 else results_NX[:, :count]
         return tokens, self.extensions.split(results_NX[:, count:], extras.extensions)
+
+    def call_seconds(self, calls: Sequence[Any]) -> Array | None:
+        """How long timed calls of step extensions took, see CallClock.read; the device must be through with them."""
+        extensions = self.extensions
+        return None if extensions is None or extensions.clock is None else extensions.clock.read(calls)
 
     def score_prompt(self, hidden_TD: Tensor, step: Step, num_logprobs: int) -> Tensor:
         """The prompt tokens that follow those of the step's scored chunks, scored: (P, X)."""

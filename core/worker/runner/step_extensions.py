@@ -23,6 +23,7 @@ from hookline.core.plugin.blame import breach, failure
 from hookline.core.plugin.step_extensions import HostExtension
 from hookline.core.step.message import Step
 from hookline.core.util.raising import Raising
+from hookline.core.worker.device_clock import CallClock
 from hookline.core.worker.request_table import SampleRows, on_device
 from hookline.core.worker.step_checks import form_fault
 
@@ -100,6 +101,8 @@ class RankExtensions:
         self._made: dict[int, RankExtension] = {}
         self.generation = 0
         """Changes when an extension is made anew: graphs that captured the old one must not be replayed."""
+        self.clock = CallClock(spec.device) if spec.device.type == "cpu" else None
+        """What times the extensions' methods; on a GPU once `time_calls` asked for it."""
 
     @cached_property
     def _tokenizer(self) -> TokenTexts | None:
@@ -141,6 +144,16 @@ class RankExtensions:
             return RequestFault(told, rows=rows, extensions=extensions, is_refusal=is_refusal)
 
         return Raising(fault)
+
+    def calling(self, index: int, method: str, rows: Sequence[int] = ()) -> Raising:
+        """`raising`, which also times the method."""
+        raising = self.raising(index, method, rows)
+        return raising if self.clock is None else _Timed(raising, self.clock, index)
+
+    def time_calls(self) -> None:
+        """Time the extensions' methods from now on."""
+        if self.clock is None:
+            self.clock = CallClock(self.spec.device)
 
     def running(self, extensions: int) -> list[RankExtension]:
         """The extensions whose bits are set, in the order they run."""
@@ -186,7 +199,7 @@ class RankExtensions:
             return  # a new one holds nothing that was to be forgotten
         extension = self.extension(index, [row])
         try:
-            with self.raising(index, "load", [row] * bool(len(values_X))):
+            with self.calling(index, "load", [row] * bool(len(values_X))):
                 extension.load(row, values_X)
         except BaseException:
             if not len(values_X):  # it does not forget the row's last owner, so it is made anew, and all its users end
@@ -223,7 +236,7 @@ class RankExtensions:
             method = one.stage.draw_method
             rows = self._logits_rows(one, sampled, max_num_tokens)
             form, was_nan = logits_NV.shape, is_checking and bool(logits_NV.isnan().any())
-            with self.raising(one.index, method):
+            with self.calling(one.index, method):
                 logits_NV = getattr(one.extension, method)(logits_NV, rows)
             fault = form_fault(logits_NV, form, [torch.float32])
             if is_checking and not fault and not was_nan and bool(logits_NV.isnan().any()):
@@ -242,7 +255,7 @@ class RankExtensions:
         for one in self.running(extensions):
             if one.stage.has_results:
                 rows = self._logits_rows(one, sampled, max_num_tokens)
-                with self.raising(one.index, "after_draw"):
+                with self.calling(one.index, "after_draw"):
                     result_NW = one.extension.after_draw(tokens_N, rows)
                 shape, dtype = (len(tokens_N), one.width), _DTYPES[one.dtype]
                 if fault := form_fault(result_NW, shape, [dtype]):
@@ -280,6 +293,21 @@ class RankExtensions:
             self.tokens_RL[rows_N, params.position_N] = torch.remainder(tokens_N, self.spec.vocab_size, out=kept_N)
 
 
+class _Timed(Raising):
+    """Around a method of an extension: `raising`, and its time."""
+
+    def __init__(self, raising: Raising, clock: CallClock, index: int) -> None:
+        self._raising, self._clock, self._index = raising, clock, index
+        self._begun: Any = None
+
+    def __enter__(self) -> None:
+        self._begun = self._clock.begin()
+
+    def __exit__(self, *raised: Any) -> None:
+        self._clock.end(self._index, self._begun)
+        self._raising.__exit__(*raised)
+
+
 class LayerWatch:
     """`core.layers.taps.Tap` of one step: after each layer, the extensions that change the stream, and those that read.
 
@@ -308,7 +336,7 @@ class LayerWatch:
         for one, rows in self._changing:
             if layer in one.layers:
                 form, dtype = stream_TD.shape, stream_TD.dtype
-                with self._extensions.raising(one.index, "after_layer"):
+                with self._extensions.calling(one.index, "after_layer"):
                     stream_TD = one.extension.after_layer(layer, stream_TD, rows)
                 if fault := form_fault(stream_TD, form, [dtype]):
                     what = breach(one.stage.entry, "after_layer", fault, DURING)
