@@ -49,6 +49,53 @@ class Case:
     since: str = "0"
 
 
+STATES: dict[str, tuple[str, dict[str, Any]]] = {
+    "mamba": ("mamba", {"state_size": 5, "time_step_rank": 3, "tie_word_embeddings": False}),
+    "falcon_mamba": ("falcon_mamba", {"state_size": 5, "time_step_rank": 3, "tie_word_embeddings": False}),
+    "mamba2": ("mamba2", {"num_heads": 6, "head_dim": 12, "hidden_size": 36, "state_size": 5, "n_groups": 2,
+                          "chunk_size": 7}),
+    "jamba": ("jamba", {"mamba_d_state": 5, "mamba_dt_rank": 3, "num_experts": 3, "num_hidden_layers": 4,
+                        "attn_layer_period": 3, "attn_layer_offset": 1, "use_mamba_kernels": False}),
+    "bamba": ("bamba", {"mamba_n_heads": 6, "mamba_d_head": 12, "hidden_size": 36, "mamba_d_state": 5,
+                        "mamba_n_groups": 2, "mamba_chunk_size": 7, "attn_layer_indices": [1],
+                        "num_hidden_layers": 3}),
+    "granite_4": ("granitemoehybrid", {"layer_types": ["mamba", "attention", "mamba"], "num_hidden_layers": 3,
+                                       "num_local_experts": 4, "num_experts_per_tok": 2, "mamba_n_heads": 6,
+                                       "mamba_d_head": 12, "hidden_size": 36, "mamba_d_state": 5,
+                                       "shared_intermediate_size": 48, "mamba_chunk_size": 7}),
+    "falcon_h1": ("falcon_h1", {"mamba_n_heads": 6, "mamba_d_head": 12, "mamba_d_ssm": 72, "mamba_d_state": 5,
+                                "mamba_chunk_size": 7, "mamba_n_groups": 2, "hidden_size": 36,
+                                "lm_head_multiplier": 0.7, "num_key_value_heads": 2, "head_dim": 10}),
+    "nemotron_h": ("nemotron_h", {"layers_block_type": ["mamba", "moe", "attention", "mlp", "mamba"],
+                                  "hidden_size": 36, "head_dim": 10, "mamba_num_heads": 6, "mamba_head_dim": 12,
+                                  "ssm_state_size": 5, "n_groups": 2, "chunk_size": 7, "n_routed_experts": 4,
+                                  "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+                                  "moe_shared_expert_intermediate_size": 20}),
+    "olmo_hybrid": ("olmo_hybrid", {"num_hidden_layers": 4, "linear_num_key_heads": 3, "linear_num_value_heads": 3,
+                                    "linear_key_head_dim": 5, "linear_value_head_dim": 5}),
+    "lfm2": ("lfm2", {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"],
+                      "block_auto_adjust_ff_dim": False}),
+    "lfm2_moe": ("lfm2_moe", {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"],
+                              "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+                              "num_dense_layers": 1}),
+    "lfm3": ("lfm3", {"num_hidden_layers": 4, "sliding_window": 12}),
+    "qwen3_next": ("qwen3_next", {"num_hidden_layers": 4, "linear_num_key_heads": 3, "linear_num_value_heads": 6,
+                                  "linear_key_head_dim": 5, "linear_value_head_dim": 7, "num_experts": 4,
+                                  "num_experts_per_tok": 2, "head_dim": 10, "moe_intermediate_size": 24,
+                                  "shared_expert_intermediate_size": 20}),
+    "zamba": ("zamba", {"num_hidden_layers": 6, "layers_block_type": ["mamba", "mamba", "hybrid", "mamba",
+                                                                      "hybrid", "mamba"],
+                        "attention_hidden_size": 64, "attention_head_dim": 16, "mamba_d_state": 5,
+                        "mamba_dt_rank": 3, "num_key_value_heads": 4, "use_mamba_kernels": False}),
+    "zamba2": ("zamba2", {"num_hidden_layers": 6, "layers_block_type": ["mamba", "mamba", "hybrid", "mamba",
+                                                                        "hybrid", "mamba"],
+                          "mamba_d_state": 5, "n_mamba_heads": 4, "mamba_ngroups": 2, "chunk_size": 7,
+                          "num_key_value_heads": 4, "hybrid_layer_ids": [2, 4], "num_mem_blocks": 1,
+                          "use_mamba_kernels": False}),
+    "zaya": ("zaya", {"num_hidden_layers": 4, "tie_word_embeddings": False}),
+    "lara_mini": ("lara_mini", {"num_hidden_layers": 4}),
+}  # fmt: skip
+"""Model types and options of cases that keep states."""
 ALL_CASES = {
     "llama": Case("llama"),
     "phi3": Case("phi3"),
@@ -136,12 +183,29 @@ ALL_CASES = {
          "topk_group": 2, "routed_scaling_factor": 1.7},
         since="5.24",
     ),
+    **{name: Case(model_type, options, has_plan=False, since="5.24")
+       for name, (model_type, options) in STATES.items()},
 }  # fmt: skip
 CASES = {name: case for name, case in ALL_CASES.items() if Version(case.since) <= Version(version("transformers"))}
 """Those that the installed transformers can serve."""
 WINDOWED = ("mistral", "gemma2", "cohere2", "gpt_oss", "gemma3n")
 """Cases with sliding windows."""
-FEW = ("phi3", "gpt2", "opt", "granite", "mixtral", "gemma2", "exaone", "gemma3n", "minicpm3")
+STATEFUL = tuple(name for name in CASES if name in STATES)
+"""Cases with states, for which no prefix is cached."""
+FEW = (
+    "phi3",
+    "gpt2",
+    "opt",
+    "granite",
+    "mixtral",
+    "gemma2",
+    "exaone",
+    "gemma3n",
+    "mamba",
+    "falcon_h1",
+    "lfm2",
+    "minicpm3",
+)
 """Cases that every run tests; the others are nightly."""
 FEW_AT_TP_2 = ("phi3",)
 """The same for two processes, which take seconds to start."""

@@ -16,7 +16,16 @@ from hookline.core.assembly.quantization import make_quantization, with_quantiza
 from hookline.core.assembly.stages import layer_counts, refuse_uncut, stage_of
 from hookline.core.checkpoint.checkpoint import Checkpoint, resolve_model
 from hookline.core.config.settings import Config, EngineConfig
-from hookline.core.contracts import AttentionSpec, Kernels, ModelConfig, ModelSpec, Quantization, Stage, is_offered
+from hookline.core.contracts import (
+    AttentionSpec,
+    Kernels,
+    ModelConfig,
+    ModelSpec,
+    Quantization,
+    RecurrentState,
+    Stage,
+    is_offered,
+)
 from hookline.core.distributed.partition import head_parts
 from hookline.core.distributed.ranks import ALONE, LocalRanks
 from hookline.core.errors import CheckpointError, ConfigError, PluginError
@@ -75,9 +84,11 @@ class ResolvedConfig:
         """Whether small steps with prompts are captured as well.
 
         For a model with states not unless the kernels offer its operations: the plain ones ask the host for lengths,
-        which a captured step does not have.
+        which a captured step does not have. Not for a model that itself asks for them.
         """
         if not self.uses_graphs or self.config.pp > 1 or not self.kernels.needs.graph_prefill:
+            return False
+        if any(isinstance(layer, RecurrentState) and layer.lengths_on_host for layer in self.spec.layers):
             return False
         return not self.groups.has_states or _computes_states(self.kernels.load())
 

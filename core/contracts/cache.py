@@ -59,6 +59,8 @@ class RecurrentState:
 
     tensors: tuple[tuple[str, StateTensor], ...]
     """Pairs of a name, by which the model finds the tensor, and its form."""
+    lengths_on_host: bool = False
+    """Whether the model computes it by the lengths of prompts on the host: then no step with prompts is captured."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hookline.core.contracts import FullAttention, Runtime, SlidingWindow
+from hookline.core.contracts import FullAttention, RecurrentState, Runtime, SlidingWindow, StateTensor
 from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.errors import ConfigError
 from hookline.core.testing.model_suite.driver import Chunk, ModelDriver
@@ -17,7 +17,7 @@ from hookline.core.testing.plain_kernels import PlainKernels
 from tests.fuzzing import examples
 from tests.lazily import Lazily
 from tests.plugins.test_hostile_configs import CHANGES, CONFIG
-from tests.transformers_cases import CASES, SIZES
+from tests.transformers_cases import ALL_CASES, CASES, SIZES
 
 pytestmark = pytest.mark.slow  # importing what is tested takes seconds
 CONFIG_MAPPING: Any = Lazily("transformers.models.auto.configuration_auto", "CONFIG_MAPPING")
@@ -31,6 +31,14 @@ def config_of(model_type: str, **options: Any) -> dict[str, Any]:
     config = CONFIG_MAPPING[model_type](**{**SIZES, **options})
     values = json.loads(config.to_json_string(use_diff=False))
     return {key: value for key, value in values.items() if not key.startswith("_")}
+
+
+def case_of(name: str) -> dict[str, Any]:
+    """Arguments of `config_of` for a case of tests/transformers_cases.py."""
+    return {"model_type": ALL_CASES[name].model_type, **ALL_CASES[name].options}
+
+
+needs_states = pytest.mark.skipif("mamba" not in CASES, reason="this transformers has a cache for each kind of state")
 
 
 def refusal(config: dict[str, Any], num_ranks: int = 1) -> str:
@@ -49,9 +57,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "falcon": ({"alibi": True}, "its attention adds ALiBi's biases (alibi), which no kernels here do"),
     "gpt_neo": ({}, "its attention does not go through transformers' attention interface"),
     "xglm": ({}, "it works on attention masks itself, and none is built here"),
-    "mamba": ({}, "carry a state from token to token, as Mamba's do, and only layers that attend"),
-    "rwkv": ({}, "its layers carry a state from token to token, as Mamba's do, and only layers that attend"),
-    "jamba": ({}, "it needs a model of its own: hookline info lists those installed, docs/plugins.md is"),
+    "rwkv": ({}, "its layers carry a state from token to token which is not in transformers' cache of states"),
+    "xlstm": ({}, "its layers carry a state from token to token which is not in transformers' cache of states"),
+    "recurrent_gemma": ({}, "conv_1d is a convolution, which mixes tokens outside of attention; it needs a model of"),
     "bert": ({}, "it is an encoder, whose tokens see later ones (is_decoder is false)"),
     "bart": ({}, "it is an encoder and a decoder (is_encoder_decoder), and only decoders are served"),
     "jetmoe": ({}, "its forward looks at values of tensors on the host, which a step must not wait for; it needs a"),
@@ -111,10 +119,10 @@ def test_any_config_is_read_or_refused_in_one_line(model_type: str, changes: dic
 
 
 def test_all_that_a_config_asks_for_and_is_not_served_is_told_at_once() -> None:
-    config = json.loads(CONFIG_MAPPING["qwen3_5"]().to_json_string(use_diff=False))
-    told = refusal({**config, "architectures": ["Qwen3_5ForConditionalGeneration"]})
-    assert "its architecture is 'Qwen3_5ForConditionalGeneration', and only its Qwen3_5ForCausalLM is served" in told
-    assert "made of several models (text_config)" in told and "of type linear_attention carry a state" in told
+    config = json.loads(CONFIG_MAPPING["llama4"]().to_json_string(use_diff=False))
+    told = refusal({**config, "architectures": ["MistralForCausalLM"]})
+    assert "its architecture is 'MistralForCausalLM', and only its " in told
+    assert "made of several models (text_config)" in told and "of type chunked_attention attend in a form" in told
 
 
 @pytest.mark.parametrize(
@@ -138,8 +146,40 @@ def test_experts_whose_rows_are_no_multiple_of_16_bytes_are_served() -> None:
 
 def test_a_hybrid_whose_layers_all_attend_is_a_decoder_like_others() -> None:
     dense = config_of("granitemoehybrid", layer_types=["attention"] * 2, num_local_experts=0, mamba_n_heads=8)
-    assert TransformersModel.spec(dense).num_layers == 2
-    assert "its layers of type mamba carry a state" in refusal({**dense, "layer_types": ["mamba", "attention"]})
+    spec = TransformersModel.spec(dense)
+    assert spec.num_layers == 2 and not spec.layers
+
+
+@needs_states
+def test_states_and_attention_are_layers_in_the_order_of_their_calls() -> None:
+    kinds = [type(layer) for layer in TransformersModel.spec(config_of(**case_of("falcon_h1"))).layers]
+    assert kinds == [RecurrentState, FullAttention] * 2
+
+
+@needs_states
+def test_a_state_has_the_dtype_that_the_model_keeps_it_in() -> None:
+    mixer, *_ = TransformersModel.spec(config_of(**case_of("mamba2"))).layers
+    assert mixer.lengths_on_host
+    assert dict(mixer.tensors) == {
+        "conv0.0": StateTensor((92, 4)),
+        "recurrent0.0": StateTensor((6, 12, 5), "float32"),
+    }
+
+
+@needs_states
+@pytest.mark.parametrize(("name", "forgets"), [("mamba", True), ("mamba2", False), ("qwen3_next", False)])
+def test_a_module_that_leaves_its_state_out_of_a_chunk_is_found(name: str, forgets: bool) -> None:
+    model = ModelDriver(TransformersModel, config_of(**case_of(name))).model
+    states = [layer for layer in model.attention.layers if hasattr(layer, "forgets")]
+    assert states and all(layer.forgets is forgets for layer in states)
+
+
+@needs_states
+def test_a_plan_that_splits_what_keeps_a_state_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_of(**case_of("mamba2"))
+    plan = {"layers.*.mixer.in_proj": "colwise"}
+    monkeypatch.setattr(CONFIG_MAPPING["mamba2"], "base_model_tp_plan", plan)
+    assert "splits backbone.layers.0.mixer.in_proj, which keeps a state; take tp=1" in refusal(config, num_ranks=2)
 
 
 def test_a_head_that_is_more_than_a_linear_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

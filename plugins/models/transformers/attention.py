@@ -18,7 +18,16 @@ from torch.nn.functional import pad
 from transformers import AttentionInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
-from hookline.core.contracts import PLAIN_ATTENTION, Attend, AttentionForm, Ranks
+from hookline.core.contracts import (
+    PLAIN_ATTENTION,
+    Attend,
+    AttentionForm,
+    FullAttention,
+    LayerCache,
+    Ranks,
+    SlidingWindow,
+)
+from hookline.plugins.models.transformers.states import LayerStates, ServedStates, StateCache
 
 SERVED, PROBED = "hookline", "hookline_probed"
 """Names of attention implementations, as transformers' configs have them."""
@@ -38,6 +47,11 @@ class LayerAttention:
     value_dim: int | None = None
     """Head dim of the values, where it is less than that of the keys; the cache holds them with zeros behind."""
 
+    @property
+    def cache(self) -> LayerCache:
+        """What core is to keep."""
+        return FullAttention() if self.window is None else SlidingWindow(self.window)
+
 
 @dataclass(frozen=True)
 class Mask:
@@ -48,16 +62,26 @@ class Mask:
 
 
 class PagedAttention:
-    """The attention of one served model: calls core's Attend, layer after layer in the order of the calls."""
+    """The attention and the states of one served model: core's Attend, layer after layer in the order of the calls."""
 
-    def __init__(self, layers: tuple[LayerAttention, ...], ranks: Ranks) -> None:
-        self.layers, self.ranks = layers, ranks
+    def __init__(
+        self, layers: tuple[LayerAttention | LayerStates, ...], ranks: Ranks, cache: StateCache | None
+    ) -> None:
+        self.layers, self.ranks, self.states = layers, ranks, ServedStates(cache)
         self.attend: Attend | None = None
         self.next_layer = 0
 
     def begin(self, attend: Attend) -> None:
         """What follows are the calls of one forward."""
         self.attend, self.next_layer = attend, 0
+        self.states.begin()
+
+    def with_states(self, own: Callable[..., Any], args: Any, options: Any) -> Any:
+        """Call a module that keeps a state, by its own forward and with what that was called with."""
+        layer, index = self.layers[self.next_layer], self.next_layer
+        self.next_layer += 1
+        assert self.attend is not None and isinstance(layer, LayerStates)
+        return self.states.compute(layer, self.attend.states(index), own, args, options)
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, sinks_H: Tensor | None = None, **_: Any) -> Tensor:
         """Attend: (1, H, T, E), (1, K, T, E) twice -> (1, T, H, E). The heads are this rank's, or all of them.
@@ -65,6 +89,7 @@ class PagedAttention:
         Values, and so what is returned, have layer.value_dim in place of E if that is not None.
         """
         layer, index = self.layers[self.next_layer], self.next_layer
+        assert isinstance(layer, LayerAttention)
         self.next_layer += 1
         is_whole = self.ranks.size > 1 and query.shape[1] == layer.num_heads
         if is_whole:

@@ -28,13 +28,21 @@ SIZES = {"num_hidden_layers": 1000, "num_attention_heads": 2**16, "hidden_size":
 """Sizes that a config.json must state, with the largest value that is accepted."""
 GUIDE = "it needs a model of its own: hookline info lists those installed, docs/plugins.md is the guide"
 """What can be done about a model that is refused for what it computes."""
-STATES = "carry a state from token to token, as Mamba's do, and only layers that attend to earlier tokens are served"
+STATES = "carry a state from token to token which is not in transformers' cache of states, where core could keep it"
 LAYER_TYPES = ("layer_types", "layers_block_type", "block_types")
 """Keys of a config.json that list the type of each layer."""
-SERVED_LAYERS = ("full_attention", "sliding_attention", "attention")
-"""Values of `layer_types` that are served, in transformers' words."""
+OWN_FORMS = (
+    "chunked_attention",
+    "indexed_attention",
+    "compressed_sparse_attention",
+    "heavily_compressed_attention",
+    "minimax_m3_sparse",
+)
+"""Values of `layer_types` that are not served, in transformers' words."""
 WITHOUT_ATTENTION = ("mlp", "moe")
 """Values of `layer_types` that neither attend nor have a state."""
+UNLIMITED = 1 << 20
+"""Longest sequence, in tokens, of a model whose config knows no limit, as those with states alone."""
 CAUSAL = "ForCausalLM"
 """How architectures end that have a head for tokens."""
 OFF = ("use_cache", "output_attentions", "output_hidden_states", "output_router_logits")
@@ -55,13 +63,14 @@ def read_config(hf_config: Mapping[str, Any]) -> tuple[PreTrainedConfig, type[Pr
     if model_class is None:
         values.refuse("model_type", "models that transformers has as a causal language model")
     values.refuse_quantised()
-    faults = [*_faults(values, model_class), *_faults_of_layers(_stated_layers(values), model_class)]
+    faults = [*_faults(values, model_class), *_faults_of_layers(_stated_layers(values))]
     if not faults:
         for key, limit in SIZES.items():
             stated = key if key in hf_config else config_class.attribute_map.get(key, key)
-            values.size(stated, limit=limit)
+            if stated in hf_config or not isinstance(getattr(config_class, stated, property()), property):
+                values.size(stated, limit=limit)
         config = _built(values, config_class)
-        faults += _faults_of_layers(set(getattr(config, "layer_types", None) or ()), model_class)
+        faults += _faults_of_layers(set(getattr(config, "layer_types", None) or ()))
     if faults:
         refuse(config_class.model_type, "; ".join(faults), GUIDE)
     return config, model_class
@@ -90,14 +99,9 @@ def _means_same(architecture: str, model_class: type[PreTrainedModel]) -> bool:
     return is_older or issubclass(model_class, TextWithHead)
 
 
-def _faults_of_layers(kinds: set[str], model_class: type[PreTrainedModel]) -> Iterator[str]:
-    """What layers of these types do and is not served. A model that can have states may have none."""
-    states = sorted(kind for kind in kinds if kind == "linear_attention" or not kind.endswith("attention"))
-    if states := [kind for kind in states if kind not in WITHOUT_ATTENTION]:
-        yield f"its layers of type {', '.join(states)} {STATES}"
-    elif getattr(model_class, "_is_stateful", False) and not kinds:
-        yield f"its layers {STATES}"
-    if others := sorted(kinds.difference(states, SERVED_LAYERS, WITHOUT_ATTENTION)):
+def _faults_of_layers(kinds: set[str]) -> Iterator[str]:
+    """What layers of these types do and is not served."""
+    if others := sorted(kinds.intersection(OWN_FORMS)):
         yield f"its layers of type {', '.join(others)} attend in a form of their own, neither fully nor in a window"
 
 
@@ -108,12 +112,12 @@ def _stated_layers(values: ConfigValues) -> set[str]:
     return {kind for key in LAYER_TYPES if isinstance(inner.values.get(key), list) for kind in inner.texts(key)}
 
 
-def max_position(config: PreTrainedConfig) -> int:
-    """Longest sequence, in tokens.
+def max_position(config: PreTrainedConfig, *, attends: bool = True) -> int:
+    """Longest sequence, in tokens. attends: whether any layer does; if none, the config need not say it.
 
     Raises: ConfigError if the config does not say it.
     """
-    limits: list[Any] = [getattr(config, "max_position_embeddings", None)]
+    limits: list[Any] = [getattr(config, "max_position_embeddings", None if attends else UNLIMITED)]
     for settings in filter(is_longrope, rope_settings(config)):
         original = getattr(config, "original_max_position_embeddings", limits[0])
         limits.append(settings.get("original_max_position_embeddings") or original)

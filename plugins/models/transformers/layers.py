@@ -148,6 +148,16 @@ def rank_part(total: int, runtime: Runtime, what: str, *, at_least_one: bool = F
     return Part(total, rank * total // size, (rank + 1) * total // size)
 
 
+def share_modules(model: nn.Module) -> None:
+    """Let layers that share weights, as some of Zamba's, be the same modules. Embedding and head are not touched."""
+    untyped: Any = model
+    own = (untyped.get_input_embeddings(), untyped.get_output_embeddings())
+    for name, source in (getattr(untyped, "all_tied_weights_keys", None) or {}).items():
+        holder, first = name.rpartition(".")[0], source.rpartition(".")[0]
+        if model.get_submodule(holder) not in own:
+            model.set_submodule(holder, model.get_submodule(first))
+
+
 def use_kernel_norms(model: nn.Module, runtime: Runtime) -> None:
     """Let the kernels compute every RMS norm of the plain form, whatever class of transformers it is.
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from hookline.core.contracts import Attend, FullAttention, ModelSpec, Runtime, SlidingWindow, WeightTarget
-from hookline.plugins.models.transformers.attention import PagedAttention, attach
+from hookline.core.contracts import Attend, FullAttention, ModelSpec, Runtime, WeightTarget
+from hookline.plugins.models.transformers.attention import LayerAttention, PagedAttention, attach
 from hookline.plugins.models.transformers.config import max_position, read_config, refuse
 from hookline.plugins.models.transformers.experts import (
     DOWN,
@@ -37,19 +37,23 @@ from hookline.plugins.models.transformers.layers import (
     padded_embedding,
     pin_rope,
     rank_part,
+    share_modules,
     use_kernel_norms,
 )
 from hookline.plugins.models.transformers.probe import (
-    NUM_TOKENS,
+    AttendWithoutData,
     Facts,
     decoder_name,
     meta_model,
+    num_trial_tokens,
     probe,
     refuse_left_on_meta,
     split,
+    takes_positions,
     tried,
     without_data,
 )
+from hookline.plugins.models.transformers.states import StateCache, serve_states
 from hookline.plugins.models.transformers.weights import StoredNames, parameter_targets, refuse_other_forms
 
 
@@ -69,16 +73,23 @@ class TransformersModel:
         self, config: PreTrainedConfig, model_class: type[PreTrainedModel], facts: Facts, runtime: Runtime
     ) -> None:
         model = meta_model(config, model_class)
-        plan = Plan(_plan(model, runtime), facts.layers[0].num_kv_heads)
+        share_modules(model)
+        plan = Plan(_plan(model, runtime), facts.attention.num_kv_heads)
         self.names = StoredNames(model)
-        self.targets, head = _served(model, plan, runtime)
+        self.targets, head = _served(model, plan, runtime, facts)
+        share_modules(model)  # once more, since linears have been replaced
         refuse_other_forms(self.names, self.targets)
         self.targets |= _allocate(model, self.names, plan, runtime)
+        self.targets = self.names.join_parts(self.targets)
         self.names.known = set(self.targets)
         self.decoder, self.given = split(model)
         use_kernel_norms(self.decoder, runtime)
-        self.attention = PagedAttention(facts.layers, runtime.ranks)
+        self.cache = {facts.cache_name: StateCache(config)} if facts.cache_name else {}
+        self.attention = PagedAttention(facts.layers, runtime.ranks, self.cache.get(facts.cache_name))
         attach(self.decoder, self.attention)
+        for name in facts.stateful:
+            serve_states(self.decoder.get_submodule(name), self.attention.with_states)
+        self.takes_positions = takes_positions(self.decoder)
         attach_experts(self.decoder, ServedExperts(runtime, sums=SUMMED in plan.styles.values()))
         self.model = model
         self.num_columns = head.part.size
@@ -88,25 +99,21 @@ class TransformersModel:
 
         Raises: ConfigError with what does not fit, or is missing.
         """
-        size, layer = self.attention.ranks.size, facts.layers[0]
-        num_features = max(1, layer.num_heads // size) * layer.head_dim
-        ones_T = torch.ones(NUM_TOKENS, dtype=torch.long, device="meta")
-
-        def attend(index: int, qkv_TC: Tensor, *_: Any) -> Tensor:
-            return qkv_TC[:, :num_features]
-
+        size = self.attention.ranks.size
+        ones_T = torch.ones(num_trial_tokens(self.model.config), dtype=torch.long, device="meta")
         what = "forward" if size == 1 else f"plan for tp={size}"
-        hidden_TD = tried(lambda: self.forward(ones_T, ones_T, attend), model_type, what)  # type: ignore[arg-type]
+        attend: Any = AttendWithoutData(facts.layers, size)
+        hidden_TD = tried(lambda: self.forward(ones_T, ones_T, attend), model_type, what)
         tried(lambda: self.logits(hidden_TD), model_type, "logits")
 
     @classmethod
     def spec(cls, hf_config: Mapping[str, Any]) -> ModelSpec:
         """See Model."""
         config, _, facts = _read(json.dumps(hf_config, sort_keys=True))
-        first, windows = facts.layers[0], [layer.window for layer in facts.layers]
-        caches = tuple(FullAttention() if window is None else SlidingWindow(window) for window in windows)
-        features = {feature for layer in facts.layers for feature in layer.form.features}
-        if any(layer.has_sinks for layer in facts.layers):
+        first, caches = facts.attention, tuple(layer.cache for layer in facts.layers)
+        attending = [layer for layer in facts.layers if isinstance(layer, LayerAttention)]
+        features = {feature for layer in attending for feature in layer.form.features}
+        if any(layer.has_sinks for layer in attending):
             features.add("sinks")
         return ModelSpec(
             num_layers=len(facts.layers),
@@ -115,8 +122,8 @@ class TransformersModel:
             head_dim=first.head_dim,
             hidden_size=facts.hidden_size,
             vocab_size=facts.vocab_size,
-            max_position=max_position(config),
-            layers=caches if any(window is not None for window in windows) else (),
+            max_position=max_position(config, attends=facts.attends),
+            layers=caches if set(caches) != {FullAttention()} else (),
             attention=frozenset(features),
         )
 
@@ -131,7 +138,9 @@ class TransformersModel:
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
         """See Model."""
         self.attention.begin(attend)
-        inputs = {"input_ids": token_ids_T.unsqueeze(0), "position_ids": positions_T.unsqueeze(0)}
+        inputs = {"input_ids": token_ids_T.unsqueeze(0), **self.cache}
+        if self.takes_positions:
+            inputs["position_ids"] = positions_T.unsqueeze(0)
         output = self.decoder(**inputs, attention_mask=None, use_cache=False)
         hidden_TD: Tensor = output[0][0]
         return hidden_TD
@@ -150,7 +159,7 @@ class TransformersModel:
 def _read(hf_config: str) -> tuple[PreTrainedConfig, type[PreTrainedModel], Facts]:
     config, model_class = read_config(json.loads(hf_config))
     facts = probe(config, model_class)
-    max_position(config)
+    max_position(config, attends=facts.attends)
     return config, model_class, facts
 
 
@@ -170,7 +179,9 @@ def _plan(model: PreTrainedModel, runtime: Runtime) -> dict[str, str]:
     return {f"{prefix}.{name}": style for name, style in own.items()}
 
 
-def _served(model: PreTrainedModel, plan: Plan, runtime: Runtime) -> tuple[dict[str, WeightTarget], ServedHead]:
+def _served(
+    model: PreTrainedModel, plan: Plan, runtime: Runtime, facts: Facts
+) -> tuple[dict[str, WeightTarget], ServedHead]:
     """Put our linears and our head into their places; returns where their tensors and the embedding's go."""
     untyped: Any = model
     head, embedding = untyped.get_output_embeddings(), untyped.get_input_embeddings()
@@ -180,8 +191,15 @@ def _served(model: PreTrainedModel, plan: Plan, runtime: Runtime) -> tuple[dict[
     served_head = ServedHead(names[head], head, runtime, embedding.weight if is_tied else None)
     model.set_submodule(names[head], served_head)
     targets |= served_head.targets()
+    stateful, unused = (
+        tuple(f"{decoder_name(model)}.{name}" for name in names) for names in (facts.stateful, facts.uncalled)
+    )
     for module, name in names.items():
         style = plan.style(name)
+        if style not in (None, *REPLICATED) and any(name.startswith(f"{keeper}.") for keeper in stateful):
+            refuse(model.config.model_type, f"its tensor-parallel plan splits {name}, which keeps a state; take tp=1")
+        if name in unused:
+            continue
         if type(module) is nn.Linear and module is not head and not _stays_float32(model, f"{name}.weight"):
             if style not in (None, *LINEAR_STYLES):
                 _refuse_style(model, name, style)

@@ -11,32 +11,64 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 
-from hookline.core.contracts import PLAIN_ATTENTION, AttentionForm, Runtime
+from hookline.core.contracts import PLAIN_ATTENTION, AttentionForm, Runtime, StateRows
 from hookline.core.errors import ConfigError, one_short_line
 from hookline.core.layers import every_expert
 from hookline.plugins.models.transformers.attention import PROBED, SERVED, LayerAttention, Mask, attach
-from hookline.plugins.models.transformers.config import GUIDE, refuse
+from hookline.plugins.models.transformers.config import GUIDE, STATES, WITHOUT_ATTENTION, refuse
 from hookline.plugins.models.transformers.experts import SERVED_EXPERTS
 from hookline.plugins.models.transformers.layers import pin_rope
+from hookline.plugins.models.transformers.states import (
+    LayerStates,
+    SeenStates,
+    StateCache,
+    UnservedStates,
+    seen_forgetting,
+)
 
-NUM_TOKENS = 300
+NUM_TOKENS, FEW_TOKENS = 300, 19
+"""Tokens of a forward without data; few for a model with states, some of which take one token at a time."""
 NO_INTERFACE = "its attention does not go through transformers' attention interface"
+NO_ATTENTION = LayerAttention(1, 1, 64)
+"""What the spec of a model says that never attends."""
 NOT_DONE = ("alibi", "position_bias", "attention_bias", "indices", "topk_indices", "block_mask")
 """Arguments of an attention call that change its scores, and which no kernels here know."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a forward showed. hidden_size: of what leaves the decoder; vocab_size: columns of the logits."""
+    """What a forward showed. hidden_size: of what leaves the decoder; vocab_size: columns of the logits.
 
-    layers: tuple[LayerAttention, ...]
+    layers: what attends or keeps a state, in the order of the calls. uncalled: linears of the decoder that are not
+    called, whose weights the model may use by itself. cache_name: under which a decoder with states takes its cache.
+    """
+
+    layers: tuple[LayerAttention | LayerStates, ...]
     hidden_size: int
     vocab_size: int
+    uncalled: tuple[str, ...] = ()
+    cache_name: str = ""
+
+    @property
+    def attends(self) -> bool:
+        """Whether any layer does."""
+        return any(isinstance(layer, LayerAttention) for layer in self.layers)
+
+    @property
+    def attention(self) -> LayerAttention:
+        """The heads of every layer that attends; if none does, any that fit."""
+        return next((layer for layer in self.layers if isinstance(layer, LayerAttention)), NO_ATTENTION)
+
+    @property
+    def stateful(self) -> list[str]:
+        """Names of the decoder's modules that keep states."""
+        return list(dict.fromkeys(layer.module for layer in self.layers if isinstance(layer, LayerStates)))
 
 
 class GivenHidden(nn.Module):
@@ -124,6 +156,9 @@ def _probed(config: PreTrainedConfig, model_class: type[PreTrainedModel]) -> Pre
 def split(model: PreTrainedModel) -> tuple[nn.Module, GivenHidden]:
     """Take the decoder out of its causal model, and put what stands for it in its place."""
     decoder, given = getattr(model, decoder_name(model)), GivenHidden()
+    for key, value in vars(decoder).items():
+        if isinstance(value, int | float) and key not in vars(given):
+            setattr(given, key, value)  # multipliers of the logits, as Falcon-H1's
     module: Any
     for module in decoder.modules():
         if hasattr(module, "warn_if_padding_and_no_attention_mask"):  # it would ask the device for token ids
@@ -140,32 +175,94 @@ def probe(config: PreTrainedConfig, model_class: type[PreTrainedModel]) -> Facts
     model = _probed(config, model_class)
     decoder, given = split(model)
     pin_rope(decoder)
-    for name, module in decoder.named_modules():
-        if isinstance(module, nn.Conv1d):
-            refuse(config.model_type, f"{name} is a convolution, which mixes tokens outside of attention", GUIDE)
-    if "position_ids" not in inspect.signature(decoder.forward).parameters:
-        refuse(config.model_type, "its forward takes no position_ids, as batches of several sequences need", GUIDE)
+    positions = ["position_ids"] if takes_positions(decoder) else []
     seen = _Seen(config.model_type, is_encoder=getattr(config, "is_decoder", True) is False)
     attach(decoder, seen)
-    ones = torch.ones(1, NUM_TOKENS, dtype=torch.long, device="meta")
+    num_tokens = num_trial_tokens(config)
+    ones = torch.ones(1, num_tokens, dtype=torch.long, device="meta")
     model.config._attn_implementation = PROBED
     seen_all = torch.ones(
-        1, NUM_TOKENS, dtype=torch.long
+        1, num_tokens, dtype=torch.long
     )  # with values: models of several kinds of layers look at them
-    _run(decoder, config.model_type, input_ids=ones, attention_mask=seen_all, position_ids=ones, use_cache=False)
-    layers = tuple(seen.layers)
-    if not layers:
-        refuse(config.model_type, NO_INTERFACE, GUIDE)
-    if len(layers) < config.num_hidden_layers:
-        which = f"{len(layers)} of {config.num_hidden_layers}"
-        refuse(config.model_type, f"only {which} of its layers attend through transformers' attention interface", GUIDE)
+    inputs: dict[str, Any] = {"input_ids": ones, "use_cache": False} | dict.fromkeys(positions, ones)
+    cache_name = "cache" if _has_states(config) and "cache" in inspect.signature(decoder.forward).parameters else ""
+    if not cache_name:
+        _refuse_outside_of_attention(config, model_class, decoder)
+    if cache_name:
+        inputs[cache_name] = cache = StateCache(config)
+        seen.states = SeenStates(decoder, cache, seen.layers, torch.bfloat16)
+    linears = {module: name for name, module in decoder.named_modules() if type(module) is nn.Linear}
+    called: set[nn.Module] = set()
+    hooks = [linear.register_forward_pre_hook(lambda linear, _: called.add(linear)) for linear in linears]
+    try:
+        _run(decoder, config.model_type, attention_mask=seen_all if positions else None, **inputs)
+    except UnservedStates as error:
+        refuse(config.model_type, str(error), GUIDE)
+    for hook in hooks:
+        hook.remove()
+    if seen.states is not None:
+        seen.states.stop()
+    _refuse_unseen(config, model_class, decoder, seen.layers)
     model.config._attn_implementation = SERVED
-    hidden_TD = _run(decoder, config.model_type, input_ids=ones, position_ids=ones, use_cache=False)
+    num_layers = len(seen.layers)
+    with seen_forgetting(decoder, inputs.get(cache_name), seen.layers):
+        hidden_TD = _run(decoder, config.model_type, **inputs)
+    layers = tuple(seen.layers[:num_layers])
     given.hidden_ND = hidden_TD
     logits_TV = _run(model, config.model_type, input_ids=ones, use_cache=False, what="logits")
-    _refuse_unlike(config.model_type, layers)
-    _refuse_shorter_caches(config, layers)
-    return Facts(layers, hidden_TD.shape[-1], logits_TV.shape[-1])
+    uncalled = tuple(name for linear, name in linears.items() if linear not in called)
+    attending = [layer for layer in layers if isinstance(layer, LayerAttention)]
+    _refuse_unlike(config.model_type, attending)
+    _refuse_shorter_caches(config, attending)
+    return Facts(layers, hidden_TD.shape[-1], logits_TV.shape[-1], uncalled, cache_name)
+
+
+def takes_positions(decoder: nn.Module) -> bool:
+    """Whether a decoder is told where in its sequence each token is."""
+    return "position_ids" in inspect.signature(decoder.forward).parameters
+
+
+def num_trial_tokens(config: PreTrainedConfig) -> int:
+    """Tokens of a forward without data."""
+    return FEW_TOKENS if _has_states(config) else NUM_TOKENS
+
+
+def _has_states(config: PreTrainedConfig) -> bool:
+    try:
+        layers = DynamicCache(config=config).layers
+    except Exception:  # of sizes that do not fit, which the forward tells
+        return False
+    return any(hasattr(layer, "recurrent_states") for layer in layers)
+
+
+def _refuse_outside_of_attention(
+    config: PreTrainedConfig, model_class: type[PreTrainedModel], decoder: nn.Module, keepers: tuple[str, ...] = ()
+) -> None:
+    """Refuse what mixes tokens in ways that core does not know. keepers: modules whose states core keeps."""
+    for name, module in decoder.named_modules():
+        if isinstance(module, nn.Conv1d) and not name.startswith(keepers):
+            refuse(config.model_type, f"{name} is a convolution, which mixes tokens outside of attention", GUIDE)
+    if not keepers and getattr(model_class, "_is_stateful", False) and not getattr(config, "layer_types", None):
+        refuse(config.model_type, f"its layers {STATES}", GUIDE)
+    if not keepers and not takes_positions(decoder):
+        refuse(config.model_type, "its forward takes no position_ids, as batches of several sequences need", GUIDE)
+
+
+def _refuse_unseen(
+    config: PreTrainedConfig, model_class: type[PreTrainedModel], decoder: nn.Module, layers: list[Any]
+) -> None:
+    """Refuse a model that has layers which neither attend nor keep a state, where that can be seen."""
+    keepers = tuple({f"{layer.module}." for layer in layers if isinstance(layer, LayerStates)})
+    _refuse_outside_of_attention(config, model_class, decoder, keepers)
+    if not layers:
+        refuse(config.model_type, NO_INTERFACE, GUIDE)
+    alone = [kind for kind in getattr(config, "layer_types", None) or () if kind in WITHOUT_ATTENTION]
+    expected = config.num_hidden_layers - len(alone)
+    if len(layers) < expected:
+        which = f"{len(layers)} of {expected}"
+        refuse(config.model_type, f"only {which} of its layers attend through transformers' attention interface", GUIDE)
+    if not takes_positions(decoder) and any(isinstance(layer, LayerAttention) for layer in layers):
+        refuse(config.model_type, "its forward takes no position_ids, as batches of several sequences need", GUIDE)
 
 
 def without_data(runtime: Runtime) -> Runtime:
@@ -210,6 +307,29 @@ class _Shapes:
         return torch.cat([x] * self.size, -1)
 
 
+class AttendWithoutData:
+    """Core's Attend on the meta device: gives shapes. size: ranks."""
+
+    def __init__(self, layers: tuple[LayerAttention | LayerStates, ...], size: int) -> None:
+        self.layers, self.size = layers, size
+
+    def __call__(self, index: int, qkv_TC: Tensor, *_: Any) -> Tensor:
+        layer = self.layers[index]
+        assert isinstance(layer, LayerAttention)
+        return qkv_TC[:, : max(1, layer.num_heads // self.size) * layer.head_dim]
+
+    def states(self, index: int) -> StateRows:
+        layer = self.layers[index]
+        assert isinstance(layer, LayerStates)
+        row_1 = torch.zeros(1, dtype=torch.long, device="meta")
+        tensors = {
+            name: torch.empty(1, *form.shape, dtype=getattr(torch, form.dtype or "bfloat16"), device="meta")
+            for name, form in layer.cache.tensors
+        }
+        starts = np.array([0, FEW_TOKENS], dtype=np.int32)
+        return StateRows(tensors, row_1, torch.from_numpy(starts), torch.ones(1) > 0, 0, FEW_TOKENS, starts)
+
+
 class _Products:
     """The kernels that served models of transformers use, giving shapes."""
 
@@ -231,7 +351,8 @@ class _Seen:
 
     def __init__(self, model_type: str, *, is_encoder: bool) -> None:
         self.model_type, self.is_encoder = model_type, is_encoder
-        self.layers: list[LayerAttention] = []
+        self.layers: list[Any] = []
+        self.states: SeenStates | None = None
 
     def __call__(
         self,
@@ -244,6 +365,8 @@ class _Seen:
         mask: Any,
         options: Mapping[str, Any],
     ) -> Tensor:
+        if self.states is not None:
+            self.states.attends()
         (_, num_heads, _, head_dim), num_kv_heads = query.shape, key.shape[1]
         if key.shape[2] != query.shape[2]:
             refuse(self.model_type, "it attends over other keys than one of each token", GUIDE)
@@ -289,7 +412,7 @@ def tried(compute: Callable[[], Tensor], model_type: str, what: str) -> Tensor:
     try:
         with torch.no_grad():
             return compute()
-    except ConfigError:
+    except (ConfigError, UnservedStates):
         raise
     except Exception as error:
         told = one_short_line(error)
@@ -308,22 +431,24 @@ def _run(module: nn.Module, model_type: str, *, what: str = "forward", **inputs:
     return result[0]
 
 
-def _refuse_unlike(model_type: str, layers: tuple[LayerAttention, ...]) -> None:
+def _refuse_unlike(model_type: str, layers: list[LayerAttention]) -> None:
     sizes = {(layer.num_heads, layer.num_kv_heads, layer.head_dim) for layer in layers}
     if len(sizes) > 1:
         refuse(model_type, f"its layers have unlike heads (heads, kv heads, head dim): {sorted(sizes)}", GUIDE)
-    ((num_heads, num_kv_heads, _),) = sizes
-    if num_heads % num_kv_heads:
+    for num_heads, num_kv_heads, _ in sizes:
+        if not num_heads % num_kv_heads:
+            continue
         refuse(model_type, f"num_key_value_heads = {num_kv_heads} does not divide num_attention_heads = {num_heads}")
 
 
-def _refuse_shorter_caches(config: PreTrainedConfig, layers: tuple[LayerAttention, ...]) -> None:
+def _refuse_shorter_caches(config: PreTrainedConfig, layers: list[LayerAttention]) -> None:
     """Refuse a layer whose mask sees more than its cache keeps.
 
     transformers' tokens depend on how a prompt is cut then.
     """
     length = getattr(config, "max_position_embeddings", None)
-    for layer, cache in zip(layers, DynamicCache(config=config).layers, strict=False):
+    caches = [cache for cache in DynamicCache(config=config).layers if hasattr(cache, "keys")]  # not those of states
+    for layer, cache in zip(layers, caches, strict=False):
         kept = getattr(cache, "sliding_window", None)
         if isinstance(kept, int) and (layer.window or kept + 1) > kept and not (length and length <= kept):
             seen = "every token" if layer.window is None else f"{layer.window} tokens"

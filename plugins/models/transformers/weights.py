@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import (
     get_checkpoint_conversion_mapping,
@@ -25,6 +25,8 @@ from hookline.plugins.models.transformers.text_part import TEXT_PART, TextWithHe
 
 MERGED = ["MergeModulelist"]
 """Operations that put the same matrix of all experts into one tensor (X, ...)."""
+JOINED = ["Concatenate"]
+"""The matrices of several tensors, one below the other."""
 MERGED_AND_JOINED = ["MergeModulelist", "Concatenate"]
 """The same for several matrices of each expert, one below the other."""
 
@@ -36,6 +38,7 @@ class StoredNames:
         changes = [*get_model_conversion_mapping(model), *_of_whole(model)]
         self.converters = [one for one in changes if isinstance(one, WeightConverter) and not _exchanges(one)]
         self.renamings: list[Any] = [one for one in changes if not isinstance(one, WeightConverter)]
+        self.linears = {name: one.out_features for name, one in model.named_modules() if type(one) is nn.Linear}
         self.prefix, self.model_type = f"{decoder_name(model)}.", model.config.model_type
         ignored = model._keys_to_ignore_on_load_unexpected or ()
         self.ignored = re.compile("|".join(f"({pattern})" for pattern in ignored) or r"(?!)")
@@ -57,6 +60,28 @@ class StoredNames:
                     return converter, name.removesuffix(pattern)
         return None
 
+    def rows_of(self, stem: str, sources: list[str], parameter: Tensor) -> list[int] | None:
+        """How many rows each of several convolutions has that are one here, by the projections that they are behind.
+
+        OLMo-hybrid's q_conv1d is behind q_proj. None if these do not add up.
+        """
+        behind = [stem + re.sub(r"_conv1d\.weight$", "_proj", source) for source in sources]
+        rows = [self.linears.get(name, 0) for name in behind]
+        return rows if sum(rows) == parameter.shape[0] and all(rows) else None
+
+    def join_parts(self, targets: dict[str, WeightTarget]) -> dict[str, WeightTarget]:
+        """The same targets, where one tensor of a checkpoint that holds several linears is one target."""
+        targets = dict(targets)
+        for converter in self.converters:
+            if [type(one).__name__ for one in converter.operations] != ["Split"]:
+                continue
+            source, parts = _plain(converter.source_patterns[0]), [*map(_plain, converter.target_patterns)]
+            for name in [name for name in targets if name.endswith(f"{parts[0]}.weight")]:
+                stem = name.removesuffix(f"{parts[0]}.weight")
+                pieces = [targets.pop(f"{stem}{part}.weight") for part in parts]
+                targets[f"{stem}{source}.weight"] = WeightTarget.joined(pieces)
+        return targets
+
 
 def parameter_targets(
     names: StoredNames, name: str, parameter: Tensor, part: Part | None = None, dim: int = 0
@@ -74,6 +99,10 @@ def parameter_targets(
         return {name: WeightTarget.whole(parameter, init=_init(name, parameter))}
     (converter, stem), operations = found, [type(one).__name__ for one in found[0].operations]
     sources = [_plain(source) for source in converter.source_patterns]
+    rows = names.rows_of(stem, sources, parameter) if operations == JOINED else None
+    if rows is not None:
+        views = parameter.split_with_sizes(rows)
+        return {stem + source: WeightTarget.whole(view) for source, view in zip(sources, views, strict=True)}
     if operations not in (MERGED, MERGED_AND_JOINED) or not all("*" in source for source in sources):
         refuse(names.model_type, f"its checkpoints hold {name} in another form ({', '.join(operations)})")
     targets = {}
