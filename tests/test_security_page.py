@@ -9,7 +9,7 @@ from hookline.core import errors, json_schemas, request_options, sampling_params
 from hookline.core.batch import parts, rows
 from hookline.core.bench import workload
 from hookline.core.checkpoint import checkpoint, safetensors_files, tokenizer_growth
-from hookline.core.cli import output
+from hookline.core.cli import logs
 from hookline.core.config.settings import EngineConfig
 from hookline.core.layers import config_values, rope_config
 from hookline.core.requests import step_extensions, structured_output
@@ -80,7 +80,7 @@ SHOWN = {
         tokenizer_growth.MAX_ADDED,
     ],
     "a text of which it makes longer ones": [codec.MAX_CHARACTERS],
-    "a line of a command about itself": [output.MAX_LINE],
+    "a line of a command about itself": [logs.MAX_LINE],
     "a request that has begun, without a token": [scheduling.MAX_PROMPT_STEPS],
     "an error's text, where it shows a value": [errors.MAX_SHOWN],
     "a line of a batch": [rows.MAX_LINE_BYTES // 2**20],

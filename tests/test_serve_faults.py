@@ -169,3 +169,25 @@ def test_a_killed_rank_ends_every_stream_and_leaves_nothing() -> None:
         wait_for(lambda: running.get("/health").status_code == 503, MOST_S)
         assert running.stop() == 0
         assert running.left_over() == []
+
+
+def test_a_drain_says_how_many_requests_are_left_and_how_to_force_it() -> None:
+    with server("serve.processes=1", mock={"step_s": 0.05}) as running:
+
+        def _interrupt(_: object) -> None:
+            running.process.send_signal(signal.SIGINT)
+
+        def _force() -> int:
+            wait_for(lambda: [line for line in running.errors if "draining: 1 request\n" in line])
+            return running.stop(signal.SIGINT)
+
+        async def _run() -> int:
+            streams = asyncio.create_task(streams_of(running, [LONG], _interrupt))
+            code = await asyncio.to_thread(_force)
+            assert_told(await streams, time.monotonic())
+            return code
+
+        assert asyncio.run(_run()) == 0
+        log = "".join(running.errors)
+        assert "stopping: requests that run have up to 30 s (serve.drain_s); Ctrl-C again ends them at once" in log
+        assert "ending at once: requests that still run end with an error" in log

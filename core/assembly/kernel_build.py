@@ -90,7 +90,8 @@ class KernelBuild:
         _hook_triton()
         _WAITING[get_ident()] = self, phases
         try:
-            yield
+            with phases.counting(lambda: f"{len(self._told)} kernels compiled"):
+                yield
         finally:
             del _WAITING[get_ident()]
 

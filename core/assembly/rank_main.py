@@ -41,7 +41,7 @@ def build(task: Mapping[str, Any], heartbeat: Heartbeat, meet: Meet) -> tuple[Wo
     from hookline.core.requests.step_extensions import InstalledExtensions
     from hookline.core.util.start_phases import StartPhases
 
-    host, phases = PluginHost.load(), StartPhases()
+    host, phases = PluginHost.load(), StartPhases(is_told=task["rank"] == 0)
     host.check_same(task["plugins"], f"rank {task['rank']}")
     config = validate(task["config"], host)
     with Blaming(chosen_entries(config, host), "while starting"):

@@ -19,7 +19,7 @@ from hookline.core.assembly.resolve import ResolvedConfig, chosen
 from hookline.core.checkpoint.checkpoint import Checkpoint
 from hookline.core.checkpoint.dequantised import with_dequantised
 from hookline.core.checkpoint.headless import fitted
-from hookline.core.checkpoint.load import load_checkpoint, load_source, random_weights, refuse_other_sizes
+from hookline.core.checkpoint.load import BytesRead, load_checkpoint, load_source, random_weights, refuse_other_sizes
 from hookline.core.checkpoint.safetensors_files import renamed
 from hookline.core.checkpoint.stacked_experts import as_named
 from hookline.core.checkpoint.ties import TIED, unlike_head, untied, with_either_stored
@@ -76,7 +76,9 @@ def build_worker(
             build = start_build(resolved, stamp)
             resolved = replace(resolved, ranks=summing_ranks(resolved, kernels))
         with phases.part("weights"):
-            model = load_model(resolved, kernels)
+            read = BytesRead()
+            with phases.counting(read.__str__):
+                model = load_model(resolved, kernels, read)
             if hashing is not None:
                 hashing.join()
         if build is None:
@@ -151,8 +153,8 @@ def weights_of(resolved: ResolvedConfig) -> QuantizedWeights | None:
     )
 
 
-def load_model(resolved: ResolvedConfig, kernels: Kernels) -> Model:
-    """Build this rank's model and load its weights from the checkpoint, or draw them at random."""
+def load_model(resolved: ResolvedConfig, kernels: Kernels, read: BytesRead | None = None) -> Model:
+    """Build this rank's model and load its weights from the checkpoint, or draw them at random. read: counts them."""
     checkpoint, is_random = resolved.checkpoint, resolved.config.model.config.weights == "random"
     with torch.inference_mode():
         if not is_random:
@@ -181,7 +183,7 @@ def load_model(resolved: ResolvedConfig, kernels: Kernels) -> Model:
             assert checkpoint.folder is not None
             if isinstance(runtime.weights, QuantizedWeights) and not runtime.weights.from_floats:
                 stored = with_dequantised(stored, targets, runtime.weights.quantization, runtime.weights.form)
-            load_checkpoint(checkpoint.folder, targets, stored=stored)
+            load_checkpoint(checkpoint.folder, targets, stored=stored, read=read)
         finish_weights(runtime)
     return model
 

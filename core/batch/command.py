@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
-    return guarded(_run, arguments)
+    return guarded(_run, arguments, name="batch")
 
 
 def _run(arguments: list[str]) -> int:

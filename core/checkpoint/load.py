@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,22 @@ Sums = list[tuple[str, Tensor]]
 """Tensors by name, each with its sum in float32 on its own device: NaN and infinity show in it."""
 
 
+class BytesRead:
+    """How many bytes of a model's weights are in their places, of how many. Any number of threads may add."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        """All that is to be read; 0 until that is known."""
+        self._read: list[int] = []
+
+    def add(self, num_bytes: int) -> None:
+        """Count a tensor that is in its place."""
+        self._read.append(num_bytes)  # a single operation, so that no thread's count is lost
+
+    def __str__(self) -> str:
+        return "" if not self.num_bytes else f"{sum(self._read) / 1e9:.2f} of {self.num_bytes / 1e9:.2f} GB"
+
+
 def refuse_other_sizes(checkpoint: str, shapes: Shapes, spec: ModelSpec) -> None:
     """Compare a model's sizes with the tensors of its checkpoint, before a model of those sizes is built.
 
@@ -71,10 +88,11 @@ def load_checkpoint(
     *,
     stored: Mapping[str, StoredTensor] | None = None,
     num_readers: int = _NUM_READERS,
+    read: BytesRead | None = None,
 ) -> int:
     """Fill every target from the safetensors of a folder, converting to the target's dtype and device.
 
-    stored: what `stored_tensors` found in the folder, if that was asked already.
+    stored: what `stored_tensors` found in the folder, if that was asked already. read: counts what is read.
     Units:  returns the bytes written to the targets.
     Raises: CheckpointError naming missing, surplus or misshaped tensors, unreadable files, quantised weights, or one
             that holds NaN or infinity, or fractions where the model keeps integers; nothing is written before all
@@ -88,9 +106,12 @@ def load_checkpoint(
     jobs = [(stored[name].name or name, stored[name], targets[name]) for name in wanted]
     # Strided shares keep the readers close together in the file, so the disk still reads ahead in order.
     shares = [jobs[first::num_readers] for first in range(num_readers)]
+    read = BytesRead() if read is None else read
+    read.num_bytes = sum(_num_bytes(target) for _, _, target in jobs)
     with ThreadPoolExecutor(num_readers) as readers:
-        _refuse_not_finite(str(folder), [one for sums in readers.map(_read, shares) for one in sums])
-    return sum(map(_num_bytes, (target for _, _, target in jobs)))
+        sums = [one for found in readers.map(partial(_read, read=read), shares) for one in found]
+    _refuse_not_finite(str(folder), sums)
+    return read.num_bytes
 
 
 def load_source(name: str, source: CheckpointSource, targets: Mapping[str, WeightTarget]) -> int:
@@ -145,7 +166,7 @@ def _draw(name: str, target: WeightTarget, device: torch.device, seed: int) -> T
 
 
 @torch.inference_mode()  # The parameters may be inference tensors, and the mode is per thread.
-def _read(jobs: Sequence[tuple[str, StoredTensor, WeightTarget]]) -> Sums:
+def _read(jobs: Sequence[tuple[str, StoredTensor, WeightTarget]], read: BytesRead) -> Sums:
     sums = []
     with ExitStack() as stack:
         files: dict[Path, Any] = {}
@@ -164,6 +185,7 @@ def _read(jobs: Sequence[tuple[str, StoredTensor, WeightTarget]]) -> Sums:
                 whole = _slices(tensor.path, tensor.name or name)
                 whole = whole if tensor.within is None else WithinSlices(whole, tensor.within)
             _fill(name, target, whole)
+            read.add(_num_bytes(target))
             if target.write is None:
                 sums.append((name, _sum(target)))
     return sums

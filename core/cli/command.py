@@ -6,9 +6,9 @@ import errno
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
+from hookline.core.cli.logs import START, logging_to_stderr
 from hookline.core.cli.output import checked_output, discard_output, say
 from hookline.core.util.standard_files import open_missing
 
@@ -18,8 +18,12 @@ spin make a command several times slower where other programs use the same cores
 imported."""
 
 
-def guarded(run: Callable[[list[str]], int], arguments: Sequence[str] | None) -> int:
+def guarded(
+    run: Callable[[list[str]], int], arguments: Sequence[str] | None, log: str | None = None, name: str | None = None
+) -> int:
     """Run an entry point: an error of the user is printed as one line and sets an exit code, without a traceback.
+
+    log: the form of the log, see `core.cli.logs`. name: of a command that takes a while to start, which is told first.
 
     With HOOKLINE_TRACEBACK=1 in the environment, the traceback is printed before that line. SystemExit counts as an
     error, whatever its code: commands return, so a plugin that calls sys.exit(0) is at fault.
@@ -27,19 +31,23 @@ def guarded(run: Callable[[list[str]], int], arguments: Sequence[str] | None) ->
     os.environ.setdefault(*PATIENT)
     # A socket that took a closed stream's number would not reach child processes, and a file would get printed text.
     open_missing()
-    try:
-        return _run(run, arguments)
-    except BrokenPipeError:  # the reader of the output has exited, as `head` does
-        discard_output()
-        return 141
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    with logging_to_stderr(log):
+        if name is not None and not any(one.startswith("-") for one in given):
+            logging.getLogger(START).info("%s", " ".join(("starting hookline", name, *given)))
+        try:
+            return _run(run, given)
+        except BrokenPipeError:  # the reader of the output has exited, as `head` does
+            discard_output()
+            return 141
 
 
-def _run(run: Callable[[list[str]], int], arguments: Sequence[str] | None) -> int:
+def _run(run: Callable[[list[str]], int], arguments: list[str]) -> int:
     from hookline.core.errors import HooklineError, clipped, show_traceback
 
     try:
-        with logging_to_stderr(), checked_output():
-            return run(list(sys.argv[1:] if arguments is None else arguments))
+        with checked_output():
+            return run(arguments)
     except HooklineError as error:
         show_traceback(error)
         say(f"error: {' '.join(str(error).split())}")
@@ -64,25 +72,3 @@ def _run(run: Callable[[list[str]], int], arguments: Sequence[str] | None) -> in
 def is_sweep(arguments: Sequence[str]) -> bool:
     """Whether the arguments ask for Hydra's multirun, whose flag may be abbreviated."""
     return any(one == "-m" or (len(one) > 2 and "--multirun".startswith(one)) for one in arguments)
-
-
-class _ToStderr(logging.Handler):
-    """A handler that looks up standard error at each record, so that it follows a replacement of sys.stderr."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Write the record's message as one line; see logging.Handler."""
-        say(record.getMessage())
-
-
-@contextmanager
-def logging_to_stderr() -> Iterator[None]:
-    """Write Hookline's log to standard error, one line for each record."""
-    logger, handler = logging.getLogger("hookline"), _ToStderr()
-    level = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-        logger.removeHandler(handler)

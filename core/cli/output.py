@@ -8,10 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
-from hookline.core.errors import HooklineError, clipped
-
-MAX_LINE = 4000
-"""Most characters of a line about the command itself; an error may quote what a request or a plugin wrote."""
+from hookline.core.cli.logs import spoken
+from hookline.core.errors import HooklineError
 
 
 class OutputError(HooklineError):
@@ -19,9 +17,11 @@ class OutputError(HooklineError):
 
 
 def say(line: str) -> None:
-    """Write `hookline: LINE` to standard error: one line, its control characters escaped. Nothing if it is closed."""
+    """Write `hookline: LINE` to standard error: one line, its control characters escaped; where the log is JSON, a
+    record of it. Nothing if standard error is closed.
+    """
     with suppress(OSError, ValueError):
-        print(f"hookline: {clipped(' '.join(line.split()), MAX_LINE)}", file=sys.stderr)
+        print(spoken(line), file=sys.stderr)
 
 
 @contextmanager

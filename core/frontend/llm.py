@@ -6,7 +6,6 @@ Knows text, the configuration and the engine's methods; no tensors and no policy
 from __future__ import annotations
 
 import logging
-import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -159,10 +158,10 @@ class LLM(PoolingCalls):
             logger.info("where sampling parameters are not set, generation_config.json decides: %s", defaults)
         if checkpoint.is_packaged and model.weights == "checkpoint":
             reference = checkpoint.reference.removeprefix("package:")
-            print(
-                f"hookline: using the bundled checkpoint {reference}, a toy that checks an installation; "
-                "model.checkpoint=FOLDER or a preset takes a real one",
-                file=sys.stderr,
+            logger.warning(
+                "using the bundled checkpoint %s, a toy that checks an installation; model.checkpoint=FOLDER or a "
+                "preset takes a real one",
+                reference,
             )
 
     def _begin_text(

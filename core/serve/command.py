@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from hookline.core.cli.command import guarded, is_sweep
+from hookline.core.cli.logs import JSON, START, TEXT, chosen_form, form_in
 
 if TYPE_CHECKING:
     from socket import socket
@@ -28,7 +30,8 @@ _log = logging.getLogger("hookline")
 
 def main(arguments: Sequence[str] | None = None, *, engine: str = ENGINE) -> int:
     """Run the command line and return its exit code. engine: what the engine's process runs, as "module:function"."""
-    return guarded(partial(_run, engine=engine), arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    return guarded(partial(_run, engine=engine), given, form_in(given, "serve.log_format", TEXT), "serve")
 
 
 def _run(arguments: list[str], engine: str) -> int:
@@ -48,6 +51,7 @@ def _run(arguments: list[str], engine: str) -> int:
         return 0
     run = validate_serve(jobs[0].tree, host)
     check_extra(called_as("serve"))
+    logging.getLogger(START).info("the configuration is sound; importing torch and the model's libraries")
     return _serve(run, host, engine)
 
 
@@ -84,6 +88,10 @@ def _announce(settings: ServeConfig, port: int, has_keys: bool, names: Sequence[
     url = f"{scheme}://{host}:{port}"
     key = '\n    -H "Authorization: Bearer $HOOKLINE_API_KEY" \\' if has_keys else ""
     insecure = " -k" if scheme == "https" else ""
+    if chosen_form() == JSON:
+        fields = {"url": url, "names": list(names), "max_model_len": max_model_len}
+        _log.info("serving %s at %s/v1", ", ".join(names), url, extra={"fields": fields})
+        return
     body = json.dumps({"model": names[0], "prompt": "Hello", "max_tokens": 16})
     text = f"""\
 hookline: serving {", ".join(names)} (up to {max_model_len} tokens) at {url}/v1
@@ -108,7 +116,7 @@ def _serve_here(run: ServeRun, host: PluginHost, sockets: list[socket], keys: Ap
     from hookline.core.serve.http.app import make_app
     from hookline.core.serve.http.collecting import QuietCollector
     from hookline.core.serve.http.server import serve_http
-    from hookline.core.serve.http.stopping import Stopping
+    from hookline.core.serve.http.stopping import Stopping, tell_of_signal
     from hookline.core.serve.in_process import InProcessClient
     from hookline.core.serve.processes.front_main import run_loop
     from hookline.core.serve.throughput import Throughput
@@ -121,8 +129,13 @@ def _serve_here(run: ServeRun, host: PluginHost, sockets: list[socket], keys: Ap
         client = InProcessClient(llm, run.serve, throughput)
         loop = asyncio.get_running_loop()
         stopping = Stopping()
+
+        def _hear_signal() -> None:
+            tell_of_signal(is_again=stopping.drain_s.done(), drain_s=run.serve.drain_s)
+            stopping.tell(run.serve.drain_s)
+
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stopping.tell, run.serve.drain_s)
+            loop.add_signal_handler(number, _hear_signal)
         served, facts = make_app(client, run.serve, keys), client.facts
         QuietCollector(lambda: served.gate.num_open).start()
         try:

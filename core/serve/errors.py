@@ -23,6 +23,7 @@ from hookline.core.errors import (
     RequestError,
     clipped,
 )
+from hookline.core.serve.access import note_reason
 
 RETRY_AFTER_S = 1
 """Seconds that a client is told to wait when the queue is full."""
@@ -180,5 +181,6 @@ OPENAI_ERRORS = OpenAIErrors()
 
 
 def response(error: ApiError, form: ErrorForm = OPENAI_ERRORS) -> Response:
-    """The error as a response."""
+    """The error as a response. The access log gets its message."""
+    note_reason(error.message)
     return JSONResponse(form.body(error), error.status, error.headers)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from hookline.core.cli.logs import FORMS, TEXT
 from hookline.core.config.schema import build, check_keys
 from hookline.core.config.settings import ENGINE_KEYS, Config, EngineKeys, option_of, validate
 from hookline.core.errors import ConfigError, shown
@@ -80,7 +81,12 @@ class ServeConfig:
     """Host names by which requests may come over the machine's own loopback without a key, beside localhost, names
     without a dot and addresses; * for all. A page whose name leads to 127.0.0.1 is not to use the server."""
     access_log: bool = True
-    """Log a line for each request, without its content."""
+    """Log a line for each request, without its content; the reason of an error may quote the value at fault."""
+    quiet_paths: tuple[str, ...] = ("/health", "/ping", "/ready", "/metrics", "/load")
+    """Paths whose requests are logged only if they get an error."""
+    log_format: str = TEXT
+    """Of the log on standard error: text, lines with time and level; json, an object a line; plain, as other commands.
+    The environment variable HOOKLINE_LOG says it for any command."""
     reasoning_parser: Any = None
     """Who tells reasoning from the answer in chats: a name, or a mapping with name and fields; None: none does.
     hookline info lists them."""
@@ -100,6 +106,8 @@ class ServeConfig:
                 raise ConfigError(f"serve.names={shown(list(self.names))}: a name must not be empty")
             if self.names.count(name) > 1:
                 raise ConfigError(f"serve.names={shown(list(self.names))} has {shown(name)} twice")
+        if self.log_format not in FORMS:
+            raise ConfigError(f"serve.log_format={shown(self.log_format)} is not one of {', '.join(FORMS)}")
         if self.reasoning_field not in REASONING_FIELDS:
             allowed = ", ".join(REASONING_FIELDS)
             raise ConfigError(f"serve.reasoning_field={shown(self.reasoning_field)} is not one of {allowed}")

@@ -1,7 +1,8 @@
-"""Counts tokens a second over the last few seconds of steps."""
+"""Counts tokens a second over the last few seconds of steps, and logs a line about them now and then."""
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
 
 WINDOW_S = 5.0
 """Seconds over which the rates are averaged."""
+LINE_S = 10.0
+"""Seconds between two lines of the log, while there are steps."""
+_log = logging.getLogger("hookline.throughput")
 
 
 class Throughput:
@@ -24,6 +28,9 @@ class Throughput:
         self._num_prompt = self._num_generated = 0
         self._marks: deque[tuple[float, int, int]] = deque([(clock(), 0, 0)])
         self._reported_s = clock()
+        self._line_s = self._step_s = clock()
+        self._line_counts = (0, 0)
+        self._num_looked_up = self._num_cached = 0
         self._was_busy = self._had_work = False
 
     @hookimpl
@@ -38,6 +45,37 @@ class Throughput:
         self._stats = stats
         self._num_prompt += stats.num_prefill_tokens
         self._num_generated += stats.num_generated_tokens
+        self._num_looked_up += stats.num_prompt_tokens
+        self._num_cached += stats.num_cached_tokens
+        self._tell(stats)
+
+    def _tell(self, stats: StepStats) -> None:
+        """Log a line if LINE_S have passed; the time before the first step after a pause does not count."""
+        now_s = self._clock()
+        if now_s - self._step_s > LINE_S:
+            self._begin_line(now_s)
+        self._step_s = now_s
+        seconds = now_s - self._line_s
+        if seconds < LINE_S:
+            return
+        num_prompt, num_generated = self._line_counts
+        prompt_s = (self._num_prompt - num_prompt) / seconds
+        generated_s = (self._num_generated - num_generated) / seconds
+        used = 1 - stats.num_free_blocks / max(stats.num_blocks, 1)
+        hits = self._num_cached / max(self._num_looked_up, 1)
+        fields = {"running": stats.num_running, "waiting": stats.num_waiting, "prompt_tokens_s": round(prompt_s, 1)}
+        fields |= {"tokens_s": round(generated_s, 1), "kv_cache_usage": round(used, 4), "prefix_hits": round(hits, 4)}
+        _log.info(
+            "%d running, %d waiting; %.1f prompt tokens/s, %.1f tokens/s; "
+            "KV cache %.1f %% full, %.1f %% of prompts cached",
+            stats.num_running, stats.num_waiting, prompt_s, generated_s, 100 * used, 100 * hits,
+            extra={"fields": fields},
+        )  # fmt: skip
+        self._begin_line(now_s)
+
+    def _begin_line(self, now_s: float) -> None:
+        self._line_s, self._line_counts = now_s, (self._num_prompt, self._num_generated)
+        self._num_looked_up = self._num_cached = 0
 
     def is_due(self, every_s: float, *, has_work: bool) -> bool:
         """Whether a report is due: while there is work, once it has ended, and until the rates are 0."""

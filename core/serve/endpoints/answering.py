@@ -20,6 +20,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from hookline.core.errors import HooklineError, one_short_line
+from hookline.core.serve.access import note_reason
 from hookline.core.serve.errors import ApiError, ErrorForm, api_error, response
 
 _log = logging.getLogger("hookline")
@@ -34,6 +35,7 @@ _KEEP_ALIVE = b": keep-alive\n\n"
 def told(error: BaseException, max_model_len: int) -> ApiError:
     """What the client is told of an error. Details that the client is not told go to the log."""
     failure = api_error(error, max_model_len)
+    note_reason(failure.message)
     if failure.status >= 500:
         trace = None if isinstance(error, HooklineError) else error
         _log.error("a request ended with status %d: %s", failure.status, one_short_line(error), exc_info=trace)

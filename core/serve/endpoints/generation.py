@@ -9,6 +9,7 @@ from typing import Any, Self, TypeAlias
 
 from hookline.core.errors import HooklineError, PluginFault, RequestError
 from hookline.core.outputs import Delta, FinishReason, RequestOutput, merge_completions
+from hookline.core.serve.access import ACCESS
 from hookline.core.serve.engine_client import DeltaStream
 from hookline.core.serve.errors import SAME_NAMES, ApiError, Naming, placed, timed_out
 
@@ -30,6 +31,7 @@ class Generation:
         self._queue: asyncio.Queue[Numbered | Exception | None] = asyncio.Queue(len(streams))
         self._tasks: list[asyncio.Task[None]] = []
         self._num_open = len(streams)
+        self._access = ACCESS.get()
 
     def __aiter__(self) -> Self:
         return self
@@ -37,7 +39,11 @@ class Generation:
     async def __anext__(self) -> Numbered:
         with self._naming:
             numbered = (0, await anext(self._streams[0])) if len(self._streams) == 1 else await self._next_of_all()
+            if self._access is not None:
+                self._access.note_first()
             if numbered[1].output is not None:
+                if self._access is not None:
+                    self._access.add(numbered[1].output)
                 self._check_end(numbered[0], numbered[1].output)
             return numbered
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import json
 import logging
 import re
 import time
@@ -23,6 +24,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hookline.core.errors import clipped, one_short_line
+from hookline.core.serve.access import ACCESS, Access
 from hookline.core.serve.errors import ApiError, response
 from hookline.core.serve.http.api_keys import ApiKeys
 from hookline.core.serve.http.error_forms import form_of
@@ -92,7 +94,7 @@ class Gate:
             self.num_open -= 1
             if not self.num_open:
                 self._is_idle.set()
-            if self._settings.access_log:
+            if self._settings.access_log and not (passage.is_good and scope["path"] in self._settings.quiet_paths):
                 passage.log()
 
     async def wait_until_idle(self, timeout_s: float, sooner: asyncio.Future[None] | None = None) -> None:
@@ -147,7 +149,8 @@ class _Passage:
         self._receiving, self._unfinished, self._task = receiving, unfinished, asyncio.current_task()
         self._refusal: ApiError | None = None
         self._scope, self._receive, self._send, self._max_body_bytes = scope, receive, send, max_body_bytes
-        self._started_s = time.monotonic()
+        self._access = Access()
+        ACCESS.set(self._access)
         self._num_bytes, self._status = 0, 0
         self._is_complete = self._is_answered = False
         self._has_left = asyncio.Event()
@@ -237,13 +240,30 @@ class _Passage:
             failure = ApiError(500, message, "server_error", code="internal_error")
             await _response(self._scope, failure)(self._scope, self.receive, self.send)
 
+    @property
+    def is_good(self) -> bool:
+        """Whether it was answered without an error."""
+        return 0 < self._status < 400 and not self._has_left.is_set()
+
     def log(self) -> None:
-        """Write the request's line to the access log: the client, the path and the outcome, but no content."""
+        """Write the request's line to the access log: the client, the path, the outcome, its tokens and times, but no
+        content; only the reason of an error may quote the value at fault.
+        """
         client = (self._scope.get("client") or ("-",))[0]
         status = "left" if self._has_left.is_set() else self._status or "-"
-        seconds = time.monotonic() - self._started_s
-        path = clipped(self._scope["path"])
-        _access.info("%s %s %s %s %.3f s %s", client, self._scope["method"], path, status, seconds, self.id.decode())
+        seconds = time.monotonic() - self._access.started_s
+        method, path, id_, further = (
+            self._scope["method"],
+            clipped(self._scope["path"]),
+            self.id.decode(),
+            self._access.fields(),
+        )
+        fields = {"client": client, "method": method, "path": path, "status": status, "seconds": round(seconds, 3)}
+        words = "".join(f" {name}={json.dumps(value, ensure_ascii=False)}" for name, value in further.items())
+        record = fields | further | {"request_id": id_}
+        _access.info(
+            "%s %s %s %s %.3f s%s %s", client, method, path, status, seconds, words, id_, extra={"fields": record}
+        )
 
 
 class Unfinished:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import resource
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from hookline.core.serve.http.app import Served
     from hookline.core.serve.settings import ServeConfig
 
+_log = logging.getLogger("hookline")
 KEEP_ALIVE_S = 75
 """Seconds that a connection may be idle between two requests; most proxies close theirs earlier."""
 LAST_WORDS_S = 2.0
@@ -95,6 +97,10 @@ async def serve_http(
     await first_of(running, stopping.drain_s)
     if not running.done():
         served.gate.drain()
+        if (num_open := served.gate.num_open) and stopping.drain_s.result():
+            _log.info(
+                "draining: %d request%s", num_open, "" if num_open == 1 else "s", extra={"fields": {"open": num_open}}
+            )
         await served.gate.wait_until_idle(stopping.drain_s.result(), stopping.at_once)
         await served.client.aclose()
         await served.gate.wait_until_idle(LAST_WORDS_S)

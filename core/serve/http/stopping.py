@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+
+_log = logging.getLogger("hookline")
 
 
 class Stopping:
@@ -21,3 +24,13 @@ class Stopping:
             self.drain_s.set_result(drain_s)
         elif not self.at_once.done():
             self.at_once.set_result(None)
+
+
+def tell_of_signal(*, is_again: bool, drain_s: float) -> None:
+    """Log what a signal to end has begun, and how to force it. drain_s: seconds that running requests have."""
+    if is_again:
+        _log.info("ending at once: requests that still run end with an error")
+    else:
+        _log.info(
+            "stopping: requests that run have up to %g s (serve.drain_s); Ctrl-C again ends them at once", drain_s
+        )

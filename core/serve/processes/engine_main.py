@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from hookline.core.cli.command import PATIENT, logging_to_stderr
+from hookline.core.cli.command import PATIENT
+from hookline.core.cli.logs import logging_to_stderr
 from hookline.core.serve.processes.parent import Parent, die_with_parent
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from hookline.core.cli.command import logging_to_stderr
+from hookline.core.cli.logs import logging_to_stderr
 from hookline.core.serve.futures import first_of
 from hookline.core.serve.processes.parent import Parent
 

@@ -18,6 +18,7 @@ from typing import Any
 import zmq
 
 from hookline.core.serve.futures import first_of
+from hookline.core.serve.http.stopping import tell_of_signal
 from hookline.core.serve.processes.engine_replica import CLOSE_S, EngineReplica
 from hookline.core.serve.processes.messages import Gone
 from hookline.core.serve.processes.server_process import LOOK_S, Restarts, ServerProcess, StartError, told_ends
@@ -87,6 +88,7 @@ class Supervisor:
             await self._end_all()
 
     def _hear_signal(self) -> None:
+        tell_of_signal(is_again=self._stopping.is_set(), drain_s=self._run.serve.drain_s)
         if self._stopping.is_set():  # told again: at once
             for front in self._fronts.values():
                 front.process.tell({"drain": 0})

@@ -1,6 +1,7 @@
 """The parts of a start and their sum."""
 
 import time
+from threading import Event
 
 import pytest
 
@@ -43,3 +44,27 @@ def test_what_came_before_counts_from_the_start_of_the_process():
     phases = StartPhases("imports")
     phases.end()
     assert 0 < phases.seconds["imports"] <= process_age_s() and sum(phases.seconds.values()) <= process_age_s() + 0.1
+
+
+def test_each_part_is_logged_as_it_ends_and_while_it_goes_on(monkeypatch, caplog):
+    monkeypatch.setattr("hookline.core.util.start_phases.TELL_S", 0.05)
+    monkeypatch.setattr("hookline.core.util.start_phases.SHORT_S", 0.0)
+    is_told = Event()
+    with caplog.at_level("INFO", "hookline.start"):
+        phases = StartPhases()
+
+        def _progress() -> str:
+            is_told.set()
+            return "1 of 3 GB"
+
+        with phases.part("weights"), phases.counting(_progress):
+            assert is_told.wait(30)
+            with phases.part("kernels"):  # inside another: no line of its own
+                pass
+        with phases.part("graphs"):
+            pass
+        with StartPhases(is_told=False).part("another rank's"):
+            pass
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines[0].startswith("weights: 0 s so far (1 of 3 GB)")
+    assert [line.partition(":")[0] for line in lines if "so far" not in line] == ["weights", "graphs"]

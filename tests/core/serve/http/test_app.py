@@ -184,6 +184,48 @@ def test_the_access_log_has_the_id_and_nothing_of_the_prompt(ask: Ask, caplog: p
     assert "POST /v1/completions 200" in line and line.endswith("abc-1") and "secret" not in line
 
 
+def access(ask: Ask, caplog: pytest.LogCaptureFixture, *request: Any, **options: Any) -> list[logging.LogRecord]:
+    with caplog.at_level(logging.INFO, "hookline.access"):
+        ask(FakeEngineClient(), *request, **options)
+    return [one for one in caplog.records if one.name == "hookline.access"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_access_log_has_tokens_and_times(ask: Ask, caplog: pytest.LogCaptureFixture, stream: bool) -> None:
+    body = {"prompt": [1, 2, 3], "max_tokens": 2, "stream": stream}
+    (record,) = access(ask, caplog, "POST", "/v1/completions", json=body)
+    fields = record.fields  # type: ignore[attr-defined]
+    assert (fields["status"], fields["prompt"], fields["output"]) == (200, 3, 2)
+    assert 0 <= fields["first_token_s"] <= fields["seconds"] + 0.001
+    assert "prompt=3" in record.getMessage() and "output=2" in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "reason"),
+    [
+        ("/v1/completions", {"prompt": "x", "max_tokens": -1}, 400, "max_tokens=-1 must be at least 1"),
+        ("/v1/messages", {"max_tokens": 1}, 400, "messages"),
+        ("/nowhere", {}, 404, "Not Found"),
+        ("/v1/completions", {"prompt": "x" * 100}, 413, "serve.max_body_bytes=90"),
+    ],
+)
+def test_the_access_log_says_why_a_request_was_refused(
+    ask: Ask, caplog: pytest.LogCaptureFixture, path: str, body: dict[str, Any], status: int, reason: str
+) -> None:
+    (record,) = access(ask, caplog, "POST", path, ServeConfig(max_body_bytes=90), json=body)
+    assert record.fields["status"] == status and reason in record.fields["reason"]  # type: ignore[attr-defined]
+    assert reason in record.getMessage()
+
+
+def test_probes_and_scrapes_are_logged_only_when_they_fail(ask: Ask, caplog: pytest.LogCaptureFixture) -> None:
+    for path in ("/health", "/ready", "/metrics"):
+        assert not access(ask, caplog, "GET", path)
+    with caplog.at_level(logging.INFO, "hookline.access"):
+        ask(FakeEngineClient(death="it broke", is_ready=False), "GET", "/ready")
+        ask(FakeEngineClient(), "GET", "/health", ServeConfig(quiet_paths=()))
+    assert [one.fields["path"] for one in caplog.records if one.name == "hookline.access"] == ["/ready", "/health"]
+
+
 def test_a_body_that_says_it_is_too_large_is_refused_unread(ask: Ask) -> None:
     settings = ServeConfig(max_body_bytes=100)
     response = ask(FakeEngineClient(), "POST", "/v1/completions", settings, content=b"x" * 101)

@@ -1,0 +1,61 @@
+"""What the access log says of one HTTP request beyond its path and status: its tokens, its times, why it was refused.
+
+The gate sets one for the task of each request; whoever learns something notes it there.
+"""
+
+from __future__ import annotations
+
+import time
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from hookline.core.errors import clipped
+from hookline.core.outputs import RequestOutput
+
+
+@dataclass
+class Access:
+    """One request. num_prompt, num_cached, num_generated: tokens of its completions that have ended."""
+
+    started_s: float = field(default_factory=time.monotonic)
+    num_prompt: int = 0
+    num_cached: int = 0
+    num_generated: int = 0
+    first_token_s: float | None = None
+    """From the request to the first news of a completion."""
+    reason: str | None = None
+    """What the client was told where it got an error; it may quote the value at fault."""
+
+    def add(self, output: RequestOutput) -> None:
+        """Count a completion that has ended; the prompt of several completions once."""
+        if output.index == 0:
+            self.num_prompt += len(output.prompt_token_ids)
+            self.num_cached += output.num_cached_tokens
+        self.num_generated += len(output.token_ids)
+
+    def note_first(self) -> None:
+        """Note that the first token is there."""
+        if self.first_token_s is None:
+            self.first_token_s = time.monotonic() - self.started_s
+
+    def fields(self) -> dict[str, Any]:
+        """What is known, by the names that the log has for it."""
+        found: dict[str, Any] = {}
+        if self.first_token_s is not None:
+            found = {"prompt": self.num_prompt, "cached": self.num_cached, "output": self.num_generated}
+            found["first_token_s"] = round(self.first_token_s, 3)
+        if self.reason is not None:
+            found["reason"] = self.reason
+        return found
+
+
+ACCESS: ContextVar[Access | None] = ContextVar("hookline_access", default=None)
+"""Of the request that the running task answers; None outside of a server."""
+
+
+def note_reason(reason: str) -> None:
+    """Note why the running request gets an error."""
+    access = ACCESS.get()
+    if access is not None:
+        access.reason = clipped(reason)
