@@ -175,18 +175,18 @@ def words(name: str, values: object) -> tuple[str | tuple[int, ...], ...]:
 
 
 def extra_args(name: str, values: object) -> dict[str, dict[str, Any]]:
-    """Processor name -> its arguments. The engine checks the names and the types, which only its processors know.
+    """Extension name -> its arguments. The engine checks the names and the types, which only its extensions know.
 
     Raises: RequestError for anything but a mapping of texts to mappings.
     """
     if values is None:
         return {}
     if not isinstance(values, Mapping):
-        raise RequestError(f"sampling.{name}={shown(values)} must be a mapping of processors to their arguments")
+        raise RequestError(f"sampling.{name}={shown(values)} must be a mapping of extensions to their arguments")
     for key, arguments in values.items():
         if not isinstance(key, str) or not isinstance(arguments, Mapping):
             place = f"sampling.{name}.{shown_key(key)}={shown(arguments)}"
-            raise RequestError(f"{place} must be a mapping of the processor's arguments")
+            raise RequestError(f"{place} must be a mapping of the extension's arguments")
     return {key: dict(arguments) for key, arguments in values.items()}
 
 
@@ -215,7 +215,7 @@ class SamplingParams:
     decides then; where it says nothing, they are 1, 0, 1, 0 and 1.
 
     Order: min_tokens' stop tokens, bias, allowed tokens, bad words, penalties, then temperature, top_k, top_p and
-    min_p, each over what the one before left, as transformers' processors do. Processors of plugins come where their
+    min_p, each over what the one before left, as in transformers. Step extensions come where their
     priority puts them. Temperature 0 takes the largest logit, whatever top_k, top_p and min_p say. Parameters that
     together forbid every token leave nothing to choose by: any token may be drawn then.
 
@@ -270,7 +270,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     """The same for the prompt's tokens, all but the first."""
     extra_args: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Arguments of logits processors that plugins bring, by the processor's name; taken literally, and within the
+    """Arguments of step extensions that plugins bring, by the extension's name; taken literally, and within the
     limits of core/requests/step_extensions.py."""
     structured_outputs: StructuredOutputs | None = None
     """What the completion must look like: json, regex, choice, grammar or structural_tag; a mapping with one of them
@@ -372,7 +372,7 @@ class SamplingParams:
 
     @cached_property
     def processed_fields(self) -> tuple[str, ...]:
-        """Fields that ask for a logits processor: those that are neither None nor neutral."""
+        """Fields that ask for a step extension: those that are neither None nor neutral."""
         return tuple(name for name, neutral in PROCESSED.items() if getattr(self, name) not in (None, neutral))
 
     @classmethod
@@ -398,7 +398,7 @@ PROCESSED: Mapping[str, Any] = {
     "allowed_token_ids": None,
     "bad_words": (),
 }
-"""Fields that logits processors carry out, with the values that change nothing."""
+"""Fields that step extensions carry out, with the values that change nothing."""
 
 
 NOT_SAMPLED = SamplingParams()

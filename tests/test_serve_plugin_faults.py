@@ -182,7 +182,7 @@ def test_what_a_processor_refuses_stays_status_400(
     ("extra_args", "message"),
     [
         (5, "extra_args: Expected `object | null`, got `int`"),
-        ({"faulty": 5}, "extra_args.faulty=5 must be a mapping of the processor's arguments"),
+        ({"faulty": 5}, "extra_args.faulty=5 must be a mapping of the extension's arguments"),
         ({"faulty": {"amount": "2"}}, "extra_args.faulty.amount='2' is a text, not a float"),
         ({"faulty": {"amount": [2]}}, "extra_args.faulty.amount=[2] is not a float"),
     ],

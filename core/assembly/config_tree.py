@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from hookline.core.config.settings import Config
-from hookline.core.plugin.registry import KINDS, ExtensionOption, Option
+from hookline.core.plugin.registry import EXTENSION_KINDS, KINDS, ExtensionOption, Option
 
 
 def config_tree(config: Config, kernels: str) -> dict[str, Any]:
@@ -18,13 +18,14 @@ def config_tree(config: Config, kernels: str) -> dict[str, Any]:
     tree: dict[str, Any] = {kind: _option(option) for kind, option in options.items()}
     tree["kernels"]["name"] = kernels
     plain = {"tp": config.tp, "pp": config.pp, "seed": config.seed, "dtype": config.dtype, "device": config.device}
-    processors = {name: asdict(option.config) for name, option in config.processors.items()}
-    extensions = {name: _set_fields(option) for name, option in config.extensions.items()}
+    extensions: dict[str, dict[str, Any]] = {f"{kind}s": {} for kind in EXTENSION_KINDS}
+    for one in config.extension_options.values():
+        assert one.entry is not None
+        extensions[f"{one.entry.kind}s"][one.name] = _set_fields(one)
     return {
         **tree,
         **plain,
-        "processors": processors,
-        "extensions": extensions,
+        **extensions,
         "engine": asdict(config.engine),
     }
 

@@ -1,4 +1,4 @@
-"""Puts one rank's worker together: its runner with request table, cache and logits processors, and its taps.
+"""Puts one rank's worker together: its runner with request table, cache and step extensions, and its taps.
 
 While its memory is measured a worker is made several times, with other numbers of blocks; what does not depend on these
 is made once.
@@ -203,7 +203,7 @@ def stream_logits(model: Model, ranks: LocalRanks, vocab_size: int, stream_XD: T
 
 
 def rank_token_texts(resolved: ResolvedConfig) -> TokenTexts | None:
-    """The tokenizer for this rank's processors."""
+    """The tokenizer for this rank's extensions."""
     checkpoint, reference = resolved.checkpoint, resolved.config.model.config.tokenizer
     folder, source = (locate(reference), None) if reference else (checkpoint.folder, checkpoint.source)
     return token_texts(Codec(folder, source=source), resolved.spec.vocab_size)

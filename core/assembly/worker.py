@@ -39,7 +39,7 @@ from hookline.core.worker.startup.memory import GIB, count_blocks
 from hookline.core.worker.worker import Worker
 
 EXTRA_BYTES_PER_LOGIT = 16
-"""Bytes that draws with processors or scores take for each logit: it in its own dtype and in float32, counts of tokens,
+"""Bytes that draws with extensions or scores take for each logit: it in its own dtype and in float32, counts of tokens,
 and float32 scratch for scores."""
 
 _OUT_OF_RESOURCES = "OutOfResources", "triton.runtime.errors"
@@ -58,7 +58,7 @@ def build_worker(
 ) -> Worker:
     """Build the worker of the rank that `resolved` is for; the other ranks have to build theirs at the same time.
 
-    installed: the logits processors that are installed, the same on every rank; poolers: likewise. phases: notes how
+    installed: the step extensions that are installed, the same on every rank; poolers: likewise. phases: notes how
     long the parts of the start take.
 
     Raises: CheckpointError, ConfigError or CapacityError, each with the cause and the fix.
@@ -299,7 +299,7 @@ def _num_blocks(resolved: ResolvedConfig, parts: RankParts, shapes: Sequence[Pro
 
 
 def _profile_extra_sampling(resolved: ResolvedConfig) -> None:
-    """Allocate as much as graphs with logits processors and scores take, which are captured when first needed."""
+    """Allocate as much as graphs with step extensions and scores take, which are captured when first needed."""
     num_logits = resolved.attention.max_num_seqs * resolved.spec.vocab_size
     torch.empty(num_logits * EXTRA_BYTES_PER_LOGIT, dtype=torch.uint8, device=resolved.device)
 

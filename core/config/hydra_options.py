@@ -10,7 +10,7 @@ from typing import Any
 from hookline.core.config.schema import plain_defaults
 from hookline.core.contracts import ModelConfig, QuantizationConfig
 from hookline.core.plugin.host import PluginHost
-from hookline.core.plugin.registry import AUTO, CHOSEN_KINDS, KINDS, MODEL, QUANTIZATION, Entry
+from hookline.core.plugin.registry import AUTO, CHOSEN_KINDS, EXTENSION_KINDS, KINDS, MODEL, QUANTIZATION, Entry
 from hookline.core.util.ray_cluster import cluster_address
 
 RAW_KEYS = ("prompt", "prompts_file", "output", "result", "records", "fit", "save", "cache_salt")
@@ -22,8 +22,8 @@ _WORKLOAD = "workload."
 _STRUCTURED = "sampling.structured_outputs."
 _RAW_FIELDS = ("json", "regex", "choice", "grammar", "structural_tag", "after", "json_schema")
 """Keys below _STRUCTURED, and the workload's schema, whose value is raw text; a token id in `after` is a number."""
-_FREE = ("sampling.extra_args.", "processors.", "extensions.", "client.body.", _STRUCTURED, _TAG)
-"""Prefixes of keys inside of mappings with arbitrary keys (of installed processors, of a server's body, of tags), or of
+_FREE = ("sampling.extra_args.", *(f"{kind}s." for kind in EXTENSION_KINDS), "client.body.", _STRUCTURED, _TAG)
+"""Prefixes of keys inside of mappings with arbitrary keys (of installed extensions, of a server's body, of tags), or of
 mappings that are None by default."""
 _AUTO_FIELDS = {MODEL: ModelConfig, QUANTIZATION: QuantizationConfig}
 """The fields of kinds that have some whichever option is chosen."""
@@ -61,7 +61,7 @@ _RAY_MEMORY = "hydra.launcher.ray.init.object_store_memory"
 def add_free_keys(arguments: Sequence[str]) -> list[str]:
     """The arguments with keys below _FREE written as additions, because Hydra refuses keys that it does not know.
 
-    Processors, their fields and types are checked for every request, wherever it comes from; the members of a body are
+    Extensions, their fields and types are checked for every request, wherever it comes from; the members of a body are
     checked by the server.
     """
     return [f"++{argument}" if argument.startswith(_FREE) else argument for argument in arguments]

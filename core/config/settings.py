@@ -22,12 +22,11 @@ from hookline.core.plugin.presets import default_options, preset_values
 from hookline.core.plugin.registry import (
     AUTO,
     CHOSEN_KINDS,
-    EXTENSION,
+    EXTENSION_KINDS,
     KINDS,
     MODEL,
     OBSERVER,
     POOLER,
-    PROCESSOR,
     QUANTIZATION,
     Entry,
     ExtensionOption,
@@ -95,7 +94,7 @@ class EngineConfig:
     prepared_sampling: tuple[Any, ...] = ({"temperature": 1.0, "top_p": 0.9},)
     """Sampling parameters of requests that a GPU is made ready for at the start, so that the first of them needs no
     compiler and no new CUDA graphs: a list of mappings with fields of SamplingParams, e.g. [{top_p: 0.9},
-    {top_p: 0.9, logprobs: 5}]. What counts is which logits processors they use (top_p, top_k and min_p are one's), and
+    {top_p: 0.9, logprobs: 5}]. What counts is which step extensions they use (top_p, top_k and min_p are one's), and
     logprobs, rounded up to 0, 1, 5, 10 or 20. A step needs what all its requests need together, so list such mixtures,
     too. Always ready are plain requests and those that leave all to the checkpoint's generation_config.json."""
     compile_ahead: bool = True
@@ -250,8 +249,8 @@ class Config(EngineKeys):
         return self.tp * self.pp
 
     @property
-    def extension_options(self) -> Mapping[str, Option]:
-        """What is set of step extensions and logits processors, by name."""
+    def extension_options(self) -> Mapping[str, ExtensionOption]:
+        """What is set of step extensions of either kind, by name."""
         return {**self.processors, **self.extensions}
 
     def __post_init__(self) -> None:
@@ -286,8 +285,7 @@ def validate(tree: Mapping[str, Any], host: PluginHost) -> Config:
     engine = _mapping("engine", given.pop("engine", None) or {})
     further: dict[str, Any] = {
         "observers": _observers(given.pop("observers", None), host),
-        "processors": _processors(given.pop("processors", None), host),
-        "extensions": _extensions(given.pop("extensions", None), host),
+        **{f"{kind}s": _extensions(kind, given.pop(f"{kind}s", None), host) for kind in EXTENSION_KINDS},
     }
     return Config(**options, **further, engine=build(EngineConfig, engine, "engine", ROOT_KEYS), **given)
 
@@ -308,29 +306,17 @@ def _observer(value: Any, host: PluginHost) -> Option:
     return option_of(OBSERVER, value, host, "observers")
 
 
-def _processors(value: Any, host: PluginHost) -> dict[str, Option]:
-    """By name, each processor's arguments for requests that do not say otherwise."""
-    if not isinstance(value, Mapping | None):
-        raise ConfigError(f"processors={shown(value)} is not a mapping; write processors.NAME.FIELD=VALUE")
-    options = {}
-    for name, fields_ in (value or {}).items():
-        key, entry = f"processors.{name}", host.choose(PROCESSOR, str(name))
-        assert entry.config is not None
-        if issubclass(entry.config, FromSamplingParams):
-            known = ", ".join(f"sampling.{one.name}" for one in fields(entry.config))
-            raise ConfigError(f"{key}: its arguments are sampling parameters; set {known} in its place")
-        options[entry.name] = _made(entry, _mapping(key, fields_ or {}), key)
-    return options
-
-
-def _extensions(value: Any, host: PluginHost) -> dict[str, ExtensionOption]:
+def _extensions(kind: str, value: Any, host: PluginHost) -> dict[str, ExtensionOption]:
     """By name, the settings of each step extension, and its arguments for requests that do not say otherwise."""
     if not isinstance(value, Mapping | None):
-        raise ConfigError(f"extensions={shown(value)} is not a mapping; write extensions.NAME.FIELD=VALUE")
+        raise ConfigError(f"{kind}s={shown(value)} is not a mapping; write {kind}s.NAME.FIELD=VALUE")
     options = {}
     for name, fields_ in (value or {}).items():
-        key, entry = f"extensions.{name}", host.choose(EXTENSION, str(name))
+        key, entry = f"{kind}s.{name}", host.choose(kind, str(name))
         given = _mapping(key, fields_ or {})
+        if entry.config is None and entry.arguments is not None and issubclass(entry.arguments, FromSamplingParams):
+            known = ", ".join(f"sampling.{one.name}" for one in fields(entry.arguments))
+            raise ConfigError(f"{key}: its arguments are sampling parameters; set {known} in its place")
         schemas = [one for one in (entry.config, entry.arguments) if one is not None]
         check_keys(given, [one.name for schema in schemas for one in fields(schema)], key)
         made = [_built(entry, schema, _of_schema(schema, given), key) for schema in schemas]
@@ -436,6 +422,5 @@ def chosen_entries(config: Config, host: PluginHost) -> Iterator[Entry]:
             yield option.entry
     if config.kernels.entry is None:
         yield from host.registry.of_kind("kernels")
-    yield from host.registry.of_kind(PROCESSOR)
-    yield from host.registry.of_kind(EXTENSION)
-    yield from host.registry.of_kind(POOLER)
+    for kind in (*EXTENSION_KINDS, POOLER):
+        yield from host.registry.of_kind(kind)

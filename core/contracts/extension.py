@@ -65,7 +65,7 @@ class FromSamplingParams:
     """Base class for arguments whose fields are read from the fields of the same names in SamplingParams.
 
     Other arguments come from `SamplingParams.extra_args[name]`, and where a request does not set them, from the
-    engine's `processors.name` or `extensions.name`.
+    engine's settings of it.
     """
 
 
@@ -153,13 +153,15 @@ class StepExtension(Protocol):
     """Whether its methods on the device read values of tensors on the host (`item`, `tolist`, a condition), which loses
     the overlap of host and device. Excludes Needs(graph_safe=True)."""
     excludes: Sequence[str] = ()
-    """What a request may not ask for beside it: names of other extensions or logits processors, and of fields of
+    """What a request may not ask for beside it: names of other extensions, and of fields of
     SamplingParams; `tp` or `pp`: engines of several ranks or stages refuse it."""
     layers: Sequence[int] = ()
     """After which of the model's layers `after_layer` is called, counted from 0; mostly set by the constructor. With
     stages, each stage calls it after its own layers."""
     reads_layers: Sequence[int] = ()
     """The layers after which LogitsRows.streams has the residual stream; mostly set by the constructor."""
+    draw_method: str = "before_draw"
+    """What its `before_draw` is called."""
     result_width: int = 0
     """W: how many numbers `after_draw` returns for each draw; mostly set by the constructor."""
     result_dtype: str = "int64"

@@ -33,7 +33,7 @@ class Needs:
     The lengths of such a step are known on the device only; `Batch` says what it looks like. Without this, only decode
     steps are captured."""
     sizes_alike: bool = False
-    """A capability of kernels, models, samplers and logits processors: a step with a number of rows or tokens that they
+    """A capability of kernels, models, samplers and step extensions: a step with a number of rows or tokens that they
     have not seen before makes nothing on the device that is kept, measures nothing and sets nothing up. The steps of
     further sizes are then captured without having run, which takes half the time; what a captured step does, each
     replay repeats."""

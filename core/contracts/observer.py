@@ -62,7 +62,7 @@ class EngineView(Protocol):
 
     @property
     def extension_costs(self) -> Mapping[str, ExtensionCost]:
-        """What the installed step extensions and logits processors took, by name; live."""
+        """What the installed step extensions took, by name; live."""
         ...
 
     @property
@@ -83,7 +83,7 @@ class EngineView(Protocol):
 
 @dataclass
 class ExtensionCost:
-    """What one step extension, or logits processor, took of an engine's time so far. Live: it grows with each step."""
+    """What one step extension took of an engine's time so far. Live: it grows with each step."""
 
     num_steps: int = 0
     """Steps that ran it."""

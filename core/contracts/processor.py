@@ -21,6 +21,9 @@ class LogitsProcessor(StepExtension, Protocol):
     "leave the logits alone".
     """
 
+    draw_method: str = "process"
+    """See StepExtension."""
+
     def process(self, logits_NV: Tensor, rows: LogitsRows) -> Tensor:
         """See StepExtension.before_draw."""
         ...

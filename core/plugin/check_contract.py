@@ -36,6 +36,7 @@ POOLER_TASKS = ("embed", "classify", "score")
 """What a pooler's `task` may be."""
 WORKING_METHODS = ("after_layer", "before_draw", "after_draw", "on_token")
 """The methods of a step extension of which each has at least one."""
+_EXTENSIONS = (contracts.StepExtension, contracts.LogitsProcessor)
 _PACKAGE = contracts.__name__
 _ALMOST = 0.83
 """How similar a name must be to one of the contract's to count as misspelt: `num_draw` is, `num_rows` is not."""
@@ -68,8 +69,8 @@ def class_fault(kind: str, target: type, needs: Needs) -> str | None:
                 return f"{fault}, though it declares attention={needs.attention}; {_where(contract)}"
     unneeded = () if needs.vocabulary_shards else ("sample_shard",)
     fault = methods_fault(target, contract, besides=_BESIDES.get(kind, ()), unneeded=unneeded)
-    if fault is None and kind in ("processor", "extension"):
-        return _extension_fault(kind, target, needs)
+    if fault is None and contract in _EXTENSIONS:
+        return _extension_fault(contract, target, needs)
     task = getattr(target, "task", None)
     if fault is None and kind == "pooler" and isinstance(task, str) and task not in POOLER_TASKS:
         return f"its task is {task!r} and must be one of {', '.join(POOLER_TASKS)}; {_where(contract)}"
@@ -128,7 +129,7 @@ def _misspelt(target: type, contract: type, known: set[str]) -> str | None:
     return None
 
 
-def _extension_fault(kind: str, target: Any, needs: Needs) -> str | None:
+def _extension_fault(contract: type, target: Any, needs: Needs) -> str | None:
     """A step extension that states what it does not do, or does nothing."""
     fault = None
     if target.follows_tokens and not all(map(is_offered, (target.on_token, target.encode, target.load))):
@@ -137,9 +138,9 @@ def _extension_fault(kind: str, target: Any, needs: Needs) -> str | None:
         fault = "it declares both waits_for_host and Needs(graph_safe=True), and a CUDA graph waits for nothing"
     elif is_offered(target.on_result) and not is_offered(target.after_draw):
         fault = "its on_result needs after_draw, whose numbers it gets"
-    elif kind == "extension" and not any(is_offered(getattr(target, name)) for name in WORKING_METHODS):
+    elif not any(is_offered(getattr(target, name)) for name in (*WORKING_METHODS, target.draw_method)):
         fault = f"it has none of the methods {', '.join(WORKING_METHODS)}"
-    return f"{fault}; {_where(_CONTRACTS[kind])}" if fault else None
+    return f"{fault}; {_where(contract)}" if fault else None
 
 
 def _observer_fault(target: type) -> str | None:

@@ -13,7 +13,7 @@ from typing import Any
 from hookline.core.contracts import ATTENTION_FEATURES, FromSamplingParams, ModelConfig, Needs, QuantizationConfig
 from hookline.core.errors import ConfigError, shown
 from hookline.core.plugin.problems import with_line
-from hookline.core.plugin.registry import AUTO, EXTENSION, MODEL, PROCESSOR, QUANTIZATION, Entry
+from hookline.core.plugin.registry import AUTO, EXTENSION_KINDS, MODEL, QUANTIZATION, Entry
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.util.raising import Raising, raised_by
 from hookline.core.util.ranges import check_ranges
@@ -82,11 +82,11 @@ def _all_of(kind: type, values: object) -> bool:
 def _arguments_fault(entry: Entry) -> str | None:
     """What is wrong with the dataclass of a request's arguments, which only step extensions have."""
     arguments = entry.arguments
-    if entry.kind != EXTENSION:
+    if entry.kind not in EXTENSION_KINDS:
         return None if arguments is None else "arguments are a step extension's, and it is none"
     if arguments is None:
-        return "arguments must be the dataclass of a request's arguments; it is None"
-    fault = _dataclass_fault("arguments", arguments, has_defaults=False)
+        return f"{entry.arguments_key} must be the dataclass of a request's arguments; it is None"
+    fault = _dataclass_fault(entry.arguments_key, arguments, has_defaults=False)
     if fault is not None or entry.config is None or not _is_dataclass(entry.config):
         return fault
     for field in dataclasses.fields(arguments):
@@ -99,12 +99,10 @@ def _config_fault(entry: Entry) -> str | None:
     config = entry.config
     base = _BASES.get(entry.kind)
     if config is None:
-        if entry.kind == PROCESSOR:
-            return "config must be the dataclass of a request's arguments; it is None"
         return f"config must extend hookline.core.contracts.{base.__name__}; it is None" if base else None
     if base is not None and _is_dataclass(config) and not issubclass(config, base):
         return f"config {config.__name__} does not extend hookline.core.contracts.{base.__name__}"
-    return _dataclass_fault("config", config, has_defaults=entry.kind != PROCESSOR)
+    return _dataclass_fault("config", config, has_defaults=True)
 
 
 def _dataclass_fault(what: str, config: Any, *, has_defaults: bool) -> str | None:

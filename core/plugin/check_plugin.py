@@ -19,14 +19,7 @@ from hookline.core.plugin.presets import Preset, preset_fault, presets_in
 from hookline.core.plugin.problems import Phase, Rejected, with_line
 from hookline.core.plugin.registry import (
     ENTRY_KINDS,
-    EXTENSION,
-    GRAMMARS,
-    OBSERVER,
-    POOLER,
-    PROCESSOR,
-    QUANTIZATION,
-    REASONING_PARSER,
-    TOOL_PARSER,
+    EXTENSION_KINDS,
     Entry,
     Origin,
     Registry,
@@ -35,20 +28,7 @@ from hookline.core.plugin.sources import spec_of
 from hookline.core.util.raising import Raising, raised_by
 from hookline.core.util.text import near_miss, one_line
 
-_HOOK_OF_KIND = {
-    "model": "register_models",
-    "scheduler": "register_schedulers",
-    "sampler": "register_samplers",
-    "kernels": "register_kernels",
-    GRAMMARS: "register_grammars",
-    POOLER: "register_poolers",
-    QUANTIZATION: "register_quantizations",
-    PROCESSOR: "register_processors",
-    EXTENSION: "register_extensions",
-    OBSERVER: "register_observers",
-    REASONING_PARSER: "register_reasoning_parsers",
-    TOOL_PARSER: "register_tool_parsers",
-}
+_HOOK_OF_KIND = {kind: f"register_{kind.removesuffix('s')}s" for kind in ENTRY_KINDS}
 _HOOKS = tuple(name for name, value in vars(hookspecs).items() if hasattr(value, f"{hookspecs.PROJECT}_spec"))
 
 
@@ -170,8 +150,8 @@ class _Collector:
                 f"{entry.kind} '{entry.name}' is already registered by {taken.origin}; choose another name, or pass "
                 "replace=True"
             )
-        for other in {PROCESSOR: (EXTENSION,), EXTENSION: (PROCESSOR,)}.get(entry.kind, ()):
-            if (holder := self._registry.find(other, entry.name)) is not None:
+        for other in EXTENSION_KINDS if entry.kind in EXTENSION_KINDS else ():
+            if other != entry.kind and (holder := self._registry.find(other, entry.name)) is not None:
                 return (
                     f"{entry.kind} '{entry.name}' has the name of a {other} of {holder.origin}, and requests use both "
                     "by sampling.extra_args; choose another name"

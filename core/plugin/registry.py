@@ -30,13 +30,14 @@ QUANTIZATION = "quantization"
 CHOSEN_KINDS = (MODEL, KERNELS, GRAMMARS, POOLER, QUANTIZATION)
 """The kinds of which core can choose an option."""
 PROCESSOR, EXTENSION = "processor", "extension"
+EXTENSION_KINDS = (PROCESSOR, EXTENSION)
 """The kinds whose options are chosen by requests, not by the configuration: step extensions, and those among them that
-only change logits."""
+only change logits. Beyond what registers and configures them, core knows no difference between the two."""
 OBSERVER = "observer"
 """The kind of which the configuration names none, one or several."""
 REASONING_PARSER, TOOL_PARSER = "reasoning_parser", "tool_parser"
 """The kinds of which a server's configuration names one or none."""
-ENTRY_KINDS = (*KINDS, PROCESSOR, EXTENSION, OBSERVER, REASONING_PARSER, TOOL_PARSER)
+ENTRY_KINDS = (*KINDS, *EXTENSION_KINDS, OBSERVER, REASONING_PARSER, TOOL_PARSER)
 """All kinds of entries."""
 
 
@@ -72,7 +73,17 @@ class Entry:
     replaces: bool = False
     """Whether it was registered with replace=True."""
     arguments: type | None = None
-    """For a step extension: the dataclass of a request's arguments. A logits processor's is its config."""
+    """For a step extension: the dataclass of a request's arguments, which a logits processor is given as `config=`."""
+
+    def __post_init__(self) -> None:
+        if self.kind == PROCESSOR and self.arguments is None:
+            object.__setattr__(self, "arguments", self.config)
+            object.__setattr__(self, "config", None)
+
+    @property
+    def arguments_key(self) -> str:
+        """What `arguments` are called where an entry of its kind is registered."""
+        return "config" if self.kind == PROCESSOR else "arguments"
 
     def __str__(self) -> str:
         return f"{self.kind} '{self.name}' of {self.origin}"

@@ -1,4 +1,4 @@
-"""The host's half of one step extension or logits processor: its entry, and its code once a request uses it."""
+"""The host's half of one step extension: its entry, and its code once a request uses it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hookline.core.contracts import ExtensionCost, FromSamplingParams, RequestFa
 from hookline.core.errors import PluginError, RequestError, shown
 from hookline.core.plugin.blame import Blaming, breach
 from hookline.core.plugin.needs import Facts, unmet
-from hookline.core.plugin.registry import PROCESSOR, Entry, ExtensionOption, Option
+from hookline.core.plugin.registry import Entry, ExtensionOption
 from hookline.core.util.arrays import Array, IntArray, float_bits, ints
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -25,25 +25,19 @@ _PLAIN = (bool, int, float, str, type(None))
 class HostExtension:
     """One extension. facts: of the engine, if they are known. option: what the engine's configuration sets of it."""
 
-    def __init__(self, entry: Entry, facts: Facts | None = None, option: Option | None = None) -> None:
-        is_processor = entry.kind == PROCESSOR
-        arguments = entry.config if is_processor else entry.arguments
-        assert arguments is not None
-        self.entry, self.arguments, self._facts = entry, arguments, facts
+    def __init__(self, entry: Entry, facts: Facts | None = None, option: ExtensionOption | None = None) -> None:
+        assert entry.arguments is not None
+        self.entry, self.arguments, self._facts = entry, entry.arguments, facts
         self.unmet_needs = [] if facts is None else unmet(entry.needs, facts)
-        self.draw_method = "process" if is_processor else "before_draw"
-        """Which of its methods changes logits."""
         self.from_params = issubclass(self.arguments, FromSamplingParams)
         self.blaming = _blaming(entry)
         self.cost = ExtensionCost()
         """What it took so far, in this engine."""
         with self.blaming:
             self.defaults = self.arguments()
-            self.config = None if is_processor or entry.config is None else entry.config()
-        self.setting = None if option is None or not is_processor else option.config
+            self.config = option.config if option is not None else None if entry.config is None else entry.config()
+        self.setting = None if option is None else option.arguments
         """Arguments of requests that do not say otherwise, from the engine's configuration; None if it has none."""
-        if isinstance(option, ExtensionOption):
-            self.config, self.setting = option.config, option.arguments
         fields = dataclasses.fields(self.arguments)
         self.field_names = [field.name for field in fields]
         self.columns = {name: float for name in self._of_type(float)} | {
@@ -114,6 +108,16 @@ class HostExtension:
                     "num_draws", f"it returned {shown(count)}, which is neither a number of draws nor None"
                 )
         return None if count is None else max(0, count)
+
+    @property
+    def draw_method(self) -> str:
+        """Which of its methods changes logits."""
+        return str(self.cls.draw_method)
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether it changes logits."""
+        return is_offered(getattr(self.cls, self.draw_method))
 
     @property
     def reads_texts(self) -> bool:

@@ -18,7 +18,7 @@ from hookline.core.config.schema import build, unknown_key
 from hookline.core.contracts import ExtensionCost, RequestFacts, TokenTexts
 from hookline.core.errors import BrokenConfigError, ConfigError, PluginError, PluginFault, RequestError, shown
 from hookline.core.plugin.needs import Facts
-from hookline.core.plugin.registry import EXTENSION, PROCESSOR, Entry, Option
+from hookline.core.plugin.registry import EXTENSION_KINDS, Entry, ExtensionOption
 from hookline.core.plugin.step_extensions import HostExtension
 from hookline.core.requests.extension_states import UsedExtension
 from hookline.core.sampling_params import SamplingParams
@@ -34,7 +34,6 @@ MAX_CHARACTERS = 65_536
 """Most characters of a request's extra_args: of all keys, texts and numbers together."""
 MAX_VALUES = 1024
 """Most values of a request's extra_args: each number, text, list and mapping is one. A value costs up to 0.1 ms."""
-EXTENSION_KINDS = (PROCESSOR, EXTENSION)
 _FIELDS = {one.name: one.default for one in fields(SamplingParams) if one.default is not MISSING}
 """Sampling parameters that an extension can exclude, and their values in requests that leave them out."""
 MAX_DEPTH = 16
@@ -43,7 +42,7 @@ MAX_DEPTH = 16
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a request asks of the step extensions and logits processors.
+    """What a request asks of the step extensions.
 
     records: (extension's index, its arguments: one integer per column, then what it encoded). num_draws: (bit of the
     extension, how many of the first draws it changes; None for all). reads_tokens: whether one of them reads the
@@ -96,7 +95,7 @@ class InstalledExtensions:
 
     @classmethod
     def of(
-        cls, entries: Iterable[Entry], facts: Facts | None = None, settings: Mapping[str, Option] | None = None
+        cls, entries: Iterable[Entry], facts: Facts | None = None, settings: Mapping[str, ExtensionOption] | None = None
     ) -> InstalledExtensions:
         """The extensions among some plugin entries. One that does not fit the facts is refused when a request uses it.
 
@@ -159,7 +158,7 @@ class InstalledExtensions:
             self.stages[int(index)].cost.add_device(seconds)
 
     def use_tokenizer(self, load: Callable[[], TokenTexts | None]) -> None:
-        """Give processors the tokenizer if they read texts; `load` is called when a request first uses one of them."""
+        """Give extensions the tokenizer if they read texts; `load` is called when a request first uses one of them."""
         self._load_tokenizer = load
 
     @cached_property
@@ -181,7 +180,7 @@ class InstalledExtensions:
         for name in params.processed_fields:
             if name not in self._claimed:
                 raise RequestError(
-                    f"sampling.{name}={shown(getattr(params, name))}: no logits processor that takes it is loaded here"
+                    f"sampling.{name}={shown(getattr(params, name))}: no step extension that takes it is loaded here"
                 )
         taking = {stage.entry.name for stage in self.stages if not stage.from_params}
         for name in params.extra_args:

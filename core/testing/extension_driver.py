@@ -91,9 +91,8 @@ class ExtensionDriver:
         config: Any = None,
     ) -> None:
         own = None if config is None else type(config)
-        own, of_request = (own, arguments) if kind == EXTENSION else (arguments, None)
         origin = Origin("-", "-", "-", "-")
-        entry = Entry(kind, "tested", "nowhere:Nothing", origin, own, needs=Needs(), arguments=of_request)
+        entry = Entry(kind, "tested", "nowhere:Nothing", origin, own, needs=Needs(), arguments=arguments)
         stage = HostExtension(entry, option=ExtensionOption(entry, config))
         stage.__dict__["cls"] = extension
         head_VD = torch.randn(vocab_size, HIDDEN_SIZE, generator=torch.Generator().manual_seed(1)).to(device)
@@ -117,11 +116,6 @@ class ExtensionDriver:
     def stage(self) -> HostExtension:
         """The extension's half on the host."""
         return self.installed.stages[0]
-
-    @property
-    def changes_logits(self) -> bool:
-        """Whether it has a method for logits."""
-        return self.extensions.extension(0).changes_logits
 
     @property
     def extension(self) -> Any:

@@ -78,7 +78,7 @@ class ExtensionSuite:
         changes_stream = driver.stage.changes_stream
         for row, example in enumerate(self.examples):
             is_changed = self._difference(found.rows([row]), untouched.rows([row])) != ""
-            if changes_stream or driver.changes_logits:
+            if changes_stream or driver.stage.changes_logits:
                 what = "changes neither hidden states nor logits" if changes_stream else "changes no logit"
                 check(is_changed, f"{example} {what}")
             check(bool((found.logits_NV[row] > -torch.inf).any()), f"{example} forbids every token")

@@ -1,4 +1,4 @@
-"""The tokenizer as logits processors see it: see `core.contracts.TokenTexts`."""
+"""The tokenizer as step extensions see it: see `core.contracts.TokenTexts`."""
 
 from __future__ import annotations
 

@@ -86,8 +86,8 @@ def refusal(make):
         ({"logprobs": 21}, "sampling.logprobs=21 must be between 0 and 20"),
         ({"logprobs": True}, "sampling.logprobs=True must be a whole number"),
         ({"prompt_logprobs": -1}, "sampling.prompt_logprobs=-1 must be between 0 and 20"),
-        ({"extra_args": [1]}, "sampling.extra_args=[1] must be a mapping of processors to their arguments"),
-        ({"extra_args": {"x": 1}}, "sampling.extra_args.x=1 must be a mapping of the processor's arguments"),
+        ({"extra_args": [1]}, "sampling.extra_args=[1] must be a mapping of extensions to their arguments"),
+        ({"extra_args": {"x": 1}}, "sampling.extra_args.x=1 must be a mapping of the extension's arguments"),
     ],
 )
 def test_an_invalid_value_is_named_with_its_range(values, message):
@@ -181,7 +181,7 @@ def test_do_sample_false_in_a_generation_config_means_greedy():
         ({"repetition_penalty": 1e-60}, "must be a finite number above 0 as a float32"),
         ({"stop": NESTED}, "must be a text or a list of texts"),
         ({"bad_words": NESTED}, "must be a whole number"),
-        ({"extra_args": {"\ud800\n": 1}}, "must be a mapping of the processor's arguments"),
+        ({"extra_args": {"\ud800\n": 1}}, "must be a mapping of the extension's arguments"),
     ],
 )
 def test_numbers_of_any_size_and_lists_of_any_depth_are_refused_in_one_line(values, message):

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import ExtensionSpec, LayerRows, LogitsRows, SamplingBatch, TokenTexts, is_offered
+from hookline.core.contracts import ExtensionSpec, LayerRows, LogitsRows, SamplingBatch, TokenTexts
 from hookline.core.errors import RequestError, RequestFault
 from hookline.core.plugin.blame import breach, failure
 from hookline.core.plugin.step_extensions import HostExtension
@@ -48,7 +48,7 @@ class RankExtension:
         self.ints_IR = columns_CR[len(self.float_names) :].contiguous()
         self.layers = self._layers("layers", spec) if stage.changes_stream else ()
         self.reads = self._layers("reads_layers", spec)
-        self.changes_logits = stage.draw_method == "process" or is_offered(stage.cls.before_draw)
+        self.changes_logits = stage.changes_logits
         self.width, self.dtype = self.extension.result_width, self.extension.result_dtype
         if stage.has_results and (type(self.width) is not int or self.width < 1 or self.dtype not in _DTYPES):
             told = (

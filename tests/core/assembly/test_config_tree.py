@@ -14,4 +14,4 @@ def test_another_process_reads_the_same_configuration_with_the_processors_defaul
     }
     config = validate(tree, host)
     again = validate(config_tree(config, config.kernels.name), host)
-    assert again == config and again.processors["mirostat"].config.tau == 3.0
+    assert again == config and again.processors["mirostat"].arguments.tau == 3.0

@@ -72,4 +72,4 @@ def test_it_is_what_steps_say_of_such_requests(installed, monkeypatch):
 def test_what_no_processor_takes_is_left_out_with_a_line_in_the_log(caplog):
     with caplog.at_level("INFO", "hookline"):
         assert prepared(InstalledExtensions(), prepared_sampling=[{"top_p": 0.5}, {"logprobs": 1}]) == [Extras(0, 1)]
-    assert "draws with {'top_p': 0.5} are not made ready: sampling.top_p=0.5: no logits processor" in caplog.text
+    assert "draws with {'top_p': 0.5} are not made ready: sampling.top_p=0.5: no step extension" in caplog.text

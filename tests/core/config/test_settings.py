@@ -396,7 +396,7 @@ def test_what_an_engine_says_of_a_processor_is_typed_by_its_arguments(processors
     tree = {"processors": {"dry": {"multiplier": 1, "breakers": ["a"]}}}
     config = validate(tree, processors)
     option = config.processors["dry"]
-    assert option.config == DryArguments(1.0, ("a",)) and option.entry is not None and option.entry.name == "dry"
+    assert option.arguments == DryArguments(1.0, ("a",)) and option.entry is not None and option.entry.name == "dry"
     assert validate({}, processors).processors == {} == validate({"processors": None}, processors).processors
     assert pickle.loads(pickle.dumps(config)) == config
 

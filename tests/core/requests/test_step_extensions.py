@@ -9,7 +9,7 @@ from hookline.core.contracts import FromSamplingParams, LogitsProcessor, Needs, 
 from hookline.core.engine.step_builder import ArgumentWriter
 from hookline.core.errors import RequestError
 from hookline.core.plugin.needs import Facts
-from hookline.core.plugin.registry import PROCESSOR, Entry, Option, Origin
+from hookline.core.plugin.registry import PROCESSOR, Entry, ExtensionOption, Origin
 from hookline.core.requests.request import Request
 from hookline.core.requests.step_extensions import (
     MAX_CACHED_KEY_BYTES,
@@ -79,7 +79,7 @@ def test_unknown_names_and_wrong_values_are_refused_with_the_near_miss(extra_arg
 
 def with_setting(params, **setting):
     one = entry("shift")
-    settings = {"shift": Option(one, PlainProcessorArguments(**setting))}
+    settings = {"shift": ExtensionOption(one, None, PlainProcessorArguments(**setting))}
     installed = InstalledExtensions.of([one, entry("other")], None, settings)
     installed.check(params)
     return installed.prepare(params.resolved({}), FACTS)
@@ -105,7 +105,7 @@ def test_an_engine_without_settings_makes_nothing_of_requests_that_ask_for_nothi
 
 
 def test_a_parameter_that_no_processor_takes_is_refused():
-    with pytest.raises(RequestError, match=r"sampling.top_k=3: no logits processor that takes it is loaded here"):
+    with pytest.raises(RequestError, match=r"sampling.top_k=3: no step extension that takes it is loaded here"):
         prepare(SamplingParams(top_k=3), entry("shift"))
 
 
@@ -125,7 +125,7 @@ def test_a_processor_that_cannot_be_used_is_named_and_only_when_asked_for(broken
     facts = Facts("cpu", "float32")
     assert prepare(SamplingParams(), broken, facts=facts) is NOTHING
     with pytest.raises(RequestError, match=message):
-        given = {"tokens": [1]} if broken.config is ListArguments else {"amount": 1.0}
+        given = {"tokens": [1]} if broken.arguments is ListArguments else {"amount": 1.0}
         prepare(SamplingParams(extra_args={"shift": given}), broken, facts=facts)
 
 

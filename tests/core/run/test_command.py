@@ -852,7 +852,7 @@ def test_what_all_requests_ask_of_a_processor_is_a_key_that_info_shows_and_sweep
     assert "fields; for all requests of an engine: processors.dry.FIELD=VALUE" in capsys.readouterr().out
     tree = compose([*CHOSEN, "processors.dry.length=4", "processors.dry.breakers=[a]"], host, RunKeys)[0].tree
     assert tree["processors"] == {"dry": {"length": 4, "breakers": ["a"]}}
-    assert validate_run({**tree, "prompt": "a"}, host).config.processors["dry"].config.length == 4
+    assert validate_run({**tree, "prompt": "a"}, host).config.processors["dry"].arguments.length == 4
     assert fails(["processors.dry.lenght=4"], capsys).startswith("unknown key 'processors.dry.lenght'. Did you mean")
     started = started_jobs(monkeypatch)
     assert main([*CHOSEN, "-m", "prompt=a", "processors.dry.length=3,4"]) == 0
@@ -879,7 +879,7 @@ def test_an_experiment_may_say_what_all_requests_ask_of_a_processor(host: Plugin
             "unknown key 'sampling.extra_args.dry.multiply'. Did you mean 'multiplier'? ",
         ),
         ("dri.multiplier=1", "unknown key 'sampling.extra_args.dri'. Did you mean 'dry'? Available: dry"),
-        ("dry=1", "sampling.extra_args.dry=1 must be a mapping of the processor's arguments"),
+        ("dry=1", "sampling.extra_args.dry=1 must be a mapping of the extension's arguments"),
         ("dry.length={", "cannot read the value of sampling.extra_args.dry.length={; put it in quotes: "),
     ],
 )
