@@ -192,12 +192,13 @@ def extension_spec(resolved: ResolvedConfig) -> ExtensionSpec:
 def stream_logits(model: Model, ranks: LocalRanks, vocab_size: int, stream_XD: Tensor) -> Tensor:
     """The logits (X, V) float32 of rows of the residual stream, by the model's last norm and its head.
 
-    Raises: RequestError if the model does not keep that norm as a hookline.core.layers.FinalNorm.
+    Raises: RequestError if the model has neither a FinalNorm of hookline.core.layers nor the method of NormsStreams.
     """
-    norm = next((one for one in vars(model).values() if isinstance(one, FinalNorm)), None)
+    norm = next((one for one in vars(model).values() if isinstance(one, FinalNorm)), getattr(model, "final_norm", None))
     if norm is None:
         raise RequestError(
-            "the model has no hookline.core.layers.FinalNorm, by which logits of inner layers are computed"
+            "the model has neither a hookline.core.layers.FinalNorm nor a method final_norm, by which logits of inner "
+            "layers are computed; use another model"
         )
     return ranks.all_gather_last(model.logits(norm(stream_XD)))[:, :vocab_size].float()
 

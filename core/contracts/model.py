@@ -238,3 +238,17 @@ def wanted_rows(attend: Attend) -> Tensor | None:
     """
     rows_N: Tensor | None = getattr(attend, "rows_N", None)
     return rows_N
+
+
+class NormsStreams(Protocol):
+    """A model whose last norm is no attribute that is a `hookline.core.layers.FinalNorm`, and that has it as a method.
+
+    Step extensions then get the logits of any layer's stream, as ExtensionSpec.logits_of.
+    """
+
+    def final_norm(self, stream_XD: Tensor) -> Tensor:
+        """Rows of the residual stream by the last norm, (X, D); asked on the last stage alone.
+
+        Device: no host sync.
+        """
+        ...

@@ -18,7 +18,7 @@ from hookline.core.layers.residual import Residual, SummedBlock
 from hookline.core.layers.rope import rope_table
 from hookline.core.layers.rope_config import RopeSettings, rope_settings
 from hookline.core.layers.stage import FinalNorm, StageLayers, stage_input
-from hookline.core.layers.taps import tapped
+from hookline.core.layers.taps import tapped, tapped_stream
 from hookline.core.layers.vocab import ParallelHead, VocabParallelEmbedding, vocab_part
 from hookline.core.layers.weights import PLAIN, empty_parameter, head_weight
 
@@ -55,6 +55,7 @@ __all__ = [
     "rope_table",
     "stage_input",
     "tapped",
+    "tapped_stream",
     "vocab_part",
     "wanted_experts",
 ]

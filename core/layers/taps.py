@@ -30,6 +30,16 @@ def tapped(layers: Sequence[Layer], residual: Residual, attend: Any) -> Sequence
     return layers if tap is None else _each(layers, residual, tap)
 
 
+def tapped_stream(layer: int, stream_TD: Tensor, attend: Any) -> Tensor | None:
+    """Show the stream after a layer, of a model that has no Residual; the stream to continue with if it was changed.
+
+    layer: counted over the whole model. Returns None if the stream is as it was: at once if nobody asked for it.
+    Device: as `tapped`.
+    """
+    tap: Tap | None = getattr(attend, "tap", None)
+    return None if tap is None else tap(layer, lambda: stream_TD)
+
+
 def _each(layers: Sequence[Layer], residual: Residual, tap: Tap) -> Iterator[Layer]:
     for index, layer in zip(getattr(layers, "indices", range(len(layers))), layers, strict=True):
         yield layer

@@ -28,7 +28,7 @@ _CONTRACTS: dict[str, type] = {
     "quantization": contracts.Quantization,
 }
 _BESIDES: dict[str, tuple[type, ...]] = {
-    "model": (contracts.OpensCheckpoint, contracts.RenamesTensors),
+    "model": (contracts.OpensCheckpoint, contracts.RenamesTensors, contracts.NormsStreams),
     "scheduler": (contracts.RemembersSteps,),
 }
 """Contracts that a class of a kind may keep as well, without extending them."""

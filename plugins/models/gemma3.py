@@ -34,6 +34,7 @@ from hookline.core.layers import (
     VocabParallelEmbedding,
     rope_table,
     stage_input,
+    tapped_stream,
 )
 from hookline.plugins.models.gemma3_config import Shape, read_config
 
@@ -84,10 +85,16 @@ class Gemma3:
         normed_TD = self.kernels.rms_norm(hidden_TD, next_norms[0], self.eps)
         for layer, next_norm_D in zip(self.layers, next_norms[1:], strict=True):
             normed_TD, hidden_TD = layer(normed_TD, hidden_TD, next_norm_D, attend)
+            if (changed_TD := tapped_stream(layer.index, hidden_TD, attend)) is not None:
+                hidden_TD, normed_TD = changed_TD, self.kernels.rms_norm(changed_TD, next_norm_D, self.eps)
         return normed_TD if self.is_last else hidden_TD
 
     def _embedded(self, token_ids_T: Tensor) -> Tensor:
         return self.embed(token_ids_T) * self.embed_scale
+
+    def final_norm(self, stream_XD: Tensor) -> Tensor:
+        """See NormsStreams."""
+        return self.kernels.rms_norm(stream_XD, self.norm_D, self.eps)
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
         """See Model."""

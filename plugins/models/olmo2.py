@@ -25,6 +25,7 @@ from hookline.core.layers import (
     empty_parameter,
     rope_table,
     stage_input,
+    tapped_stream,
 )
 from hookline.plugins.models.olmo2_config import Shape, read_config
 
@@ -62,6 +63,8 @@ class Olmo2:
         hidden_TD = stage_input(self.embed, token_ids_T, attend)
         for layer in self.layers:
             hidden_TD = layer(hidden_TD, attend)
+            if (changed_TD := tapped_stream(layer.index, hidden_TD, attend)) is not None:
+                hidden_TD = changed_TD
         return self.norm(hidden_TD)
 
     def logits(self, hidden_ND: Tensor) -> Tensor:

@@ -45,6 +45,7 @@ from hookline.core.layers import (
     plain_short_convolution,
     rope_table,
     stage_input,
+    tapped,
 )
 from hookline.plugins.models.qwen3_next_config import Shape, read_config
 
@@ -98,9 +99,13 @@ class Qwen3Next:
         # Not in chunks of rows: each chunk would read every expert's weights again.
         """See Model."""
         residual = Residual(stage_input(self.embed, token_ids_T, attend), self.eps, self.runtime, in_chunks=False)
-        for layer in self.layers:
+        for layer in tapped(self.layers, residual, attend):
             layer(residual, attend)
         return residual.norm(self.norm_D) if self.is_last else residual.stream()
+
+    def final_norm(self, stream_XD: Tensor) -> Tensor:
+        """See NormsStreams."""
+        return self.runtime.kernels.rms_norm(stream_XD, self.norm_D, self.eps)
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
         """See Model."""

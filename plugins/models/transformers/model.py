@@ -54,6 +54,7 @@ from hookline.plugins.models.transformers.probe import (
     without_data,
 )
 from hookline.plugins.models.transformers.states import StateCache, serve_states
+from hookline.plugins.models.transformers.taps import last_norm, shown_layers
 from hookline.plugins.models.transformers.weights import StoredNames, parameter_targets, refuse_other_forms
 
 
@@ -141,9 +142,15 @@ class TransformersModel:
         inputs = {"input_ids": token_ids_T.unsqueeze(0), **self.cache}
         if self.takes_positions:
             inputs["position_ids"] = positions_T.unsqueeze(0)
-        output = self.decoder(**inputs, attention_mask=None, use_cache=False)
+        with shown_layers(self.decoder, len(self.attention.layers), attend):
+            output = self.decoder(**inputs, attention_mask=None, use_cache=False)
         hidden_TD: Tensor = output[0][0]
         return hidden_TD
+
+    def final_norm(self, stream_XD: Tensor) -> Tensor:
+        """See NormsStreams."""
+        normed_XD: Tensor = last_norm(self.decoder)(stream_XD)
+        return normed_XD
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
         """See Model."""
