@@ -252,3 +252,27 @@ def test_clients_of_a_server_get_what_it_tells() -> None:
             told = [one for choice in choices for one in choice["extensions"]["probe"]]
             assert whole["extensions"]["probe"] == told and [one["token"] for one in told] == whole["token_ids"]
             assert len(told) == NUM_TOKENS and len(choices) > 1 and "extensions" not in plain
+
+
+def test_responses_and_messages_have_it_whole_and_at_the_end_of_a_stream() -> None:
+    body = {"model": "qwen3_tiny", "temperature": 0, "ignore_eos": True, "extra_args": {"probe": {"strength": 0.5}}}
+    paths = {
+        "/v1/responses": {"input": "def f(x):", "max_output_tokens": NUM_TOKENS},
+        "/v1/messages": {"messages": [{"role": "user", "content": "def f(x):"}], "max_tokens": NUM_TOKENS},
+    }
+    options = {"device": "cpu", "engine": ENGINE, "extensions": {"probe": {"changed": [0], "read": [0]}}}
+    with (
+        live_server(lambda: InProcessClient(AsyncLLM(**options), ServeConfig(names=["qwen3_tiny"]))) as server,
+        httpx.Client(base_url=server.url) as http,
+    ):
+        for path, prompt in paths.items():
+            whole = http.post(path, json=prompt | body).raise_for_status().json()
+            stream = http.post(path, json=prompt | body | {"stream": True}).raise_for_status().text
+            plain = http.post(path, json=prompt | body | {"extra_args": {}}).raise_for_status().json()
+            events = [json.loads(line[6:]) for line in stream.splitlines() if line.startswith("data: {")]
+            ends = [event.get("response", event).get("extensions") for event in events]
+            (told,) = [one for one in ends if one is not None]
+            assert whole["extensions"] == told and len(told["probe"]) == NUM_TOKENS
+            assert {type(one["token"]) for one in told["probe"]} == {int} and "extensions" not in plain
+            refused = http.post(path, json=prompt | body | {"extra_args": {"prob": {}}})
+            assert refused.status_code == 400 and "unknown key 'extra_args.prob'. Did you mean 'probe'?" in refused.text

@@ -52,6 +52,8 @@ class _Answer:
         self._is_empty = fields.max_tokens == 0
         self._usage = Usage(len(turn.token_ids))
         self._reader, self._blocks = turn.reader(), Blocks()
+        self._told: dict[str, list[Any]] = {}
+        """What step extensions said of the tokens so far, by their names."""
 
     async def whole(self, generation: Generation, headers: Mapping[str, str]) -> Response:
         """The message with all blocks."""
@@ -72,7 +74,8 @@ class _Answer:
             if delta.output is not None:
                 ended = self._message(delta.output)
                 end = {name: ended[name] for name in ("stop_reason", "stop_sequence")}
-                frames += [event("message_delta", delta=end, usage=ended["usage"]), event("message_stop")]
+                told = {name: ended[name] for name in ("usage", "extensions") if name in ended}
+                frames += [event("message_delta", delta=end, **told), event("message_stop")]
             if frames:
                 yield b"".join(frames)
 
@@ -83,6 +86,8 @@ class _Answer:
                 self._usage.add_end(delta.output)
             return []
         self._usage.add(len(delta.token_ids))
+        for name, further in (delta.extensions or {}).items():
+            self._told.setdefault(name, []).extend(further)
         parts = list(self._reader.push(delta.text))
         if delta.output is not None:
             parts += self._reader.finish()
@@ -95,7 +100,7 @@ class _Answer:
         reason, sequence = (None, None) if output is None else _stop(output, has_calls=self._blocks.has_calls)
         if output is not None and self._is_empty:
             reason, sequence = "max_tokens", None
-        return {
+        message = {
             "id": self._id,
             "type": "message",
             "role": "assistant",
@@ -110,6 +115,7 @@ class _Answer:
                 "cache_creation_input_tokens": 0,
             },
         }
+        return message | {"extensions": self._told} if output is not None and self._told else message
 
 
 def _stop(output: RequestOutput, *, has_calls: bool) -> tuple[str, str | None]:

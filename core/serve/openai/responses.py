@@ -48,6 +48,8 @@ class _Answer:
         self._texts = surface.spelling.behind(turn.token_ids, shows_special=shows_special)
         self._logprobs = WaitingLogprobs()
         self._has_logprobs = turn.params.logprobs is not None
+        self._told: dict[str, list[Any]] = {}
+        """What step extensions said of the tokens so far, by their names."""
 
     async def whole(self, generation: Generation, headers: Mapping[str, str]) -> Response:
         """The response with all items."""
@@ -79,6 +81,8 @@ class _Answer:
     def _grown(self, delta: Delta) -> list[bytes]:
         """The events of a Delta, whose parts are added to the items."""
         self._usage.add(len(delta.token_ids))
+        for name, further in (delta.extensions or {}).items():
+            self._told.setdefault(name, []).extend(further)
         if delta.logprobs:
             self._logprobs.add(chat_logprobs(self._texts, delta.logprobs)["content"])
         parts = self._parts(delta)
@@ -145,7 +149,9 @@ class _Answer:
             "top_logprobs": fields.top_logprobs or 0,
             "top_p": 1.0 if params.top_p is None else params.top_p,
         }
-        ends = {"usage": _usage(usage)} if is_over else {}
+        ends: dict[str, Any] = {"usage": _usage(usage)} if is_over else {}
+        if is_over and self._told:
+            ends["extensions"] = self._told
         return response | ends | ({} if fields.user is None else {"user": fields.user})
 
 
