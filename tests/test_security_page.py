@@ -125,8 +125,8 @@ def test_the_limits_of_a_server_are_the_ones_of_its_code():
     pytest.importorskip("msgspec", reason="needs the extra: pip install hookline[serve]")
     from hookline.core.serve.chat import template, turn
     from hookline.core.serve.endpoints import body
-    from hookline.core.serve.openai import completion_request
     from hookline.core.serve.settings import ServeConfig
+    from hookline.plugins.apis.openai import completion_request
 
     texts = {name: row[0] for name, row in limits().items() if name.startswith(OF_THE_SERVER)}
     told = [numbers(name + " " + text if "(" in name else text) for name, text in texts.items()]

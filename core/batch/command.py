@@ -116,7 +116,7 @@ async def answer_lines(
 
     from hookline.core.batch.endpoints import posting
     from hookline.core.batch.runner import run_rows
-    from hookline.core.serve.http.routes import routes
+    from hookline.core.serve.http.app import surfaces_of
 
     is_shown = sys.stderr is not None and sys.stderr.isatty()
     bar: Any = tqdm(total=total, unit="row", dynamic_ncols=True, leave=False, file=sys.stderr, disable=not is_shown)
@@ -125,7 +125,7 @@ async def answer_lines(
         bar.update(1)
         bar.set_postfix_str(f"{tally.num_tokens} tokens, {tally.num_failed} failed", refresh=False)
 
-    post = posting(Starlette(routes=routes(client, run.serve)))
+    post = posting(Starlette(routes=surfaces_of(client, run.serve).routes))
     try:
         return await run_rows(lines, post, output, run.max_rows, lambda: client.death, _progress)
     finally:

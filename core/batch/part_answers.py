@@ -18,7 +18,7 @@ from hookline.core.data.row_answers import RowAnswers, engine_for_rows
 from hookline.core.data.tables import Answer, rows_of, with_answers
 from hookline.core.errors import ConfigError, one_short_line
 from hookline.core.plugin.host import PluginHost
-from hookline.core.serve.http.routes import routes
+from hookline.core.serve.http.app import surfaces_of
 from hookline.core.serve.in_process import InProcessClient
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class PartAnswers:
         reader = RowReader(run.task, run.sampling, seed=run.config.seed)
         self._llm = engine_for_rows(run.config, host, reader.wants_forms)
         self._client = InProcessClient(self._llm, run.serve)
-        self._post = posting(Starlette(routes=routes(self._client, run.serve)))
+        self._post = posting(Starlette(routes=surfaces_of(self._client, run.serve, host).routes))
         self._admission = Admission.of(self._llm.llm, run.max_rows)
         self._rows = RowAnswers(self._llm, reader, self._admission)
         self._tables = PartTables(run.input)

@@ -4,6 +4,15 @@ A plugin imports its contract from here, and nothing else of core but `layers`, 
 the errors. Each kind has a module of its own, with the legend of its shapes. Importing them imports no torch.
 """
 
+from hookline.core.contracts.api import (
+    ApiEngine,
+    ApiError,
+    ApiRoute,
+    ApiSurface,
+    ErrorForm,
+    ModelCard,
+    OpenCompletions,
+)
 from hookline.core.contracts.batch import Batch
 from hookline.core.contracts.cache import (
     FullAttention,
@@ -153,6 +162,10 @@ __all__ = [
     "PLAIN_ATTENTION",
     "WHOLE_MODEL",
     "WORD_BYTES",
+    "ApiEngine",
+    "ApiError",
+    "ApiRoute",
+    "ApiSurface",
     "Arguments",
     "Attend",
     "AttentionForm",
@@ -165,6 +178,7 @@ __all__ = [
     "DecodeInputs",
     "Ended",
     "EngineView",
+    "ErrorForm",
     "Everyone",
     "Exchange",
     "ExpertWeights",
@@ -188,6 +202,7 @@ __all__ = [
     "MatrixPiece",
     "MatrixPlace",
     "Model",
+    "ModelCard",
     "ModelConfig",
     "ModelSpec",
     "Needs",
@@ -195,6 +210,7 @@ __all__ = [
     "NormsAndGates",
     "NormsStreams",
     "Observer",
+    "OpenCompletions",
     "OpensCheckpoint",
     "OutputParser",
     "ParsedPart",

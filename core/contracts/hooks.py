@@ -58,7 +58,7 @@ class Registrar(Protocol):
         config:   a dataclass with a default for every field: the option's schema; None if it has no fields.
         help:     one line for `hookline info`.
         priority: `auto` takes the available entry with the highest; step extensions and logits processors with a
-                  higher one run earlier.
+                  higher one run earlier; API surfaces with one above 0 are served where serve.apis is not set.
         replace:  take the place of the entry of the same name, or of those that claim the same architectures. Without
                   it, a taken name is an error; so is model=auto for an architecture that two entries claim.
         architectures: for models: the checkpoints that model=auto serves with this entry, by the names that config.json
@@ -221,6 +221,19 @@ def register_quantizations(register: Registrar) -> None:
              quant_method among its methods; one without methods is used only if it is named.
     Errors:  a duplicate name or a bad dataclass disables this plugin alone and names it.
     Example: plugins/quantizations/__init__.py
+    """
+
+
+@hookspec
+def register_apis(register: Registrar) -> None:
+    """Add API surfaces: the endpoints of an API that a server has.
+
+    When:    once per process, before any device is touched.
+    Call:    register(name, "package.module:Class", config=ConfigDataclass, help="one line", priority=...). The class is
+             hookline.core.contracts.ApiSurface; it is imported by a server whose `serve.apis` names it. Where that key
+             is not set, the surfaces with a priority above 0 are served, the highest first.
+    Errors:  a duplicate name or a bad dataclass disables this plugin alone and names it.
+    Example: plugins/apis/__init__.py
     """
 
 

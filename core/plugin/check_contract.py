@@ -26,6 +26,7 @@ _CONTRACTS: dict[str, type] = {
     "grammars": contracts.GrammarBackend,
     "pooler": contracts.Pooler,
     "quantization": contracts.Quantization,
+    "api": contracts.ApiSurface,
 }
 _BESIDES: dict[str, tuple[type, ...]] = {
     "model": (contracts.OpensCheckpoint, contracts.RenamesTensors, contracts.NormsStreams),

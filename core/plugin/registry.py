@@ -37,7 +37,9 @@ OBSERVER = "observer"
 """The kind of which the configuration names none, one or several."""
 REASONING_PARSER, TOOL_PARSER = "reasoning_parser", "tool_parser"
 """The kinds of which a server's configuration names one or none."""
-ENTRY_KINDS = (*KINDS, *EXTENSION_KINDS, OBSERVER, REASONING_PARSER, TOOL_PARSER)
+API = "api"
+"""The kind of which a server's configuration names one or several."""
+ENTRY_KINDS = (*KINDS, *EXTENSION_KINDS, OBSERVER, REASONING_PARSER, TOOL_PARSER, API)
 """All kinds of entries."""
 
 

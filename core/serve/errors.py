@@ -1,6 +1,6 @@
-"""Errors in OpenAI's form: a nested JSON object, and a status from which a client knows what to do.
+"""Errors of requests, each with a status from which a client knows what to do.
 
-Endpoints raise `ApiError`, and convert errors of the engine to it; `ErrorForm` writes it in the form of an API.
+Endpoints raise `ApiError`, and errors of the engine are converted to it; a surface's `ErrorForm` writes it.
 """
 
 from __future__ import annotations
@@ -8,11 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Protocol
 
-import msgspec
 from starlette.responses import JSONResponse, Response
 
+from hookline.core.contracts import ApiError, ErrorForm
 from hookline.core.errors import (
     EngineError,
     HooklineError,
@@ -25,37 +24,8 @@ from hookline.core.errors import (
 )
 from hookline.core.serve.access import note_reason
 
-RETRY_AFTER_S = 1
-"""Seconds that a client is told to wait when the queue is full."""
-INVALID = "invalid_request_error"
 TOO_LONG = "context_length_exceeded"
 _FIELD = re.compile(r"(?:sampling|pooling)\.(?P<name>[a-z_]+)(?P<inner>\.[a-z_]+)?")
-
-
-class ApiError(HooklineError):
-    """An error response: its status, and the contents of its body.
-
-    param: the field at fault. headers: further headers of the response. lengths: for a request that is too long, the
-    tokens of its prompt, the tokens that it asks for, and the tokens that there is room for.
-    """
-
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        type: str = INVALID,
-        *,
-        param: str | None = None,
-        code: str | int | None = None,
-        headers: Mapping[str, str] | None = None,
-        lengths: tuple[int, int, int] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.lengths = lengths
-        self.status, self.message, self.type, self.param, self.code = status, message, type, param, code
-        self.headers = dict(headers or {})
-        if status in (429, 503):
-            self.headers.setdefault("Retry-After", str(RETRY_AFTER_S))
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
@@ -152,35 +122,7 @@ def api_error(error: BaseException, max_model_len: int | None = None) -> ApiErro
     return ApiError(500, "internal server error", "server_error", code="internal_error")
 
 
-class ErrorForm(Protocol):
-    """How an API writes error responses."""
-
-    def body(self, error: ApiError) -> dict[str, object]:
-        """The JSON body of a response with this error."""
-        ...
-
-    def frames(self, error: ApiError) -> bytes:
-        """The last events of a stream in which the error occurs."""
-        ...
-
-
-class OpenAIErrors:
-    """`{"error": {message, type, param, code}}`; a stream ends with it and [DONE]."""
-
-    def body(self, error: ApiError) -> dict[str, object]:
-        """See ErrorForm."""
-        told = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
-        return {"error": told}
-
-    def frames(self, error: ApiError) -> bytes:
-        """See ErrorForm."""
-        return b"data: " + msgspec.json.encode(self.body(error)) + b"\n\ndata: [DONE]\n\n"
-
-
-OPENAI_ERRORS = OpenAIErrors()
-
-
-def response(error: ApiError, form: ErrorForm = OPENAI_ERRORS) -> Response:
+def response(error: ApiError, form: ErrorForm) -> Response:
     """The error as a response. The access log gets its message."""
     note_reason(error.message)
     return JSONResponse(form.body(error), error.status, error.headers)

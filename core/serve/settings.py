@@ -12,6 +12,7 @@ from hookline.core.config.settings import ENGINE_KEYS, Config, EngineKeys, optio
 from hookline.core.errors import ConfigError, shown
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.registry import OBSERVER, Option
+from hookline.core.serve.apis import chosen_apis
 from hookline.core.serve.parsers import chosen_parsers
 from hookline.core.util.process import num_usable_cores
 from hookline.core.util.ranges import bounded, check_ranges
@@ -87,6 +88,10 @@ class ServeConfig:
     log_format: str = TEXT
     """Of the log on standard error: text, lines with time and level; json, an object a line; plain, as other commands.
     The environment variable HOOKLINE_LOG says it for any command."""
+    apis: tuple[Any, ...] | None = None
+    """The APIs that are served, e.g. [openai]: names, or mappings with a name and fields; hookline info lists them. The
+    first one writes the errors of paths that belong to none. None: OpenAI's and Anthropic's, and those of installed
+    plugins that ask for it."""
     reasoning_parser: Any = None
     """Who tells reasoning from the answer in chats: a name, or a mapping with name and fields; None: none does.
     hookline info lists them."""
@@ -145,6 +150,7 @@ def validate_serve(tree: Mapping[str, Any], host: PluginHost) -> ServeRun:
     engine = {key: tree[key] for key in ENGINE_KEYS if key in tree}
     serve: ServeConfig = build(ServeConfig, tree.get("serve") or {}, "serve")
     chosen_parsers(serve.reasoning_parser, serve.tool_parser, lambda: host)  # before a model is loaded
+    chosen_apis(serve.apis, host)
     config = validate(engine, host)
     if serve.names and config.observers:
         engine["observers"] = _with_model_name(config.observers, engine["observers"], serve.names[0])

@@ -14,9 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hookline.core.contracts import ApiError
 from hookline.core.errors import RequestError, clipped, shown
 from hookline.core.serve.endpoints.body import check_values
-from hookline.core.serve.errors import ApiError, invalid
+from hookline.core.serve.errors import invalid
 from hookline.core.tokenizer.codec import Codec
 
 Values = dict[str, Any]

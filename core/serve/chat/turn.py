@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from hookline.core.contracts import OutputParser, is_offered
+from hookline.core.contracts import ErrorForm, OutputParser, is_offered
 from hookline.core.errors import shown
 from hookline.core.json_schemas import JoinedSchemas, SchemaError
 from hookline.core.plugin.registry import Entry
@@ -19,9 +19,9 @@ from hookline.core.serve.chat.forced_calls import NamedCall, RequiredCalls, call
 from hookline.core.serve.chat.template import ChatPrompt
 from hookline.core.serve.endpoints.body import also_ignored
 from hookline.core.serve.endpoints.fields import SamplingFields, max_new_tokens, sampling_params
+from hookline.core.serve.endpoints.served_engine import ServedEngine, Work, new_id
 from hookline.core.serve.endpoints.structured import AnswerForm, as_element
-from hookline.core.serve.endpoints.surface import Surface, Work, new_id
-from hookline.core.serve.errors import ErrorForm, Naming, invalid, top_field
+from hookline.core.serve.errors import Naming, invalid, top_field
 from hookline.core.serve.parsers import Parser, PartsReader, parser_context
 from hookline.core.structured_outputs import StructuredOutputs
 
@@ -165,7 +165,7 @@ class Turn:
 
 
 def prepared(
-    surface: Surface,
+    engine: ServedEngine,
     chat: ChatPrompt,
     fields: SamplingFields,
     tools: Tools,
@@ -174,23 +174,23 @@ def prepared(
     add_special_tokens: bool = False,
     **further: Any,
 ) -> Turn:
-    """Make a turn of messages, tools and sampling fields. May take long: see `Surface.in_time`.
+    """Make a turn of messages, tools and sampling fields. May take long: see `ServedEngine.in_time`.
 
     max_tokens: as the request has it; None: as many as there is room for. further: fields of SamplingParams.
     Raises: RequestError or ApiError if the request cannot be served.
     """
-    prompt = chat.render(surface.codec)
-    ids = surface.codec.encode_text(prompt, add_special_tokens=add_special_tokens)
-    readers, names = _readers(surface, tools), fields.own_names
-    wanted, place, ignored = answer_or_calls(surface, tools, fields.form)
+    prompt = chat.render(engine.codec)
+    ids = engine.codec.encode_text(prompt, add_special_tokens=add_special_tokens)
+    readers, names = _readers(engine, tools), fields.own_names
+    wanted, place, ignored = answer_or_calls(engine, tools, fields.form)
     if wanted is not None:
         names["structured_outputs"] = place
-        if wanted.after is None and (tag := _closing_tag(surface, prompt)) is not None:
+        if wanted.after is None and (tag := _closing_tag(engine, prompt)) is not None:
             wanted = replace(wanted, after=tag)
     if any(reader.keeps_special_tokens for reader in readers):
         further["skip_special_tokens"] = False
     prompt_name, limit_name = (names.get(name, name) for name in ("messages", "max_tokens"))
-    max_len, naming = surface.facts.max_model_len, Naming(names)
+    max_len, naming = engine.facts.max_model_len, Naming(names)
     most = max_new_tokens(max_tokens, None, len(ids), max_len, prompt=prompt_name, limit=limit_name)
     with naming:
         params = sampling_params(fields, most, structured_outputs=wanted, **further)
@@ -198,7 +198,7 @@ def prepared(
 
 
 def answer_or_calls(
-    surface: Surface, tools: Tools, form: AnswerForm | None
+    engine: ServedEngine, tools: Tools, form: AnswerForm | None
 ) -> tuple[StructuredOutputs | None, str, list[str]]:
     """The structured outputs of a completion, if the request asks for any, and the places in them that have no effect.
 
@@ -213,7 +213,7 @@ def answer_or_calls(
                 place = f"{tool.place}.format"
                 with Naming({"structured_outputs": place}):
                     return StructuredOutputs(grammar=tool.grammar), place, [form.name] if form else []
-            joined = JoinedSchemas(surface.schema_rules)
+            joined = JoinedSchemas(engine.schema_rules)
             schema, place = tools.forced_schema(joined)
             with Naming({"structured_outputs": place}):
                 forced = StructuredOutputs(json=schema)
@@ -222,17 +222,17 @@ def answer_or_calls(
         strict = [place for one, place in zip(tools.functions, tools.places, strict=True) if one.get("strict") is True]
         if form is None and not (may_call and strict):
             return None, "", []
-        held, dropped = (None, []) if form is None else form.held(surface.schema_rules)
+        held, dropped = (None, []) if form is None else form.held(engine.schema_rules)
         if not may_call:
             assert form is not None
             return held, form.place, dropped
-        return _calls_or(surface, tools, form, held, dropped, strict)
+        return _calls_or(engine, tools, form, held, dropped, strict)
     except SchemaError as error:
         raise invalid(str(error), top_field(error.place)) from None
 
 
 def _calls_or(
-    surface: Surface,
+    engine: ServedEngine,
     tools: Tools,
     form: AnswerForm | None,
     held: StructuredOutputs | None,
@@ -242,18 +242,18 @@ def _calls_or(
     """A structural tag that allows calls in the model's own form, or else what `held` allows; if that is None, free
     text.
     """
-    parser = surface.parsers.tools
+    parser = engine.parsers.tools
     assert parser is not None
     how = parser.cls.call_form
     # A grammar of text cannot have special tokens, which some models write around their calls.
-    in_text = surface.facts.grammars is not None and not parser.keeps_special_tokens
+    in_text = engine.facts.grammars is not None and not parser.keeps_special_tokens
     if not is_offered(how) or (held is None and not in_text):
         if form is None:
             return None, "", [f"{place.rpartition('.')[0]}.strict" for place in strict]
         why = f"{parser.entry} does not say how the model writes calls"
         raise invalid(f"{form.place} and tools are both set, and {why}; leave one out, or force a call", "tools")
     functions = tools.functions if held is not None else [_open_unless_strict(one) for one in tools.functions]
-    tags, first = call_tags(functions, tools.places, how, surface.schema_rules, dropped)
+    tags, first = call_tags(functions, tools.places, how, engine.schema_rules, dropped)
     if held is None or form is None:
         free = {"format": {"type": "triggered_tags", "triggers": [first.trigger], "tags": tags}}
         return StructuredOutputs(structural_tag=free), "tools", dropped
@@ -276,7 +276,7 @@ def _open_unless_strict(function: Values) -> Values:
 
 
 async def answer_turn(
-    surface: Surface,
+    engine: ServedEngine,
     request: Request,
     fields: Any,
     headers: Mapping[str, str],
@@ -290,27 +290,27 @@ async def answer_turn(
     id. make: makes the answer from the turn, the response's id and the model's name.
     Raises: RequestError or ApiError if the request cannot be served.
     """
-    name = surface.model_name(fields.model)
+    name = engine.model_name(fields.model)
     fields.check()
     size = len(await request.body())
-    turn = await surface.in_time(size, lambda: fields.turn(surface), has_schemas=fields.may_have_schemas)
+    turn = await engine.in_time(size, lambda: fields.turn(engine), has_schemas=fields.may_have_schemas)
     headers = also_ignored(headers, turn.ignored)
     work = make(turn, new_id(prefix, request), name)
-    return await surface.answer(work, [(turn.token_ids, turn.params)], fields, request, headers, form, turn.naming)
+    return await engine.answer(work, [(turn.token_ids, turn.params)], fields, request, headers, form, turn.naming)
 
 
-def _closing_tag(surface: Surface, prompt: str) -> str | None:
+def _closing_tag(engine: ServedEngine, prompt: str) -> str | None:
     """The tag after which the answer begins, if the model reasons first."""
-    parser = surface.parsers.reasoning
+    parser = engine.parsers.reasoning
     tag = None if parser is None else parser.cls.closing_tag
-    template = getattr(surface.codec.tokenizer, "chat_template", None)
+    template = getattr(engine.codec.tokenizer, "chat_template", None)
     return tag if tag and tag in str(template) and not prompt.rstrip().endswith(tag) else None
 
 
-def _readers(surface: Surface, tools: Tools) -> list[Parser]:
-    found = [surface.parsers.reasoning] if surface.parsers.reasoning is not None else []
+def _readers(engine: ServedEngine, tools: Tools) -> list[Parser]:
+    found = [engine.parsers.reasoning] if engine.parsers.reasoning is not None else []
     if tools.functions and tools.choice == AUTO:
-        if surface.parsers.tools is None:
+        if engine.parsers.tools is None:
             raise invalid("tool_choice='auto' needs a tool parser; the server has none: serve.tool_parser", "tools")
-        found.append(surface.parsers.tools)
+        found.append(engine.parsers.tools)
     return found

@@ -19,9 +19,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from hookline.core.contracts import ApiError, ErrorForm
 from hookline.core.errors import HooklineError, one_short_line
 from hookline.core.serve.access import note_reason
-from hookline.core.serve.errors import ApiError, ErrorForm, api_error, response
+from hookline.core.serve.errors import api_error, response
 
 _log = logging.getLogger("hookline")
 _EVENT_STREAM = (

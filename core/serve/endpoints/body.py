@@ -18,10 +18,11 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.requests import Request
 
+from hookline.core.contracts import ApiError
 from hookline.core.errors import clipped
 from hookline.core.sampling_params import check_number_of_biases
 from hookline.core.serve.endpoints.structured import check_unknown
-from hookline.core.serve.errors import ApiError, invalid
+from hookline.core.serve.errors import invalid
 from hookline.core.util.json_lines import BOM, json_fault
 
 IGNORED_HEADER = "X-Hookline-Ignored"

@@ -9,12 +9,13 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from hookline.core.contracts import ApiError
 from hookline.core.errors import shown
 from hookline.core.sampling_params import MAX_SEED, SamplingParams
 from hookline.core.serve.endpoints.body import Shape
 from hookline.core.serve.endpoints.request_options import ServiceFields
 from hookline.core.serve.endpoints.structured import ALIASES, FORMAT_SHAPE, AnswerForm, answer_form
-from hookline.core.serve.errors import ApiError, invalid, too_long
+from hookline.core.serve.errors import invalid, too_long
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Self, TypeAlias
+from typing import Self, TypeAlias
 
+from hookline.core.contracts import ApiError
 from hookline.core.errors import HooklineError, PluginFault, RequestError
 from hookline.core.outputs import Delta, FinishReason, RequestOutput, merge_completions
 from hookline.core.serve.access import ACCESS
 from hookline.core.serve.engine_client import DeltaStream
-from hookline.core.serve.errors import SAME_NAMES, ApiError, Naming, placed, timed_out
+from hookline.core.serve.errors import SAME_NAMES, Naming, placed, timed_out
 
 Numbered: TypeAlias = tuple[int, Delta]
 """The number of a prompt, and a Delta of one of its completions."""
@@ -128,17 +129,3 @@ class Usage:
         """Count a finished completion's cached prompt tokens, once for each prompt."""
         if output.index == 0:
             self.num_cached_tokens += output.num_cached_tokens
-
-    def openai(self) -> dict[str, Any]:
-        """The usage in the form of OpenAI's completions and chat completions."""
-        return {
-            "prompt_tokens": self.num_prompt_tokens,
-            "completion_tokens": self.num_completion_tokens,
-            "total_tokens": self.num_prompt_tokens + self.num_completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
-        }
-
-
-def finish_reason(output: RequestOutput, *, has_calls: bool = False) -> str:
-    """Why a completion ended, in OpenAI's words."""
-    return "tool_calls" if has_calls and output.finish_reason is FinishReason.STOP else output.finish_reason.value

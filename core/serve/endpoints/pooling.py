@@ -12,7 +12,7 @@ from hookline.core.outputs import RequestOutput
 from hookline.core.pooling_params import PoolingParams
 from hookline.core.sampling_params import NOT_SAMPLED
 from hookline.core.serve.endpoints.request_options import ServiceFields, span
-from hookline.core.serve.endpoints.surface import Surface
+from hookline.core.serve.endpoints.served_engine import ServedEngine
 from hookline.core.serve.errors import invalid
 
 FIELDS = ("pooler", "normalize", "dimensions")
@@ -32,7 +32,7 @@ def pooling_params(fields: Any) -> PoolingParams:
 
 
 async def pooled(
-    surface: Surface,
+    engine: ServedEngine,
     prompts: Sequence[list[int]],
     params: PoolingParams,
     fields: ServiceFields,
@@ -46,7 +46,7 @@ async def pooled(
     Raises: RequestError or ApiError if one of them cannot be served; the others are cancelled then.
     """
     asked = [(token_ids, NOT_SAMPLED) for token_ids in prompts]
-    generation = await surface.open(asked, fields, headers, pooling=params, places=places, span=span("embeddings", id))
+    generation = await engine.open(asked, fields, headers, pooling=params, places=places, span=span("embeddings", id))
     try:
         return [output for (output,) in await generation.outputs()]
     finally:

@@ -7,7 +7,7 @@ import hmac
 import logging
 import os
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from hookline.core.errors import ConfigError
@@ -26,15 +26,15 @@ class ApiKeys:
     def __len__(self) -> int:
         return len(self._digests)
 
-    def accept(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
-        """Whether a request has a valid key, as `Authorization: Bearer KEY` or `X-API-Key: KEY`. One of the two is
-        enough, because a proxy in front may use the Authorization header itself.
+    def accept(self, headers: Iterable[tuple[bytes, bytes]], others: Sequence[bytes] = ()) -> bool:
+        """Whether a request has a valid key, as `Authorization: Bearer KEY`, or as the value of one of the other
+        headers. One of them is enough, because a proxy in front may use the Authorization header itself.
         """
         given = {}
         for name, value in headers:
             if name == b"authorization" and value[:7].lower() == b"bearer ":
                 given[name] = value[7:].strip()
-            elif name == b"x-api-key":
+            elif name in others:
                 given[name] = value.strip()
         digests = [_digest(key) for key in given.values() if key]
         return sum(hmac.compare_digest(digest, one) for digest in digests for one in self._digests) > 0

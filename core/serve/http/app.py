@@ -9,23 +9,28 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Router
 from starlette.types import ASGIApp
 
+from hookline.core.plugin.host import PluginHost
+from hookline.core.serve.apis import chosen_apis
+from hookline.core.serve.endpoints.served_engine import ServedEngine
 from hookline.core.serve.engine_client import EngineClient
 from hookline.core.serve.http.api_keys import ApiKeys
 from hookline.core.serve.http.gate import Gate, Header, Life
+from hookline.core.serve.http.openapi import openapi_routes
 from hookline.core.serve.http.operations import operations
 from hookline.core.serve.http.page import page_routes
-from hookline.core.serve.http.routes import routes
+from hookline.core.serve.http.surfaces import Surfaces
 from hookline.core.serve.settings import ServeConfig
 
 
 @dataclass(frozen=True)
 class Served:
-    """An application, its gate, and the client of its engine."""
+    """An application, its gate, its surfaces, and the client of its engine."""
 
     app: ASGIApp
     gate: Gate
     life: Life
     client: EngineClient
+    surfaces: Surfaces
 
 
 def make_app(
@@ -33,20 +38,31 @@ def make_app(
     settings: ServeConfig,
     keys: ApiKeys | None = None,
     headers: Sequence[Header] | None = None,
+    host: PluginHost | None = None,
 ) -> Served:
     """The application around a client; the caller of this function closes the client. keys: that clients must send.
-    headers: see Gate.
+    headers: see Gate. host: the plugins of this process; None loads them.
+
+    Raises: PluginError or ConfigError for an API or a parser that cannot be used.
     """
-    life = Life()
-    inner = Router([*routes(client, settings), *operations(client, life), *page_routes(client)])
-    gate = Gate(inner, settings, ApiKeys(()) if keys is None else keys, life, headers)
+    life, surfaces = Life(), surfaces_of(client, settings, host)
+    inner = Router(
+        [*surfaces.routes, *openapi_routes(surfaces), *operations(client, life, surfaces), *page_routes(client)]
+    )
+    gate = Gate(inner, settings, ApiKeys(()) if keys is None else keys, life, surfaces, headers)
     app: ASGIApp = gate
     if settings.cors_origins:
         app = CORSMiddleware(
             gate,
             allow_origins=settings.cors_origins,
-            allow_methods=("GET", "POST"),
+            allow_methods=list(dict.fromkeys(("GET", "POST", *surfaces.methods))),
             allow_headers=("*",),
-            expose_headers=("x-request-id", "retry-after"),
+            expose_headers=("x-request-id", "retry-after", *surfaces.exposed_headers),
         )
-    return Served(app, gate, life, client)
+    return Served(app, gate, life, client, surfaces)
+
+
+def surfaces_of(client: EngineClient, settings: ServeConfig, host: PluginHost | None = None) -> Surfaces:
+    """The API surfaces of a server around a client. Raises: see make_app."""
+    host = PluginHost.load() if host is None else host
+    return Surfaces(ServedEngine(client, settings, host), chosen_apis(settings.apis, host))

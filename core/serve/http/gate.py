@@ -20,15 +20,15 @@ from typing import Any, TypeAlias
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from hookline.core.contracts import ApiError
 from hookline.core.errors import clipped, one_short_line
 from hookline.core.serve.access import ACCESS, Access
-from hookline.core.serve.errors import ApiError, response
+from hookline.core.serve.errors import response
 from hookline.core.serve.http.api_keys import ApiKeys
-from hookline.core.serve.http.error_forms import form_of
 from hookline.core.serve.http.loop_watch import LoopWatch
+from hookline.core.serve.http.surfaces import Surfaces
 from hookline.core.serve.http.turns import Turns
 from hookline.core.serve.settings import ServeConfig
 
@@ -58,13 +58,21 @@ class Life:
 class Gate:
     """The ASGI application around `app`. A request is cancelled when its client leaves.
 
-    keys: empty if none is needed. headers: of each response, in place of X-Request-Id, where a proxy in front sets it.
+    keys: empty if none is needed. surfaces: how their errors are written, and what their routes allow. headers: of each
+    response, in place of X-Request-Id, where a proxy in front sets it.
     """
 
     def __init__(
-        self, app: ASGIApp, settings: ServeConfig, keys: ApiKeys, life: Life, headers: Sequence[Header] | None = None
+        self,
+        app: ASGIApp,
+        settings: ServeConfig,
+        keys: ApiKeys,
+        life: Life,
+        surfaces: Surfaces,
+        headers: Sequence[Header] | None = None,
     ) -> None:
         self._app, self._settings, self._keys, self._life = app, settings, keys, life
+        self._surfaces, self._key_headers = surfaces, surfaces.key_headers
         self._headers = headers
         self.num_open = 0
         """Requests whose response is not complete."""
@@ -81,13 +89,13 @@ class Gate:
             return
         scope["app"] = self  # makes Starlette's routes raise errors in place of answering them
         passage = _Passage(
-            scope, receive, send, self._settings.max_body_bytes, self._headers, self._receiving, self._unfinished
+            scope, receive, send, self._settings, self._surfaces, self._headers, self._receiving, self._unfinished
         )
         self.num_open += 1
         self._is_idle.clear()
         try:
             await self._turns.take()
-            refusal = self._refusal(scope)
+            refusal = self._refusal(scope, passage.max_body_bytes)
             app = self._app if refusal is None else refusal
             await passage.run(app)
         finally:
@@ -110,26 +118,30 @@ class Gate:
         for passage in list(self._receiving):
             passage.refuse(_stopping())
 
-    def _refusal(self, scope: Scope) -> ASGIApp | None:
+    def _refusal(self, scope: Scope, max_body_bytes: int) -> ASGIApp | None:
         """The application that refuses the request, or None if the request may go on."""
+        refusal = self._refused(scope, max_body_bytes)
+        return None if refusal is None else response(refusal, self._surfaces.form_of(scope))
+
+    def _refused(self, scope: Scope, max_body_bytes: int) -> ApiError | None:
         if len(self._keys):
-            if scope["path"] not in OPEN_PATHS and not self._keys.accept(scope["headers"]):
-                return _response(scope, _unauthorized())
+            if scope["path"] not in OPEN_PATHS and not self._keys.accept(scope["headers"], self._key_headers):
+                return _unauthorized()
         elif self._headers is None and (name := foreign_host(scope, self._settings.hosts)):
-            return _response(scope, _foreign(name))
+            return _foreign(name)
         if self._life.is_draining and scope["method"] == "POST":
-            return _response(scope, _stopping())
+            return _stopping()
         is_of_page, type = False, b""
         for name, value in scope["headers"]:
-            if name == b"content-length" and value.isdigit() and int(value) > self._settings.max_body_bytes:
-                return _response(scope, _too_large(self._settings.max_body_bytes))
+            if name == b"content-length" and value.isdigit() and int(value) > max_body_bytes:
+                return _too_large(max_body_bytes)
             if name == b"origin":
                 is_of_page = not {"*", value.decode("latin-1")} & set(self._settings.cors_origins)
             elif name == b"content-type":
                 type = value.partition(b";")[0].strip().lower()
         if is_of_page and scope["method"] == "POST" and type in _UNASKED:
             message = "a page in a browser must send its body with Content-Type: application/json"
-            return _response(scope, ApiError(415, message, code="unsupported_media_type"))
+            return ApiError(415, message, code="unsupported_media_type")
         return None
 
 
@@ -141,14 +153,16 @@ class _Passage:
         scope: Scope,
         receive: Receive,
         send: Send,
-        max_body_bytes: int,
+        settings: ServeConfig,
+        surfaces: Surfaces,
         headers: Sequence[Header] | None,
         receiving: set[_Passage],
         unfinished: Unfinished,
     ) -> None:
         self._receiving, self._unfinished, self._task = receiving, unfinished, asyncio.current_task()
         self._refusal: ApiError | None = None
-        self._scope, self._receive, self._send, self._max_body_bytes = scope, receive, send, max_body_bytes
+        self._scope, self._receive, self._send, self._surfaces = scope, receive, send, surfaces
+        self.max_body_bytes = surfaces.max_body_bytes(scope) or settings.max_body_bytes
         self._access = Access()
         ACCESS.set(self._access)
         self._num_bytes, self._status = 0, 0
@@ -156,7 +170,7 @@ class _Passage:
         self._has_left = asyncio.Event()
         self._watch: asyncio.Task[None] | None = None
         self.id = _request_id(scope["headers"])
-        self._headers = ((b"x-request-id", self.id),) if headers is None else headers
+        self._headers = surfaces.id_headers(scope, self.id) if headers is None else headers
         scope.setdefault("state", {})["request_id"] = self.id.decode()
 
     async def run(self, app: ASGIApp) -> None:
@@ -170,12 +184,12 @@ class _Passage:
             assert self._task is not None
             self._task.uncancel()
             if refusal is not None:
-                await _response(self._scope, refusal)(self._scope, self.receive, self.send)
+                await self._answer(refusal)
         except ClientDisconnect:  # the response has begun
             self._has_left.set()
         except HTTPException as error:
             failure = ApiError(error.status_code, error.detail, headers=error.headers)
-            await _response(self._scope, failure)(self._scope, self.receive, self.send)
+            await self._answer(failure)
         except Exception as error:
             await self._answer_fault(error)
         finally:
@@ -213,8 +227,8 @@ class _Passage:
         finally:
             self._receiving.discard(self)
         self._num_bytes += len(message.get("body", b""))
-        if self._num_bytes > self._max_body_bytes:
-            raise _too_large(self._max_body_bytes)
+        if self._num_bytes > self.max_body_bytes:
+            raise _too_large(self.max_body_bytes)
         if message.get("more_body", False):
             self._unfinished.hold(self, self._num_bytes)
         elif message["type"] == "http.request":
@@ -231,6 +245,10 @@ class _Passage:
             self._has_left.set()
             task.cancel()
 
+    async def _answer(self, error: ApiError) -> None:
+        """Send an error in the form of the API that the request belongs to."""
+        await response(error, self._surfaces.form_of(self._scope))(self._scope, self.receive, self.send)
+
     async def _answer_fault(self, error: Exception) -> None:
         """Answer a bug: the log gets its place, and the client the number of the request."""
         shown = "".join(traceback.format_exception(error)[-3:])
@@ -238,7 +256,7 @@ class _Passage:
         if not self._status:
             message = f"an error of the server; its log has more under request id {self.id.decode()}"
             failure = ApiError(500, message, "server_error", code="internal_error")
-            await _response(self._scope, failure)(self._scope, self.receive, self.send)
+            await self._answer(failure)
 
     @property
     def is_good(self) -> bool:
@@ -329,11 +347,6 @@ def _request_id(headers: list[tuple[bytes, bytes]]) -> bytes:
         if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
             return value
     return uuid.uuid4().hex.encode()
-
-
-def _response(scope: Scope, error: ApiError) -> Response:
-    """Send an error in the form of the API that the path belongs to."""
-    return response(error, form_of(scope["path"]))
 
 
 def _unauthorized() -> ApiError:

@@ -1,4 +1,5 @@
-"""The OpenAPI document, which is made from the structs of the requests, and a page that shows it.
+"""The OpenAPI document, which is made from the routes of the surfaces and the structs of their bodies, and a page that
+shows it.
 
 The page loads nothing from other servers.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import html
 import inspect
+import re
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -14,39 +16,18 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
 
 import hookline
 from hookline.core.sampling_params import SamplingParams
-from hookline.core.serve.anthropic.request import CountRequest, MessagesRequest
 from hookline.core.serve.endpoints.answering import json_response
 from hookline.core.serve.endpoints.request_options import CACHE_SALT, DEADLINE, PRIORITY, SESSION, TAGS, TIMEOUT
-from hookline.core.serve.endpoints.surface import Surface
-from hookline.core.serve.openai.chat_request import ChatRequest
-from hookline.core.serve.openai.completion_request import CompletionRequest
-from hookline.core.serve.openai.embeddings import EmbeddingsRequest
-from hookline.core.serve.openai.responses_request import ResponsesRequest
-from hookline.core.serve.openai.scores import RerankRequest, ScoreRequest
-from hookline.core.serve.openai.tokens import DetokenizeRequest, TokenizeRequest
+from hookline.core.serve.http.surfaces import Claim, Surfaces
 from hookline.core.util.field_docs import field_docs
 
 Values = dict[str, Any]
 _STREAMS = "text/event-stream"
-_POSTS: dict[str, tuple[type[msgspec.Struct], str, bool]] = {
-    "/v1/completions": (CompletionRequest, "Go on with a text", True),
-    "/v1/chat/completions": (ChatRequest, "Answer messages", True),
-    "/v1/responses": (ResponsesRequest, "Answer a conversation with items; nothing is kept", True),
-    "/v1/messages": (MessagesRequest, "Answer messages, in Anthropic's form", True),
-    "/v1/messages/count_tokens": (CountRequest, "Count a prompt's tokens, in Anthropic's form", False),
-    "/v1/embeddings": (EmbeddingsRequest, "Vectors of texts", False),
-    "/score": (ScoreRequest, "How well documents answer a query", False),
-    "/rerank": (RerankRequest, "Documents in the order of how well they answer a query", False),
-    "/tokenize": (TokenizeRequest, "Token ids of a text or of messages", False),
-    "/detokenize": (DetokenizeRequest, "The text of token ids", False),
-}
-"""Path -> the struct of its request, its description, and whether it streams."""
 _GETS = {
-    "/v1/models": "The model's card under each of its names",
-    "/tokenizer_info": "What the tokenizer was made with",
     "/health": "200 while the engine lives, else 503",
     "/ready": "200 while requests are taken, else 503",
     "/ping": "As /health",
@@ -74,30 +55,62 @@ _HEADERS = {
 REF = "#/components/schemas/{name}"
 
 
-@cache
-def document(*, tokenizer_info: bool) -> Values:
-    """The OpenAPI 3.1 document, made when it is first asked for. tokenizer_info: whether that endpoint is served."""
-    kinds = [kind for kind, _, _ in _POSTS.values()]
+def document(surfaces: Surfaces) -> Values:
+    """The OpenAPI 3.1 document of a server's endpoints."""
+    claims = [claim for claim in surfaces.claims if claim.route.summary]
+    kinds = [kind for claim in claims for kind in (claim.route.body, claim.route.answer) if kind is not None]
     references, schemas = msgspec.json.schema_components(kinds, ref_template=REF)
-    for kind in kinds:
-        _describe(schemas[kind.__name__], kind)
-    schemas["Error"] = _error_schema()
+    of_kind = dict(zip(kinds, references, strict=True))
+    for kind, reference in of_kind.items():
+        if (schema := schemas.get(_name_in(reference))) is not None:
+            _describe(schema, kind)
+    errors = {claim.surface: f"Error_{claim.name}" for claim in claims}
+    schemas |= {name: dict(surface.errors.schema) for surface, name in errors.items()}
     paths: Values = {}
-    for (path, (_, summary, streams)), reference in zip(_POSTS.items(), references, strict=True):
-        body = {"required": True, "content": {"application/json": {"schema": reference}}}
-        parameters = [_header(name) for name in _HEADERS] if streams else []
-        operation = {"summary": summary, "operationId": _operation(path), "requestBody": body}
-        paths[path] = {"post": operation | {"parameters": parameters, "responses": _responses(streams=streams)}}
+    for claim in claims:
+        described = _described(claim, of_kind, errors[claim.surface])
+        paths.setdefault(_shown(claim.route.path), {}).setdefault(claim.route.method.lower(), described)
     for path, summary in _GETS.items():
-        if path != "/tokenizer_info" or tokenizer_info:
-            answers = {"200": {"description": "It is so"}, "503": {"description": _ERRORS["503"]}}
-            paths[path] = {"get": {"summary": summary, "operationId": _operation(path), "responses": answers}}
-    about = {"title": "Hookline", "version": hookline.__version__}
-    about["description"] = "A server of OpenAI's and Anthropic's APIs."
+        answers = {"200": {"description": "It is so"}, "503": {"description": _ERRORS["503"]}}
+        paths[path] = {"get": {"summary": summary, "operationId": _operation("get", path), "responses": answers}}
+    names = ", ".join(dict.fromkeys(claim.name for claim in surfaces.claims))
+    about = {"title": "Hookline", "version": hookline.__version__, "description": f"A server of these APIs: {names}."}
     return {"openapi": "3.1.0", "info": about, "paths": paths, "components": {"schemas": schemas}}
 
 
-def _describe(schema: Values, kind: type[msgspec.Struct]) -> None:
+def _described(claim: Claim, of_kind: dict[type, Any], error: str) -> Values:
+    route = claim.route
+    found: Values = {"summary": route.summary, "operationId": _operation(route.method, route.path)}
+    parameters = [_parameter(name) for name in _parameters(route.path)]
+    if route.body is not None:
+        found["requestBody"] = {"required": True, "content": {"application/json": {"schema": of_kind[route.body]}}}
+        parameters += [_header(name) for name in _HEADERS] if route.streams else []
+        found["parameters"] = parameters
+    elif parameters:
+        found["parameters"] = parameters
+    answer = {"type": "object"} if route.answer is None else of_kind[route.answer]
+    return found | {"responses": _responses(answer, error, streams=route.streams)}
+
+
+def _name_in(reference: Any) -> str:
+    """The name of a schema that is referred to."""
+    return str(reference.get("$ref", "")).rpartition("/")[2]
+
+
+def _parameters(path: str) -> list[str]:
+    return re.findall(r"\{(\w+)", path)
+
+
+def _parameter(name: str) -> Values:
+    return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+
+
+def _shown(path: str) -> str:
+    """A route's path as OpenAPI writes it: /v1/models/{name} for /v1/models/{name:path}."""
+    return re.sub(r"\{(\w+):\w+\}", r"{\1}", path)
+
+
+def _describe(schema: Values, kind: type) -> None:
     """Descriptions of the fields: their docstrings, or those of SamplingParams."""
     docs = field_docs(SamplingParams) | field_docs(kind)
     for name, field in schema.get("properties", {}).items():
@@ -107,39 +120,36 @@ def _describe(schema: Values, kind: type[msgspec.Struct]) -> None:
             field["description"] = docs[name]
 
 
-def _error_schema() -> Values:
-    text = {"type": ["string", "null"]}
-    named = {"message": {"type": "string"}, "type": {"type": "string"}, "param": text, "code": {}}
-    error = {"type": "object", "required": ["message", "type"], "properties": named}
-    return {"type": "object", "required": ["error"], "properties": {"error": error}}
-
-
 def _header(name: str) -> Values:
     kind, text = _HEADERS[name]
     return {"name": name, "in": "header", "required": False, "description": text, "schema": {"type": kind}}
 
 
-def _operation(path: str) -> str:
-    return path.strip("/").replace("/", "_")
+def _operation(method: str, path: str) -> str:
+    name = "_".join(part for part in re.split(r"[^A-Za-z0-9]+", path) if part)
+    return name if method == "POST" else f"{method.lower()}_{name}"
 
 
-def _responses(*, streams: bool) -> Values:
-    content: Values = {"application/json": {"schema": {"type": "object"}}}
+def _responses(answer: Values, error: str, *, streams: bool) -> Values:
+    content: Values = {"application/json": {"schema": answer}}
     if streams:
         content[_STREAMS] = {"schema": {"type": "string"}}
-    error = {"application/json": {"schema": {"$ref": REF.format(name="Error")}}}
-    errors = {status: {"description": text, "content": error} for status, text in _ERRORS.items()}
+    failure = {"application/json": {"schema": {"$ref": REF.format(name=error)}}}
+    errors = {status: {"description": text, "content": failure} for status, text in _ERRORS.items()}
     return {"200": {"description": "The answer, or its stream of events", "content": content}} | errors
 
 
-async def openapi_json(surface: Surface, request: Request) -> Response:
-    """The document itself."""
-    return json_response(document(tokenizer_info=surface.settings.tokenizer_info))
+def openapi_routes(surfaces: Surfaces) -> list[Route]:
+    """/openapi.json: the document, made when it is first asked for. /docs: the same for people."""
+    made = cache(lambda: document(surfaces))
 
+    async def _json(request: Request) -> Response:
+        return json_response(made())
 
-async def docs_page(surface: Surface, request: Request) -> Response:
-    """The document for people."""
-    return HTMLResponse("".join(_page(document(tokenizer_info=surface.settings.tokenizer_info))))
+    async def _docs(request: Request) -> Response:
+        return HTMLResponse("".join(_page(made())))
+
+    return [Route("/openapi.json", _json, methods=["GET"]), Route("/docs", _docs, methods=["GET"])]
 
 
 _STYLE = inspect.cleandoc(

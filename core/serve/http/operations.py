@@ -13,9 +13,10 @@ from hookline.core.errors import HooklineError
 from hookline.core.serve.engine_client import EngineClient, EngineLoad
 from hookline.core.serve.errors import api_error, response
 from hookline.core.serve.http.gate import Life
+from hookline.core.serve.http.surfaces import Surfaces
 
 
-def operations(client: EngineClient, life: Life) -> list[Route]:
+def operations(client: EngineClient, life: Life, surfaces: Surfaces) -> list[Route]:
     """/health, /ping: 200 while an engine lives. /ready: 200 while requests are taken. /version, /load, /metrics."""
 
     async def _health(request: Request) -> Response:
@@ -39,7 +40,7 @@ def operations(client: EngineClient, life: Life) -> list[Route]:
         try:
             text = await client.metrics()
         except HooklineError as error:
-            return response(api_error(error))
+            return response(api_error(error), surfaces.form_of(request.scope))
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return [

@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from hookline.core.serve.errors import ApiError
-from hookline.core.serve.http.error_forms import form_of
+from hookline.core.contracts import ApiError
 from hookline.core.serve.http.request_parser import RequestParser
+from hookline.core.serve.http.surfaces import Surfaces
 from hookline.core.serve.settings import ServeConfig
 
 _REFUSAL = """\
@@ -42,6 +42,7 @@ class LimitedProtocol(HttpToolsProtocol):
     """One connection; `limited` makes the class for a server's settings."""
 
     settings: ServeConfig
+    surfaces: Surfaces
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -222,7 +223,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.cycle.message_event.set()
         if is_unanswered:
             path = getattr(self, "url", b"").partition(b"?")[0].decode("latin-1")  # as much of it as has come
-            body = msgspec.json.encode(form_of(path).body(ApiError(status, message)))
+            body = msgspec.json.encode(self.surfaces.of(path).errors.body(ApiError(status, message)))
             phrase = HTTPStatus(status).phrase
             head = _REFUSAL.format(status=status, phrase=phrase, id=uuid.uuid4().hex, length=len(body))
             self.transport.write(head.encode() + body)
@@ -249,6 +250,6 @@ class _WithoutChunks(RequestResponseCycle):
         await super().send(message)
 
 
-def limited(settings: ServeConfig) -> type[LimitedProtocol]:
-    """The protocol of a server with these settings."""
-    return type("Protocol", (LimitedProtocol,), {"settings": settings})
+def limited(settings: ServeConfig, surfaces: Surfaces) -> type[LimitedProtocol]:
+    """The protocol of a server with these settings and surfaces."""
+    return type("Protocol", (LimitedProtocol,), {"settings": settings, "surfaces": surfaces})

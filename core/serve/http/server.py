@@ -75,7 +75,7 @@ async def serve_http(
     raise_file_limit()
     config = uvicorn.Config(
         served.app,
-        http=limited(settings),
+        http=limited(settings, served.surfaces),
         ws="none",
         lifespan="off",
         log_level="critical",

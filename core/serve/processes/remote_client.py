@@ -15,13 +15,13 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Unpack
 
+from hookline.core.contracts import ApiError
 from hookline.core.errors import EngineError, HooklineError, QueueFullError, RequestError, one_short_line
 from hookline.core.outputs import FinishReason, TokenLogprob
 from hookline.core.pooling_params import PoolingParams
 from hookline.core.request_options import RequestOptions
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.serve.engine_client import EngineLoad, ServedModel
-from hookline.core.serve.errors import ApiError
 from hookline.core.serve.processes.messages import (
     AskMetrics,
     Broken,

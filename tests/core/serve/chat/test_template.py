@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from hookline.core.contracts import ApiError
 from hookline.core.serve.chat.template import ChatPrompt, _with_objects, checked_arguments, checked_messages
-from hookline.core.serve.errors import ApiError
 from hookline.core.testing.engine_client import tiny_model
 
 

@@ -14,8 +14,8 @@ from hookline.core.outputs import Delta
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.serve.endpoints.answering import EventStream
 from hookline.core.serve.endpoints.generation import Generation
-from hookline.core.serve.errors import OPENAI_ERRORS
 from hookline.core.testing.engine_client import FakeEngineClient
+from hookline.plugins.apis.openai.errors import OPENAI_ERRORS
 
 
 def sent(make: Callable[[], AsyncGenerator[bytes, None]], **options: Any) -> tuple[list[dict[str, Any]], int]:

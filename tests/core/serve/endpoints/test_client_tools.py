@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 from hookline.core.serve.endpoints.body import IGNORED_HEADER
-from hookline.core.serve.openai.client_tools import InputText
 from hookline.core.serve.settings import ServeConfig
 from hookline.core.testing.engine_client import FakeEngineClient
+from hookline.plugins.apis.openai.client_tools import InputText
 from tests.core.serve.conftest import Ask
 
 PARSERS = ServeConfig(reasoning_parser="think", tool_parser="hermes")

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from hookline.core.contracts import ApiError
 from hookline.core.errors import QueueFullError, RequestError
-from hookline.core.serve.errors import ApiError, Naming
+from hookline.core.serve.errors import Naming
 from hookline.core.testing.engine_client import FakeEngineClient
 from tests.core.serve.conftest import Ask
 

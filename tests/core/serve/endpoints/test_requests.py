@@ -14,10 +14,10 @@ from hookline.core.outputs import TokenLogprob
 from hookline.core.serve.endpoints import request_options
 from hookline.core.serve.errors import api_error
 from hookline.core.serve.http.openapi import document
-from hookline.core.serve.openai.logprobs import LEAST, CompletionLogprobs, chat_logprobs
 from hookline.core.serve.settings import ServeConfig
 from hookline.core.testing.engine_client import FakeEngineClient, tiny_model
 from hookline.core.tokenizer.token_spelling import TokenSpelling
+from hookline.plugins.apis.openai.logprobs import LEAST, CompletionLogprobs, chat_logprobs
 from tests.core.serve.conftest import Ask
 
 FUNCTION = {"name": "f", "parameters": {"type": "object"}}

@@ -11,11 +11,11 @@ import pytest
 
 from hookline.core.contracts import ParserContext, Text
 from hookline.core.outputs import Delta
-from hookline.core.serve.openai.logprobs import WaitingLogprobs
-from hookline.core.serve.openai.responses import _Answer
 from hookline.core.serve.parsers import PartsReader, chosen_parsers
 from hookline.core.serve.settings import ServeConfig
 from hookline.core.testing.engine_client import FakeEngineClient, tiny_model
+from hookline.plugins.apis.openai.logprobs import WaitingLogprobs
+from hookline.plugins.apis.openai.responses import _Answer
 from tests.core.serve.conftest import Ask
 
 BODY = {"input": "hi", "include": ["message.output_text.logprobs"], "top_logprobs": 0}

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import zmq
 
+from hookline.core.contracts import ApiError
 from hookline.core.errors import (
     EngineError,
     PluginFault,
@@ -28,7 +29,6 @@ from hookline.core.frontend.step_guard import StepGuard
 from hookline.core.outputs import Delta, FinishReason, RequestOutput
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.serve.engine_client import ServedModel
-from hookline.core.serve.errors import ApiError
 from hookline.core.serve.processes.engine_link import EngineLink
 from hookline.core.serve.processes.engine_server import EngineServer
 from hookline.core.serve.processes.messages import (

@@ -1,4 +1,4 @@
-"""Shared by all endpoints: the engine's client, the settings, the parsers, texts of tokens, and the model's names."""
+"""The engine that API surfaces are given: its client, the settings, the parsers, texts of tokens, the model's names."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 
+from hookline.core.contracts import ApiError, ErrorForm
 from hookline.core.errors import RequestError, clipped
 from hookline.core.json_schemas import SchemaRules
 from hookline.core.plugin.host import PluginHost
@@ -26,7 +27,7 @@ from hookline.core.serve.endpoints.fields import SamplingFields
 from hookline.core.serve.endpoints.generation import Generation
 from hookline.core.serve.endpoints.request_options import ServiceFields, request_options
 from hookline.core.serve.engine_client import DeltaStream, EngineClient, ServedModel
-from hookline.core.serve.errors import SAME_NAMES, ApiError, ErrorForm, Naming, invalid, placed
+from hookline.core.serve.errors import SAME_NAMES, Naming, invalid, placed
 from hookline.core.serve.parsers import Parsers, chosen_parsers
 from hookline.core.serve.settings import ServeConfig
 from hookline.core.tokenizer.codec import Codec
@@ -63,12 +64,15 @@ class Work(Protocol):
         ...
 
 
-class Surface:
-    """The server from the endpoints' point of view."""
+class ServedEngine:
+    """A server's engine, as `hookline.core.contracts.ApiEngine` has it, and what else endpoints are made with.
 
-    def __init__(self, client: EngineClient, settings: ServeConfig, parsers: Parsers | None = None) -> None:
-        self.client, self.settings = client, settings
-        self.parsers = chosen_parsers(settings.reasoning_parser, settings.tool_parser) if parsers is None else parsers
+    host: the plugins of this process.
+    """
+
+    def __init__(self, client: EngineClient, settings: ServeConfig, host: PluginHost) -> None:
+        self.client, self.settings, self._host = client, settings, host
+        self.parsers: Parsers = chosen_parsers(settings.reasoning_parser, settings.tool_parser, lambda: host)
         self.spelling = TokenSpelling(client.facts.codec)
 
     @property
@@ -85,7 +89,7 @@ class Surface:
         name = self.facts.grammars
         if name is None:
             return SchemaRules()
-        entry = PluginHost.load().choose(GRAMMARS, name)
+        entry = self._host.choose(GRAMMARS, name)
         return schema_rules(entry, opens_objects=self.facts.opens_objects)
 
     @property
@@ -136,6 +140,10 @@ class Surface:
     async def encoded(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
         """Token ids of each text."""
         return await self.each(texts, len, partial(self.codec.encode_text, add_special_tokens=add_special_tokens))
+
+    def decoded(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of token ids. Raises: RequestError for an id outside the vocabulary."""
+        return self.codec.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     async def token_ids(
         self, prompts: Sequence[str | list[int]], *, add_special_tokens: bool = True

@@ -14,19 +14,25 @@ from starlette.responses import Response
 
 from hookline.core.contracts import Arguments, ParsedPart, Reasoning, Text, ToolCall
 from hookline.core.outputs import Delta, RequestOutput, joined_told
-from hookline.core.serve.chat.turn import Turn, answer_turn
-from hookline.core.serve.endpoints.answering import json_response
-from hookline.core.serve.endpoints.body import read
-from hookline.core.serve.endpoints.generation import Generation, Usage, finish_reason
-from hookline.core.serve.endpoints.request_options import span
-from hookline.core.serve.endpoints.surface import Surface, now_s
-from hookline.core.serve.errors import OPENAI_ERRORS
-from hookline.core.serve.openai.chat_request import ChatRequest
-from hookline.core.serve.openai.client_tools import CUSTOM, FUNCTION, InputText, text_reader
-from hookline.core.serve.openai.frames import DONE, ChoiceFrames, Frames
-from hookline.core.serve.openai.logprobs import chat_logprobs, prompt_logprobs
-from hookline.core.serve.settings import REASONING_FIELDS
-from hookline.core.tokenizer.token_spelling import SpeltText
+from hookline.core.serving import (
+    REASONING_FIELDS,
+    Generation,
+    ServedEngine,
+    SpeltText,
+    Turn,
+    Usage,
+    answer_turn,
+    json_response,
+    now_s,
+    read,
+    span,
+)
+from hookline.plugins.apis.openai.chat_request import ChatRequest
+from hookline.plugins.apis.openai.client_tools import CUSTOM, FUNCTION, InputText, text_reader
+from hookline.plugins.apis.openai.errors import OPENAI_ERRORS
+from hookline.plugins.apis.openai.frames import DONE, ChoiceFrames, Frames
+from hookline.plugins.apis.openai.logprobs import chat_logprobs, prompt_logprobs
+from hookline.plugins.apis.openai.usage import finish_reason, usage_of
 
 
 def new_call_id() -> str:
@@ -34,27 +40,27 @@ def new_call_id() -> str:
     return f"call_{secrets.token_hex(12)}"
 
 
-async def chat(surface: Surface, request: Request) -> Response:
+async def chat(engine: ServedEngine, request: Request) -> Response:
     """Answer a conversation with messages.
 
     Raises: the errors that api_error converts to a response.
     """
     fields, headers = await read(request, ChatRequest)
-    make = partial(_Answer, surface, fields)
-    return await answer_turn(surface, request, fields, headers, "chatcmpl-", make, OPENAI_ERRORS)
+    make = partial(_Answer, engine, fields)
+    return await answer_turn(engine, request, fields, headers, "chatcmpl-", make, OPENAI_ERRORS)
 
 
 class _Answer:
     """The response of one request."""
 
-    def __init__(self, surface: Surface, fields: ChatRequest, turn: Turn, id: str, model: str) -> None:
-        self._surface, self._fields, self._turn = surface, fields, turn
+    def __init__(self, engine: ServedEngine, fields: ChatRequest, turn: Turn, id: str, model: str) -> None:
+        self._engine, self._fields, self._turn = engine, fields, turn
         self._id, self._created, self._model = id, now_s(), model
         self.span = span("chat", id)
         self._usage = Usage(len(turn.token_ids))
         self._texts: dict[int, SpeltText] = {}
         wants = fields.include_reasoning is not False
-        self._reasoning = REASONING_FIELDS[surface.settings.reasoning_field] if wants else ()
+        self._reasoning = REASONING_FIELDS[engine.settings.reasoning_field] if wants else ()
 
     async def whole(self, generation: Generation, headers: Mapping[str, str]) -> Response:
         """The response with all choices."""
@@ -66,12 +72,12 @@ class _Answer:
             "created": self._created,
             "model": self._model,
             "choices": choices,
-            "usage": self._usage.openai(),
+            "usage": usage_of(self._usage),
         }
         if self._fields.return_token_ids:
             body["prompt_token_ids"] = self._turn.token_ids
         if self._fields.prompt_logprobs is not None:
-            texts = self._surface.spelling
+            texts = self._engine.spelling
             body["prompt_logprobs"] = prompt_logprobs(texts, outputs[0].prompt_logprobs or [])
         return json_response(body, headers=headers)
 
@@ -117,7 +123,7 @@ class _Answer:
             return None
         if index not in self._texts:
             shows_special = not self._turn.params.skip_special_tokens
-            self._texts[index] = self._surface.spelling.behind(self._turn.token_ids, shows_special=shows_special)
+            self._texts[index] = self._engine.spelling.behind(self._turn.token_ids, shows_special=shows_special)
         return chat_logprobs(self._texts[index], logprobs, as_ids=bool(self._fields.return_tokens_as_token_ids))
 
     async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
@@ -143,7 +149,7 @@ class _Answer:
             if delta.output is not None:
                 usage.add_end(delta.output)
         if fields.includes_usage:
-            yield frames.usage(usage.openai())
+            yield frames.usage(usage_of(usage))
         yield DONE
 
     def _opening(self, choice: _ChoiceStream, rest: dict[str, Any]) -> bytes:
@@ -161,7 +167,7 @@ class _Answer:
         if delta.extensions is not None:
             choice["extensions"] = delta.extensions
         if self._fields.shows_usage_always:
-            rest["usage"] = self._usage.openai()
+            rest["usage"] = usage_of(self._usage)
         return choice, rest
 
 

@@ -11,40 +11,49 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from hookline.core.outputs import Delta, FinishReason, RequestOutput, TokenLogprob
-from hookline.core.serve.endpoints.answering import json_response
-from hookline.core.serve.endpoints.body import also_ignored, read
-from hookline.core.serve.endpoints.generation import Generation, Usage, finish_reason
-from hookline.core.serve.endpoints.request_options import span
-from hookline.core.serve.endpoints.surface import Surface, new_id, now_s, places_of
-from hookline.core.serve.errors import OPENAI_ERRORS, Naming
-from hookline.core.serve.openai.completion_request import CompletionRequest
-from hookline.core.serve.openai.frames import DONE, ChoiceFrames, Frames
-from hookline.core.serve.openai.logprobs import CompletionLogprobs, prompt_logprobs
-from hookline.core.tokenizer.token_spelling import TokenSpelling
+from hookline.core.serving import (
+    Generation,
+    Naming,
+    ServedEngine,
+    TokenSpelling,
+    Usage,
+    also_ignored,
+    json_response,
+    new_id,
+    now_s,
+    places_of,
+    read,
+    span,
+)
+from hookline.plugins.apis.openai.completion_request import CompletionRequest
+from hookline.plugins.apis.openai.errors import OPENAI_ERRORS
+from hookline.plugins.apis.openai.frames import DONE, ChoiceFrames, Frames
+from hookline.plugins.apis.openai.logprobs import CompletionLogprobs, prompt_logprobs
+from hookline.plugins.apis.openai.usage import finish_reason, usage_of
 
 
-async def completions(surface: Surface, request: Request) -> Response:
+async def completions(engine: ServedEngine, request: Request) -> Response:
     """Continue texts, each n times.
 
     Raises: the errors that api_error converts to a response.
     """
     fields, headers = await read(request, CompletionRequest)
-    name = surface.model_name(fields.model)
+    name = engine.model_name(fields.model)
     fields.check()
-    max_len = surface.facts.max_model_len
-    surface.check_prompts(fields.prompt, fields.n or 1)
+    max_len = engine.facts.max_model_len
+    engine.check_prompts(fields.prompt, fields.n or 1)
     given = fields.prompts
-    prompts = await surface.token_ids(given, add_special_tokens=fields.add_special_tokens is not False)
+    prompts = await engine.token_ids(given, add_special_tokens=fields.add_special_tokens is not False)
     fields.check_scores(prompts)
     naming, wanted, ignored = Naming(fields.own_names), None, list[str]()
     if (form := fields.form) is not None:
         naming = Naming({**fields.own_names, "structured_outputs": form.place})
         size = len(await request.body())
-        wanted, ignored = await surface.in_time(size, lambda: form.held(surface.schema_rules), has_schemas=True)
+        wanted, ignored = await engine.in_time(size, lambda: form.held(engine.schema_rules), has_schemas=True)
     asked, places = fields.asked(prompts, max_len, wanted, naming), places_of("prompt", prompts)
-    work = _Answer(surface, fields, given, prompts, new_id("cmpl-", request), name)
+    work = _Answer(engine, fields, given, prompts, new_id("cmpl-", request), name)
     told = also_ignored(headers, ignored)
-    return await surface.answer(work, asked, fields, request, told, OPENAI_ERRORS, naming, places)
+    return await engine.answer(work, asked, fields, request, told, OPENAI_ERRORS, naming, places)
 
 
 class _Answer:
@@ -52,14 +61,14 @@ class _Answer:
 
     def __init__(
         self,
-        surface: Surface,
+        engine: ServedEngine,
         fields: CompletionRequest,
         given: Sequence[str | list[int]],
         prompts: Sequence[list[int]],
         id: str,
         model: str,
     ) -> None:
-        self._surface, self._fields, self._given, self._prompts = surface, fields, given, prompts
+        self._engine, self._fields, self._given, self._prompts = engine, fields, given, prompts
         self._named = (id, "text_completion", now_s(), model)
         self.span = span("text_completion", id)
         self._usage = Usage(sum(map(len, prompts)))
@@ -72,10 +81,10 @@ class _Answer:
         choices = [self._choice(number, one) for number, found in enumerate(outputs) for one in found]
         id, object, created, model = self._named
         named = {"id": id, "object": object, "created": created, "model": model}
-        return json_response({**named, "choices": choices, "usage": self._usage.openai()}, headers=headers)
+        return json_response({**named, "choices": choices, "usage": usage_of(self._usage)}, headers=headers)
 
     def _choice(self, number: int, output: RequestOutput) -> dict[str, Any]:
-        fields, texts = self._fields, self._surface.spelling
+        fields, texts = self._fields, self._engine.spelling
         before = self._prompt_text(number) if fields.echo else ""
         prompt, ids, text = self._prompts[number], output.token_ids, output.text
         if self._drops_token:
@@ -108,7 +117,7 @@ class _Answer:
     def _without_token(self, number: int, output: RequestOutput) -> RequestOutput:
         """The output of a request for a prompt's log-probabilities only."""
         logprobs = output.logprobs
-        if self._fields.fills_up(self._prompts[number], self._surface.facts.max_model_len) and logprobs is not None:
+        if self._fields.fills_up(self._prompts[number], self._engine.facts.max_model_len) and logprobs is not None:
             output = replace(output, prompt_logprobs=[*(output.prompt_logprobs or []), *logprobs])
         kept: list[TokenLogprob] | None = None if self._fields.logprobs is None else []
         return replace(output, finish_reason=FinishReason.LENGTH, logprobs=kept, extensions=None)
@@ -116,7 +125,7 @@ class _Answer:
     def _prompt_text(self, number: int) -> str:
         """The text of the prompt that the model read; of token ids it is the decoded text."""
         given = self._given[number]
-        return given if isinstance(given, str) else self._surface.codec.decode(given, skip_special_tokens=False)
+        return given if isinstance(given, str) else self._engine.codec.decode(given, skip_special_tokens=False)
 
     def _offset(self, number: int) -> int:
         """Number of characters in front of a completion, for text_offset, echoed or not."""
@@ -133,7 +142,7 @@ class _Answer:
             index = number * self._n + delta.index
             choice = choices.get(index)
             if choice is None:
-                texts = self._surface.spelling
+                texts = self._engine.spelling
                 before = self._prompt_text(number) if fields.echo else ""
                 choice = choices[index] = _ChoiceStream(
                     ChoiceFrames(frames, index, is_chat=False),
@@ -150,9 +159,9 @@ class _Answer:
                 usage.add(len(told.token_ids))
                 if told.output is not None:
                     usage.add_end(told.output)
-                yield one.frame(told, usage.openai() if fields.shows_usage_always else None)
+                yield one.frame(told, usage_of(usage) if fields.shows_usage_always else None)
         if fields.includes_usage:
-            yield frames.usage(usage.openai())
+            yield frames.usage(usage_of(usage))
         yield DONE
 
 

@@ -6,23 +6,29 @@ import json
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
+from hookline.core.contracts import ApiError
 from hookline.core.errors import shown
-from hookline.core.serve.chat.template import (
+from hookline.core.serving import (
+    FORMAT,
+    FORMAT_SHAPE,
     PLACE,
+    SCHEMA,
     ChatPrompt,
+    SamplingFields,
+    ServedEngine,
+    Shape,
+    Turn,
+    at_least,
     checked_arguments,
     checked_message,
     checked_messages,
     effort_arguments,
+    flat_format,
+    invalid,
+    prepared,
     text_of,
 )
-from hookline.core.serve.chat.turn import Turn, prepared
-from hookline.core.serve.endpoints.body import Shape
-from hookline.core.serve.endpoints.fields import SamplingFields, at_least
-from hookline.core.serve.endpoints.structured import FORMAT, FORMAT_SHAPE, SCHEMA, flat_format
-from hookline.core.serve.endpoints.surface import Surface
-from hookline.core.serve.errors import ApiError, invalid
-from hookline.core.serve.openai.client_tools import CALLS, OUTPUTS, call_of, chosen_tools, tool_shape
+from hookline.plugins.apis.openai.client_tools import CALLS, OUTPUTS, call_of, chosen_tools, tool_shape
 
 _STATE = "this server keeps no responses; send the whole conversation as input"
 LOGPROBS = "message.output_text.logprobs"
@@ -110,7 +116,7 @@ class ResponsesRequest(SamplingFields, kw_only=True):
             names["max_tokens"] = "max_output_tokens"
         return names if self.response_format else names | {FORMAT: "text.format", SCHEMA: "text.format.schema"}
 
-    def turn(self, surface: Surface) -> Turn:
+    def turn(self, engine: ServedEngine) -> Turn:
         """The chat turn that the request asks for.
 
         Raises: RequestError or ApiError if it cannot be served.
@@ -119,11 +125,11 @@ class ResponsesRequest(SamplingFields, kw_only=True):
         messages, given = list(self._messages(ignored)), [*(self.tools or []), *self._later_tools()]
         calls_one = self.parallel_tool_calls is False
         tools = chosen_tools(given, self.tool_choice, calls_one=calls_one, schema_key="parameters", ignored=ignored)
-        arguments = dict(checked_arguments(self.chat_template_kwargs, surface.codec))
+        arguments = dict(checked_arguments(self.chat_template_kwargs, engine.codec))
         arguments |= effort_arguments((self.reasoning or {}).get("effort"))
         chat = ChatPrompt(checked_messages(messages, "input"), tools.for_template, arguments)
         asked = self.max_output_tokens if self.max_output_tokens is not None else self.max_tokens
-        return prepared(surface, chat, self, tools, max_tokens=asked, logprobs=self.num_logprobs)
+        return prepared(engine, chat, self, tools, max_tokens=asked, logprobs=self.num_logprobs)
 
     def _later_tools(self) -> Iterator[Any]:
         """Tools that the conversation itself defines, such as those that a tool search found."""

@@ -5,11 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from hookline.core.contracts import StructuredOutputs
 from hookline.core.errors import shown
 from hookline.core.sampling_params import SamplingParams
-from hookline.core.serve.endpoints.fields import SamplingFields, are_ids, at_least, max_new_tokens, sampling_params
-from hookline.core.serve.errors import SAME_NAMES, Naming, invalid
-from hookline.core.structured_outputs import StructuredOutputs
+from hookline.core.serving import (
+    SAME_NAMES,
+    Naming,
+    SamplingFields,
+    are_ids,
+    at_least,
+    invalid,
+    max_new_tokens,
+    sampling_params,
+)
 
 DEFAULT_MAX_TOKENS = 16
 MAX_PROMPT_SCORES = 2**20

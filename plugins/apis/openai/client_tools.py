@@ -16,9 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from hookline.core.errors import shown
-from hookline.core.serve.chat.turn import AUTO, NONE, REQUIRED, ClientTool, Tools, checked_tools
-from hookline.core.serve.endpoints.body import Shape
-from hookline.core.serve.errors import invalid
+from hookline.core.serving import AUTO, NONE, REQUIRED, ClientTool, Shape, Tools, checked_tools, invalid
 
 Values = dict[str, Any]
 FUNCTION, CUSTOM, NAMESPACE = "function", "custom", "namespace"

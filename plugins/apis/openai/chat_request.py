@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from hookline.core.serve.chat.template import (
+from hookline.core.serving import (
     MESSAGE_SHAPE,
     ChatPrompt,
+    SamplingFields,
+    ServedEngine,
+    Shape,
+    Tools,
+    Turn,
+    at_least,
     checked_arguments,
     checked_messages,
     effort_arguments,
+    invalid,
+    prepared,
 )
-from hookline.core.serve.chat.turn import Tools, Turn, prepared
-from hookline.core.serve.endpoints.body import Shape
-from hookline.core.serve.endpoints.fields import SamplingFields, at_least
-from hookline.core.serve.endpoints.surface import Surface
-from hookline.core.serve.errors import invalid
-from hookline.core.serve.openai.client_tools import chosen_tools, tool_shape
+from hookline.plugins.apis.openai.client_tools import chosen_tools, tool_shape
 
 
 class ChatRequest(SamplingFields, kw_only=True):
@@ -84,14 +87,14 @@ class ChatRequest(SamplingFields, kw_only=True):
         calls_one = self.parallel_tool_calls is False
         return chosen_tools(self.tools or [], self.tool_choice, calls_one=calls_one, schema_key="function.parameters")
 
-    def turn(self, surface: Surface) -> Turn:
+    def turn(self, engine: ServedEngine) -> Turn:
         """The chat turn that the request asks for.
 
         Raises: RequestError or ApiError if it cannot be served.
         """
         tools = self.chosen_tools()
         arguments = effort_arguments(self.reasoning_effort)
-        arguments |= checked_arguments(self.chat_template_kwargs, surface.codec)
+        arguments |= checked_arguments(self.chat_template_kwargs, engine.codec)
         chat = ChatPrompt(
             checked_messages(self.messages or []),
             tools.for_template,
@@ -101,7 +104,7 @@ class ChatRequest(SamplingFields, kw_only=True):
         )
         asked = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         return prepared(
-            surface,
+            engine,
             chat,
             self,
             tools,

@@ -6,9 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hookline.core.errors import shown
-from hookline.core.serve.chat.template import PLACE, decoded, text_of_part
-from hookline.core.serve.chat.turn import ClientTool
-from hookline.core.serve.errors import invalid
+from hookline.core.serving import PLACE, ClientTool, decoded, invalid, text_of_part
 
 Values = dict[str, Any]
 _TEXT: Values = {"type": "string"}

@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import Any
 
 from hookline.core.outputs import TokenLogprob
-from hookline.core.tokenizer.token_spelling import SpeltText, TokenSpelling
+from hookline.core.serving import SpeltText, TokenSpelling
 
 LEAST = -9999.0
 """The value for minus infinity, which JSON cannot represent."""

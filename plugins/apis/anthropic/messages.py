@@ -10,35 +10,40 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from hookline.core.outputs import Delta, FinishReason, RequestOutput
-from hookline.core.serve.anthropic.blocks import Blocks, event
-from hookline.core.serve.anthropic.errors import ANTHROPIC_ERRORS
-from hookline.core.serve.anthropic.request import CountRequest, MessagesRequest
-from hookline.core.serve.chat.turn import Turn, answer_turn
-from hookline.core.serve.endpoints.answering import json_response
-from hookline.core.serve.endpoints.body import also_ignored, read
-from hookline.core.serve.endpoints.generation import Generation, Usage
-from hookline.core.serve.endpoints.request_options import span
-from hookline.core.serve.endpoints.surface import Surface
+from hookline.core.serving import (
+    Generation,
+    ServedEngine,
+    Turn,
+    Usage,
+    also_ignored,
+    answer_turn,
+    json_response,
+    read,
+    span,
+)
+from hookline.plugins.apis.anthropic.blocks import Blocks, event
+from hookline.plugins.apis.anthropic.errors import ANTHROPIC_ERRORS
+from hookline.plugins.apis.anthropic.request import CountRequest, MessagesRequest
 
 
-async def messages(surface: Surface, request: Request) -> Response:
+async def messages(engine: ServedEngine, request: Request) -> Response:
     """Answer a conversation with a message.
 
     Raises: the errors that api_error converts to a response.
     """
     fields, headers = await read(request, MessagesRequest)
     make = partial(_Answer, fields)
-    return await answer_turn(surface, request, fields, headers, "msg_", make, ANTHROPIC_ERRORS)
+    return await answer_turn(engine, request, fields, headers, "msg_", make, ANTHROPIC_ERRORS)
 
 
-async def count_tokens(surface: Surface, request: Request) -> Response:
+async def count_tokens(engine: ServedEngine, request: Request) -> Response:
     """Count the tokens of the prompt."""
     fields, headers = await read(request, CountRequest)
-    surface.model_name(fields.model)
+    engine.model_name(fields.model)
     size, tools = len(await request.body()), fields.chosen_tools()
-    chat = await surface.in_time(size, lambda: fields.chat(tools))
-    text = await surface.in_time(size, lambda: chat.render(surface.codec))
-    (ids,) = await surface.encoded([text], add_special_tokens=False)
+    chat = await engine.in_time(size, lambda: fields.chat(tools))
+    text = await engine.in_time(size, lambda: chat.render(engine.codec))
+    (ids,) = await engine.encoded([text], add_special_tokens=False)
     told = also_ignored(headers, [*tools.ignored, *chat.ignored])
     return json_response({"input_tokens": len(ids)}, headers=told)
 

@@ -5,14 +5,28 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from hookline.core.errors import shown
-from hookline.core.serve.anthropic.conversation import as_messages, client_tools, text_of_blocks
-from hookline.core.serve.chat.template import ChatPrompt, checked_messages, effort_arguments
-from hookline.core.serve.chat.turn import AUTO, NONE, REQUIRED, Tools, Turn, checked_tools, prepared
-from hookline.core.serve.endpoints.body import Shape
-from hookline.core.serve.endpoints.fields import SamplingFields, at_least
-from hookline.core.serve.endpoints.structured import FORMAT, FORMAT_SHAPE, SCHEMA, flat_format
-from hookline.core.serve.endpoints.surface import Surface
-from hookline.core.serve.errors import invalid
+from hookline.core.serving import (
+    AUTO,
+    FORMAT,
+    FORMAT_SHAPE,
+    NONE,
+    REQUIRED,
+    SCHEMA,
+    ChatPrompt,
+    SamplingFields,
+    ServedEngine,
+    Shape,
+    Tools,
+    Turn,
+    at_least,
+    checked_messages,
+    checked_tools,
+    effort_arguments,
+    flat_format,
+    invalid,
+    prepared,
+)
+from hookline.plugins.apis.anthropic.conversation import as_messages, client_tools, text_of_blocks
 
 _TOOL = dict.fromkeys(("type", "name", "description", "input_schema", "strict", "cache_control"))
 _CHOICES = {"auto": AUTO, "any": REQUIRED, "none": NONE}
@@ -121,11 +135,11 @@ class MessagesRequest(CountRequest, kw_only=True):
             raise invalid(f"n={shown(self.n)} is not supported: there is one answer", "n")
         at_least("max_tokens", self.max_tokens, 0)
 
-    def turn(self, surface: Surface) -> Turn:
+    def turn(self, engine: ServedEngine) -> Turn:
         """The chat turn that the request asks for.
 
         Raises: RequestError or ApiError if it cannot be served.
         """
         tools, stop = self.chosen_tools(), self.stop_sequences or None
         most = None if self.max_tokens is None else max(1, self.max_tokens)
-        return prepared(surface, self.chat(tools), self, tools, max_tokens=most, stop=stop)
+        return prepared(engine, self.chat(tools), self, tools, max_tokens=most, stop=stop)

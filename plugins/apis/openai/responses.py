@@ -11,33 +11,28 @@ from starlette.responses import Response
 
 from hookline.core.contracts import ParsedPart, Reasoning, Text, ToolCall
 from hookline.core.outputs import Delta, FinishReason
-from hookline.core.serve.chat.turn import Turn, answer_turn
-from hookline.core.serve.endpoints.answering import json_response
-from hookline.core.serve.endpoints.body import read
-from hookline.core.serve.endpoints.generation import Generation, Usage
-from hookline.core.serve.endpoints.request_options import span
-from hookline.core.serve.endpoints.surface import Surface, now_s
-from hookline.core.serve.errors import OPENAI_ERRORS
-from hookline.core.serve.openai.logprobs import WaitingLogprobs, chat_logprobs
-from hookline.core.serve.openai.response_items import Events, ResponseItems
-from hookline.core.serve.openai.responses_request import ResponsesRequest
+from hookline.core.serving import Generation, ServedEngine, Turn, Usage, answer_turn, json_response, now_s, read, span
+from hookline.plugins.apis.openai.errors import OPENAI_ERRORS
+from hookline.plugins.apis.openai.logprobs import WaitingLogprobs, chat_logprobs
+from hookline.plugins.apis.openai.response_items import Events, ResponseItems
+from hookline.plugins.apis.openai.responses_request import ResponsesRequest
 
 
-async def responses(surface: Surface, request: Request) -> Response:
+async def responses(engine: ServedEngine, request: Request) -> Response:
     """Answer a conversation with output items.
 
     Raises: the errors that api_error converts to a response.
     """
     fields, headers = await read(request, ResponsesRequest)
-    make = partial(_Answer, surface, fields)
-    return await answer_turn(surface, request, fields, headers, "resp_", make, OPENAI_ERRORS)
+    make = partial(_Answer, engine, fields)
+    return await answer_turn(engine, request, fields, headers, "resp_", make, OPENAI_ERRORS)
 
 
 class _Answer:
     """The response of one request."""
 
-    def __init__(self, surface: Surface, fields: ResponsesRequest, turn: Turn, id: str, model: str) -> None:
-        self._surface, self._fields, self._turn = surface, fields, turn
+    def __init__(self, engine: ServedEngine, fields: ResponsesRequest, turn: Turn, id: str, model: str) -> None:
+        self._engine, self._fields, self._turn = engine, fields, turn
         self._id, self._created, self._model = id, now_s(), model
         self.span = span("chat", id)
         self._usage = Usage(len(turn.token_ids))
@@ -45,7 +40,7 @@ class _Answer:
         self._items = ResponseItems(self._events, turn.tools)
         self._reader = turn.reader()
         shows_special = not turn.params.skip_special_tokens
-        self._texts = surface.spelling.behind(turn.token_ids, shows_special=shows_special)
+        self._texts = engine.spelling.behind(turn.token_ids, shows_special=shows_special)
         self._logprobs = WaitingLogprobs()
         self._has_logprobs = turn.params.logprobs is not None
         self._told: dict[str, list[Any]] = {}

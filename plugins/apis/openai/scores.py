@@ -11,23 +11,26 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from hookline.core.errors import shown
-from hookline.core.frontend.relevance import (
+from hookline.core.outputs import RequestOutput
+from hookline.core.serving import (
     QWEN3_RERANKER,
+    ServedEngine,
+    ServiceFields,
+    check_end,
     cosine,
     embedding_params,
+    invalid,
+    json_response,
+    new_id,
+    now_s,
     pair_tokens,
+    pooled,
+    read,
     reading,
     scored,
     scoring_params,
+    too_long,
 )
-from hookline.core.outputs import RequestOutput
-from hookline.core.serve.endpoints.answering import json_response
-from hookline.core.serve.endpoints.body import read
-from hookline.core.serve.endpoints.generation import check_end
-from hookline.core.serve.endpoints.pooling import pooled
-from hookline.core.serve.endpoints.request_options import ServiceFields
-from hookline.core.serve.endpoints.surface import Surface, new_id, now_s
-from hookline.core.serve.errors import invalid, too_long
 
 
 class ScoreRequest(ServiceFields, kw_only=True):
@@ -75,31 +78,31 @@ class RerankRequest(ServiceFields, kw_only=True):
         return _texts("documents", found)
 
 
-async def score(surface: Surface, request: Request) -> Response:
+async def score(engine: ServedEngine, request: Request) -> Response:
     """The response with the scores of pairs, in their order."""
     fields, headers = await read(request, ScoreRequest)
-    name = surface.model_name(fields.model)
-    surface.check_prompts(fields.text_2, param="text_2")
+    name = engine.model_name(fields.model)
+    engine.check_prompts(fields.text_2, param="text_2")
     pairs, id = fields.pairs, new_id("score-", request)
-    numbers, num_tokens = await _scores(surface, pairs, fields, request.headers, id, ("text_1", "text_2"))
+    numbers, num_tokens = await _scores(engine, pairs, fields, request.headers, id, ("text_1", "text_2"))
     data = [{"index": index, "object": "score", "score": number} for index, number in enumerate(numbers)]
     named = {"id": id, "object": "list", "created": now_s(), "model": name}
     usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
     return json_response({**named, "data": data, "usage": usage}, headers=headers)
 
 
-async def rerank(surface: Surface, request: Request) -> Response:
+async def rerank(engine: ServedEngine, request: Request) -> Response:
     """The response with documents and their scores, the best first."""
     fields, headers = await read(request, RerankRequest)
-    name = surface.model_name(fields.model)
+    name = engine.model_name(fields.model)
     if not isinstance(fields.query, str):
         raise invalid("query is missing; give a text", "query")
     if fields.top_n is not None and fields.top_n < 0:
         raise invalid(f"top_n={shown(fields.top_n)} must be at least 0", "top_n")
-    surface.check_number(len(fields.documents or ()), param="documents")
+    engine.check_number(len(fields.documents or ()), param="documents")
     texts = fields.texts
     pairs, id = [(fields.query, text) for text in texts], new_id("rerank-", request)
-    numbers, num_tokens = await _scores(surface, pairs, fields, request.headers, id, ("query", "documents"))
+    numbers, num_tokens = await _scores(engine, pairs, fields, request.headers, id, ("query", "documents"))
     order = sorted(range(len(texts)), key=lambda index: -numbers[index])[: fields.top_n or None]
     results: list[dict[str, Any]] = [{"index": index, "relevance_score": numbers[index]} for index in order]
     if fields.return_documents is not False:
@@ -110,7 +113,7 @@ async def rerank(surface: Surface, request: Request) -> Response:
 
 
 async def _scores(
-    surface: Surface,
+    engine: ServedEngine,
     pairs: Sequence[tuple[str, str]],
     fields: ServiceFields,
     headers: Headers,
@@ -118,31 +121,31 @@ async def _scores(
     names: tuple[str, str],
 ) -> tuple[list[float], int]:
     """The scores of pairs, and the number of tokens read. names: of the fields with queries and with documents."""
-    params, of_query, of_document = scoring_params(None, surface.facts.scored_by), *names
+    params, of_query, of_document = scoring_params(None, engine.facts.scored_by), *names
     documents = [f"{of_document}.{index}" for index in range(len(pairs))]
     if params is None:
         places: dict[str, str] = {}
         for pair, document in zip(pairs, documents, strict=True):
             places.setdefault(pair[0], of_query)
             places.setdefault(pair[1], document)
-        prompts = await surface.encoded(list(places))
-        found = await pooled(surface, prompts, embedding_params(None), fields, headers, id, list(places.values()))
+        prompts = await engine.encoded(list(places))
+        found = await pooled(engine, prompts, embedding_params(None), fields, headers, id, list(places.values()))
         vectors = dict(zip(places, found, strict=True))
         outputs = [scored(vectors[document], cosine(vectors[query])) for query, document in pairs]
     else:
-        prompts = await surface.each(pairs, lambda pair: len(pair[0]) + len(pair[1]), partial(_pair, surface))
-        found = await pooled(surface, prompts, params, fields, headers, id, documents)
+        prompts = await engine.each(pairs, lambda pair: len(pair[0]) + len(pair[1]), partial(_pair, engine))
+        found = await pooled(engine, prompts, params, fields, headers, id, documents)
         outputs = [scored(output, reading(params)) for output in found]
     return [_number(output) for output in outputs], sum(map(len, prompts))
 
 
-def _pair(surface: Surface, pair: tuple[str, str]) -> list[int]:
+def _pair(engine: ServedEngine, pair: tuple[str, str]) -> list[int]:
     """The prompt of a query and a document.
 
     Raises: ApiError for the first prompt that is too long; the others need not be made then, since a long query is in
     all of them.
     """
-    ids, most = pair_tokens(surface.codec, QWEN3_RERANKER, *pair), surface.facts.max_model_len
+    ids, most = pair_tokens(engine.codec, QWEN3_RERANKER, *pair), engine.facts.max_model_len
     if len(ids) > most:
         raise too_long(most, f"However, a query with its document has {len(ids)} tokens. Please shorten them.")
     return ids

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 import msgspec
 
-from hookline.core.serve.errors import ApiError
+from hookline.core.contracts import ApiError, ErrorForm
 
 _TYPES = {
     400: "invalid_request_error",
@@ -18,8 +20,21 @@ _TYPES = {
 }
 
 
-class AnthropicErrors:
+class AnthropicErrors(ErrorForm):
     """`{"type": "error", "error": {type, message}}`; a stream ends with it as an event."""
+
+    schema: ClassVar[dict[str, Any]] = {
+        "type": "object",
+        "required": ["type", "error"],
+        "properties": {
+            "type": {"const": "error"},
+            "error": {
+                "type": "object",
+                "required": ["type", "message"],
+                "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+            },
+        },
+    }
 
     def body(self, error: ApiError) -> dict[str, object]:
         """See ErrorForm."""

@@ -8,13 +8,18 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from hookline.core.contracts import ApiError
 from hookline.core.errors import RequestError, one_short_line, shown
-from hookline.core.serve.chat.template import ChatPrompt, checked_arguments, checked_messages
-from hookline.core.serve.endpoints.answering import json_response
-from hookline.core.serve.endpoints.body import read
-from hookline.core.serve.endpoints.surface import Surface
-from hookline.core.serve.errors import ApiError, invalid
-from hookline.core.serve.openai.chat_request import ChatRequest
+from hookline.core.serving import (
+    ChatPrompt,
+    ServedEngine,
+    checked_arguments,
+    checked_messages,
+    invalid,
+    json_response,
+    read,
+)
+from hookline.plugins.apis.openai.chat_request import ChatRequest
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
@@ -40,60 +45,60 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
     model: str | None = None
 
 
-async def tokenize(surface: Surface, request: Request) -> Response:
+async def tokenize(engine: ServedEngine, request: Request) -> Response:
     """Tokenize a text or a chat, as a request for a completion would."""
     fields, headers = await read(request, TokenizeRequest)
-    surface.model_name(fields.model)
+    engine.model_name(fields.model)
     if (fields.prompt is None) == (fields.messages is None):
         raise invalid("give either prompt or messages", "prompt")
     is_text, size = fields.prompt is not None, len(await request.body())
     text = fields.prompt
     if text is None:
-        text = await surface.in_time(size, lambda: _rendered(surface, fields))
+        text = await engine.in_time(size, lambda: _rendered(engine, fields))
     adds = is_text if fields.add_special_tokens is None else fields.add_special_tokens
-    (ids,) = await surface.encoded([text], add_special_tokens=adds)
+    (ids,) = await engine.encoded([text], add_special_tokens=adds)
     texts = None
     if fields.return_token_strs:
-        texts = await surface.in_time(len(ids), lambda: [surface.spelling.text(one) for one in ids])
-    found = {"count": len(ids), "max_model_len": surface.facts.max_model_len, "tokens": ids, "token_strs": texts}
+        texts = await engine.in_time(len(ids), lambda: [engine.spelling.text(one) for one in ids])
+    found = {"count": len(ids), "max_model_len": engine.facts.max_model_len, "tokens": ids, "token_strs": texts}
     return json_response(found, headers=headers)
 
 
-def _rendered(surface: Surface, fields: TokenizeRequest) -> str:
+def _rendered(engine: ServedEngine, fields: TokenizeRequest) -> str:
     chat = ChatPrompt(
         checked_messages(fields.messages or []),
         ChatRequest(tools=fields.tools).chosen_tools().for_template,
-        checked_arguments(fields.chat_template_kwargs, surface.codec),
+        checked_arguments(fields.chat_template_kwargs, engine.codec),
         continues_last=bool(fields.continue_final_message),
         adds_generation_prompt=fields.add_generation_prompt is not False,
     )
-    return chat.render(surface.codec)
+    return chat.render(engine.codec)
 
 
-async def detokenize(surface: Surface, request: Request) -> Response:
+async def detokenize(engine: ServedEngine, request: Request) -> Response:
     """Decode token ids, including special tokens."""
     fields, headers = await read(request, DetokenizeRequest)
-    surface.model_name(fields.model)
-    text = await surface.in_time(4 * len(fields.tokens), lambda: _text(surface, fields.tokens))
+    engine.model_name(fields.model)
+    text = await engine.in_time(4 * len(fields.tokens), lambda: _text(engine, fields.tokens))
     return json_response({"prompt": text}, headers=headers)
 
 
-def _text(surface: Surface, tokens: list[int]) -> str:
-    largest = surface.facts.vocab_size - 1
+def _text(engine: ServedEngine, tokens: list[int]) -> str:
+    largest = engine.facts.vocab_size - 1
     for token_id in tokens:
         if not 0 <= token_id <= largest:
             raise invalid(f"token id {shown(token_id)} is outside the vocabulary (0 to {largest})", "tokens")
-    if surface.codec.tokenizer is None:
+    if engine.codec.tokenizer is None:
         raise RequestError("the checkpoint has no tokenizer")
     try:
-        return surface.codec.decode(tokens, skip_special_tokens=False)
+        return engine.codec.decode(tokens, skip_special_tokens=False)
     except Exception as error:
         raise RequestError(f"the tokens cannot be read: {one_short_line(error)}") from None
 
 
-async def tokenizer_info(surface: Surface, request: Request) -> Response:
+async def tokenizer_info(engine: ServedEngine, request: Request) -> Response:
     """Return the tokenizer's configuration."""
-    tokenizer = surface.codec.tokenizer
+    tokenizer = engine.codec.tokenizer
     if tokenizer is None:
         raise ApiError(404, "the checkpoint has no tokenizer", code="not_found")
     known = {name: value for name, value in tokenizer.init_kwargs.items() if _is_plain(value)}
@@ -105,7 +110,7 @@ async def tokenizer_info(surface: Surface, request: Request) -> Response:
             "bos_token": tokenizer.bos_token,
             "eos_token": tokenizer.eos_token,
             "pad_token": tokenizer.pad_token,
-            "vocab_size": surface.facts.vocab_size,
+            "vocab_size": engine.facts.vocab_size,
         }
     )
 

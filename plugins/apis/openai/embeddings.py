@@ -11,15 +11,22 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
+from hookline.core.contracts import ApiError
 from hookline.core.errors import shown
 from hookline.core.outputs import RequestOutput
-from hookline.core.serve.endpoints.answering import json_response
-from hookline.core.serve.endpoints.body import read
-from hookline.core.serve.endpoints.fields import are_ids
-from hookline.core.serve.endpoints.pooling import pooled, pooling_params
-from hookline.core.serve.endpoints.request_options import ServiceFields
-from hookline.core.serve.endpoints.surface import Surface, new_id, now_s, places_of
-from hookline.core.serve.errors import ApiError, invalid
+from hookline.core.serving import (
+    ServedEngine,
+    ServiceFields,
+    are_ids,
+    invalid,
+    json_response,
+    new_id,
+    now_s,
+    places_of,
+    pooled,
+    pooling_params,
+    read,
+)
 
 FLOAT, BASE64 = "float", "base64"
 
@@ -56,25 +63,25 @@ class EmbeddingsRequest(ServiceFields, kw_only=True):
         return list(given)
 
 
-async def embeddings(surface: Surface, request: Request) -> Response:
+async def embeddings(engine: ServedEngine, request: Request) -> Response:
     """Embed each text.
 
     Raises: the errors that api_error converts to a response.
     """
     fields, headers = await read(request, EmbeddingsRequest)
-    name = surface.model_name(fields.model)
-    if fields.pooler is None and surface.facts.no_embeddings is not None:
-        raise ApiError(404, surface.facts.no_embeddings, param="model", code="model_not_supported")
+    name = engine.model_name(fields.model)
+    if fields.pooler is None and engine.facts.no_embeddings is not None:
+        raise ApiError(404, engine.facts.no_embeddings, param="model", code="model_not_supported")
     form = fields.encoding_format or FLOAT
     if form not in (FLOAT, BASE64):
         raise invalid(f"encoding_format={shown(form)} must be {FLOAT} or {BASE64}", "encoding_format")
     params = pooling_params(fields)
-    surface.check_prompts(fields.input, param="input")
+    engine.check_prompts(fields.input, param="input")
     given = fields.inputs
-    prompts = await surface.token_ids(given, add_special_tokens=fields.add_special_tokens is not False)
+    prompts = await engine.token_ids(given, add_special_tokens=fields.add_special_tokens is not False)
     id, num_tokens = new_id("embd-", request), sum(map(len, prompts))
-    outputs = await pooled(surface, prompts, params, fields, request.headers, id, places_of("input", prompts))
-    body = await surface.in_time(sum(_size(one) for one in outputs), lambda: _body(outputs, form))
+    outputs = await pooled(engine, prompts, params, fields, request.headers, id, places_of("input", prompts))
+    body = await engine.in_time(sum(_size(one) for one in outputs), lambda: _body(outputs, form))
     usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
     named = {"id": id, "object": "list", "created": now_s(), "model": name}
     return json_response({**named, "data": msgspec.Raw(body), "usage": usage}, headers=headers)

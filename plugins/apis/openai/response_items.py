@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from hookline.core.contracts import Arguments, ParsedPart, Reasoning, Text, ToolCall
-from hookline.core.serve.chat.turn import Tools
-from hookline.core.serve.openai.client_tools import Call
+from hookline.core.serving import Tools
+from hookline.plugins.apis.openai.client_tools import Call
 
 Values = dict[str, Any]
 dumps = msgspec.json.encode

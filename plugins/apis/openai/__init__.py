@@ -1,0 +1,1 @@
+"""OpenAI's API, with the endpoints of vLLM's server that its clients use beside it."""
