@@ -11,7 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hookline.core.serve.http.app import surfaces_of
 from hookline.core.serve.http.openapi import document
+from hookline.core.serve.settings import ServeConfig
 from hookline.core.testing.engine_client import FakeEngineClient
 from tests.live_server import LiveServer, live_server
 
@@ -27,7 +29,7 @@ bounded = settings(
     database=None,
     suppress_health_check=list(HealthCheck),
 )
-DOCUMENT = document(tokenizer_info=False)
+DOCUMENT = document(surfaces_of(FakeEngineClient(), ServeConfig()))
 PATHS = [path for path, methods in DOCUMENT["paths"].items() if "post" in methods]
 
 

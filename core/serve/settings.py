@@ -150,7 +150,8 @@ def validate_serve(tree: Mapping[str, Any], host: PluginHost) -> ServeRun:
     engine = {key: tree[key] for key in ENGINE_KEYS if key in tree}
     serve: ServeConfig = build(ServeConfig, tree.get("serve") or {}, "serve")
     chosen_parsers(serve.reasoning_parser, serve.tool_parser, lambda: host)  # before a model is loaded
-    chosen_apis(serve.apis, host)
+    if serve.apis is not None:
+        chosen_apis(serve.apis, host)
     config = validate(engine, host)
     if serve.names and config.observers:
         engine["observers"] = _with_model_name(config.observers, engine["observers"], serve.names[0])

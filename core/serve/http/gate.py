@@ -95,7 +95,7 @@ class Gate:
         self._is_idle.clear()
         try:
             await self._turns.take()
-            refusal = self._refusal(scope, passage.max_body_bytes)
+            refusal = self._refusal(scope, passage)
             app = self._app if refusal is None else refusal
             await passage.run(app)
         finally:
@@ -118,12 +118,12 @@ class Gate:
         for passage in list(self._receiving):
             passage.refuse(_stopping())
 
-    def _refusal(self, scope: Scope, max_body_bytes: int) -> ASGIApp | None:
+    def _refusal(self, scope: Scope, passage: _Passage) -> ASGIApp | None:
         """The application that refuses the request, or None if the request may go on."""
-        refusal = self._refused(scope, max_body_bytes)
-        return None if refusal is None else response(refusal, self._surfaces.form_of(scope))
+        error = self._fault(scope, passage)
+        return None if error is None else response(error, self._surfaces.form_of(scope))
 
-    def _refused(self, scope: Scope, max_body_bytes: int) -> ApiError | None:
+    def _fault(self, scope: Scope, passage: _Passage) -> ApiError | None:
         if len(self._keys):
             if scope["path"] not in OPEN_PATHS and not self._keys.accept(scope["headers"], self._key_headers):
                 return _unauthorized()
@@ -133,8 +133,8 @@ class Gate:
             return _stopping()
         is_of_page, type = False, b""
         for name, value in scope["headers"]:
-            if name == b"content-length" and value.isdigit() and int(value) > max_body_bytes:
-                return _too_large(max_body_bytes)
+            if name == b"content-length" and value.isdigit() and (error := passage.excess(int(value))) is not None:
+                return error
             if name == b"origin":
                 is_of_page = not {"*", value.decode("latin-1")} & set(self._settings.cors_origins)
             elif name == b"content-type":
@@ -162,7 +162,8 @@ class _Passage:
         self._receiving, self._unfinished, self._task = receiving, unfinished, asyncio.current_task()
         self._refusal: ApiError | None = None
         self._scope, self._receive, self._send, self._surfaces = scope, receive, send, surfaces
-        self.max_body_bytes = surfaces.max_body_bytes(scope) or settings.max_body_bytes
+        self._scope, self._receive, self._send, self._surfaces = scope, receive, send, surfaces
+        self._own_limit, self._limit = surfaces.max_body_bytes(scope), settings.max_body_bytes
         self._access = Access()
         ACCESS.set(self._access)
         self._num_bytes, self._status = 0, 0
@@ -227,8 +228,8 @@ class _Passage:
         finally:
             self._receiving.discard(self)
         self._num_bytes += len(message.get("body", b""))
-        if self._num_bytes > self.max_body_bytes:
-            raise _too_large(self.max_body_bytes)
+        if (error := self.excess(self._num_bytes)) is not None:
+            raise error
         if message.get("more_body", False):
             self._unfinished.hold(self, self._num_bytes)
         elif message["type"] == "http.request":
@@ -237,6 +238,13 @@ class _Passage:
             assert self._task is not None
             self._watch = asyncio.get_running_loop().create_task(self._watch_for_end(self._task))
         return message
+
+    def excess(self, num_bytes: int) -> ApiError | None:
+        """The error of a body of this size; None if the endpoint takes it."""
+        if self._own_limit is not None:
+            what = f"the {self._own_limit} bytes that this endpoint takes"
+            return None if num_bytes <= self._own_limit else _too_large(what)
+        return None if num_bytes <= self._limit else _too_large(f"serve.max_body_bytes={self._limit}")
 
     async def _watch_for_end(self, task: asyncio.Task[Any]) -> None:
         while (await self._receive())["type"] != "http.disconnect":
@@ -376,6 +384,5 @@ def _stopping() -> ApiError:
     return ApiError(503, "the server is stopping", "server_error", code="stopping", headers=headers)
 
 
-def _too_large(max_body_bytes: int) -> ApiError:
-    message = f"the body is larger than serve.max_body_bytes={max_body_bytes}"
-    return ApiError(413, message, code="body_too_large", headers={"Connection": "close"})
+def _too_large(limit: str) -> ApiError:
+    return ApiError(413, f"the body is larger than {limit}", code="body_too_large", headers={"Connection": "close"})

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import httpx
 import pytest
 
+from hookline.core.plugin.host import PluginHost
 from hookline.core.serve.http.api_keys import ApiKeys
 from hookline.core.serve.http.app import make_app
 from hookline.core.serve.settings import ServeConfig
 from hookline.core.testing.engine_client import FakeEngineClient
 
 Ask = Callable[..., httpx.Response]
+
+
+@cache
+def _host(plugins: str) -> PluginHost:
+    """Loading the plugins takes longer than an answer. plugins: the value of HOOKLINE_PLUGINS."""
+    return PluginHost.load()
 
 
 @pytest.fixture
@@ -30,7 +39,8 @@ def ask() -> Ask:
         **options: Any,
     ) -> httpx.Response:
         async def send_it() -> httpx.Response:
-            served = make_app(client, settings or ServeConfig(), ApiKeys(keys))
+            host = _host(os.environ.get("HOOKLINE_PLUGINS", ""))
+            served = make_app(client, settings or ServeConfig(), ApiKeys(keys), host=host)
             transport = httpx.ASGITransport(served.app)
             async with httpx.AsyncClient(transport=transport, base_url="http://here") as http:
                 return await http.request(method, path, **options)

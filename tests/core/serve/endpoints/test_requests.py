@@ -13,6 +13,7 @@ from hookline.core.errors import RequestError
 from hookline.core.outputs import TokenLogprob
 from hookline.core.serve.endpoints import request_options
 from hookline.core.serve.errors import api_error
+from hookline.core.serve.http.app import surfaces_of
 from hookline.core.serve.http.openapi import document
 from hookline.core.serve.settings import ServeConfig
 from hookline.core.testing.engine_client import FakeEngineClient, tiny_model
@@ -224,7 +225,8 @@ def test_messages_are_tokenized_as_a_chat_would(ask: Ask) -> None:
 
 def test_the_document_has_every_header_that_says_something_of_a_request_s_service() -> None:
     headers = {value for name, value in vars(request_options).items() if name.isupper() and isinstance(value, str)}
-    parameters = document(tokenizer_info=False)["paths"]["/v1/completions"]["post"]["parameters"]
+    paths = document(surfaces_of(FakeEngineClient(), ServeConfig()))["paths"]
+    parameters = paths["/v1/completions"]["post"]["parameters"]
     assert {one["name"] for one in parameters} == headers and "X-Session-Id" in headers
 
 

@@ -109,7 +109,10 @@ def test_keys_come_from_a_file_and_from_the_environment(tmp_path) -> None:
     path.write_text("# for the office\n\n one \ntwo\n")
     path.chmod(0o600)
     keys = read_keys(str(path), {"HOOKLINE_API_KEY": "three"})
-    accepted = [keys.accept([(b"x-api-key", one)]) for one in (b"one", b"two", b"three", b"# for the office", b"")]
+    accepted = [
+        keys.accept([(b"x-api-key", one)], [b"x-api-key"])
+        for one in (b"one", b"two", b"three", b"# for the office", b"")
+    ]
     assert accepted == [True, True, True, False, False]
 
 
@@ -117,7 +120,7 @@ def test_a_file_of_keys_may_begin_with_a_byte_order_mark(tmp_path) -> None:
     path = tmp_path / "keys"
     path.write_text("one\n", encoding="utf-8-sig")
     path.chmod(0o600)
-    assert read_keys(str(path), {}).accept([(b"x-api-key", b"one")])
+    assert read_keys(str(path), {}).accept([(b"x-api-key", b"one")], [b"x-api-key"])
 
 
 def test_a_file_without_keys_is_refused(tmp_path) -> None:
