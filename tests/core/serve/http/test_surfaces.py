@@ -156,7 +156,7 @@ def test_a_surface_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["opnai"], "there is no api named 'opnai'"),
+        (["opnai"], "No api named 'opnai'. Did you mean 'openai'?"),
         ([], "serve.apis=[] names no API; there are: anthropic, openai"),
         (["openai", "openai"], "serve.apis names 'openai' twice"),
         ([{"name": "openai", "x": 1}], "unknown key 'serve.apis.openai.x'"),
@@ -174,18 +174,16 @@ def test_the_surfaces_that_ask_for_it_are_served_where_nothing_is_said() -> None
     assert names[:2] == ["openai", "anthropic"]
 
 
-@pytest.mark.parametrize(
-    ("apis", "there", "other"), [("openai", "openai", "anthropic"), ("anthropic", "anthropic", "openai")]
-)
-def test_a_surface_that_is_not_enabled_is_not_imported(apis: str, there: str, other: str) -> None:
+@pytest.mark.parametrize("api", ["openai", "anthropic"])
+def test_a_surface_that_is_not_enabled_is_not_imported(api: str) -> None:
     code = f"""
 import sys
 from hookline.core.serve.http.app import surfaces_of
 from hookline.core.serve.settings import ServeConfig
 from hookline.core.testing.engine_client import FakeEngineClient
-surfaces_of(FakeEngineClient(), ServeConfig(apis=["{apis}"]))
+surfaces_of(FakeEngineClient(), ServeConfig(apis=["{api}"]))
 found = {{name.split(".")[3] for name in sys.modules if name.startswith("hookline.plugins.apis.")}}
-assert found == {{"{there}"}}, found
+assert found == {{"{api}"}}, found
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120)
     assert done.returncode == 0, done.stderr
