@@ -36,6 +36,7 @@ _WHAT = {
     "extension": "a step extension",
     "reasoning_parser": "a reasoning parser",
     "tool_parser": "a tool parser",
+    "api": "an API surface",
 }
 
 

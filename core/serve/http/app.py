@@ -45,7 +45,18 @@ def make_app(
 
     Raises: PluginError or ConfigError for an API or a parser that cannot be used.
     """
-    life, surfaces = Life(), surfaces_of(client, settings, host)
+    return application(client, settings, surfaces_of(client, settings, host), keys, headers)
+
+
+def application(
+    client: EngineClient,
+    settings: ServeConfig,
+    surfaces: Surfaces,
+    keys: ApiKeys | None = None,
+    headers: Sequence[Header] | None = None,
+) -> Served:
+    """The application with these surfaces; see make_app."""
+    life = Life()
     inner = Router(
         [*surfaces.routes, *openapi_routes(surfaces), *operations(client, life, surfaces), *page_routes(client)]
     )
