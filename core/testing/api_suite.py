@@ -21,7 +21,9 @@ from hookline.core.testing.checks import check_contract
 from hookline.core.testing.engine_client import FakeEngineClient
 
 KEY = "a-key-that-nobody-may-see"
+"""What clients of the suite must send."""
 SECRET = "a-secret-of-the-engine"
+"""What the engine says when it fails."""
 PATIENCE_S = 30.0
 """Longest that a request of the suite may take."""
 
