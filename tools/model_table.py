@@ -128,7 +128,8 @@ def _is_split(shown: Shown, ranks: LocalRanks) -> bool:
 
 def _kernels(host: PluginHost, spec: ModelSpec) -> Iterator[str]:
     for entry in host.registry.of_kind("kernels"):
-        fits = not entry.needs.head_dims or spec.head_dim in entry.needs.head_dims
+        takes_any = not entry.needs.head_dims or spec.value_dim is not None
+        fits = takes_any or spec.head_dim in entry.needs.head_dims
         if fits and spec.attention_features <= set(entry.needs.attention):
             yield f"`{entry.name}`"
 

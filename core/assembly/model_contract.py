@@ -75,6 +75,9 @@ def _spec_fault(spec: Any) -> str | None:
             return f"its {name}={shown(getattr(spec, name))} is not a whole number of at least 1"
     if spec.num_heads % spec.num_kv_heads:
         return f"its num_kv_heads={spec.num_kv_heads} does not divide num_heads={spec.num_heads}"
+    if spec.value_dim is not None and not (_is_count(spec.value_dim) and spec.value_dim <= spec.head_dim):
+        known = f"None or a whole number from 1 to head_dim={spec.head_dim}"
+        return f"its value_dim={shown(spec.value_dim)} is not {known}"
     if not isinstance(spec.attention, frozenset | set):
         return f"its attention={shown(spec.attention)} is not a frozenset of names"
     if (fault := features_fault("its attention", spec.attention)) is not None:

@@ -170,7 +170,7 @@ def resolve(
         dtype=pick_dtype(config.dtype, checkpoint, device),
         compute_capability=place.compute_capability,
         block_size=config.engine.block_size,
-        head_dim=spec.head_dim,
+        head_dim=spec.head_dim if spec.value_dim is None else None,
         num_ranks=config.tp,
         num_stages=config.pp,
         attention=spec.attention_features,
@@ -280,6 +280,7 @@ def attention_spec(
         device=device,
         dtype=getattr(torch, facts.dtype),
         batch_invariant=engine.batch_invariant,
+        value_dim=spec.value_dim,
     )
 
 

@@ -23,8 +23,12 @@ if TYPE_CHECKING:
     from hookline.core.contracts.exchange import Exchange, PeerMemory
 
 
-ATTENTION_FEATURES = ("window", "scale", "softcap", "sinks")
-"""What a layer's attention may need beyond PLAIN_ATTENTION. Kernels name in Needs.attention those that they compute."""
+ATTENTION_FEATURES = ("window", "scale", "softcap", "sinks", "latent")
+"""What a layer's attention may need beyond PLAIN_ATTENTION. Kernels name in Needs.attention those that they compute.
+
+"latent": values that are a part of the keys, see AttentionSpec.value_dim. The others hold for a layer's step, and
+AttentionForm has them but for the window.
+"""
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,20 @@ class AttentionSpec:
     batch_invariant: bool = False
     """Whether a row's results must have the same bits in every batch and at every place in it, and a token's attention
     however many tokens of its prompt are in the step. True only for kernels that declare it in Needs."""
+    value_dim: int | None = None
+    """None: a value has E numbers and lies beside its key in the cache. F: it is the last F numbers of its key, the
+    cache holds keys alone, and what is attended to has F numbers for each head. Only for kernels that declare "latent".
+    """
+
+    @property
+    def num_cached(self) -> int:
+        """What the cache holds of a token for each kv head: 2, its key and its value, or 1, its key alone."""
+        return 2 if self.value_dim is None else 1
+
+    @property
+    def out_dim(self) -> int:
+        """How many numbers attention gives for each head: those of a value."""
+        return self.head_dim if self.value_dim is None else self.value_dim
 
     @property
     def scale(self) -> float:
@@ -126,6 +144,8 @@ class Kernels(QuantizedProducts, RequestRowOperations, Protocol):
     rotary tables, norms and sinks differ from call to call; each is a parameter, whose values do not change while steps
     run. The rows that `rms_norm` and products are given need not be adjacent in memory. The KV cache of a layer is
     `kv_2NSKE`: (2, blocks, block_size, K, E), keys then values.
+    If AttentionSpec.value_dim is F, it is (1, blocks, block_size, K, E), keys alone; qkv_TC has no values, C = (H + K)
+    * E, `write_kv` is not called, and `attend` and `qkv_attend` return (T, H, F). Shapes below are those without it.
     `hookline.core.contracts.Batch` says which tokens, positions, cache slots and block tables a step has. Decode rows
     come first in a batch.
     """

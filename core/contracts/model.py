@@ -61,7 +61,11 @@ class ModelSpec:
     layers: tuple[LayerCache, ...] = ()
     """What each layer keeps, in order; empty means FullAttention in every layer."""
     attention: frozenset[str] = frozenset()
-    """Which of ATTENTION_FEATURES the layers need of the kernels; without "window", since `layers` has the windows."""
+    """Which of ATTENTION_FEATURES the layers need of the kernels; without "window" and "latent", since
+    `layers` has the windows, and value_dim says the other."""
+    value_dim: int | None = None
+    """None: keys and values of head_dim numbers are cached. F: a value is the last F numbers of its key, and keys alone
+    are cached, as of multi-head latent attention in its absorbed form; see Attend."""
 
     @property
     def cache_layers(self) -> tuple[LayerCache, ...]:
@@ -72,7 +76,8 @@ class ModelSpec:
     def attention_features(self) -> frozenset[str]:
         """All that the kernels must do beyond plain attention."""
         has_windows = any(isinstance(layer, SlidingWindow) for layer in self.layers)
-        return self.attention | {"window"} if has_windows else self.attention
+        others = {"window": has_windows, "latent": self.value_dim is not None}
+        return self.attention | {name for name, is_asked in others.items() if is_asked}
 
 
 class Attend(Protocol):
@@ -96,7 +101,8 @@ class Attend(Protocol):
         Call it for each layer that has keys and values of its own, and for each with a SharedCache.
         rope: None leaves queries and keys as they are. form: a scale, cap or sinks of the model's own.
         Shapes: qkv_TC (T, (H + 2K) * E), heads of q, then of k, then of v; of a layer with a SharedCache (T, H * E),
-        heads of q alone. Returns (T, H * E).
+        heads of q alone. Returns (T, H * E). With ModelSpec.value_dim F there are no heads of v, and it returns
+        (T, H * F).
         Device: no host sync. May overwrite qkv_TC.
         """
         ...

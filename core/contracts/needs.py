@@ -21,7 +21,7 @@ class Needs:
     preferred_block_size: int = 16
     """Kernels: engine.block_size if the user sets none; small blocks share prefixes more finely."""
     head_dims: tuple[int, ...] = ()
-    """Kernels: the head dims they can compute."""
+    """Kernels: the head dims they can compute; of keys whose values are a part of them ("latent") they take any."""
     compute_capability: tuple[int, int] | None = None
     """Lowest CUDA compute capability, e.g. (8, 0)."""
     packages: tuple[str, ...] = ()

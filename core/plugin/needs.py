@@ -32,7 +32,7 @@ class Facts:
     """What needs are compared with.
 
     device: "cpu" or "cuda". dtype: name of a torch dtype. compute_capability: None without a CUDA device.
-    block_size: tokens per KV block; None means the kernels choose. head_dim: None if not known yet.
+    block_size: tokens per KV block; None means the kernels choose. head_dim: None if not known yet, or any will do.
     """
 
     device: str

@@ -75,8 +75,11 @@ def seen_slots(rows: Sequence[Row], block_size: int) -> Tensor:
 
 
 def random_cache(spec: AttentionSpec, num_blocks: int, seed: int, num_layers: int = 1) -> Tensor:
-    """A cache full of standard normal values: [2, L, N + 1, S, K, E], the last block is scratch."""
-    shape = (2, num_layers, num_blocks + 1, spec.block_size, spec.num_kv_heads, spec.head_dim)
+    """A cache full of standard normal values: [2, L, N + 1, S, K, E], or [1, ...] of keys alone.
+
+    The last block is scratch.
+    """
+    shape = (spec.num_cached, num_layers, num_blocks + 1, spec.block_size, spec.num_kv_heads, spec.head_dim)
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(spec.device, spec.dtype)
 
 

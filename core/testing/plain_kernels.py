@@ -103,15 +103,15 @@ class PlainKernels(Kernels):
     def write_kv(self, k_TKE: Tensor, v_TKE: Tensor, kv_2NSKE: Tensor, slot_mapping_T: Tensor) -> None:
         """See Kernels."""
         block_T, offset_T = slot_mapping_T // self.spec.block_size, slot_mapping_T % self.spec.block_size
-        kv_2NSKE[0, block_T, offset_T] = k_TKE.to(kv_2NSKE.dtype)
-        kv_2NSKE[1, block_T, offset_T] = v_TKE.to(kv_2NSKE.dtype)
+        for half_NSKE, new_TKE in zip(kv_2NSKE, (k_TKE, v_TKE), strict=False):  # of keys alone there is one half
+            half_NSKE[block_T, offset_T] = new_TKE.to(kv_2NSKE.dtype)
 
     def qk_norm_rope_write(
         self, qkv_TC: Tensor, kv_2NSKE: Tensor, batch: Batch, rope: Rope | None, norm: QKNorm | None
     ) -> Tensor:
         """See Kernels."""
         heads, kv_heads = self.spec.num_heads, self.spec.num_kv_heads
-        heads_TXE = qkv_TC.reshape(qkv_TC.shape[0], heads + 2 * kv_heads, self.spec.head_dim)
+        heads_TXE = qkv_TC.reshape(qkv_TC.shape[0], heads + self.spec.num_cached * kv_heads, self.spec.head_dim)
         v_TKE = heads_TXE[:, heads + kv_heads :]
         q_and_k = heads_TXE[:, :heads], heads_TXE[:, heads : heads + kv_heads]
         q_THE, k_TKE = self.qk_norm_rope(*q_and_k, batch.positions_T, rope, norm)
@@ -138,8 +138,8 @@ class PlainKernels(Kernels):
             first = max(0, context - num_queries - batch.window + 1)
         position_L = torch.arange(first, context, device=kv_2NSKE.device)
         block_L = batch.block_table_BM[row][position_L // self.spec.block_size].long()
-        k_LKE, v_LKE = kv_2NSKE[:, block_L, position_L % self.spec.block_size].double()
-        return k_LKE, v_LKE
+        halves_2LKE = kv_2NSKE[:, block_L, position_L % self.spec.block_size].double()
+        return halves_2LKE[0], halves_2LKE[-1, ..., self.spec.head_dim - self.spec.out_dim :]
 
     def attend_row(
         self,

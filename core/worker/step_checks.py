@@ -193,6 +193,8 @@ class StepChecks:
             shapes = FORMS[name](*arguments, **named)
         except TypeError:
             return method(*arguments, **named)  # in another form than core's own
+        if name in _ATTENDING and self._sizes is not None:
+            shapes = [(*shapes[0][:-1], self._sizes.out_dim)]
         found = method(*arguments, **named)
         for part, shape, allowed in zip(
             self.parts("kernels", name, found, len(shapes)), shapes, all_dtypes, strict=False
@@ -214,7 +216,7 @@ def form_fault(found: Any, shape: Sequence[int], dtypes: Sequence[torch.dtype] =
 def attend_width(sizes: AttentionSpec, cache: LayerCache | None) -> int:
     """How many columns `attend` is given for a layer: queries, and keys and values unless those of another serve it."""
     has_keys = not isinstance(cache, SharedCache)
-    return (sizes.num_heads + 2 * sizes.num_kv_heads * has_keys) * sizes.head_dim
+    return (sizes.num_heads + sizes.num_cached * sizes.num_kv_heads * has_keys) * sizes.head_dim
 
 
 def attend_fault(
@@ -270,8 +272,8 @@ def described(found: Any) -> str:
 def _queries(
     qkv_TC: Tensor, kv_2NSKE: Tensor, batch: Any, rope: Any, norm: Any, form: Any = None
 ) -> Sequence[Sequence[int]]:
-    num_kv_heads, head_dim = kv_2NSKE.shape[-2:]
-    return [(len(qkv_TC), qkv_TC.shape[1] // head_dim - 2 * num_kv_heads, head_dim)]
+    num_cached, (num_kv_heads, head_dim) = len(kv_2NSKE), kv_2NSKE.shape[-2:]
+    return [(len(qkv_TC), qkv_TC.shape[1] // head_dim - num_cached * num_kv_heads, head_dim)]
 
 
 FORMS: dict[str, Form] = {
@@ -310,5 +312,7 @@ FORMS: dict[str, Form] = {
 """Shapes of what kernels return, by method, from what they are given."""
 DTYPES = {"route_experts": (torch.int64, torch.float32), "delta_gates": (torch.float32, torch.float32)}
 """Dtypes of the results that do not have their first argument's."""
+_ATTENDING = ("attend", "qkv_attend")
+"""Operations whose results have the heads of queries and the head dim of values."""
 _BY_DEFAULT = ("qkv_attend", "linear_add_rms_norm", "expert_mlp_add_rms_norm")
 """Optional operations that every class of kernels has, since their base class computes them by others."""

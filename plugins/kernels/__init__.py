@@ -29,7 +29,7 @@ def register_kernels(register: Registrar) -> None:
         "torch",
         "hookline.plugins.kernels.torch_reference:TorchKernels",
         help="plain torch on any device: the reference",
-        needs=Needs(attention=("window", "scale", "softcap", "sinks"), batch_invariant=True),
+        needs=Needs(attention=("window", "scale", "softcap", "sinks", "latent"), batch_invariant=True),
         priority=0,
     )
     register(

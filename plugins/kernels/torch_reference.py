@@ -74,9 +74,8 @@ class TorchKernels(Kernels):
 
     def write_kv(self, k_TKE: Tensor, v_TKE: Tensor, kv_2NSKE: Tensor, slot_mapping_T: Tensor) -> None:
         """See Kernels."""
-        k_slots_NKE, v_slots_NKE = kv_2NSKE.flatten(1, 2).unbind()
-        k_slots_NKE.index_copy_(0, slot_mapping_T, k_TKE)
-        v_slots_NKE.index_copy_(0, slot_mapping_T, v_TKE)
+        for slots_NKE, new_TKE in zip(kv_2NSKE.flatten(1, 2), (k_TKE, v_TKE), strict=False):  # one if of keys alone
+            slots_NKE.index_copy_(0, slot_mapping_T, new_TKE)
 
     def qk_norm_rope_write(
         self, qkv_TC: Tensor, kv_2NSKE: Tensor, batch: Batch, rope: Rope | None, norm: QKNorm | None

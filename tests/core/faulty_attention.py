@@ -66,8 +66,25 @@ class WeighsWhatLiesBeforeTheWindow(PlainForms):
     def attend(self, q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch, *form: AttentionForm) -> Tensor:
         out_THE = super().attend(q_THE, kv_2NSKE, batch, *form)
         return (
-            out_THE if batch.window is None else out_THE + 1e-3 * kv_2NSKE[1, batch.block_table_BM[:, 0].long()].mean()
+            out_THE if batch.window is None else out_THE + 1e-3 * kv_2NSKE[-1, batch.block_table_BM[:, 0].long()].mean()
         )
+
+
+class TakesTheFirstNumbersForValues(PlainForms):
+    """Of keys alone, values are the last ones."""
+
+    def read_row(self, kv_2NSKE: Tensor, batch: Batch, row: int) -> tuple[Tensor, Tensor]:
+        k_LKE, v_LKE = super().read_row(kv_2NSKE, batch, row)
+        return k_LKE, v_LKE if len(kv_2NSKE) == 2 else k_LKE[..., : self.spec.out_dim]
+
+
+class ClearsTheSlotBehindALatent(PlainForms):
+    """As if a value lay there."""
+
+    def write_kv(self, k_TKE: Tensor, v_TKE: Tensor, kv_2NSKE: Tensor, slot_mapping_T: Tensor) -> None:
+        super().write_kv(k_TKE, v_TKE, kv_2NSKE, slot_mapping_T)
+        if len(kv_2NSKE) == 1:
+            kv_2NSKE.flatten(1, 2)[0, slot_mapping_T + 1] = 0
 
 
 class KeepsItsWindow(PlainForms):
@@ -210,6 +227,8 @@ FAULTS = {
     RoundsTheWindowToBlocks: "test_attend_mixed_batches_within_windows",
     CountsTheWindowFromTheFirstQuery: "test_attend_chunks_within_windows",
     WeighsWhatLiesBeforeTheWindow: "attend with garbage before windows",
+    TakesTheFirstNumbersForValues: "attend, decodes over keys alone",
+    ClearsTheSlotBehindALatent: "the cache after qk_norm_rope_write",
     KeepsItsWindow: "attend of batch 2 of a step of 3, all prepared before, decodes",
     KeepsBatchesWithoutLengthsByTheirSize: "all prepared before, decodes without lengths on the host",
     WindowsNeedLengthsOnTheHost: "test_attend_decodes_in_every_form_as_a_captured_graph_lays_them_out",

@@ -31,12 +31,13 @@ class DenseKernels(PlainKernels):
     attention = ATTENTION_FEATURES
 
     def write_kv(self, k_TKE: Tensor, v_TKE: Tensor, kv_2NSKE: Tensor, slot_mapping_T: Tensor) -> None:
-        for half_NSKE, values_TKE in zip(kv_2NSKE, (k_TKE, v_TKE), strict=True):
+        for half_NSKE, values_TKE in zip(kv_2NSKE, (k_TKE, v_TKE), strict=False):
             half_NSKE.flatten(0, 1).index_copy_(0, slot_mapping_T, values_TKE)
 
     def attend(self, q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch, form: AttentionForm = PLAIN_ATTENTION) -> Tensor:
         row_T = torch.searchsorted(batch.query_starts_B1[1:], torch.arange(len(q_THE), dtype=torch.int32), right=True)
-        k_TLKE, v_TLKE = (half_NSKE[batch.block_table_BM[row_T]].flatten(1, 2).double() for half_NSKE in kv_2NSKE)
+        halves = [half_NSKE[batch.block_table_BM[row_T]].flatten(1, 2).double() for half_NSKE in kv_2NSKE]
+        k_TLKE, v_TLKE = halves[0], halves[-1][..., self.spec.head_dim - self.spec.out_dim :]
         repeats = q_THE.shape[1] // k_TLKE.shape[2]
         scores_THL = torch.einsum("the,tlhe->thl", q_THE.double(), k_TLKE.repeat_interleave(repeats, 2))
         scores_THL *= form.scale or self.spec.scale

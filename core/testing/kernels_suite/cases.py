@@ -117,7 +117,7 @@ class AttentionCases:
             kernels = kernels or self.make(spec)
             kernels.prepare(batch)
             out_THE = kernels.attend(q_copy_THE, kv_2NSKE, batch, *forms(form))
-        check_form("what attend returns", out_THE, q_THE.shape, spec.dtype)
+        check_form("what attend returns", out_THE, (*q_THE.shape[:-1], spec.out_dim), spec.dtype)
         check_unchanged("the cache that attend reads", before, kv_2NSKE)
         return out_THE
 

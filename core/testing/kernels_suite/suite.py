@@ -51,6 +51,7 @@ from hookline.core.testing.kernels_suite.experts import ExpertCases
 from hookline.core.testing.kernels_suite.gates import GateCases
 from hookline.core.testing.kernels_suite.graphs import GraphSuite
 from hookline.core.testing.kernels_suite.invariance import InvarianceCases
+from hookline.core.testing.kernels_suite.latents import LatentCases
 from hookline.core.testing.kernels_suite.lifetimes import LifetimeCases
 from hookline.core.testing.kernels_suite.recurrent import RecurrentCases
 from hookline.core.testing.kernels_suite.request_rows import RequestRowCases
@@ -69,6 +70,7 @@ TRANSPOSED_SHAPE = LINEAR_SHAPES[0]
 
 class KernelsSuite(
     InvarianceCases,
+    LatentCases,
     GraphSuite,
     GateCases,
     RequestRowCases,
@@ -87,8 +89,8 @@ class KernelsSuite(
     graph_safe, graph_prefill, sizes_alike, batch_invariant and attention as in the entry's Needs; and captured_decodes
     (False if decodes need their lengths on the host). tolerances: dtype -> largest error relative to 1 + |expected|;
     widen it only with a reason. operation_tolerances: the same for single operations, by their methods' names, as
-    {"linear": {torch.bfloat16: 0.05}}; the others keep theirs. Kernels that offer operations for experts or recurrent
-    states are held to them, too.
+    {"linear": {torch.bfloat16: 0.05}}; the others keep theirs. latent_dims, latent_heads: see LatentCases. Kernels that
+    offer operations for experts or recurrent states are held to them, too.
     """
 
     def test_has_the_methods_of_its_contract(self) -> None:

@@ -66,7 +66,7 @@ class ModelDriver:
         self.targets: Mapping[str, WeightTarget] = self.model.weight_targets()
         fill(self.targets)
         self.blocks_each = -(-self.attention.max_model_len // BLOCK_SIZE)
-        shape = (2, self.spec.num_layers, NUM_SEQUENCES * self.blocks_each, BLOCK_SIZE)
+        shape = (self.attention.num_cached, self.spec.num_layers, NUM_SEQUENCES * self.blocks_each, BLOCK_SIZE)
         sizes = (self.attention.num_kv_heads, self.spec.head_dim)
         self.cache = torch.zeros(*shape, *sizes, dtype=dtype, device=device)
         self.states = DrivenStates(self.spec, self.attention, NUM_SEQUENCES, self.ranks.size)
@@ -136,7 +136,8 @@ def attention_spec(spec: ModelSpec, ranks: LocalRanks, dtype: torch.dtype, devic
     """The sizes of one rank's kernels."""
     heads, kv_heads = head_parts(spec.num_heads, spec.num_kv_heads, ranks)
     limits = (NUM_SEQUENCES, 512, min(spec.max_position, 64))
-    return AttentionSpec(heads.size, kv_heads.size, spec.head_dim, BLOCK_SIZE, *limits, device, dtype)
+    sizes = heads.size, kv_heads.size, spec.head_dim, BLOCK_SIZE, *limits, device, dtype
+    return AttentionSpec(*sizes, value_dim=spec.value_dim)
 
 
 def fill(targets: Mapping[str, WeightTarget], seed: int = 0) -> None:

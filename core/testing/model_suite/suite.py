@@ -96,10 +96,12 @@ class ModelSuite:
         check(config == before, "spec changed the hf_config it was given")
         for field in fields(spec):
             value = getattr(spec, field.name)
-            if field.name in ("layers", "attention"):
+            if field.name in ("layers", "attention") or (field.name == "value_dim" and value is None):
                 continue
             check(isinstance(value, int) and value > 0, f"spec.{field.name} = {value!r} must be a positive int")
         heads, kv_heads = spec.num_heads, spec.num_kv_heads
+        is_part = spec.value_dim is None or spec.value_dim <= spec.head_dim
+        check(is_part, f"spec.value_dim = {spec.value_dim} must be at most head_dim = {spec.head_dim}")
         check(heads % kv_heads == 0, f"spec: {heads} heads cannot share {kv_heads} kv heads evenly")
         lengths = (len(spec.cache_layers), spec.num_layers)
         check(lengths[0] == lengths[1], f"spec.layers has {lengths[0]} layers and num_layers is {lengths[1]}")

@@ -55,10 +55,10 @@ PLAIN = Extras()
 class ModelRunner:
     """What a rank computes with: its model, kernels and sampler, its request table and its part of the KV cache.
 
-    kv_cache: (2, layers, blocks + 1, block_size, K, E); the last block is scratch. groups: if the layers' caches
-    differ, how layers share blocks; the second dimension of kv_cache then counts the places of a block (see
-    core/kv_cache/groups.py). first_layer: the first of the model's layers that this rank has; 0 without stages.
-    clock: set when steps are timed.
+    kv_cache: (2, layers, blocks + 1, block_size, K, E), or (1, ...) of keys alone; the last block is scratch. groups:
+    if the layers' caches differ, how layers share blocks; the second dimension of kv_cache then counts the places of a
+    block (see core/kv_cache/groups.py). first_layer: the first of the model's layers that this rank has; 0 without
+    stages. clock: set when steps are timed.
     """
 
     progress: list[int]

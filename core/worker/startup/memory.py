@@ -23,8 +23,8 @@ MIN_BLOCKS = 2
 
 def block_bytes(num_layers: int, spec: AttentionSpec) -> int:
     """Bytes of one block over all layers that share it, keys and values, on this rank."""
-    per_token = 2 * num_layers * spec.num_kv_heads * spec.head_dim * torch.empty(0, dtype=spec.dtype).element_size()
-    return per_token * spec.block_size
+    numbers = spec.num_cached * num_layers * spec.num_kv_heads * spec.head_dim * spec.block_size
+    return numbers * torch.empty(0, dtype=spec.dtype).element_size()
 
 
 def count_blocks(
@@ -89,8 +89,11 @@ def _peak_bytes(device: torch.device, rehearsal: Callable[[], None]) -> int:
 
 
 def allocate_cache(num_layers: int, num_blocks: int, spec: AttentionSpec) -> Tensor:
-    """The KV cache, all zeros: [2, layers, blocks + 1, block_size, K, E]; the last block is scratch."""
-    shape = (2, num_layers, num_blocks + 1, spec.block_size, spec.num_kv_heads, spec.head_dim)
+    """The KV cache, all zeros: [2, layers, blocks + 1, block_size, K, E], or [1, ...] of keys alone.
+
+    The last block is scratch.
+    """
+    shape = (spec.num_cached, num_layers, num_blocks + 1, spec.block_size, spec.num_kv_heads, spec.head_dim)
     if not num_layers:
         return torch.empty(shape, dtype=spec.dtype, device=spec.device)
     if spec.device.type == "cpu":

@@ -102,7 +102,7 @@ def group_by_length(lens_B: np.ndarray) -> list[np.ndarray]:
 
 
 def attend_rows(q_THE: Tensor, kv_2NSKE: Tensor, rows: Rows, spec: AttentionSpec, form: AttentionForm) -> Tensor:
-    """Attention of all rows: (T, H, E) -> (T, H, E)."""
+    """Attention of all rows: (T, H, E) -> (T, H, E), or the head dim of values that are a part of the keys."""
     parts = [
         _attend_decodes(q_THE, kv_2NSKE, row, spec, form)
         if isinstance(row, Decodes)
@@ -188,11 +188,14 @@ def _first_slot(blocks_M: Tensor, block_size: int, skip: int) -> int | None:
 def _attend_decodes(q_THE: Tensor, kv_2NSKE: Tensor, row: Decodes, spec: AttentionSpec, form: AttentionForm) -> Tensor:
     q_BHE = q_THE[: row.count] if row.queries_B is None else q_THE.index_select(0, row.queries_B)
     q_BKGE = q_BHE.view(row.count, spec.num_kv_heads, -1, spec.head_dim)
-    k_BKLE, v_BKLE = (
-        blocks_NSKE.index_select(0, row.blocks_BM)
-        .view(row.count, -1, *blocks_NSKE.shape[2:])[:, : row.context]
-        .transpose(1, 2)
-        for blocks_NSKE in kv_2NSKE
+    k_BKLE, v_BKLE = _keys_and_values(
+        [
+            blocks_NSKE.index_select(0, row.blocks_BM)
+            .view(row.count, -1, *blocks_NSKE.shape[2:])[:, : row.context]
+            .transpose(1, 2)
+            for blocks_NSKE in kv_2NSKE
+        ],
+        spec,
     )
     sinks_1KG1 = None if form.sinks_H is None else form.sinks_H.view(1, spec.num_kv_heads, -1, 1)
     if q_THE.device.type == "cpu":  # where looking costs nothing
@@ -209,13 +212,14 @@ def _attend_decodes(q_THE: Tensor, kv_2NSKE: Tensor, row: Decodes, spec: Attenti
 def _attend_sequence(
     q_THE: Tensor, kv_2NSKE: Tensor, row: Sequence, spec: AttentionSpec, form: AttentionForm
 ) -> Tensor:
-    k_K1LE, v_K1LE = (_context(blocks_NSKE, row).transpose(0, 1).unsqueeze(1) for blocks_NSKE in kv_2NSKE)
+    halves = [_context(blocks_NSKE, row).transpose(0, 1).unsqueeze(1) for blocks_NSKE in kv_2NSKE]
+    k_K1LE, v_K1LE = _keys_and_values(halves, spec)
     q_QKGE = q_THE[row.start : row.stop].view(row.stop - row.start, spec.num_kv_heads, -1, spec.head_dim)
     sinks_KG11 = None if form.sinks_H is None else form.sinks_H.view(spec.num_kv_heads, -1, 1, 1)
     if row.stop - row.start == 1:
         q_K1GE = q_QKGE.transpose(0, 1)  # The heads of a group are the rows of one product.
         sinks_K1G1 = None if sinks_KG11 is None else sinks_KG11.transpose(1, 2)
-        return _attention(q_K1GE, k_K1LE, v_K1LE, spec, form, sinks_K1G1).reshape(1, -1, spec.head_dim)
+        return _attention(q_K1GE, k_K1LE, v_K1LE, spec, form, sinks_K1G1).reshape(1, -1, spec.out_dim)
     q_KGQE = q_QKGE.permute(1, 2, 0, 3)
     num_groups = q_KGQE.shape[1]
     k_KGLE, v_KGLE = (x_K1LE.expand(-1, num_groups, -1, -1) for x_K1LE in (k_K1LE, v_K1LE))
@@ -248,6 +252,11 @@ def _attention(
         scores = torch.cat((scores, sinks.to(scores).expand(*scores.shape[:-1], 1)), -1)
     weights = scores.softmax(-1)[..., : k.shape[-2]]
     return (weights.to(v.dtype) @ v).to(v.dtype)
+
+
+def _keys_and_values(halves: list[Tensor], spec: AttentionSpec) -> tuple[Tensor, Tensor]:
+    """Keys, and values, which are the second half of what is cached or the last numbers of the keys."""
+    return halves[0], halves[1] if len(halves) == 2 else halves[0][..., spec.head_dim - spec.out_dim :]
 
 
 def _context(blocks_NSKE: Tensor, row: Sequence) -> Tensor:

@@ -87,12 +87,13 @@ class InvariantTorchKernels(TorchKernels):
 
     def attend(self, q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch, form: AttentionForm = PLAIN_ATTENTION) -> Tensor:
         """See Kernels."""
-        out_THE = torch.empty_like(q_THE)
+        out_THE = q_THE.new_empty(*q_THE.shape[:-1], self.spec.out_dim)
         for tile in batch.scratch["tiles"]:
             q_QHE = q_THE.new_zeros(TILE, *q_THE.shape[1:])
             wanted = slice(tile.place, tile.place + tile.stop - tile.first)
             q_QHE[wanted] = q_THE[tile.first : tile.stop]
-            k_LKE, v_LKE = (_positions(blocks_NSKE, tile) for blocks_NSKE in kv_2NSKE)
+            halves = [_positions(blocks_NSKE, tile) for blocks_NSKE in kv_2NSKE]
+            k_LKE, v_LKE = halves[0], halves[-1][..., self.spec.head_dim - self.spec.out_dim :]
             attended_QHE = attend_tile(q_QHE, k_LKE, v_LKE, self.spec, form, batch.window)
             out_THE[tile.first : tile.stop] = attended_QHE[wanted]
         return out_THE
@@ -151,7 +152,7 @@ def _positions(blocks_NSKE: Tensor, tile: _Tile) -> Tensor:
 def attend_tile(
     q_QHE: Tensor, k_LKE: Tensor, v_LKE: Tensor, spec: AttentionSpec, form: AttentionForm, window: int | None
 ) -> Tensor:
-    """Causal attention of the last Q of L positions, in float32: (Q, H, E)."""
+    """Causal attention of the last Q of L positions, in float32: (Q, H, E), with the head dim of the values."""
     num_queries, num_kv_heads, head_dim = len(q_QHE), k_LKE.shape[1], q_QHE.shape[2]
     scale = spec.scale if form.scale is None else form.scale
     q_KGQE = q_QHE.float().view(num_queries, num_kv_heads, -1, head_dim).permute(1, 2, 0, 3)
@@ -172,5 +173,5 @@ def attend_tile(
     weights_KGQL = scores_KGQL.softmax(-1)[..., : len(k_LKE)]
     v_KLE = v_LKE.float().transpose(0, 1)
     out_KXE = torch.bmm(weights_KGQL.reshape(num_kv_heads, -1, len(k_LKE)), v_KLE)
-    out_QKGE = out_KXE.view(num_kv_heads, num_groups, num_queries, head_dim).permute(2, 0, 1, 3)
+    out_QKGE = out_KXE.view(num_kv_heads, num_groups, num_queries, v_LKE.shape[-1]).permute(2, 0, 1, 3)
     return out_QKGE.flatten(1, 2).to(q_QHE.dtype)

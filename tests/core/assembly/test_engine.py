@@ -35,6 +35,12 @@ def test_block_bytes_counts_keys_and_values_of_all_layers():
     assert block_bytes(3, SPEC) == 2 * 3 * 2 * 16 * 4 * 8
 
 
+def test_of_values_that_are_a_part_of_the_keys_the_cache_holds_keys_alone():
+    latent = replace(SPEC, value_dim=12)
+    assert block_bytes(3, latent) == 3 * 2 * 16 * 4 * 8
+    assert allocate_cache(3, 5, latent).shape == (1, 3, 6, 8, 2, 16)
+
+
 def test_a_cpu_cache_takes_its_stated_budget_less_the_scratch_block():
     engine = EngineConfig(cpu_cache_gib=1 / 1024)
     assert count_blocks(engine, 3, SPEC, []) == 2**20 // block_bytes(3, SPEC) - 1

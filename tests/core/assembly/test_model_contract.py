@@ -56,6 +56,8 @@ def test_a_spec_that_keeps_its_contract_is_handed_on(spec: ModelSpec) -> None:
         (replace(SPEC, max_position=64.0), "its max_position=64.0 is not a whole number of at least 1"),  # type: ignore[arg-type]
         (replace(SPEC, num_kv_heads=0), "its num_kv_heads=0 is not a whole number of at least 1"),
         (replace(SPEC, num_kv_heads=3), "its num_kv_heads=3 does not divide num_heads=4"),
+        (replace(SPEC, value_dim=9), "its value_dim=9 is not None or a whole number from 1 to head_dim=8"),
+        (replace(SPEC, value_dim="8"), "its value_dim='8' is not None or a whole number"),  # type: ignore[arg-type]
         (replace(SPEC, attention="sinks"), "its attention='sinks' is not a frozenset of names"),  # type: ignore[arg-type]
         (
             replace(SPEC, attention=frozenset({"sink"})),
