@@ -125,6 +125,64 @@ CONFIGS["qwen3_5_moe"] = {
     "moe_intermediate_size": 24,
     "shared_expert_intermediate_size": 16,
 }
+_LATENT = {
+    **SIZES,
+    "num_hidden_layers": 3,
+    "hidden_size": 36,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 6,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 14,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+}
+CONFIGS["deepseek_v2"] = {
+    **_LATENT,
+    "model_type": "deepseek_v2",
+    "q_lora_rank": None,
+    "first_k_dense_replace": 1,
+    "n_shared_experts": 2,
+    "topk_method": "group_limited_greedy",
+    "n_group": 4,
+    "topk_group": 2,
+    "norm_topk_prob": False,
+    "routed_scaling_factor": 2.5,
+}
+CONFIGS["deepseek_v3"] = {
+    **_LATENT,
+    "model_type": "deepseek_v3",
+    "q_lora_rank": 24,
+    "first_k_dense_replace": 1,
+    "n_shared_experts": 1,
+    "n_group": 4,
+    "topk_group": 2,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.5,
+    "attention_bias": True,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10_000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+        "mscale": 1.0,
+        "mscale_all_dim": 0.8,
+        "beta_fast": 32,
+        "beta_slow": 1,
+    },
+}
+CONFIGS["glm4_moe_lite"] = {
+    **_LATENT,
+    "model_type": "glm4_moe_lite",
+    "q_lora_rank": 24,
+    "n_shared_experts": 1,
+    "mlp_layer_types": ["sparse", "dense", "sparse"],
+    "norm_topk_prob": True,
+    "rope_interleave": False,
+    "rms_norm_eps": 1e-5,
+}
 CONFIGS["gpt_oss_window"] = {**CONFIGS["gpt_oss"], "sliding_window": 13}
 CONFIGS["gemma3_window"] = {**CONFIGS["gemma3"], "sliding_window": 13}
 
@@ -140,6 +198,9 @@ def transformers_model(config: Mapping[str, Any], seed: int = 0) -> Any:
         for parameter in model.parameters():
             if parameter.ndim == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.add_(torch.randn_like(buffer) * 0.2)
     return model
 
 

@@ -25,6 +25,9 @@ PLUGINS = {
     "gemma3_text": "gemma3",
     "qwen3_5_text": "qwen3_5",
     "qwen3_5_moe_text": "qwen3_5",
+    "deepseek_v2": "deepseek",
+    "deepseek_v3": "deepseek",
+    "glm4_moe_lite": "deepseek",
 }
 TINY_POOLS = {
     "mistral_window": 14,

@@ -222,5 +222,8 @@ def make_checkpoint(folder: Path, case: Case, *, seed: int = 0, **options: Any) 
         for parameter in model.parameters():
             if parameter.ndim == 1:  # norms of one and biases of zero would hide a forgotten weight
                 parameter.add_(torch.randn_like(parameter) * 0.2)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.add_(torch.randn_like(buffer) * 0.2)
     model.save_pretrained(folder, max_shard_size="20KB")
     return model

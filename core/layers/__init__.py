@@ -10,6 +10,7 @@ from hookline.core.layers.linear import (
     GatedMLP,
     MergedColumnParallelLinear,
     QKVParallelLinear,
+    ReplicatedLinear,
     RowParallelLinear,
 )
 from hookline.core.layers.norm import WholeQKNorm
@@ -33,6 +34,7 @@ __all__ = [
     "ParallelExperts",
     "ParallelHead",
     "QKVParallelLinear",
+    "ReplicatedLinear",
     "Residual",
     "RopeSettings",
     "RowParallelLinear",

@@ -106,6 +106,14 @@ class MergedColumnParallelLinear(ColumnParallelLinear):
         self._allocate(in_features, [even_part(size, runtime.ranks, what) for size in out_features], runtime, bias)
 
 
+class ReplicatedLinear(ColumnParallelLinear):
+    """Matrices of the same input in one product, which every rank computes whole: (T, D) -> (T, O)."""
+
+    def __init__(self, in_features: int, out_features: Sequence[int], runtime: Runtime, *, bias: bool = False) -> None:
+        """Allocate all rows of all matrices as one, uninitialised, on runtime.device."""
+        self._allocate(in_features, [Part(size, 0, size) for size in out_features], runtime, bias)
+
+
 class QKVParallelLinear(ColumnParallelLinear):
     """Query, key and value projections in one product, split by heads; kv heads are replicated if ranks exceed them.
 

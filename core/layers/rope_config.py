@@ -43,7 +43,8 @@ class RopeSettings:
     frequencies. max_position_embeddings: 0 where the checkpoint does not say it. factor: by how much the length is
     scaled. original_max_position_embeddings: the length before scaling; 0 for types without one. attention_factor:
     multiplied into the table. beta_fast, beta_slow, truncate: yarn's; low_freq_factor, high_freq_factor: llama3's.
-    partial_rotary_factor: the share of a head, in (0, 1], that is rotated.
+    partial_rotary_factor: the share of a head, in (0, 1], that is rotated. mscale_all_dim: yarn's, 0 where there is
+    none; of models that scale their scores by it.
     Units: lengths are tokens; factors are dimensionless; betas are rotations over the original length.
     """
 
@@ -59,6 +60,7 @@ class RopeSettings:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     partial_rotary_factor: float = 1.0
+    mscale_all_dim: float = 0.0
 
     @property
     def max_position(self) -> int:
@@ -197,14 +199,15 @@ def _yarn(theta: float, length: int, scaling: Mapping[str, Any]) -> RopeSettings
         raise ConfigError("rope_type 'yarn' needs max_position_embeddings or original_max_position_embeddings")
     factor = _factor({"factor": length / original, **{k: v for k, v in scaling.items() if v is not None}})
     attention_factor = scaling.get("attention_factor")
+    scales = [_positive(name, scaling[name]) if scaling.get(name) else None for name in ("mscale", "mscale_all_dim")]
     if attention_factor is None:
-        scales = [scaling.get(name) for name in ("mscale", "mscale_all_dim")]
-        attention_factor = _attention_factor(factor, *(_positive("mscale", one) if one else None for one in scales))
+        attention_factor = _attention_factor(factor, *scales)
     attention_factor = _positive("attention_factor", attention_factor)
     beta_fast = _positive("beta_fast", scaling.get("beta_fast") or 32.0)
     beta_slow = _positive("beta_slow", scaling.get("beta_slow") or 1.0)
     truncate = scaling.get("truncate", True)
-    return RopeSettings("yarn", theta, length, factor, original, attention_factor, beta_fast, beta_slow, truncate)
+    settings = RopeSettings("yarn", theta, length, factor, original, attention_factor, beta_fast, beta_slow, truncate)
+    return replace(settings, mscale_all_dim=scales[1] or 0.0)
 
 
 def _llama3(theta: float, length: int, scaling: Mapping[str, Any]) -> RopeSettings:

@@ -65,6 +65,11 @@ class Qwen3_5Config(ModelConfig):
     """Qwen3.5 or Qwen3.6. Has no checkpoint of its own: take a preset, or name a folder or hub id."""
 
 
+@dataclass
+class DeepseekConfig(ModelConfig):
+    """A model with latent attention. Has no checkpoint of its own: take a preset, or name a folder or hub id."""
+
+
 @hookimpl
 def register_models(register: Registrar) -> None:
     """Register the models, each with the architectures whose checkpoints it claims."""
@@ -154,6 +159,21 @@ def register_models(register: Registrar) -> None:
             "Qwen3_5ForConditionalGeneration",
             "Qwen3_5MoeForCausalLM",
             "Qwen3_5MoeForConditionalGeneration",
+        ),
+        needs=SIZES_ALIKE,
+    )
+    register(
+        "deepseek",
+        "hookline.plugins.models.deepseek:Deepseek",
+        config=DeepseekConfig,
+        help="DeepSeek V2, V3 and R1, Kimi K2, GLM-4.7-Flash, Youtu: latent attention, whose latents the cache holds",
+        architectures=(
+            "DeepseekV2ForCausalLM",
+            "DeepseekV3ForCausalLM",
+            "DeepseekV32ForCausalLM",
+            "Glm4MoeLiteForCausalLM",
+            "GlmMoeDsaForCausalLM",
+            "YoutuForCausalLM",
         ),
         needs=SIZES_ALIKE,
     )

@@ -128,8 +128,15 @@ class LatentCases(GraphSuite):
         base = next(iter(self.specs()))
         sizes = product(self.dtypes, self.block_sizes, self.latent_dims, self.latent_heads if heads is None else heads)
         for dtype, block_size, (rotated, value_dim), num_heads in sizes:
-            of_keys = dict(num_heads=num_heads, num_kv_heads=1, head_dim=rotated + value_dim, value_dim=value_dim)
-            yield replace(base, dtype=dtype, block_size=block_size, **of_keys)
+            yield replace(
+                base,
+                num_heads=num_heads,
+                num_kv_heads=1,
+                head_dim=rotated + value_dim,
+                value_dim=value_dim,
+                dtype=dtype,
+                block_size=block_size,
+            )
 
 
 def _rotation(spec: AttentionSpec, num_rotated: int) -> Rope:
