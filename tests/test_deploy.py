@@ -1,8 +1,13 @@
 """deploy/: each file is sound, names paths and keys that exist, and the dashboard asks for metrics that there are."""
 
+import itertools
 import json
+import math
 import re
 import shlex
+import shutil
+import socket
+import subprocess
 import tomllib
 from importlib.metadata import packages_distributions, requires
 
@@ -21,14 +26,16 @@ from hookline.core.plugin.check_plugin import new_manager
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.observers import Observers
 from hookline.core.serve.http.gate import Life
+from hookline.core.serve.http.metrics import HttpMetrics
 from hookline.core.serve.http.operations import operations
+from hookline.core.serve.processes.replica_client import UP
 from hookline.core.serve.settings import ServeKeys, validate_serve
 from hookline.core.testing.fakes import fake_engine
 from hookline.core.testing.plain_scheduler import PlainScheduler
 from hookline.plugins.observers import PrometheusConfig
 from hookline.plugins.observers.prometheus import Prometheus
 from tests.doc_pages import ROOT, commands
-from tests.serving import server
+from tests.serving import server, wait_for
 
 DEPLOY = ROOT / "deploy"
 DASHBOARD = DEPLOY / "grafana/hookline.json"
@@ -75,7 +82,7 @@ def test_containers_are_given_keys_that_exist_and_the_port_that_is_asked(argumen
 
 
 def test_probes_ask_for_paths_that_exist():
-    paths = {route.path for route in operations(None, Life())}
+    paths = {route.path for route in operations(None, Life(), HttpMetrics(), None)}
     probes = {name: CONTAINER[f"{name}Probe"]["httpGet"]["path"] for name in ("startup", "readiness", "liveness")}
     assert set(probes.values()) <= paths
     assert probes == {"startup": "/ready", "readiness": "/ready", "liveness": "/health"}
@@ -135,16 +142,75 @@ def test_what_the_image_installs_answers_with_a_schema_and_with_a_forced_call(tm
         assert set(json.loads(call["function"]["arguments"])) == {"on"}, call
 
 
-def test_the_dashboard_asks_for_metrics_that_the_observer_exports():
+def queries():
+    """The queries of the dashboard's panels, as Grafana would send them, and the expressions of the alerts."""
+    found = []
+    for panel in json.loads(DASHBOARD.read_text())["panels"]:
+        for target in panel["targets"]:
+            found.append(target["expr"].replace("$__rate_interval", "10s").replace("$model", ".*"))
+    return found, [
+        rule["expr"]
+        for group in yaml.safe_load((DEPLOY / "alerts.yaml").read_text())["groups"]
+        for rule in group["rules"]
+    ]
+
+
+def test_the_dashboard_and_the_alerts_ask_for_metrics_that_a_server_exports():
     prometheus = Prometheus(PrometheusConfig(model_name="tiny"))
     fake_engine(PlainScheduler(), observers=Observers(new_manager(), {"prometheus": prometheus}))
-    families = list(text_string_to_metric_families(prometheus.text()))
+    text = "\n".join(itertools.chain(*queries()))
+    families = [*text_string_to_metric_families(prometheus.text()), *HttpMetrics().families()]
     exported = {sample.name for family in families for sample in family.samples}
-    labels = {label for family in families for sample in family.samples for label in sample.labels}
-    text = DASHBOARD.read_text()
-    asked = set(re.findall(r"hookline:\w+", text))
-    assert asked <= exported and len(asked) >= 15
-    assert set(re.findall(r"by \((\w+)\)", text)) | {"model_name"} <= labels
+    exported |= {f"{family.name}_{end}" for family in families for end in ("total", "bucket")}  # without a sample yet
+    asked = set(re.findall(r"(?:hookline|process)_\w+", text))
+    assert asked - exported <= {UP, "hookline_late_compilations_total"} and len(asked) >= 20  # of replicas; of a GPU
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("prometheus") is None, reason="needs prometheus (Debian's package)")
+def test_a_prometheus_that_scrapes_a_server_answers_every_query_of_the_dashboard(tmp_path):
+    checked = subprocess.run(
+        ["promtool", "check", "rules", DEPLOY / "alerts.yaml"], capture_output=True, text=True, timeout=60
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with server("device=cpu", "serve.processes=2") as running:
+        config = yaml.safe_load((DEPLOY / "prometheus.yaml").read_text())
+        config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+        config["rule_files"] = [str(DEPLOY / "alerts.yaml")]
+        config["scrape_configs"][0]["static_configs"] = [{"targets": [running.url.removeprefix("http://")]}]
+        (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config))
+        command = ["prometheus", f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/data"]
+        process = subprocess.Popen(
+            [*command, f"--web.listen-address=127.0.0.1:{port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        try:
+            asked = {"prompt": "import os", "max_tokens": 4}
+
+            def value(query):
+                url = f"http://127.0.0.1:{port}/api/v1/query"
+                answer = httpx.get(url, params={"query": query}, timeout=10).json()
+                assert answer["status"] == "success", (query, answer)
+                return [float(one["value"][1]) for one in answer["data"]["result"]]
+
+            def answered(query):
+                def is_answered():  # rates need two scrapes with something in between
+                    httpx.post(f"{running.url}/v1/completions", json=asked, timeout=60).raise_for_status()
+                    return [one for one in value(query) if not math.isnan(one)]
+
+                return wait_for(is_answered)
+
+            panels, alerts = queries()
+            assert all(answered(query) for query in panels)
+            assert all(value(query) is not None for query in alerts)
+            total = 'sum(hookline_http_requests_total{path="/v1/completions", status="200"})'
+            wait_for(lambda: value(total)[0] >= 5)  # counted over all front ends
+            assert value("count(ALERTS{alertstate='firing'})") == []
+        finally:
+            process.terminate()
+            process.wait(20)
 
 
 def test_the_dashboards_panels_have_room_and_a_unit():

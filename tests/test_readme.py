@@ -181,7 +181,7 @@ PRINTED = {
     'delta in llm.stream("def': "num_completion_tokens",
     "QueueFullError": "Usage(num_prompt_tokens=",
     "tag_keys=": "{'tenant': 'globex'} 1 2.0 length",
-    "llm.observers": "hookline:generation_tokens_total",
+    "llm.observers": "hookline_generation_tokens_total",
     '["import"]': "length",
     "StructuredOutputs(regex": "-",
     "[delta.text async": "[[",

@@ -17,6 +17,8 @@ class PrometheusConfig:
     """Address that the endpoint listens on; 0.0.0.0 for all."""
     model_name: str = ""
     """Value of the label `model_name`. If empty: the first of a server's `serve.names`, else the checkpoint's name."""
+    prefix: str = "hookline_"
+    """Begins the name of each metric of the engine; "vllm:" where dashboards made for vLLM shall show it."""
 
 
 @dataclass
@@ -40,7 +42,7 @@ def register_observers(register: Registrar) -> None:
         "prometheus",
         "hookline.plugins.observers.prometheus:Prometheus",
         config=PrometheusConfig,
-        help="metrics for Prometheus, under vLLM's names with the prefix hookline:",
+        help="metrics for Prometheus, under vLLM's names with the prefix hookline_",
         needs=Needs(packages=("prometheus_client",)),
     )
     register(

@@ -1,4 +1,4 @@
-"""Metrics of an engine for Prometheus, named as vLLM's are, with the prefix `hookline:` in place of `vllm:`.
+"""Metrics of an engine for Prometheus, named as vLLM's are, with the prefix `hookline_` in place of `vllm:`.
 
 Counters, gauges and the gaps between tokens move once a step, all of them at once, the other histograms once a request.
 Each object has a registry of its own, so several engines of a process do not mix.
@@ -6,17 +6,30 @@ Each object has a registry of its own, so several engines of a process do not mi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, start_http_server
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    GCCollector,
+    Histogram,
+    Info,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+    start_http_server,
+)
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from hookline.core.contracts import Observer
-from hookline.core.errors import PluginFault, PromptTooLongError, QueueFullError, RequestError
+from hookline.core.errors import ConfigError, PluginFault, PromptTooLongError, QueueFullError, RequestError, shown
 from hookline.core.outputs import FinishReason
 
 if TYPE_CHECKING:
@@ -25,7 +38,7 @@ if TYPE_CHECKING:
     from hookline.plugins.observers import PrometheusConfig
 
 Gaps = np.ndarray[Any, np.dtype[np.float64]]
-PREFIX = "hookline:"
+PREFIX = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 LONG_S = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
 """Buckets of times that a whole request takes, in seconds."""
 FIRST_TOKEN_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
@@ -49,7 +62,13 @@ class Prometheus(Observer):
 
     def __init__(self, config: PrometheusConfig) -> None:
         self._config = config
+        if not PREFIX.fullmatch(config.prefix):
+            raise ConfigError(
+                f"observers: prefix={shown(config.prefix)} must begin the names of metrics, as hookline_ does"
+            )
         self.registry = CollectorRegistry()
+        for collector in (ProcessCollector, PlatformCollector, GCCollector):
+            collector(registry=self.registry)
         self.port: int | None = None
         """Port of the endpoint while the engine lives, if there is one."""
         self._server: Any = None
@@ -60,7 +79,10 @@ class Prometheus(Observer):
 
     def on_engine_start(self, engine: EngineView) -> None:
         """See the hook of this name."""
-        make = _Maker(self.registry, self._config.model_name or engine.model_name.removeprefix("package:"))
+        model_name = self._config.model_name or engine.model_name.removeprefix("package:")
+        make = _Maker(self.registry, model_name, self._config.prefix)
+        build = Info(f"{self._config.prefix}build", "What serves.", registry=self.registry)
+        build.info({"model_name": model_name, **{name: version(name) for name in ("hookline", "torch")}})
         self._gauges = _gauges(make, engine)
         self._step, self._request = _StepMetrics(make), _RequestMetrics(make)
         if late_work := engine.late_work:  # live counts, which do not hold the engine
@@ -98,46 +120,46 @@ class Prometheus(Observer):
 class _Maker:
     """Makes metrics that have the label model_name."""
 
-    def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
-        self._registry, self._model_name = registry, model_name
+    def __init__(self, registry: CollectorRegistry, model_name: str, prefix: str) -> None:
+        self._registry, self._model_name, self._prefix = registry, model_name, prefix
 
     def gauges(self, name: str, help: str, label: str, values: Mapping[str, Callable[[], float]]) -> list[Gauge]:
-        gauge = Gauge(PREFIX + name, help, ["model_name", label], registry=self._registry)
+        gauge = Gauge(self._prefix + name, help, ["model_name", label], registry=self._registry)
         made = {value: gauge.labels(self._model_name, value) for value in values}
         for value, one in made.items():
             one.set_function(values[value])
         return list(made.values())
 
     def gauge(self, name: str, help: str, value: Callable[[], float]) -> Gauge:
-        gauge = Gauge(PREFIX + name, help, ["model_name"], registry=self._registry).labels(self._model_name)
+        gauge = Gauge(self._prefix + name, help, ["model_name"], registry=self._registry).labels(self._model_name)
         gauge.set_function(value)
         return gauge
 
     def counter(self, name: str, help: str) -> Counter:
-        return Counter(PREFIX + name, help, ["model_name"], registry=self._registry).labels(self._model_name)
+        return Counter(self._prefix + name, help, ["model_name"], registry=self._registry).labels(self._model_name)
 
     def open_counter(self, name: str, help: str, label: str, known: Iterable[str]) -> Callable[[str], None]:
         """Counts by a label whose values are not all known; returns what adds 1 to one of them."""
-        counter = Counter(PREFIX + name, help, ["model_name", label], registry=self._registry)
+        counter = Counter(self._prefix + name, help, ["model_name", label], registry=self._registry)
         for value in known:
             counter.labels(self._model_name, value)
         return lambda value: counter.labels(self._model_name, value).inc()
 
     def read_counters(self, name: str, help: str, label: str, read: Callable[[], Mapping[str, float]]) -> None:
         """Counters that the engine keeps, read at each scrape."""
-        self._registry.register(_ReadCounters(PREFIX + name, help, self._model_name, label, read))
+        self._registry.register(_ReadCounters(self._prefix + name, help, self._model_name, label, read))
 
     def gaps(self, name: str, help: str, buckets: tuple[float, ...]) -> _Gaps:
-        gaps = _Gaps(PREFIX + name, help, self._model_name, buckets)
+        gaps = _Gaps(self._prefix + name, help, self._model_name, buckets)
         self._registry.register(gaps)
         return gaps
 
     def counters(self, name: str, help: str, label: str, values: Iterable[str]) -> dict[str, Counter]:
-        counter = Counter(PREFIX + name, help, ["model_name", label], registry=self._registry)
+        counter = Counter(self._prefix + name, help, ["model_name", label], registry=self._registry)
         return {value: counter.labels(self._model_name, value) for value in values}
 
     def histogram(self, name: str, help: str, buckets: tuple[float, ...]) -> Histogram:
-        histogram = Histogram(PREFIX + name, help, ["model_name"], registry=self._registry, buckets=buckets)
+        histogram = Histogram(self._prefix + name, help, ["model_name"], registry=self._registry, buckets=buckets)
         return histogram.labels(self._model_name)
 
 
@@ -208,7 +230,7 @@ class _StepMetrics:
         self.hits = make.counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.")
         self.host = make.counter("step_host_seconds", "Time that the host worked for its steps.")
         self.wait = make.counter("step_wait_seconds", "Time that the host waited for the tokens of its steps.")
-        self.tokens = make.histogram("iteration_tokens_total", "Tokens computed in a step.", STEP_TOKENS)
+        self.tokens = make.histogram("iteration_tokens", "Tokens computed in a step.", STEP_TOKENS)
 
     def observe(self, stats: StepStats) -> None:
         self.preemptions.inc(stats.num_preemptions)

@@ -1,6 +1,8 @@
 """The Prometheus observer: every metric says what happened, and a scrape gets it over HTTP."""
 
 import itertools
+import shutil
+import subprocess
 import urllib.request
 
 import pytest
@@ -9,7 +11,7 @@ pytest.importorskip("prometheus_client", reason="needs the extra: pip install ho
 from prometheus_client.parser import text_string_to_metric_families
 
 from hookline import LLM, SamplingParams
-from hookline.core.errors import PluginError, RequestError
+from hookline.core.errors import ConfigError, PluginError, RequestError
 from hookline.core.plugin.check_plugin import new_manager
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.observers import Observers
@@ -21,7 +23,7 @@ from hookline.plugins.observers.prometheus import Prometheus
 
 VLLM_NAMES = {
     "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "num_preemptions", "prompt_tokens",
-    "generation_tokens", "prefix_cache_queries", "prefix_cache_hits", "request_success", "iteration_tokens_total",
+    "generation_tokens", "prefix_cache_queries", "prefix_cache_hits", "request_success", "iteration_tokens",
     "time_to_first_token_seconds", "request_time_per_output_token_seconds", "e2e_request_latency_seconds",
     "request_queue_time_seconds", "request_prefill_time_seconds", "request_decode_time_seconds",
     "request_inference_time_seconds", "request_prompt_tokens", "request_generation_tokens",
@@ -29,7 +31,7 @@ VLLM_NAMES = {
 }  # fmt: skip
 
 
-OUR_NAMES = {"step_host_seconds", "step_wait_seconds", "request_refusals"} | {
+OUR_NAMES = {"step_host_seconds", "step_wait_seconds", "request_refusals", "build_info"} | {
     f"extension_{name}" for name in ("steps", "host_seconds", "timed_steps", "device_seconds")
 }
 
@@ -42,9 +44,9 @@ def values(text):
     """Sample name, with its reason if it has one -> value; buckets left out."""
     found = {}
     for family in text_string_to_metric_families(text):
-        for sample in family.samples:
+        for sample in family.samples if family.name.startswith("hookline_") else ():
             reason = next(filter(None, map(sample.labels.get, ("finished_reason", "reason", "kind"))), None)
-            name = sample.name.removeprefix("hookline:") + (f"/{reason}" if reason else "")
+            name = sample.name.removeprefix("hookline_") + (f"/{reason}" if reason else "")
             if "le" not in sample.labels and not sample.name.endswith("_created"):
                 found[name] = sample.value
             assert sample.labels["model_name"] == "tiny"
@@ -60,11 +62,13 @@ def prometheus():
     return Prometheus(PrometheusConfig(model_name="tiny"))
 
 
-def test_the_names_are_those_of_vllm_and_seven_of_our_own(prometheus):
+def test_the_names_are_those_of_vllm_and_eight_of_our_own(prometheus):
     observed(prometheus)
     families = {family.name for family in text_string_to_metric_families(prometheus.text())}
     families = {name for name in families if not name.endswith("_created")}  # when each began, says the client
-    assert families == {f"hookline:{name}" for name in VLLM_NAMES | OUR_NAMES}
+    of_the_process = {name for name in families if name.startswith(("process_", "python_"))}
+    assert {"process_cpu_seconds", "process_resident_memory_bytes", "python_info"} <= of_the_process
+    assert families - of_the_process == {f"hookline_{name}" for name in VLLM_NAMES | OUR_NAMES}
 
 
 def test_counters_and_histograms_add_up(prometheus):
@@ -78,8 +82,8 @@ def test_counters_and_histograms_add_up(prometheus):
     assert found["prompt_tokens_total"] == found["prefix_cache_queries_total"] == 18
     assert found["prefix_cache_hits_total"] == 8
     assert found["generation_tokens_total"] == 8
-    assert found["iteration_tokens_total_sum"] == 9 + 1 + 2 * 3
-    assert found["iteration_tokens_total_count"] == 8
+    assert found["iteration_tokens_sum"] == 9 + 1 + 2 * 3
+    assert found["iteration_tokens_count"] == 8
     ends = "request_success_total/"
     reasons = {name.removeprefix(ends): value for name, value in found.items() if name.startswith(ends)}
     assert reasons == {"stop": 0, "length": 2, "abort": 1, "error": 1}
@@ -215,4 +219,23 @@ def test_it_is_chosen_by_name_and_two_engines_do_not_mix():
 def test_without_a_name_of_its_own_the_label_is_the_checkpoint(reference):
     prometheus = Prometheus(PrometheusConfig())
     observed(prometheus, model_name=reference)
-    assert 'hookline:num_requests_running{model_name="Qwen/Qwen3-0.6B"} 0.0' in prometheus.text()
+    assert 'hookline_num_requests_running{model_name="Qwen/Qwen3-0.6B"} 0.0' in prometheus.text()
+
+
+def test_dashboards_of_another_engine_are_served_by_its_prefix():
+    prometheus = Prometheus(PrometheusConfig(model_name="tiny", prefix="vllm:"))
+    observed(prometheus)
+    assert 'vllm:num_requests_running{model_name="tiny"} 0.0' in prometheus.text()
+    with pytest.raises(ConfigError, match=r"prefix='0 x' must begin the names of metrics, as hookline_ does"):
+        Prometheus(PrometheusConfig(prefix="0 x"))
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool (Debian's package prometheus)")
+def test_promtool_finds_nothing_to_complain_of(prometheus):
+    engine = observed(prometheus)
+    engine.add([1, 2, 3], greedy())
+    drain(engine)
+    checked = subprocess.run(
+        ["promtool", "check", "metrics"], input=prometheus.text(), text=True, capture_output=True, timeout=60
+    )
+    assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")

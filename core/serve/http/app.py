@@ -15,6 +15,7 @@ from hookline.core.serve.endpoints.served_engine import ServedEngine
 from hookline.core.serve.engine_client import EngineClient
 from hookline.core.serve.http.api_keys import ApiKeys
 from hookline.core.serve.http.gate import Gate, Header, Life
+from hookline.core.serve.http.metrics import HttpMetrics
 from hookline.core.serve.http.openapi import openapi_routes
 from hookline.core.serve.http.operations import operations
 from hookline.core.serve.http.page import page_routes
@@ -56,11 +57,11 @@ def application(
     headers: Sequence[Header] | None = None,
 ) -> Served:
     """The application with these surfaces; see make_app."""
-    life = Life()
+    life, http = Life(), HttpMetrics()
     inner = Router(
-        [*surfaces.routes, *openapi_routes(surfaces), *operations(client, life, surfaces), *page_routes(client)]
+        [*surfaces.routes, *openapi_routes(surfaces), *operations(client, life, http, surfaces), *page_routes(client)]
     )
-    gate = Gate(inner, settings, ApiKeys(()) if keys is None else keys, life, surfaces, headers)
+    gate = Gate(inner, settings, ApiKeys(()) if keys is None else keys, life, surfaces, http, headers)
     app: ASGIApp = gate
     if settings.cors_origins:
         app = CORSMiddleware(

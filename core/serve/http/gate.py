@@ -28,6 +28,7 @@ from hookline.core.serve.access import ACCESS, Access
 from hookline.core.serve.errors import response
 from hookline.core.serve.http.api_keys import ApiKeys
 from hookline.core.serve.http.loop_watch import LoopWatch
+from hookline.core.serve.http.metrics import HttpMetrics
 from hookline.core.serve.http.surfaces import Surfaces
 from hookline.core.serve.http.turns import Turns
 from hookline.core.serve.settings import ServeConfig
@@ -69,9 +70,10 @@ class Gate:
         keys: ApiKeys,
         life: Life,
         surfaces: Surfaces,
+        metrics: HttpMetrics,
         headers: Sequence[Header] | None = None,
     ) -> None:
-        self._app, self._settings, self._keys, self._life = app, settings, keys, life
+        self._app, self._settings, self._keys, self._life, self._metrics = app, settings, keys, life, metrics
         self._surfaces, self._key_headers = surfaces, surfaces.key_headers
         self._headers = headers
         self.num_open = 0
@@ -102,6 +104,7 @@ class Gate:
             self.num_open -= 1
             if not self.num_open:
                 self._is_idle.set()
+            self._metrics.count(scope, passage.status, passage.seconds)
             if self._settings.access_log and not (passage.is_good and scope["path"] in self._settings.quiet_paths):
                 passage.log()
 
@@ -267,6 +270,16 @@ class _Passage:
             await self._answer(failure)
 
     @property
+    def status(self) -> int:
+        """The status that was answered with; 0 if no answer began."""
+        return self._status
+
+    @property
+    def seconds(self) -> float:
+        """How long it has been under way."""
+        return time.monotonic() - self._access.started_s
+
+    @property
     def is_good(self) -> bool:
         """Whether it was answered without an error."""
         return 0 < self._status < 400 and not self._has_left.is_set()
@@ -277,7 +290,7 @@ class _Passage:
         """
         client = (self._scope.get("client") or ("-",))[0]
         status = "left" if self._has_left.is_set() else self._status or "-"
-        seconds = time.monotonic() - self._access.started_s
+        seconds = self.seconds
         method, path, id_, further = (
             self._scope["method"],
             clipped(self._scope["path"]),

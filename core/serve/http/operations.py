@@ -7,16 +7,18 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 import hookline
 from hookline.core.errors import HooklineError
 from hookline.core.serve.engine_client import EngineClient, EngineLoad
 from hookline.core.serve.errors import api_error, response
 from hookline.core.serve.http.gate import Life
+from hookline.core.serve.http.metrics import HttpMetrics
 from hookline.core.serve.http.surfaces import Surfaces
 
 
-def operations(client: EngineClient, life: Life, surfaces: Surfaces) -> list[Route]:
+def operations(client: EngineClient, life: Life, http: HttpMetrics, surfaces: Surfaces) -> list[Route]:
     """/health, /ping: 200 while an engine lives. /ready: 200 while requests are taken. /version, /load, /metrics."""
 
     async def _health(request: Request) -> Response:
@@ -36,12 +38,11 @@ def operations(client: EngineClient, life: Life, surfaces: Surfaces) -> list[Rou
             found["replicas"] = [{"death": one.death, **_figures(one.load)} for one in states]
         return JSONResponse(found)
 
-    async def _metrics(request: Request) -> Response:
+    async def _metrics(request: Request) -> ASGIApp:
         try:
-            text = await client.metrics()
+            return http.app(await client.metrics())
         except HooklineError as error:
             return response(api_error(error), surfaces.form_of(request.scope))
-        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return [
         Route("/health", _health, methods=["GET"]),
@@ -49,7 +50,7 @@ def operations(client: EngineClient, life: Life, surfaces: Surfaces) -> list[Rou
         Route("/ready", _ready, methods=["GET"]),
         Route("/version", _version, methods=["GET"]),
         Route("/load", _load, methods=["GET"]),
-        Route("/metrics", _metrics, methods=["GET"]),
+        Route("/metrics", _metrics, methods=["GET"]),  # Starlette calls whatever it returns,
     ]
 
 

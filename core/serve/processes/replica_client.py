@@ -6,8 +6,13 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Unpack
 
+from prometheus_client import generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+
 from hookline.core.errors import EngineError
 from hookline.core.serve.engine_client import EngineLoad, ReplicaState, total_load
+from hookline.core.serve.http.metrics import Families, families_in
 from hookline.core.serve.processes.router import Router, prefix_keys
 
 if TYPE_CHECKING:
@@ -19,7 +24,7 @@ if TYPE_CHECKING:
     from hookline.core.serve.settings import ServeConfig
     from hookline.core.tokenizer.codec import Prompt
 
-UP = "hookline:replica_up"
+UP = "hookline_replica_up"
 
 
 class ReplicaClient:
@@ -65,8 +70,10 @@ class ReplicaClient:
         texts = {replica: text for replica, text in enumerate(asked) if isinstance(text, str)}
         if not texts:
             raise EngineError(self.death or "no replica tells its metrics")
-        up = [f'{UP}{{replica="{replica}"}} {int(replica in texts)}\n' for replica in range(len(asked))]
-        return f"# HELP {UP} Whether this replica's engine answers.\n# TYPE {UP} gauge\n{''.join(up)}{merged(texts)}"
+        up = GaugeMetricFamily(UP, "Whether this replica's engine answers.", labels=["replica"])
+        for replica in range(len(asked)):
+            up.add_metric([str(replica)], replica in texts)
+        return generate_latest(Families([up, *merged(texts)])).decode()
 
     @property
     def is_ready(self) -> bool:
@@ -85,37 +92,12 @@ class ReplicaClient:
             await one.aclose()
 
 
-def merged(texts: Mapping[int, str]) -> str:
-    """One text in Prometheus' format of those of several replicas, by their numbers: each sample says whose it is.
-
-    A family's help and type are said once.
-    """
-    heads: dict[str, list[str]] = {}
-    samples: dict[str, list[str]] = {}
+def merged(texts: Mapping[int, str]) -> list[Metric]:
+    """The metrics of several replicas, by their numbers: each sample says whose it is."""
+    found: dict[str, Metric] = {}
     for replica, text in texts.items():
-        family, is_new = "", True
-        for line in filter(None, text.split("\n")):
-            if not line.startswith("#"):
-                samples.setdefault(family, []).append(_labelled(line, replica))
-                continue
-            mark, _, rest = line[1:].strip().partition(" ")
-            if mark not in ("HELP", "TYPE"):
-                continue
-            name = rest.partition(" ")[0]
-            if name != family:
-                family, is_new = name, name not in heads
-            if is_new:
-                heads.setdefault(name, []).append(line)
-    lines = [line for name in samples for line in (*heads.get(name, ()), *samples[name])]
-    return "".join(f"{line}\n" for line in lines)
-
-
-def _labelled(line: str, replica: int) -> str:
-    """A sample with one label more. Only values of labels may hold braces or spaces, and they come behind the name."""
-    name = line[: min(at for at in (line.find("{"), line.find(" ")) if at >= 0)]
-    rest = line[len(name) :]
-    label = f'replica="{replica}"'
-    if rest.startswith("{"):
-        comma = "" if rest[1:].lstrip().startswith("}") else ","
-        return f"{name}{{{label}{comma}{rest[1:]}"
-    return f"{name}{{{label}}}{rest}"
+        for family in families_in(text, replica=str(replica)):
+            known = found.setdefault(family.name, family)
+            if known is not family:
+                known.samples.extend(family.samples)
+    return list(found.values())

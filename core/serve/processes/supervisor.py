@@ -18,6 +18,7 @@ from typing import Any
 import zmq
 
 from hookline.core.serve.futures import first_of
+from hookline.core.serve.http.metrics import SHARED
 from hookline.core.serve.http.stopping import tell_of_signal
 from hookline.core.serve.processes.engine_replica import CLOSE_S, EngineReplica
 from hookline.core.serve.processes.messages import Gone
@@ -58,6 +59,9 @@ class Supervisor:
         self._engine_target, self._shares = engine, shares
         is_long = len(tempfile.gettempdir()) > MAX_FOLDER
         self._folder = Path(tempfile.mkdtemp(prefix="hookline-", dir="/tmp" if is_long else None))
+        counts = self._folder / "metrics"
+        counts.mkdir()
+        self._front_environ = {SHARED: str(counts)}  # a scrape reaches one front end, and gets the counts of all
         self._context: zmq.Context[Any] = zmq.Context()
         self._replicas: list[EngineReplica] = []
         self._fronts: dict[int, _FrontEnd] = {}
@@ -136,7 +140,7 @@ class Supervisor:
             "socket": one.fileno(),
             "folder": str(self._folder),
         }
-        self._fronts[index] = _FrontEnd(ServerProcess(FRONT, task, (one.fileno(),)))
+        self._fronts[index] = _FrontEnd(ServerProcess(FRONT, task, (one.fileno(),), self._front_environ))
 
     # --------------------------------------------------------------------------------------------------- watch
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
+import subprocess
 from typing import Any
 
 import httpx
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
+from prometheus_client.parser import text_string_to_metric_families
 
 from hookline.core.errors import HooklineError
 from hookline.core.serve.engine_client import EngineLoad
@@ -61,10 +65,53 @@ def test_the_load_is_the_engine_s(ask: Ask) -> None:
     assert found["tokens_s"] == 7.5
 
 
-def test_metrics_are_the_engine_s_as_text(ask: Ask) -> None:
-    response = ask(FakeEngineClient(), "GET", "/metrics")
-    assert response.text.startswith("# HELP")
-    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+class Measured(FakeEngineClient):
+    text = '# HELP fake_total Nothing.\n# TYPE fake_total counter\nfake_total{a="b"} 3.0\nfake_created{a="b"} 5.0\n'
+
+    async def metrics(self) -> str:
+        return self.text
+
+
+def test_metrics_are_the_engine_s_and_those_of_http_as_text() -> None:
+    served = make_app(Measured(), ServeConfig())
+    asked = [("GET", "/health"), ("GET", "/v1/models/a/b"), ("GET", "/v1/nowhere/1"), ("POST", "/v1/completions")]
+    assert [status(served, *one) for one in asked] == [200, 404, 404, 400]
+    found = answer(served, "GET", "/metrics")
+    assert found.headers["content-type"].startswith("text/plain; version=0.0.4")
+    values = {
+        (one.name, *map(one.labels.get, ("method", "path", "status"))): one.value
+        for family in text_string_to_metric_families(found.text)
+        for one in family.samples
+    }
+    assert values["fake_total", None, None, None] == 3.0 and "_created{" not in found.text.partition("hookline_")[0]
+    name = "hookline_http_requests_total"
+    assert values[name, "GET", "/health", "200"] == values[name, "GET", "/v1/models/{name}", "404"] == 1
+    assert values[name, "GET", "other", "404"] == values[name, "POST", "/v1/completions", "400"] == 1
+    assert values["hookline_http_request_duration_seconds_count", None, "/health", None] == 1
+
+
+def test_metrics_come_as_openmetrics_and_compressed_if_asked_for(ask: Ask) -> None:
+    headers = {"Accept": "application/openmetrics-text; version=1.0.0", "Accept-Encoding": "gzip"}
+    found = ask(Measured(), "GET", "/metrics", headers=headers)
+    assert found.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+    assert found.headers["content-encoding"] == "gzip" and found.text.endswith("# EOF\n")
+    assert {one.name for one in openmetrics_families(found.text)} >= {"fake", "hookline_http_requests"}
+
+
+def test_metrics_of_an_observer_that_are_no_metrics_are_an_error_with_the_reason(ask: Ask) -> None:
+    client = Measured()
+    client.text = "a{b 1\n"
+    found = ask(client, "GET", "/metrics")
+    assert found.status_code == 500 and "Prometheus' text format" in found.json()["error"]["message"]
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool (Debian's package prometheus)")
+def test_promtool_finds_nothing_to_complain_of() -> None:
+    served = make_app(Measured(), ServeConfig())
+    answer(served, "GET", "/health")
+    text = answer(served, "GET", "/metrics").text
+    checked = subprocess.run(["promtool", "check", "metrics"], input=text, text=True, capture_output=True, timeout=60)
+    assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(("method", "path", "code"), [("GET", "/nowhere", 404), ("GET", "/v1/completions", 405)])
@@ -325,6 +372,16 @@ def leave(client: FakeEngineClient, body: bytes, *, is_whole: bool = True) -> li
         return [one.is_cancelled for one in client.asked]
 
     return asyncio.run(run())
+
+
+def answer(served: Served, method: str, path: str, **options: Any) -> httpx.Response:
+    """The answer of an application that is asked several times."""
+
+    async def _ask() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(served.app), base_url="http://here") as http:
+            return await http.request(method, path, **options)
+
+    return asyncio.run(_ask())
 
 
 def status(served: Served, method: str, path: str) -> int:

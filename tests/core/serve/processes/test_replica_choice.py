@@ -87,9 +87,10 @@ def test_metrics_say_of_each_replica_whether_it_answers() -> None:
         fakes = Fakes()
         for one in fakes.clients:
             one.metrics = answering("# a remark of a collector\na 1\n")
-        up = "# HELP hookline:replica_up Whether this replica's engine answers.\n# TYPE hookline:replica_up gauge\n"
-        states = 'hookline:replica_up{replica="0"} 1\nhookline:replica_up{replica="1"} 1\n'
-        assert await fakes.client.metrics() == f'{up}{states}a{{replica="0"}} 1\na{{replica="1"}} 1\n'
+        up = "# HELP hookline_replica_up Whether this replica's engine answers.\n# TYPE hookline_replica_up gauge\n"
+        states = 'hookline_replica_up{replica="0"} 1.0\nhookline_replica_up{replica="1"} 1.0\n'
+        text = await fakes.client.metrics()
+        assert text.startswith(up + states) and text.endswith('a{replica="0"} 1.0\na{replica="1"} 1.0\n')
         for one in fakes.clients:
             one.metrics = failing  # type: ignore[method-assign]
         with pytest.raises(EngineError, match=r"^no replica tells its metrics$"):

@@ -7,11 +7,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from hookline.core.errors import ConfigError, EngineError
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.serve.engine_client import EngineLoad, ReplicaState
+from hookline.core.serve.http.metrics import Families
 from hookline.core.serve.processes.messages import LoadReport, Message, StepNews, Submit, packed
 from hookline.core.serve.processes.remote_client import RemoteClient
 from hookline.core.serve.processes.replica_client import ReplicaClient, merged
@@ -130,7 +132,7 @@ def test_metrics_bear_the_replica_and_those_of_a_dead_one_are_left_out() -> None
             one.metrics = answering(f'# HELP a_total A.\n# TYPE a_total counter\na_total{{x="1"}} {replica}\n')
         fakes.clients[0].metrics = failing
         text = await fakes.client.metrics()
-        assert 'hookline:replica_up{replica="0"} 0' in text and 'a_total{replica="1",x="1"} 1' in text
+        assert 'hookline_replica_up{replica="0"} 0.0' in text and 'a_total{replica="1",x="1"} 1' in text
         fakes.clients[1].metrics = failing
         with pytest.raises(EngineError):
             await fakes.client.metrics()
@@ -153,7 +155,7 @@ async def failing() -> str:
 def test_merged_metrics_can_be_parsed_and_say_each_family_once() -> None:
     one = '# HELP a_b Of all.\n# TYPE a_b histogram\na_b_bucket{le="1.0"} 1\na_b_sum 2\n'
     both = f"{one}# HELP c C.\n# TYPE c gauge\nc{{}} 3\n"
-    found = merged({0: both, 1: both, 2: one})
+    found = generate_latest(Families(merged({0: both, 1: both, 2: one}))).decode()
     assert found.count("# HELP a_b ") == found.count("# TYPE c ") == 1
     families = {one.name: one.samples for one in text_string_to_metric_families(found)}
     assert [(one.name, one.labels["replica"]) for one in families["a_b"]] == [
@@ -164,7 +166,7 @@ def test_merged_metrics_can_be_parsed_and_say_each_family_once() -> None:
 
 def test_a_label_may_hold_characters_at_which_python_splits_lines() -> None:
     text = '# HELP a A.\n# TYPE a gauge\na{tag="x\u2028y\x0cz"} 1\n'
-    (family,) = text_string_to_metric_families(merged({0: text}))
+    (family,) = merged({0: text})
     assert family.samples[0].labels == {"tag": "x\u2028y\x0cz", "replica": "0"}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from types import SimpleNamespace
 from typing import Any
 
@@ -73,7 +74,7 @@ def watched(num_replicas: int = 1) -> tuple[Any, Any]:
 
 def closed(made: Any) -> None:
     made._context.destroy(linger=0)
-    made._folder.rmdir()
+    shutil.rmtree(made._folder)
 
 
 @pytest.mark.parametrize("is_ready", [True, False], ids=["ten seconds after each start", "while starting"])
