@@ -147,7 +147,7 @@ def queries():
     found = []
     for panel in json.loads(DASHBOARD.read_text())["panels"]:
         for target in panel["targets"]:
-            found.append(target["expr"].replace("$__rate_interval", "10s").replace("$model", ".*"))
+            found.append(target["expr"].replace("$__rate_interval", "1m").replace("$model", ".*"))
     return found, [
         rule["expr"]
         for group in yaml.safe_load((DEPLOY / "alerts.yaml").read_text())["groups"]
@@ -178,7 +178,7 @@ def test_a_prometheus_that_scrapes_a_server_answers_every_query_of_the_dashboard
         port = free.getsockname()[1]
     with server("device=cpu", "serve.processes=2") as running:
         config = yaml.safe_load((DEPLOY / "prometheus.yaml").read_text())
-        config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+        config["global"] = {"scrape_interval": "2s", "evaluation_interval": "2s"}
         config["rule_files"] = [str(DEPLOY / "alerts.yaml")]
         config["scrape_configs"][0]["static_configs"] = [{"targets": [running.url.removeprefix("http://")]}]
         (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config))
