@@ -15,7 +15,8 @@ from hookline.core.contracts import API_VERSION as CURRENT
 from hookline.core.contracts import ExtensionCost, Needs, StepExtension, hookimpl
 
 API_VERSION = CURRENT
-SLOW_S = 0.004
+SLOW_S = 0.02
+"""So long that another process which takes the CPU meanwhile does not matter."""
 SIZES = {"cpu_cache_gib": 0.05, "max_model_len": 128, "max_num_seqs": 4}
 
 
@@ -34,7 +35,8 @@ class Slow(StepExtension):
         pass
 
     def before_draw(self, logits_NV, rows):
-        time.sleep(float(rows.columns["device"].max()))
+        if seconds := float(rows.columns["device"].max()):
+            time.sleep(seconds)
         return logits_NV
 
     def after_draw(self, tokens_N, rows):
@@ -46,7 +48,8 @@ class Slow(StepExtension):
 
     @staticmethod
     def on_token(state, token_id, logprob):
-        time.sleep(state.host)
+        if state.host:
+            time.sleep(state.host)
 
 
 @hookimpl
@@ -71,10 +74,11 @@ def test_each_side_has_its_own_time_and_no_request_adds_none(overlap: bool) -> N
         assert costs["slow"] == ExtensionCost()
         llm.generate("one", asked(host=SLOW_S))
         host_s, device_s = costs["slow"].host_s, costs["slow"].device_s
-        assert host_s >= 5 * SLOW_S and device_s < host_s / 2
+        assert host_s >= 6 * SLOW_S and device_s < host_s
         assert 6 <= costs["slow"].num_steps == costs["slow"].num_timed_steps <= 7
         llm.generate("one", asked(device=SLOW_S))
-        assert costs["slow"].device_s - device_s >= 6 * SLOW_S and costs["slow"].host_s - host_s < 3 * SLOW_S
+        further_s = costs["slow"].device_s - device_s
+        assert further_s >= 6 * SLOW_S and costs["slow"].host_s - host_s < further_s
         assert costs["token_bias"] == ExtensionCost()
 
 
@@ -93,9 +97,9 @@ def test_metrics_have_them_by_the_extensions_name() -> None:
         text = llm.observers["prometheus"].text()
     lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if 'extension="slow"' in line)
     values = {name.partition("{")[0]: float(value) for name, value in lines.items()}
-    assert values["hookline_extension_host_seconds_total"] >= 5 * SLOW_S
+    assert values["hookline_extension_host_seconds_total"] >= 6 * SLOW_S
     assert values["hookline_extension_steps_total"] == values["hookline_extension_timed_steps_total"] >= 6
-    assert 0 < values["hookline_extension_device_seconds_total"] < 5 * SLOW_S
+    assert 0 < values["hookline_extension_device_seconds_total"] < values["hookline_extension_host_seconds_total"]
 
 
 def test_a_benchmark_prints_those_that_it_ran(tmp_path, capsys) -> None:

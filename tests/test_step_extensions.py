@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -229,6 +230,15 @@ def test_on_a_stage_what_it_raises_ends_the_engine_with_its_name(checkpoint: Any
         llm_of(checkpoint, pp=2) as llm,
     ):
         llm.generate(PROMPTS[0], greedy(breaks=1))
+
+
+def test_an_extension_sees_every_token_the_last_one_included(checkpoint: Any) -> None:
+    with llm_of(checkpoint) as llm:
+        (long,) = llm.generate([PROMPTS[0]], greedy(strength=0.5))
+        ends = replace(greedy(strength=0.5), stop_token_ids=[long.token_ids[2]])
+        (stopped,) = llm.generate([PROMPTS[0]], ends)
+    assert (long.finish_reason, stopped.finish_reason) == (FinishReason.LENGTH, FinishReason.STOP)
+    assert [state["seen"] for state in probing_extension.FORGOTTEN] == [long.token_ids, stopped.token_ids]
 
 
 def test_clients_of_a_server_get_what_it_tells() -> None:

@@ -125,8 +125,8 @@ def finish_reason(request: Request, token_id: int) -> FinishReason | None:
         if reason is FinishReason.ERROR:
             request.drop_last_token()  # it does not fit
             return reason
-    if request.extensions is not None and (reason is None or request.extensions.has_failed):
-        reason = _reason_by_extensions(request, token_id)
+    if request.extensions is not None:
+        reason = _reason_by_extensions(request, token_id, reason)
     if request.watcher is None:
         return reason
     stop = request.watcher.see(token_id, reason)
@@ -174,7 +174,8 @@ def _reason_by_limits(request: Request, token_id: int) -> FinishReason | None:
     return FinishReason.LENGTH if request.num_known_outputs >= request.max_tokens else None
 
 
-def _reason_by_extensions(request: Request, token_id: int) -> FinishReason | None:
+def _reason_by_extensions(request: Request, token_id: int, reason: FinishReason | None) -> FinishReason | None:
+    """Show the extensions a token. reason: why it ends the request anyhow; None if it does not."""
     assert request.extensions is not None
     try:
         text = request.extensions.see(token_id, None if request.scores is None else request.scores.last_logprob)
@@ -183,8 +184,8 @@ def _reason_by_extensions(request: Request, token_id: int) -> FinishReason | Non
         kind = PluginFault if isinstance(error, PluginError) else RequestError
         request.fail(kind(f"request {request.id}: {error}"))
         return FinishReason.ERROR
-    if text is None or request.num_known_outputs < request.params.min_tokens:
-        return None
+    if reason is not None or text is None or request.num_known_outputs < request.params.min_tokens:
+        return reason
     request.stop_at(text)
     return FinishReason.STOP
 
