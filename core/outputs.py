@@ -129,6 +129,14 @@ class RequestOutput:
     is_fault: bool = False
     extensions: dict[str, list[Any]] | None = None
 
+    def __repr__(self) -> str:
+        """Short, for a notebook: the fields have the rest."""
+        shown = {"text": self.text, "error": self.error, "num_others": len(self.others) or None}
+        told = ", ".join(f"{name}={value!r}" for name, value in shown.items() if value)
+        sizes = f"{len(self.prompt_token_ids)} prompt tokens, {len(self.token_ids)} tokens"
+        vector = "" if self.vector is None else f", vector of {len(self.vector)}"
+        return f"<RequestOutput {self.request_id}: {sizes}{vector}, {self.finish_reason.value}{told and f', {told}'}>"
+
     def copy(self) -> RequestOutput:
         """One that its owner may change without changing this one: its lists and its vector are its own."""
         return replace(

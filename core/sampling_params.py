@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from ctypes import c_float
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from functools import cached_property
 from itertools import islice
 from typing import Any
@@ -299,6 +299,12 @@ class SamplingParams:
                 whole(name, getattr(self, name), 0, MAX_LOGPROBS)
         self._keep("extra_args", extra_args("extra_args", self.extra_args))
         self._keep("structured_outputs", StructuredOutputs.of(self.structured_outputs))
+
+    def __repr__(self) -> str:
+        """Those that are not as they are unless set."""
+        plain = {one.name: {} if one.default is MISSING else one.default for one in fields(self)}
+        told = [f"{name}={getattr(self, name)!r}" for name, value in plain.items() if getattr(self, name) != value]
+        return f"SamplingParams({', '.join(told)})"
 
     def _check_distribution(self) -> None:
         if self.temperature is not None:

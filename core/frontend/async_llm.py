@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import TracebackType
@@ -187,10 +187,14 @@ class AsyncLLM(AsyncPoolingCalls):
         """Completions that are being made or wait."""
         return self._thread.num_open + sum(list(self._untokenized.values()))  # a copy: other threads take theirs out
 
-    def close(self) -> None:
-        """End what runs with finish_reason "abort", and release the engine's memory; a second call does nothing."""
+    def close(self) -> Closed:
+        """End what runs with finish_reason "abort", and release the engine's memory; a second call does nothing.
+
+        It is done when the call returns, and may be awaited; `aclose` leaves the event loop free meanwhile.
+        """
         self._stop()
         self._tokenizing.shutdown(wait=False)  # who waits for it hears that the engine is closed
+        return Closed()
 
     async def aclose(self) -> None:
         """`close` in a thread of its own, so that the event loop goes on meanwhile."""
@@ -203,6 +207,14 @@ class AsyncLLM(AsyncPoolingCalls):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
+
+
+class Closed:
+    """What `close` returns, so that `await llm.close()` does what it says: there is nothing left to wait for."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        return
+        yield
 
 
 def _settled(llm: LLM) -> LLM:

@@ -19,7 +19,7 @@ from hookline.core.assembly.resolve import ResolvedConfig
 from hookline.core.checkpoint.locate import locate
 from hookline.core.config.settings import Config, chosen_entries, validate
 from hookline.core.engine.engine import Engine
-from hookline.core.errors import HooklineError, PluginError
+from hookline.core.errors import HooklineError, PluginError, RequestError, shown
 from hookline.core.frontend.generation import Asked, Call, ProgressBar, params_each
 from hookline.core.frontend.output_processor import OutputProcessor
 from hookline.core.frontend.pooling_calls import PoolingCalls, Tags
@@ -29,7 +29,7 @@ from hookline.core.plugin.host import PluginHost
 from hookline.core.request_options import options_each
 from hookline.core.requests.structured_output import StructuredOutput
 from hookline.core.sampling_params import SamplingParams
-from hookline.core.tokenizer.codec import Codec, Prompt, as_prompts
+from hookline.core.tokenizer.codec import Codec, Prompt, as_prompts, is_chat
 from hookline.core.tokenizer.codec_texts import token_texts
 from hookline.core.tokenizer.token_bytes import grammar_vocabulary
 from hookline.core.util.garbage import search_frozen
@@ -221,6 +221,35 @@ class LLM(PoolingCalls):
         """
         options = priority, tags, deadline_s, cache_salt, timeout_s
         return self._call(prompts, params, options).outputs(progress)
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **options: Any,
+    ) -> list[RequestOutput]:
+        """Answer conversations by the checkpoint's chat template: `generate` for messages alone.
+
+        Args:
+            messages: a list of messages such as `{"role": "user", "content": "Hello"}`, or a list of such lists.
+            params: as of `generate`.
+            **options: the other arguments of `generate`.
+
+        Returns:
+            One output for each conversation.
+
+        Raises:
+            RequestError: if messages are no conversations; as `generate` does.
+        """
+        chats = as_prompts(messages)
+        if not all(map(is_chat, chats)):
+            example = '[{"role": "user", "content": "Hello"}]'
+            raise RequestError(f"messages={shown(messages)} are no conversation; write {example}, or use generate")
+        return self.generate(chats, params, **options)
+
+    def __repr__(self) -> str:
+        checkpoint = self.engine.model_name.removeprefix("package:")
+        return f"{type(self).__name__}({checkpoint!r}, device={str(self.device)!r})"
 
     def stream(
         self,

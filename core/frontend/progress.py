@@ -13,7 +13,7 @@ class Progress:
     """Counts finished requests; the rates are those of the last half second."""
 
     def __init__(self, num_requests: int) -> None:
-        from tqdm import tqdm
+        from tqdm.auto import tqdm  # a notebook gets a bar of its own
 
         self._bar: Any = tqdm(total=num_requests, unit="request", dynamic_ncols=True, leave=False, file=sys.stderr)
         self._since_s = time.monotonic()
