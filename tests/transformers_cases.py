@@ -92,10 +92,22 @@ STATES: dict[str, tuple[str, dict[str, Any]]] = {
                           "mamba_d_state": 5, "n_mamba_heads": 4, "mamba_ngroups": 2, "chunk_size": 7,
                           "num_key_value_heads": 4, "hybrid_layer_ids": [2, 4], "num_mem_blocks": 1,
                           "use_mamba_kernels": False}),
+    "minimax": ("minimax", {"num_hidden_layers": 4, "head_dim": 8, "num_local_experts": 4, "block_size": 7}),
     "zaya": ("zaya", {"num_hidden_layers": 4, "tie_word_embeddings": False}),
     "lara_mini": ("lara_mini", {"num_hidden_layers": 4}),
 }  # fmt: skip
 """Model types and options of cases that keep states."""
+DECODERS: dict[str, dict[str, Any]] = {
+    name: {"decoder_layers": 2, "decoder_attention_heads": 4, "encoder_layers": 2, "encoder_attention_heads": 4,
+           "d_model": 32, "decoder_ffn_dim": 48, "encoder_ffn_dim": 48, "init_std": 0.2,
+           "is_decoder": True, "is_encoder_decoder": False}
+    for name in ("bart", "blenderbot", "blenderbot-small", "marian", "mbart", "pegasus", "plbart")
+} | {
+    name: {"is_decoder": True}
+    for name in ("bert", "bert-generation", "camembert", "data2vec-text", "electra", "ernie", "roberta",
+                 "roberta-prelayernorm", "roc_bert", "xlm-roberta", "xlm-roberta-xl")
+}  # fmt: skip
+"""The decoders of encoder-decoders, and encoders that are decoders, by themselves."""
 ALL_CASES = {
     "llama": Case("llama"),
     "phi3": Case("phi3"),
@@ -183,12 +195,60 @@ ALL_CASES = {
          "topk_group": 2, "routed_scaling_factor": 1.7},
         since="5.24",
     ),
+    **{name: Case(name, options, has_plan=False, since="5.24") for name, options in DECODERS.items()},
     **{name: Case(model_type, options, has_plan=False, since="5.24")
        for name, (model_type, options) in STATES.items()},
+    "mllama": Case("mllama_text_model", {"num_hidden_layers": 4, "cross_attention_layers": [1]}, has_plan=False,
+                   since="5.24"),
+    "emu3": Case("emu3_text_model", has_plan=False, since="5.24"),
+    "llama4": Case(
+        "llama4_text",
+        {"num_hidden_layers": 4, "head_dim": 8, "attention_chunk_size": 192, "no_rope_layers": [1, 1, 1, 0],
+         "intermediate_size_mlp": 48, "num_local_experts": 4, "num_experts_per_tok": 1, "interleave_moe_layer_step": 2,
+         "attn_temperature_tuning": True, "floor_scale": 192},
+        has_plan=False, since="5.24",
+    ),
+    "gemma4": Case(
+        "gemma4_text",
+        {"num_hidden_layers": 6, "head_dim": 8, "global_head_dim": 12, "num_kv_shared_layers": 2, "sliding_window": 12,
+         "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+         "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 97},
+        has_plan=False, since="5.24",
+    ),
+    "gemma4_experts": Case(
+        "gemma4_text",
+        {"num_hidden_layers": 3, "head_dim": 8, "global_head_dim": 12, "num_kv_shared_layers": 0, "sliding_window": 12,
+         "layer_types": ["sliding_attention", "sliding_attention", "full_attention"], "enable_moe_block": True,
+         "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 20, "hidden_size_per_layer_input": 0,
+         "attention_k_eq_v": True, "num_global_key_value_heads": 1},
+        has_plan=False, since="5.24",
+    ),
+    "gemma4_unified": Case(
+        "gemma4_unified_text",
+        {"num_hidden_layers": 3, "head_dim": 8, "global_head_dim": 12, "sliding_window": 12,
+         "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]},
+        has_plan=False, since="5.24",
+    ),
+    "mimo_v2_flash": Case(
+        "mimo_v2_flash",
+        {"num_hidden_layers": 3, "head_dim": 12, "v_head_dim": 7, "sliding_window": 12, "swa_num_key_value_heads": 4,
+         "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20},
+        has_plan=False, since="5.24",
+    ),
 }  # fmt: skip
 CASES = {name: case for name, case in ALL_CASES.items() if Version(case.since) <= Version(version("transformers"))}
 """Those that the installed transformers can serve."""
-WINDOWED = ("mistral", "gemma2", "cohere2", "gpt_oss", "gemma3n")
+WINDOWED = (
+    "mistral",
+    "gemma2",
+    "cohere2",
+    "gpt_oss",
+    "gemma3n",
+    "gemma4",
+    "gemma4_experts",
+    "gemma4_unified",
+    "mimo_v2_flash",
+)
 """Cases with sliding windows."""
 STATEFUL = tuple(name for name in CASES if name in STATES)
 """Cases with states, for which no prefix is cached."""
@@ -213,11 +273,21 @@ FEW_AT_TP_2 = ("phi3",)
 
 def make_checkpoint(folder: Path, case: Case, *, seed: int = 0, **options: Any) -> Any:
     """Save a random float32 checkpoint and return transformers' model of it."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
     torch.manual_seed(seed)
-    config = AutoConfig.for_model(case.model_type, **{**SIZES, **case.options, **options})
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+    whole = case.model_type.removesuffix("_text_model")
+    config_class = CONFIG_MAPPING[whole]
+    if whole != case.model_type:  # of text parts that transformers lists under the whole model's type alone
+        config_class = config_class.sub_configs["text_config"]
+    config = config_class(**{**SIZES, **case.options, **options})
+    model_class = (
+        AutoModelForCausalLM if whole == case.model_type else MODEL_FOR_CAUSAL_LM_MAPPING[CONFIG_MAPPING[whole]]
+    )
+    make = model_class.from_config if whole == case.model_type else model_class._from_config
+    model = make(config, attn_implementation="eager", dtype=torch.float32).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:  # norms of one and biases of zero would hide a forgotten weight
@@ -225,5 +295,6 @@ def make_checkpoint(folder: Path, case: Case, *, seed: int = 0, **options: Any) 
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.add_(torch.randn_like(buffer) * 0.2)
+    model.generation_config.forced_eos_token_id = None  # of encoder-decoders: the last token of any answer
     model.save_pretrained(folder, max_shard_size="20KB")
     return model

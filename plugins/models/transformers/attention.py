@@ -9,7 +9,7 @@ Legend: T tokens, H heads, K kv heads, E head dim.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -35,7 +35,11 @@ SERVED, PROBED = "hookline", "hookline_probed"
 
 @dataclass(frozen=True)
 class LayerAttention:
-    """How one layer attends; counts are of all ranks together."""
+    """How one layer attends; counts are of all ranks together.
+
+    A layer with fewer kv heads or a smaller head dim than others of its model is given theirs: each kv head several
+    times, and zeros behind keys and values, as behind values that are narrower than the keys.
+    """
 
     num_heads: int
     num_kv_heads: int
@@ -44,8 +48,8 @@ class LayerAttention:
     form: AttentionForm = PLAIN_ATTENTION
     """Scale and cap; sinks are the module's own and come with each call."""
     has_sinks: bool = False
-    value_dim: int | None = None
-    """Head dim of the values, where it is less than that of the keys; the cache holds them with zeros behind."""
+    kv_copies: int = 1
+    """How many of the kv heads are one kv head of this layer's."""
 
     @property
     def cache(self) -> LayerCache:
@@ -59,6 +63,10 @@ class Mask:
 
     window: int | None
     fault: str | None = None
+
+    def __getitem__(self, part: Any) -> Mask:
+        """The mask of some of the queries."""
+        return self
 
 
 class PagedAttention:
@@ -86,16 +94,18 @@ class PagedAttention:
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, sinks_H: Tensor | None = None, **_: Any) -> Tensor:
         """Attend: (1, H, T, E), (1, K, T, E) twice -> (1, T, H, E). The heads are this rank's, or all of them.
 
-        Values, and so what is returned, have layer.value_dim in place of E if that is not None.
+        K and E may be less than the layer's own; what is returned is as wide as the values.
         """
         layer, index = self.layers[self.next_layer], self.next_layer
         assert isinstance(layer, LayerAttention)
         self.next_layer += 1
         is_whole = self.ranks.size > 1 and query.shape[1] == layer.num_heads
+        width, copies = value.shape[-1], layer.kv_copies
+        if copies > 1:
+            key, value = key.repeat_interleave(copies, 1), value.repeat_interleave(copies, 1)
         if is_whole:
             query, key, value = self._own(query, layer.num_heads), self._own(key), self._own(value)
-        if layer.value_dim is not None:
-            value = pad(value, (0, layer.head_dim - layer.value_dim))
+        query, key, value = (pad(one, (0, layer.head_dim - one.shape[-1])) for one in (query, key, value))
         form = layer.form
         if sinks_H is not None:
             own_H = self._own(sinks_H, layer.num_heads, 0) if len(sinks_H) != query.shape[1] else sinks_H
@@ -106,13 +116,36 @@ class PagedAttention:
         out_TC = self.attend(index, qkv_TC, None, *forms)
         if is_whole:
             out_TC = self.ranks.all_gather_last(out_TC)
-        return out_TC.view(1, out_TC.shape[0], -1, layer.head_dim)[..., : layer.value_dim]
+        return out_TC.view(1, out_TC.shape[0], -1, layer.head_dim)[..., :width]
 
     def _own(self, whole: Tensor, num_heads: int | None = None, dim: int = 1) -> Tensor:
         """This rank's heads; kv heads are replicated if the ranks exceed them."""
         rank, size, count = self.ranks.rank, self.ranks.size, whole.shape[dim] if num_heads is None else num_heads
         first = rank * count // size
         return whole.narrow(dim, first, max(1, count // size))
+
+
+def alike(layers: list[LayerAttention]) -> list[LayerAttention]:
+    """The same with the kv heads and the head dim of those that have most.
+
+    Raises: ValueError if their numbers of heads are unlike, or kv heads do not divide.
+    """
+    num_kv_heads = max((layer.num_kv_heads for layer in layers), default=1)
+    head_dim = max((layer.head_dim for layer in layers), default=1)
+    if len({layer.num_heads for layer in layers}) > 1 or any(num_kv_heads % layer.num_kv_heads for layer in layers):
+        raise ValueError
+    return [
+        replace(
+            layer,
+            num_kv_heads=num_kv_heads,
+            kv_copies=num_kv_heads // layer.num_kv_heads,
+            head_dim=head_dim,
+            form=replace(layer.form, scale=layer.form.scale or layer.head_dim**-0.5)
+            if layer.head_dim < head_dim
+            else layer.form,
+        )
+        for layer in layers
+    ]
 
 
 def attach(model: nn.Module, attention: Callable[..., Tensor]) -> None:

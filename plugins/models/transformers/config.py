@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
     MODEL_MAPPING,
 )
@@ -29,10 +30,11 @@ SIZES = {"num_hidden_layers": 1000, "num_attention_heads": 2**16, "hidden_size":
 GUIDE = "it needs a model of its own: hookline info lists those installed, docs/plugins.md is the guide"
 """What can be done about a model that is refused for what it computes."""
 STATES = "carry a state from token to token which is not in transformers' cache of states, where core could keep it"
+TEXT_MODEL = "_text_model"
+"""How the model_type of a text part ends that transformers lists under the whole model's alone."""
 LAYER_TYPES = ("layer_types", "layers_block_type", "block_types")
 """Keys of a config.json that list the type of each layer."""
 OWN_FORMS = (
-    "chunked_attention",
     "indexed_attention",
     "compressed_sparse_attention",
     "heavily_compressed_attention",
@@ -117,7 +119,10 @@ def max_position(config: PreTrainedConfig, *, attends: bool = True) -> int:
 
     Raises: ConfigError if the config does not say it.
     """
-    limits: list[Any] = [getattr(config, "max_position_embeddings", None if attends else UNLIMITED)]
+    limit = getattr(config, "max_target_positions", None if attends else UNLIMITED)
+    limits: list[Any] = [getattr(config, "max_position_embeddings", limit)]
+    if chunk_limit(config):
+        limits.append(chunk_limit(config))
     for settings in filter(is_longrope, rope_settings(config)):
         original = getattr(config, "original_max_position_embeddings", limits[0])
         limits.append(settings.get("original_max_position_embeddings") or original)
@@ -126,6 +131,18 @@ def max_position(config: PreTrainedConfig, *, attends: bool = True) -> int:
             refuse(config.model_type, f"its max_position_embeddings is {shown(limit)}, which must be a positive number")
     shortest: int = min(limits)
     return shortest
+
+
+def chunk_limit(config: PreTrainedConfig) -> int | None:
+    """Tokens of the longest sequence whose tokens see all earlier ones, for models that attend in chunks (Llama 4).
+
+    Where queries are scaled by their position (attn_temperature_tuning), none of them is yet. None without chunks.
+    """
+    if "chunked_attention" not in (getattr(config, "layer_types", None) or ()):
+        return None
+    scaled = getattr(config, "floor_scale", None) if getattr(config, "attn_temperature_tuning", False) else None
+    limits = [getattr(config, "attention_chunk_size", None), scaled and int(scaled) - 1]
+    return min(filter(None, limits), default=None)
 
 
 def rope_settings(config: PreTrainedConfig) -> list[dict[str, Any]]:
@@ -147,6 +164,8 @@ def refuse(model_type: str, why: str, fix: str = "") -> NoReturn:
 
 def _config_class(values: ConfigValues) -> type[PreTrainedConfig]:
     model_type = values.values.get("model_type")
+    if isinstance(model_type, str) and (part := _part_config(model_type)) is not None:
+        return part
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
         known = f"model types that transformers {transformers.__version__} knows; a newer one may know more"
         remote = "; code that comes with a checkpoint (auto_map) is never run" if "auto_map" in values.values else ""
@@ -158,12 +177,25 @@ def _config_class(values: ConfigValues) -> type[PreTrainedConfig]:
     return text if is_text and getattr(text, "model_type", "") in CONFIG_MAPPING else found
 
 
+def _part_config(model_type: str) -> type[PreTrainedConfig] | None:
+    """The config of a text part that transformers lists under the whole model's type alone, as Emu3's."""
+    whole = model_type.removesuffix(TEXT_MODEL)
+    if whole == model_type or model_type in CONFIG_MAPPING or whole not in CONFIG_MAPPING:
+        return None
+    text: type[PreTrainedConfig] | None = CONFIG_MAPPING[whole].sub_configs.get("text_config")
+    return text if text is not None and text.model_type == model_type else None
+
+
 def _causal_class(config_class: type[PreTrainedConfig]) -> type[PreTrainedModel] | None:
     """transformers' causal language model of a config; of the text part of a model that also sees, one made here."""
     if config_class in MODEL_FOR_CAUSAL_LM_MAPPING:
         found: Any = MODEL_FOR_CAUSAL_LM_MAPPING[config_class]
         causal: type[PreTrainedModel] = found[0] if isinstance(found, tuple) else found
         return causal
+    named = config_class.model_type.removesuffix(TEXT_MODEL)
+    if named in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and named != config_class.model_type:
+        of_whole: Any = MODEL_FOR_CAUSAL_LM_MAPPING[CONFIG_MAPPING[named]]
+        return of_whole if of_whole.config_class is config_class else None
     whole = config_class.model_type.removesuffix(TEXT_PART)
     is_part = whole != config_class.model_type and whole in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
     return with_head(MODEL_MAPPING[config_class]) if is_part and config_class in MODEL_MAPPING else None

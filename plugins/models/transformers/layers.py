@@ -6,6 +6,7 @@ is refused by name. Legend: T tokens, D input features, O output features of thi
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -191,15 +192,52 @@ def pin_rope(model: nn.Module) -> None:
     """Keep the rotary frequencies as they are for sequences up to the spec's max_position.
 
     transformers computes "dynamic" and "longrope" ones anew by the longest sequence of a step, which waits for the
-    device, and would make a request's result depend on the others.
+    device, and would make a request's result depend on the others. Llama 4 scales queries by their place among the
+    tokens of a step, from the first of floor_scale on.
     """
     module: Any
     for module in model.modules():
+        if hasattr(module, "attn_temperature_tuning"):
+            module.attn_temperature_tuning = False
         kinds = getattr(module, "rope_type", None)
         if isinstance(kinds, str):
             module.rope_type = "default"
         elif isinstance(kinds, dict):
             module.rope_type = dict.fromkeys(kinds, "default")
+
+
+def typed_buffers(module: nn.Module) -> list[str]:
+    """Names of a module's own buffers that checkpoints hold, which transformers loads in the model's dtype."""
+    kept = {key for key in module._buffers if key not in module._non_persistent_buffers_set}
+    return [key for key in kept if (value := module._buffers[key]) is not None and value.is_floating_point()]
+
+
+class GivenPositions:
+    """Positions of a step for the embeddings of a decoder that would count them from what its cache holds.
+
+    Shapes: positions_T (T,).
+    """
+
+    def __init__(self) -> None:
+        self.positions_T: Tensor | None = None
+
+    def serve(self, decoder: nn.Module) -> bool:
+        """Let the position embeddings of a decoder take these; returns whether there are any that count."""
+        found = [module for module in decoder.modules() if _counts_positions(module)]
+        for module in found:
+            module.forward = self._forward(module.forward)
+        return bool(found)
+
+    def _forward(self, own: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def forward(given: Any, *_: Any, **__: Any) -> Tensor:
+            return own(given, position_ids=self.positions_T)
+
+        return forward
+
+
+def _counts_positions(module: nn.Module) -> bool:
+    names = inspect.signature(module.forward).parameters if isinstance(module, nn.Embedding) else ()
+    return "cache_length" in names and "position_ids" in names
 
 
 def _eps(module: nn.Module) -> float | None:

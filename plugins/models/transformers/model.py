@@ -30,6 +30,7 @@ from hookline.plugins.models.transformers.experts import (
 from hookline.plugins.models.transformers.layers import (
     LINEAR_STYLES,
     REPLICATED,
+    GivenPositions,
     Plan,
     ServedHead,
     ServedLinear,
@@ -38,12 +39,14 @@ from hookline.plugins.models.transformers.layers import (
     pin_rope,
     rank_part,
     share_modules,
+    typed_buffers,
     use_kernel_norms,
 )
 from hookline.plugins.models.transformers.probe import (
     AttendWithoutData,
     Facts,
     decoder_name,
+    has_states,
     meta_model,
     num_trial_tokens,
     probe,
@@ -82,6 +85,7 @@ class TransformersModel:
         refuse_other_forms(self.names, self.targets)
         self.targets |= _allocate(model, self.names, plan, runtime)
         self.targets = self.names.join_parts(self.targets)
+        self._fill_tied_bias(model)
         self.names.known = set(self.targets)
         self.decoder, self.given = split(model)
         use_kernel_norms(self.decoder, runtime)
@@ -90,10 +94,18 @@ class TransformersModel:
         attach(self.decoder, self.attention)
         for name in facts.stateful:
             serve_states(self.decoder.get_submodule(name), self.attention.with_states)
-        self.takes_positions = takes_positions(self.decoder)
+        self.takes_positions, self.positions = takes_positions(self.decoder), GivenPositions()
+        self.positions.serve(self.decoder)
         attach_experts(self.decoder, ServedExperts(runtime, sums=SUMMED in plan.styles.values()))
         self.model = model
         self.num_columns = head.part.size
+
+    def _fill_tied_bias(self, model: PreTrainedModel) -> None:
+        """Give a head the bias that its model holds beside it, as BERT's does."""
+        ties = getattr(model, "all_tied_weights_keys", None) or {}
+        for name, source in ties.items():
+            if name.endswith(".bias") and {name, source} <= self.targets.keys():
+                self.targets[source], self.targets[name] = self.targets[name], WeightTarget.ignored()
 
     def _run_without_data(self, model_type: str, facts: Facts) -> None:
         """Compute a step as it will be served, without data, so that what cannot be computed is refused at the start.
@@ -139,6 +151,7 @@ class TransformersModel:
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
         """See Model."""
         self.attention.begin(attend)
+        self.positions.positions_T = positions_T
         inputs = {"input_ids": token_ids_T.unsqueeze(0), **self.cache}
         if self.takes_positions:
             inputs["position_ids"] = positions_T.unsqueeze(0)
@@ -155,7 +168,8 @@ class TransformersModel:
     def logits(self, hidden_ND: Tensor) -> Tensor:
         """See Model."""
         self.given.hidden_ND = hidden_ND
-        logits_NV: Tensor = self.model(input_ids=None, use_cache=False).logits[0]
+        like_ids_1N = hidden_ND[:, 0].unsqueeze(0)  # nothing but its shape is looked at
+        logits_NV: Tensor = self.model(input_ids=like_ids_1N, use_cache=False).logits[0]
         self.given.hidden_ND = None
         if self.num_columns < logits_NV.shape[1]:
             logits_NV[:, self.num_columns :].fill_(-torch.inf)
@@ -239,7 +253,8 @@ def _allocate(model: PreTrainedModel, names: StoredNames, plan: Plan, runtime: R
             elif style not in (None, *REPLICATED):
                 _refuse_style(model, name, style)
             is_parameter = key in module._parameters
-            dtype = runtime.dtype if is_parameter and not _stays_float32(model, name) else value.dtype
+            is_typed = is_parameter or (has_states(model.config) and key in typed_buffers(module))
+            dtype = runtime.dtype if is_typed and not _stays_float32(model, name) else value.dtype
             memory = torch.empty(shape, dtype=dtype, device=runtime.device)
             if not is_parameter and dtype.is_floating_point:
                 memory.fill_(torch.nan)  # so that values which transformers does not compute again are never taken

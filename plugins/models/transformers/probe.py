@@ -20,10 +20,10 @@ from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from hookline.core.contracts import PLAIN_ATTENTION, AttentionForm, Runtime, StateRows
 from hookline.core.errors import ConfigError, one_short_line
 from hookline.core.layers import every_expert
-from hookline.plugins.models.transformers.attention import PROBED, SERVED, LayerAttention, Mask, attach
-from hookline.plugins.models.transformers.config import GUIDE, STATES, WITHOUT_ATTENTION, refuse
+from hookline.plugins.models.transformers.attention import PROBED, SERVED, LayerAttention, Mask, alike, attach
+from hookline.plugins.models.transformers.config import GUIDE, STATES, WITHOUT_ATTENTION, chunk_limit, refuse
 from hookline.plugins.models.transformers.experts import SERVED_EXPERTS
-from hookline.plugins.models.transformers.layers import pin_rope
+from hookline.plugins.models.transformers.layers import GivenPositions, pin_rope, typed_buffers
 from hookline.plugins.models.transformers.states import (
     LayerStates,
     SeenStates,
@@ -150,6 +150,9 @@ def _probed(config: PreTrainedConfig, model_class: type[PreTrainedModel]) -> Pre
     model = meta_model(config, model_class)
     for parameter in model.parameters():
         parameter.data = parameter.data.to(torch.bfloat16)
+    for module in model.modules() if has_states(config) else ():
+        for key in typed_buffers(module):
+            module._buffers[key] = module._buffers[key].to(torch.bfloat16)  # type: ignore[union-attr]
     return model
 
 
@@ -180,29 +183,34 @@ def probe(config: PreTrainedConfig, model_class: type[PreTrainedModel]) -> Facts
     attach(decoder, seen)
     num_tokens = num_trial_tokens(config)
     ones = torch.ones(1, num_tokens, dtype=torch.long, device="meta")
+    counted = GivenPositions()
+    counted.positions_T, places = ones[0], bool(positions) or counted.serve(decoder)
     model.config._attn_implementation = PROBED
     seen_all = torch.ones(
         1, num_tokens, dtype=torch.long
     )  # with values: models of several kinds of layers look at them
+    masks: Any = seen_all if positions else None
+    if chunk_limit(config):  # no sequence is longer than a chunk, in which each token sees all earlier ones
+        masks = dict.fromkeys(config.layer_types, Mask(None))
     inputs: dict[str, Any] = {"input_ids": ones, "use_cache": False} | dict.fromkeys(positions, ones)
-    cache_name = "cache" if _has_states(config) and "cache" in inspect.signature(decoder.forward).parameters else ""
+    cache_name = "cache" if has_states(config) and "cache" in inspect.signature(decoder.forward).parameters else ""
     if not cache_name:
-        _refuse_outside_of_attention(config, model_class, decoder)
+        _refuse_uncounted(config, model_class, places)
     if cache_name:
         inputs[cache_name] = cache = StateCache(config)
         seen.states = SeenStates(decoder, cache, seen.layers, torch.bfloat16)
     linears = {module: name for name, module in decoder.named_modules() if type(module) is nn.Linear}
     called: set[nn.Module] = set()
-    hooks = [linear.register_forward_pre_hook(lambda linear, _: called.add(linear)) for linear in linears]
+    hooks = [one.register_forward_pre_hook(lambda module, _: called.add(module)) for one in decoder.modules()]
     try:
-        _run(decoder, config.model_type, attention_mask=seen_all if positions else None, **inputs)
+        _run(decoder, config.model_type, attention_mask=masks, **inputs)
     except UnservedStates as error:
         refuse(config.model_type, str(error), GUIDE)
     for hook in hooks:
         hook.remove()
     if seen.states is not None:
         seen.states.stop()
-    _refuse_unseen(config, model_class, decoder, seen.layers)
+    _refuse_unseen(config, decoder, seen.layers, called, places)
     model.config._attn_implementation = SERVED
     num_layers = len(seen.layers)
     with seen_forgetting(decoder, inputs.get(cache_name), seen.layers):
@@ -212,8 +220,9 @@ def probe(config: PreTrainedConfig, model_class: type[PreTrainedModel]) -> Facts
     logits_TV = _run(model, config.model_type, input_ids=ones, use_cache=False, what="logits")
     uncalled = tuple(name for linear, name in linears.items() if linear not in called)
     attending = [layer for layer in layers if isinstance(layer, LayerAttention)]
-    _refuse_unlike(config.model_type, attending)
     _refuse_shorter_caches(config, attending)
+    attending = _alike(config.model_type, attending)
+    layers = tuple(attending.pop(0) if isinstance(layer, LayerAttention) else layer for layer in layers)
     return Facts(layers, hidden_TD.shape[-1], logits_TV.shape[-1], uncalled, cache_name)
 
 
@@ -224,10 +233,11 @@ def takes_positions(decoder: nn.Module) -> bool:
 
 def num_trial_tokens(config: PreTrainedConfig) -> int:
     """Tokens of a forward without data."""
-    return FEW_TOKENS if _has_states(config) else NUM_TOKENS
+    return FEW_TOKENS if has_states(config) else NUM_TOKENS
 
 
-def _has_states(config: PreTrainedConfig) -> bool:
+def has_states(config: PreTrainedConfig) -> bool:
+    """Whether transformers' cache for this model has states."""
     try:
         layers = DynamicCache(config=config).layers
     except Exception:  # of sizes that do not fit, which the forward tells
@@ -235,33 +245,38 @@ def _has_states(config: PreTrainedConfig) -> bool:
     return any(hasattr(layer, "recurrent_states") for layer in layers)
 
 
-def _refuse_outside_of_attention(
-    config: PreTrainedConfig, model_class: type[PreTrainedModel], decoder: nn.Module, keepers: tuple[str, ...] = ()
-) -> None:
-    """Refuse what mixes tokens in ways that core does not know. keepers: modules whose states core keeps."""
-    for name, module in decoder.named_modules():
-        if isinstance(module, nn.Conv1d) and not name.startswith(keepers):
-            refuse(config.model_type, f"{name} is a convolution, which mixes tokens outside of attention", GUIDE)
-    if not keepers and getattr(model_class, "_is_stateful", False) and not getattr(config, "layer_types", None):
+def _refuse_uncounted(config: PreTrainedConfig, model_class: type[PreTrainedModel], places: bool) -> None:
+    """Refuse what is known without a forward: other states, or tokens without positions.
+
+    places: whether the decoder can be told them.
+    """
+    if getattr(model_class, "_is_stateful", False) and not getattr(config, "layer_types", None):
         refuse(config.model_type, f"its layers {STATES}", GUIDE)
-    if not keepers and not takes_positions(decoder):
+    if not places:
         refuse(config.model_type, "its forward takes no position_ids, as batches of several sequences need", GUIDE)
 
 
 def _refuse_unseen(
-    config: PreTrainedConfig, model_class: type[PreTrainedModel], decoder: nn.Module, layers: list[Any]
+    config: PreTrainedConfig, decoder: nn.Module, layers: list[Any], called: set[nn.Module], places: bool
 ) -> None:
-    """Refuse a model that has layers which neither attend nor keep a state, where that can be seen."""
+    """Refuse a model that mixes tokens elsewhere than where it attends or keeps a state, where that can be seen.
+
+    called: modules of the decoder, without towers that only images or sounds pass.
+    """
     keepers = tuple({f"{layer.module}." for layer in layers if isinstance(layer, LayerStates)})
-    _refuse_outside_of_attention(config, model_class, decoder, keepers)
+    for name, module in decoder.named_modules():
+        is_called = isinstance(module, nn.Conv1d) and decoder.get_submodule(name.rpartition(".")[0]) in called
+        if is_called and not name.startswith(keepers):
+            refuse(config.model_type, f"{name} is a convolution, which mixes tokens outside of attention", GUIDE)
     if not layers:
         refuse(config.model_type, NO_INTERFACE, GUIDE)
     alone = [kind for kind in getattr(config, "layer_types", None) or () if kind in WITHOUT_ATTENTION]
-    expected = config.num_hidden_layers - len(alone)
+    skipped = getattr(config, "cross_attention_layers", None) or ()  # of Mllama: without an image nothing passes them
+    expected = getattr(config, "decoder_layers", config.num_hidden_layers) - len(alone) - len(skipped)
     if len(layers) < expected:
         which = f"{len(layers)} of {expected}"
         refuse(config.model_type, f"only {which} of its layers attend through transformers' attention interface", GUIDE)
-    if not takes_positions(decoder) and any(isinstance(layer, LayerAttention) for layer in layers):
+    if not places and any(isinstance(layer, LayerAttention) for layer in layers):
         refuse(config.model_type, "its forward takes no position_ids, as batches of several sequences need", GUIDE)
 
 
@@ -381,8 +396,7 @@ class _Seen:
         if not getattr(module, "is_causal", True) or options.get("is_causal") is False:
             refuse(self.model_type, "its attention is not causal", GUIDE)
         form = _form(options.get("scaling"), options.get("softcap"), head_dim)
-        narrow = value_dim if value_dim < head_dim else None
-        self.layers.append(LayerAttention(num_heads, num_kv_heads, head_dim, window, form, sinks_H is not None, narrow))
+        self.layers.append(LayerAttention(num_heads, num_kv_heads, head_dim, window, form, sinks_H is not None))
         return query.transpose(1, 2)[..., :value_dim]
 
     def _window(self, mask: Any, options: Mapping[str, Any]) -> int | None:
@@ -418,7 +432,7 @@ def tried(compute: Callable[[], Tensor], model_type: str, what: str) -> Tensor:
         told = one_short_line(error)
         if Mask.__name__ in str(error):
             refuse(model_type, "it works on attention masks itself, and none is built here", GUIDE)
-        if "meta tensor" in told:
+        if "meta tensor" in told or "torch.nonzero" in told:
             refuse(
                 model_type, f"its {what} looks at values of tensors on the host, which a step must not wait for", GUIDE
             )
@@ -431,14 +445,17 @@ def _run(module: nn.Module, model_type: str, *, what: str = "forward", **inputs:
     return result[0]
 
 
-def _refuse_unlike(model_type: str, layers: list[LayerAttention]) -> None:
+def _alike(model_type: str, layers: list[LayerAttention]) -> list[LayerAttention]:
     sizes = {(layer.num_heads, layer.num_kv_heads, layer.head_dim) for layer in layers}
-    if len(sizes) > 1:
-        refuse(model_type, f"its layers have unlike heads (heads, kv heads, head dim): {sorted(sizes)}", GUIDE)
     for num_heads, num_kv_heads, _ in sizes:
-        if not num_heads % num_kv_heads:
-            continue
-        refuse(model_type, f"num_key_value_heads = {num_kv_heads} does not divide num_attention_heads = {num_heads}")
+        if num_heads % num_kv_heads:
+            refuse(
+                model_type, f"num_key_value_heads = {num_kv_heads} does not divide num_attention_heads = {num_heads}"
+            )
+    try:
+        return alike(layers)
+    except ValueError:
+        refuse(model_type, f"its layers have unlike heads (heads, kv heads, head dim): {sorted(sizes)}", GUIDE)
 
 
 def _refuse_shorter_caches(config: PreTrainedConfig, layers: list[LayerAttention]) -> None:
@@ -446,7 +463,7 @@ def _refuse_shorter_caches(config: PreTrainedConfig, layers: list[LayerAttention
 
     transformers' tokens depend on how a prompt is cut then.
     """
-    length = getattr(config, "max_position_embeddings", None)
+    length = min(filter(None, (getattr(config, "max_position_embeddings", None), chunk_limit(config))), default=None)
     caches = [cache for cache in DynamicCache(config=config).layers if hasattr(cache, "keys")]  # not those of states
     for layer, cache in zip(layers, caches, strict=False):
         kept = getattr(cache, "sliding_window", None)
