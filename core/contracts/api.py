@@ -54,8 +54,16 @@ class ApiError(HooklineError):
             self.headers.setdefault("Retry-After", str(RETRY_AFTER_S))
 
 
+EVENT_STREAM = "text/event-stream; charset=utf-8"
+"""The media type of server-sent events."""
+
+
 class ErrorForm(Protocol):
-    """How an API writes errors. For classes to extend."""
+    """How an API writes errors, and ends streams with them. For classes to extend."""
+
+    stream_type: ClassVar[str] = EVENT_STREAM
+    """The media type of the API's streams. Streams of server-sent events get a comment after seconds of silence
+    (serve.keep_alive_s), others get nothing."""
 
     schema: ClassVar[Mapping[str, Any]] = {"type": "object"}
     """The JSON schema of `body`, for the OpenAPI document."""

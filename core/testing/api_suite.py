@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
+from hookline.core.config.compose import compose
 from hookline.core.contracts import ApiError, ApiSurface
 from hookline.core.errors import EngineError
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.registry import API, Entry, Option, Origin
 from hookline.core.serve.endpoints.served_engine import ServedEngine
 from hookline.core.serve.http.api_keys import ApiKeys
-from hookline.core.serve.http.app import application
+from hookline.core.serve.http.app import Served, application
 from hookline.core.serve.http.surfaces import Surfaces
-from hookline.core.serve.settings import ServeConfig
+from hookline.core.serve.settings import ServeConfig, ServeKeys
 from hookline.core.testing.checks import check_contract
 from hookline.core.testing.engine_client import FakeEngineClient
 
@@ -125,16 +128,21 @@ class ApiSuite:
 
         async def _ask() -> Answered:
             engine = client or FakeEngineClient()
-            given = settings or ServeConfig()
-            entry = Entry(API, "tested", f"{self.surface.__module__}:{self.surface.__qualname__}", _ORIGIN)
-            host = PluginHost.load()
-            surfaces = Surfaces(ServedEngine(engine, given, host), [Option(entry, self.config)])
-            served = application(engine, given, surfaces, ApiKeys([key] if key else ()))
+            served = self.served(engine, settings, key)
             data = b"" if body is None else body.encode() if isinstance(body, str) else json.dumps(body).encode()
             answer = await _Client(served.app, leaves).ask(method, path, data, headers or {})
             return replace(answer or Answered(0, {}, b""), num_open=engine.num_open)
 
         return asyncio.run(_ask())
+
+    def served(self, client: FakeEngineClient, settings: ServeConfig | None = None, key: str = "") -> Served:
+        """An application with this surface alone, on the running event loop; `app` is ASGI. Its parsers are those of
+        conf/serve.yaml. The arguments are those of `ask`.
+        """
+        given, host = settings or ServeConfig(**_parsers()), _host(os.environ.get("HOOKLINE_PLUGINS", ""))
+        entry = Entry(API, "tested", f"{self.surface.__module__}:{self.surface.__qualname__}", _ORIGIN)
+        surfaces = Surfaces(ServedEngine(client, given, host), [Option(entry, self.config)])
+        return application(client, given, surfaces, ApiKeys([key] if key else ()))
 
     def test_it_keeps_the_contract(self) -> None:
         """Its constructor and its methods are those of ApiSurface."""
@@ -196,3 +204,16 @@ class ApiSuite:
 
 
 _ORIGIN = Origin("tested", "tested", "tested", "0")
+
+
+@cache
+def _host(plugins: str) -> PluginHost:
+    """The plugins of this process; loading them takes longer than a request. plugins: what HOOKLINE_PLUGINS says."""
+    return PluginHost.load()
+
+
+@cache
+def _parsers() -> dict[str, Any]:
+    """The parsers that a server has where nothing is said."""
+    told = compose([], _host(""), ServeKeys, "serve")[0].tree["serve"]
+    return {name: told[name] for name in ("reasoning_parser", "tool_parser")}

@@ -25,8 +25,8 @@ from hookline.core.serve.access import note_reason
 from hookline.core.serve.errors import api_error, response
 
 _log = logging.getLogger("hookline")
-_EVENT_STREAM = (
-    (b"content-type", b"text/event-stream; charset=utf-8"),
+_EVENTS = "text/event-stream"
+_STREAM = (
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 )
@@ -52,7 +52,8 @@ class EventStream(Response):
     """Sends the events that a generator yields, each a whole frame or several.
 
     close: ends what the events are made of; called however the stream ends. keep_alive_s: seconds of silence after
-    which a comment is sent; None never sends one. max_model_len: for the words of an error.
+    which a comment is sent, if these are server-sent events; None never sends one. max_model_len: for the words of an
+    error.
     """
 
     def __init__(
@@ -65,10 +66,12 @@ class EventStream(Response):
         headers: Mapping[str, str] | None = None,
         keep_alive_s: float | None = None,
     ) -> None:
-        self._events, self._close, self._keep_alive_s = events, close, keep_alive_s
+        has_comments = form.stream_type.startswith(_EVENTS)
+        self._events, self._close, self._keep_alive_s = events, close, keep_alive_s if has_comments else None
         self._form, self._max_model_len = form, max_model_len
         self.status_code, self.background = 200, None
-        self._head = [*_EVENT_STREAM, *((k.lower().encode(), v.encode("latin-1")) for k, v in (headers or {}).items())]
+        type = (b"content-type", form.stream_type.encode())
+        self._head = [type, *_STREAM, *((k.lower().encode(), v.encode("latin-1")) for k, v in (headers or {}).items())]
         self._is_started, self._is_silent = False, True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -26,7 +26,6 @@ from hookline.core.serve.http.surfaces import Claim, Surfaces
 from hookline.core.util.field_docs import field_docs
 
 Values = dict[str, Any]
-_STREAMS = "text/event-stream"
 _GETS = {
     "/health": "200 while the engine lives, else 503",
     "/ready": "200 while requests are taken, else 503",
@@ -89,7 +88,8 @@ def _described(claim: Claim, of_kind: dict[type, Any], error: str) -> Values:
     elif parameters:
         found["parameters"] = parameters
     answer = {"type": "object"} if route.answer is None else of_kind[route.answer]
-    return found | {"responses": _responses(answer, error, streams=route.streams)}
+    stream = claim.surface.errors.stream_type.partition(";")[0] if route.streams else None
+    return found | {"responses": _responses(answer, error, stream)}
 
 
 def _name_in(reference: Any) -> str:
@@ -130,10 +130,10 @@ def _operation(method: str, path: str) -> str:
     return name if method == "POST" else f"{method.lower()}_{name}"
 
 
-def _responses(answer: Values, error: str, *, streams: bool) -> Values:
+def _responses(answer: Values, error: str, stream: str | None) -> Values:
     content: Values = {"application/json": {"schema": answer}}
-    if streams:
-        content[_STREAMS] = {"schema": {"type": "string"}}
+    if stream is not None:
+        content[stream] = {"schema": {"type": "string"}}
     failure = {"application/json": {"schema": {"$ref": REF.format(name=error)}}}
     errors = {status: {"description": text, "content": failure} for status, text in _ERRORS.items()}
     return {"200": {"description": "The answer, or its stream of events", "content": content}} | errors
