@@ -165,7 +165,6 @@ class _Passage:
         self._receiving, self._unfinished, self._task = receiving, unfinished, asyncio.current_task()
         self._refusal: ApiError | None = None
         self._scope, self._receive, self._send, self._surfaces = scope, receive, send, surfaces
-        self._scope, self._receive, self._send, self._surfaces = scope, receive, send, surfaces
         self._own_limit, self._limit = surfaces.max_body_bytes(scope), settings.max_body_bytes
         self._access = Access()
         ACCESS.set(self._access)
