@@ -18,7 +18,10 @@ from typing import Any, BinaryIO
 from hookline.core.errors import ConfigError, shown
 from hookline.core.util.json_lines import BOM, json_object
 
-PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
+PATHS = (
+    *(f"/v1/{name}" for name in ("chat/completions", "completions", "responses", "embeddings")),
+    *("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"),
+)
 """Endpoints that a row may use."""
 MAX_LINE_BYTES = 32 * 2**20
 SUCCESS = '"status_code": 200'

@@ -160,8 +160,8 @@ def recount(tally: Tally, answer: dict[str, Any]) -> None:
 
 
 def _num_tokens(body: Any) -> int | None:
-    usage = body.get("usage") if isinstance(body, dict) else None
-    return (usage or {}).get("completion_tokens")
+    usage = (body.get("usage") if isinstance(body, dict) else None) or {}
+    return usage.get("completion_tokens", usage.get("output_tokens"))  # the latter of /v1/responses
 
 
 def _message(body: Any) -> str:

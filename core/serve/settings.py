@@ -43,6 +43,9 @@ class ServeConfig:
     """Port to listen on; 0 takes a free one."""
     names: tuple[str, ...] = ()
     """What requests may call the model; none: the checkpoint's reference."""
+    any_model: bool = False
+    """Take requests for any model: whatever name they have, the served model answers, under its own name. Else an
+    unknown name is refused with status 404."""
     processes: int | None = bounded(None, 0, 64)
     """Front ends, each a process that tokenizes, detokenizes and writes frames, beside the engine's process. 0: all in
     one process. None: as the machine's cores allow."""

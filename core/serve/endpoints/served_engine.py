@@ -98,15 +98,16 @@ class ServedEngine:
         return self.client.facts.codec
 
     def model_name(self, asked: str | None) -> str:
-        """The model's name in the response. A request without a name gets the served model.
+        """The model's name in the response. A request without a name gets the served model, and with serve.any_model a
+        request for any other.
 
         Raises: ApiError with status 404 for an unknown name.
         """
         names = self.facts.names
-        if asked and asked not in names:
+        if asked and asked not in names and not self.settings.any_model:
             message = f"The model `{clipped(asked)}` does not exist. Served: {', '.join(names)}"
             raise ApiError(404, message, param="model", code="model_not_found")
-        return asked or names[0]
+        return asked if asked in names else names[0]
 
     async def in_time(self, num_characters: int, work: Callable[[], Result], *, has_schemas: bool = False) -> Result:
         """Run some work on a text, in a thread if the text is long or contains schemas; returns its result."""

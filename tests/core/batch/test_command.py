@@ -67,6 +67,18 @@ def answers(path):
     return {line["custom_id"]: line for line in map(json.loads, path.read_text().splitlines())}
 
 
+def test_responses_scores_and_ranks_are_answered_and_their_tokens_are_counted(files):
+    pair = {"query": "q", "documents": ["a", "b"]}
+    bodies = [("/v1/responses", {"input": "hi"}), ("/rerank", pair), ("/score", {"text_1": "a", "text_2": "b"})]
+    lines = [{"custom_id": url, "method": "POST", "url": url, "body": body} for url, body in bodies]
+    files[0].write_text("\n".join(map(json.dumps, lines)))
+    tally = answer(files, FakeEngineClient())
+    found = {name: line["response"] for name, line in answers(files[1]).items()}
+    assert [one["status_code"] for one in found.values()] == [200] * 3, found
+    assert tally.num_tokens == found["/v1/responses"]["body"]["usage"]["output_tokens"] > 0
+    assert len(found["/rerank"]["body"]["results"]) == 2
+
+
 def test_rows_are_answered_as_a_server_would(files):
     files[0].write_text("\n".join([row(1), row(2, "/v1/chat/completions"), row(3, temperature=-1), "nonsense"]))
     tally = answer(files, FakeEngineClient())

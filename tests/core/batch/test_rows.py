@@ -46,7 +46,10 @@ def test_a_row_is_sent_whole_but_for_streaming():
         ({"custom_id": None}, "custom_id=None must be a text"),
         ({"custom_id": ""}, "custom_id='' must be a text"),
         ({"method": "GET"}, "method='GET' must be POST"),
-        ({"url": "/load"}, "url='/load' is not one of /v1/chat/completions, /v1/completions, /v1/embeddings"),
+        (
+            {"url": "/load"},
+            "url='/load' is not one of /v1/chat/completions, /v1/completions, /v1/responses",
+        ),
         ({"body": "x"}, "body='x' must be an object"),
         ({"body": {"stream": True}}, "a batch gives whole answers"),
     ],

@@ -193,3 +193,10 @@ def test_the_document_describes_the_routes_that_have_a_summary() -> None:
     surfaces = Surfaces(ServedEngine(FakeEngineClient(), ServeConfig(), PluginHost()), [option("Echo")])
     paths = document(surfaces)["paths"]
     assert paths["/echo"]["post"]["summary"] == "Say it again" and "/echo/{name}" not in paths
+
+
+def test_with_any_model_a_request_for_another_gets_the_served_one() -> None:
+    engine = ServedEngine(FakeEngineClient(), ServeConfig(any_model=True), PluginHost())
+    assert [engine.model_name(one) for one in ("gpt-4o", "fake", None)] == ["fake"] * 3
+    with pytest.raises(ApiError, match="The model `gpt-4o` does not exist"):
+        ServedEngine(FakeEngineClient(), ServeConfig(), PluginHost()).model_name("gpt-4o")
