@@ -22,6 +22,7 @@ USAGE = f"""\
 usage: hookline COMMAND [ARGUMENTS]
        hookline COMMAND --help            what a command takes
        hookline key=value ...             the same as hookline run key=value ...
+       hookline --completion SHELL        completion for bash, zsh or fish, to be read by the shell
        hookline --version
 commands:
 {_COMMANDS}"""
@@ -39,6 +40,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if first in ("--help", "-h"):
         print(USAGE)
+        return 0
+    if first == "--completion":
+        from hookline.core.info.completion import SCRIPTS
+
+        shell = given[1] if len(given) == 2 else ""
+        if shell not in SCRIPTS:
+            print(f"hookline: error: --completion takes one of {', '.join(SCRIPTS)}", file=sys.stderr)
+            return 2
+        print(SCRIPTS[shell])
+        return 0
+    if first == "--complete":
+        from hookline.core.info.completion import candidates
+
+        command, word = (*given[1:], "", "")[:2]
+        print("\n".join(candidates(command, word, COMMANDS)))
         return 0
     if first.isidentifier() and first not in COMMANDS:
         from hookline.core.util.text import near_miss
