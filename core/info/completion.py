@@ -1,8 +1,9 @@
-"""Completion of sub-commands, keys and options in bash, zsh and fish: a script for the shell, which asks for the words."""
+"""Completion of commands, keys and options in bash, zsh and fish: a script for each shell, which asks for the words."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 
 SCRIPTS = {
     "bash": """\
@@ -49,7 +50,7 @@ def candidates(command: str, word: str, commands: Sequence[str]) -> list[str]:
         return [f"{key}={one}" for one in names if f"{key}={one}".startswith(word)]
     if command not in COMMANDS:
         return []
-    of_command = {"prompt", *COMMANDS[command].__dataclass_fields__}
+    of_command = {"prompt", *(one.name for one in fields(COMMANDS[command]))}
     roots = [one for one in root_keys() if one["key"] in of_command]
     keys = [one["key"] for one in (*(one for one in roots if not one["fields"]), *fields_as_keys(roots))]
     return sorted(one if is_bare else f"{one}=" for one in (*KINDS, *keys) if one.startswith(word))
