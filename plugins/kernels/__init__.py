@@ -48,7 +48,7 @@ def register_kernels(register: Registrar) -> None:
             sizes_alike=True,
             shared_prefix=True,
             batch_invariant=True,
-            attention=("window", "scale", "softcap", "sinks"),
+            attention=("window", "scale", "softcap", "sinks", "latent"),
             preferred_block_size=64,  # 16 costs a tenth of decode and a third of prefill speed (docs/log)
         ),
         priority=20,

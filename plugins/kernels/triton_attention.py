@@ -79,16 +79,19 @@ class TritonAttention(TorchKernels):
 
     def __init__(self, config: Any, spec: AttentionSpec) -> None:
         super().__init__(config, spec)
+        self._plain_scoring = Scoring.of(spec.scale)
+        self._aside = SideStream(spec.device) if spec.device.type == "cuda" else None
+        self._make_scratch(spec)
+
+    def _make_scratch(self, spec: AttentionSpec) -> None:
         self._decode_scratch = DecodeScratch.make(
             spec.max_num_seqs, spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.device
         )
         self._scratch_of_window: dict[int, DecodeScratch] = {}
-        self._plain_scoring = Scoring.of(spec.scale)
         self._shared_partials = make_shared_partials(
             spec.max_num_seqs, spec.num_heads, spec.num_kv_heads, spec.head_dim,
             spec.dtype, self._decode_scratch.card, spec.device,
         )  # fmt: skip
-        self._aside = SideStream(spec.device) if spec.device.type == "cuda" else None
 
     def step_shapes(self) -> Sequence[StepShape]:
         """See Kernels.step_shapes: one for each way that decodes beside prompts are cut, and prompts are."""

@@ -22,6 +22,7 @@ from hookline.core.contracts import (
     Rope,
     StateRows,
 )
+from hookline.core.errors import ConfigError
 from hookline.plugins.kernels import triton_request_rows
 from hookline.plugins.kernels.experts import triton_experts, triton_few_experts, triton_routing
 from hookline.plugins.kernels.norms import triton_gates, triton_norms, triton_rotary
@@ -62,6 +63,19 @@ class TritonKernels(TritonQuantized):
         from hookline.plugins.kernels.invariant.triton_kernels import InvariantTritonKernels
 
         return InvariantTritonKernels
+
+    def __new__(cls, config: Any, spec: AttentionSpec) -> TorchKernels:  # type: ignore[misc]
+        """Of the class for values that are a part of the keys, where the spec has these.
+
+        Raises: ConfigError if these are to be computed alike in every batch.
+        """
+        if spec.value_dim is None:
+            return super().__new__(cls, config, spec)
+        if spec.batch_invariant:
+            raise ConfigError("kernels=triton do not compute latent attention alike in every batch; take kernels=torch")
+        from hookline.plugins.kernels.triton_latent_backend import LatentTritonKernels
+
+        return object.__new__(LatentTritonKernels)
 
     def __init__(self, config: Any, spec: AttentionSpec) -> None:
         super().__init__(config, spec)

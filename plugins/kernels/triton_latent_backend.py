@@ -1,0 +1,101 @@
+"""TritonKernels for models whose values are a part of their keys: attention and cache writes are others.
+
+Legend: as in triton_backend.py, F head dim of the values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hookline.core.contracts import PLAIN_ATTENTION, AttentionForm, AttentionSpec, Batch, QKNorm, Rope, StepShape
+from hookline.plugins.kernels.attention.triton_latent import (
+    LatentScratch,
+    LatentTiling,
+    latent_attention,
+    num_parts,
+    rope_write,
+)
+from hookline.plugins.kernels.attention.triton_prefill import query_tiles, query_tiles_on_device
+from hookline.plugins.kernels.torch_reference import TorchKernels
+from hookline.plugins.kernels.triton_attention import first_of_each
+from hookline.plugins.kernels.triton_backend import TritonKernels
+from hookline.plugins.kernels.triton_card import Card
+
+
+class LatentTritonKernels(TritonKernels):
+    """What TritonKernels makes for a spec with value_dim. A prefix that rows share is read once for each row."""
+
+    def _make_scratch(self, spec: AttentionSpec) -> None:
+        self._card = Card.of(spec.device)
+        self._decodes = LatentTiling.of(spec.num_heads, spec.dtype, self._card, decodes=True)
+        self._prompts = LatentTiling.of(spec.num_heads, spec.dtype, self._card, decodes=False)
+        size = max(rows * self._parts(rows) for rows in range(1, spec.max_num_seqs + 1)) * spec.num_heads
+        partial_XF = torch.empty(size, spec.out_dim, dtype=torch.float32, device=spec.device)
+        self._scratch = LatentScratch(partial_XF, torch.empty(size, 2, dtype=torch.float32, device=spec.device))
+
+    def _parts(self, num_rows: int) -> int:
+        return num_parts(num_rows, self._decodes, self.spec.num_heads, self.spec.max_model_len, self._card)
+
+    def step_shapes(self) -> Sequence[StepShape]:
+        """See Kernels.step_shapes: one for each number of parts, alone and beside a prompt."""
+        counts = first_of_each(range(1, self.spec.max_num_seqs + 1), self._parts)
+        return [StepShape(rows, tokens) for rows in counts for tokens in (0, 1)]
+
+    def prepare(self, batch: Batch) -> None:
+        """See Kernels: the query tiles of prompts, from the host's lengths or in a captured step from the device's."""
+        tokens, rows = self._prompts.tokens, batch.num_decodes
+        batch.scratch["tiles"] = None
+        if batch.num_requests == rows:
+            return
+        if batch.query_starts_host is None or batch.context_lens_host is None:
+            tiles_W2 = query_tiles_on_device(batch.query_starts_B1, batch.num_tokens - rows, rows, tokens)
+        else:
+            tiles = torch.from_numpy(query_tiles(batch.query_starts_host, batch.context_lens_host, rows, tokens))
+            if self.spec.device.type == "cuda":
+                tiles = tiles.pin_memory()  # from torch's caching allocator, which keeps it until the copy is done
+            tiles_W2 = tiles.to(self.spec.device, non_blocking=True)
+        batch.scratch["tiles"] = tiles_W2
+
+    def prepare_alike(self, batch: Batch, prepared: Batch) -> None:
+        """See Kernels; no launch."""
+        batch.scratch.update(prepared.scratch)
+
+    def qk_norm_rope_write(
+        self, qkv_TC: Tensor, kv_2NSKE: Tensor, batch: Batch, rope: Rope | None, norm: QKNorm | None
+    ) -> Tensor:
+        """See Kernels."""
+        if rope is None or norm is not None:
+            return TorchKernels.qk_norm_rope_write(self, qkv_TC, kv_2NSKE, batch, rope, norm)
+        return rope_write(qkv_TC, kv_2NSKE, batch.positions_T, batch.slot_mapping_T, rope)
+
+    def qkv_attend(
+        self,
+        qkv_TC: Tensor,
+        kv_2NSKE: Tensor,
+        batch: Batch,
+        rope: Rope | None,
+        norm: QKNorm | None,
+        form: AttentionForm = PLAIN_ATTENTION,
+    ) -> Tensor:
+        """See Kernels."""
+        return self.attend(self.qk_norm_rope_write(qkv_TC, kv_2NSKE, batch, rope, norm), kv_2NSKE, batch, form)
+
+    def attend(self, q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch, form: AttentionForm = PLAIN_ATTENTION) -> Tensor:
+        """See Kernels: prompts by their tiles, decodes in parts."""
+        out_THF = q_THE.new_empty(len(q_THE), self.spec.num_heads, self.spec.out_dim)
+        rows, tiles_W2, scoring = batch.num_decodes, batch.scratch["tiles"], self._scoring(form)
+        table_BM, starts_B1, lens_B = batch.block_table_BM, batch.query_starts_B1, batch.context_lens_B
+        if tiles_W2 is not None and len(tiles_W2):
+            latent_attention(
+                q_THE, kv_2NSKE, table_BM, starts_B1, lens_B, tiles_W2, 0, scoring, out_THF,
+                self._prompts, 1, self._scratch, batch.window,
+            )  # fmt: skip
+        if rows:
+            latent_attention(
+                q_THE, kv_2NSKE, table_BM, starts_B1, lens_B, None, rows, scoring, out_THF,
+                self._decodes, self._parts(rows), self._scratch, batch.window,
+            )  # fmt: skip
+        return out_THF
