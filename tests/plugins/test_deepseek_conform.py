@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from hookline import LLM, SamplingParams
 from hookline.core.config.settings import validate
 from hookline.core.contracts import AttentionSpec
 from hookline.core.errors import ConfigError
@@ -18,7 +20,11 @@ from hookline.core.plugin.host import PluginHost
 from hookline.core.testing.model_suite import ModelSuite
 from hookline.core.worker.startup.memory import block_bytes
 from hookline.plugins.models.deepseek import Deepseek
-from tests.small_models import CONFIGS, reference_logits
+from tests.quantised_layouts import LAYOUTS, write_layout
+from tests.small_models import CONFIGS, reference_logits, save_checkpoint
+from tests.test_parity import transformers_greedy
+
+NUM_TOKENS = 24
 
 FEW: dict[str, Any] = {"n_routed_experts": 4, "num_experts_per_tok": 2, "vocab_size": 47, "max_position_embeddings": 64}
 """So few experts that every one of them is chosen by some token."""
@@ -90,6 +96,35 @@ def test_sparse_attention_is_served_as_far_as_it_is_dense_and_says_so(caplog: py
     with caplog.at_level(logging.INFO, "hookline"):
         assert Deepseek.spec(config).max_position == 48
     assert "chooses all of up to index_topk = 48 tokens" in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", ["deepseek_v32", "glm_moe_dsa"])
+def test_sparse_attention_gives_the_tokens_of_transformers_as_far_as_it_is_dense(
+    tmp_path: Path, model_type: str
+) -> None:
+    indexer = {"index_topk": 128, "index_head_dim": 16, "index_n_heads": 2}
+    others = {key: value for key, value in CONFIGS["deepseek_v3"].items() if key != "rope_interleave"}
+    reference = save_checkpoint({**others, **indexer, "model_type": model_type, "attention_bias": False}, tmp_path)
+    prompt = list(range(5, 45))
+    assert tokens(tmp_path, prompt) == transformers_greedy(reference, prompt, NUM_TOKENS)[0]
+
+
+@pytest.mark.slow
+def test_blocks_of_fp8_give_the_tokens_of_the_dequantised_checkpoint_also_on_two_ranks(tmp_path: Path) -> None:
+    """The matrix that is absorbed is dequantised while it is loaded."""
+    save_checkpoint(CONFIGS["deepseek_v3"], tmp_path / "plain")
+    quantised, dequantised = write_layout(tmp_path / "plain", tmp_path / "layout", LAYOUTS["fp8_blocks"])
+    expected = tokens(dequantised, [5, 6, 7, 8, 9] * 6)
+    assert tokens(quantised, [5, 6, 7, 8, 9] * 6) == expected
+    assert tokens(quantised, [5, 6, 7, 8, 9] * 6, tp=2) == expected
+
+
+def tokens(folder: Path, prompt: list[int], **options: Any) -> list[int]:
+    """Greedy tokens of a checkpoint."""
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    with LLM(str(folder), device="cpu", model="deepseek", **options) as llm:
+        return llm.generate([prompt], params)[0].token_ids
 
 
 def test_kimi_k2_is_read_as_its_config_json_names_it() -> None:
