@@ -28,7 +28,9 @@ class Step:
     table_*: (row, column, block) entries to write into the block table.
     decode_rows: requests computing one token. chunk_*: requests computing a prompt chunk, with the position of its
     first token and its length; token_ids_T are the chunks' tokens, row after row.
-    sampled_chunks: indices of the chunks whose last token is followed by a draw.
+    sampled_chunks: indices of the chunks that draws follow, in ascending order, an entry for each draw: a chunk named m
+    times has one after each of its last m tokens. More than one is for a row with drafts (core/engine/speculation.py);
+    which of the draws its request keeps, the host decides, and the row's next step is a chunk again.
     mask_*: (index among the drawn rows, token id) pairs that must not be drawn.
     masked_draws: indices among the drawn rows of those whose tokens wait for masks, which follow the step: it is
     computed up to its hidden states, and drawn from when the masks are there, one for each of these.
@@ -85,6 +87,17 @@ class Step:
     def num_tokens(self) -> int:
         """Tokens the model computes."""
         return len(self.decode_rows) + len(self.token_ids_T)
+
+    @property
+    def has_drafts(self) -> bool:
+        """Whether a row of it draws several tokens."""
+        chunks = self.sampled_chunks
+        return len(chunks) > 1 and bool((chunks[1:] == chunks[:-1]).any())
+
+    @property
+    def brings_to_extensions(self) -> bool:
+        """Whether it has arguments or tokens for step extensions, which they must have before it is computed."""
+        return len(self.extension_rows) > 0 or len(self.known_rows) > 0 or (self.extensions != 0 and self.has_drafts)
 
     @property
     def is_agreed_on(self) -> bool:

@@ -192,6 +192,9 @@ class RequestTable:
             rows_N = torch.cat([rows_N, views["chunk_rows"].index_select(0, views["sampled_chunks"])])
             context_N = context_N.index_select(0, batch_rows_N)
             tokens_N = batch.query_starts_B1[1:].index_select(0, batch_rows_N).long() - 1
+            if step.has_drafts:
+                ahead_N = on_device(draws_ahead(step), self.device)
+                tokens_N, context_N = tokens_N - ahead_N, context_N - ahead_N.to(torch.int32)
         return SampleRows(rows_N, tokens_N, self.sampling(rows_N, context_N.long(), all_greedy=step.all_greedy))
 
     def decode_draws(self, rows_N: Tensor) -> SampleRows:
@@ -276,6 +279,15 @@ class SampleRows:
     token_indices_N: Tensor | None
     params: SamplingBatch
     streams: Mapping[int, Tensor] = field(default_factory=dict)
+
+
+def draws_ahead(step: Step) -> IntArray:
+    """For each draw of a step, how many tokens its chunk has behind the one that the draw follows."""
+    ahead = np.zeros(step.num_sampled, dtype=np.int64)
+    chunks = step.sampled_chunks
+    ends = np.searchsorted(chunks, chunks, side="right")
+    ahead[len(step.decode_rows) :] = ends - 1 - np.arange(len(chunks))
+    return ahead
 
 
 def on_device(array: IntArray, device: torch.device) -> Tensor:

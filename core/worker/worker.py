@@ -389,7 +389,7 @@ class Worker(RankWorker):
         None if they wait for masks.
         """
         device_step = self.table.receive(step)
-        if self.runner.extensions is not None and (len(step.extension_rows) or len(step.known_rows)):
+        if self.runner.extensions is not None and step.brings_to_extensions:
             self.runner.extensions.receive(step, device_step.views)
         extras = self._extras(step)
         if len(step.masked_draws):

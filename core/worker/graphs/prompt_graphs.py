@@ -100,10 +100,10 @@ class PromptGraphs:
         return len(self._graphs)
 
     def shape(self, step: Step) -> PromptShape | None:
-        """The shape of the graphs that fit this step; None if its prompts are too many or too long, or if hidden states
-        of prompt tokens are asked for.
+        """The shape of the graphs that fit this step; None if its prompts are too many or too long, if hidden states of
+        prompt tokens are asked for, or if a row draws several tokens.
         """
-        if not len(step.chunk_rows) or len(step.scored_chunks) or len(step.pooled):
+        if not len(step.chunk_rows) or len(step.scored_chunks) or len(step.pooled) or step.has_drafts:
             return None
         return holding_shape(self.shapes, len(step.decode_rows), len(step.token_ids_T), len(step.chunk_rows))
 

@@ -193,6 +193,13 @@ class RankExtensions:
             pieces = views["known_tokens"].to(torch.int32).split(step.known_lens.tolist())
             for row, piece in zip(step.known_rows.tolist(), pieces, strict=True):
                 self.tokens_RL[row, : len(piece)] = piece
+        if step.has_drafts and self.reads_tokens(step.extensions):
+            # A draw reads the drafts before it. Those that turn out wrong are written over before they are read again.
+            places_T = np.concatenate(
+                [np.arange(start, start + length) for start, length in zip(step.chunk_starts, step.chunk_lens, strict=True)]
+            )
+            rows_T = on_device(step.chunk_rows.repeat(step.chunk_lens), self.spec.device)
+            self.tokens_RL[rows_T, on_device(places_T, self.spec.device)] = views["token_ids_T"].to(torch.int32)
 
     def _load(self, row: int, index: int, values_X: Tensor) -> None:
         if not len(values_X) and index not in self._made:

@@ -173,9 +173,10 @@ class StageWorker(PartWorker):
     def _received(self, step: Step, parts: Sequence[MicroBatch]) -> list[DeviceStep]:
         """The micro-batches on the device; the request table and the step extensions have taken what they bring."""
         device_steps = [self.table.receive(part.step) for part in parts]
-        if self.runner.extensions is not None and (len(step.extension_rows) or len(step.known_rows)):
+        if self.runner.extensions is not None and step.brings_to_extensions:
             # On all stages and before anything is sent: what fails for one request fails on every rank.
-            self.runner.extensions.receive(parts[0].step, device_steps[0].views)
+            for part, device_step in zip(parts, device_steps, strict=True):
+                self.runner.extensions.receive(part.step, device_step.views)
         self.runner.begin()
         return device_steps
 
