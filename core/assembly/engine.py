@@ -18,16 +18,17 @@ from hookline.core.assembly.poolers import make_poolers
 from hookline.core.assembly.rank_main import MAIN, task_of
 from hookline.core.assembly.rank_parts import entries_in_steps
 from hookline.core.assembly.remote_ranks import place_of, reserved, start_all_ranks
-from hookline.core.assembly.resolve import ResolvedConfig, chosen, resolve
+from hookline.core.assembly.resolve import ResolvedConfig, chosen, refuse, refuse_unmet, resolve
 from hookline.core.assembly.worker import build_worker
 from hookline.core.checkpoint.checkpoint import Checkpoint
 from hookline.core.checkpoint.headless import why_no_generation
 from hookline.core.config.job_folder import job_folder
 from hookline.core.config.settings import Config, chosen_entries
-from hookline.core.contracts import Limits
+from hookline.core.contracts import DrafterSpec, Limits
 from hookline.core.distributed.process_group import LOOPBACK, behind_secret, connect
 from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.engine.engine import Engine
+from hookline.core.engine.speculation import Speculation
 from hookline.core.errors import CapacityError, Interrupted, RankError
 from hookline.core.executor.links import LocalLinks
 from hookline.core.executor.monitor import STEP_TIMEOUTS, Timeouts
@@ -202,6 +203,9 @@ def assemble(
     if config.engine.prefix_caching and not resolved.caches_prefixes:
         logger.info("prefixes are not cached: layers of this model keep a state of all tokens before")
     scheduler = chosen(config.scheduler)
+    speculation = make_speculation(resolved, limits)
+    if speculation is not None:
+        limits = replace(limits, overlap=False)
     return Engine(
         scheduler.load()(config.scheduler.config),
         executor,
@@ -216,7 +220,37 @@ def assemble(
         job_folder=job_folder(),
         structured_output=structured_output,
         groups=groups,
+        speculation=speculation,
     )
+
+
+def make_speculation(resolved: ResolvedConfig, limits: EngineLimits) -> Speculation | None:
+    """The drafts of an engine; None without a drafter.
+
+    Raises: PluginError, if its model keeps states of all tokens before or hidden states are asked for: then a wrong
+    draft could not be taken back.
+    """
+    option, plan = resolved.config.drafter, limits.plan
+    if option.entry is None:
+        return None
+    refuse_unmet(option.entry, resolved.facts)
+    for refused, told in (
+        (
+            resolved.groups.has_states,
+            "layers of this model keep a state, from which a wrong draft cannot be taken back",
+        ),
+        (bool(limits.taps), "engine.taps is set, and observers would get hidden states of wrong drafts"),
+    ):
+        if refused:
+            refuse(option.entry, [f"{told}; leave the drafter out"])
+    spec = DrafterSpec(limits.vocab_size, plan.max_num_seqs, plan.max_model_len)
+    drafter = option.entry.load()(option.config, spec)
+    logger.info(
+        "drafter '%s': up to %d drafts for a request in a step; steps do not overlap, and rows with drafts are no CUDA "
+        "graphs",
+        *(option.name, drafter.k),
+    )
+    return Speculation(drafter, str(option.entry), limits.extensions, limits.vocab_size)
 
 
 def start_ranks(

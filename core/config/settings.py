@@ -242,6 +242,8 @@ class Config(EngineKeys):
     grammars: Option = field(default_factory=Option)
     pooler: Option = field(default_factory=Option)
     quantization: Option = field(default_factory=lambda: Option(None, QuantizationConfig()))
+    drafter: Option = field(default_factory=Option)
+    """auto: no drafts."""
 
     @property
     def num_ranks(self) -> int:
@@ -416,7 +418,8 @@ def _mapping(key: str, value: Any) -> Mapping[str, Any]:
 
 def chosen_entries(config: Config, host: PluginHost) -> Iterator[Entry]:
     """The entries of all plugins that an engine of this configuration may call."""
-    options = config.model, config.scheduler, config.sampler, config.kernels, config.quantization, *config.observers
+    single = config.model, config.scheduler, config.sampler, config.kernels, config.quantization, config.drafter
+    options = *single, *config.observers
     for option in options:
         if option.entry is not None:
             yield option.entry

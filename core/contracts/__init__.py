@@ -24,6 +24,7 @@ from hookline.core.contracts.cache import (
     StateRows,
     StateTensor,
 )
+from hookline.core.contracts.drafter import DraftCounts, Drafter, DrafterSpec, DraftRow
 from hookline.core.contracts.exchange import (
     EMPTY,
     HEADER_BYTES,
@@ -176,6 +177,10 @@ __all__ = [
     "CheckpointSource",
     "CommittedStep",
     "DecodeInputs",
+    "DraftCounts",
+    "DraftRow",
+    "Drafter",
+    "DrafterSpec",
     "Ended",
     "EngineView",
     "ErrorForm",

@@ -238,6 +238,18 @@ def register_apis(register: Registrar) -> None:
 
 
 @hookspec
+def register_drafters(register: Registrar) -> None:
+    """Add drafters: they guess the next tokens of running requests, which a step then computes at once.
+
+    When:    once per process, before any device is touched.
+    Call:    register(name, "package.module:Class", config=ConfigDataclass, help="one line"). The class is
+             hookline.core.contracts.Drafter. Without `drafter=name` in the configuration no request has drafts.
+    Errors:  a duplicate name or a bad dataclass disables this plugin alone and names it.
+    Example: plugins/drafters/__init__.py
+    """
+
+
+@hookspec
 def config_packages() -> list[str]:  # type: ignore[empty-body]
     """Name importable packages that hold YAML presets, laid out as conf/ is (model/, scheduler/, ...).
 

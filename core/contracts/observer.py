@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from hookline.core.contracts.drafter import DraftCounts
     from hookline.core.outputs import RequestOutput
     from hookline.core.sampling_params import SamplingParams
     from hookline.core.util.arrays import FloatArray, IntArray, VectorArray
@@ -58,6 +59,11 @@ class EngineView(Protocol):
         Counts by kind: kernel_compiled, kernel_fetched (from the compiler's cache), kernel_loaded, graph, inductor.
         Each is also a warning in the log. With tp > 1, those of rank 0. Empty on executors that compile nothing.
         """
+        ...
+
+    @property
+    def speculation(self) -> DraftCounts | None:
+        """What the drafts of its requests came to so far; live. None without a drafter."""
         ...
 
     @property

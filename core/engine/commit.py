@@ -6,12 +6,13 @@ Which step is committed when is decided in step_loop.py.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from hookline.core.contracts import StepStats, TappedStates
+from hookline.core.engine.dispatch import Dispatcher
 from hookline.core.engine.finish import Finisher, fault_of, finish_reason, stops_with
 from hookline.core.engine.plan_check import CheckedPlan
 from hookline.core.engine.policy import Planner, prefilled
@@ -21,7 +22,7 @@ from hookline.core.requests.request import Request
 from hookline.core.requests.running_table import RunningTable
 from hookline.core.requests.structured_output import StructuredOutput
 from hookline.core.step.executor import EXTENSION_SECONDS, StepResult
-from hookline.core.util.arrays import Array, BoolArray, IntArray, no_ints
+from hookline.core.util.arrays import Array, BoolArray, IntArray, ints, no_ints
 
 PARTS = ("plan", "dispatch", "launch", "wait", "commit")
 """The parts of a step on the host."""
@@ -57,12 +58,15 @@ class CollectedStep:
     entries_N: IntArray
     tokens_N: IntArray
     is_over_N: BoolArray | None
+    draws: IntArray = field(default_factory=no_ints)
+    """All draws of the step, tokens or scored rows, if some of its rows have drafts."""
 
 
 class Committer:
     """Commits the steps of one engine."""
 
-    def __init__(self, state: EngineState, planner: Planner, finisher: Finisher) -> None:
+    def __init__(self, state: EngineState, planner: Planner, finisher: Finisher, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
         self._state, self._queue, self._table, self._watch = state, state.queue, state.table, state.watch
         self._feedback, self._served, self._finisher = planner.feedback, planner.served, finisher
         self._hears_gaps, self._hears_first = (
@@ -76,10 +80,13 @@ class Committer:
         with self._watch.part("wait"):
             executor = self._state.executor
             result = executor.collect(launched.handle) if launched.plan.computes else StepResult(no_ints())
-            tokens = result.tokens
+            tokens = draws = result.tokens
         with self._watch.part("advance"):
             if extensions := launched.dispatched.step.extensions:
                 self._state.limits.extensions.note_step(extensions, result.extras.get(EXTENSION_SECONDS))
+            if launched.dispatched.drafted:
+                result = first_draws(launched.dispatched, result)
+                tokens = result.tokens
             if result.extras:
                 keep_extras(self._queue.live, launched.dispatched, result.extras)
             if tokens.ndim == 2:
@@ -87,7 +94,7 @@ class Committer:
             entries_N, tokens_N = table.commit(launched.dispatched.sampled, tokens)
             if table.num_constrained:
                 is_over_N = advance_grammars(self._state.structured_output, table, entries_N, tokens_N)
-        return CollectedStep(launched, result, entries_N, tokens_N, is_over_N)
+        return CollectedStep(launched, result, entries_N, tokens_N, is_over_N, draws)
 
     def commit(self, step: CollectedStep) -> None:
         """Cache filled blocks, finish the requests that have all they asked for, and tell observers and the policy."""
@@ -99,21 +106,20 @@ class Committer:
                 states = TappedStates(*launched.tapped, result.states)
                 self._state.observers.notify("on_hidden_states", states=states)
             self._note_first_tokens(launched)
-            if self._hears_gaps and len(gaps_s := self._table.gaps_s(entries_N, self._state.now())):
-                self._state.observers.notify("on_token_gaps", gaps_s=gaps_s)
             kept = list(self._table.requests(entries_N)) if tells_policy else []
-            self._state.cache.cache_filled_blocks(entries_N)
-            self._finish_by_tokens(step)
+            self._keep(entries_N, step.tokens_N, step.is_over_N)
+            num_kept = self._keep_drafts(step) if dispatched.drafted else 0
             if dispatched.pooled:
                 self._finisher.finish_pooled(dispatched.pooled, result.vectors)
             self._finisher.notify_observers()
-        self._state.note_stats(self._stats(launched, len(entries_N)))
+        self._state.note_stats(self._stats(launched, len(entries_N) + num_kept))
         if tells_policy:
             self._tell_policy(launched, kept)
 
     def _note_first_tokens(self, launched: LaunchedStep) -> None:
         """Note when requests have their first token: of the sampled rows, those behind the decodes."""
-        for id_ in launched.dispatched.sampled.ids_N[len(launched.plan.decode) :].tolist():
+        dispatched = launched.dispatched
+        for id_ in dispatched.sampled.ids_N[len(dispatched.step.decode_rows) :].tolist():
             request = self._queue.live.get(id_)
             if request is not None and request.first_token_s is None:
                 now_s = self._state.now()
@@ -122,13 +128,49 @@ class Committer:
                     info = request.begin()
                     self._state.observers.notify("on_first_token", info=info, first_token_s=now_s)
 
-    def _finish_by_tokens(self, step: CollectedStep) -> None:
+    def _keep(self, entries_N: IntArray, tokens_N: IntArray, is_over_N: BoolArray | None = None) -> None:
+        """Cache the blocks that these requests fill with a token each, and finish those that have their last one."""
+        if self._hears_gaps and len(gaps_s := self._table.gaps_s(entries_N, self._state.now())):
+            self._state.observers.notify("on_token_gaps", gaps_s=gaps_s)
+        self._state.cache.cache_filled_blocks(entries_N)
+        self._finish_by_tokens(entries_N, tokens_N, is_over_N)
+
+    def _keep_drafts(self, step: CollectedStep) -> int:
+        """Keep the draws behind the first of each row whose drafts before them are right; returns how many these are.
+
+        They are kept one after the other, as those of so many steps: a request may end with any of them.
+        """
+        table, dispatched, speculation = self._table, step.launched.dispatched, self._state.speculation
+        assert speculation is not None
+        drawn = step.draws if step.draws.ndim == 1 else step.draws[:, 0]
+        first, going, total = dispatched.num_plain_draws, list[tuple[Request, int, int]](), 0
+        for row in dispatched.drafted:
+            if row.request.id in self._queue.live:
+                num_right = row.num_right(drawn[first : first + len(row.tokens)])
+                going.append((row.request, first, num_right))
+                speculation.kept(row, num_right)
+            first += len(row.tokens)
+        place = 0
+        while True:
+            place += 1
+            going = [one for one in going if one[2] >= place and one[0].id in self._queue.live]
+            if not going:
+                return total
+            entries_N, draws_N = ints(request.entry for request, _, _ in going), ints(at + place for _, at, _ in going)
+            sampled = table.sampled(entries_N)
+            self._dispatcher.count_kept(entries_N)
+            if step.draws.ndim == 2:
+                add_scores(self._queue.live, sampled.ids_N, step.draws[draws_N])
+            self._keep(*table.commit(sampled, drawn[draws_N]))
+            total += len(going)
+
+    def _finish_by_tokens(self, entries_N: IntArray, tokens_N: IntArray, is_over_N: BoolArray | None) -> None:
         """Finish the requests that have their last token.
 
         Only requests that are watched or may finish are visited one by one.
         """
-        places = self._table.to_look_at(step.entries_N, step.tokens_N, step.is_over_N)
-        requests, tokens = list(self._table.requests(step.entries_N[places])), step.tokens_N[places].tolist()
+        places = self._table.to_look_at(entries_N, tokens_N, is_over_N)
+        requests, tokens = list(self._table.requests(entries_N[places])), tokens_N[places].tolist()
         reasons = [finish_reason(request, token_id) for request, token_id in zip(requests, tokens, strict=True)]
         for request, token_id, reason in zip(requests, tokens, reasons, strict=True):
             if reason is not None and token_id < 0:
@@ -194,17 +236,32 @@ def keep_scores(live: Mapping[int, Request], dispatched: Dispatched, rows: IntAr
 
     rows: scored rows, of the sampled tokens and then of prompt tokens; see Executor.collect.
     """
-    ids = dispatched.sampled.ids_N.tolist()
-    for id_, row in zip(ids, rows, strict=False):
-        request = live.get(id_)
-        if request is not None and request.scores is not None:
-            request.scores.add(row)
-    start = len(ids)
+    start = len(dispatched.sampled.ids_N)
+    add_scores(live, dispatched.sampled.ids_N, rows)
     for _, request, first, count in scored_chunks(dispatched.chunks):
         assert request.scores is not None
         request.scores.add_prompt(first, rows[start : start + count])
         start += count
-    return rows[: len(ids), 0]
+    return rows[: len(dispatched.sampled.ids_N), 0]
+
+
+def add_scores(live: Mapping[int, Request], ids_N: IntArray, rows: IntArray) -> None:
+    """Give requests the scored rows of their newest tokens; there may be more rows."""
+    for id_, row in zip(ids_N.tolist(), rows, strict=False):
+        request = live.get(id_)
+        if request is not None and request.scores is not None:
+            request.scores.add(row)
+
+
+def first_draws(dispatched: Dispatched, result: StepResult) -> StepResult:
+    """The result of a step as if each row with drafts had drawn once."""
+    lengths = [len(row.tokens) for row in dispatched.drafted]
+    first, num_draws = dispatched.num_plain_draws, dispatched.step.num_sampled
+    starts = first + np.cumsum([0, *lengths[:-1]])
+    kept = np.concatenate([np.arange(first), starts])
+    extras = {name: one if name == EXTENSION_SECONDS else one[kept] for name, one in result.extras.items()}
+    rows = np.concatenate([kept, np.arange(num_draws, len(result.tokens))])
+    return replace(result, tokens=result.tokens[rows], extras=extras)
 
 
 def keep_extras(live: Mapping[int, Request], dispatched: Dispatched, extras: Mapping[str, Array]) -> None:

@@ -12,7 +12,7 @@ from hookline.core.engine.state import EngineState
 from hookline.core.engine.step_builder import ArgumentWriter, Dispatched, StepDraft, StepWriter
 from hookline.core.requests.request import Request
 from hookline.core.requests.running_table import NO_REQUEST
-from hookline.core.util.arrays import IntArray
+from hookline.core.util.arrays import IntArray, ints
 
 
 class Dispatcher:
@@ -39,7 +39,24 @@ class Dispatcher:
         for request, num_tokens in plan.prefill:
             got_further |= self._start_chunk(request, num_tokens, draft)
         cache.end_step(plan.decode, draft.chunks)
-        return self.writer.write(draft, plan.decode, got_further=got_further)
+        decode = plan.decode if self._state.speculation is None else self._draft(plan, draft)
+        return self.writer.write(draft, decode, got_further=got_further)
+
+    def _draft(self, plan: CheckedPlan, draft: StepDraft) -> IntArray:
+        """Give decodes drafts as far as the step's tokens and free blocks last; returns the decodes that have none."""
+        speculation, cache = self._state.speculation, self._cache
+        assert speculation is not None
+        num_tokens = len(plan.decode) + sum(length for _, _, length in draft.chunks)
+        room = self._state.limits.plan.max_num_batched_tokens - num_tokens
+        rows = speculation.drafted(list(self._table.requests(plan.decode)), room)
+        for row in rows:
+            # The newest token counts as computed by now, and has its block.
+            if cache.missing_blocks(row.request, row.num_drafts) > cache.pool.num_free:
+                row.drop_drafts()
+            draft.table.extend(cache.allocate(row.request, cache.missing_blocks(row.request, row.num_drafts)))
+        draft.drafted = rows
+        speculation.launched(rows)
+        return plan.decode[~np.isin(plan.decode, ints(row.request.entry for row in rows))] if rows else plan.decode
 
     def preempt(self, requests: Sequence[Request]) -> None:
         """Take rows and blocks from running requests and queue them again; what they computed stays cached."""
@@ -72,10 +89,20 @@ class Dispatcher:
 
     def expect(self, dispatched: Dispatched) -> None:
         """Count the tokens that a launched step draws; requests that need no further step leave the running ones."""
-        table, entries_N = self._table, self._table.still_there(dispatched.sampled).entries_N
+        self.count_draws(self._table.still_there(dispatched.sampled).entries_N, dispatched.pooled)
+
+    def count_kept(self, entries_N: IntArray) -> None:
+        """Count a draft that each of these requests keeps as computed, and the token drawn behind it."""
+        self._table.num_computed_tokens_S[entries_N] += 1
+        self._note_progress(entries_N)
+        self.count_draws(entries_N)
+
+    def count_draws(self, entries_N: IntArray, pooled: Sequence[Request] = ()) -> None:
+        """Count a drawn token of each of these requests, as `expect` does. pooled: those whose vectors are computed."""
+        table = self._table
         table.num_tokens_S[entries_N] += 1
         is_last = table.num_tokens_S[entries_N] >= table.max_len_S[entries_N]
-        for request in [*table.requests(entries_N[is_last]), *dispatched.pooled]:
+        for request in [*table.requests(entries_N[is_last]), *pooled]:
             if request.id in self._queue.running:
                 self._queue.end(request)
                 self._free_row(request)

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from hookline.core.contracts import ExtensionCost, Scheduler, StepStats
+from hookline.core.contracts import DraftCounts, ExtensionCost, Scheduler, StepStats
 from hookline.core.engine.dispatch import Dispatcher
 from hookline.core.engine.finish import Finisher
 from hookline.core.engine.plan_check import CheckedPlan
 from hookline.core.engine.policy import Planner
+from hookline.core.engine.speculation import Speculation
 from hookline.core.engine.state import EngineState
 from hookline.core.engine.step_loop import StepLoop
 from hookline.core.errors import HooklineError, PluginError, RequestError
@@ -53,6 +54,7 @@ class Engine:
         job_folder: Path | None = None,
         structured_output: StructuredOutput | None = None,
         groups: CacheGroups = ALL_TOKENS,
+        speculation: Speculation | None = None,
     ) -> None:
         self.groups, self.pool, self.policy, self.model_name, self.job_folder = (
             groups,
@@ -69,6 +71,7 @@ class Engine:
             shares_prefixes=shares_prefixes,
             observers=observers or Observers(),
             structured_output=structured_output,
+            speculation=speculation,
         )
         self.queue, self.cache, self.watch, self.ledger = state.queue, state.cache, state.watch, state.ledger
         self.observers, self.structured_output = state.observers, structured_output
@@ -167,6 +170,11 @@ class Engine:
     def extension_costs(self) -> Mapping[str, ExtensionCost]:
         """See EngineView."""
         return self.limits.extensions.costs
+
+    @property
+    def speculation(self) -> DraftCounts | None:
+        """See EngineView."""
+        return None if self.state.speculation is None else self.state.speculation.counts
 
     @property
     def num_blocks(self) -> int:

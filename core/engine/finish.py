@@ -54,6 +54,8 @@ class Finisher:
             self._grammars.forget(request.id)
         if request.extensions is not None:
             request.extensions.forget()
+        if self._state.speculation is not None:
+            self._state.speculation.forget(request)
         self._dispatcher.retire(request)
         self._queue.remove(request)
         text = None if error is None else str(error)

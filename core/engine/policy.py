@@ -249,7 +249,7 @@ def prefilled(dispatched: Dispatched, kept: Sequence[Request]) -> list[Prefilled
     if not dispatched.chunks:
         return []
     admitted = {request.id for request in dispatched.admitted}
-    sampled = {request.id for request in kept[-len(dispatched.chunks) :]}
+    sampled = {request.id for request in kept[-len(dispatched.chunks) - len(dispatched.drafted) :]}
     return [
         Prefilled(
             request.view,

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 
 from hookline.core.contracts import StepStats
+from hookline.core.engine.speculation import Speculation
 from hookline.core.kv_cache.block_pool import BlockPool
 from hookline.core.kv_cache.budget import Ledger
 from hookline.core.kv_cache.groups import CacheGroups
@@ -26,7 +27,7 @@ class EngineState:
     """One engine's executor, requests, cache, clock and observers.
 
     shares_prefixes: whether the kernels read the blocks that all decodes begin with once. structured_output: None
-    refuses requests for structured outputs.
+    refuses requests for structured outputs. speculation: None computes one token of each decode.
     """
 
     def __init__(
@@ -39,9 +40,11 @@ class EngineState:
         shares_prefixes: bool,
         observers: Observers,
         structured_output: StructuredOutput | None,
+        speculation: Speculation | None = None,
     ) -> None:
         self.executor, self.limits, self.shares_prefixes = executor, limits, shares_prefixes
-        self.observers, self.structured_output = observers, structured_output
+        self.observers, self.structured_output, self.speculation = observers, structured_output, speculation
+        assert speculation is None or not limits.overlap, "drafts need the tokens of the step before"
         self.queue = RequestQueue(limits.plan.max_num_seqs, limits.max_len)
         self.table = self.queue.table
         self.cache = KVCacheManager(pool, self.table, groups, limits.plan)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from hookline.core.engine.speculation import DraftedRow
 from hookline.core.kv_cache.shared_prefix import shared_prefix
 from hookline.core.requests.request import Request
 from hookline.core.requests.running_table import RunningTable, Sampled
@@ -163,6 +164,8 @@ class StepDraft:
     table: list[tuple[int, int, int]] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
     num_new_tokens: list[int] = field(default_factory=list)
+    drafted: Sequence[DraftedRow] = ()
+    """The decodes that are computed as chunks; the others alone are handed to `StepWriter.write`."""
 
 
 @dataclass(slots=True)
@@ -183,6 +186,14 @@ class Dispatched:
     admitted: Sequence[Request]
     pooled: Sequence[Request] = ()
     """The requests whose vectors it computes, in the order of their chunks."""
+    drafted: Sequence[DraftedRow] = ()
+    """The decodes with drafts. They come last among the sampled requests, which are named once each, and among the
+    draws, of which such a row has several."""
+
+    @property
+    def num_plain_draws(self) -> int:
+        """Draws of rows without drafts, which come first."""
+        return len(self.sampled.entries_N) - len(self.drafted)
 
     @property
     def masked_ids_N(self) -> IntArray:
@@ -219,24 +230,39 @@ class StepWriter:
             sections["sampled_chunks"] = sampled_chunks
             computing = np.concatenate([decode, chunked])
             sampled = np.concatenate([decode, chunked[sampled_chunks]])
-        sections |= self.forbidden_tokens(sampled)
+        if draft.drafted:
+            entries = ints(row.request.entry for row in draft.drafted)
+            add_drafts(sections, draft.drafted, len(chunks))
+            computing, sampled = np.concatenate([computing, entries]), np.concatenate([sampled, entries])
+            lengths = ints(len(row.tokens) for row in draft.drafted)
+            draws = np.concatenate([sampled[: len(sampled) - len(entries)], entries.repeat(lengths)])
+            ahead = np.concatenate(
+                [np.zeros(len(sampled) - len(entries), dtype=np.int64), *(np.arange(length) for length in lengths)]
+            )
+            sections |= self.forbidden_tokens(draws, ahead)
+        else:
+            sections |= self.forbidden_tokens(sampled)
         if table.num_constrained:
             sections["masked_draws"] = np.flatnonzero(table.is_constrained_S[sampled])
         sections |= self.arguments.sections(admitted, chunks, table.requests(sampled))
         if admitted:
             self._decoding = no_ints()  # those who come back after a preemption may have another's row
-        if self.shares_prefixes and not chunks:
+        if self.shares_prefixes and not chunks and not draft.drafted:
             sections |= self._shared_prefix(decode)
         step = Step(
             **sections,
-            max_context_len=int(table.num_computed_tokens_S[computing].max(initial=0)),
+            max_context_len=max(
+                int(table.num_computed_tokens_S[computing].max(initial=0)),
+                *(row.start + len(row.tokens) for row in draft.drafted),
+                0,
+            ),
             all_greedy=every(table.is_greedy_S[sampled]),
         )
         begun = [request for request in admitted if request.num_preemptions == 0]
         return Dispatched(
             step,
             table.sampled(sampled),
-            num_prefill_tokens=len(step.token_ids_T),
+            num_prefill_tokens=len(step.token_ids_T) - sum(len(row.tokens) for row in draft.drafted),
             num_cached_tokens=sum(request.num_cached_tokens for request in begun),
             num_prompt_tokens=sum(request.num_prompt_tokens for request in begun),
             got_further=got_further,
@@ -244,11 +270,15 @@ class StepWriter:
             num_new_tokens=draft.num_new_tokens,
             admitted=admitted,
             pooled=pooled,
+            drafted=draft.drafted,
         )
 
-    def forbidden_tokens(self, sampled: IntArray) -> Sections:
-        """The mask_* sections: stop tokens are forbidden to requests that have not reached their min_tokens."""
-        (places,) = (self.table.num_tokens_S[sampled] < self.table.min_len_S[sampled]).nonzero()
+    def forbidden_tokens(self, sampled: IntArray, ahead: IntArray | int = 0) -> Sections:
+        """The mask_* sections: stop tokens are forbidden to requests that have not reached their min_tokens.
+
+        ahead: for each draw, how many drafts it follows.
+        """
+        (places,) = (self.table.num_tokens_S[sampled] + ahead < self.table.min_len_S[sampled]).nonzero()
         if not len(places):
             return {}
         stops = [request.stops_X for request in self.table.requests(sampled[places])]
@@ -292,6 +322,20 @@ def prompt_chunks(chunks: Sequence[Chunk]) -> Sections:
         "chunk_lens": ints(num_tokens for _, _, num_tokens in chunks),
         "token_ids_T": np.concatenate(tokens, dtype=np.int64),
     }
+
+
+def add_drafts(sections: Sections, drafted: Sequence[DraftedRow], num_chunks: int) -> None:
+    """Put rows with drafts behind a step's prompt chunks: each is a chunk with a draw after each of its tokens."""
+    lengths = ints(len(row.tokens) for row in drafted)
+    added = {
+        "chunk_rows": ints(row.request.row for row in drafted),
+        "chunk_starts": ints(row.start for row in drafted),
+        "chunk_lens": lengths,
+        "token_ids_T": np.concatenate([row.tokens for row in drafted]),
+        "sampled_chunks": np.arange(num_chunks, num_chunks + len(drafted)).repeat(lengths),
+    }
+    for name, values in added.items():
+        sections[name] = np.concatenate([sections[name], values]) if name in sections else values
 
 
 def pooled_chunks(chunks: Sequence[Chunk], is_last: BoolArray) -> tuple[IntArray, list[Request]]:

@@ -25,7 +25,7 @@ class StepLoop:
         self._state, self._queue, self._watch = state, state.queue, state.watch
         self._planner, self._feedback = planner, planner.feedback
         self._dispatcher, self._finisher = dispatcher, finisher
-        self._committer = Committer(state, planner, finisher)
+        self._committer = Committer(state, planner, finisher, dispatcher)
         self._keeps_states = bool(state.limits.taps) and state.observers.hears("on_hidden_states")
         self._was_lost_without_fault = False
         """Whether the last lost step finished no request; if the next one finishes none either, all its requests do."""

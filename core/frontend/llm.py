@@ -55,6 +55,7 @@ class LLM(PoolingCalls):
         grammars: the back end of structured outputs.
         pooler: what makes vectors of hidden states.
         quantization: how weights are quantised; read from the checkpoint unless it is named.
+        drafter: what guesses the next tokens of requests, so that a step computes several; none unless it is named.
         observers: names of observers, or mappings as for options.
         processors: `{name: {field: value}}`, arguments of logits processors for requests that do not say otherwise.
         extensions: likewise settings of step extensions, and arguments of theirs.
@@ -85,6 +86,7 @@ class LLM(PoolingCalls):
         grammars: OptionValue = None,
         pooler: OptionValue = None,
         quantization: OptionValue = None,
+        drafter: OptionValue = None,
         observers: str | Sequence[str | Mapping[str, Any]] | None = None,
         processors: Mapping[str, Mapping[str, Any]] | None = None,
         extensions: Mapping[str, Mapping[str, Any]] | None = None,
@@ -98,7 +100,7 @@ class LLM(PoolingCalls):
         host = PluginHost.load()
         host.log_problems()
         options = {"model": model, "scheduler": scheduler, "sampler": sampler, "kernels": kernels, "grammars": grammars}
-        options |= {"pooler": pooler, "quantization": quantization}
+        options |= {"pooler": pooler, "quantization": quantization, "drafter": drafter}
         tree: dict[str, Any] = {**options, "engine": engine, "tp": tp, "pp": pp, "seed": seed, "dtype": dtype}
         tree |= {"device": device, "observers": observers, "processors": processors, "extensions": extensions}
         if checkpoint is not None:

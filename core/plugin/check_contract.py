@@ -27,6 +27,7 @@ _CONTRACTS: dict[str, type] = {
     "pooler": contracts.Pooler,
     "quantization": contracts.Quantization,
     "api": contracts.ApiSurface,
+    "drafter": contracts.Drafter,
 }
 _BESIDES: dict[str, tuple[type, ...]] = {
     "model": (contracts.OpensCheckpoint, contracts.RenamesTensors, contracts.NormsStreams),

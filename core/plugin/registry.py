@@ -18,7 +18,7 @@ from hookline.core.util.raising import Raising
 
 AUTO = "auto"
 """Stands for "core chooses" in the groups of CHOSEN_KINDS, so no entry may bear it."""
-KINDS = ("model", "scheduler", "sampler", "kernels", "grammars", "pooler", "quantization")
+KINDS = ("model", "scheduler", "sampler", "kernels", "grammars", "pooler", "quantization", "drafter")
 """The plugin kinds that the configuration chooses an option of, as they are named there."""
 GRAMMARS = "grammars"
 """The kind that is chosen by the first request that needs it."""
@@ -27,7 +27,9 @@ POOLER = "pooler"
 """The kind of which the configuration chooses one and each pooled request may name another."""
 QUANTIZATION = "quantization"
 """The kind that a checkpoint's config.json asks for."""
-CHOSEN_KINDS = (MODEL, KERNELS, GRAMMARS, POOLER, QUANTIZATION)
+DRAFTER = "drafter"
+"""The kind of which core chooses none unless the configuration names one."""
+CHOSEN_KINDS = (MODEL, KERNELS, GRAMMARS, POOLER, QUANTIZATION, DRAFTER)
 """The kinds of which core can choose an option."""
 PROCESSOR, EXTENSION = "processor", "extension"
 EXTENSION_KINDS = (PROCESSOR, EXTENSION)

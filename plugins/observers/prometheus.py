@@ -7,7 +7,7 @@ Each object has a registry of its own, so several engines of a process do not mi
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -54,6 +54,10 @@ EXTENSION_COSTS = {
     "device_seconds": ("Time in its methods on the device, in the steps in which they were timed.", "device_s"),
 }
 """Counters of extensions: what follows `extension_`, the help, and the field of ExtensionCost."""
+DRAFTS = {
+    "draft": "Drafts that steps computed, by their position behind the newest token, from 0.",
+    "accepted": "Drafts that became tokens of their requests, by the same position.",
+}
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
@@ -90,6 +94,12 @@ class Prometheus(Observer):
         costs = engine.extension_costs
         for name, (help, field) in EXTENSION_COSTS.items():
             make.read_counters(f"extension_{name}", help, "extension", partial(_of_each, costs, field))
+        if (drafts := engine.speculation) is not None:
+            read = {"draft": lambda: drafts.drafted, "accepted": lambda: drafts.kept}
+            for name, counted in read.items():
+                make.read_counters(
+                    f"spec_decode_{name}_tokens_per_pos", DRAFTS[name], "position", partial(_places, counted)
+                )
         self._gaps = make.gaps("inter_token_latency_seconds", "From one token of a request to its next.", TOKEN_S)
         if self._config.port is not None:
             self._server, _ = start_http_server(self._config.port, self._config.address, self.registry)
@@ -115,6 +125,11 @@ class Prometheus(Observer):
             self._server.shutdown()
             self._server.server_close()
             self._server = self.port = None
+
+
+def _places(counted: Callable[[], Sequence[int]]) -> Mapping[str, float]:
+    """Counts in a list, by their places."""
+    return {str(place): float(count) for place, count in enumerate(counted())}
 
 
 class _Maker:

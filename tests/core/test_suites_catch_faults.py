@@ -24,6 +24,7 @@ from hookline.core.contracts import (
     StoredForm,
 )
 from hookline.core.errors import RequestFault
+from hookline.core.testing.drafter_suite import DrafterSuite
 from hookline.core.testing.extension_suite import ExtensionSuite
 from hookline.core.testing.grammar_suite import GrammarSuite
 from hookline.core.testing.kernels_suite import KernelsSuite
@@ -45,6 +46,7 @@ from hookline.core.testing.sampler_suite.counts import chi_square_p_value, most_
 from hookline.core.testing.scheduler_suite import SchedulerSuite
 from tests.core import (
     faulty_attention,
+    faulty_drafters,
     faulty_extensions,
     faulty_grammars,
     faulty_invariance,
@@ -82,6 +84,7 @@ PLAIN = [
     PlainGrammars,
     PlainParser,
     PlainPooler,
+    faulty_drafters.PlainDrafter,
     faulty_quantizations.PlainQuantization,
 ]
 FAULTS = [
@@ -97,6 +100,7 @@ FAULTS = [
     *faulty_parsers.FAULTS.items(),
     *faulty_schedulers.FAULTS.items(),
     *faulty_grammars.FAULTS.items(),
+    *faulty_drafters.FAULTS.items(),
     *faulty_poolers.FAULTS.items(),
     *faulty_quantizations.FAULTS.items(),
 ]
@@ -166,6 +170,14 @@ class SmallPoolerSuite(PoolerSuite):
         return self.plugin(None, spec)
 
 
+class SmallDrafterSuite(DrafterSuite):
+    plugin: Any
+    copies = True
+
+    def make(self, spec: Any) -> Any:
+        return self.plugin(None, spec)
+
+
 class SmallModelSuite(ModelSuite):
     plugin: Any
     sizes_alike = True
@@ -188,6 +200,8 @@ def suite_for(plugin: type) -> type:
         return type("Suite", (ExtensionSuite,), parts)
     if issubclass(plugin, PlainParser):
         return type("Suite", (ParserSuite,), {"parser": plugin, "examples": faulty_parsers.EXAMPLES})
+    if issubclass(plugin, faulty_drafters.PlainDrafter):
+        return type("Suite", (SmallDrafterSuite,), {"plugin": plugin})
     if issubclass(plugin, PlainPooler):
         return type("Suite", (SmallPoolerSuite,), {"plugin": plugin})
     if issubclass(plugin, PlainGrammars):
@@ -307,6 +321,7 @@ def test_a_policy_of_strict_priorities_passes_its_suite_if_it_says_so() -> None:
         faulty_quantizations,
         faulty_parsers,
         faulty_grammars,
+        faulty_drafters,
         faulty_poolers,
     ],
 )
@@ -326,6 +341,7 @@ def test_at_least_five_faults_of_each_kind_are_planted(kind: Any) -> None:
         ParserSuite,
         GrammarSuite,
         PoolerSuite,
+        DrafterSuite,
         QuantizationSuite,
     ],
 )

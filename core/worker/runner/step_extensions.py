@@ -196,7 +196,10 @@ class RankExtensions:
         if step.has_drafts and self.reads_tokens(step.extensions):
             # A draw reads the drafts before it. Those that turn out wrong are written over before they are read again.
             places_T = np.concatenate(
-                [np.arange(start, start + length) for start, length in zip(step.chunk_starts, step.chunk_lens, strict=True)]
+                [
+                    np.arange(start, start + length)
+                    for start, length in zip(step.chunk_starts, step.chunk_lens, strict=True)
+                ]
             )
             rows_T = on_device(step.chunk_rows.repeat(step.chunk_lens), self.spec.device)
             self.tokens_RL[rows_T, on_device(places_T, self.spec.device)] = views["token_ids_T"].to(torch.int32)

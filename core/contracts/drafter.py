@@ -1,0 +1,102 @@
+"""What a drafter implements: it guesses the next tokens of running requests, which one step then computes at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hookline.core.contracts.optional import optional
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@dataclass(frozen=True)
+class DrafterSpec:
+    """What a drafter is built for. vocab_size: every draft must be below it. max_num_seqs: most requests that run at a
+    time. max_model_len: longest request, in tokens.
+    """
+
+    vocab_size: int
+    max_num_seqs: int
+    max_model_len: int
+
+
+@dataclass(frozen=True)
+class DraftRow:
+    """One request that drafts are asked for.
+
+    id: of the request, unique in the engine. tokens: (L,) int32, its prompt and all tokens drawn so far; read-only, and
+    valid during the call alone. num_prompt_tokens: how many of them are the prompt. num_drafts: most drafts that the
+    step has room for, at least 1.
+    """
+
+    id: int
+    tokens: np.ndarray[Any, np.dtype[np.int32]]
+    num_prompt_tokens: int
+    num_drafts: int
+
+
+@dataclass
+class DraftCounts:
+    """What an engine's drafts came to. drafted, kept: drafts computed and drafts kept, by their place behind the newest
+    token, the first place first. no_drafts: decodes without any, by the reason.
+    """
+
+    drafted: list[int] = field(default_factory=list)
+    kept: list[int] = field(default_factory=list)
+    no_drafts: dict[str, int] = field(default_factory=dict)
+
+    def add(self, num_drafts: int, num_kept: int) -> None:
+        """Count the drafts of one row of a step."""
+        missing = num_drafts - len(self.drafted)
+        self.drafted += [0] * missing
+        self.kept += [0] * missing
+        for place in range(num_drafts):
+            self.drafted[place] += 1
+            self.kept[place] += place < num_kept
+
+    def skip(self, reason: str, count: int = 1) -> None:
+        """Count decodes without drafts."""
+        self.no_drafts[reason] = self.no_drafts.get(reason, 0) + count
+
+    @property
+    def num_drafted(self) -> int:
+        """Drafts that were computed."""
+        return sum(self.drafted)
+
+    @property
+    def num_kept(self) -> int:
+        """Drafts that became tokens of their requests."""
+        return sum(self.kept)
+
+
+class Drafter(Protocol):
+    """Proposes drafts on the host, between steps. For classes to extend; one object per engine.
+
+    Constructed as `Drafter(config, spec)`, config being the dataclass that it was registered with. Whatever it
+    proposes, a request's tokens are those that it has without drafts: a draft is kept only if it is the token that is
+    drawn at its position anyway. So a drafter can be wrong or slow, and no more. If it raises, or proposes what is no
+    token, its request goes on without drafts, and the log names the drafter once.
+    """
+
+    k: int
+    """Most drafts for a request in a step; the engine asks for no more. At least 1."""
+
+    adaptive: bool = True
+    """Whether a request whose drafts were all wrong is not asked for in its next step, then in two steps, then four, up
+    to 64, until a draft is right again: drafts that are never right cost little then."""
+
+    def __init__(self, config: Any, spec: DrafterSpec) -> None:
+        """Allocate what it needs. Raises: ConfigError for a field that does not fit, naming it and the fix."""
+        ...
+
+    def propose(self, row: DraftRow) -> Sequence[int]:
+        """The tokens that may follow those of the request, at most row.num_drafts; none if it has no good guess."""
+        ...
+
+    @optional
+    def forget(self, id: int) -> None:
+        """Drop what is kept of a request, which has ended."""
+        return

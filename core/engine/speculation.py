@@ -1,0 +1,177 @@
+"""Speculation: decodes that compute drafts beside their newest token, and keep those that were right.
+
+A draw is a function of the request's seed, the position and the logits. So a draft is right exactly if it is the token
+that the step draws at its position; that token's own draw then counts too, and the request has the same tokens as
+without drafts. A row with k drafts is a chunk of 1 + k tokens with a draw after each. Afterwards the device does not
+know how many were kept: the row's next step is a chunk again, with its newest token from the host. The drafts count
+against what a plan leaves of the step's tokens and of the blocks; policies do not see them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hookline.core.contracts import DraftCounts, Drafter, DraftRow, is_offered
+from hookline.core.errors import show_traceback
+from hookline.core.plugin.blame import breach, failure
+from hookline.core.plugin.registry import PROCESSOR
+from hookline.core.requests.request import Request
+from hookline.core.requests.step_extensions import InstalledExtensions
+from hookline.core.util.arrays import IntArray, ints, no_ints
+
+logger = logging.getLogger("hookline")
+MAX_PAUSE = 64
+"""Most steps for which a request whose drafts are wrong is computed without any, when the number adapts."""
+
+
+@dataclass(slots=True)
+class DraftedRow:
+    """A decode that is computed as a chunk. start: position of its newest token, which comes first; tokens: that token
+    and the drafts behind it.
+    """
+
+    request: Request
+    start: int
+    tokens: IntArray
+
+    @property
+    def num_drafts(self) -> int:
+        """K."""
+        return len(self.tokens) - 1
+
+    def drop_drafts(self) -> None:
+        """Compute the newest token alone."""
+        self.tokens = self.tokens[:1]
+
+    def num_right(self, drawn: IntArray) -> int:
+        """How many drafts, from the first on, are the tokens drawn at their positions. drawn: all 1 + k draws."""
+        is_wrong = drawn[:-1] != self.tokens[1:]
+        return int(is_wrong.argmax()) if is_wrong.any() else len(is_wrong)
+
+
+@dataclass(slots=True)
+class _Pause:
+    """How a request's drafts fared lately: steps without drafts that are left, and how long the next pause is."""
+
+    left: int = 0
+    next: int = 1
+
+
+class Speculation:
+    """The drafts of one engine. name: of the drafter, for errors. If the drafter is adaptive, a request whose drafts
+    are all wrong pauses, twice as long each time, up to MAX_PAUSE steps.
+    """
+
+    def __init__(self, drafter: Drafter, name: str, extensions: InstalledExtensions, vocab_size: int) -> None:
+        self._drafter, self._name, self._vocab_size = drafter, name, vocab_size
+        self._adapts = drafter.adaptive
+        self._kinds = [stage.entry.kind for stage in extensions.stages]
+        self._forgets = is_offered(type(drafter).forget)
+        self._pauses: dict[int, _Pause] = {}
+        self._chunked: set[int] = set()
+        """Requests whose rows on the device do not hold their newest token."""
+        self._is_blamed = False
+        self.counts = DraftCounts()
+
+    def drafted(self, requests: Sequence[Request], num_tokens: int) -> list[DraftedRow]:
+        """Those of a step's decodes that are computed as chunks. num_tokens: drafts that the step has room for."""
+        rows = []
+        for request in requests:
+            drafts = self._drafts(request, num_tokens)
+            num_tokens -= len(drafts)
+            if len(drafts) or request.id in self._chunked:
+                start = request.num_tokens - 1
+                rows.append(DraftedRow(request, start, np.concatenate([request.tokens[start : start + 1], drafts])))
+        return rows
+
+    def launched(self, rows: Sequence[DraftedRow]) -> None:
+        """Note the rows of a step that is launched: a row without drafts holds its newest token from then on."""
+        for row in rows:
+            (self._chunked.add if row.num_drafts else self._chunked.discard)(row.request.id)
+
+    def kept(self, row: DraftedRow, num_kept: int) -> None:
+        """Note how many of a row's drafts its request kept."""
+        if not row.num_drafts:
+            return
+        self.counts.add(row.num_drafts, num_kept)
+        if self._adapts:
+            pause = self._pauses.setdefault(row.request.id, _Pause())
+            if num_kept:
+                pause.left, pause.next = 0, 1
+            else:
+                pause.left, pause.next = pause.next, min(2 * pause.next, MAX_PAUSE)
+
+    def forget(self, request: Request) -> None:
+        """Drop what is kept of a request, which has ended."""
+        self._chunked.discard(request.id)
+        self._pauses.pop(request.id, None)
+        if self._forgets:
+            try:
+                self._drafter.forget(request.id)
+            except Exception as error:
+                self._blame(failure(self._name, "forget", error), error)
+
+    def _drafts(self, request: Request, num_tokens: int) -> IntArray:
+        reason = self._why_not(request)
+        if reason is None:
+            # The token after the last draft must be within the request's length, too.
+            most = min(self._drafter.k, num_tokens, request.max_len - request.num_tokens - 1)
+            reason = "no room" if most < 1 else None
+        if reason is not None:
+            self.counts.skip(reason)
+            return no_ints()
+        drafts = self._proposed(request, most)
+        if not len(drafts):
+            self.counts.skip("no proposal")
+        return drafts
+
+    def _why_not(self, request: Request) -> str | None:
+        """Why a request gets no drafts in this step; None if it may."""
+        if request.is_constrained:
+            return "structured outputs"
+        prepared = request.prepared
+        if prepared.bits and any(kind != PROCESSOR for kind in self._used(prepared.bits)):
+            return "step extensions"
+        if prepared.stateful or prepared.layer_bits:
+            return "step extensions"
+        pause = self._pauses.get(request.id)
+        if pause is not None and pause.left > 0:
+            pause.left -= 1
+            return "paused"
+        return None
+
+    def _used(self, bits: int) -> list[str]:
+        return [kind for index, kind in enumerate(self._kinds) if bits >> index & 1]
+
+    def _proposed(self, request: Request, most: int) -> IntArray:
+        tokens = request.tokens[: request.num_tokens].view()
+        tokens.flags.writeable = False
+        try:
+            proposed: Any = self._drafter.propose(DraftRow(request.id, tokens, request.num_prompt_tokens, most))
+        except Exception as error:
+            self._blame(failure(self._name, "propose", error), error)
+            return no_ints()
+        try:
+            drafts = np.asarray(proposed)
+            is_sound = drafts.ndim == 1 and (not len(drafts) or drafts.dtype.kind in "iu") and len(drafts) <= most
+            is_sound = is_sound and bool(((drafts >= 0) & (drafts < self._vocab_size)).all())
+        except Exception:
+            is_sound = False
+        if not is_sound:
+            told = f"it proposed what is not at most {most} token ids from 0 to {self._vocab_size - 1}"
+            self._blame(breach(self._name, "propose", told), None)
+            return no_ints()
+        return ints(drafts)
+
+    def _blame(self, told: str, error: Exception | None) -> None:
+        """Name the drafter in the log, once."""
+        if not self._is_blamed:
+            self._is_blamed = True
+            logger.warning("%s; the requests go on without its drafts, and their tokens stay the same", told)
+            if error is not None:
+                show_traceback(error)

@@ -1,0 +1,92 @@
+"""The conformance suite of drafters: subclass it in your tests and return your drafter from `make`."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+
+from hookline.core.contracts import DrafterSpec, DraftRow
+from hookline.core.testing.checks import check, check_contract
+
+MOST = (1, 3, 64)
+"""Numbers of drafts that the suite asks for."""
+
+
+class DrafterSuite:
+    """`class TestMine(DrafterSuite): def make(self, spec): return Mine(MyConfig(), spec)`.
+
+    A drafter that fails never changes a token, but its requests get no drafts. copies: whether it drafts the rest of a
+    text that the request repeats.
+    """
+
+    vocab_size: ClassVar[int] = 97
+    copies: ClassVar[bool] = False
+
+    def make(self, spec: DrafterSpec) -> Any:
+        """The drafter under test."""
+        raise NotImplementedError("return your drafter from make()")
+
+    def test_has_the_methods_of_its_contract(self) -> None:
+        """Its methods, correctly spelt, as the engine asks for them when it is chosen."""
+        check_contract("drafter", type(self._made()))
+
+    def test_says_how_many_drafts_it_makes_at_most(self) -> None:
+        """`k` is a whole number of at least 1, and `adaptive` a bool."""
+        drafter = self._made()
+        check(type(drafter.k) is int and drafter.k >= 1, f"its k is {drafter.k!r} and must be an int of at least 1")
+        check(type(drafter.adaptive) is bool, f"its adaptive is {drafter.adaptive!r} and must be a bool")
+
+    def test_proposes_token_ids_and_no_more_than_asked_for(self) -> None:
+        """At most num_drafts ids of the vocabulary, for requests from one token on."""
+        drafter = self._made()
+        for row in self._rows():
+            drafts = np.asarray(drafter.propose(row))
+            asked = f"asked for {row.num_drafts} drafts after {len(row.tokens)} tokens"
+            check(drafts.ndim == 1, f"{asked}, propose returned no flat sequence")
+            check(len(drafts) <= row.num_drafts, f"{asked}, propose returned {len(drafts)}")
+            if len(drafts):
+                check(drafts.dtype.kind in "iu", f"{asked}, propose returned {drafts.dtype} and not whole numbers")
+                is_inside = bool(((drafts >= 0) & (drafts < self.vocab_size)).all())
+                check(is_inside, f"{asked}, propose returned ids outside of 0 to {self.vocab_size - 1}")
+
+    def test_leaves_the_tokens_alone(self) -> None:
+        """It must not write to what it is shown."""
+        drafter = self._made()
+        for row in self._rows():
+            tokens = row.tokens.copy()
+            writable = DraftRow(row.id, tokens, row.num_prompt_tokens, row.num_drafts)
+            drafter.propose(writable)
+            check(np.array_equal(tokens, row.tokens), "propose wrote to the tokens of its request")
+
+    def test_forgets_requests_that_it_never_saw(self) -> None:
+        """A request may end before it was asked for."""
+        drafter = self._made()
+        drafter.forget(12345)
+        for row in self._rows():
+            drafter.propose(row)
+            drafter.forget(row.id)
+
+    def test_copies_what_the_request_repeats(self) -> None:
+        """With `copies`: after a long text and the beginning of the same, it drafts how that goes on."""
+        if not self.copies:
+            return
+        text = np.arange(40, dtype=np.int32) * 7 % self.vocab_size
+        tokens = np.concatenate([text, text[:20]])
+        drafter = self._made()
+        drafts = list(drafter.propose(DraftRow(0, tokens, len(tokens), min(4, drafter.k))))
+        wanted = text[20 : 20 + min(4, drafter.k)].tolist()
+        check(drafts == wanted, f"after a text that began again it drafted {drafts}, and the text goes on {wanted}")
+
+    def _made(self) -> Any:
+        return self.make(DrafterSpec(self.vocab_size, max_num_seqs=8, max_model_len=256))
+
+    def _rows(self) -> list[DraftRow]:
+        rng, rows = np.random.default_rng(0), list[DraftRow]()
+        for length in (1, 2, 3, 17, 200):
+            for vocab_size in (2, self.vocab_size):
+                for most in MOST:
+                    tokens = rng.integers(0, vocab_size, length, dtype=np.int32)
+                    tokens.flags.writeable = False
+                    rows.append(DraftRow(len(rows), tokens, max(1, length // 2), most))
+        return rows

@@ -1,0 +1,75 @@
+"""Drafters with one planted fault each, and what the conformance suite must say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hookline.core.contracts import Drafter, DrafterSpec, DraftRow
+
+
+class PlainDrafter(Drafter):
+    """What followed the newest two tokens the last time that they came."""
+
+    def __init__(self, config: Any, spec: DrafterSpec) -> None:
+        self.k, self.vocab_size = 4, spec.vocab_size
+
+    def propose(self, row: DraftRow) -> Sequence[int]:
+        tokens = row.tokens
+        for end in range(len(tokens) - 1, 1, -1):
+            if (tokens[end - 2 : end] == tokens[-2:]).all():
+                found: list[int] = tokens[end : end + row.num_drafts].tolist()
+                return found
+        return []
+
+
+class ProposesTooMany(PlainDrafter):
+    def propose(self, row: DraftRow) -> Sequence[int]:
+        return [0] * (row.num_drafts + 1)
+
+
+class LeavesTheVocabulary(PlainDrafter):
+    def propose(self, row: DraftRow) -> Sequence[int]:
+        return [self.vocab_size]
+
+
+class ProposesFloats(PlainDrafter):
+    def propose(self, row: DraftRow) -> Any:
+        return np.zeros(1)
+
+
+class WritesToTheTokens(PlainDrafter):
+    def propose(self, row: DraftRow) -> Sequence[int]:
+        found = super().propose(row)
+        if row.tokens.flags.writeable:
+            row.tokens[0] += 1
+        return found
+
+
+class CannotForget(PlainDrafter):
+    def forget(self, id: int) -> None:
+        raise KeyError(id)
+
+
+class MakesNone(PlainDrafter):
+    def __init__(self, config: Any, spec: DrafterSpec) -> None:
+        super().__init__(config, spec)
+        self.k = 0
+
+
+class RepeatsTheLastToken(PlainDrafter):
+    def propose(self, row: DraftRow) -> Sequence[int]:
+        return [int(row.tokens[-1])] * row.num_drafts
+
+
+FAULTS: dict[type, str] = {
+    ProposesTooMany: "propose returned 2",
+    LeavesTheVocabulary: "propose returned ids outside of 0 to 96",
+    ProposesFloats: "propose returned float64 and not whole numbers",
+    WritesToTheTokens: "propose wrote to the tokens of its request",
+    CannotForget: "KeyError",
+    MakesNone: "its k is 0 and must be an int of at least 1",
+    RepeatsTheLastToken: "after a text that began again it drafted",
+}

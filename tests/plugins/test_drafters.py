@@ -1,0 +1,52 @@
+"""The drafters that ship, against their conformance suite and one by one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hookline.core.contracts import DrafterSpec, DraftRow
+from hookline.core.testing.drafter_suite import DrafterSuite
+from hookline.plugins.drafters import LookupConfig
+from hookline.plugins.drafters.lookup import Ngram, Suffix
+
+SPEC = DrafterSpec(100, 4, 256)
+
+
+class TestNgram(DrafterSuite):
+    copies = True
+
+    def make(self, spec: DrafterSpec) -> Ngram:
+        return Ngram(LookupConfig(), spec)
+
+
+class TestSuffix(DrafterSuite):
+    copies = True
+
+    def make(self, spec: DrafterSpec) -> Suffix:
+        return Suffix(LookupConfig(), spec)
+
+
+def _row(tokens: list[int], num_drafts: int = 4) -> DraftRow:
+    return DraftRow(0, np.array(tokens, dtype=np.int32), len(tokens), num_drafts)
+
+
+def test_ngram_takes_the_latest_place_of_the_longest_match() -> None:
+    drafter = Ngram(LookupConfig(), SPEC)
+    assert drafter.propose(_row([1, 2, 3, 4, 9, 2, 3, 5, 8, 1, 2, 3])) == [4, 9, 2, 3]
+    assert drafter.propose(_row([2, 3, 4, 9, 2, 3, 5, 8, 7, 2, 3])) == [5, 8, 7, 2]
+
+
+def test_suffix_takes_the_most_frequent_continuation_token_by_token() -> None:
+    drafter = Suffix(LookupConfig(), SPEC)
+    assert drafter.propose(_row([2, 3, 4, 5, 2, 3, 4, 6, 2, 3, 7, 9, 2, 3], 2)) == [4, 6]
+
+
+def test_suffix_goes_on_with_its_own_drafts_where_a_period_is_short() -> None:
+    assert Suffix(LookupConfig(), SPEC).propose(_row([1, 2, 1, 2])) == [1, 2, 1, 2]
+    assert Ngram(LookupConfig(), SPEC).propose(_row([1, 2, 1, 2])) == [1, 2]
+
+
+@pytest.mark.parametrize("cls", [Ngram, Suffix])
+def test_a_match_that_is_too_short_gives_no_drafts(cls: type[Ngram] | type[Suffix]) -> None:
+    assert not len(cls(LookupConfig(min_match=3), SPEC).propose(_row([1, 2, 3, 4, 2, 3])))

@@ -1,0 +1,193 @@
+"""Tokens and log-probabilities with drafts are those without, whoever drafts, in float32 on the CPU."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from hookline import LLM, SamplingParams, StructuredOutputs
+from hookline.core.contracts import DraftCounts
+from hookline.core.errors import PluginError
+from hookline.core.outputs import RequestOutput
+from hookline.core.plugin import sources
+from tests.doc_pages import ROOT, commands, run_here
+
+PROMPTS = [
+    "Once upon a time there was a cat. Once upon a time there was a dog. Once upon a",
+    "def f(x):\n  return x\n\ndef g(x):\n  return x\n\ndef h",
+    "one two three one two three one two",
+    "The",
+]
+SAMPLED = {"temperature": 0.8, "seed": 5}
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "greedy": ({"temperature": 0.0, "logprobs": 3}, {}),
+    "sampled": ({**SAMPLED, "logprobs": 0}, {}),
+    "processors": (
+        {"temperature": 0.3, "seed": 3, "top_p": 0.8, "repetition_penalty": 1.1, "logit_bias": {7: -5.0}},
+        {},
+    ),
+    "bad words": ({"temperature": 0.0, "bad_words": ["time", "return x"]}, {}),
+    "stop strings": ({"temperature": 0.0, "stop": ["was a", "x)"]}, {}),
+    "min_tokens": ({**SAMPLED, "min_tokens": 20}, {}),
+    "prompt log-probabilities": ({"temperature": 0.0, "logprobs": 1, "prompt_logprobs": 1}, {}),
+    "completions": ({**SAMPLED, "n": 3}, {}),
+    "preemption": (SAMPLED, {"num_blocks": 9, "block_size": 16, "max_num_seqs": 4, "max_num_batched_tokens": 64}),
+    "chunks": ({"temperature": 0.0}, {"max_num_seqs": 4, "max_num_batched_tokens": 10}),
+    "no room": ({"temperature": 0.0}, {"max_num_seqs": 4, "max_num_batched_tokens": 4}),
+    "short blocks": ({"temperature": 0.0}, {"block_size": 1}),
+    "a form": ({"temperature": 0.0, "structured_outputs": StructuredOutputs(regex="(ab|ba){1,8}")}, {}),
+}
+
+
+@pytest.fixture(autouse=True)
+def _drafters(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = {point.name for point in importlib.metadata.entry_points(group="hookline")}
+    ours = [] if "drafters" in installed else ["hookline.plugins.drafters"]
+    monkeypatch.setenv(sources.DEVELOPMENT_VARIABLE, ",".join([*ours, "tests.odd_drafters"]))
+
+
+def _answers(
+    drafter: Any, params: dict[str, Any], engine: dict[str, Any], **keys: Any
+) -> tuple[list[RequestOutput], list[RequestOutput], LLM]:
+    """Those of PROMPTS, twice: the second time their prefixes are in the cache. The LLM is closed."""
+    with LLM(device="cpu", dtype="float32", drafter=drafter, engine={"max_model_len": 160, **engine}, **keys) as llm:
+        sampling = SamplingParams(max_tokens=40, **params)
+        return llm.generate(PROMPTS, sampling), llm.generate(PROMPTS, sampling), llm
+
+
+def _counts(llm: LLM) -> DraftCounts:
+    assert llm.engine.speculation is not None
+    return llm.engine.speculation
+
+
+def _tokens(outputs: list[RequestOutput]) -> list[Any]:
+    return [
+        (one.token_ids, one.text, one.finish_reason, one.stop_reason)
+        for output in outputs
+        for one in output.completions
+    ]
+
+
+def _logprobs(outputs: list[RequestOutput]) -> Iterator[Any]:
+    for output in outputs:
+        for one in [*(output.logprobs or ()), *(output.prompt_logprobs or ())]:
+            yield None if one is None else (one.token_id, one.logprob, *one.top)
+
+
+@pytest.fixture(scope="module")
+def plain() -> dict[str, tuple[list[RequestOutput], list[RequestOutput]]]:
+    """Answers without a drafter, by the case; made when first asked for."""
+    return {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafter", ["suffix", "random"])
+@pytest.mark.parametrize("case", CASES)
+def test_answers_with_drafts_are_those_without(case: str, drafter: str, plain: dict[str, Any]) -> None:
+    params, engine = CASES[case]
+    if case not in plain:
+        plain[case] = _answers(None, params, engine)[:2]
+    *found, llm = _answers(drafter, params, engine)
+    for ours, theirs in zip(found, plain[case], strict=True):
+        assert _tokens(ours) == _tokens(theirs)
+        for mine, other in zip(_logprobs(ours), _logprobs(theirs), strict=True):
+            assert (mine is None) == (other is None)
+            if mine is not None:
+                assert mine[0] == other[0] and mine[1] == pytest.approx(other[1], abs=1e-4)
+                assert [id_ for id_, _ in mine[2:]] == [id_ for id_, _ in other[2:]]
+    counts = _counts(llm)
+    if case not in ("no room", "a form"):
+        assert counts.num_drafted > 0
+    if drafter == "suffix" and case in ("greedy", "processors", "preemption", "chunks"):
+        assert counts.num_kept > 10
+    if case == "preemption":
+        assert any(output.num_preemptions for output in found[0])
+    if case == "a form":
+        assert counts.num_drafted == 0 and counts.no_drafts["structured outputs"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafter", ["ngram", "raising", "nonsense", "writing"])
+def test_answers_of_the_other_drafters_are_those_without(drafter: str, plain: dict[str, Any]) -> None:
+    params, engine = CASES["greedy"]
+    if "greedy" not in plain:
+        plain["greedy"] = _answers(None, params, engine)[:2]
+    assert _tokens(_answers(drafter, params, engine)[0]) == _tokens(plain["greedy"][0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keys", [{"tp": 2}, {"pp": 2}])
+@pytest.mark.parametrize("case", ["sampled", "processors"])
+def test_answers_of_several_ranks_are_those_without_drafts(case: str, keys: dict[str, int]) -> None:
+    params, engine = CASES[case]
+    with_drafts, *_, llm = _answers("suffix", params, engine, **keys)
+    assert _tokens(with_drafts) == _tokens(_answers(None, params, engine, **keys)[0])
+    assert _counts(llm).num_kept > 0
+
+
+@pytest.mark.parametrize(
+    ("drafter", "told"),
+    [
+        ("raising", "fails in propose: RuntimeError: no idea"),
+        ("nonsense", "breaks its contract in propose: it proposed what is not at most"),
+        ("writing", "fails in propose: ValueError: assignment destination is read-only"),
+    ],
+)
+def test_a_drafter_that_fails_is_named_once(drafter: str, told: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "hookline"):
+        _answers(drafter, {"temperature": 0.0}, {})
+    warnings = [one.getMessage() for one in caplog.records if "go on without its drafts" in one.getMessage()]
+    assert len(warnings) == 1 and told in warnings[0] and f"drafter '{drafter}'" in warnings[0]
+
+
+def test_copying_takes_less_than_half_as_many_steps() -> None:
+    code = "def add(a, b):\n    return a + b\n\n" * 3
+    with LLM(device="cpu", dtype="float32", drafter={"name": "suffix", "k": 4}) as llm:
+        [output] = llm.generate([code], SamplingParams(max_tokens=96, temperature=0.0, ignore_eos=True))
+        counts = _counts(llm)
+    num_steps = len(output.token_ids) - counts.num_kept
+    assert len(output.token_ids) >= 2 * num_steps
+
+
+def test_a_request_whose_drafts_are_wrong_pauses_longer_and_longer() -> None:
+    random = {"name": "random", "k": 2, "adaptive": True}
+    with LLM(device="cpu", dtype="float32", drafter=random) as llm:
+        llm.generate(["The"], SamplingParams(max_tokens=100, temperature=0.0, ignore_eos=True))
+        counts = _counts(llm)
+    assert counts.no_drafts["paused"] > 80 and counts.num_drafted < 30
+
+
+def test_what_hidden_states_are_asked_for_is_refused_by_name() -> None:
+    with pytest.raises(PluginError, match=r"drafter 'suffix' .* does not fit: engine\.taps is set"):
+        LLM(device="cpu", drafter="suffix", engine={"taps": [0]})
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [({"k": 0}, r"drafter\.k=0 must be at least 1"), ({"max_match": 1}, r"drafter\.max_match=1 must be at least 2")],
+)
+def test_fields_out_of_range_are_refused(fields: dict[str, int], told: str) -> None:
+    with pytest.raises(Exception, match=told):
+        LLM(device="cpu", drafter={"name": "ngram", **fields})
+
+
+@pytest.mark.slow
+def test_the_page_of_speculation_has_a_command_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    (command,) = commands(ROOT / "docs/speculation.md")
+    assert run_here(command, monkeypatch) == 0
+
+
+def test_metrics_count_drafts_by_position() -> None:
+    with LLM(device="cpu", dtype="float32", drafter="suffix", observers=["prometheus"]) as llm:
+        llm.generate(PROMPTS[2:3], SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True))
+        counts, text = _counts(llm), llm.observers["prometheus"].text()
+        for name, values in (("draft", counts.drafted), ("accepted", counts.kept)):
+            for place, count in enumerate(values):
+                start = f"hookline:spec_decode_{name}_tokens_per_pos_total{{"
+                (line,) = [one for one in text.splitlines() if one.startswith(start) and f'position="{place}"' in one]
+                assert float(line.split()[-1]) == count
+        assert counts.num_drafted > 0
