@@ -37,6 +37,7 @@ _WHAT = {
     "reasoning_parser": "a reasoning parser",
     "tool_parser": "a tool parser",
     "api": "an API surface",
+    "drafter": "a drafter",
 }
 
 
