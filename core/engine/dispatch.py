@@ -54,7 +54,7 @@ class Dispatcher:
             if cache.missing_blocks(row.request, row.num_drafts) > cache.pool.num_free:
                 row.drop_drafts()
             draft.table.extend(cache.allocate(row.request, cache.missing_blocks(row.request, row.num_drafts)))
-        draft.drafted = rows
+        draft.add_drafted(rows)
         speculation.launched(rows)
         return plan.decode[~np.isin(plan.decode, ints(row.request.entry for row in rows))] if rows else plan.decode
 

@@ -150,7 +150,7 @@ class Speculation:
 
     def _proposed(self, request: Request, most: int) -> IntArray:
         tokens = request.tokens[: request.num_tokens].view()
-        tokens.flags.writeable = False
+        tokens.setflags(write=False)
         try:
             proposed: Any = self._drafter.propose(DraftRow(request.id, tokens, request.num_prompt_tokens, most))
         except Exception as error:

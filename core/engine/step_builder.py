@@ -167,6 +167,10 @@ class StepDraft:
     drafted: Sequence[DraftedRow] = ()
     """The decodes that are computed as chunks; the others alone are handed to `StepWriter.write`."""
 
+    def add_drafted(self, rows: Sequence[DraftedRow]) -> None:
+        """Compute these decodes as chunks."""
+        self.drafted = rows
+
 
 @dataclass(slots=True)
 class Dispatched:

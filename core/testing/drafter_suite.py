@@ -17,7 +17,7 @@ class DrafterSuite:
     """`class TestMine(DrafterSuite): def make(self, spec): return Mine(MyConfig(), spec)`.
 
     A drafter that fails never changes a token, but its requests get no drafts. copies: whether it drafts the rest of a
-    text that the request repeats.
+    text that the request repeats. vocab_size: as in the spec.
     """
 
     vocab_size: ClassVar[int] = 97
@@ -87,6 +87,6 @@ class DrafterSuite:
             for vocab_size in (2, self.vocab_size):
                 for most in MOST:
                     tokens = rng.integers(0, vocab_size, length, dtype=np.int32)
-                    tokens.flags.writeable = False
+                    tokens.setflags(write=False)
                     rows.append(DraftRow(len(rows), tokens, max(1, length // 2), most))
         return rows
