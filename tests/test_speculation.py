@@ -187,7 +187,7 @@ def test_metrics_count_drafts_by_position() -> None:
         counts, text = _counts(llm), llm.observers["prometheus"].text()
         for name, values in (("draft", counts.drafted), ("accepted", counts.kept)):
             for place, count in enumerate(values):
-                start = f"hookline:spec_decode_{name}_tokens_per_pos_total{{"
+                start = f"hookline_spec_decode_{name}_tokens_per_pos_total{{"
                 (line,) = [one for one in text.splitlines() if one.startswith(start) and f'position="{place}"' in one]
                 assert float(line.split()[-1]) == count
         assert counts.num_drafted > 0
