@@ -1,5 +1,9 @@
 """tests/conftest.py: when a run is spread over processes, and which tests it says are slow without being marked."""
 
+import gc
+import importlib
+import sys
+from importlib.util import cache_from_source
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -85,3 +89,28 @@ def test_a_run_ends_with_the_slow_tests_that_are_not_marked():
     )
     conftest.pytest_terminal_summary(reporter)
     assert lines == ["over 1 s and not marked slow", "  2.0 s  long"]
+
+
+def test_a_search_for_garbage_goes_through_little_of_what_was_there_before_the_first_test():
+    assert gc.isenabled() and gc.get_freeze_count() > 100_000
+    assert len(gc.get_objects()) < gc.get_freeze_count() / 2
+
+
+def test_bytecode_is_kept_in_pytests_folder_where_it_must_not_lie_beside_its_source(monkeypatch, tmp_path):
+    source = tmp_path / "kept_bytecode.py"
+    source.write_text("VALUE = 1\n")
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setattr(sys, "pycache_prefix", None)
+    monkeypatch.syspath_prepend(tmp_path)
+    with conftest.bytecode_kept(tmp_path / "kept"):
+        assert importlib.import_module("kept_bytecode").VALUE == 1
+    assert (sys.dont_write_bytecode, sys.pycache_prefix) == (True, None)
+    assert [path.name for path in tmp_path.rglob("*.pyc")] == [Path(cache_from_source(source)).name]
+    assert not (tmp_path / "__pycache__").exists()
+
+
+def test_bytecode_lies_beside_its_source_where_it_may(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    before = sys.pycache_prefix
+    with conftest.bytecode_kept(tmp_path / "kept"):
+        assert (sys.dont_write_bytecode, sys.pycache_prefix) == (False, before)

@@ -12,6 +12,7 @@ much on every card. The exit code is 1 if a kernel does not fit its card, 2 if o
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import json
 import multiprocessing
@@ -42,6 +43,11 @@ PLAN = {
 """Models of each card, in ordinary and in batch-invariant mode: two minutes on two cores. The most come first."""
 ONLY_ORDINARY = ("gpt_oss_20b",)
 """Models that have no batch-invariant mode."""
+IMPORTED_ONCE = (
+    "hookline.core.prebuild.dry_run", "triton", "triton.experimental.gluon", "torch._dynamo", "torch._inductor.config",
+    "sympy", "hydra.main",
+)  # fmt: skip
+"""What a dry run imports is imported before the processes are forked: each would take three seconds for it."""
 EAGER = "engine.cuda_graphs=false"
 NO_EFFECT = ("LATE",)
 """Constants of kernels that say when the next kernel starts, and do not change what a kernel keeps."""
@@ -136,8 +142,9 @@ def fits(card_name: str, of: Sequence[str], known: Mapping[str, int], plain: Seq
 
 def check(plan: Mapping[str, Sequence[str]], num_processes: int) -> list[Fits]:
     """All cards of the plan, whose values are overrides; the first card's kernels are known to the others."""
-    importlib.import_module("hookline.core.prebuild.dry_run")  # once, and not in each process
-    importlib.import_module("triton")
+    for module in IMPORTED_ONCE:
+        importlib.import_module(module)
+    gc.freeze()
     first, *others = plan
     with multiprocessing.get_context("fork").Pool(num_processes, maxtasksperchild=1) as pool:
         ahead = others[: num_processes - 1]  # beside the first, of which they know nothing
