@@ -3,13 +3,16 @@
 import itertools
 import json
 import math
+import os
 import re
 import shlex
 import shutil
 import socket
 import subprocess
+import sys
 import tomllib
 from importlib.metadata import packages_distributions, requires
+from pathlib import Path
 
 import httpx
 import pytest
@@ -70,7 +73,7 @@ def test_each_file_can_be_read():
     for path in DEPLOY.rglob("*.yaml"):
         assert all(yaml.safe_load_all(path.read_text())), path
     suffixes = {path.suffix for path in DEPLOY.rglob("*") if path.is_file()}
-    assert suffixes == {"", ".json", ".yaml"}  # the first is the Dockerfile's
+    assert suffixes == {"", ".json", ".txt", ".yaml"}  # the first is the Dockerfile's
 
 
 @pytest.mark.parametrize("arguments", [CONTAINER["args"], COMPOSE["services"]["hookline"]["command"]])
@@ -97,10 +100,46 @@ def test_nobody_is_killed_while_requests_drain():
     assert int(COMPOSE["services"]["hookline"]["stop_grace_period"].removesuffix("s")) > drain_s
 
 
-def test_the_image_installs_an_extra_and_what_it_copies_is_not_ignored():
-    assert 'pip install --no-cache-dir "/src[serve]"' in DOCKERFILE and "USER hookline" in DOCKERFILE
+def test_the_image_installs_extras_in_pinned_versions_and_what_it_copies_is_not_ignored():
+    installed = 'pip install --no-cache-dir -c /src/deploy/constraints.txt "/src[serve,otel]"'
+    assert installed in DOCKERFILE and "USER 1000" in DOCKERFILE
     kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
-    assert {"core", "plugins", "conf", "hookline", "pyproject.toml", "README.md", "LICENSE"} == kept
+    copied = {word for line in re.findall(r"^COPY (.*) /\S+$", DOCKERFILE, re.M) for word in line.split()}
+    assert copied == kept
+
+
+@pytest.mark.parametrize("extra", ["serve", "otel"])
+def test_the_image_pins_all_that_it_installs(extra):
+    lines = (DEPLOY / "constraints.txt").read_text().splitlines()
+    pinned = {canonicalize_name(line.partition("==")[0]): line.partition("==")[2] for line in lines if "==" in line}
+    on_the_image = {"python_version": "3.12", "python_full_version": "3.12.0", "sys_platform": "linux", "extra": extra}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for text in [*project["dependencies"], *project["optional-dependencies"][extra]]:
+        required = Requirement(text)
+        assert required.marker is None or required.marker.evaluate(on_the_image)
+        assert required.specifier.contains(pinned[canonicalize_name(required.name)]), text
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("hadolint", "deploy/Dockerfile"),
+        ("kubernetes-validate", "--strict", "--quiet", "deploy/kubernetes.yaml"),
+        ("check-jsonschema", "--builtin-schema", "vendor.compose-spec", "deploy/compose.yaml"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_the_linters_of_their_formats_find_nothing(command):
+    linter = shutil.which(command[0], path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if linter is None:
+        pytest.skip(f"no {command[0]} on this machine")
+    ended = subprocess.run([linter, *command[1:]], cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def test_the_kustomization_names_the_manifests():
+    base = yaml.safe_load((DEPLOY / "kustomization.yaml").read_text())
+    assert base["kind"] == "Kustomization" and base["resources"] == ["kubernetes.yaml"]
 
 
 def brought_by(extra):
@@ -119,7 +158,7 @@ def brought_by(extra):
 
 @pytest.mark.slow
 def test_what_the_image_installs_answers_with_a_schema_and_with_a_forced_call(tmp_path):
-    brought = brought_by("serve")
+    brought = brought_by("serve")  # without otel, which only adds to it
     absent = {
         module
         for module, distributions in packages_distributions().items()

@@ -91,10 +91,12 @@ def test_steps_with_prompts_of_a_model_with_states_are_captured_if_no_operation_
     kernels: type[Kernels], layer: Any, captures: bool
 ) -> None:
     needs = Needs(graph_safe=True, graph_prefill=True)
+    spec = ModelSpec(1, 2, 2, 8, 16, 50, max_position=64, layers=(layer,))
     resolved = SimpleNamespace(
         uses_graphs=True,
         config=SimpleNamespace(pp=1),
         kernels=SimpleNamespace(needs=needs, load=lambda: kernels),
-        groups=CacheGroups.of(ModelSpec(1, 2, 2, 8, 16, 50, max_position=64, layers=(layer,)), 64),
+        spec=spec,
+        groups=CacheGroups.of(spec, 64),
     )
     assert ResolvedConfig.captures_prompts.fget(resolved) is captures  # type: ignore[attr-defined]
