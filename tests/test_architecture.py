@@ -204,6 +204,10 @@ def plugin_names() -> set[str]:
     return {*ours, *(preset.name for preset in host.presets)} - ORDINARY_WORDS
 
 
+WORDS_OF_FORMATS = {"tokenizer_growth.py": {"suffix"}}
+"""Keys in files of others that a plugin is called, too: tokenizer.json's decoder BPEDecoder has a `suffix`."""
+
+
 def strings_in(path: Path) -> Iterator[tuple[int, str]]:
     """String literals that the code uses: docstrings may explain with an example."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -219,7 +223,7 @@ def mentions(path: Path, names: set[str]) -> list[str]:
 
 @pytest.mark.parametrize("path", CORE, ids=lambda path: str(path.relative_to(ROOT)))
 def test_core_mentions_no_plugin_by_name(path: Path) -> None:
-    assert mentions(path, plugin_names()) == []
+    assert mentions(path, plugin_names() - WORDS_OF_FORMATS.get(path.name, set())) == []
 
 
 @pytest.mark.parametrize("path", CORE, ids=lambda path: str(path.relative_to(ROOT)))
