@@ -129,7 +129,7 @@ def main(configurations: list[list[str]], *, waits: bool) -> None:
     host, watched, found = PluginHost.load(), Watched(), []
     if waits:
         request_table.on_device = lambda array, device: torch.from_numpy(array).to(device)
-    assembly.load_model = unloaded_model
+    assembly.load_model = lambda resolved, kernels, read: unloaded_model(resolved, kernels)
     with pretended(CARDS["h200"], lambda *_: None), watched, watching_launches(watched):
         for overrides in configurations:
             try:
