@@ -136,7 +136,7 @@ def _serve_here(run: ServeRun, host: PluginHost, sockets: list[socket], keys: Ap
 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, _hear_signal)
-        served, facts = make_app(client, run.serve, keys), client.facts
+        served, facts = make_app(client, run.serve, keys, host=host), client.facts
         QuietCollector(lambda: served.gate.num_open).start()
         try:
             await serve_http(served, sockets, run.serve, stopping, lambda: announce(facts.names, facts.max_model_len))

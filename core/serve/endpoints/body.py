@@ -142,11 +142,12 @@ def _decoded(data: bytes, kind: type[Struct]) -> tuple[Struct, dict[str, str]]:
         raise invalid(f"the body is not valid JSON: {clipped(json_fault(error))}") from None
     if not isinstance(values, dict):
         raise invalid(f"the body is a JSON {type(values).__name__}, not an object")
-    check_unknown(values, kind.__struct_fields__)
+    check_unknown(values, _known(kind))
     effective = _effective(kind)
     names = [name for name in values if name not in effective]
     for name, shape in getattr(kind, "SHAPE", {}).items():
-        names += islice(_without_effect(values.get(name), shape, name), MAX_IGNORED)
+        if values.get(name) is not None:
+            names += islice(_without_effect(values[name], shape, name), MAX_IGNORED)
     return checked(values, kind), ignored_header(names)
 
 
@@ -178,6 +179,12 @@ def checked(values: Any, kind: type[Struct], param: str | None = None) -> Struct
         place = ".".join(part for part in (param, found[2] if found else None) if part)
         message = found[1] if found else str(error)
         raise invalid(clipped(f"{place}: {message}" if place else message), place or None) from None
+
+
+@cache
+def _known(kind: type[msgspec.Struct]) -> frozenset[str]:
+    """Names of the fields, with an effect or without."""
+    return frozenset(kind.__struct_fields__)
 
 
 @cache

@@ -22,6 +22,7 @@ TRACE_HEADERS = (
     *(f"x-b3-{name}" for name in ("traceid", "spanid", "parentspanid", "sampled", "flags")),
 )
 """Headers that OpenTelemetry's propagators know: W3C's, Zipkin's, Jaeger's and AWS'."""
+_TRACE_NAMES = frozenset(name.encode() for name in TRACE_HEADERS)
 
 
 class ServiceFields(msgspec.Struct, kw_only=True):
@@ -77,7 +78,10 @@ def request_options(fields: ServiceFields, headers: Headers, attributes: Mapping
 
 def _caller(headers: Headers) -> dict[str, str]:
     """The headers with the caller's trace context, for OpenTelemetry's propagators."""
-    found = {name: value for name, value in reversed(headers.items()) if name in TRACE_HEADERS}  # the first counts
+    found: dict[str, str] = {}
+    for name, value in headers.raw:
+        if name in _TRACE_NAMES:
+            found.setdefault(name.decode("latin-1"), value.decode("latin-1"))  # the first counts
     return {name: value for name, value in found.items() if len(value) <= MAX_TRACE_CHARACTERS}
 
 

@@ -218,6 +218,8 @@ def check_unknown(values: Mapping[str, Any], known: Iterable[str]) -> None:
     known = frozenset(known)
     if FORMAT not in known:
         return
+    if values.keys() <= known:
+        return
     unknown = (name for name, value in values.items() if name not in known and value is not None)
     for name in islice(unknown, MAX_UNKNOWN):
         value = values[name]

@@ -16,6 +16,7 @@ import traceback
 import uuid
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 from starlette.exceptions import HTTPException
@@ -340,7 +341,7 @@ def foreign_host(scope: Scope, known: Sequence[str]) -> str:
     (DNS rebinding). Names without a dot are never public, so they are accepted.
     """
     address = (scope.get("server") or ("",))[0]
-    if not _is_loopback(address) or "*" in known:
+    if "*" in known or not _is_loopback(address):
         return ""
     host = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"host"), "")
     name = host.partition("]")[0].removeprefix("[") if host.startswith("[") else host.partition(":")[0]
@@ -358,7 +359,9 @@ def _is_address(name: str) -> bool:
     return True
 
 
+@lru_cache(maxsize=64)
 def _is_loopback(name: str) -> bool:
+    """Of an address of this machine, of which there are few; never of a name that a client gave."""
     return _is_address(name) and ipaddress.ip_address(name).is_loopback
 
 
