@@ -57,7 +57,7 @@ def time_lines(times: Mapping[str, Any]) -> list[str]:
 
 
 def extension_costs(costs: Mapping[str, ExtensionCost]) -> dict[str, dict[str, Any]]:
-    """What each step extension that ran took of an engine's steps, by name: means in microseconds a step.
+    """The cost of each step extension that ran, by its name: means in microseconds a step.
 
     device_us: None if no step was timed, as where all are CUDA graphs.
     """
@@ -73,7 +73,7 @@ def extension_costs(costs: Mapping[str, ExtensionCost]) -> dict[str, dict[str, A
 
 
 def cost_lines(costs: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """What extensions took as lines of text."""
+    """The costs of step extensions as lines of text."""
     return [
         f"{'extension ' + name:24} host {cost['host_us']:.1f} us, device "
         f"{'not timed' if cost['device_us'] is None else format(cost['device_us'], '.1f') + ' us'} a step "

@@ -85,7 +85,7 @@ def one_line(text: str) -> str:
 
 
 def spoken(line: str) -> str:
-    """What a command says of itself: in the JSON form a record, in the others `hookline: LINE`."""
+    """A message of a command about itself, as it is printed: a record in the JSON form, else `hookline: LINE`."""
     level = logging.ERROR if line.startswith("error: ") else logging.INFO
     is_json = chosen_form() == JSON
     record = logging.LogRecord("hookline", level, "", 0, line.removeprefix("error: ") if is_json else line, None, None)

@@ -252,7 +252,7 @@ class Config(EngineKeys):
 
     @property
     def extension_options(self) -> Mapping[str, ExtensionOption]:
-        """What is set of step extensions of either kind, by name."""
+        """The settings of step extensions of either kind, by the extension's name."""
         return {**self.processors, **self.extensions}
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What an API surface implements and what it is given: the endpoints of one API, around a server's engine.
+"""The contract of an API surface, the endpoints of one API around a server's engine, and the engine it is given.
 
 Core keeps sockets, TLS, keys, limits, processes and the engine. A surface says which routes its API has, what a body
 means, and how answers and errors are written. Requests and responses are Starlette's. What surfaces are made of, from
@@ -89,7 +89,7 @@ class ApiRoute:
     """Makes the response. What it raises is answered in the surface's form: an ApiError as it is, errors of the engine
     with the status that fits, and anything else with status 500 and no details."""
     summary: str = ""
-    """One line; a route without any is not described."""
+    """A description of the route in one line; a route with an empty summary is left out of the OpenAPI document."""
     body: type | None = None
     """The msgspec Struct of the request's body, whose fields' docstrings describe them."""
     answer: type | None = None

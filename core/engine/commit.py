@@ -21,7 +21,7 @@ from hookline.core.engine.step_builder import Dispatched, scored_chunks
 from hookline.core.requests.request import Request
 from hookline.core.requests.running_table import RunningTable
 from hookline.core.requests.structured_output import StructuredOutput
-from hookline.core.step.executor import EXTENSION_SECONDS, StepResult
+from hookline.core.step.executor import StepResult
 from hookline.core.util.arrays import Array, BoolArray, IntArray, ints, no_ints
 
 PARTS = ("plan", "dispatch", "launch", "wait", "commit")
@@ -83,7 +83,7 @@ class Committer:
             tokens = draws = result.tokens
         with self._watch.part("advance"):
             if extensions := launched.dispatched.step.extensions:
-                self._state.limits.extensions.note_step(extensions, result.extras.get(EXTENSION_SECONDS))
+                self._state.limits.extensions.note_step(extensions, result.extension_seconds)
             if launched.dispatched.drafted:
                 result = first_draws(launched.dispatched, result)
                 tokens = result.tokens
@@ -259,7 +259,7 @@ def first_draws(dispatched: Dispatched, result: StepResult) -> StepResult:
     first, num_draws = dispatched.num_plain_draws, dispatched.step.num_sampled
     starts = first + np.cumsum([0, *lengths[:-1]])
     kept = np.concatenate([np.arange(first), starts])
-    extras = {name: one if name == EXTENSION_SECONDS else one[kept] for name, one in result.extras.items()}
+    extras = {name: one[kept] for name, one in result.extras.items()}
     rows = np.concatenate([kept, np.arange(num_draws, len(result.tokens))])
     return replace(result, tokens=result.tokens[rows], extras=extras)
 
@@ -267,8 +267,6 @@ def first_draws(dispatched: Dispatched, result: StepResult) -> StepResult:
 def keep_extras(live: Mapping[int, Request], dispatched: Dispatched, extras: Mapping[str, Array]) -> None:
     """Give the requests of a step what step extensions computed for their draws: (N, W) numbers by their names."""
     for name, values_NW in extras.items():
-        if name == EXTENSION_SECONDS:
-            continue
         for id_, values_W in zip(dispatched.sampled.ids_N.tolist(), values_NW, strict=False):
             request = live.get(id_)
             if request is not None and request.extensions is not None:

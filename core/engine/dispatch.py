@@ -51,9 +51,11 @@ class Dispatcher:
         rows = speculation.drafted(list(self._table.requests(plan.decode)), room)
         for row in rows:
             # The newest token counts as computed by now, and has its block.
-            if cache.missing_blocks(row.request, row.num_drafts) > cache.pool.num_free:
+            missing = cache.missing_blocks(row.request, row.num_drafts)
+            if missing > cache.pool.num_free:
                 row.drop_drafts()
-            draft.table.extend(cache.allocate(row.request, cache.missing_blocks(row.request, row.num_drafts)))
+                missing = 0
+            draft.table.extend(cache.allocate(row.request, missing))
         draft.add_drafted(rows)
         speculation.launched(rows)
         return plan.decode[~np.isin(plan.decode, ints(row.request.entry for row in rows))] if rows else plan.decode

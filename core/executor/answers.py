@@ -21,9 +21,9 @@ from hookline.core.util.arrays import Array, IntArray, no_ints
 
 LAUNCHED, RESULT, FAULT = range(3)
 _WORD = 8
-_NUMBERS = struct.Struct("7q2d")
-"""The head of a result: kind, number, numbers of vectors, of layers with states and of extras, two flags of the time;
-the time."""
+_NUMBERS = struct.Struct("8q2d")
+"""The head of a result: kind, number, numbers of vectors, of layers with states and of extras, whether extensions were
+timed, two flags of the time; the time."""
 
 
 def launched(number: int) -> bytes:
@@ -40,6 +40,7 @@ def result(number: int, found: StepResult, timed: DeviceTime | None) -> bytes:
         len(found.vectors),
         len(found.states),
         len(found.extras),
+        found.extension_seconds is not None,
         timed is not None,
         time.on_host,
         time.device_s,
@@ -52,19 +53,23 @@ def result(number: int, found: StepResult, timed: DeviceTime | None) -> bytes:
         parts += [struct.pack("q", layer), *_packed(states_TD)]
     for name, extra in found.extras.items():
         parts += [*_packed_text(name), *_packed_text(extra.dtype.str), *_packed(extra)]
+    if found.extension_seconds is not None:
+        parts += _packed(found.extension_seconds)
     return _frame(*parts)
 
 
 def read_result(words: IntArray) -> tuple[StepResult, DeviceTime | None]:
     """Read an answer that `result` made; the arrays are views of its words."""
-    _, _, num_vectors, num_states, num_extras, has_time, on_host, device_s, idle_s = _NUMBERS.unpack_from(words.data)
+    head = _NUMBERS.unpack_from(words.data)
+    _, _, num_vectors, num_states, num_extras, has_seconds, has_time, on_host, device_s, idle_s = head
     rest = _Rest(words, _NUMBERS.size // _WORD)
     tokens = rest.array(np.int64)
     vectors = [rest.array(np.float32) for _ in range(num_vectors)]
     states = {rest.number(): rest.array(np.float32) for _ in range(num_states)}
     extras = {rest.text(): rest.array(rest.text()) for _ in range(num_extras)}
+    seconds = rest.array(np.float64) if has_seconds else None
     time = DeviceTime(device_s, idle_s, bool(on_host)) if has_time else None
-    return StepResult(tokens, vectors, states, extras), time
+    return StepResult(tokens, vectors, states, extras, seconds), time
 
 
 def fault(number: int, error: LostStep) -> bytes:

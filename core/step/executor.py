@@ -21,17 +21,16 @@ class StepResult:
     vectors: of the step's prompts that were pooled and are complete, in its chunks' order.
     states: the hidden states after the layers of engine.taps, (T, D) float32 each, by layer, in ascending order; their
     rows are those of the step's decodes, then of its chunks' tokens.
-    extras: further arrays of numbers, by a name that whoever sends them and whoever reads them agree on.
+    extras: further arrays with numbers for each draw, by a name that their sender and their reader agree on.
+    extension_seconds: (X, 2) float64, the index of each step extension that was timed on the device and its seconds;
+    None if none was.
     """
 
     tokens: IntArray
     vectors: Sequence[VectorArray] = ()
     states: Mapping[int, VectorArray] = field(default_factory=dict)
     extras: Mapping[str, Array] = field(default_factory=dict)
-
-
-EXTENSION_SECONDS = "extension seconds"
-"""The extra with (X, 2) float64: the index of each step extension that was timed on the device, and its seconds."""
+    extension_seconds: Array | None = None
 
 
 class Executor(Protocol):

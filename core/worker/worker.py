@@ -31,7 +31,7 @@ from hookline.core.errors import (
     one_short_line,
 )
 from hookline.core.step.captured import PromptShape
-from hookline.core.step.executor import EXTENSION_SECONDS, RankWorker, StepResult
+from hookline.core.step.executor import RankWorker, StepResult
 from hookline.core.step.message import Step
 from hookline.core.util.arrays import Array, IntArray, MaskArray, VectorArray, num_mask_words
 from hookline.core.worker.device_clock import StepClock
@@ -516,16 +516,16 @@ class Worker(RankWorker):
     def collect(self, handle: Handle) -> StepResult:
         """See Executor."""
         assert handle.tokens is not None, "the step's draws wait for masks"
-        tokens, told = handle.tokens.wait(), dict[str, Array]()
+        tokens, told, seconds_X2 = handle.tokens.wait(), dict[str, Array](), None
         if handle.extras.extensions:
             tokens, told = self.runner.split(tokens, handle.extras)
-            if (seconds_X2 := self.runner.call_seconds(handle.calls)) is not None:
-                told[EXTENSION_SECONDS] = seconds_X2
+            seconds_X2 = self.runner.call_seconds(handle.calls)
         return StepResult(
             tokens,
             () if handle.vectors is None else handle.vectors.wait(),
             {} if handle.states is None else handle.states.wait(),
             told,
+            seconds_X2,
         )
 
     def has_arrived(self, handle: Handle) -> bool:

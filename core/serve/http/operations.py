@@ -50,7 +50,7 @@ def operations(client: EngineClient, life: Life, http: HttpMetrics, surfaces: Su
         Route("/ready", _ready, methods=["GET"]),
         Route("/version", _version, methods=["GET"]),
         Route("/load", _load, methods=["GET"]),
-        Route("/metrics", _metrics, methods=["GET"]),  # Starlette calls whatever it returns,
+        Route("/metrics", _metrics, methods=["GET"]),  # Starlette calls the application that it returns
     ]
 
 

@@ -188,7 +188,7 @@ def _first_slot(blocks_M: Tensor, block_size: int, skip: int) -> int | None:
 def _attend_decodes(q_THE: Tensor, kv_2NSKE: Tensor, row: Decodes, spec: AttentionSpec, form: AttentionForm) -> Tensor:
     q_BHE = q_THE[: row.count] if row.queries_B is None else q_THE.index_select(0, row.queries_B)
     q_BKGE = q_BHE.view(row.count, spec.num_kv_heads, -1, spec.head_dim)
-    k_BKLE, v_BKLE = _keys_and_values(
+    k_BKLE, v_BKLE = keys_and_values(
         [
             blocks_NSKE.index_select(0, row.blocks_BM)
             .view(row.count, -1, *blocks_NSKE.shape[2:])[:, : row.context]
@@ -213,7 +213,7 @@ def _attend_sequence(
     q_THE: Tensor, kv_2NSKE: Tensor, row: Sequence, spec: AttentionSpec, form: AttentionForm
 ) -> Tensor:
     halves = [_context(blocks_NSKE, row).transpose(0, 1).unsqueeze(1) for blocks_NSKE in kv_2NSKE]
-    k_K1LE, v_K1LE = _keys_and_values(halves, spec)
+    k_K1LE, v_K1LE = keys_and_values(halves, spec)
     q_QKGE = q_THE[row.start : row.stop].view(row.stop - row.start, spec.num_kv_heads, -1, spec.head_dim)
     sinks_KG11 = None if form.sinks_H is None else form.sinks_H.view(spec.num_kv_heads, -1, 1, 1)
     if row.stop - row.start == 1:
@@ -254,9 +254,9 @@ def _attention(
     return (weights.to(v.dtype) @ v).to(v.dtype)
 
 
-def _keys_and_values(halves: list[Tensor], spec: AttentionSpec) -> tuple[Tensor, Tensor]:
-    """Keys, and values, which are the second half of what is cached or the last numbers of the keys."""
-    return halves[0], halves[1] if len(halves) == 2 else halves[0][..., spec.head_dim - spec.out_dim :]
+def keys_and_values(halves: list[Tensor], spec: AttentionSpec) -> tuple[Tensor, Tensor]:
+    """Keys, and values, which are the second half of the cache or the last numbers of the keys: (..., E), (..., F)."""
+    return halves[0], halves[-1][..., spec.head_dim - spec.out_dim :]
 
 
 def _context(blocks_NSKE: Tensor, row: Sequence) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hookline.core.contracts import PLAIN_ATTENTION, AttentionForm, AttentionSpec, Batch, QKNorm
+from hookline.plugins.kernels.attention.torch_attention import keys_and_values
 from hookline.plugins.kernels.torch_reference import RopeRows, TorchKernels
 
 BLOCK_ROWS = 16
@@ -92,8 +93,7 @@ class InvariantTorchKernels(TorchKernels):
             q_QHE = q_THE.new_zeros(TILE, *q_THE.shape[1:])
             wanted = slice(tile.place, tile.place + tile.stop - tile.first)
             q_QHE[wanted] = q_THE[tile.first : tile.stop]
-            halves = [_positions(blocks_NSKE, tile) for blocks_NSKE in kv_2NSKE]
-            k_LKE, v_LKE = halves[0], halves[-1][..., self.spec.head_dim - self.spec.out_dim :]
+            k_LKE, v_LKE = keys_and_values([_positions(blocks_NSKE, tile) for blocks_NSKE in kv_2NSKE], self.spec)
             attended_QHE = attend_tile(q_QHE, k_LKE, v_LKE, self.spec, form, batch.window)
             out_THE[tile.first : tile.stop] = attended_QHE[wanted]
         return out_THE

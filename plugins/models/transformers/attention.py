@@ -105,7 +105,7 @@ class PagedAttention:
             key, value = key.repeat_interleave(copies, 1), value.repeat_interleave(copies, 1)
         if is_whole:
             query, key, value = self._own(query, layer.num_heads), self._own(key), self._own(value)
-        query, key, value = (pad(one, (0, layer.head_dim - one.shape[-1])) for one in (query, key, value))
+        query, key, value = (_widened(one, layer.head_dim) for one in (query, key, value))
         form = layer.form
         if sinks_H is not None:
             own_H = self._own(sinks_H, layer.num_heads, 0) if len(sinks_H) != query.shape[1] else sinks_H
@@ -123,6 +123,11 @@ class PagedAttention:
         rank, size, count = self.ranks.rank, self.ranks.size, whole.shape[dim] if num_heads is None else num_heads
         first = rank * count // size
         return whole.narrow(dim, first, max(1, count // size))
+
+
+def _widened(heads: Tensor, head_dim: int) -> Tensor:
+    """The heads with zeros behind their numbers: (..., E) -> (..., head_dim); not copied where E is that."""
+    return heads if heads.shape[-1] == head_dim else pad(heads, (0, head_dim - heads.shape[-1]))
 
 
 def alike(layers: list[LayerAttention]) -> list[LayerAttention]:

@@ -63,6 +63,14 @@ def test_extras_come_back_by_name_in_their_shape_and_dtype():
         assert (found.extras[name] == extra).all()
 
 
+def test_the_time_of_extensions_comes_back():
+    seconds_X2 = np.array([[0.0, 0.25], [3.0, 1e-6]])
+    sent = StepResult(np.array([4]), extras={"sums": np.array([2.0])}, extension_seconds=seconds_X2)
+    found, time = read_result(words(result(1, sent, DeviceTime(0.25, 1e-6))))
+    assert (found.extension_seconds == seconds_X2).all() and found.extras["sums"] == [2.0]
+    assert time == DeviceTime(0.25, 1e-6)
+
+
 def test_a_step_that_was_taken_is_said_in_three_words():
     assert words(launched(5)).tolist() == [LAUNCHED, 5]
 
