@@ -241,6 +241,8 @@ def test_a_prometheus_that_scrapes_a_server_answers_every_query_of_the_dashboard
 
                 return wait_for(is_answered)
 
+            # Until its storage is open, Prometheus answers queries with a text and status 503.
+            wait_for(lambda: httpx.get(f"http://127.0.0.1:{port}/-/ready", timeout=10).is_success)
             panels, alerts = queries()
             assert all(answered(query) for query in panels)
             assert all(value(query) is not None for query in alerts)
