@@ -35,6 +35,10 @@ class Layout:
     left: tuple[str, ...] = ()
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     """Further tensors of the checkpoint."""
+    others: Mapping[str, Callable[[Tensor], tuple[Stored, Tensor]]] = field(default_factory=dict)
+    """What writes linears in place of `write`, by a part of their names."""
+    with_head: bool = False
+    """Whether the head is quantised, if the model has one of its own."""
 
 
 def write_layout(plain: Path, folder: Path, layout: Layout) -> tuple[Path, Path]:
@@ -48,11 +52,13 @@ def write_layout(plain: Path, folder: Path, layout: Layout) -> tuple[Path, Path]
     values: Stored = {}
     for name, tensor in stored.items():
         linear = name.removesuffix(".weight")
-        is_left = any(linear.endswith(one) for one in (*layout.left, "lm_head", "embed_tokens", "mlp.gate"))
+        heads = () if layout.with_head else ("lm_head",)
+        is_left = any(linear.endswith(one) for one in (*layout.left, *heads, "embed_tokens", "mlp.gate"))
         if tensor.ndim != 2 or linear == name or is_left:
             packed[name] = values[name] = tensor
             continue
-        parts, values[name] = layout.write(tensor.float())
+        write = next((write for part, write in layout.others.items() if part in linear), layout.write)
+        parts, values[name] = write(tensor.float())
         packed |= {f"{linear}.{suffix}": part for suffix, part in parts.items()}
     config = json.loads((plain / "config.json").read_text())
     for place, tensors, further in (
@@ -195,13 +201,28 @@ def packed(size: int, *, bits: int = 4, has_zeros: bool = False, act_order: bool
     return write
 
 
-def int8(*, has_zeros: bool = False) -> Callable[..., Any]:
-    """compressed-tensors' X.weight in int8, X.weight_scale (O, 1), X.weight_zero_point (O, 1)."""
+def renamed_scales(write: Callable[[Tensor], tuple[Stored, Tensor]]) -> Callable[[Tensor], tuple[Stored, Tensor]]:
+    """The same with compressed-tensors' name of the scales."""
+
+    def renamed(values: Tensor) -> tuple[Stored, Tensor]:
+        stored, meant = write(values)
+        return {"weight": stored["weight"], "weight_scale": stored["weight_scale_inv"]}, meant
+
+    return renamed
+
+
+def int8(*, has_zeros: bool = False, writes_zeros: bool = False) -> Callable[..., Any]:
+    """compressed-tensors' X.weight in int8, X.weight_scale (O, 1), X.weight_zero_point (O, 1).
+
+    writes_zeros: also where they are all zero, as old versions did.
+    """
 
     def write(values: Tensor) -> tuple[Stored, Tensor]:
         codes, scales, zeros, meant = grouped(values, values.shape[1], 8, has_zeros=has_zeros)
         stored = {"weight": (codes - 128).to(torch.int8), "weight_scale": scales}
-        return {**stored, **({"weight_zero_point": (zeros - 128).to(torch.int8)} if has_zeros else {})}, meant
+        if has_zeros or writes_zeros:
+            stored["weight_zero_point"] = (zeros - 128).to(torch.int8)
+        return stored, meant
 
     return write
 
@@ -327,6 +348,40 @@ LAYOUTS: dict[str, Layout] = {
         compressed("pack-quantized", {"num_bits": 8, "type": "int", "strategy": "group", "group_size": 16}),
         packed(16, bits=8),
     ),
+    "compressed_mixed": Layout(
+        {
+            **compressed("mixed-precision", {}),
+            "config_groups": {
+                "group_0": {
+                    "targets": ["re:.*self_attn[.](q|k|v|o)_proj$"],
+                    "format": "float-quantized",
+                    "weights": {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True},
+                    "input_activations": {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True},
+                },
+                "group_1": {
+                    "targets": ["Linear"],
+                    "format": "pack-quantized",
+                    "weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 16},
+                },
+            },
+            "ignore": ["lm_head", "re:model[.]layers[.]0[.]mlp[.](gate|up)_proj"],
+        },
+        packed(16),
+        left=("layers.0.mlp.gate_proj", "layers.0.mlp.up_proj"),
+        others={"self_attn": fp8_channel},
+    ),
+    "int8_tensor_old": Layout(
+        compressed("int-quantized", {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True}),
+        int8(writes_zeros=True),
+    ),
+    "compressed_blocks_old": Layout(
+        compressed(
+            "naive-quantized",
+            {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": "16x24"},
+            {"num_bits": 8, "type": "float", "strategy": "group", "group_size": 24, "dynamic": True},
+        ),
+        renamed_scales(fp8_blocks(16, 24)),
+    ),
     "packed_order": Layout(
         compressed(
             "pack-quantized",
@@ -358,7 +413,16 @@ LAYOUTS: dict[str, Layout] = {
         fp4(("weight", "weight_scale_2"), divides=False),
     ),
     "awq": Layout({"quant_method": "awq", "bits": 4, "group_size": 8, "zero_point": True, "version": "gemm"}, awq(8)),
-    "gptq": Layout({**GPTQ, "desc_act": False, "sym": True}, gptq(8)),
+    "gptq": Layout(
+        {**GPTQ, "desc_act": False, "sym": True},
+        gptq(8),
+        tensors={"model.layers.0.mlp.up_proj.bias": torch.zeros(56)},  # AutoGPTQ's, of a linear that has none
+    ),
+    "gptq_dynamic": Layout(
+        {**GPTQ, "desc_act": False, "sym": True, "dynamic": {"-:.*layers[.]0[.]mlp[.](gate|up)_proj": {}}},
+        gptq(8),
+        left=("layers.0.mlp.gate_proj", "layers.0.mlp.up_proj"),
+    ),
     "gptq_zeros": Layout({**GPTQ, "desc_act": False, "sym": False}, gptq(8, has_zeros=True, writes_groups=False)),
     "gptq_order": Layout({**GPTQ, "desc_act": True, "sym": True}, gptq(8, act_order=True)),
     "gptq_v2_order_zeros": Layout(

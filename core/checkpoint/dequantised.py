@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hookline.core.checkpoint.load import has_shape
 from hookline.core.checkpoint.safetensors_files import FLOAT_DTYPES, StoredTensor
 from hookline.core.contracts import MatrixPiece, MatrixPlace, Part, Quantization, WeightTarget
 from hookline.core.errors import CheckpointError
@@ -85,7 +85,7 @@ def _check(parts: Mapping[str, WeightTarget], stored: Mapping[str, StoredTensor]
         if name not in stored:
             raise CheckpointError(f"the checkpoint has no tensor {name}, which its quantised neighbours need")
         shape = stored[name].shape
-        if prod(shape) != prod(part.shape):
+        if not has_shape(shape, part):
             raise CheckpointError(f"tensor {name} has shape {list(shape)} and needs {list(part.shape)}")
         stored[name].check(name, part.dtypes or FLOAT_DTYPES)
 

@@ -229,7 +229,7 @@ def _check(checkpoint: str, stored: Mapping[str, tuple[int, ...]], targets: Mapp
         _some("surplus", [name for name in stored if not _may_be(name, stored[name], targets, ignored)], str),
         _some(
             "misshaped",
-            [name for name, target in wanted.items() if name in stored and not _has_shape(stored[name], target)],
+            [name for name, target in wanted.items() if name in stored and not has_shape(stored[name], target)],
             lambda name: f"{name} has {list(stored[name])} and needs {list(wanted[name].shape)}",
         ),
     ]
@@ -240,11 +240,15 @@ def _check(checkpoint: str, stored: Mapping[str, tuple[int, ...]], targets: Mapp
         )
 
 
-def _has_shape(stored: tuple[int, ...], target: WeightTarget) -> bool:
-    """Whether a tensor of this shape fits; of a converted one, sizes of 1 count for nothing."""
-    if target.write is None:
+def has_shape(stored: tuple[int, ...], target: WeightTarget) -> bool:
+    """Whether a tensor of this shape fits; of a converted one, sizes of 1 behind the others count for nothing."""
+    if target.write is None or len(stored) + 1 < len(target.shape):
         return stored == target.shape
-    return [size for size in stored if size != 1] == [size for size in target.shape if size != 1]
+    return _without_last_ones(stored) == _without_last_ones(target.shape)
+
+
+def _without_last_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return _without_last_ones(shape[:-1]) if shape and shape[-1] == 1 else tuple(shape)
 
 
 def _may_be(name: str, shape: tuple[int, ...], targets: Mapping[str, WeightTarget], ignored: tuple[str, ...]) -> bool:

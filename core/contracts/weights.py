@@ -99,7 +99,7 @@ class WeightTarget:
     ) -> WeightTarget:
         """A tensor that is stored in another form than the rank has it in, as quantised ones are.
 
-        view: the memory that it fills. shape: of the whole tensor; sizes of 1 may be left out of it, or be too many.
+        view: the memory that it fills. shape: of the whole tensor; sizes of 1 at its end may be too many or too few.
         write: given the whole tensor, or anything indexed like one, puts this rank's part into the view, whatever else
         is in it; raises CheckpointError for values that cannot be right. dtypes: safetensors' names of those that the
         tensor may have; none means any float.

@@ -20,6 +20,8 @@ INT32 = ("I32",)
 class Awq(ScaledQuantization):
     """Reads quant_method awq in its GEMM layout, the one that checkpoints on the hub have."""
 
+    data = "qweight"
+
     def __init__(self, config: Any, form: StoredForm) -> None:
         """See Quantization."""
         stated = Stated(form.stated or {})
@@ -29,6 +31,7 @@ class Awq(ScaledQuantization):
         group = group_size(stated, "group_size" if "group_size" in stated.values else "q_group_size")
         self.scheme = Scheme(INT4, 1, group, has_zeros=True)
         self.left = [*stated.texts("modules_to_not_convert"), *HEADS]
+        self.dtypes = form.dtypes
 
     def parts(self, name: str, num_rows: int, num_columns: int) -> list[StoredPart]:
         """See ScaledQuantization."""

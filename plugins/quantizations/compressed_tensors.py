@@ -11,21 +11,28 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
-
 from hookline.core.contracts import FP8, INT4, INT8, MatrixPiece, MatrixPlace, Quantization, Scheme, StoredForm
 from hookline.plugins.quantizations.fp4 import MXFP4, NVFP4, mxfp4_parts, nvfp4_parts
 from hookline.plugins.quantizations.fp8 import CACHE_SCALES, E4M3
-from hookline.plugins.quantizations.loading import ScaledLoading, StoredPart, inputs_read, plain_read, scalar_read
+from hookline.plugins.quantizations.loading import (
+    ScaledLoading,
+    StoredPart,
+    blocks_read,
+    inputs_read,
+    is_stored,
+    plain_read,
+    scalar_read,
+)
 from hookline.plugins.quantizations.names import REGEX, is_named
 from hookline.plugins.quantizations.packing import PackedRead, signed_bytes
-from hookline.plugins.quantizations.values import Stated
+from hookline.plugins.quantizations.values import Stated, checked_pattern
 
 LINEAR = "Linear"
 """The class of modules that a group's target names all linears by."""
 FLOAT, INT, PACKED = "float-quantized", "int-quantized", "pack-quantized"
 NVFP4_PACKED, MXFP4_PACKED, NAIVE = "nvfp4-pack-quantized", "mxfp4-pack-quantized", "naive-quantized"
 FORMATS = (FLOAT, INT, PACKED, NVFP4_PACKED, MXFP4_PACKED, NAIVE)
+ZEROS, ZERO_DTYPES = "weight_zero_point", ("I8", "F8_E4M3")
 INPUT_SCALES = ("input_scale", "input_zero_point", "input_global_scale")
 """Tensors of static activations."""
 
@@ -56,14 +63,20 @@ class CompressedTensors(Quantization):
         sparsity = stated.inner("sparsity_config")
         if sparsity is not None and sparsity.values:
             sparsity.one_of("format", "dense", default="dense")
+        transforms = stated.inner("transform_config")
+        if transforms is not None and any(transforms.values.values()):
+            stated.refuse("transform_config", "none")
         written = stated.values.get("format")
         self.groups = [_group(groups.inner(key) or groups, written) for key in groups.values]
         self.ignored = stated.texts("ignore")
+        for one in self.ignored:
+            _check_pattern(stated, "ignore", one)
         self.dtypes = form.dtypes
 
     def stores(self, name: str) -> Group | None:
         """See Quantization."""
-        if is_named(name, self.ignored):
+        data = (f"{name}.weight", f"{name}.weight_packed")
+        if is_named(name, self.ignored) and not any(is_stored(self.dtypes, one) for one in data):
             return None
         own = [group for group in self.groups if LINEAR not in group.targets and group.has(name)]
         return next(iter(own), next((group for group in self.groups if group.has(name)), None))
@@ -81,7 +94,10 @@ class CompressedTensors(Quantization):
     def _parts(self, group: Group, name: str, num_rows: int, num_columns: int) -> list[StoredPart]:
         parts = _PARTS[group.written](group, num_rows, num_columns)
         if f"{name}.weight_shape" in self.dtypes:
-            parts.append(StoredPart("weight_shape", "unused", (2,), plain_read, ("I64", "I32")))
+            parts.append(StoredPart("weight_shape", "shape", (2,), plain_read, ("I64", "I32")))
+        if group.written in (FLOAT, INT) and not group.scheme.has_zeros and f"{name}.{ZEROS}" in self.dtypes:
+            blocks = _num_blocks(group.scheme, num_rows, num_columns)
+            parts.append(StoredPart(ZEROS, "zeros", blocks, _scales_read(group.scheme), ZERO_DTYPES))
         for suffix in INPUT_SCALES:
             if f"{name}.{suffix}" in self.dtypes:
                 is_scale = suffix == "input_scale"
@@ -99,9 +115,12 @@ def _group(stated: Stated, written: Any) -> Group:
     form = own if own is not None else written
     if form not in FORMATS:
         (Stated({"format": form}) if own is None else stated).refuse("format", ", ".join(FORMATS))
+    outputs = stated.inner("output_activations")
+    if outputs is not None and outputs.values:
+        stated.refuse("output_activations", "none")
     targets = stated.texts("targets")
     for one in targets:
-        _check_pattern(stated, one)
+        _check_pattern(stated, "targets", one)
     kind, bits = weights.one_of("type", "int", "float", default="int"), weights.one_of("num_bits", 4, 8)
     if form == NAIVE:
         form = FLOAT if kind == "float" else INT
@@ -115,10 +134,10 @@ def _group(stated: Stated, written: Any) -> Group:
     weights.one_of("type", "float" if form == FLOAT else "int", default="int")
     weights.one_of("num_bits", *((4, 8) if form == PACKED else (8,)))
     rows, columns = _block(weights)
-    order = weights.one_of("actorder", "group", "weight", "static", "dynamic", default="weight")
+    order = weights.one_of("actorder", "group", "weight", "static", "dynamic", True, False, default="weight")
     values = FP8 if form == FLOAT else INT8 if bits == 8 else INT4
     has_zeros = form != FLOAT and not weights.flag("symmetric", True)
-    is_reordered = order in ("group", "dynamic") and columns > 0 and form == PACKED
+    is_reordered = order in ("group", "dynamic", True) and columns > 0 and form == PACKED
     scheme = Scheme(values, rows, columns, has_zeros, is_reordered, activations)
     return Group(tuple(targets), scheme, bits, form)
 
@@ -127,7 +146,7 @@ def _block(weights: Stated) -> tuple[int, int]:
     """Outputs and inputs that share a scale."""
     strategy = weights.one_of("strategy", "tensor", "channel", "group", "block", default="tensor")
     if strategy == "block":
-        found = weights.sizes("block_structure", 2)
+        found = _split(weights).sizes("block_structure", 2)
         if found is None:
             weights.refuse("block_structure", "two whole numbers")
         return found[0], found[1]
@@ -136,12 +155,17 @@ def _block(weights: Stated) -> tuple[int, int]:
     return (0, 0) if strategy == "tensor" else (1, 0)
 
 
-def _check_pattern(stated: Stated, target: str) -> None:
-    if target.startswith(REGEX):
-        try:
-            re.compile(target.removeprefix(REGEX))
-        except re.error:
-            stated.refuse("targets", "patterns of Python's re behind 're:'")
+def _split(weights: Stated) -> Stated:
+    """With a block_structure that older versions wrote as "128x128" in two."""
+    block = weights.values.get("block_structure")
+    if isinstance(block, str) and re.fullmatch(r"\d{1,7}x\d{1,7}", block):
+        return Stated({**weights.values, "block_structure": [int(one) for one in block.split("x")]}, weights.name)
+    return weights
+
+
+def _check_pattern(stated: Stated, key: str, module: str) -> None:
+    if module.startswith(REGEX):
+        checked_pattern(stated, key, module.removeprefix(REGEX))
 
 
 def _num_blocks(scheme: Scheme, num_rows: int, num_columns: int) -> tuple[int, int]:
@@ -163,7 +187,7 @@ def _int_parts(group: Group, num_rows: int, num_columns: int) -> list[StoredPart
         StoredPart("weight_scale", "scales", scales, read),
     ]
     if group.scheme.has_zeros:
-        parts.append(StoredPart("weight_zero_point", "zeros", scales, read, ("I8",)))
+        parts.append(StoredPart(ZEROS, "zeros", scales, read, ("I8",)))
     return parts
 
 
@@ -177,20 +201,14 @@ def _packed_parts(group: Group, num_rows: int, num_columns: int) -> list[StoredP
     ]
     if group.scheme.has_zeros:
         zeros = PackedRead(group.bits, "rows", then=as_bytes)
-        parts.append(StoredPart("weight_zero_point", "zeros", (-(-rows // per_word), columns), zeros, ("I32",)))
+        parts.append(StoredPart(ZEROS, "zeros", (-(-rows // per_word), columns), zeros, ("I32",)))
     if group.scheme.is_reordered:
         parts.append(StoredPart("weight_g_idx", "groups", (num_columns,), inputs_read, ("I32", "I64")))
     return parts
 
 
 def _scales_read(scheme: Scheme) -> Any:
-    return plain_or_vector_read if scheme.rows else scalar_read
-
-
-def plain_or_vector_read(whole: Any, rows: slice, columns: slice) -> torch.Tensor:
-    """Of a tensor (outputs, blocks), or (outputs,) where there is one block."""
-    found: torch.Tensor = whole[rows]
-    return found.reshape(-1, 1) if found.ndim == 1 else found[:, columns]
+    return blocks_read if scheme.rows else scalar_read
 
 
 _PARTS: dict[str, Callable[[Group, int, int], list[StoredPart]]] = {

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hookline.core.contracts import FP4, Scheme
-from hookline.plugins.quantizations.loading import StoredPart, plain_read, scalar_read
+from hookline.plugins.quantizations.loading import StoredPart, blocks_read, scalar_read
 from hookline.plugins.quantizations.packing import PackedRead
 
 NVFP4, MXFP4 = Scheme(FP4, 1, 16), Scheme(FP4, 1, 32)
@@ -28,7 +28,7 @@ def nvfp4_parts(
     read = inverse_read if divides else scalar_read
     return [
         StoredPart(weight, "data", (num_rows, -(-num_columns // 2)), _nibbles(), BYTES),
-        StoredPart("weight_scale", "scales", (num_rows, -(-num_columns // 16)), plain_read, ("F8_E4M3",)),
+        StoredPart("weight_scale", "scales", (num_rows, -(-num_columns // 16)), blocks_read, ("F8_E4M3",)),
         StoredPart(whole_scale, "row_scales", (), read),
     ]
 
@@ -48,7 +48,7 @@ def inverse_read(whole: Any, rows: slice, columns: slice) -> Tensor:
 
 def powers_read(whole: Any, rows: slice, columns: slice) -> Tensor:
     """Of exponents (outputs, groups) in e8m0, of which 255 means NaN."""
-    stored = plain_read(whole, rows, columns).view(torch.uint8)
+    stored = blocks_read(whole, rows, columns).view(torch.uint8)
     found = torch.exp2(stored.float() - _BIAS)
     return found.masked_fill_(stored == 255, torch.nan)
 

@@ -10,13 +10,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from hookline.core.contracts import FP8, Scheme, StoredForm
-from hookline.plugins.quantizations.loading import ScaledQuantization, StoredPart, plain_read, scalar_read
+from hookline.plugins.quantizations.loading import (
+    FLOATS,
+    ScaledQuantization,
+    StoredPart,
+    blocks_read,
+    plain_read,
+    scalar_read,
+)
 from hookline.plugins.quantizations.names import HEADS
 from hookline.plugins.quantizations.values import Stated
 
 E4M3 = ("F8_E4M3",)
 """safetensors' name of the dtype."""
 WEIGHT_SCALES = ("weight_scale_inv", "weight_scale")
+SCALE_DTYPES = (*FLOATS, "F8_E8M0")
 INPUT_SCALES = ("input_scale", "activation_scale")
 CACHE_SCALES = (".k_scale", ".v_scale", ".q_scale", ".prob_scale", "_proj.output_scale")
 """Ends of names of scales of a quantised KV cache, which is not in FP8 here."""
@@ -42,15 +50,17 @@ class Fp8(ScaledQuantization):
         """See ScaledQuantization."""
         rows, columns = self.scheme.rows, self.scheme.columns
         shape = (-(-num_rows // rows), -(-num_columns // columns)) if rows else ()
-        read = plain_read if rows else scalar_read
+        read = blocks_read if rows else scalar_read
         parts = [
             StoredPart("weight", "data", (num_rows, num_columns), plain_read, E4M3),
-            StoredPart(self._suffix(name, WEIGHT_SCALES), "scales", shape, read),
+            StoredPart(self._suffix(name, WEIGHT_SCALES), "scales", shape, read, SCALE_DTYPES),
         ]
         if self.scheme.activations == "static":
             parts.append(StoredPart(self._suffix(name, INPUT_SCALES), "input_scale", (), scalar_read))
         return parts
 
     def _suffix(self, name: str, suffixes: Sequence[str]) -> str:
-        """The one that is stored; the first if none is."""
-        return next((one for one in suffixes if f"{name}.{one}" in self.dtypes), suffixes[0])
+        """The one that is stored; if none is, the one that other linears have, or the first."""
+        named = [one for one in suffixes if f"{name}.{one}" in self.dtypes]
+        others = [one for one in suffixes if not named and any(other.endswith(f".{one}") for other in self.dtypes)]
+        return [*named, *others, suffixes[0]][0]

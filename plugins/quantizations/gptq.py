@@ -14,10 +14,12 @@ from torch import Tensor
 
 from hookline.core.contracts import INT4, INT8, Scheme, StoredForm
 from hookline.plugins.quantizations.loading import ScaledQuantization, StoredPart, inputs_read, transposed_read
-from hookline.plugins.quantizations.names import HEADS
+from hookline.plugins.quantizations.names import HEADS, REGEX
 from hookline.plugins.quantizations.packing import PackedRead, signed_bytes
-from hookline.plugins.quantizations.values import Stated, group_size
+from hookline.plugins.quantizations.values import Stated, checked_pattern, group_size
 
+SKIPPED = "-:"
+"""How GPTQModel marks patterns of modules, among those with bits of their own, that are not quantised."""
 WORDS, GROUPS = ("I32",), ("I32", "I64")
 """safetensors' names of the dtypes of words, and of g_idx."""
 
@@ -25,13 +27,15 @@ WORDS, GROUPS = ("I32",), ("I32", "I64")
 class Gptq(ScaledQuantization):
     """Reads quant_method gptq."""
 
+    data = "qweight"
+
     def __init__(self, config: Any, form: StoredForm) -> None:
         """See Quantization."""
         stated = Stated(form.stated or {})
         self.bits = stated.one_of("bits", 4, 8)
         written = stated.one_of("checkpoint_format", "gptq", "gptq_v2", default="gptq")
         self.adds_one = written == "gptq"
-        stated.one_of("dynamic", {}, default={})
+        stated.one_of("is_marlin_format", False, default=False)
         group, is_reordered = group_size(stated, "group_size"), stated.flag("desc_act")
         self.scheme = Scheme(
             INT4 if self.bits == 4 else INT8,
@@ -40,9 +44,18 @@ class Gptq(ScaledQuantization):
             has_zeros=not stated.flag("sym", True),
             is_reordered=is_reordered and group > 0,
         )
+        dynamic = stated.inner("dynamic")
+        skipped = [] if dynamic is None else list(dynamic.values)
+        if dynamic is not None and (other := [key for key in skipped if not key.startswith(SKIPPED)]):
+            dynamic.refuse(other[0], f"patterns of modules that are not quantised, behind '{SKIPPED}'")
         heads = () if stated.flag("lm_head") else HEADS
-        self.left = [*stated.texts("modules_to_not_convert"), *heads]
+        patterns = [REGEX + checked_pattern(stated, "dynamic", key.removeprefix(SKIPPED)) for key in skipped]
+        self.left = [*stated.texts("modules_to_not_convert"), *heads, *patterns]
         self.dtypes = form.dtypes
+
+    def ignores(self, name: str) -> bool:
+        """See Quantization: AutoGPTQ writes biases of zero for linears that have none."""
+        return name.endswith(".bias") and f"{name.removesuffix('bias')}{self.data}" in self.dtypes
 
     def parts(self, name: str, num_rows: int, num_columns: int) -> list[StoredPart]:
         """See ScaledQuantization."""

@@ -7,7 +7,7 @@ Legend: O outputs, D inputs of a matrix on this rank, R and C its blocks, X expe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import gcd
@@ -32,9 +32,9 @@ from hookline.core.errors import CheckpointError
 from hookline.plugins.quantizations.names import is_named
 from hookline.plugins.quantizations.rounding import codes_of, packed, scales_of
 
-Role = Literal["data", "scales", "zeros", "groups", "row_scales", "input_scale", "unused"]
+Role = Literal["data", "scales", "zeros", "groups", "row_scales", "input_scale", "shape", "unused"]
 """What a stored tensor is of its matrix. groups: the group of each input. row_scales: scales of whole rows, by which
-those of blocks are multiplied. unused: checked for its shape alone."""
+those of blocks are multiplied. shape: outputs and inputs. unused: checked alone."""
 Read = Callable[[Any, slice, slice], Tensor]
 """Given a whole tensor, or anything indexed like one, and ranges of outputs and inputs (of blocks of them, for scales
 and zero points): what the tensor has there, (outputs, inputs), one element each. Scales of all inputs have one column.
@@ -56,21 +56,30 @@ Parts = Callable[[str, int, int], Sequence[StoredPart]]
 """Given a linear's name, its outputs and its inputs: the tensors that a checkpoint stores of it."""
 
 
+FLOATS = ("BF16", "F16", "F32", "F64")
+"""safetensors' names of the dtypes of values that are not quantised."""
+
+
 class ScaledQuantization(Quantization):
     """A form of checkpoints whose quantised linears are all stored alike. For formats to extend.
 
-    surplus: how the names of stored tensors end that are not needed.
+    surplus: how the names of stored tensors end that are not needed. data: what follows a linear's name in the name of
+    its values.
     """
 
     surplus: ClassVar[tuple[str, ...]] = ()
+    data: ClassVar[str] = "weight"
     scheme: Scheme
     """Of all its linears."""
     left: Sequence[str]
     """Names of the linears that are not quantised; see `is_named`."""
+    dtypes: Mapping[str, str]
+    """See StoredForm."""
 
     def stores(self, name: str) -> Scheme | None:
         """See Quantization."""
-        return None if is_named(name, self.left) else self.scheme
+        is_left = is_named(name, self.left) and not is_stored(self.dtypes, f"{name}.{self.data}")
+        return None if is_left else self.scheme
 
     def matrix(self, pieces: Sequence[MatrixPiece], place: MatrixPlace) -> ScaledLoading:
         """See Quantization."""
@@ -83,6 +92,14 @@ class ScaledQuantization(Quantization):
     def parts(self, name: str, num_rows: int, num_columns: int) -> Sequence[StoredPart]:
         """The tensors that a checkpoint stores of a linear, by its name, its outputs and its inputs."""
         raise NotImplementedError
+
+
+def is_stored(dtypes: Mapping[str, str], data: str) -> bool:
+    """Whether a checkpoint has a linear's values in few bits, whatever its lists say: some leave out a quantised head.
+
+    data: the whole name of the tensor of values.
+    """
+    return dtypes.get(data, FLOATS[0]) not in FLOATS
 
 
 class ScaledLoading:
@@ -192,7 +209,8 @@ class ScaledLoading:
         elif bool((found != (HALF_INT4 if self.stated.values == INT4 else 0)).any()):
             raise CheckpointError(
                 f"tensor {name} has zero points of its own, and the checkpoint's quantization_config says that it has "
-                "none; set model.hf_overrides.quantization_config.sym=false"
+                "none; set model.hf_overrides.quantization_config.sym=false (compressed-tensors: symmetric=false of "
+                "its group's weights)"
             )
 
     def _write_row_scales(self, name: str, part: StoredPart, piece: MatrixPiece, whole: Any) -> None:
@@ -221,10 +239,20 @@ class ScaledLoading:
     def _write_input_scale(self, name: str, part: StoredPart, piece: MatrixPiece, whole: Any) -> None:
         found = part.read(whole, slice(0, 1), slice(0, 1)).float().reshape(())
         _check_finite(name, found)
+        if float(found) <= 0:
+            raise CheckpointError(
+                f"tensor {name} is {float(found):g}, and activations are divided by it; download or copy the "
+                "checkpoint again"
+            )
         self.input_scale_of[piece] = found.to(self.place.device)
 
     def _write_unused(self, name: str, part: StoredPart, piece: MatrixPiece, whole: Any) -> None:
-        """Do nothing: that its shape is right was all to check."""
+        _check_finite(name, part.read(whole, slice(0, 1), slice(0, 1)).float())
+
+    def _write_shape(self, name: str, part: StoredPart, piece: MatrixPiece, whole: Any) -> None:
+        found, expected = whole[...].tolist(), [piece.rows.total, piece.columns.total]
+        if found != expected:
+            raise CheckpointError(f"tensor {name} says {found}, and the model needs {expected}; is it the right one?")
 
     def _write_floats(self, name: str, part: StoredPart, piece: MatrixPiece, whole: Any) -> None:
         """Quantise this rank's part of floats by scales that are the same on all ranks: those of whole blocks."""
@@ -281,6 +309,12 @@ def plain_read(whole: Any, rows: slice, columns: slice) -> Tensor:
     """Of a tensor (outputs, inputs)."""
     found: Tensor = whole[rows, columns]
     return found
+
+
+def blocks_read(whole: Any, rows: slice, columns: slice) -> Tensor:
+    """Of a tensor (outputs, blocks), or (outputs,) where there is one block."""
+    found: Tensor = whole[rows]
+    return found.reshape(-1, 1) if found.ndim == 1 else found[:, columns]
 
 
 def transposed_read(whole: Any, rows: slice, columns: slice) -> Tensor:

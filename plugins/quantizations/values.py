@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -77,6 +78,20 @@ class Stated:
         if not is_list or not all(type(one) is int and 1 <= one <= MAX_BLOCK for one in value):
             self.refuse(key, f"{count} whole numbers from 1 to {MAX_BLOCK}")
         return tuple(value)
+
+
+def checked_pattern(stated: Stated, key: str, pattern: str) -> str:
+    """A pattern under a key, if it is one of Python's re.
+
+    Raises: ConfigError if it is none.
+    """
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ConfigError(
+            f"{stated.name}.{key} has {shown(pattern)}, which is no regular expression ({error}); correct config.json"
+        ) from error
+    return pattern
 
 
 def group_size(stated: Stated, key: str) -> int:
