@@ -391,7 +391,7 @@ class SamplingParams:
         for key in values:
             if key not in known:
                 name = shown_key(key)
-                hint = near_miss(name, known)
+                hint = near_miss(name, known, prefix="sampling")
                 raise RequestError(f"unknown key 'sampling.{name}'.{hint} Available: {', '.join(known)}")
         return cls(**values)
 

@@ -113,9 +113,8 @@ class StructuredOutputs:
         for key in value:
             if key not in known:
                 name = shown_key(key)
-                raise RequestError(
-                    f"unknown key '{_PLACE}.{name}'.{near_miss(name, known)} Available: {', '.join(known)}"
-                )
+                hint = near_miss(name, known, prefix=_PLACE)
+                raise RequestError(f"unknown key '{_PLACE}.{name}'.{hint} Available: {', '.join(known)}")
         return cls(**value)
 
 

@@ -8,6 +8,7 @@ from hookline.core import COMMANDS
 
 _PURPOSES = {
     "run": "complete prompts, or make vectors of them",
+    "chat": "talk with a model in the terminal",
     "serve": "serve clients of OpenAI's and Anthropic's APIs over HTTP",
     "batch": "answer files and folders of requests",
     "bench": "measure the speed of an engine or a server under a load",

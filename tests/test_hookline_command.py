@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 SHOWS = {
     "run": (["prompt=x", "--cfg", "job"], "\nprompt: x\n"),
     "batch": (["batch.max_rows=3", "--cfg", "job"], "\n  max_rows: 3\n"),
+    "chat": (["chat.system=x", "--cfg", "job"], "\n  system: x\n"),
     "serve": (["serve.port=1", "--cfg", "job"], "\n  port: 1\n"),
     "bench": (["workload=smoke", "--cfg", "job"], "\nworkload:\n"),
     "simulate": (["workload=smoke", "--cfg", "job"], "\ncost: "),

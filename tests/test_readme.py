@@ -63,14 +63,16 @@ REPORTS = [line for line in COMMANDS if line.startswith("hookline report ")]
 """Of a sweep that another line makes."""
 POLICY = [line for line in COMMANDS if line.startswith("HOOKLINE_PLUGINS=my_policy ")]
 """Of a module that a snippet shows."""
-SMOLLM2 = [line for line in COMMANDS if "model=smollm2" in line]
+TALKS = [line for line in COMMANDS if line.startswith("hookline chat ")]
+"""Which read from a terminal: test_chat.py talks."""
+SMOLLM2 = [line for line in COMMANDS if "model=smollm2" in line and line not in TALKS]
 """Of an example and its weights, which INSTALLS install."""
 SERVERS = [line for line in COMMANDS if line.startswith("hookline serve ")]
 """Which never end: their configuration is checked, and test_serve_faults.py runs them."""
 SERVED = [line for line in COMMANDS if "localhost:8000" in line or line == "hookline serve"]
 """Which need a server: test_clients_page.py runs them."""
 MISTAKES = [line for line in COMMANDS if line == "hookline run model=qwen4"]
-OTHERS = {*SETUP, *INSTALLS, *EXTRAS, *ELSEWHERE, *REPORTS, *POLICY, *SMOLLM2, *SERVERS, *SERVED, *MISTAKES}
+OTHERS = {*SETUP, *INSTALLS, *EXTRAS, *ELSEWHERE, *REPORTS, *POLICY, *SMOLLM2, *SERVERS, *SERVED, *MISTAKES, *TALKS}
 RUN_HERE = [line for line in COMMANDS if line not in OTHERS]
 SLOW = re.compile(r" -m (?!core)|&&|\||[tp]p=2|profile=|records=")
 """Sweeps, ranks and whatever else takes more than a second or two."""

@@ -285,4 +285,7 @@ def test_responses_and_messages_have_it_whole_and_at_the_end_of_a_stream() -> No
             assert whole["extensions"] == told and len(told["probe"]) == NUM_TOKENS
             assert {type(one["token"]) for one in told["probe"]} == {int} and "extensions" not in plain
             refused = http.post(path, json=prompt | body | {"extra_args": {"prob": {}}})
-            assert refused.status_code == 400 and "unknown key 'extra_args.prob'. Did you mean 'probe'?" in refused.text
+            assert (
+                refused.status_code == 400
+                and "unknown key 'extra_args.prob'. Did you mean 'extra_args.probe'?" in refused.text
+            )

@@ -11,6 +11,9 @@ from typing import Any, TextIO
 from hookline.core.cli.logs import spoken
 from hookline.core.errors import HooklineError
 
+FAINT, NORMAL = 2, 0
+"""Styles of text on a terminal, by their numbers in ECMA-48."""
+
 
 class OutputError(HooklineError):
     """Standard output that is closed, full or broken."""
@@ -57,6 +60,12 @@ class _Checked:
         with _naming():
             return self._stream.write(text)
 
+    def set_style(self, style: int) -> None:
+        """See `set_style`."""
+        if self._stream is not None and self._escapes and os.environ.get("TERM") != "dumb":
+            with _naming():
+                self._stream.write(f"\x1b[{style}m")
+
     def flush(self) -> None:
         """See TextIO. Raises: OutputError if the stream is full or broken."""
         if self._stream is not None:
@@ -82,6 +91,12 @@ def require_output() -> None:
     """Raise OutputError now, before the work, if standard output is closed."""
     if isinstance(sys.stdout, _Checked):
         sys.stdout.write("")
+
+
+def set_style(style: int) -> None:
+    """Have a terminal show what is printed from here on in one of the styles above; nothing elsewhere."""
+    if isinstance(sys.stdout, _Checked):
+        sys.stdout.set_style(style)
 
 
 def discard_output() -> None:

@@ -22,7 +22,14 @@ _WORKLOAD = "workload."
 _STRUCTURED = "sampling.structured_outputs."
 _RAW_FIELDS = ("json", "regex", "choice", "grammar", "structural_tag", "after", "json_schema")
 """Keys below _STRUCTURED, and the workload's schema, whose value is raw text; a token id in `after` is a number."""
-_FREE = ("sampling.extra_args.", *(f"{kind}s." for kind in EXTENSION_KINDS), "client.body.", _STRUCTURED, _TAG)
+_FREE = (
+    "sampling.extra_args.",
+    *(f"{kind}s." for kind in EXTENSION_KINDS),
+    "client.body.",
+    "chat.template.",
+    _STRUCTURED,
+    _TAG,
+)
 """Prefixes of keys inside of mappings with arbitrary keys (of installed extensions, of a server's body, of tags), or of
 mappings that are None by default."""
 _AUTO_FIELDS = {MODEL: ModelConfig, QUANTIZATION: QuantizationConfig}

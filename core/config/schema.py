@@ -200,9 +200,9 @@ def unknown_key(key: str, available: Iterable[str], elsewhere: Iterable[str] = (
     unknown key is the last part of one, or if none of the available ones is similar.
     """
     key = clipped(key)
-    names, last = [str(name) for name in available], key.rpartition(".")[2]
+    names, (prefix, _, last) = [str(name) for name in available], key.rpartition(".")
     others = {name.rpartition(".")[2]: name for name in elsewhere}
-    hint = f" Did you mean '{others[last]}'?" if others.get(last, key) != key else near_miss(last, names)
+    hint = f" Did you mean '{others[last]}'?" if others.get(last, key) != key else near_miss(last, names, prefix=prefix)
     if not hint and (other := difflib.get_close_matches(last, others, n=1)):
         hint = f" Did you mean '{others[other[0]]}'?"
     return f"unknown key '{key}'.{hint} Available: {', '.join(names) or 'none'}"

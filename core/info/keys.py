@@ -8,13 +8,21 @@ from typing import Any
 
 from hookline.core.batch.settings import BatchKeys
 from hookline.core.bench.settings import BenchKeys
+from hookline.core.chat.settings import ChatKeys
 from hookline.core.info.sources import field_facts
 from hookline.core.run.settings import RunKeys
 from hookline.core.serve.settings import ServeKeys
 from hookline.core.simulate.settings import SimulateKeys
 from hookline.core.util.text import joined
 
-COMMANDS = {"run": RunKeys, "bench": BenchKeys, "simulate": SimulateKeys, "serve": ServeKeys, "batch": BatchKeys}
+COMMANDS = {
+    "run": RunKeys,
+    "bench": BenchKeys,
+    "simulate": SimulateKeys,
+    "serve": ServeKeys,
+    "batch": BatchKeys,
+    "chat": ChatKeys,
+}
 """Each command's keys: those of a later one are added to those before."""
 
 

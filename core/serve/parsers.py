@@ -43,21 +43,26 @@ class Parsers:
     tools: Parser | None = None
 
 
-def chosen_parsers(reasoning: Any, tools: Any, host: Callable[[], PluginHost] = PluginHost.load) -> Parsers:
+def chosen_parsers(
+    reasoning: Any, tools: Any, host: Callable[[], PluginHost] = PluginHost.load, section: str = "serve"
+) -> Parsers:
     """Look up parsers by name, or by a mapping with a name and fields; None chooses no parser.
+
+    section: the key that the keys of the parsers lie in, for errors.
 
     Raises: PluginError for an unknown name or a class that is broken; ConfigError for a field.
     """
     if reasoning is None and tools is None:
         return Parsers()
     found = host()
-    return Parsers(_chosen(REASONING_PARSER, reasoning, found), _chosen(TOOL_PARSER, tools, found))
+    reasoning_parser = _chosen(REASONING_PARSER, reasoning, found, section)
+    return Parsers(reasoning_parser, _chosen(TOOL_PARSER, tools, found, section))
 
 
-def _chosen(kind: str, value: Any, host: PluginHost) -> Parser | None:
+def _chosen(kind: str, value: Any, host: PluginHost, section: str) -> Parser | None:
     if value is None:
         return None
-    option = option_of(kind, value, host, f"serve.{kind}")
+    option = option_of(kind, value, host, f"{section}.{kind}")
     assert option.entry is not None
     return Parser(option.entry, option.entry.load(), option.config)
 

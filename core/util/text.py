@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from hookline.core.errors import one_line as one_line
 
 
-def near_miss(name: str, available: Iterable[str], cutoff: float = 0.6) -> str:
-    """` Did you mean 'x'?` if something close is available, else an empty string."""
+def near_miss(name: str, available: Iterable[str], cutoff: float = 0.6, prefix: str = "") -> str:
+    """` Did you mean 'x'?` if something close is available, else an empty string. prefix: of a key, named whole."""
     close = difflib.get_close_matches(name, list(available), n=1, cutoff=cutoff)
-    return f" Did you mean '{close[0]}'?" if close else ""
+    return f" Did you mean '{joined(prefix, close[0])}'?" if close else ""
 
 
 def joined(prefix: str, key: object) -> str:

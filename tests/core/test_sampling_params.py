@@ -102,7 +102,7 @@ def test_a_bias_has_no_range_but_must_be_finite():
 
 
 def test_an_unknown_key_is_an_error_with_the_near_miss():
-    with pytest.raises(RequestError, match=r"unknown key 'sampling.temprature'. Did you mean 'temperature'\?"):
+    with pytest.raises(RequestError, match=r"unknown key 'sampling.temprature'. Did you mean 'sampling.temperature'\?"):
         SamplingParams.of({"temprature": 1})
 
 

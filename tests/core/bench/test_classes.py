@@ -68,7 +68,7 @@ def test_all_turns_of_a_conversation_are_of_one_class():
         ({"tags": 3}, "workload.classes[0].tags is not a mapping but of type int"),
         (3, "workload.classes[0]=3 must be a mapping of the fields of a class"),
         ({"share": 0}, "workload.classes[0].share=0.0 must be a finite number above 0"),
-        ({"shares": 1}, "unknown key 'workload.classes[0].shares'. Did you mean 'share'?"),
+        ({"shares": 1}, "unknown key 'workload.classes[0].shares'. Did you mean 'workload.classes[0].share'?"),
         ({"output_len": [4, 2**30]}, "workload.classes[0].output_len=[4, 1073741824] must be two whole numbers"),
         ({"prompt_len": [4, 2]}, "workload.classes[0].prompt_len=[4, 2] must be two whole numbers, 1 <= first"),
         (
@@ -78,7 +78,10 @@ def test_all_turns_of_a_conversation_are_of_one_class():
         ({"tags": {"Class": "a"}}, "workload.classes[0]: tags.Class: a tag's key is at most 32 characters"),
         ({"cache_salt": "x" * 257}, "workload.classes[0]: cache_salt has 257 characters; at most 256 are allowed"),
         ({"slo": {"ttft_s": 0}}, "workload.classes[0].slo.ttft_s=0.0 must be a finite number above 0"),
-        ({"slo": {"ttf_s": 1}}, "unknown key 'workload.classes[0].slo.ttf_s'. Did you mean 'ttft_s'?"),
+        (
+            {"slo": {"ttf_s": 1}},
+            "unknown key 'workload.classes[0].slo.ttf_s'. Did you mean 'workload.classes[0].slo.ttft_s'?",
+        ),
     ],
 )
 def test_an_impossible_class_is_refused_by_its_place(values, message):

@@ -90,7 +90,7 @@ def test_drawn_prompts_differ_from_repetition_to_repetition(trace):
         (PLAIN | {"cache_salt": "x" * 257}, "cache_salt has 257 characters; at most 256 are allowed"),
         (PLAIN | {"priority": "high"}, "priority='high' must be a whole number"),
         (PLAIN | {"slo": 3}, "slo=3 must be a mapping of ttft_s, tpot_s or e2e_s to seconds"),
-        (PLAIN | {"slo": {"ttft": 3}}, "unknown key 'slo.ttft'. Did you mean 'ttft_s'?"),
+        (PLAIN | {"slo": {"ttft": 3}}, "unknown key 'slo.ttft'. Did you mean 'slo.ttft_s'?"),
         (PLAIN | {"slo": {"ttft_s": -3}}, "slo.ttft_s=-3"),
     ],
 )

@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 
 from hookline.core.batch.settings import BatchKeys
 from hookline.core.bench.settings import BenchKeys
+from hookline.core.chat.settings import ChatKeys
 from hookline.core.config import settings as config_module
 from hookline.core.config.compose import compose
 from hookline.core.config.schema import documented, plain_defaults
@@ -59,7 +60,7 @@ def test_prepared_sampling_is_checked_as_requests_are(host: PluginHost) -> None:
     key = "engine.prepared_sampling[1]"
     for wrong, said in [
         ({"top_p": 2}, f"{key}: sampling.top_p=2 must be"),
-        ({"topp": 0.5}, f"unknown key '{key}.topp'. Did you mean 'top_p'?"),
+        ({"topp": 0.5}, f"unknown key '{key}.topp'. Did you mean '{key}.top_p'?"),
         (0.5, f"{key}=0.5 must be a mapping of fields of SamplingParams"),
     ]:
         assert message({"engine": {"prepared_sampling": [{}, wrong]}}, host).startswith(said)
@@ -181,7 +182,7 @@ def test_a_preset_may_stand_on_a_preset(presets: Path) -> None:
         ("fair: true\n", "/scheduler/loop.yaml: `defaults: [OPTION, _self_]` is missing, which says whose values"),
         ("defaults: patient\n", "/scheduler/loop.yaml: a preset's defaults list has the form [option, _self_], not pa"),
         ("defaults: [gone, _self_]\n", "no scheduler named 'gone'"),
-        ("defaults: [patient, _self_]\nfare: 1\n", "unknown key 'scheduler.fare'. Did you mean 'fair'?"),
+        ("defaults: [patient, _self_]\nfare: 1\n", "unknown key 'scheduler.fare'. Did you mean 'scheduler.fair'?"),
         (
             "defaults: [patient, _self_\n",
             "/scheduler/loop.yaml:2: broken YAML: while parsing a flow sequence, expected",
@@ -262,12 +263,18 @@ def test_an_unknown_name_gets_near_misses_among_presets_too(presets: Path) -> No
         ),
         ({"engine": {"tp": 2}}, "unknown key 'engine.tp'. Did you mean 'tp'? Available: max_num_seqs, "),
         ({"engine": {"dtype": "float32"}}, "unknown key 'engine.dtype'. Did you mean 'dtype'? Available: "),
-        ({"engine": {"max_num_seq": 3}}, "unknown key 'engine.max_num_seq'. Did you mean 'max_num_seqs'? Available: "),
+        (
+            {"engine": {"max_num_seq": 3}},
+            "unknown key 'engine.max_num_seq'. Did you mean 'engine.max_num_seqs'? Available: ",
+        ),
         (
             {"scheduler": {"max_nun_seqs": 3}},
             "unknown key 'scheduler.max_nun_seqs'. Did you mean 'engine.max_num_seqs'? Available: max_wait_ms, fair, ",
         ),
-        ({"scheduler": {"fare": 3}}, "unknown key 'scheduler.fare'. Did you mean 'fair'? Available: max_wait_ms, fair"),
+        (
+            {"scheduler": {"fare": 3}},
+            "unknown key 'scheduler.fare'. Did you mean 'scheduler.fair'? Available: max_wait_ms, fair",
+        ),
         ({"sampler": {"greedy": True}}, "unknown key 'sampler.greedy'. Available: none"),
         ({"kernels": {"name": "auto", "x": 1}}, "unknown key 'kernels.x'. Available: none"),
         ({"kernels": "quik"}, "no kernels named 'quik'. Did you mean 'quick'? Available: auto, quick, slow"),
@@ -405,7 +412,10 @@ def test_what_an_engine_says_of_a_processor_is_typed_by_its_arguments(processors
     ("value", "error"),
     [
         ({"dyr": {"multiplier": 1}}, "no processor named 'dyr'. Did you mean 'dry'? Available: dry, top"),
-        ({"dry": {"multiplyer": 1}}, "unknown key 'processors.dry.multiplyer'. Did you mean 'multiplier'?"),
+        (
+            {"dry": {"multiplyer": 1}},
+            "unknown key 'processors.dry.multiplyer'. Did you mean 'processors.dry.multiplier'?",
+        ),
         ({"dry": {"multiplier": "much"}}, "processors.dry.multiplier='much' is not a float"),
         ({"dry": {"multiplier": -1}}, "processors.dry.multiplier=-1.0 must be a finite number of at least 0"),
         ({"dry": 3}, "processors.dry=3 is not a mapping of fields"),
@@ -433,7 +443,7 @@ def test_a_composed_tree_holds_the_dataclasses_defaults_and_makes_the_same_confi
     assert validate(engine, PluginHost.load()) == validate({}, PluginHost.load())
 
 
-@pytest.mark.parametrize("keys", [RunKeys, BenchKeys, SimulateKeys, ServeKeys, BatchKeys])
+@pytest.mark.parametrize("keys", [RunKeys, BenchKeys, SimulateKeys, ServeKeys, BatchKeys, ChatKeys])
 def test_every_key_of_a_command_is_explained(keys: type) -> None:
     lines = list(documented(keys))
     named = dict(zip(lines[::2], lines[1::2], strict=True))

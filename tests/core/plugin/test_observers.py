@@ -93,7 +93,11 @@ def test_observers_have_fields_and_there_may_be_several_or_none():
             PluginError,
             "no observer named 'taly'. Did you mean 'tally'? Available: absent, clumsy, other",
         ),
-        ([{"name": "tally", "stp": 1}], ConfigError, "unknown key 'observers.tally.stp'. Did you mean 'step'?"),
+        (
+            [{"name": "tally", "stp": 1}],
+            ConfigError,
+            "unknown key 'observers.tally.stp'. Did you mean 'observers.tally.step'?",
+        ),
         ([{"name": "tally", "step": "x"}], ConfigError, "observers.tally.step='x' is not an int"),
         ([{"name": "clumsy", "step": 1}], ConfigError, "unknown key 'observers.clumsy.step'. Available: none"),
         ([{"step": 1}], ConfigError, "observers: {'step': 1} has no name"),

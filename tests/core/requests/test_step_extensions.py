@@ -60,8 +60,14 @@ def prepare(params, *entries, facts=None):
 @pytest.mark.parametrize(
     ("extra_args", "message"),
     [
-        ({"shfit": {}}, "unknown key 'sampling.extra_args.shfit'. Did you mean 'shift'? Available: shift"),
-        ({"shift": {"amuont": 1.0}}, "unknown key 'sampling.extra_args.shift.amuont'. Did you mean 'amount'?"),
+        (
+            {"shfit": {}},
+            "unknown key 'sampling.extra_args.shfit'. Did you mean 'sampling.extra_args.shift'? Available: shift",
+        ),
+        (
+            {"shift": {"amuont": 1.0}},
+            "unknown key 'sampling.extra_args.shift.amuont'. Did you mean 'sampling.extra_args.shift.amount'?",
+        ),
         ({"shift": {"amount": "much"}}, "sampling.extra_args.shift.amount='much' is not a float"),
         ({"shift": {"amount": "2.5"}}, "sampling.extra_args.shift.amount='2.5' is a text, not a float"),
         ({"shift": {"token": "2"}}, "sampling.extra_args.shift.token='2' is a text, not an int"),

@@ -591,12 +591,12 @@ def test_a_file_of_bad_lines_alone_starts_nothing(llm: type[FakeLLM], capsys: py
         (["+modle=tiny"], "unknown key 'modle'. Did you mean 'model'? Available: "),
         (
             ["scheduler.max_wait=3"],
-            "unknown key 'scheduler.max_wait'. Did you mean 'max_wait_ms'? Available: max_wait_ms",
+            "unknown key 'scheduler.max_wait'. Did you mean 'scheduler.max_wait_ms'? Available: max_wait_ms",
         ),
         (["scheduler.max_nun_seqs=3"], "unknown key 'scheduler.max_nun_seqs'. Did you mean 'engine.max_num_seqs'?"),
         (["+scheduler.foo=3"], "unknown key 'scheduler.foo'. Available: max_wait_ms, fair, limit"),
         (["engine.tp=2"], "unknown key 'engine.tp'. Did you mean 'tp'? Available: "),
-        (["engine.max_num_seq=3"], "unknown key 'engine.max_num_seq'. Did you mean 'max_num_seqs'? Available: "),
+        (["engine.max_num_seq=3"], "unknown key 'engine.max_num_seq'. Did you mean 'engine.max_num_seqs'? Available: "),
         (["+engine.foo=3"], "unknown key 'engine.foo'. Available: max_num_seqs"),
         (["scheduler.max_wait_ms=soon"], "scheduler.max_wait_ms='soon' is not a float"),
         (["engine.max_num_seqs=abc"], "engine.max_num_seqs='abc' is not an int"),
@@ -619,7 +619,7 @@ def test_a_file_of_bad_lines_alone_starts_nothing(llm: type[FakeLLM], capsys: py
         (["--bogus"], "unrecognized arguments: --bogus; see --help and --hydra-help"),
         (["--cfg", "jab"], "argument --cfg/-c: invalid choice: 'jab'"),
         (["device"], "cannot read argument 'device'; arguments have the form key=value"),
-        (["sampling.temprature=1"], "unknown key 'sampling.temprature'. Did you mean 'temperature'?"),
+        (["sampling.temprature=1"], "unknown key 'sampling.temprature'. Did you mean 'sampling.temperature'?"),
         (["sampling.temperature=-1"], "sampling.temperature=-1 must be a finite number of at least 0"),
         (["sampling.max_tokens=0"], "sampling.max_tokens=0 must be at least 1"),
         (["sampling=5"], "sampling=5 is not a mapping of sampling parameters"),
@@ -779,7 +779,7 @@ def test_a_frozen_config_can_be_overridden() -> None:
 def test_a_mapping_takes_keys_of_its_own_but_no_other_place_does(host: PluginHost, argument: str) -> None:
     tree = compose([*CHOSEN, f"model.hf_overrides{argument}"], host, RunKeys)[0].tree
     assert tree["model"]["hf_overrides"] == {"a": 1}
-    with pytest.raises(ConfigError, match=r"unknown key 'model.hf_override'\. Did you mean 'hf_overrides'"):
+    with pytest.raises(ConfigError, match=r"unknown key 'model.hf_override'\. Did you mean 'model.hf_overrides'"):
         compose([*CHOSEN, f"model.hf_override{argument}"], host, RunKeys)
 
 
@@ -876,9 +876,12 @@ def test_an_experiment_may_say_what_all_requests_ask_of_a_processor(host: Plugin
         ("dry.multiplier=much", "sampling.extra_args.dry.multiplier='much' is not a float"),
         (
             "dry.multiply=1",
-            "unknown key 'sampling.extra_args.dry.multiply'. Did you mean 'multiplier'? ",
+            "unknown key 'sampling.extra_args.dry.multiply'. Did you mean 'sampling.extra_args.dry.multiplier'? ",
         ),
-        ("dri.multiplier=1", "unknown key 'sampling.extra_args.dri'. Did you mean 'dry'? Available: dry"),
+        (
+            "dri.multiplier=1",
+            "unknown key 'sampling.extra_args.dri'. Did you mean 'sampling.extra_args.dry'? Available: dry",
+        ),
         ("dry=1", "sampling.extra_args.dry=1 must be a mapping of the extension's arguments"),
         ("dry.length={", "cannot read the value of sampling.extra_args.dry.length={; put it in quotes: "),
     ],
