@@ -79,5 +79,6 @@ def test_the_command_line_takes_a_checkpoint_without_a_model(tmp_path):
 
 def test_a_front_end_takes_the_model_that_the_engine_chose_and_looks_for_no_checkpoint():
     facts = ModelFacts("nowhere", str(BUNDLED), 64, 100, 0, "transformers")
-    codec = codec_of(facts, {"model": {"name": "auto", "checkpoint": str(Path("no", "such", "folder"))}})
+    tree = {"model": {"name": "auto", "checkpoint": str(Path("no", "such", "folder"))}}
+    codec = codec_of(facts, tree, PluginHost.load())
     assert codec.decode(codec.encode("import os")) == "import os"

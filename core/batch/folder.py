@@ -170,7 +170,7 @@ async def answer_parts(
 def _on_ray(run: BatchRun, host: PluginHost, parts: Sequence[Part], progress: Progress, finisher: Finisher) -> None:
     from hookline.core.batch.ray_parts import answered_on_ray
 
-    for part, tally in answered_on_ray(run, parts, parts_at_once(run)):
+    for part, tally in answered_on_ray(run, host, parts, parts_at_once(run)):
         progress.bar.update(part.num_rows)
         progress.part(part, tally)
         finisher.part(part)

@@ -39,14 +39,11 @@ class PartWorker:
     """
 
     def __init__(self, run: BatchRun, driver: Mapping[str, Any] | None = None) -> None:
+        host = PluginHost.load()
         if driver is not None:
-            check_here(driver, node_here())
+            check_here(driver, node_here(), host)
             check_shared(run, node_here())
-        self._answers, self._output, self._prefix = (
-            PartAnswers(run, PluginHost.load()),
-            OutputFolder(run.output),
-            run.prefix,
-        )
+        self._answers, self._output, self._prefix = PartAnswers(run, host), OutputFolder(run.output), run.prefix
         self._in_flight: list[Part] = []
 
     async def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
@@ -114,7 +111,9 @@ def _answers_of(path: Path, prefix: str) -> list[dict[str, Any]]:
     return found
 
 
-def answered_on_ray(run: BatchRun, parts: Sequence[Part], at_once: int) -> Iterator[tuple[Part, Tally]]:
+def answered_on_ray(
+    run: BatchRun, host: PluginHost, parts: Sequence[Part], at_once: int
+) -> Iterator[tuple[Part, Tally]]:
     """Answer parts by run.replicas engines; yields each part with its tally when it is done.
 
     Raises: EngineError with Ray's message if Ray gives up; ConfigError if there is no Ray, or no cluster.
@@ -129,7 +128,7 @@ def answered_on_ray(run: BatchRun, parts: Sequence[Part], at_once: int) -> Itera
     rows = [{"part": json.dumps(asdict(part))} for part in parts]
     answered = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
         PartWorker,
-        fn_constructor_kwargs={"run": run, "driver": environment()},
+        fn_constructor_kwargs={"run": run, "driver": environment(host)},
         compute=ActorPoolStrategy(size=run.replicas, max_concurrent_calls_per_actor=at_once),
         batch_size=1,
         num_cpus=run.num_cpus,

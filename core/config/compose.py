@@ -10,7 +10,7 @@ import importlib.metadata
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -162,7 +162,7 @@ def _run_hydra(config_name: str, task: _Task) -> None:
     from omegaconf import OmegaConf
 
     OmegaConf.register_new_resolver("called_as", called_as, replace=True)  # for the helps in conf/
-    with _help_on_demand(), _headers_behind_a_mark():
+    with _help_on_demand(), _headers_behind_a_mark(), _composed_once():
         hydra.main(version_base="1.3", config_path=str(CONF), config_name=config_name)(task)()
 
 
@@ -204,6 +204,35 @@ def _headers_behind_a_mark() -> Iterator[None]:
         yield
     finally:
         source._get_header_dict = staticmethod(before)
+
+
+@contextmanager
+def _composed_once() -> Iterator[None]:
+    """While active, Hydra 1.3 composes a run once: it runs what it composed to read `hydra.mode`, which only a sweep
+    composes in another way.
+    """
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+    from hydra.types import RunMode
+
+    loader: Any = ConfigLoaderImpl
+    before, kept = loader.load_configuration, list[tuple[list[str], Any]]()
+
+    def _load(self: Any, config_name: str | None, overrides: list[str], run_mode: RunMode, **how: Any) -> Any:
+        told, config = kept.pop() if kept else (None, None)
+        if run_mode is RunMode.RUN and told is not None and overrides in (told, [*told, "hydra.mode=RUN"]):
+            return config
+        if run_mode is RunMode.MULTIRUN and how.get("validate_sweep_overrides") is False:  # to read hydra.mode
+            with suppress(Exception):  # of a sweep, or an error that is raised again when it is composed to be run
+                config = before(self, config_name, overrides, RunMode.RUN, from_shell=how.get("from_shell", True))
+                kept.append((list(overrides), config))
+                return config
+        return before(self, config_name, overrides, run_mode, **how)
+
+    loader.load_configuration = _load
+    try:
+        yield
+    finally:
+        loader.load_configuration = before
 
 
 def _unset(kind: str) -> ConfigError:

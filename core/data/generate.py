@@ -65,9 +65,9 @@ class Generate:
         prefix: str = "",
         driver: Mapping[str, Any] | None = None,
     ) -> None:
-        if driver is not None:
-            check_here(driver, node_here())
         host = PluginHost.load()
+        if driver is not None:
+            check_here(driver, node_here(), host)
         config = engine if isinstance(engine, Config) else checked_config(engine or {}, host)
         self._task, self._prefix = task, prefix
         reader = _reader(task, sampling, pooling, config.seed)
@@ -108,14 +108,15 @@ class Generate:
         To find that out, Ray is started if it is not: call ray.init, if you need it, before.
         Raises: HooklineError as Generate does, as far as it can be known without starting one.
         """
-        config = checked_config(engine or {}, PluginHost.load())
+        host = PluginHost.load()
+        config = checked_config(engine or {}, host)
         _check(arguments, config)
         imported_ray(ASKER)
         from ray.data import ActorPoolStrategy
 
         least, most = (concurrency, concurrency) if isinstance(concurrency, int) else concurrency
         return {
-            "fn_constructor_kwargs": {"engine": config, "driver": environment(), **arguments},
+            "fn_constructor_kwargs": {"engine": config, "driver": environment(host), **arguments},
             "compute": ActorPoolStrategy(
                 min_size=least, max_size=most, max_concurrent_calls_per_actor=CONCURRENT_BLOCKS
             ),

@@ -12,14 +12,14 @@ from hookline.core.errors import ConfigError
 from hookline.core.plugin.host import PluginHost
 
 
-def environment() -> dict[str, Any]:
-    """What has to be the same everywhere, by its name."""
+def environment(host: PluginHost | None = None) -> dict[str, Any]:
+    """What has to be the same everywhere, by its name. host: the plugins of this process; None loads them."""
     return {
         "hookline": _version("hookline"),
         "torch": _version("torch").partition("+")[0],
         "Python": ".".join(platform.python_version_tuple()[:2]),
         "HOOKLINE_PLUGINS": os.environ.get("HOOKLINE_PLUGINS", ""),
-        "plugins": list(PluginHost.load().description),
+        "plugins": list((PluginHost.load() if host is None else host).description),
     }
 
 
@@ -39,12 +39,13 @@ def difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
     return None
 
 
-def check_here(drivers: Mapping[str, Any], node: str) -> None:
+def check_here(drivers: Mapping[str, Any], node: str, host: PluginHost | None = None) -> None:
     """Make sure that this process has the driver's environment. node: the node of this process, for the message.
+    host: see `environment`.
 
     Raises: ConfigError naming the node and the first thing that differs.
     """
-    if (told := difference(environment(), drivers)) is not None:
+    if (told := difference(environment(host), drivers)) is not None:
         raise ConfigError(f"node {node} has another environment than the driver: {told}")
 
 

@@ -15,6 +15,7 @@ from hookline.core.serve.futures import first_of
 from hookline.core.serve.processes.parent import Parent
 
 if TYPE_CHECKING:
+    from hookline.core.plugin.host import PluginHost
     from hookline.core.serve.engine_client import EngineClient, ModelFacts
     from hookline.core.serve.processes.engine_link import EngineLink
     from hookline.core.serve.processes.messages import FromEngine, Message
@@ -61,6 +62,7 @@ class _FrontEnd:
 
     async def serve(self) -> int:
         """Wait for the engine, then serve until told to stop."""
+        from hookline.core.plugin.host import PluginHost
         from hookline.core.serve.http.api_keys import read_keys
         from hookline.core.serve.http.app import make_app
         from hookline.core.serve.http.collecting import QuietCollector
@@ -75,8 +77,9 @@ class _FrontEnd:
         await first_of(self._facts, self._stopping.drain_s)
         if self._stopping.drain_s.done():
             return 0
-        client = self._make_client(self._facts.result())
-        served = make_app(client, self._settings, keys)
+        host = PluginHost.load()
+        client = self._make_client(self._facts.result(), host)
+        served = make_app(client, self._settings, keys, host=host)
         QuietCollector(lambda: served.gate.num_open).start()
         facts, sockets = client.facts, [socket.socket(fileno=self._task["socket"])]
 
@@ -88,11 +91,11 @@ class _FrontEnd:
             engine.close()
         return 0
 
-    def _make_client(self, facts: ModelFacts) -> EngineClient:
+    def _make_client(self, facts: ModelFacts, host: PluginHost) -> EngineClient:
         from hookline.core.serve.engine_client import served_model
         from hookline.core.serve.processes.remote_client import RemoteClient
 
-        model = served_model(facts, self._settings.names, codec_of(facts, self._task["config"]))
+        model = served_model(facts, self._settings.names, codec_of(facts, self._task["config"], host))
         clients = [engine.follow(RemoteClient(model, engine.send, self._settings)) for engine in self._engines]
         if len(clients) == 1:
             return clients[0]
@@ -169,15 +172,13 @@ class _Engine:
             self._client.receive(messages)
 
 
-def codec_of(facts: ModelFacts, tree: dict[str, Any]) -> Codec:
+def codec_of(facts: ModelFacts, tree: dict[str, Any], host: PluginHost) -> Codec:
     """The tokenizer of the model, made ready for several threads. tree: the engine's configuration."""
     from pathlib import Path
 
     from hookline.core.config.settings import option_with, validate
-    from hookline.core.plugin.host import PluginHost
     from hookline.core.tokenizer.codec import Codec
 
-    host = PluginHost.load()
     option = validate({key: tree[key] for key in tree if key != "observers"}, host).model
     if option.entry is None:  # model=auto, which the engine's process has decided
         option = option_with(host.choose("model", facts.model), option.config)

@@ -33,5 +33,5 @@ def app(arguments: Mapping[str, Any]) -> Application:
     num_gpus = gpus_of(options, run.config, num_in_cluster)
     deployment = serve.deployment(serve.ingress()(EngineReplica))
     return deployment.options(**deployment_options(options, run.config, run.serve, num_gpus)).bind(
-        job.tree, environment()
+        job.tree, environment(host)
     )

@@ -30,14 +30,14 @@ class EngineReplica:
         from hookline.core.serve.throughput import Throughput
         from hookline.core.util.ray_cluster import node_here
 
-        check_here(driver, node_here())
         host = PluginHost.load()
+        check_here(driver, node_here(), host)
         host.log_problems()
         self._run = validate_serve(tree, host)
         self._keys = read_keys(self._run.serve.api_key_file)
         self._throughput = Throughput(time.monotonic)
         host.manager.register(self._throughput)
-        self._llm = AsyncLLM.from_config(self._run.config, host)
+        self._llm, self._host = AsyncLLM.from_config(self._run.config, host), host
 
     async def __serve_build_asgi_app__(self) -> ASGIApp:
         """The application that Ray Serve hands requests to, on the loop that they run on.
@@ -52,7 +52,8 @@ class EngineReplica:
 
         client = InProcessClient(self._llm, self._run.serve, self._throughput)
         name: str = serve.get_replica_context().replica_id.unique_id
-        served = make_app(client, self._run.serve, self._keys, ((b"x-hookline-replica", name.encode()),))
+        headers = ((b"x-hookline-replica", name.encode()),)
+        served = make_app(client, self._run.serve, self._keys, headers, host=self._host)
         QuietCollector(lambda: served.gate.num_open).start()
         served.life.watch.start()
         return served.app

@@ -127,6 +127,15 @@ def test_a_replica_says_what_is_wrong_with_plugins(monkeypatch: pytest.MonkeyPat
     assert told == ["a plugin is broken"]
 
 
+def test_a_replica_loads_its_plugins_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver, hosts, load = environment(), [], PluginHost.load
+    monkeypatch.setattr(NODE, lambda: "10.0.0.2")
+    monkeypatch.setattr(AsyncLLM, "from_config", FakeLLM)
+    monkeypatch.setattr(PluginHost, "load", lambda: hosts.append(load()) or hosts[-1])
+    EngineReplica({}, driver)
+    assert len(hosts) == 1
+
+
 def test_a_replica_is_unhealthy_once_its_engine_is_dead_and_ends_it_when_it_is_deleted(replica: EngineReplica) -> None:
     llm: Any = replica._llm
     replica.check_health()
@@ -146,12 +155,14 @@ def test_a_replica_is_the_whole_server_with_its_keys_its_name_and_its_rates(
     monkeypatch.setattr(collecting.QuietCollector, "start", lambda collector: started.append(collector._num_open()))
     monkeypatch.setattr(loop_watch.LoopWatch, "start", lambda watch: started.append("watch"))
     made: list[Any] = []
+    fake = FakeEngineClient(now=EngineLoad(num_running=3))
 
     def client(llm: Any, settings: ServeConfig, throughput: Any) -> FakeEngineClient:
         made.append((llm, settings))
+        monkeypatch.setattr(PluginHost, "load", None)  # its plugins are loaded already
         llm.made[1].manager.hook.on_step_end(stats=stats(num_prefill_tokens=30))
         assert throughput.rates()[0] > 0, "the engine's steps are counted"
-        return FakeEngineClient(now=EngineLoad(num_running=3))
+        return fake
 
     monkeypatch.setattr("hookline.core.serve.in_process.InProcessClient", client)
 
