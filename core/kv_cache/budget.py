@@ -67,8 +67,9 @@ class Ledger:
             return self._cost_of(new, live.group_blocks)
         cached = self.num_cached_tokens(request)
         new = -(-(cached + num_tokens) // live.block_size) - cached // live.block_size
-        revived = sum(map(self._is_free, self._cache.match_prefix(live)))
-        return self._cost_of(new, self._cache.match_groups(live)) + revived
+        found, revived = self._cache.match_prefix(live), self._revived
+        to_revive = [block for block in found if block not in revived]  # none where the plan shares the prefix already
+        return self._cost_of(new, self._cache.match_groups(live)) + sum(map(self._is_free, to_revive))
 
     def _cost_of(self, num_columns: int, held: list[list[int]]) -> int:
         """Blocks that this many further columns take. held: for each group, the blocks that the request has by then."""

@@ -132,8 +132,9 @@ class KVCacheManager:
         return groups
 
     def match_prefix(self, request: Request) -> list[int]:
-        """The cached blocks of `match_groups`, of all groups."""
-        return [block for blocks in self.match_groups(request) for block in present(blocks)]
+        """The cached blocks of `match_groups`, of all groups; not to be written to."""
+        groups = self.match_groups(request)
+        return present(groups[0]) if len(groups) == 1 else [block for blocks in groups for block in present(blocks)]
 
     def num_matched(self, request: Request) -> int:
         """How many blocks of tokens `match_groups` covers, from the request's first token on."""
@@ -177,18 +178,20 @@ class KVCacheManager:
         """
         blocks: list[int] = []
         # A long prompt looks up hundreds of blocks, so that calls of `_find` would be felt in a step.
-        hashes, tokens, size, first_key = request.block_hashes, request.tokens, request.block_size, self.key(group, 0)
-        pool, follows_serials = self.pool, self._follows_serials
-        for index in indices:
-            content = tokens[index * size : (index + 1) * size].tobytes()
+        hashes, size, first_key = request.block_hashes, request.block_size, self.key(group, 0)
+        find, serial, follows_serials = self.pool.find, self.pool.serial, self._follows_serials
+        tokens = request.tokens[indices.start * size : indices.stop * size]
+        contents, num_bytes = tokens.tobytes(), size * tokens.itemsize
+        for place, index in enumerate(indices):
+            content = contents[place * num_bytes : (place + 1) * num_bytes]
             if index == len(hashes):
                 hashes.append(self._hash(hashes[-1] if hashes else request.prefix_root & self._root_bits, content))
-            block = pool.find(hashes[index] + first_key, content, parent)
+            block = find(hashes[index] + first_key if group else hashes[index], content, parent)
             if block is None:
                 break
             blocks.append(block)
             if follows_serials:
-                parent = pool.serial(block)
+                parent = serial(block)
         return blocks
 
     def _find(self, request: Request, group: int, index: int, parent: int) -> int | None:
