@@ -3,6 +3,11 @@
 For implementations of `hookline.core.contracts.ApiSurface`. Needs the packages of the extra `serve`.
 """
 
+from hookline.core.batch.endpoints import posting
+from hookline.core.batch.rows import PATHS as BATCH_PATHS
+from hookline.core.batch.rows import Done, InputLine, RowError, answer_line, custom_id_of, has_failed, lines_of
+from hookline.core.batch.rows import Row as BatchRow
+from hookline.core.batch.runner import run_rows
 from hookline.core.frontend.relevance import (
     QWEN3_RERANKER,
     cosine,
@@ -35,7 +40,7 @@ from hookline.core.serve.chat.turn import (
     checked_tools,
     prepared,
 )
-from hookline.core.serve.endpoints.answering import EventStream, json_response
+from hookline.core.serve.endpoints.answering import Answers, EventStream, json_response
 from hookline.core.serve.endpoints.body import Shape, also_ignored, checked, read
 from hookline.core.serve.endpoints.fields import (
     SamplingFields,
@@ -55,6 +60,7 @@ from hookline.core.tokenizer.token_spelling import SpeltText, TokenSpelling
 
 __all__ = [
     "AUTO",
+    "BATCH_PATHS",
     "FORMAT",
     "FORMAT_SHAPE",
     "MESSAGE_SHAPE",
@@ -65,11 +71,16 @@ __all__ = [
     "REQUIRED",
     "SAME_NAMES",
     "SCHEMA",
+    "Answers",
+    "BatchRow",
     "ChatPrompt",
     "ClientTool",
+    "Done",
     "EventStream",
     "Generation",
+    "InputLine",
     "Naming",
+    "RowError",
     "SamplingFields",
     "ServedEngine",
     "ServiceFields",
@@ -81,6 +92,7 @@ __all__ = [
     "Usage",
     "Work",
     "also_ignored",
+    "answer_line",
     "answer_turn",
     "are_ids",
     "at_least",
@@ -91,12 +103,15 @@ __all__ = [
     "checked_messages",
     "checked_tools",
     "cosine",
+    "custom_id_of",
     "decoded",
     "effort_arguments",
     "embedding_params",
     "flat_format",
+    "has_failed",
     "invalid",
     "json_response",
+    "lines_of",
     "max_new_tokens",
     "new_id",
     "now_s",
@@ -104,10 +119,12 @@ __all__ = [
     "places_of",
     "pooled",
     "pooling_params",
+    "posting",
     "prepared",
     "read",
     "reading",
     "response",
+    "run_rows",
     "sampling_params",
     "scored",
     "scoring_params",
