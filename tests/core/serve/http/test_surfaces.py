@@ -157,7 +157,7 @@ def test_a_surface_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     ("given", "message"),
     [
         (["opnai"], "No api named 'opnai'. Did you mean 'openai'?"),
-        ([], "serve.apis=[] names no API; there are: anthropic, openai"),
+        ([], "serve.apis=[] names no API; there are: anthropic, batches, openai"),
         (["openai", "openai"], "serve.apis names 'openai' twice"),
         ([{"name": "openai", "x": 1}], "unknown key 'serve.apis.openai.x'"),
         ([3], "serve.apis=3 is not a mapping"),
