@@ -59,7 +59,12 @@ def application(
     """The application with these surfaces; see make_app."""
     life, http = Life(), HttpMetrics()
     inner = Router(
-        [*surfaces.routes, *openapi_routes(surfaces), *operations(client, life, http, surfaces), *page_routes(client)]
+        [
+            *surfaces.routes,
+            *openapi_routes(surfaces),
+            *operations(client, life, http, surfaces),
+            *page_routes(client, surfaces),
+        ]
     )
     gate = Gate(inner, settings, ApiKeys(()) if keys is None else keys, life, surfaces, http, headers)
     app: ASGIApp = gate

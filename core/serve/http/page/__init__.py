@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from hookline.core.serve.engine_client import EngineClient
+from hookline.core.serve.http.surfaces import Surfaces
 
 HERE = Path(__file__).parent
 LIBRARIES = ("vendor/markdown-it.min.js", "vendor/purify.min.js")
@@ -24,8 +25,23 @@ SCRIPTS = ("stream.js", "markdown.js", "answer.js", "form.js", "engine.js", "pla
 """The scripts, in the order in which they are joined."""
 
 
-def page_routes(client: EngineClient) -> list[Route]:
-    """/: the page. It is the same for every user and contains no secret; the user enters the key."""
+NEEDS = "/v1/completions"
+"""An endpoint of the API that the page speaks."""
+
+
+def page_routes(client: EngineClient, surfaces: Surfaces) -> list[Route]:
+    """/: the page. It is the same for every user and contains no secret; the user enters the key. Without OpenAI's API,
+    which it speaks, what it needs.
+    """
+    if all(claim.route.path != NEEDS for claim in surfaces.claims):
+
+        async def _needs(request: Request) -> Response:
+            text = (
+                "The page to try this server speaks OpenAI's API: name openai in serve.apis. /docs has the endpoints.\n"
+            )
+            return Response(text, media_type="text/plain; charset=utf-8")
+
+        return [Route("/", _needs, methods=["GET"])]
     body, policy = make_page(client.facts.names[0], has_chat=_has_chat(client))
     headers = {
         "Content-Security-Policy": policy,

@@ -200,3 +200,16 @@ def test_with_any_model_a_request_for_another_gets_the_served_one() -> None:
     assert [engine.model_name(one) for one in ("gpt-4o", "fake", None)] == ["fake"] * 3
     with pytest.raises(ApiError, match="The model `gpt-4o` does not exist"):
         ServedEngine(FakeEngineClient(), ServeConfig(), PluginHost()).model_name("gpt-4o")
+
+
+def test_the_page_says_what_it_needs_where_the_api_that_it_speaks_is_not_served() -> None:
+    def _page(*apis: str) -> httpx.Response:
+        async def _get() -> httpx.Response:
+            transport = httpx.ASGITransport(make_app(FakeEngineClient(), ServeConfig(apis=apis)).app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+                return await http.get("/")
+
+        return asyncio.run(_get())
+
+    assert "name openai in serve.apis" in _page("anthropic").text
+    assert "<!doctype html>" in _page("anthropic", "openai").text.lower()
