@@ -5,7 +5,7 @@ In a clone of the repository this folder is also found as `core`. Under that nam
 every other module has one name, so that no class exists twice. Wheels carry `hookline` only, without commands/.
 """
 
-COMMANDS = ("run", "chat", "serve", "batch", "bench", "report", "simulate", "warm", "info", "new")
+COMMANDS = ("run", "chat", "serve", "batch", "bench", "report", "simulate", "warm", "quantize", "info", "new")
 
 if __name__ != "hookline.core":
     from pathlib import Path

@@ -15,6 +15,7 @@ _PURPOSES = {
     "report": "show what came out of a sweep as a page",
     "simulate": "predict a benchmark, without a model or a GPU",
     "warm": "compile the kernels of an engine ahead of its start",
+    "quantize": "write a checkpoint in few bits",
     "info": "list plugins, options, keys and presets",
     "new": "write a plugin to start from",
 }

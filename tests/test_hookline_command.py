@@ -24,6 +24,7 @@ SHOWS = {
     "bench": (["workload=smoke", "--cfg", "job"], "\nworkload:\n"),
     "simulate": (["workload=smoke", "--cfg", "job"], "\ncost: "),
     "warm": (["card=h200", "--cfg", "job"], "\ncard: h200\n"),
+    "quantize": (["--help"], "quantize SOURCE TARGET"),
     "report": (["--help"], "hookline report"),
     "info": (["chunked"], "scheduler=chunked: "),
     "new": (["scheduler", "mine"], "hookline-mine is a scheduler policy that runs."),

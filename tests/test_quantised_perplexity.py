@@ -59,7 +59,12 @@ def test_perplexity_grows_by_no_more_than_its_bound(
     assert found != unquantised
 
 
-def test_the_command_of_the_page_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    (command,) = commands(ROOT / "docs" / "quantization.md")
-    assert run_here(f"{command} sampling.max_tokens=4 engine.cpu_cache_gib=0.1", monkeypatch) == 0
+def test_the_commands_of_the_page_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    run, quantize = commands(ROOT / "docs" / "quantization.md")
+    assert run_here(f"{run} sampling.max_tokens=4 engine.cpu_cache_gib=0.1", monkeypatch) == 0
     assert capsys.readouterr().out
+    monkeypatch.chdir(tmp_path)
+    assert run_here(quantize, monkeypatch) == 0
+    assert "56 linears quantised" in capsys.readouterr().out

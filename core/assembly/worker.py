@@ -160,17 +160,17 @@ def load_model(resolved: ResolvedConfig, kernels: Kernels, read: BytesRead | Non
         if not is_random:
             refuse_other_sizes(checkpoint.reference, checkpoint.shapes(), resolved.spec)
         runtime = runtime_of(resolved, kernels)
-        model, targets = _build_model(resolved, runtime, checkpoint.config)
+        model, targets = build_model(resolved, runtime, checkpoint.config)
         if is_random:
             random_weights(targets, resolved.config.seed)
             finish_weights(runtime)
             return model
-        stored, targets = _matched(checkpoint, model, targets)
+        stored, targets = matched(checkpoint, model, targets)
         if _has_own_head(resolved, targets, stored):
             del model, targets  # else both models would be in memory
             runtime = runtime_of(resolved, kernels)
-            model, targets = _build_model(resolved, runtime, untied(checkpoint.config))
-            stored, targets = _matched(checkpoint, model, targets)
+            model, targets = build_model(resolved, runtime, untied(checkpoint.config))
+            stored, targets = matched(checkpoint, model, targets)
             if _has_own_head(resolved, targets, stored):
                 raise CheckpointError(
                     f"checkpoint {checkpoint.reference} stores a head that differs from its embedding, and "
@@ -194,15 +194,16 @@ def finish_weights(runtime: Runtime) -> None:
         runtime.weights.finish()
 
 
-def _build_model(
+def build_model(
     resolved: ResolvedConfig, runtime: Runtime, hf_config: Mapping[str, Any]
 ) -> tuple[Model, Mapping[str, WeightTarget]]:
+    """One rank's model without its weights, and where these go."""
     entry = chosen(resolved.config.model)
     model: Model = entry.load()(hf_config, runtime)
     return model, stated_targets(entry, model)
 
 
-def _matched(
+def matched(
     checkpoint: Checkpoint, model: Model, targets: Mapping[str, WeightTarget]
 ) -> tuple[Mapping[str, Any], Mapping[str, WeightTarget]]:
     """The checkpoint's tensors and the model's targets, under the same names.

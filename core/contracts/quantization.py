@@ -14,7 +14,7 @@ from hookline.core.contracts.quantized import QuantizedMatrix, Scheme
 from hookline.core.contracts.weights import MatrixPiece, WeightTarget
 
 if TYPE_CHECKING:
-    from torch import device
+    from torch import Tensor, device
 
 
 @dataclass
@@ -102,6 +102,22 @@ class Quantization(Protocol):
         Rows of the place that no piece has are padding; what is in them does not matter.
         """
         ...
+
+    @optional
+    def written(self, name: str, matrix: QuantizedMatrix) -> Mapping[str, Tensor]:
+        """What a checkpoint in a published layout stores of a linear, by what follows its name: `hookline quantize`.
+
+        matrix: the whole linear, as `matrix` made it of floats. Quantizations that read checkpoints leave it out.
+        """
+        raise AssertionError("left out")
+
+    @optional
+    def states(self, left: Sequence[str]) -> Mapping[str, Any]:
+        """The quantization_config of a checkpoint in that layout; goes with `written`.
+
+        left: names of the linears and embeddings that are not quantised.
+        """
+        raise AssertionError("left out")
 
     @optional
     def ignores(self, name: str) -> bool:

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from hookline.core.contracts import FP8, INT4, INT8, MatrixPiece, MatrixPlace, Quantization, Scheme, StoredForm
+from torch import Tensor
+
+from hookline.core.contracts import (
+    FP8,
+    INT4,
+    INT8,
+    MatrixPiece,
+    MatrixPlace,
+    Quantization,
+    ScaledMatrix,
+    Scheme,
+    StoredForm,
+)
 from hookline.core.errors import ConfigError
+from hookline.plugins.quantizations.compressed_writing import config_of, tensors_of
 from hookline.plugins.quantizations.loading import ScaledLoading, StoredPart
 from hookline.plugins.quantizations.names import is_named
 
@@ -37,6 +50,14 @@ class Rounded(Quantization):
     def matrix(self, pieces: Sequence[MatrixPiece], place: MatrixPlace) -> ScaledLoading:
         """See Quantization."""
         return ScaledLoading(pieces, place, self.scheme, _no_parts)
+
+    def written(self, name: str, matrix: ScaledMatrix) -> Mapping[str, Tensor]:  # type: ignore[override]
+        """See Quantization: compressed-tensors' layout."""
+        return tensors_of(matrix)
+
+    def states(self, left: Sequence[str]) -> Mapping[str, Any]:
+        """See Quantization."""
+        return config_of(self.scheme, {*left, *self.skip})  # a tied head is stored under no name of its own
 
 
 class RoundedFp8(Rounded):

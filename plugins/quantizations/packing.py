@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """In which four bits of a word AWQ has the first of eight neighbours, the second, and so on."""
@@ -43,6 +44,19 @@ class PackedRead:
             dim, packed.start - words.start * per_word, packed.stop - packed.start
         )
         return values.to(torch.uint8) if self.then is None else self.then(values)
+
+    def packed(self, values: Tensor) -> Tensor:
+        """The stored tensor of unsigned values (rows, columns): what reading gives back before `then`."""
+        per_word, dim = self.word_bits // self.bits, 0 if self.along == "rows" else 1
+        padding = [0, 0, 0, -values.shape[0] % per_word] if dim == 0 else [0, -values.shape[1] % per_word]
+        padded = functional.pad(values.to(torch.int64), padding)
+        num_rows, num_columns = padded.shape
+        each = padded.view((-1, per_word, num_columns) if dim == 0 else (num_rows, -1, per_word))
+        places = torch.tensor(self.order or range(per_word)) * self.bits
+        words = (each << places.view([-1] + [1] * (1 - dim))).sum(dim + 1)
+        top = 2 ** (self.word_bits - 1)
+        signed: Tensor = ((words + top) % (2 * top) - top).to(torch.int32)
+        return signed.T.contiguous() if self.transposed else signed
 
     def _unpacked(self, words: Tensor, dim: int) -> Tensor:
         per_word = self.word_bits // self.bits
