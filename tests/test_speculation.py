@@ -153,6 +153,23 @@ def test_copying_takes_less_than_half_as_many_steps() -> None:
     assert len(output.token_ids) >= 2 * num_steps
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("place", range(4))
+def test_counts_end_where_a_request_ends(place: int) -> None:
+    """Each decode gives one token and those of the drafts that it kept, also where it ends between drafts."""
+    params: dict[str, Any] = {"max_tokens": 40, "temperature": 0.0, "ignore_eos": True}
+    code = "def add(a, b):\n    return a + b\n\n" * 3
+    with LLM(device="cpu", dtype="float32", drafter={"name": "suffix", "k": 4}) as llm:
+        [whole] = llm.generate([code], SamplingParams(**params))
+        last = list(dict.fromkeys(whole.token_ids))[4 + place]
+    with LLM(device="cpu", dtype="float32", drafter={"name": "suffix", "k": 4}) as llm:
+        [output] = llm.generate([code], SamplingParams(**params, stop_token_ids=[last]))
+        counts = _counts(llm)
+    assert output.finish_reason == "stop"
+    num_tokens = whole.token_ids.index(last) + 1
+    assert num_tokens == 1 + sum(counts.no_drafts.values()) + counts.drafted[0] + counts.num_kept
+
+
 def test_a_request_whose_drafts_are_wrong_pauses_longer_and_longer() -> None:
     random = {"name": "random", "k": 2, "adaptive": True}
     with LLM(device="cpu", dtype="float32", drafter=random) as llm:

@@ -68,7 +68,7 @@ class DraftCounts:
 
     @property
     def num_kept(self) -> int:
-        """Drafts that became tokens of their requests."""
+        """Tokens that requests have beyond one of each step: drafts that were right, up to a request's end."""
         return sum(self.kept)
 
 

@@ -144,18 +144,23 @@ class Committer:
         assert speculation is not None
         drawn = step.draws if step.draws.ndim == 1 else step.draws[:, 0]
         first, going, total = dispatched.num_plain_draws, list[tuple[Request, int, int]](), 0
+        num_kept = {row.request.id: 0 for row in dispatched.drafted}
         for row in dispatched.drafted:
             if row.request.id in self._queue.live:
                 num_right = row.num_right(drawn[first : first + len(row.tokens)])
                 going.append((row.request, first, num_right))
-                speculation.kept(row, num_right)
+                speculation.adapt(row, num_right)
             first += len(row.tokens)
         place = 0
         while True:
             place += 1
             going = [one for one in going if one[2] >= place and one[0].id in self._queue.live]
             if not going:
+                for row in dispatched.drafted:
+                    speculation.counts.add(row.num_drafts, num_kept[row.request.id])
                 return total
+            for request, _, _ in going:
+                num_kept[request.id] = place
             entries_N, draws_N = ints(request.entry for request, _, _ in going), ints(at + place for _, at, _ in going)
             sampled = table.sampled(entries_N)
             self._dispatcher.count_kept(entries_N)

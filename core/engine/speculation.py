@@ -94,14 +94,11 @@ class Speculation:
         for row in rows:
             (self._chunked.add if row.num_drafts else self._chunked.discard)(row.request.id)
 
-    def kept(self, row: DraftedRow, num_kept: int) -> None:
-        """Note how many of a row's drafts its request kept."""
-        if not row.num_drafts:
-            return
-        self.counts.add(row.num_drafts, num_kept)
-        if self._adapts:
+    def adapt(self, row: DraftedRow, num_right: int) -> None:
+        """Note how many drafts of a row, whose request is live, were right: its next steps have drafts or a pause."""
+        if row.num_drafts and self._adapts:
             pause = self._pauses.setdefault(row.request.id, _Pause())
-            if num_kept:
+            if num_right:
                 pause.left, pause.next = 0, 1
             else:
                 pause.left, pause.next = pause.next, min(2 * pause.next, MAX_PAUSE)
