@@ -199,11 +199,8 @@ def _headers_behind_a_mark() -> Iterator[None]:
 
     source: Any = ConfigSource
     before = source._get_header_dict
-    source._get_header_dict = staticmethod(lambda text: before(text.removeprefix("\ufeff")))
-    try:
+    with _replaced(source, "_get_header_dict", staticmethod(lambda text: before(text.removeprefix("\ufeff")))):
         yield
-    finally:
-        source._get_header_dict = staticmethod(before)
 
 
 @contextmanager
@@ -228,11 +225,19 @@ def _composed_once() -> Iterator[None]:
                 return config
         return before(self, config_name, overrides, run_mode, **how)
 
-    loader.load_configuration = _load
+    with _replaced(loader, "load_configuration", _load):
+        yield
+
+
+@contextmanager
+def _replaced(owner: type, name: str, method: Any) -> Iterator[None]:
+    """While active, Hydra's class has another method of this name."""
+    before = vars(owner)[name]
+    setattr(owner, name, method)
     try:
         yield
     finally:
-        loader.load_configuration = before
+        setattr(owner, name, before)
 
 
 def _unset(kind: str) -> ConfigError:
