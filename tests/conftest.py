@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -69,7 +69,8 @@ def pytest_collection(session):
     """
     gc.disable()
     try:
-        with bytecode_kept(session.config.cache.mkdir("bytecode")):
+        cache = getattr(session.config, "cache", None)  # not there under -p no:cacheprovider
+        with bytecode_kept(cache.mkdir("bytecode")) if cache else nullcontext():
             return (yield)
     finally:
         gc.freeze()
