@@ -246,8 +246,7 @@ def make_speculation(resolved: ResolvedConfig, limits: EngineLimits) -> Speculat
     spec = DrafterSpec(limits.vocab_size, plan.max_num_seqs, plan.max_model_len)
     drafter = option.entry.load()(option.config, spec)
     logger.info(
-        "drafter '%s': up to %d drafts for a request in a step; steps do not overlap, and rows with drafts are no CUDA "
-        "graphs",
+        "drafter '%s': up to %d drafts for a request in a step; steps do not overlap",
         *(option.name, drafter.k),
     )
     return Speculation(drafter, str(option.entry), limits.extensions, limits.vocab_size)

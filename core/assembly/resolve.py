@@ -33,7 +33,7 @@ from hookline.core.kv_cache.groups import CacheGroups, keeps_tokens
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.needs import Facts, choose_kernels, unmet, unmet_invariance
 from hookline.core.plugin.registry import Entry, Option
-from hookline.core.step.captured import PromptShape, captured_prompt_tokens, prompt_shapes
+from hookline.core.step.captured import PromptShape, captured_prompt_tokens, draft_sizes, prompt_shapes
 
 _log = logging.getLogger("hookline")
 
@@ -117,6 +117,14 @@ class ResolvedConfig:
         sizes = self.attention
         limits = sizes.max_num_seqs, sizes.max_num_batched_tokens, sizes.max_model_len
         return prompt_shapes(*limits, self.captured_prompt_tokens, self.config.engine.joined_decodes)
+
+    @property
+    def draft_sizes(self) -> list[int]:
+        """Tokens of the steps with drafts for which graphs are captured, ascending."""
+        option, sizes = self.config.drafter, self.attention
+        if option.entry is None or not self.uses_graphs or self.config.pp > 1:
+            return []
+        return draft_sizes(sizes.max_num_seqs, sizes.max_num_batched_tokens)
 
     @property
     def caches_prefixes(self) -> bool:

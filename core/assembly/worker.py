@@ -111,7 +111,9 @@ def make_kernels(resolved: ResolvedConfig) -> Kernels:
     config = resolved.config.kernels.config
     if config is None and resolved.kernels.config is not None:
         config = resolved.kernels.config()
-    kernels: Kernels = resolved.kernels.load()(config, resolved.attention)
+    # A step with drafts has a row for each of its tokens.
+    num_rows = max(resolved.attention.max_num_seqs, *resolved.draft_sizes, 0)
+    kernels: Kernels = resolved.kernels.load()(config, replace(resolved.attention, max_num_seqs=num_rows))
     return kernels
 
 
@@ -280,6 +282,7 @@ def _make_ready(resolved: ResolvedConfig, worker: Worker, shapes: Sequence[Promp
                 sizes,
                 shapes,
                 shares_prefixes=resolved.shares_prefixes,
+                draft_sizes=resolved.draft_sizes,
                 at_once=resolved.captures_at_once,
             )
     if resolved.device.type == "cuda":
@@ -294,14 +297,15 @@ def _num_blocks(resolved: ResolvedConfig, parts: RankParts, shapes: Sequence[Pro
     attention = resolved.attention
     rehearsals = [lambda: parts.worker(1).profile_run(attention)]
     if resolved.uses_graphs:
-        rehearsals.append(lambda: parts.worker(1).profile_graphs(attention, shapes))
+        rehearsals.append(lambda: parts.worker(1).profile_graphs(attention, shapes, resolved.draft_sizes))
         rehearsals.append(lambda: _profile_extra_sampling(resolved))
     return count_blocks(resolved.config.engine, resolved.num_places, attention, rehearsals)
 
 
 def _profile_extra_sampling(resolved: ResolvedConfig) -> None:
     """Allocate as much as graphs with step extensions and scores take, which are captured when first needed."""
-    num_logits = resolved.attention.max_num_seqs * resolved.spec.vocab_size
+    num_rows = max(resolved.attention.max_num_seqs, *resolved.draft_sizes, 0)
+    num_logits = num_rows * resolved.spec.vocab_size
     torch.empty(num_logits * EXTRA_BYTES_PER_LOGIT, dtype=torch.uint8, device=resolved.device)
 
 

@@ -51,6 +51,9 @@ class Batch:
     window: int | None = None
     """Tokens that a query sees, itself included; None for all before it. Layers of other windows have batches of their
     own, each prepared by itself, which differ from this one in window, slot_mapping_T, block_table_BM and scratch."""
+    repeats_requests: bool = False
+    """Whether rows may be consecutive tokens of one request, with the same blocks. Then all keys are written before any
+    row attends: `qk_norm_rope_write` and `attend` are called, and not `qkv_attend`."""
     scratch: dict[str, Any] = field(default_factory=dict)
     """Whatever Kernels.prepare leaves there for `attend`."""
 

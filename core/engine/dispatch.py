@@ -12,6 +12,7 @@ from hookline.core.engine.state import EngineState
 from hookline.core.engine.step_builder import ArgumentWriter, Dispatched, StepDraft, StepWriter
 from hookline.core.requests.request import Request
 from hookline.core.requests.running_table import NO_REQUEST
+from hookline.core.step.captured import DRAFT_TOKENS
 from hookline.core.util.arrays import IntArray, ints
 
 
@@ -47,7 +48,7 @@ class Dispatcher:
         speculation, cache = self._state.speculation, self._cache
         assert speculation is not None
         num_tokens = len(plan.decode) + sum(length for _, _, length in draft.chunks)
-        room = self._state.limits.plan.max_num_batched_tokens - num_tokens
+        room = min(self._state.limits.plan.max_num_batched_tokens, DRAFT_TOKENS[-1]) - num_tokens
         rows = speculation.drafted(list(self._table.requests(plan.decode)), room)
         for row in rows:
             # The newest token counts as computed by now, and has its block.

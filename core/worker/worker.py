@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import AttentionSpec, Batch, SamplingBatch
+from hookline.core.contracts import AttentionSpec, Batch, SamplingBatch, StepShape
 from hookline.core.errors import (
     PASSES,
     EngineError,
@@ -36,6 +36,7 @@ from hookline.core.step.message import Step
 from hookline.core.util.arrays import Array, IntArray, MaskArray, VectorArray, num_mask_words
 from hookline.core.worker.device_clock import StepClock
 from hookline.core.worker.graphs.decode_graphs import DecodeGraphs, capture_graphs
+from hookline.core.worker.graphs.draft_graphs import DraftGraphs
 from hookline.core.worker.graphs.masked_steps import MaskedDecodes, WaitingStep
 from hookline.core.worker.graphs.prompt_graphs import PromptGraphs
 from hookline.core.worker.request_table import DeviceStep, SampleRows, on_device
@@ -45,7 +46,7 @@ from hookline.core.worker.runner.model_runner import PLAIN, Extras, ModelRunner
 from hookline.core.worker.runner.step_extensions import LayerWatch
 from hookline.core.worker.runner.token_masks import TokenMasks
 from hookline.core.worker.startup.late_work import LateWork
-from hookline.core.worker.startup.warm_up import draw_steps, eager_steps, graph_steps, mask_once
+from hookline.core.worker.startup.warm_up import draw_steps, eager_steps, graph_steps, mask_once, padding_step
 
 logger = logging.getLogger("hookline")
 
@@ -112,6 +113,7 @@ class Worker(RankWorker):
         """Why no further step can be computed."""
         self.graphs: DecodeGraphs | None = None
         self.prompt_graphs: PromptGraphs | None = None
+        self.draft_graphs: DraftGraphs | None = None
         self.transfer = TokenTransfer(self.table.padding_row, self.table.device)
         self.masked_decodes: MaskedDecodes | None = None
         self.late = LateWork()
@@ -173,7 +175,9 @@ class Worker(RankWorker):
         return SampleRows(rows_N, index_N, params)
 
     @torch.inference_mode()
-    def profile_graphs(self, spec: AttentionSpec, shapes: Sequence[PromptShape]) -> None:
+    def profile_graphs(
+        self, spec: AttentionSpec, shapes: Sequence[PromptShape], draft_sizes: Sequence[int] = ()
+    ) -> None:
         """Compute eagerly what the largest graphs will hold, with padding rows alone, so that memory can be measured.
 
         The largest are enough, since all graphs share their memory.
@@ -185,6 +189,9 @@ class Worker(RankWorker):
         largest = max(shapes, key=lambda shape: (shape.num_decodes, shape.num_tokens), default=None)
         for shape in {largest, alone[-1]} if largest else ():
             prompts.step(prompts.inputs(Step(), shape).to(spec.device), shape)
+        drafts = DraftGraphs(self.runner, draft_sizes[-1:], spec.max_model_len)
+        for size in drafts.sizes:
+            drafts.step(drafts.inputs(Step(), size).to(spec.device))
 
     def capture(
         self,
@@ -193,15 +200,18 @@ class Worker(RankWorker):
         shapes: Sequence[PromptShape],
         *,
         shares_prefixes: bool,
+        draft_sizes: Sequence[int] = (),
         at_once: bool = False,
     ) -> None:
-        """Capture decode steps of these numbers of rows, ascending, and steps with prompts of these shapes.
+        """Capture decode steps of these numbers of rows, ascending, steps with prompts of these shapes, and steps with
+        drafts of these numbers of tokens, ascending.
 
         `launch` then replays these CUDA graphs. at_once: whether only the first of each kind runs before its capture.
         """
         self.graphs = DecodeGraphs(self.runner, sizes, spec.max_model_len, shares_prefixes=shares_prefixes)
         self.prompt_graphs = PromptGraphs(self.runner, shapes, spec.max_model_len)
-        capture_graphs(self.graphs, self.prompt_graphs, self.prepared, at_once=at_once)
+        self.draft_graphs = DraftGraphs(self.runner, draft_sizes, spec.max_model_len) if draft_sizes else None
+        capture_graphs(self.graphs, self.prompt_graphs, self.prepared, drafts=self.draft_graphs, at_once=at_once)
 
     @torch.inference_mode()
     def warm_up(self, spec: AttentionSpec, *, shares_prefixes: bool) -> None:
@@ -212,6 +222,8 @@ class Worker(RankWorker):
         if self.graphs is not None:
             for step in graph_steps(spec, self.graphs.sizes, row):
                 self._warm_up(self._compute(step))
+        for size in self.draft_graphs.sizes if self.draft_graphs is not None else ():
+            self._warm_up(self._compute(padding_step(spec, StepShape(num_tokens=size, context_len=1), row)))
         mask_once(spec, self.runner.kernels, self.runner.vocab_size)
 
     @torch.inference_mode()
@@ -403,10 +415,13 @@ class Worker(RankWorker):
     def _replayed(self, device_step: DeviceStep, extras: Extras) -> Tensor | None:
         """The results of a step whose layers and draws graphs compute; None for other steps."""
         step, graphs, prompts = device_step.step, self.graphs, self.prompt_graphs
+        drafts, is_plain = self.draft_graphs, extras == PLAIN and not len(step.mask_rows)
         if graphs is not None and graphs.can_replay(step) and graphs.can_sample(step, extras):
             rows_D = device_step.views["decode_rows"]
             results_N = graphs.launch(rows_D, step.decode_rows, extras, is_shared=step.shared_len > 0)
-        elif prompts is not None and extras == PLAIN and not len(step.mask_rows) and (shape := prompts.shape(step)):
+        elif drafts is not None and is_plain and (size := drafts.size(step)):
+            results_N = drafts.launch(step, size)
+        elif prompts is not None and is_plain and (shape := prompts.shape(step)):
             results_N = prompts.launch(step, shape)
         else:
             return None
@@ -421,7 +436,11 @@ class Worker(RankWorker):
             return graphs.launch_layers(
                 rows_D, step.decode_rows, step.extensions, is_shared=is_shared, all_greedy=step.all_greedy
             )
-        if prompts is not None and not self.runner.sees_layers(step) and (shape := prompts.shape(step)):
+        if self.runner.sees_layers(step):
+            return None
+        if self.draft_graphs is not None and (size := self.draft_graphs.size(step)):
+            return self.draft_graphs.launch_layers(step, size)
+        if prompts is not None and (shape := prompts.shape(step)):
             return prompts.launch_layers(step, shape)
         return None
 
@@ -543,6 +562,7 @@ class Worker(RankWorker):
         self.late.end()
         self.graphs = None
         self.prompt_graphs = None
+        self.draft_graphs = None
         self.masked_decodes = None
         self._waiting = None
         self.__dict__.pop("masks", None)

@@ -43,8 +43,7 @@ class PagedAttention:
     ) -> Tensor:
         """See Attend."""
         self.progress[0] += 1
-        forms = () if form is PLAIN_ATTENTION else (form,)
-        out_THE = self.kernels.qkv_attend(qkv_TC, self.kv_layers[layer], self.batch, rope, norm, *forms)
+        out_THE = written_and_attended(self.kernels, qkv_TC, self.kv_layers[layer], self.batch, rope, norm, form)
         return out_THE.reshape(qkv_TC.shape[0], -1)
 
     def states(self, layer: int) -> StateRows:
@@ -87,10 +86,10 @@ class GroupedAttention:
                 f"the model calls attend for layer {layer}, which has no keys and values by its spec.layers"
             )
         batch, kv_2NSKE = self.batches[place[0]], self.kv_places[place[1]]
-        forms = () if form is PLAIN_ATTENTION else (form,)
         if self.groups.writes[layer]:
-            out_THE = self.kernels.qkv_attend(qkv_TC, kv_2NSKE, batch, rope, norm, *forms)
+            out_THE = written_and_attended(self.kernels, qkv_TC, kv_2NSKE, batch, rope, norm, form)
         else:
+            forms = () if form is PLAIN_ATTENTION else (form,)
             q_THE = queries(self.kernels, qkv_TC, kv_2NSKE, batch, rope, norm)
             out_THE = self.kernels.attend(q_THE, kv_2NSKE, batch, *forms)
         return out_THE.reshape(qkv_TC.shape[0], -1)
@@ -162,6 +161,23 @@ def grouped_attention(
             prepared[one.window] = one
     is_new_B = None if layer_states is None else batch.context_lens_B == batch.query_starts_B1.diff()
     return GroupedAttention(kernels, kv_places, groups, batches, rows_N, progress, layer_states, batch.rows_B, is_new_B)
+
+
+def written_and_attended(
+    kernels: Kernels,
+    qkv_TC: Tensor,
+    kv_2NSKE: Tensor,
+    batch: Batch,
+    rope: Rope | None,
+    norm: QKNorm | None,
+    form: AttentionForm,
+) -> Tensor:
+    """What `Kernels.qkv_attend` returns; in two calls if rows see what other rows of the step write."""
+    forms = () if form is PLAIN_ATTENTION else (form,)
+    if not batch.repeats_requests:
+        return kernels.qkv_attend(qkv_TC, kv_2NSKE, batch, rope, norm, *forms)
+    q_THE = kernels.qk_norm_rope_write(qkv_TC, kv_2NSKE, batch, rope, norm)
+    return kernels.attend(q_THE, kv_2NSKE, batch, *forms)
 
 
 def queries(

@@ -73,7 +73,9 @@ class StageWorker(PartWorker):
             self._profile_sampling(spec, hidden_TD)
 
     @torch.inference_mode()
-    def profile_graphs(self, spec: AttentionSpec, shapes: Sequence[PromptShape]) -> None:
+    def profile_graphs(
+        self, spec: AttentionSpec, shapes: Sequence[PromptShape], draft_sizes: Sequence[int] = ()
+    ) -> None:
         """See Worker."""
         graphs = self._make_graphs(spec, shares_prefixes=False)
         rows_G = torch.full((graphs.sizes[-1],), self.table.padding_row, device=spec.device)
@@ -100,9 +102,10 @@ class StageWorker(PartWorker):
         shapes: Sequence[PromptShape],
         *,
         shares_prefixes: bool,
+        draft_sizes: Sequence[int] = (),
         at_once: bool = False,
     ) -> None:
-        """See Worker: micro-batches of decodes, each run before; those with prompts are computed eagerly."""
+        """See Worker: micro-batches of decodes, each run before; those with prompts or drafts are computed eagerly."""
         self.graphs = self._make_graphs(spec, shares_prefixes=shares_prefixes)
         capture_graphs(self.graphs, None)
 

@@ -1,0 +1,121 @@
+"""Steps with drafts as graphs, replayed without a GPU: requests get what they get without, whatever they ask for."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from hookline import LLM, SamplingParams
+from hookline.core.plugin import sources
+from hookline.core.step.captured import DRAFT_TOKENS, draft_sizes, prompt_shapes
+from hookline.core.step.message import Step
+from hookline.core.worker.graphs.decode_graphs import DecodeGraphs
+from hookline.core.worker.graphs.draft_graphs import LAST_DRAWN, DraftGraphs, lay_out
+from hookline.core.worker.graphs.prompt_graphs import PromptGraphs
+from hookline.core.worker.request_table import RequestTable
+from tests.core.worker.graphs.test_replayed_steps import MORE, answer
+from tests.replayed_at_once import replay_at_once, with_host_lengths
+
+SIZES: dict[str, Any] = {"max_num_seqs": 8, "max_model_len": 96, "block_size": 16, "num_blocks": 60}
+
+
+@pytest.fixture(autouse=True)
+def _drafters(monkeypatch):
+    monkeypatch.setenv(sources.DEVELOPMENT_VARIABLE, "tests.odd_drafters")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafter", ["suffix", "random"])
+@pytest.mark.parametrize("asked", [[{}], MORE], ids=["plain", "with extensions"])
+def test_graphs_of_drafts_give_what_is_drawn_without(monkeypatch, drafter, asked):
+    prompts = [[(index + place % 5) % 250 for place in range(9 + 3 * index)] for index in range(20)]
+    params = [
+        SamplingParams(max_tokens=6 + index % 25, ignore_eos=True, temperature=index % 2, seed=index, **more)
+        for index, more in zip(range(20), cycle(asked), strict=False)
+    ]
+    with LLM(device="cpu", dtype="float32", engine=SIZES) as llm:
+        plain = [answer(output, partial(pytest.approx, abs=1e-5)) for output in llm.generate(prompts, params)]
+    with LLM(device="cpu", dtype="float32", drafter=drafter, engine=SIZES) as llm:
+        graphs = replay_steps(llm, monkeypatch)
+        outputs = llm.generate(prompts, params)
+        counts = llm.engine.speculation
+    assert [answer(output) for output in outputs] == plain
+    assert counts.num_drafted > 50 and (drafter == "random" or counts.num_kept > 10)
+    steps = graphs[0]
+    assert drafter == "random" or sum(len(step.decode_rows) > 0 for step in steps) > 3, (
+        "rows with drafts beside rows without"
+    )
+    assert all(len(step.sampled_chunks) == len(step.token_ids_T) for step in steps)
+    assert sum(graph.count > 1 for graph in graphs[1]) > 5
+
+
+def replay_steps(llm, monkeypatch):
+    """From now on the engine's steps are graphs. Returns the steps that graphs of drafts compute, and all graphs."""
+    worker, steps = llm.engine.executor, []
+    graphs = replay_at_once(monkeypatch)
+    with_host_lengths(worker.runner.kernels)
+    monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: tensor)
+    send = worker.transfer.send  # a copy, as to the host: the next replay may come before these are collected
+    monkeypatch.setattr(worker.transfer, "send", lambda tokens_N: send(tokens_N.clone()))
+    decodes = DecodeGraphs(worker.runner, [1, 2, 4, 8], 96)
+    prompts = PromptGraphs(worker.runner, prompt_shapes(8, 2048, 96), 96)
+    drafts = DraftGraphs(worker.runner, draft_sizes(8, 2048), 96)
+    replay = drafts._replay_layers
+    monkeypatch.setattr(drafts, "_replay_layers", lambda step, size: steps.append(step) or replay(step, size))
+    for name, made in (("graphs", decodes), ("prompt_graphs", prompts), ("draft_graphs", drafts)):
+        monkeypatch.setattr(worker, name, made)
+        with torch.inference_mode():
+            made.capture(None)
+    return steps, graphs
+
+
+def test_a_step_is_laid_out_token_by_token():
+    table = RequestTable(6, 4, 16, 99, torch.device("cpu"))
+    table.host_length_R[[2, 4]] = 7, 9
+    step = Step(
+        decode_rows=np.array([4, 2]),
+        chunk_rows=np.array([1, 3]),
+        chunk_starts=np.array([20, 5]),
+        chunk_lens=np.array([3, 1]),
+        token_ids_T=np.array([70, 71, 72, 50]),
+        sampled_chunks=np.array([0, 0, 0, 1]),
+    )
+    assert lay_out(step, 8, table).tolist() == [
+        [LAST_DRAWN, LAST_DRAWN, 70, 71, 72, 50, 0, 0],
+        [8, 6, 20, 21, 22, 5, 0, 0],
+        [4, 2, 1, 1, 1, 3, 6, 6],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "size"),
+    [
+        ({"chunk_lens": [5], "sampled_chunks": [0] * 5}, 5),
+        ({"chunk_lens": [5], "sampled_chunks": [0] * 5, "decode_rows": [1, 2]}, 8),
+        ({"chunk_lens": [1], "sampled_chunks": [0]}, 2),
+        ({"chunk_lens": [6], "sampled_chunks": [0] * 5}, None),
+        ({"chunk_lens": [5, 2], "sampled_chunks": [0] * 5 + [1]}, None),
+        ({"chunk_lens": [200], "sampled_chunks": [0] * 200}, None),
+        ({"chunk_lens": [5], "sampled_chunks": [0] * 5, "scored_chunks": [0]}, None),
+        ({"decode_rows": [1, 2]}, None),
+    ],
+)
+def test_which_steps_fit(fields, size):
+    fields = {name: np.array(values) for name, values in fields.items()}
+    lens = fields.get("chunk_lens", np.array([], dtype=np.int64))
+    table = RequestTable(6, 4, 16, 99, torch.device("cpu"))
+    graphs = DraftGraphs(type("Runner", (), {"table": table})(), draft_sizes(8, 160), 96)
+    step = Step(chunk_rows=np.arange(len(lens)), token_ids_T=np.zeros(lens.sum(), dtype=np.int64), **fields)
+    assert graphs.size(step) == size
+
+
+def test_sizes_end_with_the_largest_step_that_may_be():
+    assert draft_sizes(256, 8192) == list(DRAFT_TOKENS)
+    assert draft_sizes(256, 100)[-2:] == [96, 100]
+    assert draft_sizes(1, 8192)[-1] == 16 and draft_sizes(1, 8192)[:4] == [2, 3, 4, 5]
