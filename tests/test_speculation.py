@@ -178,6 +178,30 @@ def test_a_request_whose_drafts_are_wrong_pauses_longer_and_longer() -> None:
     assert counts.no_drafts["paused"] > 80 and counts.num_drafted < 30
 
 
+@pytest.mark.parametrize("length", [pytest.param(1.0, marks=pytest.mark.slow), 2.25, 5.0])
+def test_a_pretended_length_is_the_mean_and_is_told(length: float, caplog: pytest.LogCaptureFixture) -> None:
+    sampling = SamplingParams(max_tokens=101, temperature=0.0, ignore_eos=True)
+    drafter = {"name": "synthetic", "k": 4, "length": length}
+    with (
+        caplog.at_level(logging.WARNING, "hookline"),
+        LLM(device="cpu", dtype="float32", drafter=drafter, engine={"max_model_len": 160}) as llm,
+    ):
+        outputs = llm.generate(PROMPTS, sampling)
+        counts = _counts(llm)
+    assert all(len(output.token_ids) == 101 for output in outputs)
+    assert sum(counts.kept) / counts.drafted[0] == pytest.approx(length - 1, rel=0.05)
+    assert counts.pretended_length == length
+    assert any("answers are not the model's" in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"), [({"length": 6.0}, "from 1 to 1 \\+ drafter.k=5"), ({"k": 0}, "at least 1")]
+)
+def test_a_length_that_cannot_be_is_refused(fields: dict[str, float], told: str) -> None:
+    with pytest.raises(Exception, match=told):
+        LLM(device="cpu", drafter={"name": "synthetic", **fields})
+
+
 def test_what_hidden_states_are_asked_for_is_refused_by_name() -> None:
     with pytest.raises(PluginError, match=r"drafter 'suffix' .* does not fit: engine\.taps is set"):
         LLM(device="cpu", drafter="suffix", engine={"taps": [0]})

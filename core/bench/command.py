@@ -156,7 +156,7 @@ def measure(tree: Mapping[str, Any], host: PluginHost) -> tuple[dict[str, Any], 
     if bench.address is not None:
         return measure_server(tree, bench, bench.address)
     begin_early(bench.config)
-    from hookline.core.bench.metrics import extension_costs, summarise
+    from hookline.core.bench.metrics import extension_costs, speculation, summarise
     from hookline.core.frontend.llm import LLM
     from hookline.core.frontend.profiling import profiled
     from hookline.core.util.garbage import settled
@@ -171,6 +171,8 @@ def measure(tree: Mapping[str, Any], host: PluginHost) -> tuple[dict[str, Any], 
         metrics = {**summarise(best, bench.slo), "start_to_first_token_s": round(start_s, 3), **peak_memory(llm)}
         if costs := extension_costs(llm.engine.extension_costs):
             metrics["extensions"] = costs
+        if (counts := llm.engine.speculation) is not None:
+            metrics["speculation"] = speculation(counts)
         return {**describe(tree), **describe_engine(llm), **outcome(bench, metrics)}, best
 
 
@@ -310,7 +312,7 @@ def encoder(llm: LLM) -> Encode:
 def print_result(record: Mapping[str, Any]) -> None:
     """The figures as a table."""
     from hookline.core.bench.latencies import STATISTICS
-    from hookline.core.bench.metrics import cost_lines, time_lines
+    from hookline.core.bench.metrics import cost_lines, draft_line, time_lines
     from hookline.core.bench.tag_metrics import tag_lines
 
     metrics = record["metrics"]
@@ -325,6 +327,8 @@ def print_result(record: Mapping[str, Any]) -> None:
         print(*time_lines(metrics["step_times"]), sep="\n")
     if "extensions" in metrics:
         print(*cost_lines(metrics["extensions"]), sep="\n")
+    if "speculation" in metrics:
+        print(draft_line(metrics["speculation"]))
     print(f"{'':24}" + "".join(f" {name:>10}" for name in STATISTICS))
     for key in SPREADS:
         if metrics[key] is not None:

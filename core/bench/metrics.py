@@ -12,7 +12,7 @@ from hookline.core.bench.recorder import Column, Recording, token_times
 from hookline.core.bench.slo import Slo
 from hookline.core.bench.tag_metrics import by_tag, check_tag_objective, deadlines_met, num_good
 from hookline.core.bench.workload import WorkloadConfig
-from hookline.core.contracts import ExtensionCost
+from hookline.core.contracts import DraftCounts, ExtensionCost
 from hookline.core.errors import ConfigError
 from hookline.core.util.text import near_miss
 
@@ -80,6 +80,27 @@ def cost_lines(costs: Mapping[str, Mapping[str, Any]]) -> list[str]:
         f"(means of {cost['steps']})"
         for name, cost in costs.items()
     ]
+
+
+def speculation(counts: DraftCounts) -> dict[str, Any]:
+    """What came of the drafts since the engine's start. mean_length: tokens that a decode with drafts gave, None
+    without any. pretended_length: of drafters whose drafts are kept whether they are right or not.
+    """
+    steps = counts.drafted[0] if counts.drafted else 0
+    return {
+        "drafted": counts.drafted,
+        "kept": counts.kept,
+        "mean_length": round(1 + counts.num_kept / steps, 3) if steps else None,
+        "no_drafts": counts.no_drafts,
+        "pretended_length": counts.pretended_length,
+    }
+
+
+def draft_line(found: Mapping[str, Any]) -> str:
+    """The drafts as a line of text."""
+    kept, drafted, pretended = sum(found["kept"]), sum(found["drafted"]), found["pretended_length"]
+    told = f"{'drafts':24} {kept} of {drafted} kept, {found['mean_length']} tokens of a decode with drafts"
+    return told if pretended is None else f"{told}; SYNTHETIC: pretended, answers are not the model's"
 
 
 NUMBERS = (

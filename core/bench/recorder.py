@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from hookline.core.bench.step_counts import StepCounter, StepCounts
+from hookline.core.bench.step_counts import StepCounter, StepCounts, has_drafts
 from hookline.core.contracts import StepStats
 from hookline.core.engine.engine import Engine
 from hookline.core.errors import HooklineError
 from hookline.core.step.executor import Executor, StepResult
 from hookline.core.step.message import Step
 from hookline.core.step.timing import Clock as StepClock
-from hookline.core.util.arrays import MaskArray
+from hookline.core.util.arrays import MaskArray, ints
 
 Column = np.ndarray[Any, Any]
 COUNTS = StepCounts._fields
@@ -83,7 +83,8 @@ class Recording:
     """Everything recorded under one load.
 
     steps: equally long columns, one entry per step. drawn: places in `requests` of the requests whose token a step
-    drew, num_drawn of them per step; chunk_request and chunk_tokens: the prompt chunks, prefill_chunks per step.
+    drew, num_drawn of them per step, once more for each draft that was kept; chunk_request and chunk_tokens: the prompt
+    chunks, prefill_chunks per step.
     """
 
     seconds: float
@@ -198,7 +199,8 @@ class StepRecorder:
             none = np.empty(0, dtype=np.int64)
             noted = _Noted(end_s, StepCounts(), none, none, none)
         self.rows.append((noted.start_s, end_s, *noted.counts, *_states(stats), *_times(stats)))
-        self.drawn.append(noted.drawn)
+        speculation = self.engine.state.speculation
+        self.drawn.append(np.concatenate([noted.drawn, ints(() if speculation is None else speculation.kept_ids)]))
         self.chunk_ids.append(noted.chunk_ids)
         self.chunk_tokens.append(noted.chunk_tokens)
 
@@ -206,9 +208,10 @@ class StepRecorder:
         newest = islice(reversed(self.engine.queue.running.values()), len(step.admit_rows))
         for request in newest:  # those that this step admitted
             self._owner[request.row] = request.id
-        chunk_ids = self._owner[step.chunk_rows]
-        drawn = np.concatenate([self._owner[step.decode_rows], chunk_ids[step.sampled_chunks]])
-        return _Noted(started, self._counter.count(step), drawn, chunk_ids, step.chunk_lens)
+        chunk_ids, is_prompt = self._owner[step.chunk_rows], ~has_drafts(step)
+        drawn = np.concatenate([self._owner[step.decode_rows], chunk_ids[np.unique(step.sampled_chunks)]])
+        counts = self._counter.count(step)
+        return _Noted(started, counts, drawn, chunk_ids[is_prompt], step.chunk_lens[is_prompt])
 
     def finish(self, seconds: float, requests: Sequence[RequestRecord], places: Mapping[int, int]) -> Recording:
         """The whole record. places: id of a request in the engine -> its place in `requests`."""

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hookline.core.step.message import Step
+from hookline.core.util.arrays import BoolArray
 
 
 class StepCounts(NamedTuple):
@@ -20,10 +21,16 @@ class StepCounts(NamedTuple):
     """Query-key pairs of the prompt chunks."""
     prefill_chunks: int = 0
     decode_rows: int = 0
+    """Tokens that decodes compute, drafts included."""
     decode_context_tokens: int = 0
     """Sum of the context lengths of the rows that decode, the token included that they compute."""
     decode_shared_tokens: int = 0
     """Those among them that the kernels read once for all rows that share them."""
+
+
+def has_drafts(step: Step) -> BoolArray:
+    """Of each chunk of a step, whether it is a decode with drafts, which draws several tokens."""
+    return np.bincount(step.sampled_chunks, minlength=len(step.chunk_rows)) > 1
 
 
 class StepCounter:
@@ -41,11 +48,13 @@ class StepCounter:
         if len(step.shared_rows):
             self._num_sharing = len(step.shared_rows)
         pairs = step.chunk_lens * (step.chunk_starts + ends + 1) // 2
+        drafted = has_drafts(step)
+        num_drafted = int(step.chunk_lens[drafted].sum())
         return StepCounts(
-            prefill_tokens=len(step.token_ids_T),
-            prefill_pairs=int(pairs.sum()),
-            prefill_chunks=len(ends),
-            decode_rows=len(step.decode_rows),
-            decode_context_tokens=int(self._lengths[step.decode_rows].sum()),
+            prefill_tokens=len(step.token_ids_T) - num_drafted,
+            prefill_pairs=int(pairs[~drafted].sum()),
+            prefill_chunks=int((~drafted).sum()),
+            decode_rows=len(step.decode_rows) + num_drafted,
+            decode_context_tokens=int(self._lengths[step.decode_rows].sum() + pairs[drafted].sum()),
             decode_shared_tokens=self._num_sharing * step.shared_len,
         )

@@ -47,6 +47,8 @@ class DraftCounts:
     drafted: list[int] = field(default_factory=list)
     kept: list[int] = field(default_factory=list)
     no_drafts: dict[str, int] = field(default_factory=dict)
+    pretended_length: float | None = None
+    """That of the drafter: if it is set, what was kept says nothing of the drafts."""
 
     def add(self, num_drafts: int, num_kept: int) -> None:
         """Count the drafts of one row of a step."""
@@ -77,8 +79,8 @@ class Drafter(Protocol):
 
     Constructed as `Drafter(config, spec)`, config being the dataclass that it was registered with. Whatever it
     proposes, a request's tokens are those that it has without drafts: a draft is kept only if it is the token that is
-    drawn at its position anyway. So a drafter can be wrong or slow, and no more. If it raises, or proposes what is no
-    token, its request goes on without drafts, and the log names the drafter once.
+    drawn at its position anyway (but see pretended_length). So a drafter can be wrong or slow, and no more. If it
+    raises, or proposes what is no token, its request goes on without drafts, and the log names the drafter once.
     """
 
     k: int
@@ -87,6 +89,11 @@ class Drafter(Protocol):
     adaptive: bool = True
     """Whether a request whose drafts were all wrong is not asked for in its next step, then in two steps, then four, up
     to 64, until a draft is right again: drafts that are never right cost little then."""
+
+    pretended_length: float | None = None
+    """For benchmarks alone: how many tokens a request keeps of a step with k drafts in the mean, from 1 to 1 + k,
+    whether its drafts are right or not. Answers are then not the model's, and the log and benchmarks say so. None: a
+    draft is kept if it is right."""
 
     def __init__(self, config: Any, spec: DrafterSpec) -> None:
         """Allocate what it needs. Raises: ConfigError for a field that does not fit, naming it and the fix."""

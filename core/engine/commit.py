@@ -108,7 +108,7 @@ class Committer:
             self._note_first_tokens(launched)
             kept = list(self._table.requests(entries_N)) if tells_policy else []
             self._keep(entries_N, step.tokens_N, step.is_over_N)
-            num_kept = self._keep_drafts(step) if dispatched.drafted else 0
+            num_kept = self._keep_drafts(step)
             if dispatched.pooled:
                 self._finisher.finish_pooled(dispatched.pooled, result.vectors)
             self._finisher.notify_observers()
@@ -141,13 +141,14 @@ class Committer:
         They are kept one after the other, as those of so many steps: a request may end with any of them.
         """
         table, dispatched, speculation = self._table, step.launched.dispatched, self._state.speculation
-        assert speculation is not None
+        if speculation is None:
+            return 0
         drawn = step.draws if step.draws.ndim == 1 else step.draws[:, 0]
         first, going, total = dispatched.num_plain_draws, list[tuple[Request, int, int]](), 0
         num_kept = {row.request.id: 0 for row in dispatched.drafted}
         for row in dispatched.drafted:
             if row.request.id in self._queue.live:
-                num_right = row.num_right(drawn[first : first + len(row.tokens)])
+                num_right = speculation.num_right(row, drawn[first : first + len(row.tokens)])
                 going.append((row.request, first, num_right))
                 speculation.adapt(row, num_right)
             first += len(row.tokens)
@@ -156,8 +157,7 @@ class Committer:
             place += 1
             going = [one for one in going if one[2] >= place and one[0].id in self._queue.live]
             if not going:
-                for row in dispatched.drafted:
-                    speculation.counts.add(row.num_drafts, num_kept[row.request.id])
+                speculation.count_step(dispatched.drafted, num_kept)
                 return total
             for request, _, _ in going:
                 num_kept[request.id] = place

@@ -10,7 +10,7 @@ against what a plan leaves of the step's tokens and of the blocks; policies do n
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,7 +76,17 @@ class Speculation:
         self._chunked: set[int] = set()
         """Requests whose rows on the device do not hold their newest token."""
         self._is_blamed = False
-        self.counts = DraftCounts()
+        self._pretended = drafter.pretended_length
+        self._due = 0.0
+        self.counts = DraftCounts(pretended_length=self._pretended)
+        self.kept_ids: list[int] = []
+        """Of the step that was committed last: the request of each token beyond the first one of its row."""
+        if self._pretended is not None:
+            logger.warning(
+                "%s pretends that requests keep %s tokens of a step: this is for benchmarks, and answers are not the "
+                "model's",
+                *(name, self._pretended),
+            )
 
     def drafted(self, requests: Sequence[Request], num_tokens: int) -> list[DraftedRow]:
         """Those of a step's decodes that are computed as chunks. num_tokens: drafts that the step has room for."""
@@ -93,6 +103,22 @@ class Speculation:
         """Note the rows of a step that is launched: a row without drafts holds its newest token from then on."""
         for row in rows:
             (self._chunked.add if row.num_drafts else self._chunked.discard)(row.request.id)
+
+    def num_right(self, row: DraftedRow, drawn: IntArray) -> int:
+        """How many of a row's drafts are kept. drawn: all 1 + k draws."""
+        if self._pretended is None or not row.num_drafts:
+            return row.num_right(drawn)
+        # What a row with fewer than k drafts cannot keep is not made up for.
+        self._due += self._pretended - 1
+        due = int(self._due + 1e-6)
+        self._due -= due
+        return min(due, row.num_drafts)
+
+    def count_step(self, rows: Sequence[DraftedRow], num_kept: Mapping[int, int]) -> None:
+        """Count the drafts of a step's rows. num_kept: how many were kept, by the request's id; empty without rows."""
+        self.kept_ids = [id_ for id_, count in num_kept.items() for _ in range(count)]
+        for row in rows:
+            self.counts.add(row.num_drafts, num_kept[row.request.id])
 
     def adapt(self, row: DraftedRow, num_right: int) -> None:
         """Note how many drafts of a row, whose request is live, were right: its next steps have drafts or a pause."""

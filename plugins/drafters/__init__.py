@@ -21,9 +21,19 @@ class LookupConfig:
     """Whether a request whose drafts are all wrong has none in its next step, then in two steps, and so on up to 64."""
 
 
+@dataclass
+class SyntheticConfig:
+    """For benchmarks: a stated number of tokens is kept of each step, whether they are right or not."""
+
+    k: int = 4
+    """Drafts for a request in a step, at least 1."""
+    length: float = 3.0
+    """Tokens that a request keeps of a step with k drafts, in the mean; from 1 to 1 + k."""
+
+
 @hookimpl
 def register_drafters(register: Registrar) -> None:
-    """Both search the request's own tokens on the host."""
+    """Two search the request's own tokens on the host; the third is for benchmarks."""
     register(
         "ngram",
         "hookline.plugins.drafters.lookup:Ngram",
@@ -35,4 +45,10 @@ def register_drafters(register: Registrar) -> None:
         "hookline.plugins.drafters.lookup:Suffix",
         config=LookupConfig,
         help="drafts from the most frequent continuation of the longest suffix that came before",
+    )
+    register(
+        "synthetic",
+        "hookline.plugins.drafters.synthetic:Synthetic",
+        config=SyntheticConfig,
+        help="for benchmarks alone: keeps a stated number of drafts, so that answers are not the model's",
     )

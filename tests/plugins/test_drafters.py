@@ -7,8 +7,9 @@ import pytest
 
 from hookline.core.contracts import DrafterSpec, DraftRow
 from hookline.core.testing.drafter_suite import DrafterSuite
-from hookline.plugins.drafters import LookupConfig
+from hookline.plugins.drafters import LookupConfig, SyntheticConfig
 from hookline.plugins.drafters.lookup import Ngram, Suffix
+from hookline.plugins.drafters.synthetic import Synthetic
 
 SPEC = DrafterSpec(100, 4, 256)
 
@@ -25,6 +26,11 @@ class TestSuffix(DrafterSuite):
 
     def make(self, spec: DrafterSpec) -> Suffix:
         return Suffix(LookupConfig(), spec)
+
+
+class TestSynthetic(DrafterSuite):
+    def make(self, spec: DrafterSpec) -> Synthetic:
+        return Synthetic(SyntheticConfig(), spec)
 
 
 def _row(tokens: list[int], num_drafts: int = 4) -> DraftRow:

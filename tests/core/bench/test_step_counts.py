@@ -38,3 +38,17 @@ def test_shared_tokens_count_for_every_row_until_other_rows_share():
     mixed = counter.count(Step(decode_rows=rows(0, 1, 2)))
     fewer = counter.count(Step(decode_rows=rows(0, 1), shared_rows=rows(0, 1), shared_len=4))
     assert [counts.decode_shared_tokens for counts in (first, second, mixed, fewer)] == [12, 12, 0, 8]
+
+
+def test_a_chunk_that_draws_several_tokens_is_a_decode_of_as_many():
+    counter = StepCounter(4)
+    step = prefill((0, 10, 3), (2, 0, 2))
+    step.sampled_chunks, step.decode_rows = rows(0, 0, 0, 1), rows(1)
+    counter.count(prefill((1, 0, 4)))
+    assert counter.count(step) == StepCounts(
+        prefill_tokens=2,
+        prefill_chunks=1,
+        prefill_pairs=1 + 2,
+        decode_rows=1 + 3,
+        decode_context_tokens=5 + 11 + 12 + 13,
+    )

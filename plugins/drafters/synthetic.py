@@ -1,0 +1,30 @@
+"""A drafter for benchmarks: its drafts are any tokens, of which a stated number is kept in the mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from hookline.core.contracts import Drafter, DrafterSpec, DraftRow
+from hookline.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hookline.plugins.drafters import SyntheticConfig
+
+
+class Synthetic(Drafter):
+    """The speed that a drafter of a stated quality would have, without its weights and without what drafting takes."""
+
+    adaptive = False
+
+    def __init__(self, config: SyntheticConfig, spec: DrafterSpec) -> None:
+        if config.k < 1:
+            raise ConfigError(f"drafter.k={config.k} must be at least 1")
+        if not 1 <= config.length <= 1 + config.k:
+            raise ConfigError(f"drafter.length={config.length} must be from 1 to 1 + drafter.k={1 + config.k}")
+        self.k, self.pretended_length, self._vocab_size = config.k, config.length, spec.vocab_size
+
+    def propose(self, row: DraftRow) -> Sequence[int]:
+        """See Drafter; other tokens at each place, so that experts are chosen as by a text."""
+        first = 31 * int(row.tokens[-1]) + 7919 * len(row.tokens)
+        return [(first + 104_729 * place) % self._vocab_size for place in range(row.num_drafts)]
