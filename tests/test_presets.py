@@ -5,6 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from hookline.core.assembly.resolve import chosen
 from hookline.core.config.compose import compose
@@ -12,7 +15,7 @@ from hookline.core.config.settings import ENGINE_KEYS, EngineConfig, validate
 from hookline.core.contracts import AttentionSpec, Runtime
 from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.plugin.host import PluginHost
-from hookline.core.plugin.presets import CONF, Preset, default_options, presets_in
+from hookline.core.plugin.presets import CONF, Preset, default_options, presets_in, yaml_values
 from hookline.core.run.settings import RunKeys
 from hookline.core.testing.plain_kernels import PlainKernels
 
@@ -113,3 +116,16 @@ def test_a_preset_has_as_many_parameters_as_the_published_model(host: PluginHost
 
 def test_the_greedy_preset_is_greedy(host: PluginHost) -> None:
     assert validate({"sampler": "greedy"}, host).sampler.config.greedy is True
+
+
+def test_files_are_read_as_omegaconf_reads_them(tmp_path: Path) -> None:
+    odd = tmp_path / "odd.yaml"
+    odd.write_text("\ufeffa: 1e3\nb: 2024-01-02\nc: on\nd: 010\ne: ${a}\nf: [~, 1_0, .5, 1:30]\n", encoding="utf-8")
+    plain = tmp_path / "plain.yaml"
+    plain.write_text("\ufeffa: 1e3\nb: 2024-01-02\nc: on\nd: 010\nf: [~, 1_0, .5, 1:30]\n", encoding="utf-8")
+    for path in [odd, plain, *CONF.rglob("*.yaml")]:
+        assert repr(yaml_values(path)) == repr(OmegaConf.to_container(OmegaConf.load(path))), path
+    for wrong in ("a: 1\na: 2\n", "a: !!set {b}\n", "a: [\n"):
+        odd.write_text(wrong)
+        with pytest.raises((YAMLError, OmegaConfBaseException)):
+            yaml_values(odd)

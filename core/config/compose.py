@@ -162,7 +162,7 @@ def _run_hydra(config_name: str, task: _Task) -> None:
     from omegaconf import OmegaConf
 
     OmegaConf.register_new_resolver("called_as", called_as, replace=True)  # for the helps in conf/
-    with _help_on_demand(), _headers_behind_a_mark(), _composed_once():
+    with _help_on_demand(), _headers_behind_a_mark(), _composed_once(), _groups_read_once():
         hydra.main(version_base="1.3", config_path=str(CONF), config_name=config_name)(task)()
 
 
@@ -226,6 +226,26 @@ def _composed_once() -> Iterator[None]:
         return before(self, config_name, overrides, run_mode, **how)
 
     with _replaced(loader, "load_configuration", _load):
+        yield
+
+
+@contextmanager
+def _groups_read_once() -> Iterator[None]:
+    """While active, Hydra 1.3 copies all schemas once for its help, and not for each list of options in it."""
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+    from hydra.core.object_type import ObjectType
+
+    loader: Any = ConfigLoaderImpl
+    before, repositories = loader.get_group_options, list[Any]()
+
+    def _options(self: Any, group_name: str, results_filter: Any = ObjectType.CONFIG, **choice: Any) -> Any:
+        if any(choice.values()):  # of a glob in a sweep, which depends on the other overrides
+            return before(self, group_name, results_filter, **choice)
+        if not repositories:
+            repositories.append(self._parse_overrides_and_create_caching_repo(None, [])[1])
+        return repositories[0].get_group_options(group_name, results_filter)
+
+    with _replaced(loader, "get_group_options", _options):
         yield
 
 

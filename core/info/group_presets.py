@@ -12,7 +12,7 @@ from typing import Any
 
 from hookline.core.contracts.hooks import PROJECT
 from hookline.core.plugin.host import PluginHost
-from hookline.core.plugin.presets import CONF, summary
+from hookline.core.plugin.presets import CONF, summary, yaml_values
 from hookline.core.util.text import joined, one_line
 
 EXPERIMENT = "experiment"
@@ -48,9 +48,7 @@ def _facts(group: str, path: Path, package: str) -> dict[str, Any]:
 
 def _values(path: Path) -> dict[str, Any]:
     """What a file sets, by full names, over what the files in its defaults list set and the options it chooses."""
-    from omegaconf import OmegaConf
-
-    own: Any = OmegaConf.to_container(OmegaConf.load(path))
+    own = yaml_values(path)
     found: dict[str, Any] = {}
     for item in own.pop("defaults", []):
         if isinstance(item, Mapping):

@@ -6,7 +6,9 @@ exist follows from the files in the folders.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,9 +43,6 @@ def preset_values(preset: Preset, presets: Sequence[Preset]) -> tuple[str, dict[
     Raises: ConfigError if the file is not of the form `defaults: [base, _self_]` plus values, or interpolates what is
     not in it.
     """
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
     seen: list[str] = []
     layers: list[dict[str, Any]] = []
     current: Preset | None = preset
@@ -57,6 +56,11 @@ def preset_values(preset: Preset, presets: Sequence[Preset]) -> tuple[str, dict[
         base, values = _split(current, _read(current.path))
         layers.insert(0, values)
         current = next((other for other in presets if (other.kind, other.name) == (preset.kind, base)), None)
+    if len(layers) == 1 and "${" not in str(layers[0]):
+        return base, layers[0]
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
     try:
         merged = OmegaConf.to_container(OmegaConf.merge(*layers), resolve=True)
     except OmegaConfBaseException as error:
@@ -99,12 +103,28 @@ def default_options(path: Path = CONF / "config.yaml") -> dict[str, str]:
     return {kind: name for item in items for kind, name in item.items() if kind in KINDS}
 
 
-def _read(path: Path) -> dict[str, Any]:
+def yaml_values(path: Path) -> Any:
+    """What a YAML file holds, as plain values, read by OmegaConf's rules. Raises: whatever YAML and OmegaConf raise."""
+    import yaml
     from omegaconf import OmegaConf
+    from omegaconf._utils import get_yaml_loader
+
+    # libyaml's parser is six times as fast as the one in Python, whose words for a fault are the better ones. Values
+    # that only OmegaConf can judge, as interpolations and types of its own, go through it as well.
+    if yaml.__with_libyaml__:
+        loader: Any = type("_Loader", (yaml.CSafeLoader, get_yaml_loader()), {})
+        with suppress(yaml.YAMLError, TypeError, ValueError), path.open(encoding="utf-8-sig") as file:
+            values = yaml.load(file, Loader=loader)
+            if isinstance(values, dict) and "${" not in json.dumps(values):
+                return values
+    return OmegaConf.to_container(OmegaConf.load(path))
+
+
+def _read(path: Path) -> dict[str, Any]:
     from yaml import YAMLError
 
     try:
-        values = OmegaConf.to_container(OmegaConf.load(path))
+        values = yaml_values(path)
     except YAMLError as error:
         raise ConfigError(yaml_fault(error, path)) from error
     except Exception as error:

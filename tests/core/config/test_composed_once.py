@@ -35,6 +35,23 @@ def test_a_run_is_composed_once(composed: list[RunMode], arguments: list[str]) -
     assert job.tree["seed"] == (3 if "seed=3" in arguments else 0) and job.number == 0
 
 
+def test_a_help_copies_the_schemas_once_for_all_lists_of_options(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copies: list[str | None] = []
+    before = ConfigLoaderImpl._parse_overrides_and_create_caching_repo
+
+    def count(self: Any, config_name: str | None, overrides: list[str]) -> Any:
+        copies.append(config_name)
+        return before(self, config_name, overrides)
+
+    monkeypatch.setattr(ConfigLoaderImpl, "_parse_overrides_and_create_caching_repo", count)
+    assert compose(["--help"], PluginHost.load(), RunKeys) == []
+    shown = capsys.readouterr().out
+    assert "scheduler: chunked, " in shown and "workload: batch32, " in shown
+    assert copies.count(None) == 1 and len(copies) <= 3
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [["-m"], ["hydra.mode=MULTIRUN"]])
 def test_jobs_of_a_sweep_have_their_own_configurations_and_numbers(how: list[str], tmp_path: Any) -> None:
