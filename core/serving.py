@@ -53,7 +53,7 @@ from hookline.core.serve.endpoints.generation import Generation, Usage, check_en
 from hookline.core.serve.endpoints.pooling import pooled, pooling_params
 from hookline.core.serve.endpoints.request_options import ServiceFields, span
 from hookline.core.serve.endpoints.served_engine import ServedEngine, Work, new_id, now_s, places_of
-from hookline.core.serve.endpoints.structured import FORMAT, FORMAT_SHAPE, SCHEMA, flat_format
+from hookline.core.serve.endpoints.structured import FORMAT, FORMAT_SHAPE, SCHEMA, only_format
 from hookline.core.serve.errors import SAME_NAMES, Naming, invalid, response, too_long
 from hookline.core.serve.settings import REASONING_FIELDS
 from hookline.core.tokenizer.token_spelling import SpeltText, TokenSpelling
@@ -107,7 +107,6 @@ __all__ = [
     "decoded",
     "effort_arguments",
     "embedding_params",
-    "flat_format",
     "has_failed",
     "invalid",
     "json_response",
@@ -115,6 +114,7 @@ __all__ = [
     "max_new_tokens",
     "new_id",
     "now_s",
+    "only_format",
     "pair_tokens",
     "places_of",
     "pooled",

@@ -27,10 +27,11 @@ _TEXT_KEYS = {"text": "text", "input_text": "text", "output_text": "text", "refu
 """Content parts with text: type -> key of the text."""
 _FILES = ("file", "input_file")
 """Content parts with files. Files of text are read; all others are refused."""
-_PART = dict.fromkeys(("type", *_TEXT_KEYS.values()))
+_PART = dict.fromkeys(("type", *_TEXT_KEYS.values(), "file"))
 _CALL = {
     **dict.fromkeys(("id", "type", "index")),
     "function": dict.fromkeys(("name", "arguments")),
+    "custom": dict.fromkeys(("name", "input")),
 }
 MESSAGE_SHAPE = {
     **dict.fromkeys(("role", "name", "tool_call_id", "reasoning", "reasoning_content", "refusal")),

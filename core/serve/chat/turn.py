@@ -20,7 +20,7 @@ from hookline.core.serve.chat.template import ChatPrompt
 from hookline.core.serve.endpoints.body import also_ignored
 from hookline.core.serve.endpoints.fields import SamplingFields, max_new_tokens, sampling_params
 from hookline.core.serve.endpoints.served_engine import ServedEngine, Work, new_id
-from hookline.core.serve.endpoints.structured import AnswerForm, as_element
+from hookline.core.serve.endpoints.structured import AnswerForm, as_element, is_strict_at
 from hookline.core.serve.errors import Naming, invalid, top_field
 from hookline.core.serve.parsers import Parser, PartsReader, parser_context
 from hookline.core.structured_outputs import StructuredOutputs
@@ -129,6 +129,7 @@ def checked_tools(
             raise invalid(f"{tool.place}={shown(tool.function)} is not a function with a name", "tools")
         if not isinstance(tool.function.get("parameters") or {}, Mapping):
             raise invalid(f"{tool.place}.{schema_key} is not a JSON schema", "tools")
+        is_strict_at(tool.function, f"{tool.place}.{schema_key}".rpartition(".")[0])
     names = [tool.function["name"] for tool in tools]
     if choice.startswith("=") and choice[1:] not in names:
         raise invalid(f"tool_choice names {shown(choice[1:])}, which is not among the tools", "tool_choice")

@@ -61,7 +61,7 @@ async def read(request: Request, kind: type[Struct]) -> tuple[Struct, dict[str, 
     Raises: ApiError with status 400 for a body that is not a JSON object or a field of a wrong type; with 413 for a
     body of too many values; with 415 for a compressed body.
     """
-    coding = request.headers.get("content-encoding", "identity")
+    coding = request.headers.get("content-encoding") or "identity"
     if coding.lower() != "identity":
         message = f"Content-Encoding: {clipped(coding)} is not supported; send the body as it is"
         raise ApiError(415, message, code="unsupported_media_type")

@@ -132,15 +132,30 @@ def answer_form(
     return AnswerForm(wanted, given.name, f"{given.place}.{wanted.kind}" if is_own else given.place, given.is_strict)
 
 
-def flat_format(given: Any, name: str) -> dict[str, Any] | None:
-    """A response_format from a mapping whose schema stands beside its type, as in /v1/responses and /v1/messages.
+def only_format(given: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The response_format from the fields of an API that ask for it, of which at most one is set; None without any.
 
-    name: of the request's field.
-    Raises: ApiError if it is not an object.
+    given: name of the field in the request -> its value, a mapping whose schema may stand beside its type.
+    Raises: ApiError if two of them ask for different forms, or if the value is not an object.
     """
-    if given is not None and not isinstance(given, dict):
-        raise invalid(f"{name}={shown(given)} is not an object with a type", top_field(name))
-    return given
+    found = {name: value for name, value in given.items() if value is not None}
+    for name, value in found.items():
+        first = next(iter(found))
+        if value != found[first]:
+            raise invalid(f"{first} and {name} are both set; give one", top_field(name))
+        if not isinstance(value, dict):
+            raise invalid(f"{name}={shown(value)} is not an object with a type", top_field(name))
+    return next(iter(found.values()), None)
+
+
+def is_strict_at(given: Mapping[str, Any], place: str) -> bool:
+    """Whether a schema or function asks for `strict`. place: in the request.
+
+    Raises: ApiError for a value that is neither true nor false.
+    """
+    if not isinstance(strict := given.get("strict"), bool | None):
+        raise invalid(f"{place}.strict={shown(strict)} is neither true nor false", top_field(place))
+    return strict is True
 
 
 @dataclass(frozen=True)
@@ -167,9 +182,9 @@ def _of_format(given: Mapping[str, Any], names: Mapping[str, str]) -> _Given | N
     if content is None and kind == "json_object":
         return _Given(name, {"json": True}, name)
     place = names.get(SCHEMA, SCHEMA) if content in (None, "json_schema") else f"{name}.{content}"
-    value, is_strict = given.get(content or ""), given.get("strict") is True
+    value, is_strict = given.get(content or ""), is_strict_at(given, name)
     if isinstance(value, Mapping) and content == "json_schema" and {"name", "schema"} & set(value):
-        is_strict = value.get("strict") is True
+        is_strict = is_strict_at(value, f"{name}.{content}")
         value = value.get("schema")
     if key == "json" and not isinstance(value, Mapping) and not _is_json_text(value):
         raise invalid(f"{place} must be a JSON schema", top_field(name))
@@ -181,7 +196,7 @@ def _of_alias(name: str, value: Any) -> _Given:
         if (found := _of_format(value, {FORMAT: name, SCHEMA: name})) is not None:
             return found
     if name == "json_schema" and isinstance(value, Mapping) and {"name", "schema"} <= set(value):
-        return _Given(name, {"json": value["schema"]}, f"{name}.schema", value.get("strict") is True)
+        return _Given(name, {"json": value["schema"]}, f"{name}.schema", is_strict_at(value, name))
     if (name, value) in (("format", "json"), ("guided_json_object", True)):
         return _Given(name, {"json": True}, name)
     if ALIASES[name] == "json" and not isinstance(value, Mapping) and not _is_json_text(value):

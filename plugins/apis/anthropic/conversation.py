@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hookline.core.errors import shown
-from hookline.core.serving import PLACE, ClientTool, decoded, invalid, text_of_part
+from hookline.core.serving import PLACE, ClientTool, Shape, decoded, invalid, text_of_part
 
 Values = dict[str, Any]
 _TEXT: Values = {"type": "string"}
@@ -40,6 +40,25 @@ _BY_CLIENT: dict[str, tuple[str, Values, tuple[str, ...]]] = {
 """Tools that Anthropic defines and the client runs: beginning of the type -> description, inputs, required inputs."""
 _NOT_READ = ("server_tool_use", "mcp_tool_use", "container_upload", "redacted_thinking", "fallback", "browser_state")
 """Types of content blocks that only Anthropic's own servers use. Results of their tools have types of their own."""
+
+
+_TEXT_SHAPE = dict.fromkeys(("type", "text", "cache_control"))
+_SHAPES: dict[str, Shape] = {
+    "text": {},
+    "thinking": dict.fromkeys(("thinking", "signature")),
+    "tool_use": dict.fromkeys(("id", "name", "input")),
+    "tool_result": {"tool_use_id": None, "content": lambda block: _TEXT_SHAPE if block.get("type") == "text" else None},
+    "document": {"title": None, "context": None, "source": dict.fromkeys(("type", "media_type", "data", "content"))},
+    "search_result": {"title": None, "source": None, "content": _TEXT_SHAPE},
+}
+"""The known fields of blocks that are read, by their type."""
+
+
+def block_shape(block: Mapping[str, Any]) -> Shape | None:
+    """The known fields of a content block; None for a block of another kind, which is not looked into."""
+    kind = block.get("type")
+    shape = _SHAPES.get(kind) if isinstance(kind, str) else None
+    return None if shape is None else {**_TEXT_SHAPE, **shape}
 
 
 def client_tools(tools: list[Any], ignored: list[str]) -> Iterator[ClientTool]:

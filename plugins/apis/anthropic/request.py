@@ -22,11 +22,11 @@ from hookline.core.serving import (
     checked_messages,
     checked_tools,
     effort_arguments,
-    flat_format,
     invalid,
+    only_format,
     prepared,
 )
-from hookline.plugins.apis.anthropic.conversation import as_messages, client_tools, text_of_blocks
+from hookline.plugins.apis.anthropic.conversation import as_messages, block_shape, client_tools, text_of_blocks
 
 _TOOL = dict.fromkeys(("type", "name", "description", "input_schema", "strict", "cache_control"))
 _CHOICES = {"auto": AUTO, "any": REQUIRED, "none": NONE}
@@ -38,7 +38,8 @@ class CountRequest(SamplingFields, kw_only=True):
     IGNORED: ClassVar[tuple[str, ...]] = (*SamplingFields.IGNORED, "metadata", "service_tier")
     SHAPE: ClassVar[Shape] = {
         **SamplingFields.SHAPE,
-        "messages": dict.fromkeys(("role", "content")),
+        "messages": {"role": None, "content": block_shape},
+        "system": block_shape,
         "tools": lambda tool: _TOOL if tool.get("type", "custom") in ("custom", None) else None,
         "tool_choice": dict.fromkeys(("type", "name", "disable_parallel_tool_use")),
         "thinking": {"type": None},
@@ -98,10 +99,10 @@ class CountRequest(SamplingFields, kw_only=True):
     @property
     def answer_format(self) -> dict[str, Any] | None:
         """See SamplingFields."""
-        given, name = (self.output_config or {}).get("format"), "output_config.format"
-        if given is None:
-            given, name = self.output_format, "output_format"
-        return self.response_format or flat_format(given, name)
+        config = (self.output_config or {}).get("format")
+        return only_format(
+            {FORMAT: self.response_format, "output_config.format": config, "output_format": self.output_format}
+        )
 
     def chat(self, tools: Tools) -> ChatPrompt:
         """The input of the chat template.
@@ -140,6 +141,6 @@ class MessagesRequest(CountRequest, kw_only=True):
 
         Raises: RequestError or ApiError if it cannot be served.
         """
-        tools, stop = self.chosen_tools(), self.stop_sequences or None
+        tools, stop = self.chosen_tools(), list(filter(None, self.stop_sequences or ())) or None
         most = None if self.max_tokens is None else max(1, self.max_tokens)
         return prepared(engine, self.chat(tools), self, tools, max_tokens=most, stop=stop)

@@ -23,8 +23,8 @@ from hookline.core.serving import (
     checked_message,
     checked_messages,
     effort_arguments,
-    flat_format,
     invalid,
+    only_format,
     prepared,
     text_of,
 )
@@ -36,6 +36,21 @@ _COLLECTED = ("content", "reasoning_content")
 """Keys of an assistant message whose texts are collected from several items."""
 _WITH_TOOLS = ("additional_tools", "tool_search_output")
 """Types of items that define tools."""
+_PART = dict.fromkeys(("type", "text", "refusal", "file_data", "filename", "annotations", "logprobs"))
+_CALL = dict.fromkeys(("name", "namespace", "arguments", "input", "action", "operation", "environment", "call_id"))
+_ITEM_SHAPES: Shape = {
+    "message": {"role": None, "content": _PART, "phase": None},
+    "reasoning": {"summary": _PART, "content": _PART, "encrypted_content": None},
+    **dict.fromkeys(CALLS, _CALL),
+    **dict.fromkeys(OUTPUTS, dict.fromkeys(("call_id", "output"))),
+}
+"""The known fields of items that are read, by their type. What servers write into items for themselves is known."""
+
+
+def _item_shape(item: dict[str, Any]) -> Shape | None:
+    kind = item.get("type") or "message"
+    shape = _ITEM_SHAPES.get(kind) if isinstance(kind, str) else None
+    return None if shape is None else {"type": None, "id": None, "status": None, **shape}
 
 
 class ResponsesRequest(SamplingFields, kw_only=True):
@@ -51,6 +66,7 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     )
     SHAPE: ClassVar[Shape] = {
         **SamplingFields.SHAPE,
+        "input": _item_shape,
         "text": {"format": FORMAT_SHAPE},
         "reasoning": {"effort": None},
         "tools": tool_shape,
@@ -106,7 +122,7 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     @property
     def answer_format(self) -> dict[str, Any] | None:
         """See SamplingFields."""
-        return self.response_format or flat_format((self.text or {}).get("format"), "text.format")
+        return only_format({FORMAT: self.response_format, "text.format": (self.text or {}).get("format")})
 
     @property
     def own_names(self) -> dict[str, str]:
@@ -114,7 +130,9 @@ class ResponsesRequest(SamplingFields, kw_only=True):
         names = {"messages": "input", "logprobs": "top_logprobs"}
         if self.max_output_tokens is not None:
             names["max_tokens"] = "max_output_tokens"
-        return names if self.response_format else names | {FORMAT: "text.format", SCHEMA: "text.format.schema"}
+        return (
+            names if self.response_format is not None else names | {FORMAT: "text.format", SCHEMA: "text.format.schema"}
+        )
 
     def turn(self, engine: ServedEngine) -> Turn:
         """The chat turn that the request asks for.

@@ -46,7 +46,7 @@ def refused(ask: Ask, path: str, client: FakeEngineClient | None = None, **field
             "top_logprobs",
         ),
         (COMPLETIONS, {"logprobs": 25}, "logprobs=25 must be between 0 and 20", "logprobs"),
-        (MESSAGES, {"stop_sequences": [""]}, "stop_sequences=[''] must be", None),
+        (MESSAGES, {"stop_sequences": ["x" * 20_000]}, "stop_sequences has 20000 characters", None),
         (MESSAGES, {"stop": ["x"] * 2000}, "stop has 2000 texts", None),
         (MESSAGES, {"tool_choice": {"type": "any"}}, "tool_choice forces a call, and there are no tools", None),
         (MESSAGES, {"tools": [{"name": "f", "input_schema": 5}]}, "tools[0].input_schema is not a JSON schema", None),
@@ -208,3 +208,145 @@ def test_white_space_that_is_not_allowed_reaches_the_engine(ask: Ask, path: str)
         fields = {**BASE[path], "structured_outputs": {"json": {"type": "object"}, **given}}
         assert ask(client, "POST", path, json=fields).status_code == 200
         assert client.asked[0].params.structured_outputs.whitespace is taken
+
+
+DATA = "data:text/plain;base64,aGVsbG8="
+FORM: dict[str, Any] = {"type": "json_schema", "schema": {"type": "object"}}
+CUSTOM_CALL = {"id": "1", "type": "custom", "custom": {"name": "f", "input": "x"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "names"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "file", "file": {"file_data": DATA}}]}]}, None),
+        (CHAT, {"messages": [USER, {"role": "assistant", "tool_calls": [CUSTOM_CALL]}, USER]}, None),
+        (RESPONSES, {"input": [{**USER, "foo": 1}]}, "input[0].foo"),
+        (
+            RESPONSES,
+            {"input": [USER, {**CALL, "foo": 1}, {"type": "function_call_output", "output": "x", "bar": {}}]},
+            "input[1].foo, input[2].bar",
+        ),
+        (
+            RESPONSES,
+            {"input": [{"role": "user", "content": [{"type": "input_text", "text": "x", "foo": 1}]}]},
+            "input[0].content[0].foo",
+        ),
+        (RESPONSES, {"input": [USER, {"type": "reasoning", "encrypted_content": "x"}]}, None),
+        (
+            RESPONSES,
+            {
+                "input": [
+                    {
+                        "type": "message",
+                        "id": "msg_1",
+                        "status": "completed",
+                        "role": "assistant",
+                        "content": [{"type": "output_text", "text": "x", "annotations": [], "logprobs": []}],
+                    },
+                    {"id": "fc_1", "status": "completed", **CALL},
+                    {"type": "function_call_output", "call_id": "1", "output": "x"},
+                    {"role": "user", "content": [{"type": "input_file", "file_data": DATA}]},
+                ]
+            },
+            None,
+        ),
+        (MESSAGES, {"system": [{"type": "text", "text": "s", "foo": 1}]}, "system[0].foo"),
+        (
+            MESSAGES,
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "foo": 1}]}]},
+            "messages[0].content[0].foo",
+        ),
+        (
+            MESSAGES,
+            {
+                "messages": [
+                    USER,
+                    {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {"a": 1}}]},
+                    {
+                        "role": "user",
+                        "content": [
+                            {
+                                "type": "tool_result",
+                                "tool_use_id": "1",
+                                "is_error": True,
+                                "content": [
+                                    {"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}, "foo": 1}
+                                ],
+                            }
+                        ],
+                    },
+                ]
+            },
+            "messages[2].content[0].is_error, messages[2].content[0].content[0].foo",
+        ),
+    ],
+)
+def test_fields_within_a_conversation_that_are_not_read_are_named_and_no_others(
+    ask: Ask, path: str, fields: dict[str, Any], names: str | None
+) -> None:
+    response = ask(FakeEngineClient(), "POST", path, json={**BASE[path], **fields})
+    assert response.status_code == 200, response.text
+    assert response.headers.get("X-Hookline-Ignored") == names
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "names"),
+    [
+        (
+            RESPONSES,
+            {"text": {"format": FORM}, "response_format": {"type": "json_object"}},
+            "response_format text.format",
+        ),
+        (
+            MESSAGES,
+            {"output_format": FORM, "response_format": {"type": "json_object"}},
+            "response_format output_format",
+        ),
+        (
+            MESSAGES,
+            {"output_format": FORM, "output_config": {"format": {"type": "json_schema", "schema": {"type": "array"}}}},
+            "output_config.format output_format",
+        ),
+    ],
+)
+def test_of_two_forms_by_different_names_none_is_dropped(
+    ask: Ask, path: str, fields: dict[str, Any], names: str
+) -> None:
+    first, second = names.split()
+    message, param = refused(ask, path, **fields)
+    assert message == f"{first} and {second} are both set; give one"
+    assert param == (None if path == MESSAGES else second.partition(".")[0])
+
+
+def test_one_form_by_two_names_is_one_form(ask: Ask) -> None:
+    fields = {"output_format": FORM, "output_config": {"format": dict(FORM)}}
+    client = FakeEngineClient()
+    assert ask(client, "POST", MESSAGES, json={**BASE[MESSAGES], **fields}).status_code == 200
+    assert client.asked[0].params.structured_outputs is not None
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "place"),
+    [
+        (CHAT, {"tools": [{"type": "function", "function": {"name": "f", "strict": "true"}}]}, "tools[0].function"),
+        (RESPONSES, {"tools": [{"type": "function", "name": "f", "strict": 1}]}, "tools[0]"),
+        (MESSAGES, {"tools": [{"name": "f", "strict": "yes"}]}, "tools[0]"),
+        (RESPONSES, {"text": {"format": {**FORM, "strict": "true"}}}, "text.format"),
+        (
+            CHAT,
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "strict": "true"}}},
+            "response_format.json_schema",
+        ),
+    ],
+)
+def test_strict_is_true_or_false(ask: Ask, path: str, fields: dict[str, Any], place: str) -> None:
+    message, _ = refused(ask, path, **{"tool_choice": None, **fields})
+    assert message.startswith(f"{place}.strict=") and message.endswith("is neither true nor false")
+
+
+def test_empty_stop_sequences_stop_nothing_in_any_api(ask: Ask) -> None:
+    client = FakeEngineClient()
+    for path, fields in ((MESSAGES, {"stop_sequences": ["", "\n\n"]}), (CHAT, {"stop": ["", "\n\n"]})):
+        assert ask(client, "POST", path, json={**BASE[path], **fields}).status_code == 200
+    assert [list(one.params.stop) for one in client.asked] == [["\n\n"]] * 2
+    assert ask(client, "POST", MESSAGES, json={**BASE[MESSAGES], "stop_sequences": [""]}).status_code == 200
