@@ -81,6 +81,8 @@ class ServeConfig:
     """PEM file with its private key; None: in the certificate's file."""
     cors_origins: tuple[str, ...] = ()
     """Origins whose pages may use the server, or * for all; none: only its own."""
+    gzip: bool = False
+    """Compress answers of 1 KiB and more for clients that accept gzip; streams never are."""
     hosts: tuple[str, ...] = ()
     """Host names by which requests may come over the machine's own loopback without a key, beside localhost, names
     without a dot and addresses; * for all. A page whose name leads to 127.0.0.1 is not to use the server."""

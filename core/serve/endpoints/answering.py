@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hookline.core.contracts import ApiError, ErrorForm
 from hookline.core.errors import HooklineError, one_short_line
@@ -31,6 +32,8 @@ _STREAM = (
     (b"x-accel-buffering", b"no"),
 )
 _KEEP_ALIVE = b": keep-alive\n\n"
+_SMALLEST_COMPRESSED = 1024
+"""Bytes of an answer below which compressing it saves too little."""
 
 
 def told(error: BaseException, max_model_len: int) -> ApiError:
@@ -122,19 +125,24 @@ class EventStream(Response):
 class Answers:
     """An endpoint for a Route: errors of its handler become responses in the API's form.
 
-    It is an ASGI application because Starlette wraps a function of a request, and this costs each event of a stream.
+    gzip: whether answers are compressed for clients that accept it; streams never are, as each event is to arrive when
+    it is made. It is an ASGI application because Starlette wraps a function of a request, and this costs each event of a stream.
     """
 
     handler: Callable[[Request], Awaitable[Response]]
     form: ErrorForm
     max_model_len: int
+    gzip: bool = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI. Raises: ClientDisconnect if the client has left and no response can reach it."""
+        made: ASGIApp
         try:
             made = await self.handler(Request(scope, receive, send))
         except ClientDisconnect:
             raise
         except Exception as error:
             made = response(told(error, self.max_model_len), self.form)
+        if self.gzip and not isinstance(made, EventStream):
+            made = GZipMiddleware(made, _SMALLEST_COMPRESSED)
         await made(scope, receive, send)

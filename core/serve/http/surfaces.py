@@ -37,7 +37,7 @@ class Surfaces:
     """
 
     def __init__(self, engine: ServedEngine, options: Sequence[Option]) -> None:
-        self._max_model_len = engine.facts.max_model_len
+        self._max_model_len, self._gzip = engine.facts.max_model_len, engine.settings.gzip
         self.claims = [claim for option in options for claim in _claims(option, engine)]
         self._all = list(dict.fromkeys(claim.surface for claim in self.claims))
         self._by_path: dict[str, list[Claim]] = {}
@@ -75,7 +75,7 @@ class Surfaces:
         return [Route(path, self._endpoint(claims), methods=[method]) for (method, path), claims in found.items()]
 
     def _endpoint(self, claims: Sequence[Claim]) -> Answers | ByHeader:
-        answers = [Answers(one.route.endpoint, one.surface.errors, self._max_model_len) for one in claims]
+        answers = [Answers(one.route.endpoint, one.surface.errors, self._max_model_len, self._gzip) for one in claims]
         if len(answers) == 1:
             return answers[0]
         marked = {

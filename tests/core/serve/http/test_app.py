@@ -98,6 +98,22 @@ def test_metrics_come_as_openmetrics_and_compressed_if_asked_for(ask: Ask) -> No
     assert {one.name for one in openmetrics_families(found.text)} >= {"fake", "hookline_http_requests"}
 
 
+def test_answers_are_compressed_by_a_key_for_clients_that_accept_it_and_streams_never_are(ask: Ask) -> None:
+    def got(settings: ServeConfig, accepts: str = "gzip", **body: Any) -> httpx.Response:
+        body = {"prompt": "x", "max_tokens": 400, **body}
+        client = FakeEngineClient(" word" * 400)
+        return ask(client, "POST", "/v1/completions", settings, json=body, headers={"Accept-Encoding": accepts})
+
+    plain, zipped = got(ServeConfig()), got(ServeConfig(gzip=True))
+    assert "content-encoding" not in plain.headers and len(plain.content) > 1500
+    assert zipped.headers["content-encoding"] == "gzip" and zipped.headers["vary"] == "Accept-Encoding"
+    assert int(zipped.headers["content-length"]) < len(plain.content) / 3
+    assert zipped.json()["choices"] == plain.json()["choices"] and zipped.headers["x-request-id"]
+    for whole in (got(ServeConfig(gzip=True), "identity"), got(ServeConfig(gzip=True), stream=True)):
+        assert "content-encoding" not in whole.headers and len(whole.content) > 1500
+    assert "content-encoding" not in got(ServeConfig(gzip=True), max_tokens=1).headers
+
+
 def test_metrics_of_an_observer_that_are_no_metrics_are_an_error_with_the_reason(ask: Ask) -> None:
     client = Measured()
     client.text = "a{b 1\n"
