@@ -126,7 +126,8 @@ class Answers:
     """An endpoint for a Route: errors of its handler become responses in the API's form.
 
     gzip: whether answers are compressed for clients that accept it; streams never are, as each event is to arrive when
-    it is made. It is an ASGI application because Starlette wraps a function of a request, and this costs each event of a stream.
+    it is made. It is an ASGI application because Starlette wraps a function of a request, and this costs each event of
+    a stream.
     """
 
     handler: Callable[[Request], Awaitable[Response]]
