@@ -39,6 +39,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "chunks": ({"temperature": 0.0}, {"max_num_seqs": 4, "max_num_batched_tokens": 10}),
     "no room": ({"temperature": 0.0}, {"max_num_seqs": 4, "max_num_batched_tokens": 4}),
     "short blocks": ({"temperature": 0.0}, {"block_size": 1}),
+    "overlap": ({**SAMPLED, "logprobs": 0}, {"overlap": True}),
     "a form": ({"temperature": 0.0, "structured_outputs": StructuredOutputs(regex="(ab|ba){1,8}")}, {}),
 }
 
@@ -200,6 +201,24 @@ def test_a_pretended_length_is_the_mean_and_is_told(length: float, caplog: pytes
 def test_a_length_that_cannot_be_is_refused(fields: dict[str, float], told: str) -> None:
     with pytest.raises(Exception, match=told):
         LLM(device="cpu", drafter={"name": "synthetic", **fields})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("params", [{"temperature": 0.0}, {**SAMPLED, "stop": ["was a"]}], ids=["greedy", "sampled"])
+def test_steps_overlap_while_drafts_pause(params: dict[str, Any]) -> None:
+    plain = _answers(None, params, {})[0]
+    outputs, again, llm = _answers({"name": "random", "k": 2, "adaptive": True}, params, {"overlap": True})
+    counts = _counts(llm)
+    assert _tokens(outputs) == _tokens(again) == _tokens(plain)
+    assert counts.no_drafts["overlap"] > 50 and counts.num_drafted > 10
+
+
+def test_steps_overlap_that_have_no_room_for_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hookline.core.engine.step_loop.DRAFT_TOKENS", (7,))
+    params = {"temperature": 0.0}
+    outputs, _, llm = _answers("suffix", params, {"overlap": True})
+    assert _tokens(outputs) == _tokens(_answers(None, params, {})[0])
+    assert _counts(llm).no_drafts["overlap"] > 50
 
 
 def test_what_hidden_states_are_asked_for_is_refused_by_name() -> None:

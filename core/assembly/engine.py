@@ -204,8 +204,6 @@ def assemble(
         logger.info("prefixes are not cached: layers of this model keep a state of all tokens before")
     scheduler = chosen(config.scheduler)
     speculation = make_speculation(resolved, limits)
-    if speculation is not None:
-        limits = replace(limits, overlap=False)
     return Engine(
         scheduler.load()(config.scheduler.config),
         executor,
@@ -246,7 +244,7 @@ def make_speculation(resolved: ResolvedConfig, limits: EngineLimits) -> Speculat
     spec = DrafterSpec(limits.vocab_size, plan.max_num_seqs, plan.max_model_len)
     drafter = option.entry.load()(option.config, spec)
     logger.info(
-        "drafter '%s': up to %d drafts for a request in a step; steps do not overlap",
+        "drafter '%s': up to %d drafts for a request in a step; steps with drafts do not overlap",
         *(option.name, drafter.k),
     )
     return Speculation(drafter, str(option.entry), limits.extensions, limits.vocab_size)

@@ -26,8 +26,10 @@ class Dispatcher:
         self.arguments = ArgumentWriter(max_num_seqs)
         self.writer = StepWriter(state.table, self.arguments, shares_prefixes=state.shares_prefixes)
 
-    def carry_out(self, plan: CheckedPlan) -> Dispatched:
-        """Preempt, admit and grow as planned; returns the step to launch."""
+    def carry_out(self, plan: CheckedPlan, *, is_ahead: bool = False) -> Dispatched:
+        """Preempt, admit and grow as planned; returns the step to launch. is_ahead: before the tokens of the step
+        before are known.
+        """
         cache, draft = self._cache, StepDraft()
         self._queue.count_step(len(plan.decode))
         self.preempt(plan.preempt)
@@ -40,13 +42,17 @@ class Dispatcher:
         for request, num_tokens in plan.prefill:
             got_further |= self._start_chunk(request, num_tokens, draft)
         cache.end_step(plan.decode, draft.chunks)
-        decode = plan.decode if self._state.speculation is None else self._draft(plan, draft)
+        decode = self._draft(plan, draft, is_ahead=is_ahead)
         return self.writer.write(draft, decode, got_further=got_further)
 
-    def _draft(self, plan: CheckedPlan, draft: StepDraft) -> IntArray:
+    def _draft(self, plan: CheckedPlan, draft: StepDraft, *, is_ahead: bool) -> IntArray:
         """Give decodes drafts as far as the step's tokens and free blocks last; returns the decodes that have none."""
         speculation, cache = self._state.speculation, self._cache
-        assert speculation is not None
+        if speculation is None:
+            return plan.decode
+        if is_ahead:
+            speculation.skip_step(len(plan.decode))
+            return plan.decode
         num_tokens = len(plan.decode) + sum(length for _, _, length in draft.chunks)
         room = min(self._state.limits.plan.max_num_batched_tokens, DRAFT_TOKENS[-1]) - num_tokens
         rows = speculation.drafted(list(self._table.requests(plan.decode)), room)

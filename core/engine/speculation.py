@@ -10,7 +10,7 @@ against what a plan leaves of the step's tokens and of the blocks; policies do n
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,9 +56,9 @@ class DraftedRow:
 
 @dataclass(slots=True)
 class _Pause:
-    """How a request's drafts fared lately: steps without drafts that are left, and how long the next pause is."""
+    """How a request's drafts fared lately: the last step without drafts, and how long the next pause is."""
 
-    left: int = 0
+    until: int = 0
     next: int = 1
 
 
@@ -73,6 +73,8 @@ class Speculation:
         self._kinds = [stage.entry.kind for stage in extensions.stages]
         self._forgets = is_offered(type(drafter).forget)
         self._pauses: dict[int, _Pause] = {}
+        self._step = 0
+        """The number of the step that was begun last."""
         self._chunked: set[int] = set()
         """Requests whose rows on the device do not hold their newest token."""
         self._is_blamed = False
@@ -89,15 +91,35 @@ class Speculation:
             )
 
     def drafted(self, requests: Sequence[Request], num_tokens: int) -> list[DraftedRow]:
-        """Those of a step's decodes that are computed as chunks. num_tokens: drafts that the step has room for."""
+        """Those of a step's decodes that are computed as chunks. num_tokens: drafts that the step has room for; no
+        request has more than its part of them.
+        """
         rows = []
+        self._step += 1
+        most = num_tokens // max(1, len(requests))
         for request in requests:
-            drafts = self._drafts(request, num_tokens)
-            num_tokens -= len(drafts)
+            drafts = self._drafts(request, most)
             if len(drafts) or request.id in self._chunked:
                 start = request.num_tokens - 1
                 rows.append(DraftedRow(request, start, np.concatenate([request.tokens[start : start + 1], drafts])))
         return rows
+
+    def skip_step(self, num_decodes: int) -> None:
+        """Begin a step without drafts, since it is planned before the tokens before it are known."""
+        self._step += 1
+        self.counts.skip("overlap", num_decodes)
+
+    def awaits_tokens(self, requests: Collection[Request], most_tokens: int) -> bool:
+        """Whether the step after the one in flight depends on its tokens: if rows may have drafts, or do not hold their
+        newest token. requests: all that run. most_tokens: of a step with drafts.
+        """
+        if self._chunked:
+            return True
+        if 2 * len(requests) > most_tokens:
+            return False
+        return any(
+            self._refused(request) is None and not self._pauses_in(request, self._step + 1) for request in requests
+        )
 
     def launched(self, rows: Sequence[DraftedRow]) -> None:
         """Note the rows of a step that is launched: a row without drafts holds its newest token from then on."""
@@ -125,9 +147,9 @@ class Speculation:
         if row.num_drafts and self._adapts:
             pause = self._pauses.setdefault(row.request.id, _Pause())
             if num_right:
-                pause.left, pause.next = 0, 1
+                pause.until, pause.next = 0, 1
             else:
-                pause.left, pause.next = pause.next, min(2 * pause.next, MAX_PAUSE)
+                pause.until, pause.next = self._step + pause.next, min(2 * pause.next, MAX_PAUSE)
 
     def forget(self, request: Request) -> None:
         """Drop what is kept of a request, which has ended."""
@@ -139,11 +161,11 @@ class Speculation:
             except Exception as error:
                 self._blame(failure(self._name, "forget", error), error)
 
-    def _drafts(self, request: Request, num_tokens: int) -> IntArray:
-        reason = self._why_not(request)
+    def _drafts(self, request: Request, room: int) -> IntArray:
+        reason = self._refused(request) or ("paused" if self._pauses_in(request, self._step) else None)
         if reason is None:
             # The token after the last draft must be within the request's length, too.
-            most = min(self._drafter.k, num_tokens, request.max_len - request.num_tokens - 1)
+            most = min(self._drafter.k, room, request.max_len - request.num_tokens - 1)
             reason = "no room" if most < 1 else None
         if reason is not None:
             self.counts.skip(reason)
@@ -153,8 +175,12 @@ class Speculation:
             self.counts.skip("no proposal")
         return drafts
 
-    def _why_not(self, request: Request) -> str | None:
-        """Why a request gets no drafts in this step; None if it may."""
+    def _pauses_in(self, request: Request, step: int) -> bool:
+        pause = self._pauses.get(request.id)
+        return pause is not None and step <= pause.until
+
+    def _refused(self, request: Request) -> str | None:
+        """Why a request never has drafts; None if it may."""
         if request.is_constrained:
             return "structured outputs"
         prepared = request.prepared
@@ -162,10 +188,6 @@ class Speculation:
             return "step extensions"
         if prepared.stateful or prepared.layer_bits:
             return "step extensions"
-        pause = self._pauses.get(request.id)
-        if pause is not None and pause.left > 0:
-            pause.left -= 1
-            return "paused"
         return None
 
     def _used(self, bits: int) -> list[str]:

@@ -44,7 +44,6 @@ class EngineState:
     ) -> None:
         self.executor, self.limits, self.shares_prefixes = executor, limits, shares_prefixes
         self.observers, self.structured_output, self.speculation = observers, structured_output, speculation
-        assert speculation is None or not limits.overlap, "drafts need the tokens of the step before"
         self.queue = RequestQueue(limits.plan.max_num_seqs, limits.max_len)
         self.table = self.queue.table
         self.cache = KVCacheManager(pool, self.table, groups, limits.plan)

@@ -13,6 +13,7 @@ from hookline.core.engine.state import EngineState
 from hookline.core.engine.step_builder import tokens_of
 from hookline.core.errors import LostStep, PlanError, PluginError, RequestFault, show_traceback
 from hookline.core.outputs import FinishReason
+from hookline.core.step.captured import DRAFT_TOKENS
 
 
 class StepLoop:
@@ -56,7 +57,7 @@ class StepLoop:
             if not is_masked:
                 self._finisher.finish_without_mask(launched.dispatched.masked_ids_N)
             self.in_flight = launched
-            if not self._state.limits.overlap:
+            if not self._may_overlap():
                 self._collect()
                 self._commit()
         except LostStep as error:
@@ -110,6 +111,13 @@ class StepLoop:
         self._give_up()
         return None
 
+    def _may_overlap(self) -> bool:
+        """Whether the next step can be planned before the tokens of the one in flight are known."""
+        speculation = self._state.speculation
+        if speculation is None or not self._state.limits.overlap:
+            return self._state.limits.overlap
+        return not speculation.awaits_tokens(self._queue.running.values(), DRAFT_TOKENS[-1])
+
     def _give_up(self) -> None:
         """Tell the policy that its newest plan is not carried out."""
         self._tell_policy(self._feedback.give_up)
@@ -137,7 +145,7 @@ class StepLoop:
         """Have a plan carried out, and the executor compute its step. Raises: LostStep, as `_draw_with_masks` does."""
         started_s, executor, table = self._state.now(), self._state.executor, self._state.table
         with self._watch.part("dispatch"):
-            dispatched = self._dispatcher.carry_out(plan)
+            dispatched = self._dispatcher.carry_out(plan, is_ahead=self.in_flight is not None)
             self._planner.check_progress(got_further=dispatched.got_further)
         with self._watch.part("launch"):
             handle = executor.launch(dispatched.step) if plan.computes else None
