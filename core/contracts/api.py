@@ -91,9 +91,11 @@ class ApiRoute:
     summary: str = ""
     """A description of the route in one line; a route with an empty summary is left out of the OpenAPI document."""
     body: type | None = None
-    """The msgspec Struct of the request's body, whose fields' docstrings describe them."""
+    """The msgspec Struct of the request's body, whose fields' docstrings describe them. Its class variable `EXAMPLE`, a
+    mapping, is the document's example of it, which /docs sends."""
     answer: type | None = None
-    """The type of the answer's JSON, as msgspec knows types; None: an object."""
+    """The type of the answer's JSON, as msgspec knows types; docstrings of a Struct's fields describe them. None: an
+    object."""
     streams: bool = False
     """Whether the answer may be a stream."""
     max_body_bytes: int | None = None

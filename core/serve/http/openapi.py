@@ -1,5 +1,5 @@
-"""The OpenAPI document, which is made from the routes of the surfaces and the structs of their bodies, and a page that
-shows it.
+"""The OpenAPI document, which is made from the routes of the surfaces and the structs of their bodies and answers, and
+a page that shows it and sends requests.
 
 The page loads nothing from other servers.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import inspect
+import json
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -22,6 +23,7 @@ import hookline
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.serve.endpoints.answering import json_response
 from hookline.core.serve.endpoints.request_options import CACHE_SALT, DEADLINE, PRIORITY, SESSION, TAGS, TIMEOUT
+from hookline.core.serve.http.page import HERE, policy_of
 from hookline.core.serve.http.surfaces import Claim, Surfaces
 from hookline.core.util.field_docs import field_docs
 
@@ -60,15 +62,17 @@ def document(surfaces: Surfaces) -> Values:
     kinds = [kind for claim in claims for kind in (claim.route.body, claim.route.answer) if kind is not None]
     references, schemas = msgspec.json.schema_components(kinds, ref_template=REF)
     of_kind = dict(zip(kinds, references, strict=True))
+    bodies = {claim.route.body for claim in claims}
     for kind, reference in of_kind.items():
         if (schema := schemas.get(_name_in(reference))) is not None:
-            _describe(schema, kind)
+            _describe(schema, kind, is_body=kind in bodies)
     errors = {claim.surface: f"Error_{claim.name}" for claim in claims}
     schemas |= {name: dict(surface.errors.schema) for surface, name in errors.items()}
     paths: Values = {}
     for claim in claims:
         described = _described(claim, of_kind, errors[claim.surface])
-        paths.setdefault(_shown(claim.route.path), {}).setdefault(claim.route.method.lower(), described)
+        methods, method = paths.setdefault(_shown(claim.route.path), {}), claim.route.method.lower()
+        methods[method] = _either(methods[method], described) if method in methods else described
     for path, summary in _GETS.items():
         answers = {"200": {"description": "It is so"}, "503": {"description": _ERRORS["503"]}}
         paths[path] = {"get": {"summary": summary, "operationId": _operation("get", path), "responses": answers}}
@@ -82,7 +86,10 @@ def _described(claim: Claim, of_kind: dict[type, Any], error: str) -> Values:
     found: Values = {"summary": route.summary, "operationId": _operation(route.method, route.path)}
     parameters = [_parameter(name) for name in _parameters(route.path)]
     if route.body is not None:
-        found["requestBody"] = {"required": True, "content": {"application/json": {"schema": of_kind[route.body]}}}
+        content: Values = {"schema": of_kind[route.body]}
+        if (example := getattr(route.body, "EXAMPLE", None)) is not None:
+            content["example"] = dict(example)
+        found["requestBody"] = {"required": True, "content": {"application/json": content}}
         parameters += [_header(name) for name in _HEADERS] if route.streams else []
         found["parameters"] = parameters
     elif parameters:
@@ -110,9 +117,19 @@ def _shown(path: str) -> str:
     return re.sub(r"\{(\w+):\w+\}", r"{\1}", path)
 
 
-def _describe(schema: Values, kind: type) -> None:
-    """Descriptions of the fields: their docstrings, or those of SamplingParams."""
-    docs = field_docs(SamplingParams) | field_docs(kind)
+def _either(first: Values, other: Values) -> Values:
+    """An operation of two APIs, told apart by a header of their clients: its answer is of the one or the other type."""
+    answers = [one["responses"]["200"]["content"]["application/json"] for one in (first, other)]
+    merged = {
+        **first["responses"]["200"],
+        "content": {"application/json": {"schema": {"anyOf": [answer["schema"] for answer in answers]}}},
+    }
+    return {**first, "responses": {**first["responses"], "200": merged}}
+
+
+def _describe(schema: Values, kind: type, *, is_body: bool) -> None:
+    """Descriptions of the fields: their docstrings, or those of SamplingParams in a request."""
+    docs = (field_docs(SamplingParams) if is_body else {}) | field_docs(kind)
     for name, field in schema.get("properties", {}).items():
         if name in getattr(kind, "IGNORED", ()):
             field["description"] = "Taken and ignored."
@@ -147,7 +164,9 @@ def openapi_routes(surfaces: Surfaces) -> list[Route]:
         return json_response(made())
 
     async def _docs(request: Request) -> Response:
-        return HTMLResponse("".join(_page(made())))
+        script = (HERE / "docs.js").read_text(encoding="utf-8")
+        headers = {"Content-Security-Policy": policy_of(script, _STYLE), "X-Content-Type-Options": "nosniff"}
+        return HTMLResponse("".join(_page(made(), script)), headers=headers)
 
     return [Route("/openapi.json", _json, methods=["GET"]), Route("/docs", _docs, methods=["GET"])]
 
@@ -156,35 +175,64 @@ _STYLE = inspect.cleandoc(
     """
     :root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif }
     body { max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
-    summary { cursor: pointer; padding: .4rem 0 } code { font-size: .95em }
-    table { border-collapse: collapse; width: 100% } td { border-top: 1px solid #8884; padding: .3rem .6rem .3rem 0;
-    vertical-align: top; overflow-wrap: anywhere }
+    summary { cursor: pointer; padding: .4rem 0 } code, textarea, output { font: .9em/1.4 ui-monospace, monospace }
+    table { border-collapse: collapse; width: 100%; margin-bottom: 1rem } caption { text-align: left; font-weight: 600 }
+    td { border-top: 1px solid #8884; padding: .3rem .6rem .3rem 0; vertical-align: top; overflow-wrap: anywhere }
+    textarea { box-sizing: border-box; width: 100%; padding: .5rem }
+    button, input { font: inherit; padding: .2rem .8rem }
+    output { display: block; white-space: pre-wrap; overflow-wrap: anywhere; max-height: 24rem; overflow: auto }
     """
 )
 
 
-def _page(document: Values) -> Iterator[str]:
-    schemas = document["components"]["schemas"]
+def _page(document: Values, script: str) -> Iterator[str]:
     yield '<!doctype html><html lang="en"><meta charset="utf-8"><title>Hookline: endpoints</title>'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
     yield f"<style>{_STYLE}</style><h1>Hookline {html.escape(document['info']['version'])}</h1>"
-    yield '<p>All endpoints; <a href="/openapi.json">openapi.json</a> is the same for programs.</p>'
+    yield '<p>All endpoints; <a href="/openapi.json">openapi.json</a> is the same for programs. '
+    yield 'Open one to send it a request. <label>API key, if the server has one: <input id="key" type="password" '
+    yield 'autocomplete="off"></label></p>'
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
-            title = f"<code>{method.upper()} {html.escape(path)}</code> {html.escape(operation['summary'])}"
-            body = operation.get("requestBody")
-            if body is None:
-                yield f"<p>{title}</p>"
-                continue
-            name = body["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
-            yield f"<details><summary>{title}</summary><table>"
-            for field, schema in schemas[name]["properties"].items():
-                text = html.escape(schema.get("description", ""))
-                yield f"<tr><td><code>{html.escape(field)}</code><td>{html.escape(_type(schema))}<td>{text}"
-            yield "</table></details>"
+            yield f"<details><summary><code>{method.upper()} {html.escape(path)}</code> "
+            yield f"{html.escape(operation['summary'])}</summary>"
+            body = operation.get("requestBody", {}).get("content", {}).get("application/json")
+            yield from _form(method, path, body)
+            answer = operation["responses"]["200"].get("content", {}).get("application/json")
+            for caption, one in (("Request", body), ("Answer", answer)):
+                yield from () if one is None else _fields(document, caption, one["schema"])
+            yield "</details>"
+    yield f"<script>{script}</script>"
+
+
+def _form(method: str, path: str, body: Values | None) -> Iterator[str]:
+    """What sends a request. A path with parameters has none: there is no example of them."""
+    if _parameters(path):
+        return
+    yield f'<form data-method="{method.upper()}" data-path="{html.escape(path)}">'
+    if body is not None:
+        text = json.dumps(body.get("example", {}), indent=2)
+        yield f'<textarea rows="{text.count(chr(10)) + 2}" spellcheck="false" aria-label="Request">'
+        yield f"{html.escape(text)}</textarea>"
+    yield "<p><button>Send</button></p><output></output></form>"
+
+
+def _fields(document: Values, caption: str, schema: Values) -> Iterator[str]:
+    for one in schema.get("anyOf", [schema]):
+        known = document["components"]["schemas"].get(_name_in(one), {})
+        if rows := known.get("properties"):
+            yield f"<table><caption>{caption}: {html.escape(_name_in(one))}</caption>"
+            for field, kind in rows.items():
+                text = html.escape(kind.get("description", ""))
+                yield f"<tr><td><code>{html.escape(field)}</code><td>{html.escape(_type(kind))}<td>{text}"
+            yield "</table>"
 
 
 def _type(schema: Values) -> str:
-    """`string or array`."""
-    kinds = [one.get("type", "object") for one in schema.get("anyOf", [schema])]
-    return " or ".join(kind for kind in kinds if kind != "null")
+    """`string or array of CompletionChoice`."""
+    kinds = []
+    for one in schema.get("anyOf", [schema]):
+        inner = _name_in(one.get("items", {})) if isinstance(one.get("items"), dict) else ""
+        kind = _name_in(one) or one.get("type") or ("any" if "enum" not in one and "const" not in one else "string")
+        kinds.append(f"{kind} of {inner}" if inner else kind)
+    return " or ".join(kind for kind in kinds if kind != "null") or "null"

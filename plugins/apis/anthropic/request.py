@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from hookline.core.errors import shown
@@ -35,6 +36,7 @@ _CHOICES = {"auto": AUTO, "any": REQUIRED, "none": NONE}
 class CountRequest(SamplingFields, kw_only=True):
     """A conversation whose tokens are counted."""
 
+    EXAMPLE: ClassVar[Mapping[str, Any]] = {"messages": [{"role": "user", "content": "Hello"}]}
     IGNORED: ClassVar[tuple[str, ...]] = (*SamplingFields.IGNORED, "metadata", "service_tier")
     SHAPE: ClassVar[Shape] = {
         **SamplingFields.SHAPE,
@@ -124,6 +126,8 @@ class CountRequest(SamplingFields, kw_only=True):
 
 class MessagesRequest(CountRequest, kw_only=True):
     """A conversation to be answered. With max_tokens 0 its prompt is computed and cached, and the answer is empty."""
+
+    EXAMPLE: ClassVar[Mapping[str, Any]] = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 64}
 
     def check(self) -> None:
         """Check the fields.

@@ -8,6 +8,7 @@ from typing import Any
 
 from hookline.core.contracts import ApiRoute, ApiSurface
 from hookline.core.serving import ServedEngine
+from hookline.plugins.apis.anthropic.answers import Message, ModelPage, TokenCount
 from hookline.plugins.apis.anthropic.errors import ANTHROPIC_ERRORS
 from hookline.plugins.apis.anthropic.messages import count_tokens, messages
 from hookline.plugins.apis.anthropic.models import list_models, one_model
@@ -30,6 +31,7 @@ class Anthropic(ApiSurface):
         """See ApiSurface."""
         engine = self._engine
         counts = "Count a prompt's tokens, in Anthropic's form"
+        cards = "The model's card under each of its names"
         return [
             ApiRoute(
                 "POST",
@@ -37,9 +39,12 @@ class Anthropic(ApiSurface):
                 partial(messages, engine),
                 "Answer messages, in Anthropic's form",
                 MessagesRequest,
+                Message,
                 streams=True,
             ),
-            ApiRoute("POST", "/v1/messages/count_tokens", partial(count_tokens, engine), counts, CountRequest),
-            ApiRoute("GET", "/v1/models", partial(list_models, engine), "The model's card under each of its names"),
+            ApiRoute(
+                "POST", "/v1/messages/count_tokens", partial(count_tokens, engine), counts, CountRequest, TokenCount
+            ),
+            ApiRoute("GET", "/v1/models", partial(list_models, engine), cards, answer=ModelPage),
             ApiRoute("GET", "/v1/models/{name:path}", partial(one_model, engine)),
         ]

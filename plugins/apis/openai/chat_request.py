@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from hookline.core.serving import (
@@ -25,6 +26,7 @@ from hookline.plugins.apis.openai.client_tools import chosen_tools, tool_shape
 class ChatRequest(SamplingFields, kw_only=True):
     """A conversation to be answered."""
 
+    EXAMPLE: ClassVar[Mapping[str, Any]] = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 64}
     IGNORED: ClassVar[tuple[str, ...]] = (*SamplingFields.IGNORED, "store", "metadata", "service_tier")
     SHAPE: ClassVar[Shape] = {**SamplingFields.SHAPE, "messages": MESSAGE_SHAPE, "tools": tool_shape}
 

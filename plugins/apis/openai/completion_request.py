@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from hookline.core.contracts import StructuredOutputs
@@ -27,6 +27,7 @@ MAX_PROMPT_SCORES = 2**20
 class CompletionRequest(SamplingFields, kw_only=True):
     """Texts to be continued."""
 
+    EXAMPLE: ClassVar[Mapping[str, Any]] = {"prompt": "import os", "max_tokens": 16, "temperature": 0}
     IGNORED: ClassVar[tuple[str, ...]] = (*SamplingFields.IGNORED, "best_of")
 
     prompt: str | list[Any] | None = None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -34,6 +34,7 @@ FLOAT, BASE64 = "float", "base64"
 class EmbeddingsRequest(ServiceFields, kw_only=True):
     """Texts to be embedded."""
 
+    EXAMPLE: ClassVar[Mapping[str, Any]] = {"input": ["one text", "another"]}
     input: str | list[Any] | None = None
     """A text, texts, token ids, or lists of token ids."""
     encoding_format: str | None = None

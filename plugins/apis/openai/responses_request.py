@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from hookline.core.contracts import ApiError
@@ -56,6 +56,7 @@ def _item_shape(item: dict[str, Any]) -> Shape | None:
 class ResponsesRequest(SamplingFields, kw_only=True):
     """A conversation to be continued."""
 
+    EXAMPLE: ClassVar[Mapping[str, Any]] = {"input": "Hello", "max_output_tokens": 64}
     IGNORED: ClassVar[tuple[str, ...]] = (
         *SamplingFields.IGNORED,
         "store",

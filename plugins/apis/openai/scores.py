@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -36,6 +36,7 @@ from hookline.core.serving import (
 class ScoreRequest(ServiceFields, kw_only=True):
     """Pairs of texts to be scored; a single text_1 is paired with each text_2."""
 
+    EXAMPLE: ClassVar[Mapping[str, Any]] = {"text_1": "capital of France", "text_2": ["Paris", "a loaf of bread"]}
     text_1: str | list[str] | None = None
     """The query, or a query for each text_2."""
     text_2: str | list[str] | None = None
@@ -56,6 +57,7 @@ class ScoreRequest(ServiceFields, kw_only=True):
 class RerankRequest(ServiceFields, kw_only=True):
     """A query, and documents to be sorted by relevance."""
 
+    EXAMPLE: ClassVar[Mapping[str, Any]] = {"query": "capital of France", "documents": ["Paris", "a loaf of bread"]}
     query: str | None = None
     documents: list[Any] | None = None
     """Texts, or objects with a text."""

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from hookline.core.contracts import ApiRoute, ApiSurface
 from hookline.core.serving import ServedEngine
+from hookline.plugins.apis.openai import answers
 from hookline.plugins.apis.openai.chat import chat
 from hookline.plugins.apis.openai.chat_request import ChatRequest
 from hookline.plugins.apis.openai.completion_request import CompletionRequest
@@ -43,32 +44,45 @@ class OpenAI(ApiSurface):
     def routes(self) -> Sequence[ApiRoute]:
         """See ApiSurface."""
         found = [
-            self._get("/v1/models", list_models, "The model's card under each of its names"),
+            self._get("/v1/models", list_models, "The model's card under each of its names", answers.ModelList),
             self._get("/v1/models/{name:path}", one_model, ""),
-            self._post("/v1/completions", completions, "Go on with a text", CompletionRequest, streams=True),
-            self._post("/v1/chat/completions", chat, "Answer messages", ChatRequest, streams=True),
-            self._post(
-                "/v1/responses",
-                responses,
-                "Answer a conversation with items; nothing is kept",
-                ResponsesRequest,
-                streams=True,
-            ),
-            self._post("/v1/embeddings", embeddings, "Vectors of texts", EmbeddingsRequest),
-            self._post("/score", score, "How well documents answer a query", ScoreRequest),
-            self._post("/v1/score", score, "", ScoreRequest),
-            self._post("/rerank", rerank, "Documents in the order of how well they answer a query", RerankRequest),
-            self._post("/v1/rerank", rerank, "", RerankRequest),
-            self._post("/v2/rerank", rerank, "", RerankRequest),
-            self._post("/tokenize", tokenize, "Token ids of a text or of messages", TokenizeRequest),
-            self._post("/detokenize", detokenize, "The text of token ids", DetokenizeRequest),
+            *self._generating(),
+            self._post("/v1/embeddings", embeddings, "Vectors of texts", EmbeddingsRequest, answers.EmbeddingList),
+            *self._ranking(),
+            self._post("/tokenize", tokenize, "Token ids of a text or of messages", TokenizeRequest, answers.TokenList),
+            self._post("/detokenize", detokenize, "The text of token ids", DetokenizeRequest, answers.DetokenizedText),
         ]
         if self._engine.settings.tokenizer_info:
             found.append(self._get("/tokenizer_info", tokenizer_info, "What the tokenizer was made with"))
         return found
 
-    def _get(self, path: str, endpoint: Endpoint, summary: str) -> ApiRoute:
-        return ApiRoute("GET", path, partial(endpoint, self._engine), summary)
+    def _generating(self) -> list[ApiRoute]:
+        told = "Answer a conversation with items; nothing is kept"
+        return [
+            self._post(
+                "/v1/completions", completions, "Go on with a text", CompletionRequest, answers.Completion, True
+            ),
+            self._post("/v1/chat/completions", chat, "Answer messages", ChatRequest, answers.ChatCompletion, True),
+            self._post("/v1/responses", responses, told, ResponsesRequest, answers.ResponseObject, True),
+        ]
 
-    def _post(self, path: str, endpoint: Endpoint, summary: str, body: type, *, streams: bool = False) -> ApiRoute:
-        return ApiRoute("POST", path, partial(endpoint, self._engine), summary, body, streams=streams)
+    def _ranking(self) -> list[ApiRoute]:
+        scores, ranks = (
+            "How well documents answer a query",
+            "Documents in the order of how well they answer a query",
+        )
+        return [
+            self._post("/score", score, scores, ScoreRequest, answers.ScoreList),
+            self._post("/v1/score", score, "", ScoreRequest, answers.ScoreList),
+            self._post("/rerank", rerank, ranks, RerankRequest, answers.Ranking),
+            self._post("/v1/rerank", rerank, "", RerankRequest, answers.Ranking),
+            self._post("/v2/rerank", rerank, "", RerankRequest, answers.Ranking),
+        ]
+
+    def _get(self, path: str, endpoint: Endpoint, summary: str, answer: type | None = None) -> ApiRoute:
+        return ApiRoute("GET", path, partial(endpoint, self._engine), summary, answer=answer)
+
+    def _post(
+        self, path: str, endpoint: Endpoint, summary: str, body: type, answer: type, streams: bool = False
+    ) -> ApiRoute:
+        return ApiRoute("POST", path, partial(endpoint, self._engine), summary, body, answer, streams=streams)

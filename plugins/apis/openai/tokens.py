@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import msgspec
 from starlette.requests import Request
@@ -25,6 +26,7 @@ from hookline.plugins.apis.openai.chat_request import ChatRequest
 class TokenizeRequest(msgspec.Struct, kw_only=True):
     """A text, or a chat's messages."""
 
+    EXAMPLE: ClassVar[Mapping[str, Any]] = {"prompt": "import os"}
     model: str | None = None
     prompt: str | None = None
     messages: list[Any] | None = None
@@ -41,6 +43,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
     """Token ids to be decoded."""
 
+    EXAMPLE: ClassVar[Mapping[str, Any]] = {"tokens": [1, 2, 3]}
     tokens: list[int]
     model: str | None = None
 

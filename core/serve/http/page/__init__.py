@@ -71,11 +71,15 @@ def make_page(model: str, *, has_chat: bool) -> tuple[bytes, str]:
     ):
         assert text.count(mark) == 1, mark
         text = text.replace(mark, value)
-    policy = (
+    return text.encode(), policy_of(script, style)
+
+
+def policy_of(script: str, style: str) -> str:
+    """The Content-Security-Policy of a page that has this script and this style, and asks this server alone."""
+    return (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; connect-src 'self'; img-src data:; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
-    return text.encode(), policy
 
 
 def _has_chat(client: EngineClient) -> bool:

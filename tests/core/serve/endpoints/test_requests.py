@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import time
 from typing import Any
 
 import httpx
+import jsonschema
 import pytest
 
 from hookline.core.errors import RequestError
@@ -234,6 +237,67 @@ def test_the_page_of_the_endpoints_needs_nothing_from_elsewhere(ask: Ask) -> Non
     page = ask(FakeEngineClient(), "GET", "/docs")
     assert page.headers["content-type"].startswith("text/html")
     assert "/v1/chat/completions" in page.text and "src=" not in page.text and "http" not in page.text
+    script, style = (page.text.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0] for tag in ("script", "style"))
+    for part in (script, style):
+        digest = base64.b64encode(hashlib.sha256(part.encode()).digest()).decode()
+        assert f"'sha256-{digest}'" in page.headers["content-security-policy"]
+
+
+def documented(method: str, path: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The example of an endpoint's body and the schema of its answer, with all that it refers to."""
+    told = document(surfaces_of(FakeEngineClient(), ServeConfig()))
+    operation = told["paths"][path][method.lower()]
+    body = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
+    answer = operation["responses"]["200"]["content"]["application/json"]["schema"]
+    return body.get("example", {}), {**answer, "components": told["components"]}
+
+
+FURTHER: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/completions", {"logprobs": 2, "return_token_ids": True, "prompt_logprobs": 1}),
+    ("/v1/completions", {"echo": True, "logprobs": 0, "max_tokens": 0}),
+    ("/v1/chat/completions", {"logprobs": True, "top_logprobs": 2, "return_token_ids": True}),
+    ("/v1/chat/completions", {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "auto"}),
+    ("/tokenize", {"return_token_strs": True}),
+]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "further"),
+    [
+        ("GET", "/v1/models", {}),
+        *(("POST", f"/v1/{name}", {}) for name in ("completions", "chat/completions", "responses", "messages")),
+        *(("POST", path, {}) for path in ("/v1/messages/count_tokens", "/tokenize", "/detokenize", "/v1/embeddings")),
+        *(("POST", path, {}) for path in ("/score", "/rerank")),
+        *(("POST", path, further) for path, further in FURTHER),
+    ],
+)
+def test_the_document_s_examples_are_answered_as_it_says_and_all_that_is_answered_is_in_it(
+    ask: Ask, method: str, path: str, further: dict[str, Any]
+) -> None:
+    example, schema = documented(method, path)
+    client = FakeEngineClient('<think>so</think>Hello<tool_call>{"name": "f", "arguments": {}}</tool_call>')
+    parsers = ServeConfig(reasoning_parser="think", tool_parser="hermes")
+    body = {"json": {**example, **further}} if method == "POST" else {}
+    answer = ask(client, method, path, parsers, **body)
+    assert answer.status_code == 200, answer.text
+    jsonschema.Draft202012Validator(closed(schema)).validate(answer.json())
+
+
+def closed(schema: Any) -> Any:
+    """A schema whose objects have no fields beside those that it names."""
+    if isinstance(schema, list):
+        return [closed(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {name: closed(value) for name, value in schema.items()}
+    return found | {"additionalProperties": False} if "properties" in found and "title" in found else found
+
+
+def test_models_of_both_apis_are_described() -> None:
+    _, schema = documented("GET", "/v1/models")
+    assert [one["$ref"].rpartition("/")[2] for one in schema["anyOf"]] == ["ModelList", "ModelPage"]
+    fields = schema["components"]["schemas"]["ChatCompletion"]["properties"]
+    assert "description" not in fields["prompt_logprobs"]  # which is no parameter of sampling here
 
 
 def test_bytes_of_tokens_make_the_characters_that_no_single_token_has() -> None:
