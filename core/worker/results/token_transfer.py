@@ -49,16 +49,14 @@ class TransferredTokens:
 
 
 class TokenTransfer:
-    """The ring, for steps of at most `max_tokens` draws."""
+    """The ring, whose buffers hold `max_tokens` draws at first.
+
+    A step with drafts has more draws than rows: the first such step makes a ring of larger ones.
+    """
 
     def __init__(self, max_tokens: int, device: torch.device) -> None:
         self._next = 0
-        self._buffers: list[tuple[Tensor, Any]] = []
-        if device.type == "cuda":
-            self._buffers = [
-                (torch.empty(max_tokens, dtype=torch.int64, pin_memory=True), torch.cuda.Event())  # type: ignore[no-untyped-call]
-                for _ in range(RING)
-            ]
+        self._buffers = _buffers(max_tokens) if device.type == "cuda" else []
 
     def send(self, tokens_N: Tensor) -> TransferredTokens:
         """Start copying tokens to the host; they must not change before the device has carried out the copy."""
@@ -66,12 +64,23 @@ class TokenTransfer:
             return TransferredTokens(tokens_N)
         if tokens_N.ndim > 1:
             return send_apart(tokens_N)
+        if tokens_N.shape[0] > self._buffers[0][0].shape[0]:
+            # steps in flight keep the old buffers for as long as somebody reads their tokens
+            self._buffers = _buffers(tokens_N.shape[0])
         buffer, event = self._buffers[self._next]
         self._next = (self._next + 1) % RING
         arriving_N = buffer[: tokens_N.shape[0]]
         arriving_N.copy_(tokens_N, non_blocking=True)
         event.record()
         return TransferredTokens(arriving_N, event)
+
+
+def _buffers(max_tokens: int) -> list[tuple[Tensor, Any]]:
+    """Pinned buffers of a ring, each with the event that its copy records."""
+    return [
+        (torch.empty(max_tokens, dtype=torch.int64, pin_memory=True), torch.cuda.Event())  # type: ignore[no-untyped-call]
+        for _ in range(RING)
+    ]
 
 
 def send_apart(rows_NX: Tensor) -> TransferredTokens:
