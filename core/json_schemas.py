@@ -28,6 +28,8 @@ MAX_COUNT = 2**31 - 1
 MAX_TRIED = 256
 """Most patterns and formats of a schema that are tried, each counted once; further ones are left out. A trial takes up
 to 1 ms."""
+MAX_COUNTED = 64
+"""Most properties of an object with `minProperties` or `maxProperties`; asking a back end takes longer with each."""
 _TYPES = frozenset(("object", "array", "string", "number", "integer", "boolean", "null"))
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _LISTS, _MAPPINGS = ("allOf", "anyOf", "oneOf", "prefixItems"), ("properties", "patternProperties")
@@ -388,7 +390,25 @@ class _Document:
             found |= {"properties": {**found.get("properties", {}), **others}, "additionalProperties": False}
             if "properties" in given and not {"enum", "const"} & set(given):
                 found.setdefault("type", "object")
+        self._leave_out_counts(found, node, spot)
         return found
+
+    def _leave_out_counts(self, found: dict[str, Any], node: Mapping[str, Any], spot: _Spot) -> None:
+        """Leave out how many properties an object has, if the back end cannot count those that it may lack."""
+        counts = [keyword for keyword in ("maxProperties", "minProperties") if keyword in found]
+        if not counts or spot.objects is _Objects.OPEN:
+            return
+        names = dict.fromkeys(self._property_names(node, set()), True)
+        if spot.objects is _Objects.IN_PLACE:  # the schema around it has properties of its own
+            names[""] = True
+        object_: dict[str, Any] = {"type": "object", "properties": names, "required": found.get("required", [])}
+        if found.get("additionalProperties") is False:
+            object_["additionalProperties"] = False
+        for keyword in counts if names else ():
+            asked = object_ | {one: found[one] for one in counts if one in found}
+            if len(names) <= MAX_COUNTED and not self._joined.rules.cannot_hold("properties", asked):
+                return
+            self._drop(keyword, found.pop(keyword), spot.place, f"with properties that may be left out {_NOT_HELD}")
 
     def _leave_out_siblings(self, given: dict[str, Any], node: Mapping[str, Any], spot: _Spot) -> None:
         """Leave out the constraints beside a reference to a recursive schema, because no back end can merge the two."""

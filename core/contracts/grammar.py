@@ -119,7 +119,8 @@ class GrammarBackend(Protocol):
         Such a keyword is left out of schemas before `compile` gets them, and callers are told; without this method it
         is left to `compile` to refuse it. Not asked about keywords that every back end holds: those that say which
         properties and items there are, `$ref`, `allOf` and `anyOf`; of `patternProperties` only whether several
-        patterns of one object go together. `oneOf` reaches no back end; it becomes `anyOf`.
+        patterns of one object go together, of `properties` whether `minProperties` and `maxProperties` go with them:
+        then the value is the schema of an object. `oneOf` reaches no back end; it becomes `anyOf`.
         Called in front ends too, so it may take only microseconds for most values.
         """
         raise AssertionError("left out")

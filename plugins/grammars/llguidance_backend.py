@@ -15,6 +15,7 @@ import re
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
 from functools import lru_cache, partial
 from itertools import count, cycle
 from typing import TYPE_CHECKING, Any
@@ -65,6 +66,8 @@ UNKNOWN = "Unimplemented keys"
 EXACT = 2**53
 """Largest bound of numbers that has a regular expression; a larger bound in a schema, such as the largest 64-bit
 number, has no effect anyway."""
+MOST_REMAINDERS = 2**15
+"""Largest `multipleOf`, as a whole number of its smallest digit; one above it takes more than a quarter of a second."""
 FEW_PATTERNS, FEW_CHARACTERS = 4, 80
 """Most patterns of an object's property names that are compared with each other."""
 MAX_TRIED = 4096
@@ -144,13 +147,17 @@ class LLGuidance(GrammarBackend):
     def cannot_hold(cls, keyword: str, value: Any) -> bool:
         """See GrammarBackend."""
         if keyword in ("pattern", "format"):
-            return isinstance(value, str) and _is_refused(keyword, value)
+            return isinstance(value, str) and _is_refused("string", keyword, value)
+        if keyword == "multipleOf":
+            return _is_number(value) and (_has_long_table(value) or _is_refused("number", keyword, value))
+        if keyword == "properties":
+            return bool(LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(json.dumps(value))))
         if keyword == "patternProperties":  # whether several of them exclude each other may take long to find out
             if len(value) > FEW_PATTERNS or sum(map(len, value)) > FEW_CHARACTERS:
                 return True
             schema = LLMatcher.grammar_from_json_schema(json.dumps({keyword: value}))
             return bool(LLMatcher.validate_grammar(schema))
-        if isinstance(value, int | float) and abs(value) > EXACT:
+        if _is_number(value) and abs(value) > EXACT:
             return True
         return _is_unknown(keyword)
 
@@ -273,10 +280,21 @@ class LLGuidanceMatcher(GrammarMatcher):
 
 
 @lru_cache(MAX_TRIED)
-def _is_refused(keyword: str, value: str) -> bool:
-    """Whether llguidance does not support this pattern or format of texts."""
-    schema = LLMatcher.grammar_from_json_schema(json.dumps({"type": "string", keyword: value}))
+def _is_refused(kind: str, keyword: str, value: Any) -> bool:
+    """Whether llguidance does not support this pattern or format of texts, or this factor of numbers."""
+    schema = LLMatcher.grammar_from_json_schema(json.dumps({"type": kind, keyword: value}))
     return bool(LLMatcher.validate_grammar(schema))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _has_long_table(factor: float) -> bool:
+    """Whether the automaton of a number's multiples, which has a state for each remainder, takes long to make."""
+    _, digits, exponent = Decimal(repr(factor)).normalize().as_tuple()
+    size = int("".join(map(str, digits)) + "0" * max(0, int(exponent)))
+    return size > MOST_REMAINDERS and digits != (1,)  # zeros at the end of a number are quickly seen
 
 
 @lru_cache(MAX_TRIED)

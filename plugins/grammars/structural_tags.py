@@ -15,6 +15,8 @@ from llguidance import LLMatcher
 
 from hookline.core.errors import RequestError, clipped, shown
 
+UNSATISFIABLE = "Unsatisfiable"
+"""The beginning of llguidance's message about a schema that no value fits."""
 TEXT = "TEXT: /(.|\\n)*/"
 
 
@@ -47,6 +49,10 @@ def _of_structures(structures: Any, triggers: Any) -> list[Any]:
     return structures
 
 
+class _AllowsNothingError(RequestError):
+    """A schema that no value fits."""
+
+
 class _Writer:
     """Rules in Lark's form, and the grammars that they refer to."""
 
@@ -62,7 +68,10 @@ class _Writer:
         if kind == "const_string":
             return self._rule(_literal(_text(element, "value", place)))
         if kind == "json_schema":
-            return self._grammar(self._schema(json.dumps(_schema_of(element, "json_schema", place))))
+            made = self._schema(json.dumps(_schema_of(element, "json_schema", place)))
+            if (fault := LLMatcher.validate_grammar(made)).startswith(UNSATISFIABLE):
+                raise _AllowsNothingError(fault)
+            return self._grammar(made)
         if kind == "regex":
             return self._grammar(LLMatcher.grammar_from_regex(_text(element, "pattern", place)))
         if kind == "grammar":
@@ -80,8 +89,7 @@ class _Writer:
             )
         if kind == "or":
             parts = _elements(element, "elements", place)
-            found = (self.element(one, f"{place}.elements[{n}]", is_last=is_last) for n, one in enumerate(parts))
-            return self._rule(" | ".join(found))
+            return self._any(lambda n, one: self.element(one, f"{place}.elements[{n}]", is_last=is_last), parts)
         if kind == "tag":
             return self._rule(f"{_literal(_text(element, 'begin', place))} {self._inside(element, place)}")
         if kind == "tags_with_separator":
@@ -101,13 +109,20 @@ class _Writer:
         if not isinstance(triggers, list) or not all(isinstance(one, str) and one for one in triggers):
             raise RequestError('it needs "structures", a list of tags, and "triggers", a list of texts that begin them')
         by_trigger: dict[str, list[str]] = {}
+        fault: RequestError | None = None
         for number, tag in enumerate(_elements(element, "tags", place)):
             begin = _text(tag, "begin", f"{place}.tags[{number}]")
             trigger = next((one for one in triggers if begin.startswith(one)), None)
             if trigger is None:
                 raise RequestError(f'no trigger begins the tag "{clipped(begin)}"')
-            inside = self._inside(tag, f"{place}.tags[{number}]")
+            try:
+                inside = self._inside(tag, f"{place}.tags[{number}]")
+            except _AllowsNothingError as error:
+                fault = error
+                continue
             by_trigger.setdefault(trigger, []).append(f"{_literal(begin[len(trigger) :])} {inside}".strip())
+        if fault is not None and not by_trigger:
+            raise fault
         calls = []
         for trigger, rests in by_trigger.items():
             head = f"r{next(self._numbers)}"
@@ -119,11 +134,8 @@ class _Writer:
         return self._rule(f"{tags}{'+' if element.get('at_least_one') else '*'} TEXT")
 
     def _separated(self, element: Any, place: str) -> str:
-        tags = [
-            self.element({**tag, "type": "tag"} if isinstance(tag, dict) else tag, f"{place}.tags[{n}]", is_last=False)
-            for n, tag in enumerate(_elements(element, "tags", place))
-        ]
-        one = self._rule(" | ".join(tags))
+        tags = [{**tag, "type": "tag"} if isinstance(tag, dict) else tag for tag in _elements(element, "tags", place)]
+        one = self._any(lambda n, tag: self.element(tag, f"{place}.tags[{n}]", is_last=False), tags)
         separator = element.get("separator", "")
         if not isinstance(separator, str):
             raise RequestError(f"{place}.separator={shown(separator)} is not a text")
@@ -144,6 +156,21 @@ class _Writer:
             return name
         inside = self.element(content, f"{place}.content", is_last=False)
         return f"{inside} ({end})" if end else inside
+
+    def _any(self, write: Callable[[int, Any], str], alternatives: Sequence[Any]) -> str:
+        """A rule for one of several elements. One that allows nothing is left out, as it is among the schemas of
+        `anyOf`, unless all are of that kind.
+        """
+        found: list[str] = []
+        fault: RequestError | None = None
+        for number, one in enumerate(alternatives):
+            try:
+                found.append(write(number, one))
+            except _AllowsNothingError as error:
+                fault = error
+        if fault is not None and not found:
+            raise fault
+        return self._rule(" | ".join(found))
 
     def _rule(self, right: str) -> str:
         name = f"r{next(self._numbers)}"

@@ -298,3 +298,29 @@ def test_schemas_of_structural_tags_are_written_too() -> None:
     )
     found, _ = as_held(new, RULES, "s")
     assert json.loads(found.value)["format"]["elements"][0]["content"]["json_schema"] == expected
+
+
+def counts_only_what_must_be_there(keyword: str, value: Any) -> bool:
+    counted = isinstance(value, dict) and {"minProperties", "maxProperties"} & set(value)
+    return keyword == "properties" and bool(counted) and set(value["properties"]) != set(value["required"])
+
+
+@pytest.mark.parametrize(
+    ("schema", "places"),
+    [
+        ({"properties": {"a": TEXT, "b": TEXT}, "maxProperties": 1}, ["maxProperties"]),
+        ({"properties": {"a": TEXT}, "minProperties": 1, "maxProperties": 3}, ["maxProperties", "minProperties"]),
+        ({"properties": {"a": TEXT}, "required": ["a"], "minProperties": 1}, []),
+        ({"allOf": [{"properties": {"a": TEXT}}, {"minProperties": 1}]}, ["allOf.1.minProperties"]),
+        ({"properties": {"a": TEXT}, "anyOf": [{"minProperties": 1}, {"type": "null"}]}, ["anyOf.0.minProperties"]),
+        ({"minProperties": 1, "$ref": "#/$defs/A", "$defs": {"A": {"properties": {"a": TEXT}}}}, ["minProperties"]),
+        ({"anyOf": [{"additionalProperties": TEXT, "minProperties": 1}, {"type": "null"}]}, []),
+        ({"properties": {str(one): TEXT for one in range(65)}, "maxProperties": 1}, ["maxProperties"]),
+    ],
+)
+def test_a_number_of_properties_that_cannot_be_counted_is_left_out_and_named(
+    schema: dict[str, Any], places: list[str]
+) -> None:
+    found, dropped = written(schema, SchemaRules(counts_only_what_must_be_there), "s", strict=True)
+    assert dropped == [f"s.{place}" for place in places]
+    assert ("Properties" in json.dumps(found).replace("additionalProperties", "")) == (not places)

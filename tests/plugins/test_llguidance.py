@@ -298,6 +298,12 @@ def test_what_is_wrong_with_a_grammar_is_told_in_plain_words(wanted, reason, thr
         ("maximum", 2**63 - 1, True),
         ("maximum", 2**53 - 1, False),
         ("multipleOf", 1e30, True),
+        ("multipleOf", 0.007, True),
+        ("multipleOf", 604_800, True),
+        ("multipleOf", 1_000_000, False),
+        ("multipleOf", 0.01, False),
+        ("properties", {"type": "object", "properties": {"a": True}, "required": ["a"], "minProperties": 1}, False),
+        ("properties", {"type": "object", "properties": {"a": True}, "required": [], "maxProperties": 1}, True),
         ("format", "password", True),
         ("format", "date-time", False),
         ("pattern", "^(?!a)b", True),
@@ -347,6 +353,39 @@ def test_the_elements_of_a_structural_tag_are_held(format, allowed, forbidden, t
         assert matcher.advance(VOCABULARY.encode(text)) and matcher.is_accepting, text
     for text in forbidden:
         assert not grammar.matcher().advance(VOCABULARY.encode(text)), text
+
+
+NOTHING = {"type": "json_schema", "json_schema": {"type": "integer", "minimum": 0.2, "maximum": 0.8}}
+IMPOSSIBLE = {"type": "tag", "begin": "<g>", "content": NOTHING, "end": "</g>"}
+
+
+@pytest.mark.parametrize(
+    ("format", "allowed"),
+    [
+        ({"type": "or", "elements": [NOTHING, SCHEMA]}, '{"a":1}'),
+        ({"type": "or", "elements": [{**SEPARATED, "tags": [IMPOSSIBLE]}, SCHEMA]}, '{"a":1}'),
+        ({**SEPARATED, "tags": [IMPOSSIBLE, *SEPARATED["tags"]]}, '<f>{"a":2}</f>'),
+        ({**TRIGGERED, "triggers": ["<"], "tags": [IMPOSSIBLE, *TRIGGERED["tags"]]}, 'x<f>{"a":1}</f>'),
+    ],
+)
+def test_an_alternative_that_no_text_fits_leaves_the_others(format, allowed, threaded):
+    grammar = threaded.compile(StructuredOutputs(structural_tag={"format": format}))
+    matcher = grammar.matcher()
+    assert matcher.advance(VOCABULARY.encode(allowed)) and matcher.is_accepting
+    assert not grammar.matcher().advance(VOCABULARY.encode("<g>1"))
+
+
+@pytest.mark.parametrize(
+    "format",
+    [
+        {"type": "or", "elements": [NOTHING]},
+        {**SEPARATED, "tags": [IMPOSSIBLE]},
+        {**TRIGGERED, "triggers": ["<"], "tags": [IMPOSSIBLE]},
+    ],
+)
+def test_alternatives_of_which_no_text_fits_any_are_refused(format, threaded):
+    with pytest.raises(RequestError, match="contains no integer values"):
+        threaded.compile(StructuredOutputs(structural_tag={"format": format}))
 
 
 @pytest.mark.parametrize(

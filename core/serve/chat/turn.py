@@ -267,7 +267,7 @@ def _calls_or(
     }
     either = {"format": {"type": "or", "elements": [calls, as_element(held)]}}
     wanted = StructuredOutputs(structural_tag=either, whitespace=held.whitespace, after=held.after)
-    return wanted, form.place, dropped
+    return wanted, f"{form.place} or tools", dropped
 
 
 def _open_unless_strict(function: Values) -> Values:
