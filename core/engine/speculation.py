@@ -201,6 +201,9 @@ class Speculation:
         except Exception as error:
             self._blame(failure(self._name, "propose", error), error)
             return no_ints()
+        size = self._vocab_size
+        if type(proposed) is list and len(proposed) <= most and all(type(t) is int and 0 <= t < size for t in proposed):
+            return np.array(proposed, dtype=np.int64)  # numpy's checks take the host longer than those of few numbers
         try:
             drafts = np.asarray(proposed)
             is_sound = drafts.ndim == 1 and (not len(drafts) or drafts.dtype.kind in "iu") and len(drafts) <= most
