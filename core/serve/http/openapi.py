@@ -178,7 +178,7 @@ _STYLE = inspect.cleandoc(
     summary { cursor: pointer; padding: .4rem 0 } code, textarea, output { font: .9em/1.4 ui-monospace, monospace }
     table { border-collapse: collapse; width: 100%; margin-bottom: 1rem } caption { text-align: left; font-weight: 600 }
     td { border-top: 1px solid #8884; padding: .3rem .6rem .3rem 0; vertical-align: top; overflow-wrap: anywhere }
-    textarea { box-sizing: border-box; width: 100%; padding: .5rem }
+    td:first-child { white-space: nowrap } textarea { box-sizing: border-box; width: 100%; padding: .5rem }
     button, input { font: inherit; padding: .2rem .8rem }
     output { display: block; white-space: pre-wrap; overflow-wrap: anywhere; max-height: 24rem; overflow: auto }
     """
