@@ -15,7 +15,7 @@ from hookline.core.assembly.model_contract import stated_spec
 from hookline.core.assembly.quantization import make_quantization, with_quantization
 from hookline.core.assembly.stages import layer_counts, refuse_uncut, stage_of
 from hookline.core.checkpoint.checkpoint import Checkpoint, resolve_model
-from hookline.core.config.settings import Config, EngineConfig
+from hookline.core.config.settings import KV_DTYPES, Config, EngineConfig
 from hookline.core.contracts import (
     AttentionSpec,
     Kernels,
@@ -183,6 +183,7 @@ def resolve(
         num_stages=config.pp,
         attention=spec.attention_features,
         batch_invariant=config.engine.batch_invariant,
+        kv_dtype=kv_dtype_of(config.engine, spec),
     )
     for option in (config.model, config.sampler, config.scheduler, config.quantization):
         if option.entry is not None:
@@ -265,6 +266,21 @@ def pick_dtype(name: str, checkpoint: Checkpoint, device: torch.device) -> str:
     return str(stored).removeprefix("torch.")
 
 
+def kv_dtype_of(engine: EngineConfig, spec: ModelSpec) -> str | None:
+    """Name of the torch dtype that engine.kv_dtype asks for; None: the model's own.
+
+    Raises: ConfigError if the model has no keys and values that could be stored in another one.
+    """
+    found = KV_DTYPES[engine.kv_dtype]
+    if found is not None and (spec.value_dim is not None or not keeps_tokens(spec)):
+        kept = "states" if spec.value_dim is None else f"latent keys, of which its values are {spec.value_dim} numbers"
+        raise ConfigError(
+            f"engine.kv_dtype={engine.kv_dtype} stores keys beside values, and this model's layers keep {kept}; leave "
+            "engine.kv_dtype out"
+        )
+    return found
+
+
 def attention_spec(
     config: Config, spec: ModelSpec, ranks: LocalRanks, facts: Facts, device: torch.device, kernels: Entry
 ) -> AttentionSpec:
@@ -289,6 +305,7 @@ def attention_spec(
         dtype=getattr(torch, facts.dtype),
         batch_invariant=engine.batch_invariant,
         value_dim=spec.value_dim,
+        kv_dtype=None if facts.kv_dtype is None else getattr(torch, facts.kv_dtype),
     )
 
 

@@ -26,6 +26,7 @@ KEYS = {
     "batch-size": "engine.max_num_batched_tokens",
     "page-size": "engine.block_size",
     "num-gpu-blocks-override": "engine.num_blocks",
+    "kv-cache-dtype": "engine.kv_dtype",
     "max-queued-requests": "engine.max_queued_requests",
     "threads": "engine.cpu_threads",
     "distributed-executor-backend": "engine.executor",

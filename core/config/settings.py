@@ -43,6 +43,8 @@ MAX_COUNT = 2**31 - 1
 EXECUTORS = ("local", "ray")
 PLACES = ("here", "apart")
 """Values of engine.rank_0."""
+KV_DTYPES = {AUTO: None, "fp8_e4m3": "float8_e4m3fn"}
+"""Values of engine.kv_dtype, and the names of the torch dtypes that they mean; None: the model's."""
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 
@@ -72,6 +74,9 @@ class EngineConfig:
     """Tokens per KV block; None takes what the kernels prefer."""
     num_blocks: int | None = bounded(None, 1, MAX_COUNT)
     """KV blocks; if layers cache different things, each block is of one group of layers. None: as many as fit."""
+    kv_dtype: str = AUTO
+    """What the KV cache holds: auto, keys and values in the model's dtype, or fp8_e4m3, in 8 bits: twice the tokens in
+    the same memory, and attention that reads half as much. Scales are the checkpoint's k_scale and v_scale, else 1."""
     pp_layers: tuple[int, ...] | None = None
     """pp > 1: layers of each stage, e.g. [10, 9, 9]. None: as equal as possible; if layers are left over, the first
     stages have one more, since the last one has the head."""
@@ -153,6 +158,7 @@ class EngineConfig:
         check_ranges(EngineConfig, vars(self), "engine")
         check_one_of("engine.executor", self.executor, EXECUTORS)
         check_one_of("engine.rank_0", self.rank_0, PLACES)
+        check_one_of("engine.kv_dtype", self.kv_dtype, tuple(KV_DTYPES))
         if self.tag_keys is not None:
             object.__setattr__(self, "tag_keys", _checked_tag_keys(self.tag_keys))
         if self.taps is not None:

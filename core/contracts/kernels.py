@@ -85,7 +85,7 @@ class AttentionSpec:
 
     num_heads, num_kv_heads: of this rank: H and K. head_dim: E. block_size: tokens of a KV-cache block.
     max_num_seqs: most rows of a step, B. max_num_batched_tokens: most tokens of a step, T. max_model_len: most tokens
-    of a request, prompt and output. device, dtype: of activations and of the KV cache; a norm's weight may be float32.
+    of a request, prompt and output. device, dtype: of activations; a norm's weight may be float32.
     """
 
     num_heads: int
@@ -104,6 +104,15 @@ class AttentionSpec:
     """None: a value has E numbers and lies beside its key in the cache. F: it is the last F numbers of its key, the
     cache holds keys alone, and what is attended to has F numbers for each head. Only for kernels that declare "latent".
     """
+    kv_dtype: dtype | None = None
+    """What the cache holds, if another dtype than that of activations: torch.float8_e4m3fn, for kernels that name it in
+    Needs.kv_dtypes. A key or value is rounded to `dtype`, then to the nearest number of this one and at most its
+    largest; sums are as those of numbers in `dtype`. Scales of a checkpoint are core's matter."""
+
+    @property
+    def stored_dtype(self) -> dtype:
+        """The dtype of the KV cache."""
+        return self.dtype if self.kv_dtype is None else self.kv_dtype
 
     @property
     def num_cached(self) -> int:

@@ -41,6 +41,9 @@ class Needs:
     """A capability of kernels: `attend` makes use of Batch.shared_lens_B."""
     attention: tuple[str, ...] = ()
     """Capabilities of kernels: which of ATTENTION_FEATURES `attend` computes. Models that need others are refused."""
+    kv_dtypes: tuple[str, ...] = ()
+    """Capabilities of kernels: names of the torch dtypes, besides the model's own, in which they store keys and values
+    and attend to them, e.g. ("float8_e4m3fn",); see AttentionSpec.kv_dtype. engine.kv_dtype refuses other kernels."""
     batch_invariant: bool = False
     """A capability of kernels, models and samplers: a row's results have the same bits whatever else is in its step,
     and however its prompt was cut into steps. Kernels guarantee it if AttentionSpec.batch_invariant is set, models if

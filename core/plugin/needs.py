@@ -46,6 +46,8 @@ class Facts:
     """Which of ATTENTION_FEATURES the model needs of its kernels."""
     batch_invariant: bool = False
     """Whether a row's results must have the same bits in every batch."""
+    kv_dtype: str | None = None
+    """Name of the torch dtype that keys and values are stored in; None: the model's own."""
 
 
 def unmet(needs: Needs, facts: Facts) -> list[str]:
@@ -65,6 +67,12 @@ def _lacking(needs: Needs, facts: Facts) -> list[str]:
     """The attention features that the model needs and the kernels do not have."""
     missing = sorted(facts.attention.difference(needs.attention))
     return [f"the model's attention needs {', '.join(missing)}"] if missing else []
+
+
+def _cannot_store(needs: Needs, facts: Facts) -> list[str]:
+    """Why kernels cannot store keys and values as engine.kv_dtype says, in one phrase; empty if they can."""
+    is_declared = facts.kv_dtype is None or facts.kv_dtype in needs.kv_dtypes
+    return [] if is_declared else [f"engine.kv_dtype asks for a cache in {facts.kv_dtype}, which it does not declare"]
 
 
 def unmet_invariance(needs: Needs, facts: Facts) -> list[str]:
@@ -88,7 +96,7 @@ def choose_kernels(host: PluginHost, name: str, facts: Facts) -> Entry:
     Raises: PluginError with the reasons, and the entries that would fit.
     """
     entries = host.registry.of_kind("kernels")
-    compared = (unmet, _lacking, unmet_invariance)
+    compared = (unmet, _lacking, _cannot_store, unmet_invariance)
     reasons = {entry.name: [why for each in compared for why in each(entry.needs, facts)] for entry in entries}
     fitting = sorted((entry for entry in entries if not reasons[entry.name]), key=lambda entry: -entry.priority)
     if name == AUTO:

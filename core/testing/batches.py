@@ -80,7 +80,7 @@ def random_cache(spec: AttentionSpec, num_blocks: int, seed: int, num_layers: in
     The last block is scratch.
     """
     shape = (spec.num_cached, num_layers, num_blocks + 1, spec.block_size, spec.num_kv_heads, spec.head_dim)
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(spec.device, spec.dtype)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(spec.device, spec.stored_dtype)
 
 
 def _slots(row: Row, position_T: Tensor, block_size: int) -> Tensor:

@@ -29,7 +29,11 @@ def register_kernels(register: Registrar) -> None:
         "torch",
         "hookline.plugins.kernels.torch_reference:TorchKernels",
         help="plain torch on any device: the reference",
-        needs=Needs(attention=("window", "scale", "softcap", "sinks", "latent"), batch_invariant=True),
+        needs=Needs(
+            attention=("window", "scale", "softcap", "sinks", "latent"),
+            kv_dtypes=("float8_e4m3fn",),
+            batch_invariant=True,
+        ),
         priority=0,
     )
     register(
@@ -49,6 +53,7 @@ def register_kernels(register: Registrar) -> None:
             shared_prefix=True,
             batch_invariant=True,
             attention=("window", "scale", "softcap", "sinks", "latent"),
+            kv_dtypes=("float8_e4m3fn",),
             preferred_block_size=64,  # 16 costs a tenth of decode and a third of prefill speed (docs/log)
         ),
         priority=20,

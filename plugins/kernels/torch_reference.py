@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hookline.core.contracts import PLAIN_ATTENTION, AttentionForm, AttentionSpec, Batch, Kernels, QKNorm, Rope
-from hookline.plugins.kernels.attention.torch_attention import attend_rows, plan_rows
+from hookline.plugins.kernels.attention.torch_attention import attend_rows, plan_rows, put_rows
 
 RopeRows = tuple[Tensor, Tensor]
 """Cosines, and sines with their signs, of a step's positions: (T, 1, R) each."""
@@ -75,7 +75,7 @@ class TorchKernels(Kernels):
     def write_kv(self, k_TKE: Tensor, v_TKE: Tensor, kv_2NSKE: Tensor, slot_mapping_T: Tensor) -> None:
         """See Kernels."""
         for slots_NKE, new_TKE in zip(kv_2NSKE.flatten(1, 2), (k_TKE, v_TKE), strict=False):  # one if of keys alone
-            slots_NKE.index_copy_(0, slot_mapping_T, new_TKE)
+            put_rows(slots_NKE, slot_mapping_T, new_TKE)
 
     def qk_norm_rope_write(
         self, qkv_TC: Tensor, kv_2NSKE: Tensor, batch: Batch, rope: Rope | None, norm: QKNorm | None

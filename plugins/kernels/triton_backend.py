@@ -36,6 +36,8 @@ from hookline.plugins.kernels.triton_masks import mask_logits
 from hookline.plugins.kernels.triton_quantized import TritonQuantized
 
 MOST_DEEP_OUTPUTS = 5120
+CONVERTS_E4M3 = (8, 9)
+"""Lowest compute capability for which Triton converts from and to e4m3."""
 
 
 def is_deep(num_rows: int, num_out: int, width: int) -> bool:
@@ -67,8 +69,17 @@ class TritonKernels(TritonQuantized):
     def __new__(cls, config: Any, spec: AttentionSpec) -> TorchKernels:  # type: ignore[misc]
         """Of the class for values that are a part of the keys, where the spec has these.
 
-        Raises: ConfigError if these are to be computed alike in every batch.
+        Raises: ConfigError if these are to be computed alike in every batch, or for a cache in 8 bits on a card whose
+        instructions do not convert them.
         """
+        if spec.kv_dtype is not None and spec.device.type == "cuda":
+            capability = torch.cuda.get_device_capability(spec.device)
+            if capability < CONVERTS_E4M3:
+                here, least = (".".join(map(str, one)) for one in (capability, CONVERTS_E4M3))
+                raise ConfigError(
+                    f"kernels=triton read a cache in e4m3 on cards from compute capability {least} on, and this one "
+                    f"has {here}; leave engine.kv_dtype out, or take kernels=torch"
+                )
         if spec.value_dim is None:
             return super().__new__(cls, config, spec)
         if spec.batch_invariant:

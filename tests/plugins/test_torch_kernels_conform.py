@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
+
 from hookline.core.contracts import ATTENTION_FEATURES, AttentionSpec
 from hookline.core.testing.kernels_suite import KernelsSuite
 from hookline.plugins.kernels.torch_reference import TorchKernels
@@ -12,6 +14,7 @@ from hookline.plugins.kernels.torch_reference import TorchKernels
 class TestTorchKernels(KernelsSuite):
     graph_safe = False
     attention = ATTENTION_FEATURES
+    kv_dtypes = (torch.float8_e4m3fn,)
     groups = (1, 4)
 
     def make(self, spec: AttentionSpec) -> TorchKernels:
@@ -21,6 +24,7 @@ class TestTorchKernels(KernelsSuite):
 class TestTorchKernelsWithSmallAndLargeBlocks(KernelsSuite):
     graph_safe = False
     attention = ATTENTION_FEATURES
+    kv_dtypes = (torch.float8_e4m3fn,)
     block_sizes = (1, 256)
     head_dims = (16,)
     groups = (2,)
@@ -32,6 +36,7 @@ class TestTorchKernelsWithSmallAndLargeBlocks(KernelsSuite):
 class TestTorchKernelsWithManyGroups(KernelsSuite):
     graph_safe = False
     attention = ATTENTION_FEATURES
+    kv_dtypes = (torch.float8_e4m3fn,)
     block_sizes = (8,)
     head_dims = (32,)
     groups = (8,)
@@ -44,6 +49,7 @@ class TestTorchKernelsWithManyGroups(KernelsSuite):
 class TestTorchKernelsInBatchInvariantMode(KernelsSuite):
     graph_safe = False
     attention = ATTENTION_FEATURES
+    kv_dtypes = (torch.float8_e4m3fn,)
     batch_invariant = True
     max_num_seqs, max_num_batched_tokens, max_model_len = 36, 71, 416
     block_sizes = (16,)

@@ -18,6 +18,7 @@ ON_GPU = torch.cuda.is_available()
 class TestTritonKernels(KernelsSuite):
     graph_prefill = sizes_alike = True
     attention = ATTENTION_FEATURES
+    kv_dtypes = (torch.float8_e4m3fn,)
     device = "cuda" if ON_GPU else "cpu"
     dtypes = (torch.bfloat16,) if ON_GPU else (torch.float32,)
     block_sizes = (16,)
@@ -53,6 +54,7 @@ class TestTritonKernelsWithLargeBlocks(TestTritonKernels):
 class TestTritonKernelsInBatchInvariantMode(KernelsSuite):
     graph_prefill = sizes_alike = batch_invariant = True
     attention = tuple(name for name in ATTENTION_FEATURES if name != "latent")
+    kv_dtypes = (torch.float8_e4m3fn,)
     device = "cuda"
     head_dims = (64, 128)
 

@@ -178,7 +178,7 @@ def with_window(
 
 def exact(spec: AttentionSpec) -> AttentionSpec:
     """The same sizes in the dtype of the reference."""
-    return replace(spec, dtype=torch.float64)
+    return replace(spec, dtype=torch.float64, kv_dtype=None)
 
 
 def longest_decodes(spec: AttentionSpec) -> list[tuple[int, int]]:

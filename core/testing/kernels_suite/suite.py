@@ -37,6 +37,7 @@ from hookline.core.testing.checks import (
 )
 from hookline.core.testing.kernels_suite.attention import AttentionSuite
 from hookline.core.testing.kernels_suite.attention_forms import AttentionFormSuite, named
+from hookline.core.testing.kernels_suite.cache_dtypes import CacheDtypeCases
 from hookline.core.testing.kernels_suite.cases import (
     blocks_of,
     describe,
@@ -77,6 +78,7 @@ class KernelsSuite(
     LifetimeCases,
     ExpertCases,
     RecurrentCases,
+    CacheDtypeCases,
     AttentionFormSuite,
     AttentionSuite,
 ):
@@ -86,7 +88,7 @@ class KernelsSuite(
     (query heads per kv head), kv_heads (the first in all cases, the others in one of each operation), device;
     max_num_seqs, max_num_batched_tokens and max_model_len, limits that specs name and each operation is tested at (at
     least 36, 64 and 400, since other cases are that large);
-    graph_safe, graph_prefill, sizes_alike, batch_invariant and attention as in the entry's Needs; and captured_decodes
+    graph_safe, graph_prefill, sizes_alike, batch_invariant, attention and kv_dtypes (as torch dtypes) as in the entry's Needs; and captured_decodes
     (False if decodes need their lengths on the host). tolerances: dtype -> largest error relative to 1 + |expected|;
     widen it only with a reason. operation_tolerances: the same for single operations, by their methods' names, as
     {"linear": {torch.bfloat16: 0.05}}; the others keep theirs. latent_dims, latent_heads: see LatentCases. Kernels that

@@ -24,7 +24,7 @@ MIN_BLOCKS = 2
 def block_bytes(num_layers: int, spec: AttentionSpec) -> int:
     """Bytes of one block over all layers that share it, keys and values, on this rank."""
     numbers = spec.num_cached * num_layers * spec.num_kv_heads * spec.head_dim * spec.block_size
-    return numbers * torch.empty(0, dtype=spec.dtype).element_size()
+    return numbers * torch.empty(0, dtype=spec.stored_dtype).element_size()
 
 
 def count_blocks(
@@ -95,11 +95,11 @@ def allocate_cache(num_layers: int, num_blocks: int, spec: AttentionSpec) -> Ten
     """
     shape = (spec.num_cached, num_layers, num_blocks + 1, spec.block_size, spec.num_kv_heads, spec.head_dim)
     if not num_layers:
-        return torch.empty(shape, dtype=spec.dtype, device=spec.device)
+        return torch.empty(shape, dtype=spec.stored_dtype, device=spec.device)
     if spec.device.type == "cpu":
         return _zeros_on_cpu(shape, spec)
     try:
-        return torch.zeros(shape, dtype=spec.dtype, device=spec.device)
+        return torch.zeros(shape, dtype=spec.stored_dtype, device=spec.device)
     except torch.OutOfMemoryError:
         free = torch.cuda.mem_get_info(spec.device)[0]
         raise CapacityError(
@@ -118,7 +118,7 @@ def release(tensors: Iterable[Tensor]) -> None:
 def _zeros_on_cpu(shape: tuple[int, ...], spec: AttentionSpec) -> Tensor:
     """Zeros whose pages cost nothing until they are written, so a large budget does not slow the start."""
     try:
-        return torch.from_numpy(np.zeros(_num_bytes(shape, spec), np.uint8)).view(spec.dtype).view(shape)
+        return torch.from_numpy(np.zeros(_num_bytes(shape, spec), np.uint8)).view(spec.stored_dtype).view(shape)
     except (MemoryError, ValueError):  # the latter for more than any address could reach
         raise CapacityError(
             f"the KV cache of {shape[2] - 1} blocks takes {_num_bytes(shape, spec) / GIB:.2f} GiB, more than this "
@@ -127,4 +127,4 @@ def _zeros_on_cpu(shape: tuple[int, ...], spec: AttentionSpec) -> Tensor:
 
 
 def _num_bytes(shape: tuple[int, ...], spec: AttentionSpec) -> int:
-    return math.prod(shape) * torch.empty(0, dtype=spec.dtype).element_size()
+    return math.prod(shape) * torch.empty(0, dtype=spec.stored_dtype).element_size()

@@ -191,6 +191,7 @@ def _attend_decodes(q_THE: Tensor, kv_2NSKE: Tensor, row: Decodes, spec: Attenti
     k_BKLE, v_BKLE = keys_and_values(
         [
             blocks_NSKE.index_select(0, row.blocks_BM)
+            .to(q_THE.dtype)
             .view(row.count, -1, *blocks_NSKE.shape[2:])[:, : row.context]
             .transpose(1, 2)
             for blocks_NSKE in kv_2NSKE
@@ -212,7 +213,7 @@ def _attend_decodes(q_THE: Tensor, kv_2NSKE: Tensor, row: Decodes, spec: Attenti
 def _attend_sequence(
     q_THE: Tensor, kv_2NSKE: Tensor, row: Sequence, spec: AttentionSpec, form: AttentionForm
 ) -> Tensor:
-    halves = [_context(blocks_NSKE, row).transpose(0, 1).unsqueeze(1) for blocks_NSKE in kv_2NSKE]
+    halves = [_context(blocks_NSKE, row).to(q_THE.dtype).transpose(0, 1).unsqueeze(1) for blocks_NSKE in kv_2NSKE]
     k_K1LE, v_K1LE = keys_and_values(halves, spec)
     q_QKGE = q_THE[row.start : row.stop].view(row.stop - row.start, spec.num_kv_heads, -1, spec.head_dim)
     sinks_KG11 = None if form.sinks_H is None else form.sinks_H.view(spec.num_kv_heads, -1, 1, 1)
@@ -257,6 +258,15 @@ def _attention(
 def keys_and_values(halves: list[Tensor], spec: AttentionSpec) -> tuple[Tensor, Tensor]:
     """Keys, and values, which are the second half of the cache or the last numbers of the keys: (..., E), (..., F)."""
     return halves[0], halves[-1][..., spec.head_dim - spec.out_dim :]
+
+
+def put_rows(slots_NKE: Tensor, slot_mapping_T: Tensor, new_TKE: Tensor) -> None:
+    """Store keys or values at their slots of a cache. What exceeds the largest number of e4m3 becomes that one."""
+    if slots_NKE.dtype == torch.float8_e4m3fn:  # whose rows torch copies as bytes alone
+        limit = torch.finfo(slots_NKE.dtype).max
+        new_TKE = new_TKE.clamp(-limit, limit).to(slots_NKE.dtype).view(torch.uint8)
+        slots_NKE = slots_NKE.view(torch.uint8)
+    slots_NKE.index_copy_(0, slot_mapping_T, new_TKE)
 
 
 def _context(blocks_NSKE: Tensor, row: Sequence) -> Tensor:

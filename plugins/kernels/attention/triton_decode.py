@@ -28,6 +28,7 @@ from hookline.plugins.kernels.attention.triton_forms import (
 )
 from hookline.plugins.kernels.attention.triton_schedule import ITEM_WIDTH, DecodeScratch, DecodeTiling
 from hookline.plugins.kernels.attention.triton_tiles import (
+    as_stored,
     load_tile,
     merge_parts,
     nothing_seen,
@@ -173,8 +174,10 @@ def _decode_kernel(
         ).to(q_ptr.dtype.element_ty)  # fmt: skip
         if is_last:  # the row's newest token is not in the cache yet: this program starts from it, and writes it
             slot_ptr = head_ptr + newest_block * block_stride + last % BLOCK_SIZE * offset_stride
-            tl.store(slot_ptr, new_k, mask=mask_1d)
-            tl.store(slot_ptr + half_stride, new_v, mask=mask_1d)
+            stored_k, stored_v = as_stored(new_k, cache_ptr), as_stored(new_v, cache_ptr)
+            tl.store(slot_ptr, stored_k, mask=mask_1d)
+            tl.store(slot_ptr + half_stride, stored_v, mask=mask_1d)
+            new_k, new_v = stored_k.to(q.dtype), stored_v.to(q.dtype)  # what later steps will read
             maximum, total, acc = _take_newest(q, new_k, new_v, maximum, total, acc, factor, cap, CAP, SINKS)
     else:
         q = tl.load(q_ptr + row64 * q_stride + head[:, None] * HEAD_DIM + dim[None, :], mask=mask_md, other=0.0)
@@ -185,7 +188,7 @@ def _decode_kernel(
             inside &= position >= seen
         place = tile_places(blocks, start, block_stride, offset_stride, BLOCK_SIZE, TILE)
         blocks = tile_blocks(table_row_ptr, start + TILE, end, BLOCK_SIZE, TILE)
-        k, v = load_tile(head_ptr, half_stride, place, inside[:, None] & dims[None, :])
+        k, v = load_tile(head_ptr, half_stride, place, inside[:, None] & dims[None, :], q.dtype)
         maximum, total, acc = _attend_tile(q, k, v, inside, maximum, total, acc, factor, cap, CAP, PRECISION)
     group = tl.arange(0, BLOCK_GROUP)
     heads, group_head = group < GROUP, kv_head * GROUP + group

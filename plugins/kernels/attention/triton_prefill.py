@@ -161,12 +161,12 @@ def _attend_tile(
         inside &= position >= seen
     place = tile_places(blocks, start, block_stride, offset_stride, BLOCK_SIZE, TILE)
     if MASK:
-        k, v = load_tile(head_ptr, half_stride, place, inside[:, None] & dims[None, :])
+        k, v = load_tile(head_ptr, half_stride, place, inside[:, None] & dims[None, :], q.dtype)
     elif MASK_DIM:
-        k, v = load_tile(head_ptr, half_stride, place, dims[None, :])
+        k, v = load_tile(head_ptr, half_stride, place, dims[None, :], q.dtype)
     else:
-        k = tl.load(head_ptr + place[:, None])
-        v = tl.load(head_ptr + half_stride + place[:, None])
+        k = tl.load(head_ptr + place[:, None]).to(q.dtype)
+        v = tl.load(head_ptr + half_stride + place[:, None]).to(q.dtype)
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     if CAP:
         scores = scored(scores, factor, cap, CAP)

@@ -81,14 +81,22 @@ def tile_places(blocks, start, block_stride, offset_stride, BLOCK_SIZE: tl.const
 
 
 @triton.jit
-def load_tile(head_ptr, half_stride, place, mask):
-    """Keys and values of a tile (TILE, BLOCK_DIM) at these places of one head.
+def as_stored(x, cache_ptr):
+    """Keys or values in the dtype of the cache. Those that exceed the largest number of e4m3 become that one."""
+    if cache_ptr.dtype.element_ty == tl.float8e4nv:
+        x = tl.clamp(x.to(tl.float32), -448.0, 448.0)
+    return x.to(cache_ptr.dtype.element_ty)
+
+
+@triton.jit
+def load_tile(head_ptr, half_stride, place, mask, DTYPE: tl.constexpr):
+    """Keys and values of a tile (TILE, BLOCK_DIM) at these places of one head, as numbers of this dtype.
 
     mask: positions within the context, for a slot past it may hold anything, and 0 * NaN is NaN.
     """
     k = tl.load(head_ptr + place[:, None], mask=mask, other=0.0)
     v = tl.load(head_ptr + half_stride + place[:, None], mask=mask, other=0.0)
-    return k, v
+    return k.to(DTYPE), v.to(DTYPE)
 
 
 @triton.jit

@@ -170,7 +170,7 @@ def _attend_tile(
         inside &= position >= seen
         visible &= at > last - window
     place = tile_places(blocks, start, block_stride, offset_stride, BLOCK_SIZE, TILE)
-    k, v = load_tile(head_ptr, half_stride, place, inside[:, None] & dims[None, :])
+    k, v = load_tile(head_ptr, half_stride, place, inside[:, None] & dims[None, :], q.dtype)
     if KEYS_LEFT:
         scores = tl.dot(k, tl.trans(q), input_precision=PRECISION)
     else:

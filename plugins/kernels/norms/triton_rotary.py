@@ -18,6 +18,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from hookline.core.contracts import QKNorm, Rope
 from hookline.plugins.kernels.attention.triton_forms import load_rotation, rotary_partner
+from hookline.plugins.kernels.attention.triton_tiles import as_stored
 from hookline.plugins.kernels.triton_launch import cdiv, launch_options, next_power_of_2
 
 HEADS_PER_PROGRAM = 16
@@ -106,8 +107,8 @@ def norm_rope_write(
         cache_ptr + place + tl.where(is_v, half_stride, 0)[:, None] + (kv_head * head_stride)[:, None] + dim[None, :]
     )
     kv_mask = inside & (head >= NUM_HEADS)[:, None]
-    tl.store(to_cache, low.to(cache_ptr.dtype.element_ty), mask=kv_mask)
-    tl.store(to_cache + HEAD_DIM // 2, high.to(cache_ptr.dtype.element_ty), mask=kv_mask)
+    tl.store(to_cache, as_stored(low.to(q_out_ptr.dtype.element_ty), cache_ptr), mask=kv_mask)
+    tl.store(to_cache + HEAD_DIM // 2, as_stored(high.to(q_out_ptr.dtype.element_ty), cache_ptr), mask=kv_mask)
 
 
 @triton.jit(do_not_specialize_on_alignment=["slots_ptr"])
@@ -216,7 +217,8 @@ def _norm_partial_rope_write_kernel(
     place = slot // BLOCK_SIZE * block_stride + slot % BLOCK_SIZE * offset_stride
     kv_head = tl.where(is_v, head[:, None] - NUM_HEADS - NUM_KV_HEADS, head[:, None] - NUM_HEADS)
     to_cache = cache_ptr + place + tl.where(is_v, half_stride, 0) + kv_head * head_stride + dim[None, :]
-    tl.store(to_cache, x.to(cache_ptr.dtype.element_ty), mask=inside & (head >= NUM_HEADS)[:, None])
+    stored = as_stored(x.to(q_out_ptr.dtype.element_ty), cache_ptr)
+    tl.store(to_cache, stored, mask=inside & (head >= NUM_HEADS)[:, None])
 
 
 @triton.jit
