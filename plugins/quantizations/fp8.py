@@ -27,7 +27,7 @@ WEIGHT_SCALES = ("weight_scale_inv", "weight_scale")
 SCALE_DTYPES = (*FLOATS, "F8_E8M0")
 INPUT_SCALES = ("input_scale", "activation_scale")
 CACHE_SCALES = (".k_scale", ".v_scale", ".q_scale", ".prob_scale", "_proj.output_scale")
-"""Ends of names of scales of a quantised KV cache, which is not in FP8 here."""
+"""Ends of names of scales of a quantised KV cache, which core reads if engine.kv_dtype asks for one."""
 
 
 class Fp8(ScaledQuantization):

@@ -9,10 +9,16 @@ import torch
 
 from hookline.core.contracts import ATTENTION_FEATURES, AttentionSpec
 from hookline.core.testing.kernels_suite import KernelsSuite
+from tests.interpreted_rounding import round_to_e4m3_as_cards_do
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.slow  # under the interpreter
 ON_GPU = torch.cuda.is_available()
+
+
+@pytest.fixture(autouse=True)
+def exact_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    round_to_e4m3_as_cards_do(monkeypatch)
 
 
 class TestTritonKernels(KernelsSuite):

@@ -77,7 +77,9 @@ class CacheDtypeCases(AttentionCases):
         num_heads = spec.num_heads + 2 * spec.num_kv_heads
         qkv_TC = self.random(spec, batch.num_tokens, num_heads * spec.head_dim)
         limit = torch.finfo(spec.kv_dtype).max
-        qkv_TC[:, -1] = torch.where(qkv_TC[:, -1] < 0, -2 * limit, 2 * limit)  # a value that no number is large enough for
+        qkv_TC[:, -1] = torch.where(
+            qkv_TC[:, -1] < 0, -2 * limit, 2 * limit
+        )  # a value that no number is large enough for
         rope = Rope(torch.rand(spec.max_model_len, spec.head_dim).mul_(2).sub_(1).to(spec.device))
         weight_E = torch.linspace(0.5, 1.5, spec.head_dim).to(spec.device, spec.dtype)
         norm = QKNorm(weight_E, weight_E.flip(0), EPS)

@@ -88,8 +88,9 @@ class KernelsSuite(
     (query heads per kv head), kv_heads (the first in all cases, the others in one of each operation), device;
     max_num_seqs, max_num_batched_tokens and max_model_len, limits that specs name and each operation is tested at (at
     least 36, 64 and 400, since other cases are that large);
-    graph_safe, graph_prefill, sizes_alike, batch_invariant, attention and kv_dtypes (as torch dtypes) as in the entry's Needs; and captured_decodes
-    (False if decodes need their lengths on the host). tolerances: dtype -> largest error relative to 1 + |expected|;
+    graph_safe, graph_prefill, sizes_alike, batch_invariant, attention and kv_dtypes (torch dtypes) as in the entry's
+    Needs; and captured_decodes (False if decodes need their lengths on the host).
+    tolerances: dtype -> largest error relative to 1 + |expected|;
     widen it only with a reason. operation_tolerances: the same for single operations, by their methods' names, as
     {"linear": {torch.bfloat16: 0.05}}; the others keep theirs. latent_dims, latent_heads: see LatentCases. Kernels that
     offer operations for experts or recurrent states are held to them, too.

@@ -116,7 +116,7 @@ class CheckedAttention:
     are given it.
     """
 
-    def __init__(self, attend: PagedAttention | GroupedAttention, checks: StepChecks, num_tokens: int) -> None:
+    def __init__(self, attend: Any, checks: StepChecks, num_tokens: int) -> None:
         self._attend, self._checks, self._num_tokens = attend, checks, num_tokens
 
     def __call__(

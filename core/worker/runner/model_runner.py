@@ -7,7 +7,7 @@ id, the bits of its float32 log-probability, the ids of the K most likely tokens
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,6 +28,7 @@ from hookline.core.worker.request_table import RequestTable, SampleRows, on_devi
 from hookline.core.worker.results.layer_taps import LayerTaps
 from hookline.core.worker.results.pooling import PooledStates
 from hookline.core.worker.runner.attention import CheckedAttention, GroupedAttention, PagedAttention, grouped_attention
+from hookline.core.worker.runner.scaled_attention import LayerScale, ScaledAttention
 from hookline.core.worker.runner.step_extensions import LayerWatch, RankExtensions
 from hookline.core.worker.startup.memory import release
 from hookline.core.worker.step_checks import StepChecks
@@ -58,7 +59,8 @@ class ModelRunner:
     kv_cache: (2, layers, blocks + 1, block_size, K, E), or (1, ...) of keys alone; the last block is scratch. groups:
     if the layers' caches differ, how layers share blocks; the second dimension of kv_cache then counts the places of a
     block (see core/kv_cache/groups.py). first_layer: the first of the model's layers that this rank has; 0 without
-    stages. clock: set when steps are timed.
+    stages. cache_scales: by their indices, of layers whose keys and values are stored divided by a scale. clock: set
+    when steps are timed.
     """
 
     progress: list[int]
@@ -88,6 +90,7 @@ class ModelRunner:
         groups: CacheGroups | None = None,
         batch_invariant: bool = False,
         first_layer: int = 0,
+        cache_scales: Mapping[int, LayerScale] | None = None,
     ) -> None:
         self.progress = [0]
         self.batch_invariant = batch_invariant
@@ -100,6 +103,7 @@ class ModelRunner:
             self.kv_layers = [kv_cache[:, 0, :0]] * first_layer + self.kv_layers  # in place of other stages' layers
         self.num_blocks = kv_cache.shape[2] - 1
         """Blocks that requests can hold; the scratch block is not counted."""
+        self.cache_scales = cache_scales
         self.vocab_size = vocab_size
         self.shards_vocabulary = shards_vocabulary
         self.extensions = extensions
@@ -149,7 +153,9 @@ class ModelRunner:
         if stream_TD is not None:
             attend = replace(attend, stream_TD=stream_TD)
         with self.checks.kernels(self.kernels) if self.is_checking else _UNCHECKED:
-            given: Any = CheckedAttention(attend, self.checks, batch.num_tokens) if self.is_checking else attend
+            given: Any = ScaledAttention(attend, self.cache_scales) if self.cache_scales else attend
+            if self.is_checking:
+                given = CheckedAttention(given, self.checks, batch.num_tokens)
             hidden_TD = self.model.forward(batch.token_ids_T, batch.positions_T, given)
         if watch is not None:
             watch.check_shown()

@@ -93,7 +93,9 @@ class InvariantTorchKernels(TorchKernels):
             q_QHE = q_THE.new_zeros(TILE, *q_THE.shape[1:])
             wanted = slice(tile.place, tile.place + tile.stop - tile.first)
             q_QHE[wanted] = q_THE[tile.first : tile.stop]
-            k_LKE, v_LKE = keys_and_values([_positions(blocks_NSKE, tile).to(q_THE.dtype) for blocks_NSKE in kv_2NSKE], self.spec)
+            k_LKE, v_LKE = keys_and_values(
+                [_positions(blocks_NSKE, tile).to(q_THE.dtype) for blocks_NSKE in kv_2NSKE], self.spec
+            )
             attended_QHE = attend_tile(q_QHE, k_LKE, v_LKE, self.spec, form, batch.window)
             out_THE[tile.first : tile.stop] = attended_QHE[wanted]
         return out_THE
