@@ -33,7 +33,7 @@ def block_size(*layers: Any, **engine: Any) -> int:
     config = SimpleNamespace(engine=EngineConfig(max_model_len=1000, **engine))
     spec = ModelSpec(len(layers), 2, 2, 8, 16, 50, max_position=4096, layers=layers)
     kernels = SimpleNamespace(needs=Needs(preferred_block_size=64, block_size_multiple=16))
-    facts, cpu = SimpleNamespace(dtype="float32"), torch.device("cpu")
+    facts, cpu = SimpleNamespace(dtype="float32", kv_dtype=None), torch.device("cpu")
     return attention_spec(config, spec, ALONE, facts, cpu, kernels).block_size  # type: ignore[arg-type]
 
 
@@ -57,7 +57,7 @@ def test_a_length_beyond_the_checkpoints_positions_is_told_once_if_it_was_set(
 ) -> None:
     config = SimpleNamespace(engine=EngineConfig(max_model_len=max_model_len))
     spec = ModelSpec(1, 2, 2, 8, 16, 50, max_position=2048)
-    facts, kernels = SimpleNamespace(dtype="float32"), SimpleNamespace(needs=Needs())
+    facts, kernels = SimpleNamespace(dtype="float32", kv_dtype=None), SimpleNamespace(needs=Needs())
     ranks, cpu = LocalRanks.numbered(rank, 2, 1), torch.device("cpu")
     with caplog.at_level(logging.WARNING, "hookline"):
         sizes = attention_spec(config, spec, ranks, facts, cpu, kernels)  # type: ignore[arg-type]
