@@ -28,6 +28,8 @@ SUCCESS = '"status_code": 200'
 """Text that an answer's line contains, and a failure's does not."""
 _RESPONSE = re.compile(b'"response": ({%b)?' % SUCCESS.encode())
 _ID = re.compile(rb'\{"id": "batch_req_(\d{1,12})_([0-9a-f]{8})"')
+EXAMPLE = '{"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": {"prompt": "Hello"}}'
+"""A line of an input."""
 
 
 class RowError(Exception):
@@ -90,7 +92,7 @@ def parse(line: InputLine) -> Row:
     try:
         values = json_object(line.text.decode())
     except (ValueError, UnicodeDecodeError) as error:
-        raise RowError("invalid_line", str(error)) from None
+        raise RowError("invalid_line", f"{error}; a line is a request, as {EXAMPLE}") from None
     custom_id, path, body = (values.get(name) for name in ("custom_id", "url", "body"))
     if not isinstance(custom_id, str) or not custom_id:
         raise RowError("invalid_line", f"custom_id={shown(custom_id)} must be a text that is not empty")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hookline.core.batch.rows import EXAMPLE
 from hookline.core.config.schema import build, check_keys
 from hookline.core.config.settings import ENGINE_KEYS, Config, EngineKeys, validate
 from hookline.core.data.requests import COMPLETION, TASKS, RowReader
@@ -182,7 +183,9 @@ def check_all_used(run: BatchRun, reads_parquet: bool) -> None:
     keys = {"batch.task": run.task != COMPLETION, "batch.prefix": run.prefix != ""}
     keys["sampling"] = bool(run.sampling) and SamplingParams.of(run.sampling) != SamplingParams()
     for key in (key for key, is_set in keys.items() if is_set):
-        raise ConfigError(f"{key} is for rows in parquet, and the input has none; lines of JSONL say all in their body")
+        raise ConfigError(
+            f"{key} is for rows in parquet, and the input has none; lines of JSONL say all in their body, as {EXAMPLE}"
+        )
 
 
 def _folders(input: Path, output: Path) -> tuple[Path, Path]:

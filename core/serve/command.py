@@ -95,7 +95,7 @@ def _announce(settings: ServeConfig, port: int, has_keys: bool, names: Sequence[
     body = json.dumps({"model": names[0], "prompt": "Hello", "max_tokens": 16})
     text = f"""\
 hookline: serving {", ".join(names)} (up to {max_model_len} tokens) at {url}/v1
-  a page to try it    {url}/
+  a page to try it    {url}/  (all endpoints: {url}/docs)
   health, metrics     {url}/health  {url}/metrics
   from a terminal     curl{insecure} {url}/v1/completions -H "Content-Type: application/json" \\{key}
     -d '{body}'

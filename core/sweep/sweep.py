@@ -187,7 +187,8 @@ def _summarise(records: Sequence[Mapping[str, Any]]) -> None:
         overrides = " ".join(record["overrides"])
         say(f"job {record['job']} ({overrides}) {record['status'].replace('_', ' ')}: {record['error']}")
     folder = Path(records[0]["sweep_folder"])
-    say(f"{len(records) - len(failed)} of {len(records)} jobs succeeded; results are in {folder / RESULTS}")
+    count = f"{len(records) - len(failed)} of {len(records)} jobs succeeded"
+    say(f"{count}; results are in {folder / RESULTS}, and {called_as('report')} {folder} makes a page of them")
 
 
 def _free_folder(job: ComposedJob, key: str, before: Sequence[Mapping[str, Any]]) -> Path:

@@ -23,7 +23,7 @@ from hookline.core.batch.folder import Finisher, answer_folder
 from hookline.core.batch.output_folder import OutputFolder
 from hookline.core.batch.part_answers import PartAnswers
 from hookline.core.batch.parts import Part, PartTables, lines_of_part, source_of
-from hookline.core.batch.rows import InputLine, RowError, answer_line
+from hookline.core.batch.rows import InputLine, RowError, answer_line, parse
 from hookline.core.batch.runner import Tally
 from hookline.core.batch.settings import validate_batch
 from hookline.core.data.generate import Generate
@@ -323,8 +323,10 @@ def test_a_note_of_an_earlier_run_that_is_damaged_is_named(text, folders, host):
 @pytest.mark.parametrize("is_folder", [True, False])
 def test_what_is_for_parquet_alone_is_refused_where_there_is_none(is_folder, tree, key, folders, host):
     names = [str(one) for one in folders] if is_folder else [str(folders[0] / "a.jsonl"), str(folders[1])]
-    with pytest.raises(ConfigError, match=f"{key} is for rows in parquet, and the input has none"):
+    with pytest.raises(ConfigError, match=f"{key} is for rows in parquet, and the input has none") as caught:
         answer_folder(validate_batch(names, tree, host), host, lambda line: None)
+    row = json.loads(str(caught.value).rpartition("in their body, as ")[2])  # one that can be copied
+    assert parse(InputLine(1, json.dumps(row).encode(), 0)).path == "/v1/completions"
 
 
 def test_a_node_without_the_folders_of_the_command_is_named_before_its_engine_starts(folders, host, monkeypatch):

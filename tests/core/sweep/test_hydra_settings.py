@@ -9,6 +9,7 @@ from hookline.core.errors import ConfigError
 from hookline.core.simulate.command import main as simulate
 from hookline.core.sweep import sweep
 from hookline.core.sweep.hydra_settings import check_settings, explain, quiet_controllers
+from hookline.core.util.process import called_as
 
 STUDY = ["-m", "hydra/sweeper=study"]
 
@@ -171,6 +172,7 @@ def test_a_sweeps_folder_that_cannot_be_made_is_one_line_after_the_jobs_that_ran
 
     monkeypatch.setattr(sweep, "compose", compose)
     assert simulate(["-m", "hydra.sweep.dir=here"]) == 2
-    said = ["1 of 1 jobs succeeded; results are in here/results.jsonl"]
+    report = f"{called_as('report')} here makes a page of them"
+    said = [f"1 of 1 jobs succeeded; results are in here/results.jsonl, and {report}"]
     said += [f"error: hydra.sweep.dir: here/1 cannot be written: {os.strerror(20)}"]
     assert capsys.readouterr().err.splitlines() == [f"hookline: {line}" for line in said]
