@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,13 +31,17 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"temperature": 0.3, "seed": 3, "top_p": 0.8, "repetition_penalty": 1.1, "logit_bias": {7: -5.0}},
         {},
     ),
+    "penalties": ({**SAMPLED, "presence_penalty": 0.5, "frequency_penalty": 0.3, "min_p": 0.05, "logprobs": 2}, {}),
     "bad words": ({"temperature": 0.0, "bad_words": ["time", "return x"]}, {}),
-    "stop strings": ({"temperature": 0.0, "stop": ["was a", "x)"]}, {}),
-    "min_tokens": ({**SAMPLED, "min_tokens": 20}, {}),
+    "stop strings": ({"temperature": 0.0, "stop": ["was a", "x)"], "logprobs": 0}, {}),
+    "min_tokens": ({**SAMPLED, "min_tokens": 20, "logprobs": 0}, {}),
     "prompt log-probabilities": ({"temperature": 0.0, "logprobs": 1, "prompt_logprobs": 1}, {}),
-    "completions": ({**SAMPLED, "n": 3}, {}),
-    "preemption": (SAMPLED, {"num_blocks": 9, "block_size": 16, "max_num_seqs": 4, "max_num_batched_tokens": 64}),
-    "chunks": ({"temperature": 0.0}, {"max_num_seqs": 4, "max_num_batched_tokens": 10}),
+    "completions": ({**SAMPLED, "n": 3, "logprobs": 1}, {}),
+    "preemption": (
+        {**SAMPLED, "logprobs": 1},
+        {"num_blocks": 9, "block_size": 16, "max_num_seqs": 4, "max_num_batched_tokens": 64},
+    ),
+    "chunks": ({"temperature": 0.0, "logprobs": 1}, {"max_num_seqs": 4, "max_num_batched_tokens": 10}),
     "no room": ({"temperature": 0.0}, {"max_num_seqs": 4, "max_num_batched_tokens": 4}),
     "short blocks": ({"temperature": 0.0}, {"block_size": 1}),
     "overlap": ({**SAMPLED, "logprobs": 0}, {"overlap": True}),
@@ -48,7 +53,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def _drafters(monkeypatch: pytest.MonkeyPatch) -> None:
     installed = {point.name for point in importlib.metadata.entry_points(group="hookline")}
     ours = [] if "drafters" in installed else ["hookline.plugins.drafters"]
-    monkeypatch.setenv(sources.DEVELOPMENT_VARIABLE, ",".join([*ours, "tests.odd_drafters"]))
+    monkeypatch.setenv(sources.DEVELOPMENT_VARIABLE, ",".join([*ours, "tests.odd_drafters", "hookline_corpus"]))
+    monkeypatch.syspath_prepend(str(ROOT / "examples/hookline-corpus"))
 
 
 def _answers(
@@ -75,7 +81,8 @@ def _tokens(outputs: list[RequestOutput]) -> list[Any]:
 
 def _logprobs(outputs: list[RequestOutput]) -> Iterator[Any]:
     for output in outputs:
-        for one in [*(output.logprobs or ()), *(output.prompt_logprobs or ())]:
+        drawn = [one for completion in output.completions for one in completion.logprobs or ()]
+        for one in [*drawn, *(output.prompt_logprobs or ())]:
             yield None if one is None else (one.token_id, one.logprob, *one.top)
 
 
@@ -85,49 +92,65 @@ def plain() -> dict[str, tuple[list[RequestOutput], list[RequestOutput]]]:
     return {}
 
 
+def _equal(ours: list[RequestOutput], theirs: list[RequestOutput]) -> None:
+    assert _tokens(ours) == _tokens(theirs)
+    for mine, other in zip(_logprobs(ours), _logprobs(theirs), strict=True):
+        assert (mine is None) == (other is None)
+        if mine is not None:
+            assert mine[0] == other[0] and mine[1] == pytest.approx(other[1], abs=1e-4)
+            assert [id_ for id_, _ in mine[2:]] == [id_ for id_, _ in other[2:]]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("drafter", ["suffix", "random"])
+@pytest.mark.parametrize("drafter", ["suffix", "ngram", "corpus", "random", "raising"])
 @pytest.mark.parametrize("case", CASES)
-def test_answers_with_drafts_are_those_without(case: str, drafter: str, plain: dict[str, Any]) -> None:
+def test_answers_with_drafts_are_those_without(case: str, drafter: str, plain: dict[str, Any], tmp_path: Path) -> None:
     params, engine = CASES[case]
     if case not in plain:
         plain[case] = _answers(None, params, engine)[:2]
-    *found, llm = _answers(drafter, params, engine)
+    chosen: Any = drafter
+    if drafter == "corpus":
+        whole = [PROMPTS[index] + output.text for index, output in enumerate(plain[case][0])]
+        (tmp_path / "corpus.txt").write_text("\n".join(whole), encoding="utf-8")
+        tokenizer = ROOT / "plugins/models/qwen3_tiny/tokenizer.json"
+        chosen = {"name": "corpus", "corpus": str(tmp_path / "corpus.txt"), "tokenizer": str(tokenizer)}
+    *found, llm = _answers(chosen, params, engine)
     for ours, theirs in zip(found, plain[case], strict=True):
-        assert _tokens(ours) == _tokens(theirs)
-        for mine, other in zip(_logprobs(ours), _logprobs(theirs), strict=True):
-            assert (mine is None) == (other is None)
-            if mine is not None:
-                assert mine[0] == other[0] and mine[1] == pytest.approx(other[1], abs=1e-4)
-                assert [id_ for id_, _ in mine[2:]] == [id_ for id_, _ in other[2:]]
+        _equal(ours, theirs)
     counts = _counts(llm)
     if case not in ("no room", "a form"):
         assert counts.num_drafted > 0
-    if drafter == "suffix" and case in ("greedy", "processors", "preemption", "chunks"):
+    if drafter in ("suffix", "corpus") and case in ("greedy", "processors", "preemption", "chunks"):
         assert counts.num_kept > 10
     if case == "preemption":
         assert any(output.num_preemptions for output in found[0])
+    if case == "greedy":
+        assert any(output.num_cached_tokens for output in found[1])
     if case == "a form":
         assert counts.num_drafted == 0 and counts.no_drafts["structured outputs"] > 0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("drafter", ["ngram", "raising", "nonsense", "writing"])
-def test_answers_of_the_other_drafters_are_those_without(drafter: str, plain: dict[str, Any]) -> None:
+@pytest.mark.parametrize("drafter", ["nonsense", "writing"])
+def test_answers_of_drafters_that_break_their_contract_are_those_without(drafter: str, plain: dict[str, Any]) -> None:
     params, engine = CASES["greedy"]
     if "greedy" not in plain:
         plain["greedy"] = _answers(None, params, engine)[:2]
-    assert _tokens(_answers(drafter, params, engine)[0]) == _tokens(plain["greedy"][0])
+    _equal(_answers(drafter, params, engine)[0], plain["greedy"][0])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("keys", [{"tp": 2}, {"pp": 2}])
-@pytest.mark.parametrize("case", ["sampled", "processors"])
-def test_answers_of_several_ranks_are_those_without_drafts(case: str, keys: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    ("drafter", "case"),
+    [("suffix", "sampled"), ("suffix", "processors"), ("suffix", "preemption"), ("random", "completions")],
+)
+def test_answers_of_several_ranks_are_those_without_drafts(case: str, drafter: str, keys: dict[str, int]) -> None:
     params, engine = CASES[case]
-    with_drafts, *_, llm = _answers("suffix", params, engine, **keys)
-    assert _tokens(with_drafts) == _tokens(_answers(None, params, engine, **keys)[0])
-    assert _counts(llm).num_kept > 0
+    with_drafts, *_, llm = _answers(drafter, params, engine, **keys)
+    _equal(with_drafts, _answers(None, params, engine, **keys)[0])
+    counts = _counts(llm)
+    assert counts.num_drafted > 0 and (drafter == "random" or counts.num_kept > 0)
 
 
 @pytest.mark.parametrize(
