@@ -23,6 +23,7 @@ PROMPTS = [
     "one two three one two three one two",
     "The",
 ]
+TEXT = "The cat sat on the mat. It was a warm day. The dog ran to the door.\n"
 SAMPLED = {"temperature": 0.8, "seed": 5}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "greedy": ({"temperature": 0.0, "logprobs": 3}, {}),
@@ -168,12 +169,22 @@ def test_a_drafter_that_fails_is_named_once(drafter: str, told: str, caplog: pyt
     assert len(warnings) == 1 and told in warnings[0] and f"drafter '{drafter}'" in warnings[0]
 
 
-def test_copying_takes_less_than_half_as_many_steps() -> None:
-    code = "def add(a, b):\n    return a + b\n\n" * 3
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        pytest.param("def add(a, b):\n    return a + b\n\n" * 3, id="code"),
+        pytest.param(TEXT + TEXT + TEXT[:24], id="text", marks=pytest.mark.slow),
+    ],
+)
+def test_copying_gives_the_same_tokens_in_less_than_half_as_many_steps(prompt: str) -> None:
+    params = SamplingParams(max_tokens=96, temperature=0.0, ignore_eos=True)
+    with LLM(device="cpu", dtype="float32") as llm:
+        [plain] = llm.generate([prompt], params)
     with LLM(device="cpu", dtype="float32", drafter={"name": "suffix", "k": 4}) as llm:
-        [output] = llm.generate([code], SamplingParams(max_tokens=96, temperature=0.0, ignore_eos=True))
+        [output] = llm.generate([prompt], params)
         counts = _counts(llm)
     num_steps = len(output.token_ids) - counts.num_kept
+    assert output.token_ids == plain.token_ids
     assert len(output.token_ids) >= 2 * num_steps
 
 
