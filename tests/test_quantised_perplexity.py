@@ -61,9 +61,9 @@ def test_perplexity_grows_by_no_more_than_its_bound(
     assert found != unquantised
 
 
-CACHE_GROWTH = 0.005
+CACHE_GROWTH = 0.01
 """The most that a KV cache in e4m3 may add: each key and value is off by up to 1/16 of itself, at random, and what they
-are summed with averages that out. About twice what was measured."""
+are summed with averages that out. About twice the larger of the two that were measured."""
 
 
 def test_perplexity_with_a_cache_in_8_bits_grows_by_no_more_than_its_bound(bundled: Path, unquantised: float) -> None:
