@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from hookline.core.serve.settings import ServeConfig
@@ -178,3 +179,25 @@ def test_a_batch_that_cannot_be_is_refused(asked: dict[str, Any], told: str, con
     given = {"input_file_id": file.id, "endpoint": CHAT, "completion_window": "24h", **asked}
     with pytest.raises(openai.APIStatusError, match=told):
         client.batches.create(**given)
+
+
+PART = b'--B\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+FILE = b'--B\r\nContent-Disposition: form-data; name="file"; filename="x.jsonl"\r\n\r\nx\r\n'
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (PART * 9 + b"--B--\r\n", "Too many fields"),
+        (FILE * 2 + b"--B--\r\n", "Too many files"),
+        (b"--B\r\n" + b"X-A: b\r\n" * 10_000 + b"\r\nx\r\n--B--\r\n", ""),
+        (PART.replace(b"batch", b"b" * 2**20) + FILE + b"--B--\r\n", ""),
+        (b"no part of it", ""),
+    ],
+)
+def test_an_upload_that_is_no_form_or_too_much_of_one_is_refused(
+    body: bytes, told: str, connect: Callable[..., Any]
+) -> None:
+    headers = {"Content-Type": "multipart/form-data; boundary=B"}
+    found = httpx.post(f"{connect().base_url}files", content=body, headers=headers, timeout=30)
+    assert found.status_code == 400 and told in found.json()["error"]["message"]

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from types import TracebackType
 
+from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from hookline.core.contracts import ApiError, ErrorForm
@@ -106,6 +107,8 @@ def api_error(error: BaseException, max_model_len: int | None = None) -> ApiErro
     """
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, HTTPException) and error.status_code < 500:  # a body that Starlette cannot parse
+        return ApiError(error.status_code, clipped(str(error.detail)))
     if isinstance(error, QueueFullError):
         return ApiError(429, str(error), "rate_limit_error", code="queue_full")
     if isinstance(error, PromptTooLongError) and max_model_len is not None:
