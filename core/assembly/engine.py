@@ -35,6 +35,7 @@ from hookline.core.executor.monitor import STEP_TIMEOUTS, Timeouts
 from hookline.core.executor.multiproc import MultiprocExecutor
 from hookline.core.executor.ray_reservation import RayReservation
 from hookline.core.kv_cache.block_pool import BlockPool
+from hookline.core.kv_cache.snapshots import Snapshots
 from hookline.core.plugin.blame import Blaming
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.needs import choose_grammars
@@ -200,14 +201,19 @@ def assemble(
         )
     if limits.max_len < plan.max_model_len:
         logger.warning("the KV cache holds %d tokens, so no request gets longer than that", limits.max_len)
-    if config.engine.prefix_caching and not resolved.caches_prefixes:
-        logger.info("prefixes are not cached: layers of this model keep a state of all tokens before")
+    snapshots = None
+    if num_snapshots := resolved.num_snapshots(plan.num_blocks):
+        snapshots, mib = Snapshots(num_snapshots), resolved.snapshot_bytes / 2**20
+        logger.info(
+            "states are saved for prefixes: %d snapshots of %.2f MiB, %.0f MiB in all, beside the KV cache",
+            *(num_snapshots, mib, num_snapshots * mib),
+        )
     scheduler = chosen(config.scheduler)
     speculation = make_speculation(resolved, limits)
     return Engine(
         scheduler.load()(config.scheduler.config),
         executor,
-        BlockPool(plan.num_blocks, plan.block_size, caching=resolved.caches_prefixes),
+        BlockPool(plan.num_blocks, plan.block_size, caching=resolved.caches_prefixes, snapshots=snapshots),
         limits,
         policy=scheduler.name,
         origin=str(scheduler.origin),

@@ -22,7 +22,7 @@ from hookline.core.assembly.stages import stage_of
 from hookline.core.checkpoint.locate import locate
 from hookline.core.contracts import ExtensionSpec, Kernels, Model, RecurrentState, StateTensor, TokenTexts
 from hookline.core.distributed.ranks import LocalRanks
-from hookline.core.errors import ConfigError, RequestError, StepFault
+from hookline.core.errors import CapacityError, ConfigError, RequestError, StepFault
 from hookline.core.layers import FinalNorm
 from hookline.core.plugin.blame import Blaming
 from hookline.core.plugin.registry import Entry
@@ -36,7 +36,7 @@ from hookline.core.worker.runner.model_runner import ModelRunner
 from hookline.core.worker.runner.step_extensions import RankExtensions
 from hookline.core.worker.stages.taps import StageTaps
 from hookline.core.worker.stages.worker import StageWorker
-from hookline.core.worker.startup.memory import allocate_cache
+from hookline.core.worker.startup.memory import GIB, MIN_BLOCKS, allocate_cache, block_bytes
 from hookline.core.worker.step_checks import StepChecks
 from hookline.core.worker.worker import Worker
 
@@ -109,8 +109,30 @@ class RankParts:
     def _table(self, num_blocks: int) -> RequestTable:
         attention, groups = self._resolved.attention, self._resolved.groups
         max_blocks = -(-attention.max_model_len // attention.block_size)
+        if self._states is not None:
+            self._states.make_slots(self._resolved.num_snapshots(num_blocks))
         sizes = attention.max_num_seqs, max_blocks, attention.block_size, num_blocks, attention.device
         return RequestTable(*sizes, windows=groups.windows, states=self._states, is_by_layer=groups.is_by_layer)
+
+    def beside_snapshots(self, num_blocks: int) -> int:
+        """How many blocks are left of as many as memory allows, if the snapshots of states take their part of it.
+
+        Those that are there for any number of blocks were there when a GPU's memory was counted, but not a CPU's.
+        Raises: CapacityError if too few are left.
+        """
+        resolved, states = self._resolved, self._states
+        if states is None or not resolved.num_places or not resolved.num_snapshots(0):
+            return num_blocks
+        size, row_bytes = block_bytes(resolved.num_places, resolved.attention), states.row_bytes
+        fixed = resolved.num_snapshots(0) * row_bytes if resolved.device.type == "cpu" else 0
+        left = ((num_blocks + 1) * size - fixed) * resolved.blocks_per_snapshot
+        count = left // (size * resolved.blocks_per_snapshot + row_bytes) - 1
+        if count < MIN_BLOCKS:
+            raise CapacityError(
+                f"no room for a KV cache beside {resolved.num_snapshots(0)} snapshots of states, {row_bytes / GIB:.3f} "
+                "GiB each; give the cache more memory, or set engine.prefix_caching=false"
+            )
+        return count
 
     def _extensions(self) -> RankExtensions:
         token_texts_of_rank = partial(rank_token_texts, self._resolved)

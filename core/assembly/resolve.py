@@ -7,7 +7,8 @@ is allocated.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -34,8 +35,14 @@ from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.needs import Facts, choose_kernels, unmet, unmet_invariance
 from hookline.core.plugin.registry import Entry, Option
 from hookline.core.step.captured import PromptShape, captured_prompt_tokens, draft_sizes, prompt_shapes
+from hookline.core.worker.request_table import state_form
+from hookline.core.worker.startup.memory import block_bytes
 
 _log = logging.getLogger("hookline")
+MIN_SNAPSHOTS = 8
+"""Fewest slots for copies of recurrent states."""
+SAVED_TOKENS, MAX_SAVED = 64, 512
+"""Of models without keys and values: tokens of a block, at whose end states are saved, and most blocks of a request."""
 
 
 @dataclass(frozen=True)
@@ -128,15 +135,44 @@ class ResolvedConfig:
 
     @property
     def caches_prefixes(self) -> bool:
-        """Whether requests find the prefixes that earlier ones computed; recurrent states are not kept for that."""
-        return self.config.engine.prefix_caching and not self.groups.has_states
+        """Whether requests find the prefixes that earlier ones computed."""
+        return self.config.engine.prefix_caching
+
+    @property
+    def snapshot_bytes(self) -> int:
+        """Bytes of the recurrent states of one request, of all layers and ranks."""
+        forms = (
+            state_form(tensor, self.attention.dtype, 1)
+            for layer in self.spec.cache_layers
+            if isinstance(layer, RecurrentState)
+            for _, tensor in layer.tensors
+        )
+        return sum(math.prod(shape) * dtype.itemsize for shape, dtype in forms)
+
+    @property
+    def blocks_per_snapshot(self) -> int:
+        """Blocks for each snapshot of states, so that snapshots take a fifth of the cache's memory.
+
+        Counted of the whole model, so that all ranks and stages have as many.
+        """
+        whole = replace(self.attention, num_kv_heads=self.spec.num_kv_heads)
+        return max(1, -(-4 * self.snapshot_bytes // max(1, block_bytes(self.groups.num_places, whole))))
+
+    def num_snapshots(self, num_blocks: int) -> int:
+        """Slots for copies of states beside so many blocks: none where no prefix is cached or no layer has a state."""
+        if not (self.caches_prefixes and self.groups.has_states):
+            return 0
+        if not self.groups.num_places:  # blocks take no memory: a quarter of what the states of running requests take
+            return MIN_SNAPSHOTS + self.attention.max_num_seqs // 4
+        return MIN_SNAPSHOTS + num_blocks // self.blocks_per_snapshot
 
     @property
     def shares_prefixes(self) -> bool:
         """Whether kernels are told which decodes share a prefix; not if batch-invariant, as it reorders their sums."""
         if self.config.engine.batch_invariant:
             return False
-        return self.kernels.needs.shared_prefix and self.caches_prefixes and self.groups.is_plain
+        is_told = self.kernels.needs.shared_prefix and self.caches_prefixes
+        return is_told and self.groups.is_plain and not self.groups.has_states
 
     @property
     def overlaps(self) -> bool:
@@ -297,7 +333,7 @@ def attention_spec(
         num_heads=heads.size,
         num_kv_heads=kv_heads.size,
         head_dim=spec.head_dim,
-        block_size=engine.block_size or _block_size(spec, max_model_len, kernels),
+        block_size=engine.block_size or _block_size(spec, max_model_len, kernels, caching=engine.prefix_caching),
         max_num_seqs=engine.max_num_seqs,
         max_num_batched_tokens=engine.max_num_batched_tokens,
         max_model_len=max_model_len,
@@ -314,9 +350,12 @@ def _computes_states(kernels: type[Kernels]) -> bool:
     return is_offered(kernels.short_convolution) and is_offered(kernels.gated_delta_rule)
 
 
-def _block_size(spec: ModelSpec, max_model_len: int, kernels: Entry) -> int:
-    """Tokens of a block: what the kernels prefer. If no layer keeps tokens, one block stands for a whole request."""
+def _block_size(spec: ModelSpec, max_model_len: int, kernels: Entry, *, caching: bool) -> int:
+    """Tokens of a block: what the kernels prefer. If no layer keeps tokens, one block stands for a whole request, or
+    with prefix caching for so many tokens as states are saved after.
+    """
     needs = kernels.needs
     if keeps_tokens(spec):
         return needs.preferred_block_size
-    return -(-max_model_len // needs.block_size_multiple) * needs.block_size_multiple
+    size = max(SAVED_TOKENS, -(-max_model_len // MAX_SAVED)) if caching else max_model_len
+    return -(-size // needs.block_size_multiple) * needs.block_size_multiple

@@ -299,7 +299,8 @@ def _num_blocks(resolved: ResolvedConfig, parts: RankParts, shapes: Sequence[Pro
     if resolved.uses_graphs:
         rehearsals.append(lambda: parts.worker(1).profile_graphs(attention, shapes, resolved.draft_sizes))
         rehearsals.append(lambda: _profile_extra_sampling(resolved))
-    return count_blocks(resolved.config.engine, resolved.num_places, attention, rehearsals)
+    count = count_blocks(resolved.config.engine, resolved.num_places, attention, rehearsals)
+    return count if resolved.config.engine.num_blocks is not None else parts.beside_snapshots(count)
 
 
 def _profile_extra_sampling(resolved: ResolvedConfig) -> None:

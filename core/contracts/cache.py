@@ -53,8 +53,8 @@ class StateTensor:
 class RecurrentState:
     """A state of fixed size in place of keys and values, e.g. of a linear attention or a short convolution.
 
-    The model reads and writes it through `attend.states(layer)`. Prefixes are not cached for a model with such layers:
-    a preempted request computes its tokens again.
+    The model reads and writes it through `attend.states(layer)`. Core copies it at ends of blocks, so that requests can
+    go on from the prefixes of earlier ones; all that the model keeps of a prefix must be in it.
     """
 
     tensors: tuple[tuple[str, StateTensor], ...]

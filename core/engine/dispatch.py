@@ -38,10 +38,13 @@ class Dispatcher:
                 cache.touch_prefix(request)
         draft.table.extend(cache.allocate_next(plan.decode))
         self._table.num_computed_tokens_S[plan.decode] += 1
+        cache.save_decodes(plan.decode)
         got_further = self._note_progress(plan.decode)
         for request, num_tokens in plan.prefill:
             got_further |= self._start_chunk(request, num_tokens, draft)
         cache.end_step(plan.decode, draft.chunks)
+        if cache.snapshots is not None:
+            draft.note_states(cache.snapshots.pop_restored(), cache.snapshots.pop_saved())
         decode = self._draft(plan, draft, is_ahead=is_ahead)
         return self.writer.write(draft, decode, got_further=got_further)
 
@@ -86,6 +89,8 @@ class Dispatcher:
         decode = plan.decode[self._table.id_S[plan.decode] != NO_REQUEST]
         self._table.num_computed_tokens_S[decode] -= 1
         self.writer.lose()
+        if self._cache.snapshots is not None:
+            self._cache.snapshots.clear()
         return [*(request for request, _ in prefill), *self._table.requests(decode)]
 
     def retire(self, request: Request) -> None:
@@ -138,9 +143,12 @@ class Dispatcher:
                 return False
             self._admit(request, draft)
         start = request.num_computed_tokens
+        if cache.snapshots is not None:
+            num_tokens = cache.snapshots.next_stop(request.id, start, start + num_tokens) - start
         draft.table.extend(cache.allocate(request, cache.missing_blocks(request, num_tokens)))
         num_new_tokens = request.count_computed(num_tokens)
         cache.cache_blocks(request)
+        cache.save_chunk(request)
         draft.chunks.append((request, start, num_tokens))
         draft.num_new_tokens.append(num_new_tokens)
         return num_new_tokens > 0
@@ -150,6 +158,8 @@ class Dispatcher:
         self._queue.admit(request)
         request.enter_row(self.free_rows.popleft(), self._state.now())
         draft.admitted.append(request)
+        if self._cache.snapshots is not None:
+            self._cache.snapshots.restore(request.id, request.row)
         draft.table.extend(self._cache.table_entries(request))
 
     def _note_progress(self, entries: IntArray) -> bool:

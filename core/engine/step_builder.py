@@ -157,7 +157,7 @@ class StepDraft:
     """What a step's message is made of, collected while its plan is carried out.
 
     table: new entries of the block table, (row, column, block). num_new_tokens: for each chunk, how many of its tokens
-    are computed for the first time.
+    are computed for the first time. restored, saved: the copies of states before and after the step, (row, slot).
     """
 
     admitted: list[Request] = field(default_factory=list)
@@ -166,6 +166,13 @@ class StepDraft:
     num_new_tokens: list[int] = field(default_factory=list)
     drafted: Sequence[DraftedRow] = ()
     """The decodes that are computed as chunks; the others alone are handed to `StepWriter.write`."""
+
+    restored: Sequence[tuple[int, int]] = ()
+    saved: Sequence[tuple[int, int]] = ()
+
+    def note_states(self, restored: Sequence[tuple[int, int]], saved: Sequence[tuple[int, int]]) -> None:
+        """Copy these states before and after the step."""
+        self.restored, self.saved = restored, saved
 
     def add_drafted(self, rows: Sequence[DraftedRow]) -> None:
         """Compute these decodes as chunks."""
@@ -221,6 +228,9 @@ class StepWriter:
         """Write the message of a step. decode: table entries of the requests that decode."""
         table, admitted, chunks = self.table, draft.admitted, draft.chunks
         sections = {"decode_rows": table.row_S[decode], **admitted_rows(admitted), **block_table_entries(draft.table)}
+        for name, pairs in (("restored", draft.restored), ("saved", draft.saved)):
+            if pairs:
+                sections[f"{name}_rows"], sections[f"{name}_slots"] = np.array(pairs, dtype=np.int64).T
         computing = sampled = decode
         pooled: Sequence[Request] = ()
         if chunks:

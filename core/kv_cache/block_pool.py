@@ -13,6 +13,8 @@ from hashlib import blake2b
 
 import xxhash
 
+from hookline.core.kv_cache.snapshots import Snapshots
+
 ROOT = 0
 """Serial of the empty prefix; a request with a cache salt has another one in its place (RequestOptions.prefix_root)."""
 MAX_HASH = 2**64 - 1
@@ -52,19 +54,27 @@ class BlockPool:
     """Fixed-size blocks 0 .. num_blocks - 1 with reference counts and an index of their contents by chained hash.
 
     A hit compares the tokens and the parent's serial, so colliding hashes never share a block.
+
+    snapshots: of models with states, without which no prefix is found.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, *, caching: bool = True) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, *, caching: bool = True, snapshots: Snapshots | None = None
+    ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.caching = caching
-        self.version = 0
-        """Changes whenever the outcome of a match can change."""
+        self.caching, self.snapshots = caching, snapshots
+        self._version = 0
         self._references = [0] * num_blocks
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._contents: list[Content | None] = [None] * num_blocks
         self._index: dict[int, int] = {}
         self._next_serial = ROOT + 1
+
+    @property
+    def version(self) -> int:
+        """Changes whenever the outcome of a match can change."""
+        return self._version if self.snapshots is None else self._version + self.snapshots.version
 
     @property
     def num_free(self) -> int:
@@ -130,7 +140,7 @@ class BlockPool:
         self._contents[block] = Content(hash_, tokens, parent, self._next_serial)
         self._index[hash_] = block
         self._next_serial += 1
-        self.version += 1
+        self._version += 1
         return self._next_serial - 1
 
     def forget(self, blocks: Iterable[int]) -> None:
@@ -143,6 +153,8 @@ class BlockPool:
     def reset_cache(self) -> None:
         """Make all contents unfindable; holders keep their blocks."""
         self.forget(reversed(range(self.num_blocks)))
+        if self.snapshots is not None:
+            self.snapshots.clear()
 
     def check(self) -> None:
         """Assert the invariants: free or held but never both, and the index in step with the contents."""
@@ -153,10 +165,12 @@ class BlockPool:
             assert content is not None and content.hash == hash_, f"stale index entry for block {block}"
         cached = sum(content is not None for content in self._contents)
         assert cached == len(self._index), "a block's content is not in the index"
+        if self.snapshots is not None:
+            self.snapshots.check()
 
     def _forget(self, block: int) -> None:
         content = self._contents[block]
         if content is not None:
             del self._index[content.hash]
             self._contents[block] = None
-            self.version += 1
+            self._version += 1

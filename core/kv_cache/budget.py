@@ -113,7 +113,8 @@ class Ledger:
         if not request.blocks:
             start = self.num_cached_tokens(request.view)
             self._revived.update(self._cache.match_prefix(request))
-        if self._pool.caching and request.is_prefilling:  # a decode's newest token may not be known yet
+        shares_at_once = self._pool.caching and self._pool.snapshots is None  # no states are saved before the step ends
+        if shares_at_once and request.is_prefilling:  # a decode's newest token may not be known yet
             first, last = start // request.block_size, (start + num_tokens) // request.block_size
             self._pending.update(self._cache.hashes(request, first, last))
 

@@ -14,7 +14,7 @@ from itertools import chain
 import numpy as np
 
 from hookline.core.contracts import Limits
-from hookline.core.kv_cache.block_pool import HASH_BITS, MAX_HASH, BlockPool, hash_block, hash_prefix
+from hookline.core.kv_cache.block_pool import HASH_BITS, MAX_HASH, UNCACHED, BlockPool, hash_block, hash_prefix
 from hookline.core.kv_cache.groups import CacheGroups, first_seen, most_columns
 from hookline.core.requests.request import Request
 from hookline.core.requests.running_table import RunningTable
@@ -44,7 +44,7 @@ class KVCacheManager:
     """
 
     def __init__(self, pool: BlockPool, table: RunningTable, groups: CacheGroups, limits: Limits) -> None:
-        self.pool, self.table = pool, table
+        self.pool, self.table, self.snapshots = pool, table, pool.snapshots
         self.windows = groups.windows
         self.blocks_per_column = groups.num_groups
         """How many blocks every block_size tokens of a request take."""
@@ -146,11 +146,26 @@ class KVCacheManager:
         for group in self.full:
             found[group] = self._find_run(request, group, range(length), request.prefix_root)
             length = len(found[group])
-        if self.windowed:
-            length = self._find_windows(request, length, found)
-        for group in self.full:
-            del found[group][length:]
-        return found
+        while True:
+            if self.windowed:
+                length = self._find_windows(request, length, found)
+            for group in self.full:
+                del found[group][length:]
+            if self.snapshots is None or (saved := self._num_saved(request, found)) == length:
+                return found
+            length = saved
+
+    def _num_saved(self, request: Request, found: Sequence[list[int]]) -> int:
+        """How many of these cached blocks the longest prefix has whose states were saved."""
+        assert self.snapshots is not None
+        for length in range(len(found[0]), 0, -1):
+            if self.snapshots.find(self._state_key(request, length, found[0])) is not None:
+                return length
+        return 0
+
+    def _state_key(self, request: Request, length: int, blocks: list[int]) -> int:
+        """What names the prefix of so many blocks among the snapshots. blocks: cached ones of the first group."""
+        return self.pool.serial(blocks[length - 1]) if self._follows_serials else self.block_hash(request, length - 1)
 
     def _find_windows(self, request: Request, most: int, found: list[list[int]]) -> int:
         """Find the blocks of groups with windows, with holes before the windows, for the longest prefix that has all.
@@ -213,11 +228,43 @@ class KVCacheManager:
 
         Blocks of the cache leave the free list by this, so that no other request of the step is given them.
         """
-        self._share(request, self.match_groups(request))
+        groups = self.match_groups(request)
+        self._share(request, groups)
+        if self.snapshots is not None:
+            self._begin_states(request, groups)
+
+    def _begin_states(self, request: Request, found: Sequence[list[int]]) -> None:
+        """Go on from the states of these cached blocks, and save those at the prompt's last full block, and at the last
+        block that is cached without them: there other prompts part from this one.
+        """
+        assert self.snapshots is not None
+        length, most, size = len(found[0]), self.max_cached_blocks(request), request.block_size
+        run = self._find_run(request, 0, range(length, most), request.parent_serial) if self.full else []
+        stops = sorted({stop for stop in (length + len(run), most) if stop > length})
+        key = self._state_key(request, length, found[0]) if length else None
+        self.snapshots.begin(request.id, key, [stop * size for stop in stops])
+
+    def save_chunk(self, request: Request) -> None:
+        """Save the states that a chunk leaves, if it ends with a full block. Its blocks are cached by now."""
+        num_tokens = request.num_computed_tokens
+        if self.snapshots is None or num_tokens != request.num_cached_block_tokens:
+            return
+        key = request.parent_serial
+        if not self._follows_serials:
+            key = self.block_hash(request, num_tokens // request.block_size - 1)
+        if key != UNCACHED:
+            self.snapshots.save(request.id, request.row, num_tokens, key)
+
+    def save_decodes(self, entries_N: IntArray) -> None:
+        """Save the states of those of these decoding requests that fill a block in this step."""
+        if self.snapshots is not None:
+            size = self.pool.block_size
+            for request in self.table.requests(entries_N[self.table.num_computed_tokens_S[entries_N] % size == 0]):
+                self.snapshots.move(request.id, request.row, request.num_computed_tokens // size - 1)
 
     def extend_prefix(self, request: Request) -> None:
         """Share blocks that earlier chunks of this same step compute, in all groups."""
-        if not self._computing:
+        if not self._computing or self.snapshots is not None:  # their states are not there yet
             return
         first, last = len(request.blocks), self.max_cached_blocks(request)
         found: list[list[int]] = []
@@ -275,6 +322,8 @@ class KVCacheManager:
 
         The last columns of all groups are given back first, so that a common prefix is left.
         """
+        if self.snapshots is not None:
+            self.snapshots.end(request.id)
         groups = request.drop_blocks()
         blocks = groups[0] if len(groups) == 1 else list(chain.from_iterable(zip(*groups, strict=True)))
         self.pool.release([block for block in blocks if block != HOLE] if self.windowed else blocks)
@@ -342,6 +391,8 @@ class KVCacheManager:
                 self._cache_column(request, index, hash_, tokens)
             request.note_cached_block(parent)
             self._computing.add(hash_)
+            if self.snapshots is not None and (key := parent if self._follows_serials else hash_) != UNCACHED:
+                self.snapshots.name_due(request.id, index, key)
 
     def _cache_column(self, request: Request, index: int, hash_: int, tokens: bytes) -> None:
         """Make the blocks of a column cached, each in place of a free one with the same content if there is one.

@@ -41,6 +41,8 @@ class Step:
     chunk's tokens are followed by one, and those that follow.
     known_*: rows of requests whose extensions read tokens, admitted now: length of the prompt, number of tokens known,
     and those tokens, row after row.
+    restored_*: rows into which states are copied from slots, once the rows of admitted requests are zero. saved_*: rows
+    whose states are copied into slots after the step is computed (core/kv_cache/snapshots.py).
     pooled: chunks whose hidden states are pooled, POOLED_WIDTH integers each.
     """
 
@@ -71,6 +73,10 @@ class Step:
     known_prompt_lens: IntArray = field(default_factory=no_ints)
     known_lens: IntArray = field(default_factory=no_ints)
     known_tokens: IntArray = field(default_factory=no_ints)
+    restored_rows: IntArray = field(default_factory=no_ints)
+    restored_slots: IntArray = field(default_factory=no_ints)
+    saved_rows: IntArray = field(default_factory=no_ints)
+    saved_slots: IntArray = field(default_factory=no_ints)
     pooled: IntArray = field(default_factory=no_ints)
     max_context_len: int = 0
     """Most tokens that any row of the step has in the cache when the step ends."""

@@ -18,6 +18,7 @@ OF_THE_WHOLE = (
     *("admit_rows", "admit_seeds", "admit_temperatures", "table_rows", "table_columns", "table_blocks", "shared_rows"),
     *("extension_rows", "extension_ids", "extension_lens", "extension_values"),
     *("known_rows", "known_prompt_lens", "known_lens", "known_tokens"),
+    *("restored_rows", "restored_slots", "saved_rows", "saved_slots"),
 )
 """Sections that concern the whole step; the first micro-batch has them, since it is computed first."""
 

@@ -80,12 +80,20 @@ class RequestTable:
             self.temperature_R[views["admit_rows"]] = views["admit_temperatures"].to(torch.int32).view(torch.float32)
             if self.states is not None:
                 self.states.clear(views["admit_rows"])
+        if len(step.restored_rows):
+            assert self.states is not None
+            self.states.restore(step.restored_rows.tolist(), step.restored_slots.tolist())
         if len(step.table_rows):
             self.block_table_RM[views["table_rows"], views["table_columns"]] = views["table_blocks"].to(torch.int32)
         if len(step.shared_rows):
             self.shared_len_R.zero_()
             self.shared_len_R[views["shared_rows"]] = step.shared_len
         return DeviceStep(step, views)
+
+    def save_states(self, step: Step) -> None:
+        """Copy the states that a computed step leaves into the slots that it names. Device: no host sync."""
+        if len(step.saved_rows) and self.states is not None:
+            self.states.save(step.saved_rows.tolist(), step.saved_slots.tolist())
 
     def _decodes(self, step: Step, lengths: Sequence[int]) -> Sections:
         """The sections of a step that only decodes: mostly the rows of the step before, which are on the device."""
@@ -242,6 +250,8 @@ class LayerStates:
             for name, form in named.items():
                 alike.setdefault(form, []).append((layer, name))
         self._stacks: list[Tensor] = []
+        self._slots: list[Tensor] = []
+        """For each stack, the copies of a row: (layers, slots, *shape)."""
         self.layers: dict[int, dict[str, Tensor]] = {layer: {} for layer in layers}
         for (shape, dtype), members in alike.items():
             self._stacks.append(torch.zeros(len(members), num_rows + 1, *shape, dtype=dtype, device=device))
@@ -251,7 +261,29 @@ class LayerStates:
     @property
     def tensors(self) -> Sequence[Tensor]:
         """The large tensors, which hold all of the memory."""
-        return self._stacks
+        return [*self._stacks, *self._slots]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one request's states, and of one slot."""
+        return sum(stack[:, 0].numel() * stack.element_size() for stack in self._stacks)
+
+    def make_slots(self, num_slots: int) -> None:
+        """Allocate so many slots in place of those before."""
+        self._slots = []
+        self._slots = [stack.new_zeros(len(stack), num_slots, *stack.shape[2:]) for stack in self._stacks]
+
+    def save(self, rows: Sequence[int], slots: Sequence[int]) -> None:
+        """Copy the states of rows into slots, one by one, which needs no further memory. Device: no host sync."""
+        for stack, copies in zip(self._stacks, self._slots, strict=True):
+            for row, slot in zip(rows, slots, strict=True):
+                copies[:, slot].copy_(stack[:, row])
+
+    def restore(self, rows: Sequence[int], slots: Sequence[int]) -> None:
+        """Copy slots into the states of rows. Device: no host sync."""
+        for stack, copies in zip(self._stacks, self._slots, strict=True):
+            for row, slot in zip(rows, slots, strict=True):
+                stack[:, row].copy_(copies[:, slot])
 
     def clear(self, rows_N: Tensor) -> None:
         """Zero the states of these rows in all layers. Device: no host sync."""

@@ -263,6 +263,7 @@ class Worker(RankWorker):
         self._waiting = self._vectors = self._states = None
         with self._telling(step):
             results_N = self._compute(step)
+            self.table.save_states(step)
         extras = self._extras(step) if step.extensions else PLAIN
         calls = self._timed_calls() if step.extensions else []
         return Handle(self._sent(results_N), self._vectors, self._states, extras, calls)
