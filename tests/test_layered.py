@@ -216,10 +216,10 @@ def test_a_sequence_may_be_longer_than_full_attention_would_allow(checkpoints):
     assert most_likely(checkpoints["windows alone"], *prompt, *output.token_ids)[49:-1] == output.token_ids
 
 
-def test_that_prefixes_are_not_cached_for_states_is_said(checkpoints, caplog):
-    with caplog.at_level("INFO", logger="hookline"), LLM(**options_of(checkpoints["states alone"])):
-        pass
-    assert "prefixes are not cached: layers of this model keep a state" in caplog.text
+def test_how_many_states_are_saved_for_prefixes_is_said(checkpoints, caplog):
+    with caplog.at_level("INFO", logger="hookline"), LLM(**options_of(checkpoints["states alone"])) as llm:
+        num_slots = llm.engine.state.cache.snapshots.num_slots
+    assert f"states are saved for prefixes: {num_slots} snapshots of " in caplog.text
 
 
 def test_a_pool_too_small_for_one_request_is_refused(checkpoints):

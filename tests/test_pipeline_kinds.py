@@ -173,4 +173,4 @@ def test_stages_of_unlike_layers_give_the_tokens_of_one_rank(
     again = run(served, *mixed_load())
     assert [output.token_ids for output in again] == group.expected
     num_cached = sum(output.num_cached_tokens for output in again)
-    assert num_cached >= 100 or choice.groups.has_states
+    assert num_cached >= (1 if choice.groups.has_states else 100)

@@ -42,7 +42,7 @@ def crowd() -> list[list[int]]:
 @pytest.fixture(scope="module", params=["qwen3_next", "qwen3_5"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp(request.param)
-    save_checkpoint(CONFIGS[request.param], folder, 1)
+    save_checkpoint({**CONFIGS[request.param], "max_position_embeddings": 8192}, folder, 1)
     yield folder
 
 

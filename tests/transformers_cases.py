@@ -251,7 +251,7 @@ WINDOWED = (
 )
 """Cases with sliding windows."""
 STATEFUL = tuple(name for name in CASES if name in STATES)
-"""Cases with states, for which no prefix is cached."""
+"""Cases with states."""
 FEW = (
     "phi3",
     "gpt2",

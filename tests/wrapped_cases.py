@@ -63,7 +63,6 @@ class Wrapped:
     whole: dict[str, Any] = field(default_factory=dict)
     num_blocks: int = 17
     """Of eight tokens, in a pool that is too small for all requests."""
-    keeps_states: bool = False
     """Whether layers keep states, so that prefixes are not found again."""
 
 
@@ -89,12 +88,12 @@ CASES = {
          "rope_parameters": {**MROPE, "mrope_interleaved": True}},
         QWEN3_TOWER,
     ),
-    "qwen3_5": Wrapped("qwen3_5", "qwen3_5", QWEN3_5, QWEN3_5_TOWER, keeps_states=True),
+    "qwen3_5": Wrapped("qwen3_5", "qwen3_5", QWEN3_5, QWEN3_5_TOWER),
     "qwen3_5_moe": Wrapped(
         "qwen3_5_moe", "qwen3_5",
         {**{key: value for key, value in QWEN3_5.items() if key != "intermediate_size"}, "num_experts": 5,
          "num_experts_per_tok": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 16},
-        QWEN3_5_TOWER, keeps_states=True,
+        QWEN3_5_TOWER,
     ),
     "llava": Wrapped("llava", "llama", {**TEXT, "model_type": "llama"}, SIGLIP),
     "llava_phi3": Wrapped("llava", "transformers", {**SIZES, "model_type": "phi3"}, SIGLIP),
