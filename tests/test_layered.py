@@ -179,7 +179,10 @@ def test_a_crowd_gets_what_a_whole_recomputation_gives(checkpoints, kinds, way):
         # The last token of a prompt is always computed, and with it the rest of its block.
         in_blocks = [(len(prompt) - 1) // llm.engine.limits.plan.block_size for prompt in prompts[:3]]
         found = [output.num_cached_tokens // llm.engine.limits.plan.block_size for output in again]
-        assert found == ([0, 0, 0] if kinds in HAS_STATES else in_blocks)
+        if kinds in HAS_STATES:  # states of some prompts gave way to those of later ones
+            assert sum(found) > 0 and all(one in (0, most) for one, most in zip(found, in_blocks, strict=True))
+        else:
+            assert found == in_blocks
     if way == "overlap, tiny pool" and kinds != "windows alone":
         assert sum(output.num_preemptions for output in outputs) >= 2
 

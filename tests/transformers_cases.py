@@ -250,8 +250,6 @@ WINDOWED = (
     "mimo_v2_flash",
 )
 """Cases with sliding windows."""
-STATEFUL = tuple(name for name in CASES if name in STATES)
-"""Cases with states."""
 FEW = (
     "phi3",
     "gpt2",

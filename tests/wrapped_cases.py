@@ -63,7 +63,6 @@ class Wrapped:
     whole: dict[str, Any] = field(default_factory=dict)
     num_blocks: int = 17
     """Of eight tokens, in a pool that is too small for all requests."""
-    """Whether layers keep states, so that prefixes are not found again."""
 
 
 CASES = {

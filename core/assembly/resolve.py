@@ -39,7 +39,7 @@ from hookline.core.worker.request_table import state_form
 from hookline.core.worker.startup.memory import block_bytes
 
 _log = logging.getLogger("hookline")
-MIN_SNAPSHOTS = 8
+MIN_SNAPSHOTS = 16
 """Fewest slots for copies of recurrent states."""
 SAVED_TOKENS, MAX_SAVED = 64, 512
 """Of models without keys and values: tokens of a block, at whose end states are saved, and most blocks of a request."""
