@@ -21,8 +21,8 @@ PARAMS = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 ENGINE = dict(block_size=BLOCK, max_num_seqs=4, max_num_batched_tokens=32)
 WAYS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "tiny pool": dict(engine=dict(num_blocks=40, max_num_batched_tokens=8)),
-    "overlap and tiny pool": dict(engine=dict(num_blocks=40, max_num_batched_tokens=8, overlap=True)),
+    "tiny pool": dict(engine=dict(num_blocks=28, max_num_batched_tokens=8)),
+    "overlap and tiny pool": dict(engine=dict(num_blocks=28, max_num_batched_tokens=8, overlap=True)),
     "two ranks": dict(tp=2),
     "two stages": dict(pp=2, engine=dict(num_blocks=40)),
 }
