@@ -172,5 +172,8 @@ class BlockPool:
         content = self._contents[block]
         if content is not None:
             del self._index[content.hash]
+            if self.snapshots is not None:  # a key is either
+                self.snapshots.drop(content.serial)
+                self.snapshots.drop(content.hash)
             self._contents[block] = None
             self._version += 1

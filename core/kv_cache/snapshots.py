@@ -17,7 +17,8 @@ class Snapshots:
 
     A prefix is named by a key: the serial of its last block, or the hash of all its tokens where layers have windows.
     A request has two kinds of snapshots: those at its stops (the last full block of its prompt, and the point where it
-    left other prompts), which stay, and one that moves along. The slot used least recently is taken for another.
+    left other prompts), which stay, as do those at the ends of chunks while slots are empty, and one that moves along.
+    The slot used least recently is taken for another.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -65,7 +66,8 @@ class Snapshots:
         if key in self._index:
             self._slots.move_to_end(self._index[key])
             return
-        slot = self._take() if num_tokens in self._stops.get(request_id, ()) else self._moving_slot(request_id)
+        stays = num_tokens in self._stops.get(request_id, ()) or self._has_empty
+        slot = self._take() if stays else self._moving_slot(request_id)
         if slot is not None:
             self._saved[slot] = row
             self._name(slot, key)
@@ -93,6 +95,14 @@ class Snapshots:
             del self._owners[slot]
             self._due.pop(request_id, None)
             if slot not in self._keys:
+                self._slots.move_to_end(slot, last=False)
+
+    def drop(self, key: int) -> None:
+        """Empty the slot of a prefix whose last block cannot be found any more, if it has one."""
+        slot = self._index.get(key)
+        if slot is not None:
+            self._unname(slot)
+            if slot not in self._owners:
                 self._slots.move_to_end(slot, last=False)
 
     def clear(self) -> None:
@@ -137,6 +147,12 @@ class Snapshots:
         self._due.pop(request_id, None)
         self._slots.move_to_end(slot)
         return slot
+
+    @property
+    def _has_empty(self) -> bool:
+        """Whether a slot holds nothing and is nobody's: those come first."""
+        first = next(iter(self._slots))
+        return first not in self._keys and first not in self._owners
 
     def _take(self) -> int:
         """The slot used least recently, without what it held and without an owner."""
