@@ -100,7 +100,7 @@ def test_prompts_that_part_share_what_they_have_in_common_from_the_third_on(fold
     prompts = [[*common, *random_tokens(30, 10 + index)] for index in range(3)]
     with opened(folder, engine=dict(prefix_caching=False)) as llm:
         expected = [output.token_ids for output in llm.generate(prompts, PARAMS)]
-    with opened(folder, engine=dict(num_blocks=200)) as llm:
+    with opened(folder, engine=dict(num_blocks=200, max_num_batched_tokens=128)) as llm:
         outputs = [llm.generate([prompt], PARAMS)[0] for prompt in prompts]
     assert [output.token_ids for output in outputs] == expected
     assert [output.num_cached_tokens for output in outputs] == [0, 0, 40]
