@@ -12,9 +12,10 @@ from torch import Tensor
 from hookline.core.contracts import FP8, INT4, INT8, QuantizedMatrix, ScaledMatrix, Scheme
 from hookline.plugins.kernels.norms import triton_norms
 from hookline.plugins.kernels.products.scaled_products import ScaledProducts, ScaledWeight
+from hookline.plugins.kernels.products.triton_int4 import TiledInt4, tiled_int4
 from hookline.plugins.kernels.products.triton_product import Kind
 from hookline.plugins.kernels.products.triton_rounding import RoundedRows, empty_rounded
-from hookline.plugins.kernels.products.triton_scales import Scales, dequantised
+from hookline.plugins.kernels.products.triton_scales import Scales
 from hookline.plugins.kernels.triton_attention import TritonAttention
 from hookline.plugins.kernels.triton_launch import next_power_of_2
 
@@ -27,6 +28,8 @@ INT4_MULTIPLE = 8
 class TritonQuantized(TritonAttention):
     """What TritonKernels computes with quantised weights; for it to extend."""
 
+    tiles_int4 = True
+    """Whether weights in int4 may be stored as `tiled_int4` does; kernels that have no product of those say no."""
     _scaled_products: ScaledProducts | None = None
 
     def computes(self, scheme: Scheme, num_rows: int, num_columns: int) -> bool:
@@ -49,13 +52,15 @@ class TritonQuantized(TritonAttention):
             zeros_RC = None if zeros_RC is None else zeros_RC.expand(weight.num_rows, -1).contiguous()
         packed = 2 if scheme.values == INT4 else 1
         scales = Scales(factors_RC, scheme.rows or 1, scheme.columns, packed, zeros_RC)
+        if packed == 2 and self.tiles_int4 and self._scaled_products.tiles_int4:
+            return tiled_int4(weight.data, scales)
         return ScaledWeight(weight.data, scales, may_round=scheme.values == FP8 and bool(scheme.activations))
 
     def quantized_linear(self, x_TD: Any, weight: Any, bias_O: Tensor | None) -> Tensor:
         """See Kernels.quantized_linear."""
         out_TO = self._scaled_product(Kind.PLAIN, x_TD, weight, bias_O)
         if out_TO is None:
-            return self.linear(x_TD, dequantised(weight.data_OD, weight.scales, x_TD.dtype), bias_O)
+            return self.linear(x_TD, weight.dequantised(x_TD.dtype), bias_O)
         return out_TO
 
     def quantized_linear_silu_mul(self, x_TD: Any, weight: Any, then: Any = None) -> Any:
@@ -91,7 +96,7 @@ class TritonQuantized(TritonAttention):
         return products
 
     def _scaled_product(
-        self, kind: Kind, x: Tensor | RoundedRows, weight: ScaledWeight, bias_O: Tensor | None
+        self, kind: Kind, x: Tensor | RoundedRows, weight: ScaledWeight | TiledInt4, bias_O: Tensor | None
     ) -> Tensor | None:
         """The product; None where the weight is to be dequantised, or gate and up are to be multiplied first."""
         assert self._scaled_products is not None

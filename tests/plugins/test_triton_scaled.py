@@ -13,9 +13,11 @@ if not GPU:
     os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are defined
 pytest.importorskip("triton")
 
-from hookline.core.contracts import FP8, AttentionSpec, ScaledMatrix, Scheme  # noqa: E402
+from hookline.core.contracts import FP8, INT4, AttentionSpec, ScaledMatrix, Scheme  # noqa: E402
+from hookline.plugins.kernels.invariant.triton_kernels import InvariantTritonKernels as InvariantKernels  # noqa: E402
 from hookline.plugins.kernels.products import scaled_products, triton_scales, triton_wide  # noqa: E402
 from hookline.plugins.kernels.products.scaled_products import ScaledProducts, ScaledWeight  # noqa: E402
+from hookline.plugins.kernels.products.triton_int4 import TiledInt4, fits_tiled, tiled_int4, tiled_product  # noqa: E402
 from hookline.plugins.kernels.products.triton_product import Kind  # noqa: E402
 from hookline.plugins.kernels.products.triton_rounding import round_rows  # noqa: E402
 from hookline.plugins.kernels.products.triton_row_product import row_product  # noqa: E402
@@ -233,6 +235,58 @@ def test_weights_in_int8_and_int4_equal_reference(monkeypatch, kind, bits, colum
                 x_TD = rows_of(num_rows, width)
                 found_TO = products.product(kind, x_TD, weight, bias_O)
                 assert error(found_TO, expected(kind, x_TD, weight, bias_O)) < 2 * EXACT, (num_out, width, num_rows)
+
+
+@pytest.mark.parametrize("has_zeros", [False, True])
+@pytest.mark.parametrize("columns", [0, 32, 64, 128, 256])
+@pytest.mark.parametrize("kind", [Kind.PLAIN, Kind.SILU])
+def test_tiled_int4_equals_reference(kind, columns, has_zeros):
+    """One row, which the interpreter takes in bfloat16, and more in every tile of rows; odd sizes of rows alone."""
+    scratch, is_silu = triton_wide.ScaledScratch.make(DEVICE), kind is Kind.SILU
+    for num_out, width, rows in [(128, 256, 64), (136, 424, 1)]:
+        weight = whole_weight(num_out, width, 4, columns, rows=rows, has_zeros=has_zeros)
+        tiled = tiled_int4(weight.data_OD, weight.scales)
+        assert error(tiled.dequantised(torch.float32), spread(weight)) < 1e-5  # a scale keeps 15 bits
+        bias_O = None if is_silu else torch.randn(num_out, device=DEVICE).to(DTYPE)
+        for num_rows in (1, 2, 17, 33, 64) if GPU else (1, 17):
+            x_TD = rows_of(num_rows, width).to(torch.bfloat16 if num_rows == 1 else DTYPE)
+            if not fits_tiled(x_TD, tiled, silu=is_silu):
+                assert is_silu and num_out % 128
+                continue
+            wanted = expected(kind, x_TD, weight, bias_O)
+            for _ in range(2):  # the second launch finds the counters as the first one left them
+                found_TO = tiled_product(x_TD, tiled, bias_O, scratch, silu=is_silu)
+                assert found_TO.shape == wanted.shape and found_TO.dtype == x_TD.dtype
+                assert error(found_TO, wanted) < (8e-3 if num_rows == 1 else 2 * EXACT), (num_out, width, num_rows)
+        assert not fits_tiled(rows_of(65, width), tiled)
+
+
+def test_wide_tiled_rows_of_one_input_are_read_in_chunks():
+    weight = whole_weight(64, 16640, 4, 128, has_zeros=True)
+    x_TD = rows_of(1, 16640).to(torch.bfloat16)
+    scratch = triton_wide.ScaledScratch.make(DEVICE)
+    found_TO = tiled_product(x_TD, tiled_int4(weight.data_OD, weight.scales), None, scratch)
+    assert error(found_TO, expected(Kind.PLAIN, x_TD, weight, None)) < 8e-3
+
+
+@pytest.mark.parametrize("is_invariant", [False, True])
+def test_int4_is_stored_tiled_where_its_products_are(monkeypatch, is_invariant):
+    """With any rows, gate and up of half a tile too; batch-invariant products read it as it came."""
+    spec = AttentionSpec(2, 1, 64, 16, 64, 512, 512, DEVICE, DTYPE)
+    monkeypatch.setattr(ScaledProducts, "tiles_int4", True)
+    kernels = (InvariantKernels if is_invariant else TritonKernels)(None, spec)
+    for num_out in (256, 192):
+        weight = whole_weight(num_out, 256, 4, 128, has_zeros=True)
+        scheme, scales = Scheme(INT4, 1, 128, has_zeros=True), weight.scales
+        matrix = ScaledMatrix(scheme, num_out, 256, weight.data_OD, scales.factors_RC, scales.zeros_RC)
+        prepared = kernels.prepare_weight(matrix)
+        assert isinstance(prepared, ScaledWeight if is_invariant else TiledInt4)
+        for num_rows in (2, 70):
+            x_TD = rows_of(num_rows, 256)
+            found_TO = kernels.quantized_linear(x_TD, prepared, None)
+            assert error(found_TO, expected(Kind.PLAIN, x_TD, weight, None)) < 2 * EXACT
+            gates_TF = kernels.quantized_linear_silu_mul(x_TD, prepared, prepared)
+            assert error(gates_TF, expected(Kind.SILU, x_TD, weight, None)) < 6 * EXACT
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 0), (128, 128)])

@@ -3,7 +3,8 @@
 One row: the thin products, which widen the weight in registers. Up to 128 rows on a Hopper card: the wide one, whose
 matrix units take e4m3 on both sides if rows may be rounded. More: torch's product of two operands in e4m3. What none of
 them takes (other cards, unaligned weights, int8, more rows) is widened by the product of batch-invariant mode, or
-dequantised first.
+dequantised first. Of int4, where a Hopper card's kernels have room and rows are in bfloat16: triton_int4.py up to 64
+rows, and dequantised beyond.
 Legend: T rows, D input features, O output features.
 """
 
@@ -17,10 +18,11 @@ from torch import Tensor
 
 from hookline.plugins.kernels.products import triton_thin
 from hookline.plugins.kernels.products.operands import has_aligned_rows
+from hookline.plugins.kernels.products.triton_int4 import TiledInt4, fits_tiled, tiled_product
 from hookline.plugins.kernels.products.triton_product import DTYPES, Kind
 from hookline.plugins.kernels.products.triton_rounding import RoundedRows, round_rows
 from hookline.plugins.kernels.products.triton_row_product import row_product
-from hookline.plugins.kernels.products.triton_scales import Scales
+from hookline.plugins.kernels.products.triton_scales import Scales, dequantised
 from hookline.plugins.kernels.products.triton_thin_int4 import fits_int4, thin_int4
 from hookline.plugins.kernels.products.triton_wide import (
     MAX_ROWS,
@@ -59,6 +61,10 @@ class ScaledWeight:
         """D."""
         return self.data_OD.shape[1] * self.scales.packed
 
+    def dequantised(self, dtype: torch.dtype) -> Tensor:
+        """The weight in this dtype: (O, D), contiguous. Device: one launch, no host sync."""
+        return dequantised(self.data_OD, self.scales, dtype)
+
 
 class ScaledProducts:
     """The products of one device, with their scratch space. dtype: of rows and results."""
@@ -68,8 +74,13 @@ class ScaledProducts:
         self._is_wide = has_room(device) and dtype in DTYPES
         self._has_torchs = _has_scaled_mm(device) and dtype is torch.bfloat16
 
+    @property
+    def tiles_int4(self) -> bool:
+        """Whether `product` takes weights in int4 as `tiled_int4` stores them, and should be given them so."""
+        return self._is_wide and self._dtype is torch.bfloat16
+
     def product(
-        self, kind: Kind, x: Tensor | RoundedRows, weight: ScaledWeight, bias_O: Tensor | None
+        self, kind: Kind, x: Tensor | RoundedRows, weight: ScaledWeight | TiledInt4, bias_O: Tensor | None
     ) -> Tensor | None:
         """x @ W.T + b of any rows, PLAIN or SILU; None where another way is faster: see `rounds_many`.
 
@@ -77,10 +88,15 @@ class ScaledProducts:
         Device: one launch, and another to round rows beforehand; no host sync. The weight is read before the launch
         before has finished: it must not write it.
         """
+        is_silu = kind is Kind.SILU
+        if isinstance(weight, TiledInt4):
+            assert isinstance(x, Tensor)
+            is_taken = fits_tiled(x, weight, silu=is_silu)
+            return tiled_product(x, weight, bias_O, self._scratch, silu=is_silu) if is_taken else None
         data_OD, scales = weight.data_OD, weight.scales
         if isinstance(x, RoundedRows):
             return self._product_of_rounded(kind, x, weight, bias_O)
-        is_int4, is_silu = scales.packed == 2, kind is Kind.SILU
+        is_int4 = scales.packed == 2
         if is_int4 and fits_int4(x, data_OD, scales):
             return thin_int4(x, data_OD, scales, bias_O, is_silu)
         if not is_int4 and triton_thin.fits_scaled(x, data_OD):
@@ -109,8 +125,10 @@ class ScaledProducts:
             return scales.rows == 1
         return scales.rows == scales.columns == BLOCK and num_out % BLOCK == 0 and width % (4 * BLOCK) == 0
 
-    def takes_rounded(self, num_rows: int, weight: ScaledWeight) -> bool:
+    def takes_rounded(self, num_rows: int, weight: ScaledWeight | TiledInt4) -> bool:
         """Whether products of so many rows with this weight take them in e4m3, as whoever makes them may leave them."""
+        if isinstance(weight, TiledInt4):
+            return False
         is_aligned = weight.num_columns % 16 == 0 and has_aligned_rows(weight.data_OD)
         if num_rows <= MAX_ROWS:
             return num_rows > 1 and weight.may_round and is_aligned and self._is_wide
