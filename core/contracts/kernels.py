@@ -16,6 +16,7 @@ from hookline.core.contracts.quantized import QuantizedProducts
 from hookline.core.contracts.request_rows import RequestRowOperations
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, device, dtype
 
     from hookline.core.contracts.batch import Batch
@@ -104,13 +105,13 @@ class AttentionSpec:
     """None: a value has E numbers and lies beside its key in the cache. F: it is the last F numbers of its key, the
     cache holds keys alone, and what is attended to has F numbers for each head. Only for kernels that declare "latent".
     """
-    kv_dtype: dtype | None = None
+    kv_dtype: torch.dtype | None = None
     """What the cache holds, if another dtype than that of activations: torch.float8_e4m3fn, for kernels that name it in
     Needs.kv_dtypes. A key or value is rounded to `dtype`, then to the nearest number of this one and at most its
     largest; sums are as those of numbers in `dtype`. Scales of a checkpoint are core's matter."""
 
     @property
-    def stored_dtype(self) -> dtype:
+    def stored_dtype(self) -> torch.dtype:
         """The dtype of the KV cache."""
         return self.dtype if self.kv_dtype is None else self.kv_dtype
 

@@ -129,12 +129,14 @@ class CheckedAttention:
     ) -> Tensor:
         """See Attend."""
         self._checks.attended(self._num_tokens, layer, qkv_TC, rope, norm, form)
-        return self._attend(layer, qkv_TC, rope, norm, form)
+        attended_TC: Tensor = self._attend(layer, qkv_TC, rope, norm, form)
+        return attended_TC
 
     def states(self, layer: int) -> StateRows:
         """See Attend."""
         self._checks.keeps_state(layer)
-        return self._attend.states(layer)
+        rows: StateRows = self._attend.states(layer)
+        return rows
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._attend, name)

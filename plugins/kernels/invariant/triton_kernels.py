@@ -33,7 +33,6 @@ from hookline.plugins.kernels.invariant.triton_attention import (
     longest_first,
 )
 from hookline.plugins.kernels.invariant.triton_experts import clamped_expert_mlp, expert_mlp
-from hookline.plugins.kernels.products.scaled_products import ScaledWeight
 from hookline.plugins.kernels.products.triton_product import Kind
 from hookline.plugins.kernels.products.triton_row_product import RowScratch, row_product
 from hookline.plugins.kernels.products.triton_wide import empty_with_room
@@ -94,7 +93,7 @@ class InvariantTritonKernels(TritonKernels):
     def _products_of_rounded(self, num_rows: int, then: Any) -> None:
         return None
 
-    def _scaled_product(self, kind: Kind, x: Any, weight: ScaledWeight, bias_O: Tensor | None) -> Tensor | None:
+    def _scaled_product(self, kind: Kind, x: Any, weight: Any, bias_O: Tensor | None) -> Tensor | None:
         is_silu, scratch = kind is Kind.SILU, None if kind is Kind.SILU else self._parts
         return row_product(x, weight.data_OD, bias_O, silu=is_silu, scratch=scratch, scales=weight.scales)
 

@@ -145,11 +145,11 @@ def _one_row_kernel(
             o = (out + half * half_out)[:, None].to(tl.int64)
             at = ((o // TILE * steps + word_step) * TILE + o % TILE) * 16 + word % 16
             words = tl.load(words_ptr + at, mask=(word_step < steps) & (o < all_out), other=0)
-            of_chunks = of_chunks + (words,)  # noqa: RUF005 (Triton has no unpacking)
+            of_chunks = of_chunks + (words,)  # type: ignore[assignment]  # noqa: RUF005 (Triton has no unpacking)
             for group in tl.static_range(GROUPS):
                 at = scale_ptr + (step * GROUPS + group) * all_out + o
                 scale = tl.load(at, mask=(step < steps) & (o < all_out), other=0)
-                scales = scales + (scale,)  # noqa: RUF005
+                scales = scales + (scale,)  # type: ignore[assignment]  # noqa: RUF005
     if BIAS:
         bias = tl.load(bias_ptr + out, mask=out < num_out, other=0.0).to(tl.float32)
     if PDL:
@@ -165,7 +165,7 @@ def _one_row_kernel(
                 of_steps = tl.sum(tl.reshape(sums, [BLOCK_O, BLOCK_S, 16]), axis=2)
                 x_of_steps = tl.sum(tl.reshape(x_sums, [1, BLOCK_S, 16]), axis=2)
                 scale = scales[(chunk * halves + half) * GROUPS + group]
-                total = tl.sum((of_steps - (scale & 255).to(tl.float32) * x_of_steps) * _scale(scale), axis=1)
+                total = tl.sum((of_steps - (scale & 255).to(tl.float32) * x_of_steps) * _scale(scale), axis=1)  # type: ignore[attr-defined]
                 if half == 0:
                     y += total
                 else:
