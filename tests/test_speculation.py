@@ -144,7 +144,7 @@ def test_answers_of_drafters_that_break_their_contract_are_those_without(drafter
 @pytest.mark.parametrize("keys", [{"tp": 2}, {"pp": 2}])
 @pytest.mark.parametrize(
     ("drafter", "case"),
-    [("suffix", "sampled"), ("suffix", "processors")],
+    [("suffix", "sampled"), ("suffix", "processors"), ("suffix", "preemption"), ("random", "completions")],
 )
 def test_answers_of_several_ranks_are_those_without_drafts(case: str, drafter: str, keys: dict[str, int]) -> None:
     params, engine = CASES[case]
