@@ -247,6 +247,14 @@ def test_steps_overlap_while_drafts_pause(params: dict[str, Any]) -> None:
     assert counts.no_drafts["overlap"] > 50 and counts.num_drafted > 10
 
 
+def test_steps_overlap_while_nothing_is_proposed() -> None:
+    params = {"temperature": 0.0}
+    outputs, _, llm = _answers({"name": "suffix", "min_match": 60, "max_match": 64}, params, {"overlap": True})
+    counts = _counts(llm)
+    assert _tokens(outputs) == _tokens(_answers(None, params, {})[0])
+    assert counts.no_drafts["overlap"] > 50 and counts.no_drafts["no proposal"] > 50
+
+
 def test_steps_overlap_that_have_no_room_for_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hookline.core.engine.step_loop.DRAFT_TOKENS", (7,))
     params = {"temperature": 0.0}

@@ -87,8 +87,9 @@ class Drafter(Protocol):
     """Most drafts for a request in a step; the engine asks for no more. At least 1."""
 
     adaptive: bool = True
-    """Whether a request whose drafts were all wrong is not asked for in its next step, then in two steps, then four, up
-    to 64, until a draft is right again: drafts that are never right cost little then."""
+    """Whether a request whose drafts were all wrong is asked for in one of two steps, then of four, up to one of 64,
+    until a draft is right again; and in up to one of 8 once 16 steps had no proposal. Drafts that are never right, and
+    texts that do not repeat, cost little then."""
 
     pretended_length: float | None = None
     """For benchmarks alone: how many tokens a request keeps of a step with k drafts in the mean, from 1 to 1 + k,

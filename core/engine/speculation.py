@@ -25,8 +25,11 @@ from hookline.core.requests.step_extensions import InstalledExtensions
 from hookline.core.util.arrays import IntArray, ints, no_ints
 
 logger = logging.getLogger("hookline")
-MAX_PAUSE = 64
-"""Most steps for which a request whose drafts are wrong is computed without any, when the number adapts."""
+MAX_PERIOD = 64
+"""A request whose drafts are wrong is asked for in one of so many steps at least, when the number adapts."""
+NUM_EMPTY, MAX_PERIOD_EMPTY = 16, 8
+"""A request that the drafter had no proposal for in so many steps, one after another, is asked for in one of two steps,
+then of four, up to so many: its text may begin to repeat at any token."""
 
 
 @dataclass(slots=True)
@@ -56,15 +59,24 @@ class DraftedRow:
 
 @dataclass(slots=True)
 class _Pause:
-    """How a request's drafts fared lately: the last step without drafts, and how long the next pause is."""
+    """A request has drafts in one of `period` steps, and next behind step `until`; every request of a period in the
+    same steps, as a step that one row may have drafts in does not overlap for any of them.
+    """
 
     until: int = 0
-    next: int = 1
+    period: int = 1
+    num_empty: int = 0
+    """Steps without a proposal since the last one."""
+
+    def lengthen(self, step: int, most: int) -> None:
+        """Pause from a step on, for twice as long as before."""
+        self.period = min(2 * self.period, most)
+        self.until = (step // self.period + 1) * self.period - 1
 
 
 class Speculation:
     """The drafts of one engine. name: of the drafter, for errors. If the drafter is adaptive, a request whose drafts
-    are all wrong pauses, twice as long each time, up to MAX_PAUSE steps.
+    are all wrong, or that has none proposed, pauses, twice as long each time.
     """
 
     def __init__(self, drafter: Drafter, name: str, extensions: InstalledExtensions, vocab_size: int) -> None:
@@ -147,9 +159,9 @@ class Speculation:
         if row.num_drafts and self._adapts:
             pause = self._pauses.setdefault(row.request.id, _Pause())
             if num_right:
-                pause.until, pause.next = 0, 1
+                pause.until, pause.period = 0, 1
             else:
-                pause.until, pause.next = self._step + pause.next, min(2 * pause.next, MAX_PAUSE)
+                pause.lengthen(self._step, MAX_PERIOD)
 
     def forget(self, request: Request) -> None:
         """Drop what is kept of a request, which has ended."""
@@ -173,6 +185,11 @@ class Speculation:
         drafts = self._proposed(request, most)
         if not len(drafts):
             self.counts.skip("no proposal")
+        if self._adapts:
+            pause = self._pauses.setdefault(request.id, _Pause())
+            pause.num_empty = 0 if len(drafts) else pause.num_empty + 1
+            if pause.num_empty > NUM_EMPTY:
+                pause.lengthen(self._step, max(MAX_PERIOD_EMPTY, pause.period))
         return drafts
 
     def _pauses_in(self, request: Request, step: int) -> bool:
