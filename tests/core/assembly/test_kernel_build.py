@@ -221,7 +221,7 @@ def resolved(monkeypatch, tmp_path):
     monkeypatch.setattr(
         kernel_build, "find_spec", lambda name: of_model if name == "stranger" else SimpleNamespace(origin=None)
     )
-    sizes = dict(dtype=torch.bfloat16, block_size=64, num_heads=16, num_kv_heads=8)
+    sizes = dict(dtype=torch.bfloat16, kv_dtype=None, block_size=64, num_heads=16, num_kv_heads=8)
     config = SimpleNamespace(
         engine=SimpleNamespace(compile_ahead=True, prepared_sampling=()),
         sampler=SimpleNamespace(name="gumbel", config=None, entry=None),

@@ -38,7 +38,9 @@ def block_size(*layers: Any, **engine: Any) -> int:
 
 
 def test_a_block_stands_for_a_whole_request_where_no_layer_keeps_tokens() -> None:
-    assert block_size(STATE, NoCache()) == 1008, "max_model_len, as a multiple of what the kernels take"
+    whole = block_size(STATE, NoCache(), prefix_caching=False)
+    assert whole == 1008, "max_model_len, as a multiple of what the kernels take"
+    assert block_size(STATE, NoCache()) == 64, "states are copied at ends of blocks"
     assert block_size(STATE, NoCache(), block_size=32) == 32
     assert block_size(STATE, FullAttention()) == 64
 

@@ -52,7 +52,7 @@ class WantedRows(EveryRow):
 )
 def test_the_hidden_states_are_those_of_the_tokens_named_whatever_the_model_computes(model_class, tokens, num_asked):
     model, runner = model_class(), ModelRunner.__new__(ModelRunner)
-    runner.progress = [0]
+    runner.progress, runner.cache_scales = [0], {}
     runner.model, runner.kernels, runner.kv_layers = model, PlainKernels(None, cast(Any, None)), []
     batch = one_prompt([50, 51, 52, 53, 54])
     hidden_ND = runner.forward(batch, None if tokens is None else torch.tensor(tokens, dtype=torch.int64))
