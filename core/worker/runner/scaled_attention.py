@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import PLAIN_ATTENTION, AttentionForm, AttentionSpec, QKNorm, Rope, StateRows
+from hookline.core.contracts import PLAIN_ATTENTION, AttentionForm, AttentionSpec, QKNorm, Rope
 
 
 class LayerScale:
@@ -63,11 +63,6 @@ class ScaledAttention:
         qkv_TC, norm = scale.scaled(qkv_TC, norm)
         out_TD: Tensor = self._attend(layer, qkv_TC, rope, norm, form)
         return out_TD * scale.v
-
-    def states(self, layer: int) -> StateRows:
-        """See Attend."""
-        found: StateRows = self._attend.states(layer)
-        return found
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._attend, name)
