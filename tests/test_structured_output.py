@@ -174,7 +174,7 @@ def test_prompts_files_and_the_command_line_take_it(tmp_path, capsys):
     assert main([*common, 'sampling.structured_outputs.choice=["a, ${b}", "c=d"]']) == 0
     assert json.loads(output.read_text())["text"] in ("a, ${b}", "c=d")
     assert main([*common, "sampling.structured_outputs.rejex=a"]) == 2
-    assert "Did you mean 'regex'?" in capsys.readouterr().err
+    assert "Did you mean 'sampling.structured_outputs.regex'?" in capsys.readouterr().err
 
 
 def test_a_schema_from_python_is_closed_and_what_cannot_be_held_is_warned_of(plain, caplog):

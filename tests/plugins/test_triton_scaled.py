@@ -246,7 +246,7 @@ def test_tiled_int4_equals_reference(kind, columns, has_zeros):
     for num_out, width, rows in [(128, 256, 64), (136, 424, 1)]:
         weight = whole_weight(num_out, width, 4, columns, rows=rows, has_zeros=has_zeros)
         tiled = tiled_int4(weight.data_OD, weight.scales)
-        assert error(tiled.dequantised(torch.float32), spread(weight)) < 1e-5  # a scale keeps 15 bits
+        assert error(tiled.dequantised(torch.float32), spread(weight)) < 1.6e-5  # a scale keeps 16 bits
         bias_O = None if is_silu else torch.randn(num_out, device=DEVICE).to(DTYPE)
         for num_rows in (1, 2, 17, 33, 64) if GPU else (1, 17):
             x_TD = rows_of(num_rows, width).to(torch.bfloat16 if num_rows == 1 else DTYPE)

@@ -2,7 +2,7 @@
 
 128 inputs of an output are a step: 32 units of 16 bits, of which unit u has the inputs u, u + 32, u + 64 and u + 96
 from its lowest bits on. 64 outputs' units of a step lie together, so that a program reads 4 KiB at once. A scale and
-its zero point are one word: float32 without its last eight bits, which are the zero point; 2^-17 of the scale is lost
+its zero point are one word: float32 without its last eight bits, which are the zero point; 2^-16 of the scale is lost
 at most, and nothing of one in bfloat16 or float16.
 One row: the values' bits, left where they are, are tiny float32 numbers; a factor of the input makes up for that. More:
 each value becomes 128 + value in bfloat16 by one instruction for two, and 128 + zero point is taken off by another.
