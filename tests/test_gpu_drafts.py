@@ -5,13 +5,14 @@ import random
 import pytest
 
 from hookline import LLM, SamplingParams
+from hookline.core.plugin import sources
 from tests.test_gpu_engine import SHAPE
 
 pytestmark = pytest.mark.gpu
 
 
 def answers(drafter, dtype="float32", **engine):
-    """Tokens of prompts that repeat themselves, greedy and sampled; how many drafts were kept; steps not captured."""
+    """Tokens of prompts that repeat themselves, greedy and sampled; how many drafts there were; late work."""
     rng = random.Random(0)
     prompts = [[rng.randrange(5000) for _ in range(rng.randint(2, 60))] * rng.randint(1, 4) for _ in range(24)]
     params = [
@@ -23,21 +24,23 @@ def answers(drafter, dtype="float32", **engine):
     with LLM(model=model, device="cuda", dtype=dtype, kernels="triton", drafter=drafter, engine=sizes) as llm:
         tokens = [output.token_ids for output in llm.generate(prompts, params)]
         speculation = llm.engine.speculation
-        return tokens, speculation.num_drafted if speculation is not None else 0
+        return tokens, speculation.num_drafted if speculation is not None else 0, dict(llm.engine.late_work)
 
 
 @pytest.mark.parametrize(
-    "drafter", ["suffix", {"name": "synthetic", "k": 4, "length": 3.0}], ids=["suffix", "synthetic"]
+    "drafter", ["suffix", "random", {"name": "synthetic", "k": 4, "length": 3.0}], ids=["suffix", "random", "synthetic"]
 )
 @pytest.mark.parametrize(
     ("dtype", "engine"),
     [("float32", {}), ("float32", {"num_blocks": 80, "block_size": 16}), ("bfloat16", {"batch_invariant": True})],
     ids=["float32", "a small pool", "batch-invariant bfloat16"],
 )
-def test_captured_steps_with_drafts_give_the_tokens_of_steps_without(drafter, dtype, engine):
-    plain, _ = answers(None, dtype, **engine)
-    tokens, num_drafted = answers(drafter, dtype, **engine)
-    assert num_drafted > 0
-    if drafter == "suffix":  # a synthetic drafter changes tokens, as it says, but not how many there are
+def test_captured_steps_with_drafts_give_the_tokens_of_steps_without(drafter, dtype, engine, monkeypatch):
+    monkeypatch.setenv(sources.DEVELOPMENT_VARIABLE, "tests.odd_drafters")
+    plain, _, _ = answers(None, dtype, **engine)
+    tokens, num_drafted, late = answers(drafter, dtype, **engine)
+    assert num_drafted > 50
+    assert not any(late.values()), late
+    if isinstance(drafter, str):  # a synthetic drafter changes tokens, as it says, but not how many there are
         assert tokens == plain
     assert [len(row) for row in tokens] == [len(row) for row in plain]
