@@ -1,13 +1,16 @@
 """The message that describes one step to every rank: plain integers, no tensors, no objects.
 
 Its sections are packed into one flat int64 array, which is sent to every rank; a rank copies it to its device once and
-takes the sections as views. Legend: T prompt tokens; other sections have one entry for each of what they name.
+takes the sections as views. Each section declares what its entries belong to (`Along`), which is all that cutting a
+step into micro-batches has to know of it. Legend: T prompt tokens; other sections have one entry for each of what they
+name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from enum import IntEnum
 from itertools import accumulate
 from typing import Any
 
@@ -18,6 +21,37 @@ from hookline.core.util.arrays import IntArray, MaskArray, no_ints
 POOLED_WIDTH = 4
 """Integers for each pooled chunk of a step: its index, the pooler's index, flags (see core.requests.pooling), and how
 many numbers of the vector to keep (0: all)."""
+
+
+class Axis(IntEnum):
+    """What the entries of a section, and the rows of a result, may belong to.
+
+    STEP: the whole step, such as what is written into the request table before it is computed. DECODE, CHUNK: its rows,
+    each of which is one or the other. TOKEN: the tokens that it computes, decodes first, then chunks' tokens. DRAW: the
+    tokens that it draws, decodes first, then sampled chunks. SCORE: the draws, then the prompt tokens that are scored.
+    MASK: the draws that wait for masks.
+    """
+
+    STEP, DECODE, CHUNK, TOKEN, DRAW, SCORE, MASK = range(7)
+
+
+@dataclass(frozen=True, slots=True)
+class Along:
+    """What the entries of a section belong to.
+
+    by: the section that names them by their index on the axis, which may be this one; without it, entry i belongs to i.
+    each: the section that says how many entries belong to each; without it, one. width: integers of an entry; the first
+    is the index, if the section names them itself.
+    """
+
+    axis: Axis
+    by: str = ""
+    each: str = ""
+    width: int = 1
+
+
+def _along(axis: Axis, by: str = "", each: str = "", width: int = 1) -> dict[str, Along]:
+    return {"along": Along(axis, by, each, width)}
 
 
 @dataclass(slots=True)
@@ -46,38 +80,40 @@ class Step:
     pooled: chunks whose hidden states are pooled, POOLED_WIDTH integers each.
     """
 
-    admit_rows: IntArray = field(default_factory=no_ints)
-    admit_seeds: IntArray = field(default_factory=no_ints)
-    admit_temperatures: IntArray = field(default_factory=no_ints)
-    table_rows: IntArray = field(default_factory=no_ints)
-    table_columns: IntArray = field(default_factory=no_ints)
-    table_blocks: IntArray = field(default_factory=no_ints)
-    decode_rows: IntArray = field(default_factory=no_ints)
-    chunk_rows: IntArray = field(default_factory=no_ints)
-    chunk_starts: IntArray = field(default_factory=no_ints)
-    chunk_lens: IntArray = field(default_factory=no_ints)
-    token_ids_T: IntArray = field(default_factory=no_ints)
-    sampled_chunks: IntArray = field(default_factory=no_ints)
-    mask_rows: IntArray = field(default_factory=no_ints)
-    mask_tokens: IntArray = field(default_factory=no_ints)
-    masked_draws: IntArray = field(default_factory=no_ints)
-    shared_rows: IntArray = field(default_factory=no_ints)
-    extension_rows: IntArray = field(default_factory=no_ints)
-    extension_ids: IntArray = field(default_factory=no_ints)
-    extension_lens: IntArray = field(default_factory=no_ints)
-    extension_values: IntArray = field(default_factory=no_ints)
-    scored_chunks: IntArray = field(default_factory=no_ints)
-    scored_lens: IntArray = field(default_factory=no_ints)
-    scored_tokens: IntArray = field(default_factory=no_ints)
-    known_rows: IntArray = field(default_factory=no_ints)
-    known_prompt_lens: IntArray = field(default_factory=no_ints)
-    known_lens: IntArray = field(default_factory=no_ints)
-    known_tokens: IntArray = field(default_factory=no_ints)
-    restored_rows: IntArray = field(default_factory=no_ints)
-    restored_slots: IntArray = field(default_factory=no_ints)
-    saved_rows: IntArray = field(default_factory=no_ints)
-    saved_slots: IntArray = field(default_factory=no_ints)
-    pooled: IntArray = field(default_factory=no_ints)
+    admit_rows: IntArray = field(default_factory=no_ints, metadata=_along(Axis.STEP))
+    admit_seeds: IntArray = field(default_factory=no_ints, metadata=_along(Axis.STEP))
+    admit_temperatures: IntArray = field(default_factory=no_ints, metadata=_along(Axis.STEP))
+    table_rows: IntArray = field(default_factory=no_ints, metadata=_along(Axis.STEP))
+    table_columns: IntArray = field(default_factory=no_ints, metadata=_along(Axis.STEP))
+    table_blocks: IntArray = field(default_factory=no_ints, metadata=_along(Axis.STEP))
+    decode_rows: IntArray = field(default_factory=no_ints, metadata=_along(Axis.DECODE))
+    chunk_rows: IntArray = field(default_factory=no_ints, metadata=_along(Axis.CHUNK))
+    chunk_starts: IntArray = field(default_factory=no_ints, metadata=_along(Axis.CHUNK))
+    chunk_lens: IntArray = field(default_factory=no_ints, metadata=_along(Axis.CHUNK))
+    token_ids_T: IntArray = field(default_factory=no_ints, metadata=_along(Axis.CHUNK, each="chunk_lens"))
+    sampled_chunks: IntArray = field(default_factory=no_ints, metadata=_along(Axis.CHUNK, by="sampled_chunks"))
+    mask_rows: IntArray = field(default_factory=no_ints, metadata=_along(Axis.DRAW, by="mask_rows"))
+    mask_tokens: IntArray = field(default_factory=no_ints, metadata=_along(Axis.DRAW, by="mask_rows"))
+    masked_draws: IntArray = field(default_factory=no_ints, metadata=_along(Axis.DRAW, by="masked_draws"))
+    shared_rows: IntArray = field(default_factory=no_ints, metadata=_along(Axis.STEP))
+    extension_rows: IntArray = field(default_factory=no_ints, metadata=_along(Axis.STEP))
+    extension_ids: IntArray = field(default_factory=no_ints, metadata=_along(Axis.STEP))
+    extension_lens: IntArray = field(default_factory=no_ints, metadata=_along(Axis.STEP))
+    extension_values: IntArray = field(default_factory=no_ints, metadata=_along(Axis.STEP))
+    scored_chunks: IntArray = field(default_factory=no_ints, metadata=_along(Axis.CHUNK, by="scored_chunks"))
+    scored_lens: IntArray = field(default_factory=no_ints, metadata=_along(Axis.CHUNK, by="scored_chunks"))
+    scored_tokens: IntArray = field(
+        default_factory=no_ints, metadata=_along(Axis.CHUNK, by="scored_chunks", each="scored_lens")
+    )
+    known_rows: IntArray = field(default_factory=no_ints, metadata=_along(Axis.STEP))
+    known_prompt_lens: IntArray = field(default_factory=no_ints, metadata=_along(Axis.STEP))
+    known_lens: IntArray = field(default_factory=no_ints, metadata=_along(Axis.STEP))
+    known_tokens: IntArray = field(default_factory=no_ints, metadata=_along(Axis.STEP))
+    restored_rows: IntArray = field(default_factory=no_ints, metadata=_along(Axis.STEP))
+    restored_slots: IntArray = field(default_factory=no_ints, metadata=_along(Axis.STEP))
+    saved_rows: IntArray = field(default_factory=no_ints, metadata=_along(Axis.STEP))
+    saved_slots: IntArray = field(default_factory=no_ints, metadata=_along(Axis.STEP))
+    pooled: IntArray = field(default_factory=no_ints, metadata=_along(Axis.CHUNK, by="pooled", width=POOLED_WIDTH))
     max_context_len: int = 0
     """Most tokens that any row of the step has in the cache when the step ends."""
     all_greedy: bool = False
@@ -120,6 +156,8 @@ HEADER = tuple(one.name for one in fields(Step) if one.type in ("int", "bool"))
 """Names of the plain numbers of a step; in its packed form they come first."""
 SECTIONS = tuple(one.name for one in fields(Step) if one.name not in HEADER)
 """Names of the array sections, in the order they are packed."""
+ALONG: Mapping[str, Along] = {one.name: one.metadata["along"] for one in fields(Step) if one.name in SECTIONS}
+"""What the entries of each section belong to."""
 _PLACES = {name: place for place, name in enumerate(SECTIONS)}
 
 

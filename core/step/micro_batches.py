@@ -5,35 +5,65 @@ Every rank cuts by the same rule, so micro-batches need not be sent. Legend: N d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from hookline.core.step.message import HEADER, POOLED_WIDTH, Step
-from hookline.core.util.arrays import IntArray
+from hookline.core.step.message import ALONG, HEADER, Along, Axis, Step
+from hookline.core.util.arrays import Array, BoolArray, IntArray
 
-OF_THE_WHOLE = (
-    *("admit_rows", "admit_seeds", "admit_temperatures", "table_rows", "table_columns", "table_blocks", "shared_rows"),
-    *("extension_rows", "extension_ids", "extension_lens", "extension_values"),
-    *("known_rows", "known_prompt_lens", "known_lens", "known_tokens"),
-    *("restored_rows", "restored_slots", "saved_rows", "saved_slots"),
-)
-"""Sections that concern the whole step; the first micro-batch has them, since it is computed first."""
+PIECES: Mapping[Axis, Sequence[Along]] = {
+    Axis.TOKEN: (Along(Axis.DECODE), ALONG["token_ids_T"]),
+    Axis.DRAW: (Along(Axis.DECODE), ALONG["sampled_chunks"]),
+    Axis.SCORE: (Along(Axis.DRAW), ALONG["scored_tokens"]),
+    Axis.MASK: (ALONG["masked_draws"],),
+}
+"""What follows one another along each axis that is made of others."""
+
+
+class Members:
+    """Which of a step's entries a micro-batch has, along each axis; found when first asked for."""
+
+    def __init__(self, step: Step, decodes: slice, chunks: slice) -> None:
+        self._step = step
+        self._found = {
+            Axis.DECODE: np.zeros(len(step.decode_rows), bool),
+            Axis.CHUNK: np.zeros(len(step.chunk_rows), bool),
+        }
+        self._found[Axis.DECODE][decodes] = self._found[Axis.CHUNK][chunks] = True
+
+    def of(self, axis: Axis) -> BoolArray:
+        """Whether it has each of the axis's entries."""
+        if axis not in self._found:
+            self._found[axis] = np.concatenate([self.along(piece) for piece in PIECES[axis]])
+        return self._found[axis]
+
+    def along(self, along: Along) -> BoolArray:
+        """Whether it has each entry of a section."""
+        found = self.of(along.axis)
+        if along.by:
+            found = found[self.named(along)]
+        return found.repeat(getattr(self._step, along.each)) if along.each else found
+
+    def named(self, along: Along) -> IntArray:
+        """The indices by which a section's entries are named."""
+        indices: IntArray = getattr(self._step, along.by)[:: ALONG[along.by].width]
+        return indices
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """A part of a step, which is a step itself.
-
-    places: for each of its results (draws, then scored prompt tokens), the index among the whole step's results. masks:
-    for each of its draws that has a mask, the index among the whole step's masks.
-    """
+    """A part of a step, which is a step itself. members: what of the whole step it has."""
 
     step: Step
-    places: IntArray
-    masks: IntArray
+    members: Members
+
+    def places(self, axis: Axis) -> IntArray:
+        """Where its entries along an axis stand among the whole step's."""
+        return np.flatnonzero(self.members.of(axis))
 
 
 def cut(step: Step, most: int) -> list[MicroBatch]:
@@ -45,16 +75,11 @@ def cut(step: Step, most: int) -> list[MicroBatch]:
     num_decodes, num_chunks = len(step.decode_rows), len(step.chunk_rows)
     count = max(1, min(most, num_decodes + num_chunks))
     if count == 1:
-        num_results = step.num_sampled + int(step.scored_lens.sum())
-        return [MicroBatch(step, np.arange(num_results), np.arange(len(step.masked_draws)))]
+        return [MicroBatch(step, Members(step, slice(None), slice(None)))]
     decodes = [index * num_decodes // count for index in range(count + 1)]
-    chunks = _chunk_bounds(step.chunk_lens, decodes)
-    spans = [span for span in zip(decodes, decodes[1:], chunks, chunks[1:], strict=False) if _is_filled(*span)]
-    return [_part(step, *span, is_first=index == 0) for index, span in enumerate(spans)]
-
-
-def _is_filled(first: int, end: int, first_chunk: int, end_chunk: int) -> bool:
-    return first < end or first_chunk < end_chunk
+    spans = zip(pairwise(decodes), pairwise(_chunk_bounds(step.chunk_lens, decodes)), strict=True)
+    filled = [(row, chunk) for row, chunk in spans if row[0] < row[1] or chunk[0] < chunk[1]]
+    return [_part(step, slice(*row), slice(*chunk), is_first=index == 0) for index, (row, chunk) in enumerate(filled)]
 
 
 def _chunk_bounds(lens: IntArray, decodes: Sequence[int]) -> list[int]:
@@ -68,56 +93,28 @@ def _chunk_bounds(lens: IntArray, decodes: Sequence[int]) -> list[int]:
     return [*bounds, len(lens)]
 
 
-def _part(step: Step, first: int, end: int, first_chunk: int, end_chunk: int, *, is_first: bool) -> MicroBatch:
-    num_decodes, num_draws = len(step.decode_rows), step.num_sampled
-    tokens = np.concatenate([[0], np.cumsum(step.chunk_lens)])
-    is_sampled = (step.sampled_chunks >= first_chunk) & (step.sampled_chunks < end_chunk)
-    draws = np.concatenate([np.arange(first, end), num_decodes + np.nonzero(is_sampled)[0]])
-    own_draw = np.full(num_draws, -1)
-    own_draw[draws] = np.arange(len(draws))
-    masked_pairs, masks = own_draw[step.mask_rows] >= 0, np.nonzero(own_draw[step.masked_draws] >= 0)[0]
-    is_scored = (step.scored_chunks >= first_chunk) & (step.scored_chunks < end_chunk)
-    is_scored_token = np.repeat(is_scored, step.scored_lens)
-    pooled_P4 = step.pooled.reshape(-1, POOLED_WIDTH)
-    pooled_P4 = pooled_P4[(pooled_P4[:, 0] >= first_chunk) & (pooled_P4[:, 0] < end_chunk)]
-    sections: dict[str, Any] = {
-        "decode_rows": step.decode_rows[first:end],
-        "chunk_rows": step.chunk_rows[first_chunk:end_chunk],
-        "chunk_starts": step.chunk_starts[first_chunk:end_chunk],
-        "chunk_lens": step.chunk_lens[first_chunk:end_chunk],
-        "token_ids_T": step.token_ids_T[tokens[first_chunk] : tokens[end_chunk]],
-        "sampled_chunks": step.sampled_chunks[is_sampled] - first_chunk,
-        "mask_rows": own_draw[step.mask_rows[masked_pairs]],
-        "mask_tokens": step.mask_tokens[masked_pairs],
-        "masked_draws": own_draw[step.masked_draws[masks]],
-        "scored_chunks": step.scored_chunks[is_scored] - first_chunk,
-        "scored_lens": step.scored_lens[is_scored],
-        "scored_tokens": step.scored_tokens[is_scored_token],
-        "pooled": (pooled_P4 - [first_chunk, *[0] * (POOLED_WIDTH - 1)]).reshape(-1),
-    }
-    if is_first:
-        sections |= {name: getattr(step, name) for name in OF_THE_WHOLE}
-    sections |= {name: getattr(step, name) for name in HEADER}
-    places = np.concatenate([draws, num_draws + np.nonzero(is_scored_token)[0]])
-    return MicroBatch(Step(**sections), places, masks)
+def _part(step: Step, decodes: slice, chunks: slice, *, is_first: bool) -> MicroBatch:
+    """The micro-batch of these decodes and chunks. is_first: whether it has what the whole step needs."""
+    members, sections = Members(step, decodes, chunks), dict[str, Any]()
+    for name, along in ALONG.items():
+        values = getattr(step, name)
+        if along.axis is Axis.STEP and is_first:
+            sections[name] = values
+        elif along.axis is not Axis.STEP and len(values):
+            kept_EW = values.reshape(-1, along.width)[members.along(along)]
+            if along.by == name:  # its indices are from now on those among the part's own
+                kept_EW[:, 0] = members.of(along.axis).cumsum()[kept_EW[:, 0]] - 1
+            sections[name] = kept_EW.reshape(-1)
+    return MicroBatch(Step(**sections, **{name: getattr(step, name) for name in HEADER}), members)
 
 
-def joined(parts: Sequence[MicroBatch], results: Sequence[IntArray]) -> IntArray:
-    """The results (N + P, ...) of a step, put together from those of its micro-batches."""
+def joined(parts: Sequence[MicroBatch], results: Sequence[Array], axis: Axis = Axis.SCORE) -> Array:
+    """The results of a step along an axis, put together from those of its micro-batches."""
     if len(parts) == 1:
         return results[0]
-    found = np.empty((sum(map(len, results)), *max(results, key=np.ndim).shape[1:]), dtype=np.int64)
+    widest = max(results, key=np.ndim)
+    found = np.empty((sum(map(len, results)), *widest.shape[1:]), dtype=widest.dtype)
     for part, rows in zip(parts, results, strict=True):
         if len(rows):
-            found[part.places] = rows
-    return found
-
-
-def token_places(parts: Sequence[MicroBatch]) -> list[IntArray]:
-    """For each micro-batch, the indices of its tokens among the whole step's: decodes first, then chunks' tokens."""
-    found, decode, token = [], 0, sum(len(part.step.decode_rows) for part in parts)
-    for part in parts:
-        num_decodes, num_tokens = len(part.step.decode_rows), len(part.step.token_ids_T)
-        found.append(np.concatenate([np.arange(decode, decode + num_decodes), np.arange(token, token + num_tokens)]))
-        decode, token = decode + num_decodes, token + num_tokens
+            found[part.places(axis)] = rows
     return found

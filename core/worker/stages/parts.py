@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hookline.core.contracts import AttentionSpec, Batch, Stage
 from hookline.core.errors import RequestFault
-from hookline.core.step.message import Step
+from hookline.core.step.message import Axis, Step
 from hookline.core.step.micro_batches import MicroBatch
 from hookline.core.worker.graphs.decode_graphs import DecodeGraphs
 from hookline.core.worker.request_table import DeviceStep, SampleRows, on_device
@@ -169,7 +169,7 @@ class PartWorker(Worker):
             return one.graphs.plain_draws(len(rows_N)).clone()
         forbid = None
         if masked:
-            masks_K = on_device(one.part.masks, self.table.device)
+            masks_K = on_device(one.part.places(Axis.MASK), self.table.device)
             index_N = self.masks.index(step.num_sampled, views["masked_draws"], masks_K)
             forbid = partial(self.masks.forbid, index_N=index_N)
         sampled = self.table.decode_draws(rows_N) if one.sampled is None else one.sampled

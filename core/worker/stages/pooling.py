@@ -17,6 +17,7 @@ from torch import Tensor
 
 from hookline.core.contracts import Stage
 from hookline.core.errors import RequestFault
+from hookline.core.step.message import Axis
 from hookline.core.step.micro_batches import MicroBatch
 from hookline.core.worker.results.pooling import DeviceVectors, Vectors
 from hookline.core.worker.stages.returned_tokens import BackLink, ReturnedTokens, StageLink
@@ -108,8 +109,8 @@ class StagePooling:
 
 def _of_step(parts: Sequence[MicroBatch], pooled: Sequence[Pooled]) -> DeviceVectors:
     """The vectors of all micro-batches, by the indices of their chunks among the step's."""
-    found, first = [], 0
-    for part, one in zip(parts, pooled, strict=bool(pooled)):
-        found += [(vectors_PF, first + chunks) for vectors_PF, chunks in one.vectors]
-        first += len(part.step.chunk_rows)
-    return found
+    return [
+        (vectors_PF, part.places(Axis.CHUNK)[chunks])
+        for part, one in zip(parts, pooled, strict=bool(pooled))
+        for vectors_PF, chunks in one.vectors
+    ]

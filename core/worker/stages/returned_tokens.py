@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hookline.core.step.message import Axis
 from hookline.core.step.micro_batches import MicroBatch, joined
 from hookline.core.util.arrays import IntArray, no_ints
 from hookline.core.worker.request_table import RequestTable
@@ -138,9 +139,9 @@ class ReturnedTokens:
         return StepResults(parts, [self._post(*one, num_columns) for one in zip(parts, rows, strict=True)])
 
     def _post(self, part: MicroBatch, rows_N: Tensor, num_columns: int) -> Arrival | None:
-        if not len(part.places):
+        if not (count := len(part.places(Axis.SCORE))):
             return None
-        shape = (len(part.places), num_columns) if num_columns else (len(part.places),)
+        shape = (count, num_columns) if num_columns else (count,)
         results_NX, step = torch.empty(shape, dtype=torch.int64, device=self._table.device), part.step
         arrival = self.receive(results_NX, rows_N)
         self._newest_R[step.decode_rows] = self._newest_R[step.chunk_rows[step.sampled_chunks]] = self._num_posted

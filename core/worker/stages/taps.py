@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from hookline.core.contracts import Stage
-from hookline.core.step.micro_batches import MicroBatch, token_places
-from hookline.core.util.arrays import IntArray, VectorArray
+from hookline.core.step.message import Axis
+from hookline.core.step.micro_batches import MicroBatch, joined
+from hookline.core.util.arrays import VectorArray
 from hookline.core.worker.results.layer_taps import LayerTaps
 from hookline.core.worker.results.token_transfer import Rows, send_apart
 from hookline.core.worker.stages.returned_tokens import ReturnedTokens, StageLink
@@ -30,15 +31,10 @@ class StageStates:
 
     def wait(self) -> dict[int, VectorArray]:
         """Wait for them: (T, D) float32 of the whole step, the layers in ascending order."""
-        places, layers = token_places(self.parts), sorted(self.states[0])
-        return {layer: self._joined(places, [one[layer] for one in self.states]) for layer in layers}
-
-    def _joined(self, places: Sequence[IntArray], rows: Sequence[Rows]) -> VectorArray:
-        parts = [one.wait().view(np.float32) for one in rows]
-        found = np.empty((sum(map(len, parts)), parts[0].shape[1]), dtype=np.float32)
-        for own, part in zip(places, parts, strict=True):
-            found[own] = part
-        return found
+        return {
+            layer: joined(self.parts, [one[layer].wait().view(np.float32) for one in self.states], Axis.TOKEN)
+            for layer in sorted(self.states[0])
+        }
 
 
 class StageTaps:

@@ -20,7 +20,6 @@ from hookline.core.errors import EngineError, RequestFault
 from hookline.core.step.captured import PromptShape, graph_sizes
 from hookline.core.step.message import Step
 from hookline.core.step.micro_batches import MicroBatch, cut
-from hookline.core.util.arrays import no_ints
 from hookline.core.worker.graphs.decode_graphs import DecodeGraphs, capture_graphs
 from hookline.core.worker.request_table import DeviceStep
 from hookline.core.worker.runner.model_runner import PLAIN, Extras, ModelRunner
@@ -125,7 +124,7 @@ class StageWorker(PartWorker):
         self._warm_up_part(self.table.receive(step), None, extras)
 
     def _warm_up_part(self, device_step: DeviceStep, graphs: DecodeGraphs | None, extras: Extras = PLAIN) -> None:
-        one = self._forward(MicroBatch(device_step.step, no_ints(), no_ints()), device_step, graphs, is_alone=True)
+        one = self._forward(cut(device_step.step, 1)[0], device_step, graphs, is_alone=True)
         if self.stage.is_last:
             results_N = self._draw(one, extras)
             if len(results_N):
@@ -240,7 +239,7 @@ class StageWorker(PartWorker):
             results_NX = self._draw(one, extras, masked=masked)
         except RequestFault as error:  # the other stages went on, so its requests cannot end alone
             raise EngineError(str(error)) from error
-        if len(one.part.places):
+        if len(results_NX):
             self.links.send_back(results_NX)
 
     def _expect(self, computed: Sequence[ComputedPart], extras: Extras) -> None:

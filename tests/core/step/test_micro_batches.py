@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hookline.core.step.message import POOLED_WIDTH, Step
-from hookline.core.step.micro_batches import OF_THE_WHOLE, cut, joined, token_places
+from hookline.core.step.message import ALONG, POOLED_WIDTH, Axis, Step
+from hookline.core.step.micro_batches import cut, joined
 
 
 def ints(*values):
@@ -70,7 +70,10 @@ def test_every_row_token_draw_mask_score_and_pooled_chunk_is_in_one_part_under_i
     parts = cut(step, data.draw(st.integers(1, 5)))
     rows = np.concatenate([step.decode_rows, step.chunk_rows[sampled]])
     found_rows, found_masks, found_tokens, results, found_pooled = [], [], [], [], []
-    tokens, places = np.concatenate([-1 - step.decode_rows, step.token_ids_T]), token_places(parts)
+    tokens, places = (
+        np.concatenate([-1 - step.decode_rows, step.token_ids_T]),
+        [part.places(Axis.TOKEN) for part in parts],
+    )
     assert sorted(np.concatenate(places)) == list(range(len(tokens)))
     for part, own in zip(parts, places, strict=True):
         assert [*(-1 - part.step.decode_rows), *part.step.token_ids_T] == tokens[own].tolist()
@@ -81,8 +84,8 @@ def test_every_row_token_draw_mask_score_and_pooled_chunk_is_in_one_part_under_i
         found_rows += [*one.decode_rows, *one.chunk_rows]
         found_tokens += one.token_ids_T.tolist()
         draws = np.concatenate([one.decode_rows, one.chunk_rows[one.sampled_chunks]])
-        assert rows[part.places[: len(draws)]].tolist() == draws.tolist()
-        assert draws[one.masked_draws].tolist() == rows[masked[part.masks]].tolist()
+        assert rows[part.places(Axis.DRAW)].tolist() == draws.tolist()
+        assert draws[one.masked_draws].tolist() == rows[masked[part.places(Axis.MASK)]].tolist()
         assert draws[one.mask_rows].tolist() == rows[one.mask_tokens - 500].tolist()
         assert (
             np.repeat(one.chunk_rows[one.scored_chunks], one.scored_lens).tolist()
@@ -91,11 +94,16 @@ def test_every_row_token_draw_mask_score_and_pooled_chunk_is_in_one_part_under_i
         for index, pooler, flags, _ in one.pooled.reshape(-1, POOLED_WIDTH):
             assert (pooler, one.chunk_rows[index]) == (7, num_decodes + flags - 50)
             found_pooled.append(flags - 50)
-        found_masks += part.masks.tolist()
-        results.append(part.places[:, None] + np.zeros((1, 3), dtype=np.int64))
+        found_masks += part.places(Axis.MASK).tolist()
+        results.append(part.places(Axis.SCORE)[:, None] + np.zeros((1, 3), dtype=np.int64))
     assert sorted(found_rows) == list(range(num_decodes + len(lens))) and len(parts) <= len(found_rows)
     assert found_pooled == pooled.tolist()
     assert found_tokens == step.token_ids_T.tolist() and sorted(found_masks) == list(range(len(masked)))
     assert joined(parts, results)[:, 0].tolist() == list(range(num_draws + int(step.scored_lens.sum())))
     assert [len(part.step.admit_rows) for part in parts] == [2] + [0] * (len(parts) - 1)
-    assert all(not len(getattr(part.step, name)) for part in parts[1:] for name in OF_THE_WHOLE)
+    assert all(
+        not len(getattr(part.step, name))
+        for part in parts[1:]
+        for name, along in ALONG.items()
+        if along.axis is Axis.STEP
+    )
