@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -26,10 +25,11 @@ from hookline.core.contracts import (
 from hookline.core.errors import RequestError
 from hookline.core.testing.checks import check, check_contract
 from hookline.core.testing.plain_grammar import allowed_in, allowed_tokens, small_vocabulary
+from hookline.core.testing.stopwatch import Stopwatch
 from hookline.core.util.arrays import MaskArray
 
 MOST_COMPILE_S = 2.0
-"""Seconds within which any grammar, also a hostile one, must be compiled or refused."""
+"""Seconds within which any grammar, also a hostile one, must be compiled or refused; see Stopwatch for what counts."""
 MOST_FILL_S = 0.5
 """Seconds within which any mask must be filled."""
 NUM_WALKS = 6
@@ -239,9 +239,9 @@ class GrammarSuite:
         backend = self.make(self.vocabulary)  # outside the measured time: it may start a process
         for wanted in HOSTILE:
             asked = StructuredOutputs(**wanted)
-            started = time.perf_counter()
+            watch = Stopwatch()
             grammar = self._refused_or_compiled(backend, asked)
-            taken_s = time.perf_counter() - started
+            taken_s = watch.seconds
             check(taken_s < MOST_COMPILE_S, f"{_short(wanted)} takes {taken_s:.1f} s; refuse it by its size")
             if grammar is not None:
                 self._walk_blindly(grammar.matcher(), _short(wanted))
@@ -321,12 +321,12 @@ class GrammarSuite:
     def _walk_blindly(self, matcher: GrammarMatcher, what: str) -> None:
         """A few tokens of a grammar whose language is not known, each mask in time."""
         for _ in range(4):
-            started = time.perf_counter()
+            watch = Stopwatch()
             try:
                 allowed = sorted(allowed_in(self._filled(matcher)) - self.vocabulary.stop_ids)
             except RequestError:
                 return
-            taken_s = time.perf_counter() - started
+            taken_s = watch.seconds
             check(taken_s < MOST_FILL_S, f"{what}: a mask takes {taken_s:.1f} s")
             if not allowed or not matcher.advance(allowed[:1]) or matcher.is_terminated:
                 return

@@ -18,8 +18,9 @@ class LLGuidanceConfig:
     num_threads: int | None = bounded(None, 1, 1024)
     """Most threads that fill the masks of a step. None: four fifths of the machine's cores, 32 at most. Fewer are used
     where that is quicker, which is found by trying; 1: the engine's own thread."""
-    max_whitespace: int = bounded(32, 1, 1024)
-    """json: most white space in a row where it is allowed, so that a model cannot generate white space without end."""
+    max_indentation: int = bounded(32, 0, 1024)
+    """json: most spaces or tabs that indent a line. Otherwise one space stands between two tokens of JSON, so that a
+    model that is fond of white space does not use up its tokens with it."""
     open_objects: bool = False
     """json: leave an object with `properties` open unless its schema closes it. Without it such an object has no other
     properties, unless its schema says so with additionalProperties, unevaluatedProperties or patternProperties."""

@@ -57,6 +57,9 @@ FEW_THREADS = 4
 """Number of threads between one and all."""
 LENGTHS = (6, 8, 10, 15, 20, 30)
 """Characters; llguidance itself has 10 and 30. More of them hardly make masks any quicker (docs/log)."""
+WHITE_SPACE = r"[ \t]|(\r?\n){{1,2}}[ \t]{{0,{most}}}"
+"""White space between the tokens of JSON: one character, or one or two line breaks and an indentation. Each place that
+allows more is one where a model may write white space until its tokens are used up."""
 DOES_NOT_FIT = "doesn't satisfy the grammar"
 """llguidance's message about a token that its grammar does not allow; no other message has these words."""
 NO_TEXT = "NoExtension"
@@ -110,9 +113,10 @@ class LLGuidance(GrammarBackend):
 
     def __init__(self, config: LLGuidanceConfig, vocabulary: GrammarVocabulary, *, tries: bool = True) -> None:
         self.config = config
+        self._white_space = WHITE_SPACE.format(most=config.max_indentation)
         self._trials = Trials(config, vocabulary) if tries else None
         wrapper, stop_ids = TokenizerWrapper(_Tokenizer(vocabulary)), sorted(vocabulary.stop_ids)
-        self.tokenizer = LLTokenizer(wrapper, eos_token=stop_ids, slices=_slices())
+        self.tokenizer = LLTokenizer(wrapper, eos_token=stop_ids, slices=_slices(self._white_space))
         self.limits = LLParserLimits(
             initial_lexer_fuel=config.initial_lexer_fuel,
             step_lexer_fuel=config.step_lexer_fuel,
@@ -184,7 +188,7 @@ class LLGuidance(GrammarBackend):
     def _json(self, schema: str, whitespace: bool) -> str:
         options: Any = {"whitespace_flexible": whitespace}
         if whitespace:
-            options["whitespace_pattern"] = rf"[\x20\x0A\x0D\x09]{{1,{self.config.max_whitespace}}}"
+            options["whitespace_pattern"] = self._white_space
         return str(LLMatcher.grammar_from_json_schema(schema, overrides=options))
 
     def fill(self, matchers: Sequence[Any], masks_NW: np.ndarray) -> None:
@@ -304,12 +308,12 @@ def _is_unknown(keyword: str) -> bool:
     return bool(LLMatcher.validate_grammar(schema).startswith(UNKNOWN))
 
 
-def _slices() -> list[str]:
-    """Those of llguidance by default, with the texts within strings of JSON by more lengths.
+def _slices(white_space: str) -> list[str]:
+    """Those of llguidance by default, with our white space, and the texts within strings of JSON by more lengths.
 
     A string with n characters left allows every token of a slice of at most n; all other tokens are tried.
     """
-    white_space, *_, any_length = LLTokenizer.general_slices()
+    *_, any_length = LLTokenizer.general_slices()
     return [white_space, *(any_length.removesuffix("+") + f"{{1,{length}}}" for length in LENGTHS), any_length]
 
 
