@@ -56,13 +56,19 @@ def check_cache(llm: LLM) -> None:
     llm.engine.state.cache.pool.check()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("way", WAYS)
-def test_prefix_hits_change_no_token(folder: Path, way: str) -> None:
+@pytest.fixture(scope="module")
+def two_turns(folder: Path) -> Any:
+    """Tokens of a first turn without caching, the prompts of a second turn, and its tokens without caching."""
     with opened(folder, engine=dict(prefix_caching=False)) as llm:
         expected = [output.token_ids for output in llm.generate(crowd(), PARAMS)]
         turns = [[*prompt, *tokens, 7, 8] for prompt, tokens in zip(crowd(), expected, strict=True)]
-        expected_turns = [output.token_ids for output in llm.generate(turns, PARAMS)]
+        return expected, turns, [output.token_ids for output in llm.generate(turns, PARAMS)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+def test_prefix_hits_change_no_token(folder: Path, two_turns: Any, way: str) -> None:
+    expected, turns, expected_turns = two_turns
     with opened(folder, **WAYS[way]) as llm:
         first = llm.generate(crowd(), PARAMS)
         again = llm.generate(crowd(), PARAMS)
