@@ -315,32 +315,105 @@ def test_anthropic_parses_a_message_into_a_class(serve: Callable[..., LiveServer
     assert held is not None and '"value"' in str(held.json)
 
 
-def test_a_coding_agent_patches_a_file_by_openais_own_stream(
+PATCH = '*** Begin Patch\n*** Update File: a.py\n+x = "1"\n*** End Patch'
+AGENT_TOOLS: list[Any] = [
+    {"type": "function", "name": "exec_command", "description": "Runs.", "strict": False, "parameters": PARAMETERS},
+    {
+        "type": "custom",
+        "name": "apply_patch",
+        "description": "Edits files.",
+        "format": {"type": "grammar", "syntax": "lark", "definition": 'start: "*** Begin Patch" /(.|\\n)+/'},
+    },
+    {
+        "type": "namespace",
+        "name": "mcp__docs",
+        "description": "Pages.",
+        "tools": [{"type": "function", "name": "search", "parameters": PARAMETERS, "strict": False}],
+    },
+    {"type": "local_shell"},
+    {"type": "web_search", "external_web_access": True},
+    {"type": "image_generation", "output_format": "png"},
+]
+AGENT_HISTORY: list[Any] = [
+    {
+        "type": "message",
+        "role": "developer",
+        "content": [{"type": "input_text", "text": "<permissions>all</permissions>"}],
+    },
+    {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "patch it"}]},
+    {"type": "reasoning", "id": "rs_1", "summary": [], "content": None, "encrypted_content": None},
+    {"type": "custom_tool_call", "call_id": "c1", "name": "apply_patch", "input": "*** Begin", "status": "completed"},
+    {"type": "custom_tool_call_output", "call_id": "c1", "output": "it does not apply"},
+    {"type": "function_call", "call_id": "c2", "namespace": "mcp__docs", "name": "search", "arguments": WEATHER},
+    {"type": "function_call_output", "call_id": "c2", "output": "nothing"},
+    {
+        "type": "local_shell_call",
+        "call_id": "c3",
+        "status": "completed",
+        "action": {"type": "exec", "command": ["ls"], "env": {}},
+    },
+    {"type": "function_call_output", "call_id": "c3", "output": "a.py"},
+    {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "q"}},
+]
+AGENT_CALLS: list[tuple[str, Any, str, Any]] = [
+    ("exec_command", {"city": "Paris"}, "function_call", {"name": "exec_command", "arguments": WEATHER}),
+    ("apply_patch", {"input": PATCH}, "custom_tool_call", {"name": "apply_patch", "input": PATCH}),
+    (
+        "mcp__docs__search",
+        {"city": "Paris"},
+        "function_call",
+        {"namespace": "mcp__docs", "name": "search", "arguments": WEATHER},
+    ),
+    ("local_shell", {"command": ["ls", "-l"]}, "local_shell_call", {}),
+]
+
+
+def test_a_coding_agents_request_is_answered_by_a_stream_of_openais_own_types(
     serve: Callable[..., LiveServer], openai_of: Callable[..., Any]
 ) -> None:
-    patch = '*** Begin Patch\n*** Update File: a.py\n+x = "1"\n*** End Patch'
-    arguments = json.dumps({"name": "apply_patch", "arguments": {"input": patch}})
-    client = openai_of(serve(reply=f"<tool_call>\n{arguments}\n</tool_call>"))
-    grammar = {"type": "grammar", "syntax": "lark", "definition": 'start: "*** Begin Patch" /(.|\\n)+/'}
-    nested = {"type": "function", "name": "search", "parameters": PARAMETERS, "strict": False}
-    tools: list[Any] = [
-        {"type": "custom", "name": "apply_patch", "description": "Edits files.", "format": grammar},
-        {"type": "namespace", "name": "mcp__docs", "description": "Pages.", "tools": [nested]},
-        {"type": "web_search"},
-    ]
-    history: list[Any] = [
-        {"role": "user", "content": "patch it"},
-        {"type": "custom_tool_call", "call_id": "call_1", "name": "apply_patch", "input": "*** Begin"},
-        {"type": "custom_tool_call_output", "call_id": "call_1", "output": "it does not apply"},
-    ]
-    with client.responses.stream(model="fake", input=history, tools=tools, tool_choice="auto", store=False) as stream:
-        told = list(stream)
-        final = stream.get_final_response()
-    (item,) = final.output
-    assert (item.type, item.name, item.input) == ("custom_tool_call", "apply_patch", patch)
-    deltas = [event.delta for event in told if event.type == "response.custom_tool_call_input.delta"]
-    (done,) = [event for event in told if event.type == "response.custom_tool_call_input.done"]
-    assert "".join(deltas) == done.input == patch
+    pydantic, responses = needed("pydantic"), needed("openai.types.responses")
+    calls = [json.dumps({"name": name, "arguments": given}) for name, given, _, _ in AGENT_CALLS]
+    reply = "<think>\nHm.\n</think>\n\nI patch." + "".join(f"\n<tool_call>\n{one}\n</tool_call>" for one in calls)
+    asked: dict[str, Any] = {
+        "model": "fake",
+        "instructions": "You are a coding agent.",
+        "input": AGENT_HISTORY,
+        "tools": AGENT_TOOLS,
+        "tool_choice": "auto",
+        "parallel_tool_calls": True,
+        "reasoning": {"effort": "medium", "summary": "auto"},
+        "store": False,
+        "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "5f2c",
+        "text": {"verbosity": "low"},
+    }
+    client = openai_of(serve(reply=reply))
+    check = pydantic.TypeAdapter(responses.ResponseStreamEvent)
+    told = list(client.responses.create(**asked, stream=True))
+    for event in told:
+        check.validate_python(event.model_dump(warnings=False, exclude_unset=True))
+    assert [event.sequence_number for event in told] == list(range(len(told)))
+    assert [event.type for event in told[:2]] == ["response.created", "response.in_progress"]
+    final = told[-1].response
+    assert (told[-1].type, final.status) == ("response.completed", "completed")
+    assert [item.type for item in final.output] == ["reasoning", "message", *(kind for _, _, kind, _ in AGENT_CALLS)]
+    assert (final.output[0].content[0].text.strip(), final.output_text.strip()) == ("Hm.", "I patch.")
+    for item, (_, _, _, fields) in zip(final.output[2:], AGENT_CALLS, strict=True):
+        assert {name: getattr(item, name) for name in fields} == fields and item.call_id and item.status == "completed"
+    assert final.output[-1].action.command == ["ls", "-l"]
+    for index, item in enumerate(final.output):
+        own = [event for event in told if getattr(event, "output_index", None) == index]
+        assert own[0].type == "response.output_item.added" and own[0].item.type == item.type
+        assert own[-1].type == "response.output_item.done" and own[-1].item == item
+        if (text := getattr(item, "input", getattr(item, "arguments", None))) is not None:
+            deltas = [event.delta for event in own if event.type.endswith(".delta")]
+            (done,) = [event for event in own if event.type.endswith(("_input.done", "_arguments.done"))]
+            assert "".join(deltas) == text == getattr(done, "input", getattr(done, "arguments", None))
+    with client.responses.stream(**asked) as stream:
+        assert [event.type for event in stream] == [event.type for event in told]
+        assert [item.type for item in stream.get_final_response().output] == [item.type for item in final.output]
+    again = [*AGENT_HISTORY, *(item.model_dump(exclude_none=True) for item in final.output)]
+    assert client.responses.create(**{**asked, "input": again}).status == "completed"
 
 
 def test_the_llm_command_chats_and_counts_tokens(server: LiveServer, tmp_path: Path) -> None:
