@@ -1,4 +1,4 @@
-"""Puts one rank's worker together: its runner with request table, cache and step extensions, and its taps.
+"""Puts one rank's worker together: its runner with request table, cache and step extensions.
 
 While its memory is measured a worker is made several times, with other numbers of blocks; what does not depend on these
 is made once.
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,11 +29,9 @@ from hookline.core.requests.step_extensions import InstalledExtensions
 from hookline.core.tokenizer.codec import Codec
 from hookline.core.tokenizer.codec_texts import token_texts
 from hookline.core.worker.request_table import LayerStates, RequestTable, state_form
-from hookline.core.worker.results.layer_taps import LayerTaps
 from hookline.core.worker.results.pooling import PooledStates
 from hookline.core.worker.runner.model_runner import ModelRunner
 from hookline.core.worker.runner.step_extensions import RankExtensions
-from hookline.core.worker.stages.taps import StageTaps
 from hookline.core.worker.stages.worker import StageWorker
 from hookline.core.worker.startup.memory import GIB, MIN_BLOCKS, allocate_cache, block_bytes
 from hookline.core.worker.step_checks import StepChecks
@@ -61,6 +58,7 @@ class RankParts:
         self._blaming = blaming_in_steps(resolved, installed)
         self._states = make_states(resolved)
         self._cache_scales = cache_scales(resolved)
+        self._taps = resolved.config.engine.taps or ()
         self._prepared = prepared_draws(resolved, installed, partial(rank_token_texts, resolved))
 
     def worker(self, num_blocks: int) -> Worker:
@@ -69,6 +67,7 @@ class RankParts:
         links, is_host = resolved.ranks.links, resolved.ranks.number == 0
         if links is None:
             return Worker(runner, is_host=is_host, blaming=self._blaming, prepared=self._prepared)
+        first_layers = stage_of(resolved.config, resolved.spec, 0).layers(resolved.spec.num_layers)
         return StageWorker(
             runner,
             resolved.stage,
@@ -77,7 +76,7 @@ class RankParts:
             resolved.spec.hidden_size,
             is_host=is_host,
             blaming=self._blaming,
-            taps=make_stage_taps(resolved, links, runner.tap) if resolved.config.engine.taps else None,
+            taps=[layer for layer in self._taps if layer not in first_layers],
             prepared=self._prepared,
         )
 
@@ -103,7 +102,6 @@ class RankParts:
         )
         makers = pooler_makers(resolved, self._poolers, runner)
         runner.pooled_states = PooledStates(makers, attention.max_num_seqs + 1, attention.device)
-        runner.tap = self._tap()
         return runner
 
     def _table(self, num_blocks: int) -> RequestTable:
@@ -138,27 +136,11 @@ class RankParts:
         token_texts_of_rank = partial(rank_token_texts, self._resolved)
         spec = replace(extension_spec(self._resolved), logits_of=self._logits_of)
         own_layers = self._resolved.stage.layers(self._resolved.spec.num_layers)
-        return RankExtensions(self._installed.stages, spec, token_texts_of_rank, own_layers)
+        return RankExtensions(self._installed.stages, spec, token_texts_of_rank, own_layers, self._taps)
 
     def _logits_of(self, stream_XD: Tensor) -> Tensor:
         """See ExtensionSpec."""
         return stream_logits(self._model, self._resolved.ranks, self._resolved.spec.vocab_size, stream_XD)
-
-    def _tap(self) -> LayerTaps | None:
-        """Taps of the layers of engine.taps that this stage has; None if it has none of them."""
-        layers = self._resolved.stage.layers(self._resolved.spec.num_layers)
-        own = [layer for layer in self._resolved.config.engine.taps or () if layer in layers]
-        return LayerTaps(own) if own else None
-
-
-def make_stage_taps(resolved: ResolvedConfig, links: Any, own: LayerTaps | None) -> StageTaps:
-    """What sends the hidden states for engine.taps from this rank's stage on to the first one."""
-    num_layers, stage = resolved.spec.num_layers, resolved.stage
-    firsts = stage_of(resolved.config, resolved.spec, 0).layers(num_layers)
-    behind = [layer for layer in resolved.config.engine.taps or () if layer not in firsts]
-    before = [] if stage.is_first else [layer for layer in behind if layer < stage.first_layer]
-    sizes = resolved.spec.hidden_size, resolved.device
-    return StageTaps(stage, links, own, before, behind, *sizes)
 
 
 def make_states(resolved: ResolvedConfig) -> LayerStates | None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ from hookline.core.errors import (
 from hookline.core.step.captured import PromptShape
 from hookline.core.step.executor import RankWorker, StepResult
 from hookline.core.step.message import Step
-from hookline.core.util.arrays import Array, IntArray, MaskArray, VectorArray, num_mask_words
+from hookline.core.util.arrays import Array, MaskArray, num_mask_words
 from hookline.core.worker.device_clock import StepClock
 from hookline.core.worker.graphs.decode_graphs import DecodeGraphs, capture_graphs
 from hookline.core.worker.graphs.draft_graphs import DraftGraphs
@@ -41,7 +41,7 @@ from hookline.core.worker.graphs.masked_steps import MaskedDecodes, WaitingStep
 from hookline.core.worker.graphs.prompt_graphs import PromptGraphs
 from hookline.core.worker.request_table import DeviceStep, SampleRows, on_device
 from hookline.core.worker.results.pooling import DeviceVectors, Vectors
-from hookline.core.worker.results.token_transfer import TokenTransfer
+from hookline.core.worker.results.token_transfer import Rows, TokenTransfer, send_apart
 from hookline.core.worker.runner.model_runner import PLAIN, Extras, ModelRunner
 from hookline.core.worker.runner.step_extensions import LayerWatch
 from hookline.core.worker.runner.token_masks import TokenMasks
@@ -51,39 +51,18 @@ from hookline.core.worker.startup.warm_up import draw_steps, eager_steps, graph_
 logger = logging.getLogger("hookline")
 
 
-class States(Protocol):
-    """The hidden states that a step had after some of the layers, on their way to the host."""
-
-    def wait(self) -> dict[int, VectorArray]:
-        """Wait for them; see StepResult."""
-        ...
-
-
-class Tokens(Protocol):
-    """The results of a step, on their way to the host."""
-
-    @property
-    def has_arrived(self) -> bool:
-        """Whether `wait` would return at once."""
-        ...
-
-    def wait(self) -> IntArray:
-        """Wait for them; see StepResult."""
-        ...
-
-
 @dataclass
 class Handle:
     """A launched step.
 
     tokens: None while its draws wait for masks, and on ranks whose results nobody collects. vectors: None if it pools
-    nothing. states: None unless hidden states were asked for. extras: what its draws needed, if step extensions took
-    part. calls: of methods of step extensions that were timed, see CallClock.
+    nothing. states: the hidden states after the layers of engine.taps, in ascending order. extras: what its draws
+    needed, if step extensions took part. calls: of methods of step extensions that were timed, see CallClock.
     """
 
-    tokens: Tokens | None
+    tokens: Rows | None
     vectors: Vectors | None = None
-    states: States | None = None
+    states: Mapping[int, Rows] = field(default_factory=dict)
     extras: Extras = PLAIN
     calls: list[Any] = field(default_factory=list)
 
@@ -122,8 +101,8 @@ class Worker(RankWorker):
         """The step launched last, if its draws wait for masks."""
         self._vectors: Vectors | None = None
         """The pooled vectors of the step computed last."""
-        self._states: States | None = None
-        """The hidden states of the step computed last, if any were asked for."""
+        self._states: Mapping[int, Rows] = {}
+        """The hidden states of the step computed last, by layer, if any were asked for."""
 
     @property
     def progress(self) -> int:
@@ -144,9 +123,7 @@ class Worker(RankWorker):
     def profile_run(self, spec: AttentionSpec) -> None:
         """Compute the largest step that the limits allow, so that its memory can be measured; writes to scratch."""
         with self.runner.checking():  # it is the first forward, where a model's author has the first mistake
-            hidden_TD = self.runner.forward(self._largest_batch(spec))
-        if self.runner.tap is not None:
-            self.runner.tap.take()
+            hidden_TD = self._largest_forward(spec)
         self._profile_sampling(spec, hidden_TD)
 
     def _profile_sampling(self, spec: AttentionSpec, hidden_TD: Tensor) -> None:
@@ -154,8 +131,8 @@ class Worker(RankWorker):
         index_N = torch.zeros(spec.max_num_seqs, dtype=torch.int64, device=spec.device)
         self.runner.sample(hidden_TD.index_select(0, index_N), self._padding_sample_rows(index_N))
 
-    def _largest_batch(self, spec: AttentionSpec) -> Batch:
-        """Prompts of as many tokens as a step may have, all of the padding row."""
+    def _largest_forward(self, spec: AttentionSpec, stream_TD: Tensor | None = None) -> Tensor:
+        """The hidden states of as many prompt tokens as a step may have, all of the padding row."""
         num_chunks = -(-spec.max_num_batched_tokens // spec.max_model_len)
         lens = np.full(num_chunks, min(spec.max_model_len, spec.max_num_batched_tokens))
         lens[-1] = spec.max_num_batched_tokens - lens[:-1].sum()
@@ -166,7 +143,8 @@ class Worker(RankWorker):
             token_ids_T=np.zeros(lens.sum(), dtype=np.int64),
             max_context_len=int(lens.max()),
         )
-        return self.table.batch(self.table.receive(step))
+        batch = self.table.batch(self.table.receive(step))
+        return self.runner.forward(batch, stream_TD=stream_TD, watch=self.runner.watch(step, batch, None))
 
     def _padding_sample_rows(self, index_N: Tensor) -> SampleRows:
         """SampleRows of the padding row from these tokens, at no temperature of zero."""
@@ -260,7 +238,7 @@ class Worker(RankWorker):
         """
         if self.failure is not None:
             raise EngineError(self.failure)
-        self._waiting = self._vectors = self._states = None
+        self._waiting, self._vectors, self._states = None, None, {}
         with self._telling(step):
             results_N = self._compute(step)
             self.table.save_states(step)
@@ -284,7 +262,7 @@ class Worker(RankWorker):
         if handle.extras.extensions:
             handle.calls += self._timed_calls()
 
-    def _sent(self, results_N: Tensor | None) -> Tokens | None:
+    def _sent(self, results_N: Tensor | None) -> Rows | None:
         """What a step drew, on its way to the host; None if it has not drawn yet, or if nobody collects it."""
         if results_N is None or not self.is_host:
             return None
@@ -482,9 +460,10 @@ class Worker(RankWorker):
             self._vectors = Vectors.sent(vectors)
         else:
             hidden_TD = self.runner.forward(batch, None if scores_prompts else sampled.token_indices_N, watch=watch)
-        if self.runner.tap is not None:
-            self._states = self.runner.tap.take()
-        return sampled if watch is None else replace(sampled, streams=watch.streams), hidden_TD
+        if watch is None:
+            return sampled, hidden_TD
+        self._states = {layer: send_apart(state_TD) for layer, state_TD in watch.tapped.items()} if self.is_host else {}
+        return replace(sampled, streams=watch.streams), hidden_TD
 
     def _forward_pooled(
         self,
@@ -543,7 +522,7 @@ class Worker(RankWorker):
         return StepResult(
             tokens,
             () if handle.vectors is None else handle.vectors.wait(),
-            {} if handle.states is None else handle.states.wait(),
+            {layer: states.wait().view(np.float32) for layer, states in handle.states.items()},
             told,
             seconds_X2,
         )

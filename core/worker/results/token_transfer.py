@@ -20,6 +20,11 @@ RING = 4
 class Rows(Protocol):
     """Rows of numbers on their way to the host."""
 
+    @property
+    def has_arrived(self) -> bool:
+        """Whether `wait` would return at once."""
+        ...
+
     def wait(self) -> IntArray:
         """Wait for them; float32 values come as their bits, in an array to be viewed as float32."""
         ...

@@ -20,12 +20,10 @@ from hookline.core.contracts import Batch, Kernels, Model, Sampler, SamplingBatc
 from hookline.core.contracts.sampler import FORBIDDEN
 from hookline.core.distributed.ranks import ALONE, LocalRanks
 from hookline.core.kv_cache.groups import CacheGroups
-from hookline.core.layers.taps import Tap
 from hookline.core.step.message import Step
 from hookline.core.util.arrays import Array, IntArray
 from hookline.core.worker.device_clock import StepClock
 from hookline.core.worker.request_table import RequestTable, SampleRows, on_device
-from hookline.core.worker.results.layer_taps import LayerTaps
 from hookline.core.worker.results.pooling import PooledStates
 from hookline.core.worker.runner.attention import CheckedAttention, GroupedAttention, PagedAttention, grouped_attention
 from hookline.core.worker.runner.scaled_attention import LayerScale, ScaledAttention
@@ -65,8 +63,6 @@ class ModelRunner:
 
     progress: list[int]
     """One number, which changes with each layer, so that another thread sees that a step gets further."""
-    tap: LayerTaps | None = None
-    """Set if hidden states after some layers were asked for."""
     pooled_states: PooledStates | None = None
     """Set if requests can be pooled."""
     groups: CacheGroups | None = None
@@ -140,16 +136,16 @@ class ModelRunner:
     ) -> Tensor:
         """Run the model; returns hidden states (N, D) of the batch's tokens that tokens_N names, or of all if None.
 
-        stream_TD: the residual stream that the stage before sent, if there is one; it may be overwritten. watch: of the
-        step extensions that see its layers.
+        stream_TD: the residual stream that the stage before sent, if there is one; it may be overwritten. watch: what
+        its layers are shown to.
         A model may skip the other tokens in its last layer. If tokens_N is empty, one row is computed for nothing.
         """
         rows_N = batch.token_ids_T.new_zeros(1) if tokens_N is not None and not len(tokens_N) else tokens_N
-        if rows_N is not None and (len(rows_N) >= batch.num_tokens or self.tap or watch):
+        if rows_N is not None and (len(rows_N) >= batch.num_tokens or watch):
             rows_N = None  # so that the number of rows says which came back
         attend = self._attend(batch, rows_N)
-        if self.tap is not None or watch is not None:
-            attend = replace(attend, tap=_both(watch, self.tap))
+        if watch is not None:
+            attend = replace(attend, tap=watch)
         if stream_TD is not None:
             attend = replace(attend, stream_TD=stream_TD)
         with self.checks.kernels(self.kernels) if self.is_checking else _UNCHECKED:
@@ -271,15 +267,16 @@ class ModelRunner:
         return torch.cat([scored_NX, *told], dim=1) if told else scored_NX
 
     def watch(self, step: Step, batch: Batch, draws_N: Tensor | None) -> LayerWatch | None:
-        """What the layers of an eager step are shown to; None if no extension sees them. draws_N: as in LayerWatch."""
+        """What the layers of an eager step are shown to; None if nobody sees them. draws_N: as in LayerWatch."""
         if self.extensions is None or not self.sees_layers(step):
             return None
         rows_T = self.table.token_rows(step)
         return self.extensions.watch(step.extensions, rows_T, batch.positions_T, draws_N)
 
     def sees_layers(self, step: Step) -> bool:
-        """Whether an extension of this step sees layers."""
-        return step.extensions != 0 and self.extensions is not None and self.extensions.layer_bits(step.extensions) != 0
+        """Whether an extension of this step sees layers, or observers do."""
+        extensions = self.extensions
+        return extensions is not None and bool(extensions.taps or extensions.layer_bits(step.extensions))
 
     def num_columns(self, extras: Extras) -> int:
         """How many numbers a draw sends to the host: a scored row's or the token, and what extensions tell; 0 if the
@@ -337,21 +334,6 @@ class ModelRunner:
 def num_scored(extras: Extras) -> int:
     """How many numbers of a draw are its token and scores."""
     return 1 if extras.num_logprobs < 0 else 2 + 2 * extras.num_logprobs
-
-
-def _both(watch: LayerWatch | None, tap: LayerTaps | None) -> Tap:
-    """Show layers to step extensions, and what these leave to observers."""
-    if watch is None or tap is None:
-        found = watch or tap
-        assert found is not None
-        return found
-
-    def show(layer: int, stream: Callable[[], Tensor]) -> Tensor | None:
-        changed_TD = watch(layer, stream)
-        tap(layer, stream if changed_TD is None else lambda: changed_TD)
-        return changed_TD
-
-    return show
 
 
 def allowed_tokens(logits_NV: Tensor, tokens_N: Tensor) -> Tensor:

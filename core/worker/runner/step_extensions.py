@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from hookline.core.contracts import ExtensionSpec, LayerRows, LogitsRows, SamplingBatch, TokenTexts
-from hookline.core.errors import RequestError, RequestFault
+from hookline.core.errors import RequestError, RequestFault, StepFault
 from hookline.core.plugin.blame import breach, failure
 from hookline.core.plugin.step_extensions import HostExtension
 from hookline.core.step.message import Step
@@ -94,10 +94,13 @@ class RankExtensions:
         spec: ExtensionSpec,
         load_tokenizer: Callable[[], TokenTexts | None] = lambda: None,
         own_layers: range | None = None,
+        taps: Sequence[int] = (),
     ) -> None:
         self.stages, self.spec, self._load_tokenizer = stages, spec, load_tokenizer
         self.own_layers = range(spec.num_layers) if own_layers is None else own_layers
         """The layers of this rank's stage."""
+        self.taps = [layer for layer in sorted(taps) if layer in self.own_layers]
+        """Those of them in engine.taps, whose stream every step has for observers."""
         self._made: dict[int, RankExtension] = {}
         self.generation = 0
         """Changes when an extension is made anew: graphs that captured the old one must not be replayed."""
@@ -218,12 +221,12 @@ class RankExtensions:
             raise
 
     def watch(self, extensions: int, rows_T: Tensor, positions_T: Tensor, draws_N: Tensor | None) -> LayerWatch | None:
-        """What the model's layers are shown to in a step that runs these extensions; None if none sees them.
+        """What the model's layers are shown to in a step that runs these extensions; None if nobody sees them.
 
         rows_T: the row of the request table of each token. draws_N: which of the tokens draws follow; None for all.
         """
         seeing = [one for one in self.running(extensions) if one.layers or one.reads]
-        return LayerWatch(self, seeing, rows_T, positions_T, draws_N) if seeing else None
+        return LayerWatch(self, seeing, rows_T, positions_T, draws_N) if seeing or self.taps else None
 
     def process(
         self,
@@ -321,7 +324,8 @@ class _Timed(Raising):
 class LayerWatch:
     """`core.layers.taps.Tap` of one step: after each layer, the extensions that change the stream, and those that read.
 
-    streams: the stream (N, D) of the draws' tokens after each layer that an extension reads.
+    streams: the stream (N, D) of the draws' tokens after each layer that an extension reads. tapped: the stream (T, D)
+    float32 of all tokens after each layer of engine.taps.
     """
 
     def __init__(
@@ -335,13 +339,19 @@ class LayerWatch:
         self._extensions, self._draws_N, own_layers = extensions, draws_N, extensions.own_layers
         self._changing = [(one, LayerRows(rows_T, positions_T, one.columns(rows_T))) for one in seeing if one.layers]
         self._reads = {layer for one in seeing for layer in one.reads if layer in own_layers}
-        self._missing = {layer: one for one in seeing for layer in (*one.layers, *one.reads) if layer in own_layers}
+        self._missing: dict[int, RankExtension | None] = {
+            **dict.fromkeys(extensions.taps),
+            **{layer: one for one in seeing for layer in (*one.layers, *one.reads) if layer in own_layers},
+        }
+        """The layers that the model has not shown yet, and an extension that asks for each; None: engine.taps alone."""
         self.streams: dict[int, Tensor] = {}
+        self.tapped: dict[int, Tensor] = {}
 
     def __call__(self, layer: int, stream: Callable[[], Tensor]) -> Tensor | None:
         """Let the extensions that asked for this layer see and change the stream; returns it if they did."""
-        if self._missing.pop(layer, None) is None:
+        if layer not in self._missing:
             return None
+        del self._missing[layer]
         stream_TD, is_changed = stream(), False
         for one, rows in self._changing:
             if layer in one.layers:
@@ -355,15 +365,17 @@ class LayerWatch:
         if layer in self._reads:
             draws_N = self._draws_N
             self.streams[layer] = stream_TD.clone() if draws_N is None else stream_TD.index_select(0, draws_N)
+        if layer in self._extensions.taps:  # a copy, since later layers may write over it
+            self.tapped[layer] = stream_TD.to(torch.float32, copy=True)
         return stream_TD if is_changed else None
 
     def check_shown(self) -> None:
-        """Raises: RequestFault for an extension whose layers the model never showed."""
+        """Raises: RequestFault for an extension whose layers the model never showed; StepFault for engine.taps."""
+        why = "which the model does not show, since its forward does not use hookline.core.layers.tapped"
         for layer, one in self._missing.items():
-            what = (
-                f"{one.stage.entry} asks for layer {layer}, which the model does not show, since its forward does not "
-                "use hookline.core.layers.tapped; use another model"
-            )
+            if one is None:
+                raise StepFault(f"engine.taps asks for layers {[*self._missing]}, {why}; leave engine.taps out")
+            what = f"{one.stage.entry} asks for layer {layer}, {why}; use another model"
             raise RequestFault(what, extensions=1 << one.index, is_refusal=True)
 
 

@@ -20,11 +20,12 @@ from hookline.core.step.message import Axis, Step
 from hookline.core.step.micro_batches import MicroBatch
 from hookline.core.worker.graphs.decode_graphs import DecodeGraphs
 from hookline.core.worker.request_table import DeviceStep, SampleRows, on_device
+from hookline.core.worker.results.token_transfer import Rows, send_apart
 from hookline.core.worker.runner.model_runner import PLAIN, Extras, ModelRunner
 from hookline.core.worker.runner.step_extensions import LayerWatch
 from hookline.core.worker.stages.pooling import NOTHING_POOLED, Pooled
 from hookline.core.worker.stages.pooling import Links as PoolingLinks
-from hookline.core.worker.stages.returned_tokens import ReturnedTokens
+from hookline.core.worker.stages.returned_tokens import ReturnedTokens, StepResults
 from hookline.core.worker.worker import Worker
 
 
@@ -41,8 +42,8 @@ class ComputedPart:
     """A micro-batch that was computed up to its hidden states: of its draws, or of all tokens if it scores a prompt's.
 
     sampled: None if a graph computed it, which needs only the rows that decode. graphs: those that can replay the
-    draws; None if they are computed eagerly. pooled: on the last stage. streams: see LogitsRows; of the layers of this
-    stage, and of those before.
+    draws; None if they are computed eagerly. pooled: on the last stage. streams, tapped: see LayerWatch; of the layers
+    of this stage, and of those before.
     """
 
     part: MicroBatch
@@ -52,6 +53,7 @@ class ComputedPart:
     graphs: DecodeGraphs | None
     pooled: Pooled = NOTHING_POOLED
     streams: Mapping[int, Tensor] = field(default_factory=dict)
+    tapped: Mapping[int, Tensor] = field(default_factory=dict)
 
     @property
     def rows_N(self) -> Tensor:
@@ -78,17 +80,19 @@ class PartWorker(Worker):
         *,
         is_host: bool,
         blaming: AbstractContextManager[None] | None = None,
+        taps: Sequence[int] = (),
         prepared: Sequence[Extras] = (),
     ) -> None:
         super().__init__(runner, is_host=is_host, blaming=blaming, prepared=prepared)
         self.stage, self.links, self._spec, self._hidden_size = stage, links, spec, hidden_size
+        self._taps = sorted(taps)
         self.returned = ReturnedTokens(self.table, links, is_host=is_host) if stage.is_first else None
 
     def _stream(self, num_tokens: int) -> Tensor | None:
         """Room for a residual stream; None on the first stage, which begins with the embedding."""
         if self.stage.is_first:
             return None
-        return torch.empty(num_tokens, self._hidden_size, dtype=self._spec.dtype, device=self._spec.device)
+        return self._rows(num_tokens, self._spec.dtype)
 
     def _forward(
         self, part: MicroBatch, device_step: DeviceStep, graphs: DecodeGraphs | None, *, is_alone: bool = False
@@ -114,32 +118,66 @@ class PartWorker(Worker):
         step, batch = part.step, self.table.batch(device_step)
         sampled = self.table.sample_rows(device_step, batch)
         watch = self.runner.watch(step, batch, sampled.token_indices_N)
-        streams = {} if watch is None else watch.streams  # filled by the forward
+        # filled by the forward
+        streams, tapped = ({}, {}) if watch is None else (watch.streams, watch.tapped)
         if self.stage.is_last and len(step.pooled):
             hidden_ND, pooled = self._pool(step, batch, sampled, stream_TD, watch)
-            return ComputedPart(part, device_step, sampled, hidden_ND, None, pooled, streams)
+            return ComputedPart(part, device_step, sampled, hidden_ND, None, pooled, streams, tapped)
         wants_all = not self.stage.is_last or len(step.scored_chunks) > 0
         hidden_ND = self.runner.forward(batch, None if wants_all else sampled.token_indices_N, stream_TD, watch)
-        return ComputedPart(part, device_step, sampled, hidden_ND, None, streams=streams)
+        return ComputedPart(part, device_step, sampled, hidden_ND, None, streams=streams, tapped=tapped)
 
     def _hand_on_streams(self, one: ComputedPart) -> ComputedPart:
-        """Receive the streams that extensions read on the stages before; send them on, or keep them where draws are.
+        """Receive the streams that are read of the stages before; send them on, or keep them where draws are.
 
-        Nothing for a micro-batch without draws, or whose extensions read none.
+        Extensions read those of the draws' tokens, and engine.taps those of all tokens.
         """
-        step, extensions = one.part.step, self.runner.extensions
-        if not step.extensions or not step.num_sampled or extensions is None:
+        step, extensions, streams, tapped = one.part.step, self.runner.extensions, one.streams, one.tapped
+        if not (step.extensions or self._taps):
             return one
-        streams = dict(one.streams)
-        for layer in extensions.read_layers(step.extensions):
+        if step.extensions and step.num_sampled and extensions is not None:
+            layers = extensions.read_layers(step.extensions)
+            streams = self._handed_on(streams, layers, step.num_sampled, self._spec.dtype)
+        if self._taps and not self.stage.is_first:  # whose host has its own
+            tapped = self._handed_on(tapped, self._taps, step.num_tokens, torch.float32)
+        return replace(one, streams=streams, tapped=tapped)
+
+    def _handed_on(
+        self, own: Mapping[int, Tensor], layers: Sequence[int], num_rows: int, dtype: torch.dtype
+    ) -> dict[int, Tensor]:
+        """The streams after these layers, ascending, of this stage and those before; sent on, but by the last stage."""
+        streams = dict(own)
+        for layer in layers:
             if layer < self.stage.first_layer:
-                shape = step.num_sampled, self._hidden_size
-                streams[layer] = torch.empty(shape, dtype=self._spec.dtype, device=self._spec.device)
+                streams[layer] = self._rows(num_rows, dtype)
                 self.links.receive(streams[layer])
         if not self.stage.is_last:
             for layer in sorted(streams):
                 self.links.send(streams[layer].contiguous())
-        return replace(one, streams=streams)
+        return streams
+
+    def _returned_states(self, computed: Sequence[ComputedPart]) -> dict[int, Rows]:
+        """On the first stage, the hidden states for engine.taps by layer; the last one sends it those of the others."""
+        if self.stage.is_last:
+            for one in computed:
+                for layer in self._taps:
+                    self.links.send_back(one.tapped[layer])
+        if self.returned is None:
+            return {}
+        arrivals: list[dict[int, Rows]] = []
+        for one in computed:
+            own = {layer: send_apart(state_TD) for layer, state_TD in one.tapped.items()}
+            num_tokens = one.part.step.num_tokens
+            come = {layer: self.returned.receive(self._rows(num_tokens, torch.float32)) for layer in self._taps}
+            arrivals.append({**own, **come})
+        parts = [one.part for one in computed]
+        return {
+            layer: StepResults(parts, [one[layer] for one in arrivals], Axis.TOKEN) for layer in sorted(arrivals[0])
+        }
+
+    def _rows(self, num_rows: int, dtype: torch.dtype) -> Tensor:
+        """Room for hidden states."""
+        return torch.empty(num_rows, self._hidden_size, dtype=dtype, device=self._spec.device)
 
     @property
     def own_layers(self) -> range:

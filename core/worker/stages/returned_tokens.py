@@ -20,6 +20,7 @@ from hookline.core.step.message import Axis
 from hookline.core.step.micro_batches import MicroBatch, joined
 from hookline.core.util.arrays import IntArray, no_ints
 from hookline.core.worker.request_table import RequestTable
+from hookline.core.worker.results.token_transfer import Rows
 
 
 class BackLink(Protocol):
@@ -76,7 +77,7 @@ class Arrival:
             table.last_token_R[self.rows_N] = tokens_N.clamp(min=0)  # NO_TOKEN: see Kernels.keep_tokens
 
     @property
-    def is_on_host(self) -> bool:
+    def has_arrived(self) -> bool:
         """Whether `wait` would return at once. Always true on a CPU, where that cannot be found out."""
         return self.event is None or bool(self.event.query())
 
@@ -94,19 +95,20 @@ class Arrival:
 
 @dataclass(frozen=True)
 class StepResults:
-    """The results of a launched step, by its micro-batches; None for those that have none."""
+    """The results of a launched step along an axis, by its micro-batches; None for those that have none."""
 
     parts: Sequence[MicroBatch]
-    arrivals: Sequence[Arrival | None]
+    arrivals: Sequence[Rows | None]
+    axis: Axis = Axis.SCORE
 
     @property
     def has_arrived(self) -> bool:
-        """See Tokens."""
-        return all(one is None or one.is_on_host for one in self.arrivals)
+        """See Rows."""
+        return all(one is None or one.has_arrived for one in self.arrivals)
 
     def wait(self) -> IntArray:
         """See StepResult."""
-        return joined(self.parts, [no_ints() if one is None else one.wait() for one in self.arrivals])
+        return joined(self.parts, [no_ints() if one is None else one.wait() for one in self.arrivals], self.axis)
 
 
 class ReturnedTokens:

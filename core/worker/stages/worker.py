@@ -26,14 +26,13 @@ from hookline.core.worker.runner.model_runner import PLAIN, Extras, ModelRunner
 from hookline.core.worker.stages.parts import ComputedPart, Links, PartWorker
 from hookline.core.worker.stages.pooling import StagePooling
 from hookline.core.worker.stages.returned_tokens import StepResults
-from hookline.core.worker.stages.taps import StageTaps
 from hookline.core.worker.startup.warm_up import eager_steps, graph_steps, mask_once
 
 
 class StageWorker(PartWorker):
     """`Worker` for one stage of several. hidden_size: D.
 
-    links: to the ranks of the other stages. taps: None unless hidden states were asked for.
+    links: to the ranks of the other stages. taps: the layers of engine.taps that the first stage does not have.
     """
 
     def __init__(
@@ -46,11 +45,13 @@ class StageWorker(PartWorker):
         *,
         is_host: bool,
         blaming: AbstractContextManager[None] | None = None,
-        taps: StageTaps | None = None,
+        taps: Sequence[int] = (),
         prepared: Sequence[Extras] = (),
     ) -> None:
-        super().__init__(runner, stage, links, spec, hidden_size, is_host=is_host, blaming=blaming, prepared=prepared)
-        self.taps, self._pooling = taps, StagePooling(stage, links, spec.device)
+        super().__init__(
+            runner, stage, links, spec, hidden_size, is_host=is_host, blaming=blaming, taps=taps, prepared=prepared
+        )
+        self._pooling = StagePooling(stage, links, spec.device)
         self._ones_R = torch.ones_like(self.table.length_R)
         self._waiting_parts: list[ComputedPart] = []
         """The parts of the step launched last, if its draws wait for masks."""
@@ -62,12 +63,9 @@ class StageWorker(PartWorker):
     @torch.inference_mode()
     def profile_run(self, spec: AttentionSpec) -> None:
         """See Worker; this stage computes its part alone, without receiving or sending."""
-        batch = self._largest_batch(spec)
-        stream_TD = self._stream(batch.num_tokens)
+        stream_TD = self._stream(spec.max_num_batched_tokens)
         with self.runner.checking():
-            hidden_TD = self.runner.forward(batch, stream_TD=None if stream_TD is None else stream_TD.zero_())
-        if self.runner.tap is not None:
-            self.runner.tap.taken()
+            hidden_TD = self._largest_forward(spec, None if stream_TD is None else stream_TD.zero_())
         if self.stage.is_last:
             self._profile_sampling(spec, hidden_TD)
 
@@ -161,14 +159,11 @@ class StageWorker(PartWorker):
             self._waiting_parts = computed
         else:
             self._expect(computed, extras)
-        if self.taps is not None:
-            self._states = self.taps.end_step(parts, self.returned)
+        self._states = self._returned_states(computed)
 
     def _begin_step(self) -> None:
         """Drop what an earlier step left, and write the tokens that have come back."""
         self._waiting_parts, self._results = [], None
-        if self.taps is not None:
-            self.taps.begin_step()
         if self.returned is not None:
             self.returned.begin_step()
 
@@ -222,10 +217,7 @@ class StageWorker(PartWorker):
             self.links.send(one.hidden_ND.contiguous() if graphs is None else one.hidden_ND.clone())
         elif waits and graphs is not None:
             one = replace(one, hidden_ND=one.hidden_ND.clone(), graphs=None)  # the next replay writes over it
-        one = self._hand_on_streams(one)
-        if self.taps is not None:
-            self.taps.end_part(part.step.num_tokens)
-        return one
+        return self._hand_on_streams(one)
 
     def _end_part(self, one: ComputedPart, extras: Extras, *, masked: bool = False) -> None:
         """Count the tokens that a micro-batch draws; on the last stage draw them, and send them to the first."""

@@ -13,19 +13,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import AttentionSpec, Stage, wanted_rows
+from hookline.core.contracts import AttentionSpec, ExtensionSpec, Stage, wanted_rows
 from hookline.core.errors import EngineError, RequestFault
+from hookline.core.layers import tapped_stream
 from hookline.core.step.message import Step
 from hookline.core.step.micro_batches import cut
 from hookline.core.testing.plain_kernels import PlainKernels
 from hookline.core.testing.plain_sampler import PlainSampler
 from hookline.core.worker.graphs.decode_graphs import DecodeGraphs
 from hookline.core.worker.request_table import RequestTable
-from hookline.core.worker.results.layer_taps import LayerTaps
 from hookline.core.worker.runner.model_runner import ModelRunner
+from hookline.core.worker.runner.step_extensions import RankExtensions
 from hookline.core.worker.stages.pooling import Pooled, StagePooling
 from hookline.core.worker.stages.returned_tokens import ReturnedTokens
-from hookline.core.worker.stages.taps import StageTaps
 from hookline.core.worker.stages.worker import StageWorker
 from tests.replayed_at_once import replay_at_once
 
@@ -49,7 +49,9 @@ class AddsOne:
         self.events.append(("compute", self.stage.index, len(token_ids_T)))
         stream_TD = token_ids_T.float().unsqueeze(1) if self.stage.is_first else attend.stream_TD
         rows_N = wanted_rows(attend)
-        return (stream_TD if rows_N is None else stream_TD[rows_N]) + 1
+        found_ND = (stream_TD if rows_N is None else stream_TD[rows_N]) + 1
+        tapped_stream(self.stage.index, found_ND, attend)
+        return found_ND
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
         return 50 * torch.nn.functional.one_hot(hidden_ND[:, 0].long() % VOCAB, VOCAB).float()
@@ -91,7 +93,7 @@ class FakeLinks:
         pass
 
 
-def make_workers(size: int) -> tuple[list[StageWorker], Events]:
+def make_workers(size: int, taps: tuple[int, ...] = ()) -> tuple[list[StageWorker], Events]:
     events: Events = []
     queues: dict[Any, deque[Tensor]] = {name: deque() for name in ("back", *range(size))}
     workers = []
@@ -104,8 +106,12 @@ def make_workers(size: int) -> tuple[list[StageWorker], Events]:
         runner = ModelRunner(
             model, PlainKernels(None, SPEC), sampler, table, kv_cache, vocab_size=VOCAB, first_layer=index
         )
+        if taps:
+            sizes = ExtensionSpec(ROWS + 1, VOCAB, SPEC.max_model_len, SPEC.device, num_layers=size)
+            runner.extensions = RankExtensions([], sizes, own_layers=range(index, index + 1), taps=taps)
         links = FakeLinks(stage, queues, events)
-        workers.append(StageWorker(runner, stage, cast(Any, links), SPEC, 1, is_host=index == 0))
+        behind = [layer for layer in taps if layer]
+        workers.append(StageWorker(runner, stage, cast(Any, links), SPEC, 1, is_host=index == 0, taps=behind))
     return workers, events
 
 
@@ -318,30 +324,21 @@ def returned_to(links: FakeLinks) -> ReturnedTokens:
 
 
 def test_hidden_states_of_all_stages_come_to_the_first_in_the_order_of_the_step():
-    size, links, returned = 4, make_links(4), None
-    parts = cut(prompts(3, 5, 2), size)
-    assert len(parts) == 3
-    for stage_links in links:
-        own = LayerTaps([stage_links.stage.index]) if stage_links.stage.index != 2 else None  # none of its layers
-        before = [layer for layer in (1, 3) if layer < stage_links.stage.index]
-        taps = StageTaps(stage_links.stage, stage_links, own, before, [1, 3], 1, SPEC.device)
-        taps.begin_step()
-        for index, part in enumerate(parts):
-            if own is not None:
-                rows_T1 = part.step.token_ids_T.astype(np.float32)[:, None] * 100 + stage_links.stage.index
-                own(stage_links.stage.index, lambda rows_T1=rows_T1: torch.from_numpy(rows_T1))
-            taps.end_part(parts[index].step.num_tokens)
-        if stage_links.stage.is_first:
-            returned = returned_to(stage_links)
-            states = taps.end_step(parts, returned)
-        else:
-            assert taps.end_step(parts, None) is None
-    assert states is not None
-    found = states.wait()
-    wanted = np.concatenate([part.step.token_ids_T for part in parts]) * 100
+    workers, _ = make_workers(4, taps=(3, 0, 1))
+    for worker in workers:
+        worker.profile_run(SPEC)
+    step = prompts(3, 5, 2)
+    assert len(cut(step, 4)) == 3
+    handles = [worker.launch(step) for worker in workers]
+    found = {layer: rows.wait() for layer, rows in handles[0].states.items()}
+    assert all(not handle.states for handle in handles[1:])
     assert list(found) == [0, 1, 3]
     for layer, rows_T1 in found.items():
-        assert rows_T1[:, 0].tolist() == (wanted + layer).tolist()
+        assert rows_T1[:, 0].tolist() == (step.token_ids_T + layer + 1).tolist()
+    assert compute(workers, decodes(1, 0)) == [28, 18]
+    mixed = replace(prompts(2), decode_rows=ints(0, 1), chunk_rows=ints(2), admit_rows=ints(2), max_context_len=8)
+    handles = [worker.launch(mixed) for worker in workers]
+    assert workers[0].collect(handles[0]).states[1][:, 0].tolist() == [18 + 2, 28 + 2, 1 + 2, 10 + 2]
 
 
 def pooled_on(links: list[FakeLinks], parts: Any, pooled: list[Pooled]) -> list[Any]:
