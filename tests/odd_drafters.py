@@ -69,8 +69,16 @@ class Writing(_Odd):
         return []
 
 
+class Short(Random):
+    """Proposes for all requests of a step, but of three or more it leaves one out."""
+
+    def propose_all(self, rows: Sequence[DraftRow]) -> Sequence[Sequence[int]]:
+        """See Drafter."""
+        return [self.propose(row) for row in (rows[1:] if len(rows) > 2 else rows)]
+
+
 @hookimpl
 def register_drafters(register: Registrar) -> None:
     """All of them."""
-    for cls in (Random, Raising, Nonsense, Writing):
+    for cls in (Random, Raising, Nonsense, Writing, Short):
         register(cls.__name__.lower(), f"tests.odd_drafters:{cls.__name__}", config=OddConfig)

@@ -160,6 +160,7 @@ def test_answers_of_several_ranks_are_those_without_drafts(case: str, drafter: s
         ("raising", "fails in propose: RuntimeError: no idea"),
         ("nonsense", "breaks its contract in propose: it proposed what is not at most"),
         ("writing", "fails in propose: ValueError: assignment destination is read-only"),
+        ("short", "breaks its contract in propose_all: it returned 3 proposals for 4 requests"),
     ],
 )
 def test_a_drafter_that_fails_is_named_once(drafter: str, told: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -247,7 +247,8 @@ def make_speculation(resolved: ResolvedConfig, limits: EngineLimits) -> Speculat
     ):
         if refused:
             refuse(option.entry, [f"{told}; leave the drafter out"])
-    spec = DrafterSpec(limits.vocab_size, plan.max_num_seqs, plan.max_model_len)
+    facts = resolved.facts
+    spec = DrafterSpec(limits.vocab_size, plan.max_num_seqs, plan.max_model_len, facts.device, facts.dtype)
     drafter = option.entry.load()(option.config, spec)
     logger.info(
         "drafter '%s': up to %d drafts for a request in a step; steps with drafts do not overlap",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hookline.core.contracts.optional import optional
+from hookline.core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     import numpy as np
@@ -15,12 +16,15 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class DrafterSpec:
     """What a drafter is built for. vocab_size: every draft must be below it. max_num_seqs: most requests that run at a
-    time. max_model_len: longest request, in tokens.
+    time. max_model_len: longest request, in tokens. device, dtype: those that the model computes on and in, as the
+    configuration has them, e.g. "cuda" and "bfloat16".
     """
 
     vocab_size: int
     max_num_seqs: int
     max_model_len: int
+    device: str = "cpu"
+    dtype: str = "float32"
 
 
 @dataclass(frozen=True)
@@ -29,13 +33,16 @@ class DraftRow:
 
     id: of the request, unique in the engine. tokens: (L,) int32, its prompt and all tokens drawn so far; read-only, and
     valid during the call alone. num_prompt_tokens: how many of them are the prompt. num_drafts: most drafts that the
-    step has room for, at least 1.
+    step has room for, at least 1. params, seed: the request's; another model that draws with them draws with the same
+    noise at each position.
     """
 
     id: int
     tokens: np.ndarray[Any, np.dtype[np.int32]]
     num_prompt_tokens: int
     num_drafts: int
+    params: SamplingParams = field(default_factory=SamplingParams)
+    seed: int = 0
 
 
 @dataclass
@@ -105,6 +112,16 @@ class Drafter(Protocol):
         ...
 
     @optional
+    def propose_all(self, rows: Sequence[DraftRow]) -> Sequence[Sequence[int]]:
+        """`propose` for all requests of a step at once, in their order; called in place of it if it is there."""
+        return [self.propose(row) for row in rows]
+
+    @optional
     def forget(self, id: int) -> None:
         """Drop what is kept of a request, which has ended."""
+        return
+
+    @optional
+    def close(self) -> None:
+        """Release what it holds, since the engine is closed."""
         return

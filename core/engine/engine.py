@@ -381,5 +381,7 @@ class Engine:
         finally:
             if self.structured_output is not None:
                 self.structured_output.close()
+            if self.state.speculation is not None:
+                self.state.speculation.close()
             self.executor.close()
         self.observers.check()

@@ -84,6 +84,7 @@ class Speculation:
         self._adapts = drafter.adaptive
         self._kinds = [stage.entry.kind for stage in extensions.stages]
         self._forgets = is_offered(type(drafter).forget)
+        self._proposes_all = is_offered(type(drafter).propose_all)
         self._pauses: dict[int, _Pause] = {}
         self._step = 0
         """The number of the step that was begun last."""
@@ -108,9 +109,11 @@ class Speculation:
         """
         rows = []
         self._step += 1
-        most = num_tokens // max(1, len(requests))
+        room = num_tokens // max(1, len(requests))
+        asked = [(request, most) for request in requests if (most := self._most_drafts(request, room))]
+        proposed = {request.id: drafts for (request, _), drafts in zip(asked, self._proposed(asked), strict=True)}
         for request in requests:
-            drafts = self._drafts(request, most)
+            drafts = self._noted(request, proposed[request.id]) if request.id in proposed else no_ints()
             if len(drafts) or request.id in self._chunked:
                 start = request.num_tokens - 1
                 rows.append(DraftedRow(request, start, np.concatenate([request.tokens[start : start + 1], drafts])))
@@ -173,16 +176,28 @@ class Speculation:
             except Exception as error:
                 self._blame(failure(self._name, "forget", error), error)
 
-    def _drafts(self, request: Request, room: int) -> IntArray:
+    def close(self) -> None:
+        """Let the drafter release what it holds."""
+        if is_offered(type(self._drafter).close):
+            try:
+                self._drafter.close()
+            except Exception as error:
+                self._blame(failure(self._name, "close", error), error)
+
+    def _most_drafts(self, request: Request, room: int) -> int:
+        """How many drafts the drafter is asked for; 0 if the request has none in this step."""
         reason = self._refused(request) or ("paused" if self._pauses_in(request, self._step) else None)
         if reason is None:
             # The token after the last draft must be within the request's length, too.
             most = min(self._drafter.k, room, request.max_len - request.num_tokens - 1)
-            reason = "no room" if most < 1 else None
-        if reason is not None:
-            self.counts.skip(reason)
-            return no_ints()
-        drafts = self._proposed(request, most)
+            if most >= 1:
+                return most
+            reason = "no room"
+        self.counts.skip(reason)
+        return 0
+
+    def _noted(self, request: Request, drafts: IntArray) -> IntArray:
+        """The drafts that are computed of those proposed; a request that has often none pauses."""
         if not len(drafts):
             self.counts.skip("no proposal")
         if self._adapts:
@@ -210,25 +225,42 @@ class Speculation:
     def _used(self, bits: int) -> list[str]:
         return [kind for index, kind in enumerate(self._kinds) if bits >> index & 1]
 
-    def _proposed(self, request: Request, most: int) -> IntArray:
-        tokens = request.tokens[: request.num_tokens].view()
-        tokens.setflags(write=False)
+    def _proposed(self, asked: Sequence[tuple[Request, int]]) -> list[IntArray]:
+        """What the drafter proposes for requests, each with the most drafts it may have; none where it fails."""
+        rows = [_draft_row(request, most) for request, most in asked]
+        if not self._proposes_all:
+            return [self._checked(self._proposal(row), row.num_drafts) for row in rows]
         try:
-            proposed: Any = self._drafter.propose(DraftRow(request.id, tokens, request.num_prompt_tokens, most))
+            proposals = list(self._drafter.propose_all(rows)) if rows else []
+        except Exception as error:
+            self._blame(failure(self._name, "propose_all", error), error)
+            proposals = [()] * len(rows)
+        if len(proposals) != len(rows):
+            told = f"it returned {len(proposals)} proposals for {len(rows)} requests"
+            self._blame(breach(self._name, "propose_all", told), None)
+            proposals = [()] * len(rows)
+        return [self._checked(proposal, row.num_drafts) for proposal, row in zip(proposals, rows, strict=True)]
+
+    def _proposal(self, row: DraftRow) -> Any:
+        try:
+            return self._drafter.propose(row)
         except Exception as error:
             self._blame(failure(self._name, "propose", error), error)
-            return no_ints()
+            return ()
+
+    def _checked(self, proposed: Any, most: int) -> IntArray:
+        """A proposal as an array; no drafts if it is none."""
         size = self._vocab_size
         if type(proposed) is list and len(proposed) <= most and all(type(t) is int and 0 <= t < size for t in proposed):
             return np.array(proposed, dtype=np.int64)  # numpy's checks take the host longer than those of few numbers
         try:
             drafts = np.asarray(proposed)
             is_sound = drafts.ndim == 1 and (not len(drafts) or drafts.dtype.kind in "iu") and len(drafts) <= most
-            is_sound = is_sound and bool(((drafts >= 0) & (drafts < self._vocab_size)).all())
+            is_sound = is_sound and bool(((drafts >= 0) & (drafts < size)).all())
         except Exception:
             is_sound = False
         if not is_sound:
-            told = f"it proposed what is not at most {most} token ids from 0 to {self._vocab_size - 1}"
+            told = f"it proposed what is not at most {most} token ids from 0 to {size - 1}"
             self._blame(breach(self._name, "propose", told), None)
             return no_ints()
         return ints(drafts)
@@ -240,3 +272,9 @@ class Speculation:
             logger.warning("%s; the requests go on without its drafts, and their tokens stay the same", told)
             if error is not None:
                 show_traceback(error)
+
+
+def _draft_row(request: Request, num_drafts: int) -> DraftRow:
+    tokens = request.tokens[: request.num_tokens].view()
+    tokens.setflags(write=False)
+    return DraftRow(request.id, tokens, request.num_prompt_tokens, num_drafts, request.params, request.seed)

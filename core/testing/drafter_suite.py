@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from hookline.core.contracts import DrafterSpec, DraftRow
+from hookline.core.contracts import DrafterSpec, DraftRow, is_offered
 from hookline.core.testing.checks import check, check_contract
 
 MOST = (1, 3, 64)
@@ -49,6 +49,18 @@ class DrafterSuite:
                 check(drafts.dtype.kind in "iu", f"{asked}, propose returned {drafts.dtype} and not whole numbers")
                 is_inside = bool(((drafts >= 0) & (drafts < self.vocab_size)).all())
                 check(is_inside, f"{asked}, propose returned ids outside of 0 to {self.vocab_size - 1}")
+
+    def test_proposes_for_many_requests_what_it_proposes_for_each(self) -> None:
+        """With `propose_all`: one proposal for each request, in the order of the requests."""
+        if not is_offered(type(self._made()).propose_all):
+            return
+        rows = self._rows()
+        together = [list(drafts) for drafts in self._made().propose_all(rows)]
+        check(len(together) == len(rows), f"propose_all returned {len(together)} proposals for {len(rows)} requests")
+        drafter = self._made()
+        for row, drafts in zip(rows, together, strict=True):
+            alone = list(drafter.propose(row))
+            check(drafts == alone, f"propose_all returned {drafts} for a request, for which propose returned {alone}")
 
     def test_leaves_the_tokens_alone(self) -> None:
         """It must not write to what it is shown."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from hookline.core.contracts import Registrar, hookimpl
+from hookline.core.contracts import Registrar, bounded, hookimpl
 
 API_VERSION = 2
 
@@ -22,6 +22,25 @@ class LookupConfig:
 
 
 @dataclass
+class DraftModelConfig:
+    """Drafts by a smaller model with the same tokens, which runs in the same process and on the same device."""
+
+    checkpoint: str = ""
+    """Its checkpoint: a folder or a hub id."""
+    model: str = "auto"
+    """Its model plugin or preset; auto goes by the checkpoint's config.json."""
+    k: int = bounded(4, 1, 64)
+    """Most drafts for a request in a step."""
+    memory_fraction: float = bounded(0.96, above=0, high=1)
+    """Part of the GPU's memory that may be in use once it is there. engine.memory_fraction, 0.9 unless you say
+    otherwise, is taken by the requests' model before, so this one has the difference."""
+    cpu_cache_gib: float = bounded(0.5, above=0)
+    """Size of its KV cache on a CPU, in GiB."""
+    adaptive: bool = True
+    """Whether a request whose drafts are all wrong has none in its next step, then in two steps, and so on up to 64."""
+
+
+@dataclass
 class SyntheticConfig:
     """For benchmarks: a stated number of tokens is kept of each step, whether they are right or not."""
 
@@ -33,7 +52,7 @@ class SyntheticConfig:
 
 @hookimpl
 def register_drafters(register: Registrar) -> None:
-    """Two search the request's own tokens on the host; the third is for benchmarks."""
+    """Two search the request's own tokens on the host, one is a smaller model, and one is for benchmarks."""
     register(
         "ngram",
         "hookline.plugins.drafters.lookup:Ngram",
@@ -45,6 +64,12 @@ def register_drafters(register: Registrar) -> None:
         "hookline.plugins.drafters.lookup:Suffix",
         config=LookupConfig,
         help="drafts from the most frequent continuation of the longest suffix that came before",
+    )
+    register(
+        "draft_model",
+        "hookline.plugins.drafters.draft_model:DraftModel",
+        config=DraftModelConfig,
+        help="drafts by a smaller model of the same vocabulary (drafter.checkpoint)",
     )
     register(
         "synthetic",

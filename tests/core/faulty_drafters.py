@@ -64,6 +64,16 @@ class RepeatsTheLastToken(PlainDrafter):
         return [int(row.tokens[-1])] * row.num_drafts
 
 
+class AnswersInAnotherOrder(PlainDrafter):
+    def propose_all(self, rows: Sequence[DraftRow]) -> Sequence[Sequence[int]]:
+        return [self.propose(row) for row in rows[::-1]]
+
+
+class LeavesOneOut(PlainDrafter):
+    def propose_all(self, rows: Sequence[DraftRow]) -> Sequence[Sequence[int]]:
+        return [self.propose(row) for row in rows[1:]]
+
+
 FAULTS: dict[type, str] = {
     ProposesTooMany: "propose returned 2",
     LeavesTheVocabulary: "propose returned ids outside of 0 to 96",
@@ -71,5 +81,7 @@ FAULTS: dict[type, str] = {
     WritesToTheTokens: "propose wrote to the tokens of its request",
     CannotForget: "KeyError",
     MakesNone: "its k is 0 and must be an int of at least 1",
+    AnswersInAnotherOrder: "for a request, for which propose returned",
+    LeavesOneOut: "proposals for 30 requests",
     RepeatsTheLastToken: "after a text that began again it drafted",
 }

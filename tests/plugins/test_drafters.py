@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 
 from hookline.core.contracts import DrafterSpec, DraftRow
 from hookline.core.testing.drafter_suite import DrafterSuite
-from hookline.plugins.drafters import LookupConfig, SyntheticConfig
+from hookline.plugins.drafters import DraftModelConfig, LookupConfig, SyntheticConfig
+from hookline.plugins.drafters.draft_model import DraftModel
 from hookline.plugins.drafters.lookup import Ngram, Suffix
 from hookline.plugins.drafters.synthetic import Synthetic
+from tests.small_models import CONFIGS, save_checkpoint
 
 SPEC = DrafterSpec(100, 4, 256)
 
@@ -31,6 +35,22 @@ class TestSuffix(DrafterSuite):
 class TestSynthetic(DrafterSuite):
     def make(self, spec: DrafterSpec) -> Synthetic:
         return Synthetic(SyntheticConfig(), spec)
+
+
+@pytest.mark.slow
+class TestDraftModel(DrafterSuite):
+    @pytest.fixture(autouse=True)
+    def _folder(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+        self.folder = tmp_path_factory.mktemp("llama")
+        save_checkpoint({**CONFIGS["llama"], "vocab_size": self.vocab_size}, self.folder)
+        self.drafters: list[DraftModel] = []
+        yield
+        for drafter in self.drafters:
+            drafter.close()
+
+    def make(self, spec: DrafterSpec) -> DraftModel:
+        self.drafters.append(DraftModel(DraftModelConfig(str(self.folder), cpu_cache_gib=0.01), spec))
+        return self.drafters[-1]
 
 
 def _row(tokens: list[int], num_drafts: int = 4) -> DraftRow:
