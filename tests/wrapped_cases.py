@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tests.transformers_cases import SIZES
+from tests.transformers_cases import ALL_CASES, LATENT, SIZES
 
 MROPE = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [1, 1, 2]}
 QWEN_TOWER = {"depth": 1, "embed_dim": 16, "num_heads": 2, "patch_size": 4, "mlp_ratio": 2}
@@ -29,6 +29,7 @@ QWEN3_TOWER = {
     "num_position_embeddings": 16,
     "deepstack_visual_indexes": [0],
 }
+TOWER = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
 SIGLIP = {
     "model_type": "siglip_vision_model",
     "hidden_size": 16,
@@ -131,21 +132,62 @@ CASES = {
          "layer_types": ["sliding_attention", "full_attention"]},
         SIGLIP, num_blocks=24,
     ),
+    "kimi_k25": Wrapped(
+        "kimi_k25", "deepseek",
+        {**SIZES, **LATENT, "model_type": "deepseek_v3", "num_hidden_layers": 3, "first_k_dense_replace": 1,
+         "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 20, "n_shared_experts": 1,
+         "n_group": 4, "topk_group": 2},
+        {**TOWER, "patch_size": 4},
+    ),
+    "phi4_multimodal": Wrapped(
+        "phi4_multimodal", "transformers", {}, {**TOWER, "image_size": 16, "patch_size": 8, "crop_size": 16},
+        {**SIZES, "original_max_position_embeddings": 256, "sliding_window": None,
+         "audio_config": {"hidden_size": 16, "intermediate_size": 24, "num_blocks": 1, "num_attention_heads": 2,
+                          "input_size": 16, "nemo_conv_channels": 8, "ext_pw_out_channel": 16}},
+    ),
+    "gemma4": Wrapped(
+        "gemma4", "transformers",
+        {**ALL_CASES["gemma4"].options, **SIZES, "num_hidden_layers": 6},
+        {**TOWER, "num_key_value_heads": 2, "head_dim": 8, "patch_size": 4, "position_embedding_size": 16},
+        num_blocks=50,
+    ),
+    "aya_vision": Wrapped(
+        "aya_vision", "transformers",
+        {**SIZES, "model_type": "cohere2", "sliding_window": 12,
+         "layer_types": ["sliding_attention", "full_attention"]},
+        SIGLIP, num_blocks=28,
+    ),
+    "lfm2_vl": Wrapped(
+        "lfm2_vl", "transformers",
+        {**SIZES, "model_type": "lfm2", "num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"],
+         "block_auto_adjust_ff_dim": False},
+        {**SIGLIP, "model_type": "siglip2_vision_model", "num_patches": 4},
+    ),
+    "voxtral": Wrapped(
+        "voxtral", "llama", {**TEXT, "model_type": "llama"}, {},
+        {"audio_config": {**TOWER, "num_mel_bins": 8, "max_source_positions": 8}},
+    ),
 }  # fmt: skip
-FEW = ("qwen2_5_vl", "qwen3_vl_moe", "qwen3_5_moe", "smolvlm", "mistral3", "glm4v_moe")
+FEW = ("qwen2_5_vl", "qwen3_vl_moe", "qwen3_5_moe", "smolvlm", "mistral3", "glm4v_moe", "kimi_k25", "phi4_multimodal")
 """Cases that every run tests: each way in which such a checkpoint names its tensors; the others are nightly."""
 
 
 def make_wrapped(folder: Path, case: Wrapped, *, seed: int = 0) -> Any:
     """Save a random float32 checkpoint, and return transformers' model as it loads that."""
-    from transformers import AutoConfig, AutoModelForImageTextToText
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     torch.manual_seed(seed)
     parts = {"text_config": case.text, "vision_config": case.tower, "initializer_range": 0.2}
     config = AutoConfig.for_model(
-        case.model_type, **copy.deepcopy({"tie_word_embeddings": False, **parts, **case.whole})
+        case.model_type,
+        **copy.deepcopy(
+            {"tie_word_embeddings": False, **{key: one for key, one in parts.items() if one}, **case.whole}
+        ),
     )
-    model = AutoModelForImageTextToText.from_config(config, attn_implementation="eager", dtype=torch.float32)
+    is_flat = not case.text and case.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    auto: Any = AutoModelForCausalLM if is_flat else AutoModelForMultimodalLM
+    model = auto.from_config(config, attn_implementation="eager", dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:  # norms of one and biases of zero would hide a forgotten weight
@@ -153,5 +195,5 @@ def make_wrapped(folder: Path, case: Wrapped, *, seed: int = 0) -> Any:
             else:
                 parameter.normal_(0.0, 0.2)
     model.save_pretrained(folder, max_shard_size="20KB")
-    loaded = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
+    loaded = auto.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
     return loaded.eval()

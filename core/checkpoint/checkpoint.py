@@ -82,7 +82,9 @@ class Checkpoint:
         if self.folder is None:
             return {}
         found = stored_tensors(self.folder, may_be_quantised=True)
-        return found if self.wrapper is None else renamed(self.folder, found, name_inside(found))
+        if self.wrapper is None:
+            return found
+        return renamed(self.folder, found, name_inside(found, _json(self.folder / "config.json").get("model_type")))
 
     @property
     def is_packaged(self) -> bool:

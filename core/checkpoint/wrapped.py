@@ -56,14 +56,17 @@ def causal_architecture(config: Mapping[str, Any]) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def name_inside(stored: Iterable[str]) -> Callable[[str], str | None]:
+def name_inside(stored: Iterable[str], model_type: object = None) -> Callable[[str], str | None]:
     """A function: name of a tensor of these -> its name in the language model alone; None if it is not part of that.
 
-    Prefixes: model.language_model., language_model.model., the same of text_model, or none.
+    Prefixes: model.language_model., language_model.model., the same of text_model, or none. model_type: of the whole,
+    whose names are first changed as transformers changes them when it loads such a checkpoint, if that is installed.
     """
-    has_prefix = any(_BODY.fullmatch(name) for name in stored)
+    now = _renaming(model_type)
+    has_prefix = any(_BODY.fullmatch(now(name)) for name in stored)
 
-    def inside(name: str) -> str | None:
+    def inside(old: str) -> str | None:
+        name = now(old)
         if not has_prefix or name.startswith(_ALONE[1:]):
             return name if name.startswith(_ALONE) else None
         found = _BODY.fullmatch(name)
@@ -73,6 +76,18 @@ def name_inside(stored: Iterable[str]) -> Callable[[str], str | None]:
         return f"model.{found[4]}" if is_body else found[4]
 
     return inside
+
+
+def _renaming(model_type: object) -> Callable[[str], str]:
+    """What transformers calls the tensors of a checkpoint of this model type, whatever files call them."""
+    try:
+        from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+        from transformers.core_model_loading import WeightConverter, rename_source_key
+    except ImportError:
+        return str
+    changes = (get_checkpoint_conversion_mapping(model_type) if isinstance(model_type, str) else None) or []
+    renamings: Any = [one for one in changes if not isinstance(one, WeightConverter)]
+    return lambda name: rename_source_key(name, renamings, [])[0]
 
 
 def _with_sizes(inner: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -77,9 +77,12 @@ class TransformersModel:
         self, config: PreTrainedConfig, model_class: type[PreTrainedModel], facts: Facts, runtime: Runtime
     ) -> None:
         model = meta_model(config, model_class)
+        unused = [f"{decoder_name(model)}.{name}" for name in facts.unused]
+        for name in unused:
+            model.set_submodule(name, nn.Module())
         share_modules(model)
         plan = Plan(_plan(model, runtime), facts.attention.num_kv_heads)
-        self.names = StoredNames(model)
+        self.names = StoredNames(model, unused)
         self.targets, head = _served(model, plan, runtime, facts)
         share_modules(model)  # once more, since linears have been replaced
         refuse_other_forms(self.names, self.targets)

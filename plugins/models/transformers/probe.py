@@ -47,6 +47,7 @@ class Facts:
 
     layers: what attends or keeps a state, in the order of the calls. uncalled: linears of the decoder that are not
     called, whose weights the model may use by itself. cache_name: under which a decoder with states takes its cache.
+    unused: the decoder's modules of several that no token passes, as towers for images, which are left out.
     """
 
     layers: tuple[LayerAttention | LayerStates, ...]
@@ -54,6 +55,7 @@ class Facts:
     vocab_size: int
     uncalled: tuple[str, ...] = ()
     cache_name: str = ""
+    unused: tuple[str, ...] = ()
 
     @property
     def attends(self) -> bool:
@@ -223,7 +225,7 @@ def probe(config: PreTrainedConfig, model_class: type[PreTrainedModel]) -> Facts
     _refuse_shorter_caches(config, attending)
     attending = _alike(config.model_type, attending)
     layers = tuple(attending.pop(0) if isinstance(layer, LayerAttention) else layer for layer in layers)
-    return Facts(layers, hidden_TD.shape[-1], logits_TV.shape[-1], uncalled, cache_name)
+    return Facts(layers, hidden_TD.shape[-1], logits_TV.shape[-1], uncalled, cache_name, _unused(decoder, called))
 
 
 def takes_positions(decoder: nn.Module) -> bool:
@@ -243,6 +245,16 @@ def has_states(config: PreTrainedConfig) -> bool:
     except Exception:  # of sizes that do not fit, which the forward tells
         return False
     return any(hasattr(layer, "recurrent_states") for layer in layers)
+
+
+def _unused(decoder: nn.Module, called: set[nn.Module]) -> tuple[str, ...]:
+    """Names of the largest modules with modules of their own of which none was called."""
+    found: list[str] = []
+    for name, module in decoder.named_modules():
+        is_idle = any(module.children()) and called.isdisjoint(module.modules())
+        if name and is_idle and not name.startswith(tuple(f"{one}." for one in found)):
+            found.append(name)
+    return tuple(found)
 
 
 def _refuse_uncounted(config: PreTrainedConfig, model_class: type[PreTrainedModel], places: bool) -> None:

@@ -8,6 +8,7 @@ Legend: X experts.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -32,9 +33,12 @@ MERGED_AND_JOINED = ["MergeModulelist", "Concatenate"]
 
 
 class StoredNames:
-    """How the tensors of a checkpoint are called in the model. known: names of all targets, once there are any."""
+    """How the tensors of a checkpoint are called in the model. known: names of all targets, once there are any.
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    unused: names of modules that are left out, with their tensors.
+    """
+
+    def __init__(self, model: PreTrainedModel, unused: Sequence[str] = ()) -> None:
         changes = [*get_model_conversion_mapping(model), *_of_whole(model)]
         self.converters = [one for one in changes if isinstance(one, WeightConverter) and not _exchanges(one)]
         self.renamings: list[Any] = [one for one in changes if not isinstance(one, WeightConverter)]
@@ -42,6 +46,7 @@ class StoredNames:
         self.prefix, self.model_type = f"{decoder_name(model)}.", model.config.model_type
         ignored = model._keys_to_ignore_on_load_unexpected or ()
         self.ignored = re.compile("|".join(f"({pattern})" for pattern in ignored) or r"(?!)")
+        self.unused = tuple(f"{name}." for name in unused)
         self.known: set[str] = set()
 
     def name(self, stored: str) -> str | None:
@@ -50,7 +55,8 @@ class StoredNames:
         for name in (renamed, f"{self.prefix}{renamed}", renamed.removeprefix(self.prefix)):
             if name in self.known:
                 return name
-        return None if self.ignored.search(stored) else renamed
+        is_left_out = self.ignored.search(stored) or renamed.startswith(self.unused)
+        return None if is_left_out else renamed
 
     def converter(self, name: str) -> tuple[WeightConverter, str] | None:
         """What makes this parameter of tensors in another form, and the part of its name before the pattern."""

@@ -94,3 +94,12 @@ def test_overrides_reach_the_language_model_with_and_without_its_key(tmp_path: P
     assert (found.config["num_hidden_layers"], found.config["hidden_size"], found.eos_token_ids) == (1, 16, (3,))
     assert found.wrapper == ("SmallForConditionalGeneration",)
     assert resolve(str(tmp_path)).eos_token_ids == (5,)
+
+
+@pytest.mark.slow
+def test_names_that_transformers_changes_for_the_whole_are_changed_before_the_prefix_is_left_out() -> None:
+    stored = ["language_model.model.blocks.0.norm.weight", "vision_tower.encoder.blocks.0.wo.weight"]
+    inside = name_inside([*stored, "language_model.lm_head.weight"], "kimi_k25")
+    assert inside(stored[0]) == inside(stored[0].replace("blocks", "layers")) == "model.layers.0.norm.weight"
+    assert inside(stored[1]) is None
+    assert inside("language_model.lm_head.weight") == "lm_head.weight"
