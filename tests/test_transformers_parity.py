@@ -18,7 +18,7 @@ from tests.transformers_cases import CASES, FEW, FEW_AT_TP_2, WINDOWED, make_che
 pytestmark = pytest.mark.slow
 TransformersModel = Lazily("hookline.plugins.models.transformers.model", "TransformersModel")
 NUM_TOKENS = 64
-TIGHT = dict(max_num_batched_tokens=8, max_num_seqs=4, num_blocks=17, block_size=8, overlap=True)
+TIGHT = dict(max_num_batched_tokens=8, max_num_seqs=4, num_blocks=17, block_size=8, overlap=True, max_model_len=256)
 """Prompts in chunks, a pool for fewer requests than run, and steps launched before their tokens are known."""
 
 
@@ -56,10 +56,24 @@ def test_greedy_tokens_equal_transformers_in_chunks_with_preemptions_and_prefix_
         assert again[0].num_cached_tokens >= 8
 
 
+def test_longrope_gives_the_tokens_of_transformers_beyond_the_original_length(tmp_path, caplog):
+    case = CASES["longrope"]
+    rope = {**case.options["rope_parameters"], "original_max_position_embeddings": 32}
+    lengths = dict(original_max_position_embeddings=32, rope_parameters=rope)
+    reference = make_checkpoint(tmp_path, case, **lengths)
+    prompts = [[token + 1 for token in prompt] for prompt in random_prompts(96, (33, 61))]
+    with caplog.at_level("INFO", "hookline"), LLM(str(tmp_path), device="cpu", engine={"block_size": 8}) as llm:
+        outputs = llm.generate(prompts, greedy(NUM_TOKENS))
+    assert [output.token_ids for output in outputs] == [
+        transformers_greedy(reference, prompt, NUM_TOKENS)[0] for prompt in prompts
+    ]
+    assert "engine.max_model_len=1024 may exceed the original 32 tokens" in caplog.text
+
+
 @pytest.mark.parametrize("name", some([name for name in CASES if CASES[name].has_plan], FEW_AT_TP_2))
 def test_two_processes_give_the_tokens_of_transformers(name, checkpoints):
     folder, prompts, expected = checkpoints(name)
-    with LLM(str(folder), device="cpu", tp=2, model="transformers") as llm:
+    with LLM(str(folder), device="cpu", tp=2, model="transformers", engine={"max_model_len": 256}) as llm:
         assert [output.token_ids for output in llm.generate(prompts, greedy(NUM_TOKENS))] == expected
 
 

@@ -137,6 +137,7 @@ def runtime_of(resolved: ResolvedConfig, kernels: Kernels) -> Runtime:
         stage=resolved.stage,
         batch_invariant=sizes.batch_invariant,
         weights=weights_of(resolved),
+        max_model_len=sizes.max_model_len,
     )
 
 

@@ -167,6 +167,8 @@ class Runtime:
     stage: Stage = WHOLE_MODEL
     weights: WeightFactory | None = None
     """Makes the matrices of layers, experts and heads; None: tensors of `dtype`, multiplied by `kernels`."""
+    max_model_len: int = 0
+    """Tokens of the longest sequence that is served; 0 where a model is built without an engine."""
 
 
 class WeightFactory(Protocol):

@@ -280,9 +280,17 @@ def test_scale_and_softcap_are_asked_of_the_kernels_only_where_a_model_has_its_o
     assert TransformersModel.spec(config_of("gemma2", **gemma2.options)).attention == {"scale", "softcap"}
 
 
-def test_longrope_is_served_up_to_the_length_that_keeps_its_frequencies() -> None:
-    spec = TransformersModel.spec(config_of("phi3", **CASES["longrope"].options))
-    assert spec.max_position == 256
+def test_longrope_takes_its_long_factors_if_and_only_if_sequences_may_exceed_the_original_length() -> None:
+    config = config_of("phi3", **CASES["longrope"].options)
+    assert TransformersModel.spec(config).max_position == 1024
+    found = {}
+    for max_len in (256, 257):
+        kernels = PlainKernels(None, None)  # type: ignore[arg-type]
+        device, ranks = torch.device("cpu"), LocalRanks(0, 1)
+        model = TransformersModel(config, Runtime(device, torch.float32, ranks, kernels, max_model_len=max_len))
+        found[max_len] = model.decoder.rotary_emb.inv_freq * 10_000 ** (torch.arange(4) / 4)
+    torch.testing.assert_close(1 / found[256], torch.tensor([1.0, 1.1, 1.2, 1.3]))
+    torch.testing.assert_close(1 / found[257], torch.tensor([4.0, 4.0, 4.0, 4.0]))
 
 
 class LargestTensor(TorchDispatchMode):

@@ -123,9 +123,6 @@ def max_position(config: PreTrainedConfig, *, attends: bool = True) -> int:
     limits: list[Any] = [getattr(config, "max_position_embeddings", limit)]
     if chunk_limit(config):
         limits.append(chunk_limit(config))
-    for settings in filter(is_longrope, rope_settings(config)):
-        original = getattr(config, "original_max_position_embeddings", limits[0])
-        limits.append(settings.get("original_max_position_embeddings") or original)
     for limit in limits:
         if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
             refuse(config.model_type, f"its max_position_embeddings is {shown(limit)}, which must be a positive number")
@@ -145,15 +142,12 @@ def chunk_limit(config: PreTrainedConfig) -> int | None:
     return min(filter(None, limits), default=None)
 
 
-def rope_settings(config: PreTrainedConfig) -> list[dict[str, Any]]:
-    """The rotary settings of a config: one for all layers, or one for each type of layer."""
+def original_length(config: PreTrainedConfig) -> int | None:
+    """Tokens up to which the short factors of "longrope" are meant; None for other rotary embeddings."""
     settings = getattr(config, "rope_parameters", None) or {}
-    return [settings] if "rope_type" in settings else [one for one in settings.values() if isinstance(one, dict)]
-
-
-def is_longrope(settings: Mapping[str, Any]) -> bool:
-    """Whether the frequencies of all positions change as soon as a sequence is longer than the original limit."""
-    return settings.get("rope_type") == "longrope"
+    kinds = [settings] if "rope_type" in settings else [one for one in settings.values() if isinstance(one, dict)]
+    lengths = [one.get("original_max_position_embeddings") for one in kinds if one.get("rope_type") == "longrope"]
+    return min(filter(None, lengths), default=None)
 
 
 def refuse(model_type: str, why: str, fix: str = "") -> NoReturn:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from hookline.core.contracts import MatrixPiece, Part, Runtime, Weight, WeightTarget
 from hookline.core.errors import ConfigError
@@ -23,6 +24,8 @@ COLUMNS, COLUMNS_GATHERED, ROWS, ROWS_SPLIT = "colwise", "colwise_gather_output"
 REPLICATED = ("replicate", "replicated_with_grad_allreduce", "mla_kv_a_proj")
 """Styles of modules that every rank computes whole."""
 LINEAR_STYLES = (COLUMNS, COLUMNS_GATHERED, ROWS, ROWS_SPLIT, *REPLICATED)
+LONGROPE = "longrope"
+"""The rope_type with short and with long factors, which transformers takes by the length of the sequence."""
 KV_PROJECTIONS = ("k_proj", "v_proj")
 """Linears whose rows are kv heads: replicated if the ranks exceed these."""
 
@@ -188,12 +191,12 @@ def is_plain_rms_norm(module: nn.Module) -> bool:
     return isinstance(found, Tensor) and torch.allclose(found, expected, rtol=1e-4, atol=1e-6)
 
 
-def pin_rope(model: nn.Module) -> None:
-    """Keep the rotary frequencies as they are for sequences up to the spec's max_position.
+def pin_rope(model: nn.Module, max_len: int = 0) -> None:
+    """Keep the rotary frequencies as they are for all sequences: "longrope" ones long if any may be, else short.
 
     transformers computes "dynamic" and "longrope" ones anew by the longest sequence of a step, which waits for the
     device, and would make a request's result depend on the others. Llama 4 scales queries by their place among the
-    tokens of a step, from the first of floor_scale on.
+    tokens of a step, from the first of floor_scale on. max_len: tokens of the longest sequence that is served.
     """
     module: Any
     for module in model.modules():
@@ -201,9 +204,25 @@ def pin_rope(model: nn.Module) -> None:
             module.attn_temperature_tuning = False
         kinds = getattr(module, "rope_type", None)
         if isinstance(kinds, str):
+            _lengthen(module, kinds, max_len)
             module.rope_type = "default"
         elif isinstance(kinds, dict):
+            for layer_type, kind in kinds.items():
+                _lengthen(module, kind, max_len, layer_type)
             module.rope_type = dict.fromkeys(kinds, "default")
+
+
+def _lengthen(module: Any, kind: str, max_len: int, layer_type: str | None = None) -> None:
+    """Give a rotary embedding its long frequencies, if it has any and sequences get longer than the original ones."""
+    if kind != LONGROPE:
+        return
+    settings, of_layers, prefix = module.config.rope_parameters, {}, ""
+    if layer_type is not None:
+        settings, of_layers, prefix = settings[layer_type], {"layer_type": layer_type}, f"{layer_type}_"
+    if max_len > settings["original_max_position_embeddings"]:
+        buffer_F = module._buffers[f"{prefix}inv_freq"]
+        long_F, _ = ROPE_INIT_FUNCTIONS[LONGROPE](module.config, buffer_F.device, seq_len=max_len, **of_layers)
+        buffer_F.copy_(long_F)
 
 
 def typed_buffers(module: nn.Module) -> list[str]:

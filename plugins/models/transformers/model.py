@@ -7,6 +7,7 @@ attention to core. Legend: T tokens, N rows whose logits are wanted, D hidden, V
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Mapping
 from functools import lru_cache
@@ -18,7 +19,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from hookline.core.contracts import Attend, FullAttention, ModelSpec, Runtime, WeightTarget
 from hookline.plugins.models.transformers.attention import LayerAttention, PagedAttention, attach
-from hookline.plugins.models.transformers.config import max_position, read_config, refuse
+from hookline.plugins.models.transformers.config import max_position, original_length, read_config, refuse
 from hookline.plugins.models.transformers.experts import (
     DOWN,
     PACKED,
@@ -60,6 +61,8 @@ from hookline.plugins.models.transformers.states import StateCache, serve_states
 from hookline.plugins.models.transformers.taps import last_norm, shown_layers
 from hookline.plugins.models.transformers.weights import StoredNames, parameter_targets, refuse_other_forms
 
+_log = logging.getLogger("hookline")
+
 
 class TransformersModel:
     """A decoder of transformers and its head. Implements hookline.core.contracts.Model and RenamesTensors."""
@@ -70,6 +73,13 @@ class TransformersModel:
         trial._build(*read, without_data(runtime))
         trial._run_without_data(config.model_type, facts)
         self._build(*read, runtime)
+        original = original_length(config)
+        if original is not None and runtime.max_model_len > original and runtime.ranks.rank == 0:
+            _log.info(
+                "longrope: long factors for every request, since engine.max_model_len=%d may exceed the original %d "
+                "tokens; set engine.max_model_len=%d for the short ones",
+                *(runtime.max_model_len, original, original),
+            )
         for module in (self.decoder, self.model):
             refuse_left_on_meta(module, config.model_type)
 
@@ -270,7 +280,7 @@ def _allocate(model: PreTrainedModel, names: StoredNames, plan: Plan, runtime: R
             if is_parameter or key not in module._non_persistent_buffers_set:
                 targets |= parameter_targets(names, name, memory, part, 0 if style == PACKED else 1)
     model.initialize_weights()  # type: ignore[no-untyped-call]
-    pin_rope(model)
+    pin_rope(model, runtime.max_model_len)
     return targets
 
 
