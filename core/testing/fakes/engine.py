@@ -23,7 +23,8 @@ from hookline.core.requests.admission import EngineLimits
 from hookline.core.requests.pooling import BEGINS, ENDS
 from hookline.core.requests.request import Request
 from hookline.core.step.executor import Executor, StepResult
-from hookline.core.step.message import POOLED_WIDTH, Step, pack, unpack
+from hookline.core.step.message import ALONG, POOLED_WIDTH, Axis, Step, pack, unpack
+from hookline.core.step.micro_batches import cut
 from hookline.core.step.timing import Clock, DeviceTime
 from hookline.core.testing.fakes.poolers import READS_ALL, pooled_numbers
 from hookline.core.util.arrays import MaskArray, VectorArray, ints, num_mask_words
@@ -55,6 +56,18 @@ class FakeHandle(list[int]):
     def __init__(self, tokens: Iterable[int], vectors: list[VectorArray]) -> None:
         super().__init__(tokens)
         self.vectors = vectors
+
+
+def check_sections(step: Step) -> None:
+    """Assert that each section of a step has as many entries as its axis says, and names only what is there."""
+    (whole,) = cut(step, 1)
+    for name, along in ALONG.items():
+        if along.axis is Axis.STEP:
+            continue
+        if along.by:
+            places, count = whole.members.named(along), len(whole.places(along.axis))
+            assert ((places >= 0) & (places < count)).all(), f"{along.by} names what is not there"
+        assert len(getattr(step, name)) == along.width * len(whole.members.along(along)), f"{name} has other entries"
 
 
 class FakeClock:
@@ -98,6 +111,7 @@ class FakeExecutor(Executor):
     def launch(self, step: Step) -> Any:
         """Compute a step at once, from its packed form."""
         step = unpack(pack(step))
+        check_sections(step)
         if self.clock is not None:
             self.clock.num_unread += 1
         self.steps.append(step)
