@@ -37,7 +37,7 @@ def with_model(config: Config, host: PluginHost) -> tuple[Config, Checkpoint | N
     asked: ModelConfig = config.model.config
     opener, checkpoint = _opener(asked, host), None
     if opener is None:
-        checkpoint = resolve_model(asked)
+        checkpoint = resolve_model(asked, host=host)
         opener = _serving(*claimant(host, _architectures(checkpoint, host)), host, asked, checkpoint)
     entry, why = opener
     if checkpoint is not None and checkpoint.wrapper:

@@ -201,7 +201,7 @@ def resolve(
     """
     model_class = chosen(config.model).load()
     if checkpoint is None or hasattr(model_class, "open_checkpoint"):
-        checkpoint = _opened(config.model, model_class)
+        checkpoint = _opened(config.model, model_class, host)
     config = with_quantization(config, host, checkpoint)
     spec = stated_spec(chosen(config.model), model_class, checkpoint.config)
     if (last := max(config.engine.taps or (), default=0)) >= spec.num_layers:
@@ -238,12 +238,12 @@ def resolve(
     )
 
 
-def _opened(option: Option, model_class: type) -> Checkpoint:
+def _opened(option: Option, model_class: type, host: PluginHost) -> Checkpoint:
     """The checkpoint that a model's option asks for."""
     model: ModelConfig = option.config
     if not model.checkpoint and model.weights == "checkpoint" and not hasattr(model_class, "open_checkpoint"):
         raise CheckpointError(f"model={option.name} needs model.checkpoint=...: a folder, or a hub id (owner/name)")
-    return resolve_model(model, model_class)
+    return resolve_model(model, model_class, host)
 
 
 def chosen(option: Option) -> Entry:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hookline.core.checkpoint.file_tokenizer import file_tokenizer, tokenizer_eos
+from hookline.core.checkpoint.files import open_source
 from hookline.core.checkpoint.locate import PACKAGE, cached_on_disk, first_line, is_hub_id, locate
 from hookline.core.checkpoint.safetensors_files import (
     QUANTISED,
@@ -28,6 +29,7 @@ from hookline.core.checkpoint.tokenizer_growth import check_file
 from hookline.core.checkpoint.wrapped import OF_WHOLE, language_model, name_inside
 from hookline.core.contracts import CheckpointSource, ModelConfig
 from hookline.core.errors import CheckpointError, ConfigError, RequestError, shown
+from hookline.core.plugin.host import PluginHost
 from hookline.core.sampling_params import generation_defaults
 from hookline.core.util.json_lines import json_fault
 from hookline.core.util.mappings import merge
@@ -46,7 +48,8 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.tx
 class Checkpoint:
     """A model at hand: its config and, unless it is random without one, its folder.
 
-    folder: None if only a shape is known (weights=random), or if the model brought the source.
+    folder: None if only a shape is known (weights=random), or if the model brought the source. Beside a source it is
+    where the source's file lies, and a tokenizer perhaps.
     eos_token_ids: empty if the checkpoint names none. tokenizer_eos: the tokenizer's own end-of-sequence token and its
     id, if neither config names it: it is among eos_token_ids, too.
     """
@@ -75,11 +78,11 @@ class Checkpoint:
 
     @cached_property
     def stored(self) -> Mapping[str, StoredTensor]:
-        """The tensors of the folder's safetensors, by name; read once. Empty without a folder.
+        """The tensors of the folder's safetensors, by name; read once. Empty without a folder, and with a source.
 
         Raises: CheckpointError if they cannot be read.
         """
-        if self.folder is None:
+        if self.folder is None or self.source is not None:
             return {}
         found = stored_tensors(self.folder, may_be_quantised=True)
         if self.wrapper is None:
@@ -92,17 +95,18 @@ class Checkpoint:
         return self.folder is not None and self.reference.startswith(PACKAGE)
 
 
-def resolve_model(model: ModelConfig, model_class: Any = None) -> Checkpoint:
+def resolve_model(model: ModelConfig, model_class: Any = None, host: PluginHost | None = None) -> Checkpoint:
     """The checkpoint a model option asks for, real or random, with hf_overrides laid over its config.
 
-    model_class: may bring a source of its own; see `core.contracts.OpensCheckpoint`.
+    model_class: may bring a source of its own, as may a quantization of the host; see
+    `core.contracts.OpensCheckpoint`.
     Raises: CheckpointError if it cannot be had; ConfigError for an unknown model.weights.
     """
     if model.weights not in WEIGHTS:
         raise ConfigError(f"model.weights is '{model.weights}'; it must be one of: {', '.join(WEIGHTS)}")
-    source = model_class.open_checkpoint(model) if hasattr(model_class, "open_checkpoint") else None
-    if source is not None:
-        return _of_source(model, source)
+    opened = open_source(model, model_class, host)
+    if opened is not None:
+        return _with_tokenizers_eos(_of_source(model, *opened), model)
     found = resolve_random(model) if model.weights == "random" else resolve(model.checkpoint, model.hf_overrides)
     return _with_tokenizers_eos(found, model)
 
@@ -238,10 +242,10 @@ def _split_quantization(config: dict[str, Any], folder: Path | None) -> tuple[di
     return plain, dict(stated) if isinstance(stated, Mapping) else {"quant_method": "unknown", "stated": stated}
 
 
-def _of_source(model: ModelConfig, source: CheckpointSource) -> Checkpoint:
-    config = merge(source.config(), model.hf_overrides)
+def _of_source(model: ModelConfig, source: CheckpointSource, folder: Path | None) -> Checkpoint:
+    config, quantization = _split_quantization(merge(source.config(), model.hf_overrides), None)
     ids = _token_ids(config.get("eos_token_id"), model.checkpoint)
-    return Checkpoint(model.checkpoint, None, config, ids, source=source)
+    return Checkpoint(model.checkpoint, folder, config, ids, source=source, quantization=quantization)
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -292,7 +292,12 @@ class CheckpointSource(Protocol):
 
 
 class OpensCheckpoint(Protocol):
-    """For a model class whose weights may be in a form that core cannot read; a method besides Model's."""
+    """For a model class whose weights may be in a form that core cannot read; a method besides Model's.
+
+    For a quantization too, besides Quantization's: it is asked about a file whose suffix is among its methods, or a
+    folder with one such file and no safetensors. A tokenizer that lies beside the file counts, else the source's. What
+    the source's config has as quantization_config the quantization is given in StoredForm.
+    """
 
     @classmethod
     def open_checkpoint(cls, config: Any) -> CheckpointSource | None:

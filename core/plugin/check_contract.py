@@ -31,6 +31,7 @@ _CONTRACTS: dict[str, type] = {
 }
 _BESIDES: dict[str, tuple[type, ...]] = {
     "model": (contracts.OpensCheckpoint, contracts.RenamesTensors, contracts.NormsStreams),
+    "quantization": (contracts.OpensCheckpoint,),
     "scheduler": (contracts.RemembersSteps,),
 }
 """Contracts that a class of a kind may keep as well, without extending them."""

@@ -130,7 +130,7 @@ def launch_all(config: Config, host: PluginHost, card: Card, seen: Any) -> None:
     from hookline.core.prebuild.dry_run import dry_worker, few_layers
 
     with pretended(card, seen, num_devices=config.num_ranks):
-        few = few_layers(config, LEAST_LAYERS)
+        few = few_layers(config, LEAST_LAYERS, host)
         try:
             dry_worker(config if few is None else with_overrides(config, few), host)
         except HooklineError:

@@ -40,13 +40,13 @@ def on_cuda(config: Config) -> Config:
     return replace(config, device="cuda")
 
 
-def few_layers(config: Config, least: int) -> dict[str, Any] | None:
+def few_layers(config: Config, least: int, host: PluginHost) -> dict[str, Any] | None:
     """Overrides of the model's config.json that leave its first layers: `least`, or more to have each kind of layer.
 
     None if all layers are needed, or if the config does not say which layers are alike.
     """
     model = chosen(config.model).load()
-    checkpoint = resolve_model(config.model.config, model)
+    checkpoint = resolve_model(config.model.config, model, host)
     spec, hf_config = model.spec(checkpoint.config), checkpoint.config
     may_differ = any(hf_config.get(key) not in _ALIKE for key in _UNLIKE)
     kinds = [_kind(layer) for layer in spec.layers]

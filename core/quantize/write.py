@@ -54,7 +54,7 @@ def write_quantised(config: Config, host: PluginHost, target: Path) -> str:
             "fp8, fp8_block, int8, int4"
         )
     folder = resolved.checkpoint.folder
-    if folder is None:
+    if folder is None or resolved.checkpoint.source is not None:
         raise CheckpointError(f"{resolved.checkpoint.reference} is no folder of safetensors, and only those are read")
     stored, linears = _linears(resolved)
     left = [name.removesuffix(WEIGHT) for name, one in stored.items() if len(one.shape) == 2 and name not in linears]

@@ -76,7 +76,7 @@ class Codec:
         if self._tokenizer is None and self._folder is not None:
             self._tokenizer = self._checked(load_tokenizer(self._folder))
             self._folder = self._folder if self._tokenizer is not None else None
-        elif self._tokenizer is None and self._source is not None:
+        if self._tokenizer is None and self._source is not None:
             self._tokenizer = self._checked(self._source.tokenizer())
             self._source = self._source if self._tokenizer is not None else None
         return self._tokenizer

@@ -60,6 +60,13 @@ def register_quantizations(register: Registrar) -> None:
         help="checkpoints with quant_method fp8: blocks or one scale, as Qwen3-*-FP8 and DeepSeek have them",
         methods=("fp8",),
     )
+    register(
+        "gguf",
+        "hookline.plugins.quantizations.gguf:Gguf",
+        config=QuantizationConfig,
+        help="GGUF files of llama, qwen2, qwen3, qwen3moe, olmo2 and gemma3, dequantised while they are loaded",
+        methods=("gguf",),
+    )
     readers = {
         "compressed_tensors": (
             "compressed-tensors",

@@ -176,6 +176,7 @@ def codec_of(facts: ModelFacts, tree: dict[str, Any], host: PluginHost) -> Codec
     """The tokenizer of the model, made ready for several threads. tree: the engine's configuration."""
     from pathlib import Path
 
+    from hookline.core.checkpoint.files import open_source
     from hookline.core.config.settings import option_with, validate
     from hookline.core.tokenizer.codec import Codec
 
@@ -183,9 +184,10 @@ def codec_of(facts: ModelFacts, tree: dict[str, Any], host: PluginHost) -> Codec
     if option.entry is None:  # model=auto, which the engine's process has decided
         option = option_with(host.choose("model", facts.model), option.config)
     source = None
-    if facts.folder is None and option.entry is not None:
-        model_class = option.entry.load()
-        source = model_class.open_checkpoint(option.config) if hasattr(model_class, "open_checkpoint") else None
+    if option.entry is not None and not option.config.tokenizer:
+        model_class = option.entry.load() if facts.folder is None else None  # its import takes torch's
+        opened = open_source(option.config, model_class, host)
+        source = None if opened is None else opened[0]
     folder = None if facts.folder is None else Path(facts.folder)
     codec = Codec(folder, source=source, chat=option.config.chat, max_len=facts.max_model_len)
     codec.make_ready()
