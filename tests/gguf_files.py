@@ -25,14 +25,16 @@ def write_gguf(
     tokenizer: Mapping[str, Any] | None = None,
     change: Callable[[GGUFWriter], None] = lambda writer: None,
     without: str = "",
+    split_max_tensors: int = 0,
 ) -> Any:
     """Write a model of transformers, whose matrices become what the file's types keep of them; returns the model.
 
     kind: of matrices; others are F32. change: called with the writer, for keys of its own. without: a tensor left out.
+    split_max_tensors: of each of several files; 0: one file.
     """
     config = model.config
     name = ARCHITECTURES.get(config.model_type, config.model_type)
-    writer = GGUFWriter(path, name)
+    writer = GGUFWriter(path, name, split_max_tensors=split_max_tensors)
     _write_keys(writer, config, name)
     for key, value in (tokenizer or {}).items():
         writer.add_array(key, value) if isinstance(value, list) else _ADDERS[type(value)](writer, key, value)

@@ -34,8 +34,6 @@ def locate(reference: str) -> Path:
         what = "is a file" if reference and folder.is_file() else "does not exist"
     except (OSError, RuntimeError) as error:  # the name is too long, or its ~user does not exist
         what = f"cannot be looked for ({getattr(error, 'strerror', None) or error})"
-    if reference.endswith(".gguf"):
-        what += ", and no built-in model opens GGUF"
     subject = f"model.checkpoint '{clipped(reference)}' {what}" if reference else "model.checkpoint is not set"
     raise CheckpointError(
         f"{subject}; give a folder with config.json and *.safetensors, a hub id (owner/name) or package:MODULE/FOLDER"

@@ -276,11 +276,6 @@ def other_form(folder: Path) -> str | None:
             f"holds an adapter{_base_model(folder)}, which changes a model and is none; merge the two with peft "
             "(PeftModel.merge_and_unload) and give the folder that save_pretrained writes"
         )
-    if (gguf := first("*.gguf")) is not None:
-        return (
-            f"holds a GGUF file ({gguf}), which no built-in model opens; give the model's checkpoint with config.json "
-            "and *.safetensors, or install a model plugin for GGUF and give the file"
-        )
     if (own := first("consolidated*.safetensors", "consolidated*.pth", "params.json")) is not None:
         return (
             f"is in the form of the model's makers ({own}), which is not read; give the same model in Hugging Face's "

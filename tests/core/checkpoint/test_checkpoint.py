@@ -111,7 +111,7 @@ def test_an_empty_reference_is_refused() -> None:
 
 def test_a_file_in_place_of_a_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(b"")
-    assert "is a file, and no built-in model opens GGUF; give a folder" in refusal(str(tmp_path / "model.gguf"))
+    assert "is a file; give a folder" in refusal(str(tmp_path / "model.gguf"))
     (tmp_path / "model.safetensors").write_bytes(b"")
     assert "is a file; give a folder" in refusal(str(tmp_path / "model.safetensors"))
 
@@ -128,7 +128,6 @@ def test_a_folder_without_a_config_is_refused(tmp_path: Path) -> None:
             "holds an adapter for owner/base, which changes a model and is none; merge the two with peft",
         ),
         ({"adapter_model.bin": "", "adapter_config.json": "["}, "holds an adapter, which changes a model"),
-        ({"small-Q4_K_M.gguf": ""}, "holds a GGUF file (small-Q4_K_M.gguf), which no built-in model opens; give"),
         (
             {"params.json": "{}", "consolidated.safetensors": "", "tekken.json": "{}"},
             "is in the form of the model's makers (consolidated.safetensors), which is not read; give the same",
