@@ -1,6 +1,6 @@
 """Products with quantised weights behind the Kernels contract, for kernels=triton: weights in e4m3, int8 and int4.
 
-Legend: T tokens, O output features, D input features, F half of gate and up.
+Legend: T tokens, O output features, D input features, F half of gate and up, A experts of a token.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from hookline.core.contracts import FP8, INT4, INT8, QuantizedMatrix, ScaledMatrix, Scheme
+from hookline.plugins.kernels.experts import triton_experts, triton_few_experts
 from hookline.plugins.kernels.norms import triton_norms
 from hookline.plugins.kernels.products.scaled_products import ScaledProducts, ScaledWeight
 from hookline.plugins.kernels.products.triton_int4 import TiledInt4, tiled_int4
@@ -19,8 +20,10 @@ from hookline.plugins.kernels.products.triton_scales import Scales
 from hookline.plugins.kernels.triton_attention import TritonAttention
 from hookline.plugins.kernels.triton_launch import next_power_of_2
 
-LEAST_COLUMNS = {FP8: 128, INT8: 32, INT4: 32}
-"""Fewest inputs of a scale's block for each kind of values: a step of a product lies in one block."""
+VALUES = (FP8, INT8, INT4)
+LEAST_COLUMNS = 32
+"""Fewest inputs of a scale's block: a step of a product lies in one block. A rank's part may cut through blocks of more
+inputs, which are then blocks of fewer."""
 INT4_MULTIPLE = 8
 """Inputs of a weight in int4 are a multiple of this: what a word of 32 bits has."""
 
@@ -37,22 +40,23 @@ class TritonQuantized(TritonAttention):
         columns, is_int4 = scheme.columns, scheme.values == INT4
         if scheme.is_reordered or (scheme.has_zeros and not is_int4) or (is_int4 and num_columns % INT4_MULTIPLE):
             return False
-        return scheme.values in LEAST_COLUMNS and (
-            not columns or (columns >= LEAST_COLUMNS[scheme.values] and columns & (columns - 1) == 0)
-        )
+        is_power = columns & (columns - 1) == 0
+        return scheme.values in VALUES and (not columns or (columns >= LEAST_COLUMNS and is_power))
 
     def prepare_weight(self, weight: QuantizedMatrix) -> Any:
         """See Kernels.prepare_weight."""
-        assert isinstance(weight, ScaledMatrix) and weight.scheme.values in LEAST_COLUMNS, weight.scheme
+        assert isinstance(weight, ScaledMatrix) and weight.scheme.values in VALUES, weight.scheme
         if self._scaled_products is None:  # before any graph is captured
             self._scaled_products = ScaledProducts(self.spec.device, self.spec.dtype)
         scheme, factors_RC, zeros_RC = weight.scheme, weight.scales_RC, weight.zeros_RC
         if not scheme.rows:  # a scale of all outputs is as many equal ones
-            factors_RC = factors_RC.expand(weight.num_rows, -1).contiguous()
-            zeros_RC = None if zeros_RC is None else zeros_RC.expand(weight.num_rows, -1).contiguous()
+            shape = *factors_RC.shape[:-2], weight.num_rows, -1
+            factors_RC = factors_RC.expand(shape).contiguous()
+            zeros_RC = None if zeros_RC is None else zeros_RC.expand(shape).contiguous()
         packed = 2 if scheme.values == INT4 else 1
         scales = Scales(factors_RC, scheme.rows or 1, scheme.columns, packed, zeros_RC)
-        if packed == 2 and self.tiles_int4 and self._scaled_products.tiles_int4:
+        is_plain = weight.num_experts is None
+        if packed == 2 and is_plain and self.tiles_int4 and self._scaled_products.tiles_int4:
             return tiled_int4(weight.data, scales)
         return ScaledWeight(weight.data, scales, may_round=scheme.values == FP8 and bool(scheme.activations))
 
@@ -87,6 +91,30 @@ class TritonQuantized(TritonAttention):
         given = rounded.values_TD, rounded.scales_TG.t(), columns or next_power_of_2(num_out)
         _, sum_TO = triton_norms.add_rms_norm(product_TO, residual_TO, norm_weight_O, eps, given)
         return rounded, sum_TO
+
+    def quantized_expert_mlp(
+        self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up: Any, down: Any
+    ) -> Tensor:
+        """See Kernels.quantized_expert_mlp; a few tokens as they come, others grouped by expert on the device."""
+        given = x_TD, expert_TA, weight_TA, gate_up.data_OD, down.data_OD
+        scales = gate_up.scales, down.scales
+        if triton_few_experts.fits(expert_TA, len(down.data_OD)):
+            return triton_few_experts.few_expert_mlp(*given, scales=scales)
+        return triton_experts.summed(triton_experts.expert_outputs(*given, scales=scales))
+
+    def quantized_expert_mlp_add_rms_norm(
+        self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up: Any, down: Any, residual_TD: Tensor,
+        norm_weight_D: Tensor, eps: float,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """See Kernels.quantized_expert_mlp_add_rms_norm; the norm adds up the experts of more than a few tokens."""
+        given = x_TD, expert_TA, weight_TA
+        has_its_own = type(self).quantized_expert_mlp is not TritonQuantized.quantized_expert_mlp
+        if has_its_own or triton_few_experts.fits(expert_TA, len(down.data_OD)):
+            return super().quantized_expert_mlp_add_rms_norm(*given, gate_up, down, residual_TD, norm_weight_D, eps)
+        scales = gate_up.scales, down.scales
+        parts_TAD = triton_experts.expert_outputs(*given, gate_up.data_OD, down.data_OD, scales=scales)
+        parts_ATD = parts_TAD.transpose(0, 1)
+        return triton_norms.add_parts_rms_norm(parts_ATD, residual_TD.contiguous(), norm_weight_D, eps)
 
     def _products_of_rounded(self, num_rows: int, then: Any) -> ScaledProducts | None:
         """The products, if the next weight takes so many rows in e4m3."""

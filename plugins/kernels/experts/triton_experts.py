@@ -1,7 +1,8 @@
 """Triton products of each expert with the tokens that chose it, in tiles of pairs as triton_routing.py lists them.
 
 There are two forms: plain (SiLU·mul), and with biases and a clamped gate (gpt-oss). Both are finished in float32 where
-the products end, so that nothing in between goes through memory. A launch is sized for the worst routing; programs that
+the products end, so that nothing in between goes through memory. The plain form takes weights in e4m3, int8 and int4
+with scales too, which are widened in registers, and activations as they are. A launch is sized for the worst routing; programs that
 find no tile return at once. Every program waits before it reads how many tiles there are, and lets the next kernel
 start only after its last step: programs of that kernel would take the places of this one's that are still to start.
 Legend: T tokens, D hidden, F intermediate features, X experts, A experts of a token, P = T * A pairs, W most tiles.
@@ -16,7 +17,22 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from hookline.plugins.kernels.experts.triton_routing import Tiling, clamped_tiling, fitting_cut, group_by_expert, tiling
+from hookline.plugins.kernels.experts.triton_routing import (
+    Tiling,
+    clamped_tiling,
+    fitting_cut,
+    group_by_expert,
+    scaled_tiling,
+    tiling,
+)
+from hookline.plugins.kernels.products.triton_scales import (
+    Scales,
+    add_step,
+    expert_scaling_arguments,
+    loadable,
+    of_expert,
+    scaling_constants,
+)
 from hookline.plugins.kernels.triton_card import Card
 from hookline.plugins.kernels.triton_launch import cdiv, launch_options
 
@@ -90,6 +106,42 @@ def _down(
 
 
 @triton.jit
+def _scaled_products(
+    x_at, weight_ptr, up_offset, scale_ptr, zero_ptr, scale_stride, rows, out, outs, first_up, weight_stride, depth,
+    BOTH: tl.constexpr, SCALE_ROWS: tl.constexpr, SCALE_COLUMNS: tl.constexpr, PACKED: tl.constexpr,
+    LOADED_STAGES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The products with these outputs of an expert's weight with scales, and with BOTH with those `first_up` further.
+
+    The weight is the left operand, so that matrix instructions which take that from registers can.
+    """
+    step, stored = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_K // PACKED)
+    weight_at = weight_ptr + out[:, None].to(tl.int64) * weight_stride + stored[None, :]
+    acc, up_acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32), tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    for start in tl.range(0, depth, BLOCK_K, num_stages=LOADED_STAGES):
+        x = tl.load(x_at + start, mask=rows[:, None] & (start + step < depth)[None, :], other=0.0)
+        inside = outs[:, None] & (start + stored * PACKED < depth)[None, :]
+        weight = tl.load(weight_at + start // PACKED, mask=inside, other=0.0)
+        acc = add_step(
+            acc, weight, x, 1.0, scale_ptr, zero_ptr, scale_stride, out, outs, start,
+            SCALE_ROWS, SCALE_COLUMNS, PACKED, False, PRECISION,
+        )  # fmt: skip
+        if BOTH:
+            up_weight = tl.load(weight_at + up_offset + start // PACKED, mask=inside, other=0.0)
+            up_acc = add_step(
+                up_acc, up_weight, x, 1.0, scale_ptr, zero_ptr, scale_stride, out + first_up, outs, start,
+                SCALE_ROWS, SCALE_COLUMNS, PACKED, False, PRECISION,
+            )  # fmt: skip
+    if not SCALE_COLUMNS:
+        acc *= tl.load(scale_ptr + out // SCALE_ROWS * scale_stride, mask=outs, other=0.0)[:, None]
+        if BOTH:
+            up_at = scale_ptr + (out + first_up) // SCALE_ROWS * scale_stride
+            up_acc *= tl.load(up_at, mask=outs, other=0.0)[:, None]
+    return acc.T, up_acc.T
+
+
+@triton.jit
 def _store(out_ptr, out, place, column, rows, columns, width):
     """Store a tile, each of whose rows has its place in the output."""
     out_at = out_ptr + place[:, None].to(tl.int64) * width + column[None, :]
@@ -100,6 +152,8 @@ def _store(out_ptr, out, place, column, rows, columns, width):
 def _gate_up_kernel(
     x_ptr, weight_ptr, out_ptr, order_ptr, ends_ptr, tile_expert_ptr, tile_row_ptr, num_tiles_ptr,
     x_stride, expert_stride, weight_stride, half_stride, num_chosen, depth, width, most_tiles,
+    scale_ptr, zero_ptr, scale_stride, expert_scale_stride, SCALE_ROWS: tl.constexpr, SCALE_COLUMNS: tl.constexpr,
+    PACKED: tl.constexpr, LOADED_STAGES: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -114,9 +168,17 @@ def _gate_up_kernel(
     token = (tl.load(order_ptr + row, mask=rows, other=0) // num_chosen).to(tl.int64)
     column, columns, step = _columns_of(block, width, BLOCK_N, BLOCK_K)
     x_at = x_ptr + token[:, None] * x_stride + step[None, :]
-    gate_at = _weight_at(weight_ptr, expert, column, step, expert_stride, weight_stride)
-    up_at = gate_at + half_stride
-    gate, up = _gate_up(x_at, gate_at, up_at, rows, columns, step, depth, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION)
+    if SCALE_ROWS:
+        scale_at, zero_at = of_expert(scale_ptr, zero_ptr, expert, expert_scale_stride)
+        gate, up = _scaled_products(
+            x_at, weight_ptr + expert * expert_stride, half_stride, scale_at, zero_at, scale_stride, rows, column,
+            columns, width, weight_stride, depth, True, SCALE_ROWS, SCALE_COLUMNS, PACKED, LOADED_STAGES,
+            BLOCK_M, BLOCK_N, BLOCK_K, PRECISION,
+        )  # fmt: skip
+    else:
+        gate_at = _weight_at(weight_ptr, expert, column, step, expert_stride, weight_stride)
+        up_at = gate_at + half_stride
+        gate, up = _gate_up(x_at, gate_at, up_at, rows, columns, step, depth, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION)
     if PDL:
         gdc_launch_dependents()
     out = gate / (1.0 + tl.exp(-gate)) * up
@@ -160,6 +222,8 @@ def _clamped_gate_up_kernel(
 def _down_kernel(
     hidden_ptr, weight_ptr, pair_weight_ptr, out_ptr, order_ptr, ends_ptr, tile_expert_ptr, tile_row_ptr, num_tiles_ptr,
     expert_stride, weight_stride, depth, width, most_tiles,
+    scale_ptr, zero_ptr, scale_stride, expert_scale_stride, SCALE_ROWS: tl.constexpr, SCALE_COLUMNS: tl.constexpr,
+    PACKED: tl.constexpr, LOADED_STAGES: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -174,8 +238,16 @@ def _down_kernel(
     pair = tl.load(order_ptr + row, mask=rows, other=0)
     column, columns, step = _columns_of(block, width, BLOCK_N, BLOCK_K)
     hidden_at = hidden_ptr + row[:, None].to(tl.int64) * depth + step[None, :]
-    weight_at = _weight_at(weight_ptr, expert, column, step, expert_stride, weight_stride)
-    out = _down(hidden_at, weight_at, rows, columns, step, depth, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION)
+    if SCALE_ROWS:
+        scale_at, zero_at = of_expert(scale_ptr, zero_ptr, expert, expert_scale_stride)
+        out, _ = _scaled_products(
+            hidden_at, weight_ptr + expert * expert_stride, 0, scale_at, zero_at, scale_stride, rows, column, columns,
+            0, weight_stride, depth, False, SCALE_ROWS, SCALE_COLUMNS, PACKED, LOADED_STAGES,
+            BLOCK_M, BLOCK_N, BLOCK_K, PRECISION,
+        )  # fmt: skip
+    else:
+        weight_at = _weight_at(weight_ptr, expert, column, step, expert_stride, weight_stride)
+        out = _down(hidden_at, weight_at, rows, columns, step, depth, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION)
     if PDL:
         gdc_launch_dependents()
     out *= tl.load(pair_weight_ptr + pair, mask=rows, other=0.0)[:, None]
@@ -263,19 +335,25 @@ def summed(parts_TAD: Tensor) -> Tensor:
 def expert_outputs(
     x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor,
     cut: Tiling | None = None, gate_up_bias_XF: Tensor | None = None, down_bias_XD: Tensor | None = None,
-    alpha: float = 1.0, limit: float = 0.0,
+    alpha: float = 1.0, limit: float = 0.0, scales: tuple[Scales, Scales] | None = None,
 ) -> Tensor:  # fmt: skip
-    """What `expert_mlp` sums up, or `clamped_expert_mlp` if there is a gate_up_bias_XF: (T, A, D), contiguous."""
+    """What `expert_mlp` sums up, or `clamped_expert_mlp` if there is a gate_up_bias_XF: (T, A, D), contiguous.
+
+    scales: of both weights, which are then as ScaledWeight has them, and go without biases.
+    """
     (num_tokens, hidden), num_chosen = x_TD.shape, expert_TA.shape[1]
-    num_experts, _, inner = down_XDF.shape
+    num_experts, inner = len(down_XDF), gate_up_XFD.shape[1] // 2
     num_pairs = num_tokens * num_chosen
     if not num_pairs:
         return x_TD.new_zeros(num_tokens, num_chosen, hidden)
     x_TD = x_TD if x_TD.stride(1) == 1 else x_TD.contiguous()
     assert gate_up_XFD.stride(2) == 1 and down_XDF.stride(2) == 1
-    choice = tiling if gate_up_bias_XF is None else clamped_tiling
+    gate_up_scales, down_scales = scales or (None, None)
+    choice = scaled_tiling if scales else tiling if gate_up_bias_XF is None else clamped_tiling
     cut = cut or choice(num_pairs, num_experts, x_TD.element_size())
-    cut = fitting_cut(cut, x_TD.element_size(), Card.of(x_TD.device))
+    weight_bits = 8 // scales[0].packed if scales else None
+    cut = fitting_cut(cut, x_TD.element_size(), Card.of(x_TD.device), weight_bits)
+    gate_up_XFD, down_XDF = (one if scales is None else loadable(one) for one in (gate_up_XFD, down_XDF))
     groups = group_by_expert(expert_TA, num_experts, cut.block_m)
     listed = (groups.order_P, groups.ends_X, groups.tile_expert_W, groups.tile_row_W, groups.num_tiles_1)
     most_tiles, weight_TA = len(groups.tile_expert_W), weight_TA.contiguous()
@@ -287,13 +365,15 @@ def expert_outputs(
     if gate_up_bias_XF is None:
         _gate_up_kernel[gate_up_grid](
             x_TD, gate_up_XFD, hidden_PF, *listed, *strides, num_chosen, hidden, inner, most_tiles,
-            **_options(cut.block_m, cut.gate_up, x_TD),
+            *expert_scaling_arguments(gate_up_scales), **_scaled_options(cut.block_m, cut.gate_up, x_TD, gate_up_scales),
         )  # fmt: skip
         _down_kernel[down_grid](
             hidden_PF, down_XDF, weight_TA, out_PD, *listed, down_XDF.stride(0), down_XDF.stride(1), inner, hidden,
-            most_tiles, **_options(cut.block_m, cut.down, x_TD),
+            most_tiles, *expert_scaling_arguments(down_scales),
+            **_scaled_options(cut.block_m, cut.down, x_TD, down_scales),
         )  # fmt: skip
     else:
+        assert scales is None
         assert gate_up_bias_XF.stride(1) == 1
         _clamped_gate_up_kernel[gate_up_grid](
             x_TD, gate_up_XFD, gate_up_bias_XF, hidden_PF, *listed, *strides, gate_up_bias_XF.stride(0), num_chosen,
@@ -306,6 +386,16 @@ def expert_outputs(
             **_options(cut.block_m, cut.down, x_TD),
         )  # fmt: skip
     return out_PD.view(num_tokens, num_chosen, hidden)
+
+
+def _scaled_options(
+    block_m: int, cut: tuple[int, int, int, int], x_TD: Tensor, scales: Scales | None
+) -> dict[str, object]:
+    """A step lies in one block of scales, and these are asked for ahead as weights are."""
+    columns = 0 if scales is None else scales.columns
+    block_n, block_k, num_warps, num_stages = cut
+    options = _options(block_m, (block_n, min(block_k, columns or block_k), num_warps, num_stages), x_TD)
+    return {**options, **scaling_constants(scales), "LOADED_STAGES": num_stages if columns else None}
 
 
 def _options(block_m: int, cut: tuple[int, int, int, int], x_TD: Tensor) -> dict[str, object]:

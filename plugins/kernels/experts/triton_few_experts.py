@@ -2,12 +2,14 @@
 
 Pairs of a token and one of its experts are not grouped: each reads its expert's weights, which hardly any other pair
 needs. Two launches do all, and the second asks for its weights while the first still runs (programmatic dependent
-launch). Accumulation is float32.
+launch). Accumulation is float32. Weights in e4m3, int8 and int4 with scales are widened in registers.
 Legend: T tokens, D hidden, F intermediate features, X experts, A experts of a token, P = T * A pairs.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,unused-ignore"
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import triton
@@ -15,6 +17,15 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from hookline.plugins.kernels.products.triton_scales import (
+    Scales,
+    blocks_of,
+    expert_scaling_arguments,
+    loadable,
+    of_expert,
+    scaled_sums,
+    scaling_constants,
+)
 from hookline.plugins.kernels.triton_launch import cdiv, launch_options, next_power_of_2
 
 MAX_TOKENS = 4
@@ -28,6 +39,8 @@ GATE_UP_ELEMENTS, DOWN_ELEMENTS = 16384, 32768
 def _few_gate_up_kernel(
     x_ptr, expert_ptr, weight_ptr, bias_ptr, out_ptr, x_stride, expert_stride, weight_stride, half_stride, bias_stride,
     num_chosen, depth, width, alpha, limit,
+    scale_ptr, zero_ptr, scale_stride, expert_scale_stride, SCALE_ROWS: tl.constexpr, SCALE_COLUMNS: tl.constexpr,
+    PACKED: tl.constexpr, BLOCKS: tl.constexpr,
     CLAMPED: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_D: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
@@ -35,16 +48,28 @@ def _few_gate_up_kernel(
         gdc_launch_dependents()  # not before: the next kernel reads which experts there are ahead of its wait
     pair = tl.program_id(1)
     out, column = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O), tl.arange(0, BLOCK_D)
+    stored = tl.arange(0, BLOCK_D // PACKED)
     outs, columns = out < width, column < depth
-    inside = outs[:, None] & columns[None, :]
+    inside = outs[:, None] & (stored * PACKED < depth)[None, :]
     expert = tl.load(expert_ptr + pair).to(tl.int64)
-    gate_at = weight_ptr + expert * expert_stride + out[:, None].to(tl.int64) * weight_stride + column[None, :]
+    gate_at = weight_ptr + expert * expert_stride + out[:, None].to(tl.int64) * weight_stride + stored[None, :]
     gate_weight = tl.load(gate_at, mask=inside, other=0.0)
     up_weight = tl.load(gate_at + half_stride, mask=inside, other=0.0)
     token = (pair // num_chosen).to(tl.int64)
     x = tl.load(x_ptr + token * x_stride + column, mask=columns, other=0.0).to(tl.float32)[None, :]
-    gate = tl.sum(gate_weight.to(tl.float32) * x, axis=1)
-    up = tl.sum(up_weight.to(tl.float32) * x, axis=1)
+    if SCALE_ROWS:
+        scale_at, zero_at = of_expert(scale_ptr, zero_ptr, expert, expert_scale_stride)
+        scale, zero = blocks_of(
+            scale_at, zero_at, scale_stride, out, outs, depth, SCALE_ROWS, SCALE_COLUMNS, BLOCKS
+        )  # fmt: skip
+        gate = scaled_sums(gate_weight, x, scale, zero, PACKED, BLOCKS)
+        scale, zero = blocks_of(
+            scale_at, zero_at, scale_stride, out + width, outs, depth, SCALE_ROWS, SCALE_COLUMNS, BLOCKS
+        )  # fmt: skip
+        up = scaled_sums(up_weight, x, scale, zero, PACKED, BLOCKS)
+    else:
+        gate = tl.sum(gate_weight.to(tl.float32) * x, axis=1)
+        up = tl.sum(up_weight.to(tl.float32) * x, axis=1)
     if CLAMPED:
         bias_at = bias_ptr + expert * bias_stride + out
         gate = tl.minimum(gate + tl.load(bias_at, mask=outs, other=0.0).to(tl.float32), limit)
@@ -85,6 +110,39 @@ def _few_down_kernel(
     tl.store(out_ptr + token * width + out, total.to(out_ptr.dtype.element_ty), mask=outs)
 
 
+@triton.jit
+def _few_scaled_down_kernel(
+    hidden_ptr, expert_ptr, pair_weight_ptr, weight_ptr, out_ptr, expert_stride, weight_stride, depth, width,
+    scale_ptr, zero_ptr, scale_stride, expert_scale_stride, SCALE_ROWS: tl.constexpr, SCALE_COLUMNS: tl.constexpr,
+    PACKED: tl.constexpr, BLOCKS: tl.constexpr, CHOSEN: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_O: tl.constexpr,
+    BLOCK_F: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """As _few_down_kernel, each of whose rows is an output of one of the token's experts."""
+    row = tl.arange(0, BLOCK_A * BLOCK_O)
+    place, out = row // BLOCK_O, tl.program_id(0) * BLOCK_O + row % BLOCK_O
+    column, stored = tl.arange(0, BLOCK_F), tl.arange(0, BLOCK_F // PACKED)
+    pair = tl.program_id(1) * CHOSEN + place
+    rows = (place < CHOSEN) & (out < width)
+    expert = tl.load(expert_ptr + pair, mask=rows, other=0, cache_modifier=".cg").to(tl.int64)
+    pair_weight = tl.load(pair_weight_ptr + pair, mask=rows, other=0.0, cache_modifier=".cg")
+    weight_at = weight_ptr + (expert * expert_stride + out.to(tl.int64) * weight_stride)[:, None] + stored[None, :]
+    weight = tl.load(weight_at, mask=rows[:, None] & (stored * PACKED < depth)[None, :], other=0.0)
+    # An expert's scales follow those of the one before it, as rows of one matrix.
+    first_block = expert * (expert_scale_stride // scale_stride) * SCALE_ROWS
+    scale, zero = blocks_of(
+        scale_ptr, zero_ptr, scale_stride, first_block + out, rows, depth, SCALE_ROWS, SCALE_COLUMNS, BLOCKS
+    )  # fmt: skip
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    hidden_at = hidden_ptr + pair[:, None] * depth + column[None, :]
+    hidden = tl.load(hidden_at, mask=rows[:, None] & (column < depth)[None, :], other=0.0).to(tl.float32)
+    y = scaled_sums(weight, hidden, scale, zero, PACKED, BLOCKS) * pair_weight
+    total = tl.sum(tl.reshape(y, [BLOCK_A, BLOCK_O]), axis=0)
+    out = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
+    tl.store(out_ptr + tl.program_id(1) * width + out, total.to(out_ptr.dtype.element_ty), mask=out < width)
+
+
 def fits(expert_TA: Tensor, num_experts: int) -> bool:
     """Whether these are few enough.
 
@@ -97,36 +155,56 @@ def fits(expert_TA: Tensor, num_experts: int) -> bool:
 def few_expert_mlp(
     x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor,
     *, gate_up_bias_XF: Tensor | None = None, down_bias_XD: Tensor | None = None, alpha: float = 1.0,
-    limit: float = 0.0,
+    limit: float = 0.0, scales: tuple[Scales, Scales] | None = None,
 ) -> Tensor:  # fmt: skip
     """Kernels.expert_mlp, or clamped_expert_mlp if there is a gate_up_bias_XF, of what `fits`.
 
+    scales: of both weights, which are then as ScaledWeight has them, and go without biases.
     Device: two launches, no host sync. The weights of the second product and the routing are read before the launch
     before has finished: it must not write them.
     """
     (num_tokens, hidden), num_chosen = x_TD.shape, expert_TA.shape[1]
-    _, _, inner = down_XDF.shape
+    inner = gate_up_XFD.shape[1] // 2
+    gate_up_scales, down_scales = scales or (None, None)
     x_TD = x_TD if x_TD.stride(1) == 1 else x_TD.contiguous()
     expert_TA, weight_TA = expert_TA.contiguous(), weight_TA.contiguous()
     assert gate_up_XFD.stride(2) == 1 and down_XDF.stride(2) == 1
     options = launch_options(x_TD.device)
     hidden_PF = torch.empty((num_tokens * num_chosen, inner), dtype=x_TD.dtype, device=x_TD.device)
     bias_XF = gate_up_XFD if gate_up_bias_XF is None else gate_up_bias_XF
-    block_d, block_f = (next_power_of_2(size) for size in (hidden, inner))
+    gate_up_XFD, down_XDF = (one if scales is None else loadable(one) for one in (gate_up_XFD, down_XDF))
+    block_d, block_f = (
+        max(next_power_of_2(size), one.columns if one else 0)
+        for size, one in ((hidden, gate_up_scales), (inner, down_scales))
+    )
     block_o = max(1, GATE_UP_ELEMENTS // (2 * block_d))
     _few_gate_up_kernel[(cdiv(inner, block_o), len(hidden_PF))](
         x_TD, expert_TA, gate_up_XFD, bias_XF, hidden_PF, x_TD.stride(0), gate_up_XFD.stride(0),
         gate_up_XFD.stride(1), inner * gate_up_XFD.stride(1), bias_XF.stride(0), num_chosen, hidden, inner,
-        float(alpha), float(limit),
+        float(alpha), float(limit), *expert_scaling_arguments(gate_up_scales), **_constants(gate_up_scales, block_d),
         CLAMPED=gate_up_bias_XF is not None, BLOCK_O=block_o, BLOCK_D=block_d, num_warps=4, **options,
     )  # fmt: skip
     out_TD = torch.empty((num_tokens, hidden), dtype=x_TD.dtype, device=x_TD.device)
     bias_XD = down_XDF if down_bias_XD is None else down_bias_XD
     block_a = next_power_of_2(num_chosen)
     block_o = max(1, DOWN_ELEMENTS // (block_a * block_f))
+    if down_scales is not None:
+        assert gate_up_bias_XF is None and down_bias_XD is None
+        _few_scaled_down_kernel[(cdiv(hidden, block_o), num_tokens)](
+            hidden_PF, expert_TA, weight_TA, down_XDF, out_TD, down_XDF.stride(0), down_XDF.stride(1), inner, hidden,
+            *expert_scaling_arguments(down_scales), **_constants(down_scales, block_f), CHOSEN=num_chosen,
+            BLOCK_A=block_a, BLOCK_O=block_o, BLOCK_F=block_f, num_warps=8, **options,
+        )  # fmt: skip
+        return out_TD
     _few_down_kernel[(cdiv(hidden, block_o), num_tokens)](
         hidden_PF, expert_TA, weight_TA, down_XDF, bias_XD, out_TD, down_XDF.stride(0), down_XDF.stride(1),
         bias_XD.stride(0), inner, hidden, CHOSEN=num_chosen, BIAS=down_bias_XD is not None, BLOCK_A=block_a,
         BLOCK_O=block_o, BLOCK_F=block_f, num_warps=8, **options,
     )  # fmt: skip
     return out_TD
+
+
+def _constants(scales: Scales | None, block: int) -> dict[str, Any]:
+    """What a kernel that reads rows of so many inputs is compiled with."""
+    columns = 0 if scales is None else scales.columns
+    return {**scaling_constants(scales), "BLOCKS": block // columns if columns else 1}

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hookline.plugins.kernels.experts.triton_experts import expert_outputs, summed
 from hookline.plugins.kernels.experts.triton_routing import Tiling
+from hookline.plugins.kernels.products.triton_scales import Scales
 
 
 def only_tiling(itemsize: int) -> Tiling:
@@ -18,10 +19,13 @@ def only_tiling(itemsize: int) -> Tiling:
     return Tiling(64, (64, 64, 4, 4), (64, 64, 4, 4))
 
 
-def expert_mlp(x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor) -> Tensor:
-    """See Kernels.expert_mlp."""
+def expert_mlp(
+    x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor,
+    scales: tuple[Scales, Scales] | None = None,
+) -> Tensor:  # fmt: skip
+    """See Kernels.expert_mlp. scales: as of `expert_outputs`."""
     cut = only_tiling(x_TD.element_size())
-    return summed(expert_outputs(x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF, cut))
+    return summed(expert_outputs(x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF, cut, scales=scales))
 
 
 def clamped_expert_mlp(

@@ -103,6 +103,13 @@ class InvariantTritonKernels(TritonKernels):
         """See Kernels.expert_mlp."""
         return expert_mlp(x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF)
 
+    def quantized_expert_mlp(
+        self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up: Any, down: Any
+    ) -> Tensor:
+        """See Kernels.quantized_expert_mlp."""
+        scales = gate_up.scales, down.scales
+        return expert_mlp(x_TD, expert_TA, weight_TA, gate_up.data_OD, down.data_OD, scales)
+
     def clamped_expert_mlp(
         self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, gate_up_bias_XF: Tensor,
         down_XDF: Tensor, down_bias_XD: Tensor | None, alpha: float, limit: float,

@@ -41,7 +41,7 @@ BLOCK = 128
 
 @dataclass(frozen=True, eq=False)
 class ScaledWeight:
-    """A weight in e4m3, int8 or int4.
+    """A weight in e4m3, int8 or int4, or one of each of X experts, whose tensors have a first dimension X.
 
     data_OD: float8_e4m3fn or int8 (O, D), or uint8 (O, D / 2), contiguous. may_round: whether rows may be rounded to
     e4m3 before they are multiplied with e4m3.
@@ -54,12 +54,12 @@ class ScaledWeight:
     @property
     def num_rows(self) -> int:
         """O."""
-        return self.data_OD.shape[0]
+        return self.data_OD.shape[-2]
 
     @property
     def num_columns(self) -> int:
         """D."""
-        return self.data_OD.shape[1] * self.scales.packed
+        return self.data_OD.shape[-1] * self.scales.packed
 
     def dequantised(self, dtype: torch.dtype) -> Tensor:
         """The weight in this dtype: (O, D), contiguous. Device: one launch, no host sync."""
@@ -102,8 +102,7 @@ class ScaledProducts:
         if not is_int4 and triton_thin.fits_scaled(x, data_OD):
             return triton_thin.thin_linear(x, data_OD, bias_O, silu=is_silu, scales=scales)
         is_aligned = x.dim() == 2 and has_aligned_rows(data_OD) and has_aligned_rows(x)
-        is_wide = self._is_wide and data_OD.dtype is not torch.int8
-        if is_aligned and is_wide and 0 < len(x) <= MAX_ROWS:
+        if is_aligned and self._fits_wide(weight) and 0 < len(x) <= MAX_ROWS:
             if weight.may_round and len(x) > MOST_ROUNDED:
                 return self._product_of_rounded(kind, round_rows(x), weight, bias_O)
             return self._wide_product(kind, x, None, weight, bias_O)
@@ -131,7 +130,7 @@ class ScaledProducts:
             return False
         is_aligned = weight.num_columns % 16 == 0 and has_aligned_rows(weight.data_OD)
         if num_rows <= MAX_ROWS:
-            return num_rows > 1 and weight.may_round and is_aligned and self._is_wide
+            return num_rows > 1 and weight.may_round and is_aligned and self._fits_wide(weight)
         return is_aligned and self.rounds_many(num_rows, weight)
 
     def columns(self, num_rows: int, weight: ScaledWeight) -> int:
@@ -141,6 +140,12 @@ class ScaledProducts:
     def round(self, x_TD: Tensor, weight: ScaledWeight, *, silu: bool = False) -> RoundedRows:
         """Rows as this weight, which `takes_rounded`, takes them; see `round_rows`."""
         return round_rows(x_TD, self.columns(len(x_TD), weight), silu=silu)
+
+    def _fits_wide(self, weight: ScaledWeight) -> bool:
+        """Whether the wide product takes this weight: of e4m3 no blocks of fewer inputs than a step has."""
+        dtype, columns = weight.data_OD.dtype, weight.scales.columns
+        is_fit = dtype is torch.uint8 or (dtype is torch.float8_e4m3fn and (not columns or columns >= BLOCK))
+        return self._is_wide and is_fit
 
     def _wide_product(
         self, kind: Kind, x_TD: Tensor, x_scale_T1: Tensor | None, weight: ScaledWeight, bias_O: Tensor | None

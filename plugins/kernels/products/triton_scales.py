@@ -30,9 +30,9 @@ COLUMNS = 1024
 class Scales:
     """Factors of a weight (O, D): one for each block of `rows` outputs by `columns` inputs, 0 for all inputs.
 
-    factors_RC: (ceil(O / rows), ceil(D / columns)) float32, contiguous. Columns are a power of 2. packed: how many
-    values a byte has: 2 of int4, 0 to 15, the even input in its low half. zeros_RC: what is subtracted of int4, of the
-    shape of the factors; None: HALF_INT4.
+    factors_RC: (ceil(O / rows), ceil(D / columns)) float32, contiguous; of experts, which are (X, O, D), with a first
+    dimension X. Columns are a power of 2. packed: how many values a byte has: 2 of int4, 0 to 15, the even input in its
+    low half. zeros_RC: what is subtracted of int4, of the shape of the factors; None: HALF_INT4.
     """
 
     factors_RC: Tensor
@@ -45,6 +45,13 @@ class Scales:
 def scaling_arguments(scales: Scales | None) -> tuple[Tensor | None, Tensor | None, int | None]:
     """A kernel's arguments `scale_ptr, zero_ptr, scale_stride`."""
     return (None, None, None) if scales is None else (scales.factors_RC, scales.zeros_RC, scales.factors_RC.stride(0))
+
+
+def expert_scaling_arguments(scales: Scales | None) -> tuple[Tensor | None, Tensor | None, int | None, int | None]:
+    """The same of experts, and `expert_scale_stride`."""
+    if scales is None:
+        return None, None, None, None
+    return scales.factors_RC, scales.zeros_RC, scales.factors_RC.stride(1), scales.factors_RC.stride(0)
 
 
 def scaling_constants(scales: Scales | None) -> dict[str, Any]:
@@ -117,6 +124,47 @@ def add_step(
     else:
         acc = tl.dot(values, x.T, acc, input_precision=PRECISION)
     return acc
+
+
+@triton.jit
+def of_expert(scale_ptr, zero_ptr, expert, expert_scale_stride):
+    """Where the scales and the zero points, if there are any, of an expert begin."""
+    if zero_ptr is not None:
+        zero_ptr += expert * expert_scale_stride
+    return scale_ptr + expert * expert_scale_stride, zero_ptr
+
+
+@triton.jit
+def blocks_of(
+    scale_ptr, zero_ptr, scale_stride, out, outs, width, SCALE_ROWS: tl.constexpr, SCALE_COLUMNS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+):  # fmt: skip
+    """Scales and zero points of these outputs, of all blocks of inputs: (outputs, blocks) each."""
+    block = tl.arange(0, BLOCKS)
+    there = outs[:, None] & (block * SCALE_COLUMNS < width)[None, :]
+    at = (out // SCALE_ROWS * scale_stride)[:, None] + block[None, :]
+    zero = tl.zeros([out.shape[0], BLOCKS], tl.float32) + 8.0  # HALF_INT4
+    if zero_ptr is not None:
+        zero = tl.load(zero_ptr + at, mask=there, other=0.0)
+    return tl.load(scale_ptr + at, mask=there, other=0.0), zero
+
+
+@triton.jit
+def scaled_sums(stored, x, scale, zero, PACKED: tl.constexpr, BLOCKS: tl.constexpr):
+    """The sums of a weight's rows times x, block by block times its scale: (outputs,).
+
+    stored: whole rows (outputs, inputs / PACKED). x: (outputs, inputs) or (1, inputs) float32. scale, zero: as of
+    `blocks_of`.
+    """
+    if PACKED == 2:
+        values = tl.interleave(stored & 15, stored >> 4).to(tl.float32)
+    else:
+        values = widened(stored, tl.float32)
+    depth: tl.constexpr = values.shape[1] // BLOCKS
+    values = tl.reshape(values, [values.shape[0], BLOCKS, depth])
+    if PACKED == 2:
+        values -= zero[:, :, None]
+    return tl.sum(tl.sum(values * tl.reshape(x, [x.shape[0], BLOCKS, depth]), axis=2) * scale, axis=1)
 
 
 @triton.jit

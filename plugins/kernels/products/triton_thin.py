@@ -186,7 +186,7 @@ def _launch(
     scales: Scales | None = None,
 ) -> None:  # fmt: skip
     (num_rows, width), num_out = x_TD.shape, weight_OD.shape[0] // (2 if silu else 1)
-    block_d = _block_d(width)
+    block_d = max(_block_d(width), scales.columns if scales else 0)
     block_o, num_warps = (_tiling if scales is None else _scaled_tiling)(block_d, silu)
     _thin_linear_kernel[(cdiv(num_out, block_o),)](
         x_TD, loadable(weight_OD), weight_OD if bias_O is None else bias_O, out_TO, *sending_arguments(sends, x_TD),

@@ -1,0 +1,197 @@
+"""Experts in e4m3, int8 and int4 with scales against float64 of them; interpreted here, for real on a GPU."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytestmark = pytest.mark.slow  # under the interpreter
+GPU = torch.cuda.is_available()
+if not GPU:
+    os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are defined
+pytest.importorskip("triton")
+
+from hookline.core.contracts import FP4, FP8, INT4, INT8, AttentionSpec, ScaledMatrix, Scheme, is_offered  # noqa: E402
+from hookline.core.layers import every_expert, plain_route_experts  # noqa: E402
+from hookline.plugins.kernels.experts import triton_experts, triton_few_experts  # noqa: E402
+from hookline.plugins.kernels.experts.triton_routing import Tiling  # noqa: E402
+from hookline.plugins.kernels.products import triton_scales  # noqa: E402
+from hookline.plugins.kernels.triton_backend import TritonKernels  # noqa: E402
+
+DEVICE = torch.device("cuda" if GPU else "cpu")
+DTYPE = torch.bfloat16 if GPU else torch.float16
+RELATIVE_ERROR = 1.2e-2 if GPU else 2e-3  # hidden features, each expert's output and their sum are rounded
+SCHEMES = [
+    Scheme(FP8, 128, 128, activations="dynamic"),
+    Scheme(FP8, 1, 0),
+    Scheme(FP8, 0, 0),
+    Scheme(FP8, 8, 32),  # what a rank has of blocks that its part cuts through
+    Scheme(INT8, 1, 0),
+    Scheme(INT8, 1, 64),
+    Scheme(INT4, 1, 32),
+    Scheme(INT4, 1, 128, has_zeros=True),
+    Scheme(INT4, 1, 0),
+]
+SHAPES = [  # tokens, experts, chosen, hidden, intermediate
+    (1, 4, 2, 48, 24),
+    (2, 16, 2, 136, 72),  # blocks that end before they are full
+    (7, 5, 3, 136, 40),
+    (21, 3, 2, 72, 136),
+]
+
+
+def matrix(scheme: Scheme, num_experts: int, num_out: int, width: int, generator: torch.Generator) -> ScaledMatrix:
+    """Values and scales that differ from block to block, and zero points if the scheme has some."""
+
+    def random(*sizes: int) -> Tensor:
+        return torch.rand(sizes, generator=generator)
+
+    rows, columns = scheme.rows or num_out, scheme.columns or width
+    blocks = num_experts, -(-num_out // rows), -(-width // columns)
+    largest = {FP8: 60.0, INT8: 64.0, INT4: 4.0}[scheme.values]
+    scales, zeros = (random(*blocks) + 0.1) / largest * width**-0.5, None
+    if scheme.values == FP8:
+        normal = torch.randn(num_experts, num_out, width, generator=generator)
+        data = (normal * largest).clamp(-448, 448).to(torch.float8_e4m3fn)
+        data.view(torch.uint8)[:, 0, :9] = torch.arange(9, dtype=torch.uint8)  # denormal ones, too
+    elif scheme.values == INT8:
+        data = (random(num_experts, num_out, width) * 256 - 128).to(torch.int8)
+    else:
+        data = (random(num_experts, num_out, width // 2) * 256).to(torch.uint8)
+        zeros = (random(*blocks) * 16).floor() if scheme.has_zeros else None
+    on_device = (None if one is None else one.to(DEVICE) for one in (data, scales, zeros))
+    return ScaledMatrix(scheme, num_out, width, *on_device)
+
+
+def kernels(**options: Any) -> Any:
+    return TritonKernels(None, AttentionSpec(2, 2, 64, 16, 4, 64, 64, DEVICE, DTYPE, **options))
+
+
+def made(scheme: Scheme, shape: tuple[int, ...], favourite: bool = False) -> tuple[tuple[Tensor, ...], Any, Any]:
+    """x, experts and weights; gate_up; down. With a favourite all tokens choose expert 0 and half of all go unused."""
+    num_tokens, num_experts, num_chosen, hidden, inner = shape
+    generator = torch.Generator().manual_seed(num_tokens + hidden)
+    logits_TX = torch.randn(num_tokens, num_experts, generator=generator)
+    if favourite:
+        logits_TX[:, 0] += 50
+        logits_TX[:, max(num_chosen, num_experts // 2) :] -= 50
+    expert_TA, weight_TA = plain_route_experts(logits_TX.to(DEVICE), num_chosen, True)
+    x_TD = torch.randn(num_tokens, 2 * hidden, generator=generator).to(DEVICE, DTYPE)[:, :hidden]
+    first, second = (
+        matrix(scheme, num_experts, *sizes, generator) for sizes in ((2 * inner, hidden), (hidden, inner))
+    )
+    return (x_TD, expert_TA, weight_TA), first, second
+
+
+def expected(given: tuple[Tensor, ...], first: ScaledMatrix, second: ScaledMatrix) -> Tensor:
+    x_TD, expert_TA, weight_TA = given
+    weights = (one.dequantised(torch.float64) for one in (first, second))
+    return every_expert(x_TD.double(), expert_TA, weight_TA.double(), *weights)
+
+
+def error(found: Tensor, wanted: Tensor) -> float:
+    """|found - wanted| / |wanted|; NaN counts as infinite."""
+    relative = ((found.double() - wanted).norm() / wanted.norm()).item()
+    return relative if relative == relative else float("inf")
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_experts_with_scales_equal_the_reference(scheme: Scheme) -> None:
+    """One token and a few, which are not grouped, and more, in tiles that are not full; some experts have no tokens."""
+    usual, invariant = kernels(), kernels(batch_invariant=True)
+    for index, shape in enumerate(SHAPES):
+        given, first, second = made(scheme, shape, favourite=index % 2 == 0)
+        wanted_TD = expected(given, first, second)
+        for one in (usual, invariant) if GPU or index == 2 else (usual,):
+            assert all(one.computes(scheme, each.num_rows, each.num_columns) for each in (first, second))
+            weights = [one.prepare_weight(each) for each in (first, second)]
+            assert [each.num_rows for each in weights] == [2 * shape[4], shape[3]]
+            assert [each.num_columns for each in weights] == [shape[3], shape[4]]
+            before = [tensor.clone() for tensor in given]
+            out_TD = one.quantized_expert_mlp(*given, *weights)
+            assert out_TD.shape == given[0].shape and out_TD.dtype == DTYPE
+            assert error(out_TD, wanted_TD) < RELATIVE_ERROR, (shape, type(one))
+            assert all(torch.equal(a, b) for a, b in zip(given, before, strict=True))
+
+
+@pytest.mark.parametrize("scheme", [SCHEMES[0], SCHEMES[7]], ids=str)
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_the_norm_of_their_sum_equals_the_reference(scheme: Scheme, batch_invariant: bool) -> None:
+    one = kernels(batch_invariant=batch_invariant)
+    for shape in (SHAPES[0], SHAPES[2]):
+        given, first, second = made(scheme, shape)
+        weights = [one.prepare_weight(each) for each in (first, second)]
+        residual_TD = torch.randn(given[0].shape).to(DEVICE, DTYPE)
+        norm_weight_D = (torch.rand(shape[3]) + 0.5).to(DEVICE, DTYPE)
+        wanted_TD = expected(given, first, second) + residual_TD.double()
+        normed_TD, sum_TD = one.quantized_expert_mlp_add_rms_norm(*given, *weights, residual_TD, norm_weight_D, 1e-6)
+        assert error(sum_TD, wanted_TD) < RELATIVE_ERROR
+        wanted_TD *= norm_weight_D.double() / (wanted_TD.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+        assert error(normed_TD, wanted_TD) < RELATIVE_ERROR
+
+
+@pytest.mark.parametrize("scheme", [SCHEMES[0], SCHEMES[4], SCHEMES[7]], ids=str)
+def test_every_tiling_gives_the_same(scheme: Scheme) -> None:
+    given, first, second = made(scheme, SHAPES[3])
+    one = kernels()
+    gate_up, down = (one.prepare_weight(each) for each in (first, second))
+    for step in ((16, 32, 4, 2), (64, 128, 8, 3)):
+        out_TAD = triton_experts.expert_outputs(
+            *given, gate_up.data_OD, down.data_OD, Tiling(32, step, step), scales=(gate_up.scales, down.scales)
+        )
+        assert error(triton_experts.summed(out_TAD), expected(given, first, second)) < RELATIVE_ERROR
+
+
+@pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[2]], ids=str)
+def test_bits_taken_apart_give_the_same_where_cards_convert_no_e4m3(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]
+) -> None:
+    one, (given, first, second) = kernels(), made(SCHEMES[0], shape)
+    weights = [one.prepare_weight(each) for each in (first, second)]
+    converted_TD = one.quantized_expert_mlp(*given, *weights)
+    monkeypatch.setattr(triton_scales, "converts", lambda device: False)
+    assert torch.equal(one.quantized_expert_mlp(*given, *weights), converted_TD)
+
+
+def test_a_token_has_the_same_bits_in_every_batch() -> None:
+    one, (given, first, second) = kernels(batch_invariant=True), made(SCHEMES[0], SHAPES[3])
+    weights = [one.prepare_weight(each) for each in (first, second)]
+    crowd_TD = one.quantized_expert_mlp(*given, *weights)
+    for mine in (slice(0, 1), slice(17, 19)):
+        assert torch.equal(one.quantized_expert_mlp(*(tensor[mine] for tensor in given), *weights), crowd_TD[mine])
+
+
+def test_ranks_have_parts_of_the_experts_that_add_up_to_the_whole() -> None:
+    """Blocks of 128 inputs, of which a rank has 96: of two blocks, 32 inputs to a scale."""
+    (x_TD, *routed), first, second = made(Scheme(FP8, 128, 128), (6, 4, 2, 64, 192))
+    wanted_TD, total_TD, one = expected((x_TD, *routed), first, second), 0.0, kernels()
+    for start in (0, 96):
+        part = slice(start, start + 96)
+        both = [torch.arange(192)[part], torch.arange(192, 384)[part]]
+        rows = torch.cat(both).to(DEVICE)
+        scale_rows = (rows // 128).to(DEVICE)
+        gate_up = ScaledMatrix(
+            Scheme(FP8, 1, 128), 192, 64, first.data.view(torch.uint8)[:, rows].view(torch.float8_e4m3fn),
+            first.scales_RC[:, scale_rows].contiguous(),
+        )  # fmt: skip
+        columns = torch.arange(start, start + 96, 32, device=DEVICE) // 128
+        down = ScaledMatrix(
+            Scheme(FP8, 128, 32), 64, 96, second.data.view(torch.uint8)[..., part].contiguous().view(second.data.dtype),
+            second.scales_RC[..., columns].contiguous(),
+        )  # fmt: skip
+        weights = [one.prepare_weight(each) for each in (gate_up, down)]
+        total_TD += one.quantized_expert_mlp(x_TD, *routed, *weights).double()
+    assert error(total_TD, wanted_TD) < RELATIVE_ERROR
+
+
+def test_what_the_experts_do_not_compute_is_refused_by_the_scheme() -> None:
+    one = kernels()
+    assert is_offered(one.quantized_expert_mlp)
+    reordered = Scheme(INT4, 1, 128, is_reordered=True)
+    for scheme in (Scheme(FP4, 1, 16), reordered, Scheme(FP8, 128, 16), Scheme(INT8, 1, 96)):
+        assert not one.computes(scheme, 256, 256)
+    assert triton_few_experts.fits(torch.zeros(1, 8), 16) and not triton_few_experts.fits(torch.zeros(5, 1), 160)
