@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import AttentionSpec, is_offered
+from hookline.core.contracts import FP8, INT4, INT8, AttentionSpec, ScaledMatrix, Scheme, is_offered
 from hookline.core.testing.checks import PoisonedMemory, check, check_close, check_form, check_unchanged
 from hookline.core.testing.host_sync import no_host_sync
 from hookline.core.testing.kernels_suite.cases import AttentionCases, describe, exact
@@ -22,6 +22,14 @@ from hookline.core.testing.plain_kernels import PlainKernels
 EPS = 1e-5
 SHAPES = ((1, 4, 1, 16, 16), (17, 5, 3, 48, 40))
 """T, X, A, D, F."""
+SCHEMES = (
+    Scheme(FP8, 128, 128, activations="dynamic"),
+    Scheme(FP8, 1, 0),
+    Scheme(INT8, 1, 0),
+    Scheme(INT4, 1, 32),
+    Scheme(INT4, 1, 128, has_zeros=True),
+)
+"""Forms in which experts of published checkpoints are stored."""
 
 
 class ExpertCases(AttentionCases):
@@ -97,6 +105,36 @@ class ExpertCases(AttentionCases):
                     allowed = 2 * self.tolerance(spec, "clamped_expert_mlp")  # Two products, both rounded.
                     check_close(what, out_TD, expected_TD, allowed)
 
+    def test_quantized_expert_mlp(self) -> None:
+        """Of each scheme that the kernels compute, with and without the norm that may follow."""
+        kept: list[Any] = []
+        for spec, kernels in self._offering("quantized_expert_mlp"):
+            for scheme, (what, given) in product(SCHEMES, list(self._inputs(spec))[: len(SHAPES)]):
+                x_TD, *routed, gate_up_XFD, down_XDF = given
+                both = [scaled_matrix(scheme, one) for one in (gate_up_XFD, down_XDF)]
+                if not all(kernels.computes(scheme, one.num_rows, one.num_columns) for one in both):
+                    continue
+                plain, weights = PlainKernels(None, exact(spec)), [kernels.prepare_weight(one) for one in both]
+                kept += [*both, *weights]
+                expected_TD = plain.expert_mlp(
+                    x_TD.double(), *routed, *(one.dequantised(torch.float64) for one in both)
+                )
+                with PoisonedMemory():
+                    out_TD = kernels.quantized_expert_mlp(x_TD, *routed, *weights)
+                what = f"quantised {what}, {scheme}"
+                check_form(what, out_TD, x_TD.shape, spec.dtype)
+                # As of plain experts; kernels that round activations to e4m3 do so by up to 2^-4 each.
+                allowed = 2 * self.tolerance(spec, "expert_mlp") + 0.04 * bool(scheme.activations)
+                check_close(what, out_TD, expected_TD, allowed)
+                residual_TD, weight_D = self.random(spec, *x_TD.shape) * 2, 1.5 - self.random(spec, x_TD.shape[1]) * 0.2
+                expected = plain.add_rms_norm(expected_TD, residual_TD.double(), weight_D, EPS)
+                with PoisonedMemory():
+                    actual = kernels.quantized_expert_mlp_add_rms_norm(
+                        x_TD, *routed, *weights, residual_TD, weight_D, EPS
+                    )
+                for part, found, wanted in zip(("norm", "sum"), actual, expected, strict=True):
+                    check_close(f"the {part} after {what}", found, wanted, allowed)
+
     def test_a_token_gets_from_its_experts_what_it_gets_alone(self) -> None:
         """Routing of the other tokens changes nothing."""
         for spec, kernels in self._offering("expert_mlp"):
@@ -141,3 +179,21 @@ class ExpertCases(AttentionCases):
             what = f"expert_mlp of {num_tokens} tokens by {routing}, {num_chosen} of {num_experts}"
             given = self.random(spec, num_tokens, hidden), expert_TA, weight_TA, gate_up_XFD, down_XDF
             yield f"{what} ({describe(spec)})", given
+
+
+def scaled_matrix(scheme: Scheme, values_XOD: Tensor) -> ScaledMatrix:
+    """Experts' matrices (X, O, D) near these values, as a scheme stores them; scales and zeros differ by block."""
+    num_experts, num_out, width = values_XOD.shape
+    blocks = num_experts, -(-num_out // (scheme.rows or num_out)), -(-width // (scheme.columns or width))
+    matrix = ScaledMatrix(scheme, num_out, width, values_XOD, values_XOD.new_ones(blocks, dtype=torch.float32))
+    index = torch.arange(matrix.scales_RC.numel(), device=values_XOD.device).view(blocks)
+    largest = {FP8: 448, INT8: 127, INT4: 7}[scheme.values]
+    scales_RC = values_XOD.abs().max().float() / largest * (1 + index % 5 / 8)
+    zeros_RC = (6 + index % 4).float() if scheme.has_zeros else None
+    stored = values_XOD.float() / matrix.spread(scales_RC)
+    if scheme.values == FP8:
+        return ScaledMatrix(scheme, num_out, width, stored.to(torch.float8_e4m3fn), scales_RC)
+    if scheme.values == INT8:
+        return ScaledMatrix(scheme, num_out, width, stored.round().to(torch.int8), scales_RC)
+    codes = (stored + (8 if zeros_RC is None else matrix.spread(zeros_RC))).round().clamp(0, 15).to(torch.uint8)
+    return ScaledMatrix(scheme, num_out, width, codes[..., ::2] | codes[..., 1::2] << 4, scales_RC, zeros_RC)

@@ -2,9 +2,10 @@
 
 There are two forms: plain (SiLU·mul), and with biases and a clamped gate (gpt-oss). Both are finished in float32 where
 the products end, so that nothing in between goes through memory. The plain form takes weights in e4m3, int8 and int4
-with scales too, which are widened in registers, and activations as they are. A launch is sized for the worst routing; programs that
-find no tile return at once. Every program waits before it reads how many tiles there are, and lets the next kernel
-start only after its last step: programs of that kernel would take the places of this one's that are still to start.
+with scales too, which are widened in registers, and activations as they are. A launch is sized for the worst routing;
+programs that find no tile return at once. Every program waits before it reads how many tiles there are, and lets the
+next kernel start only after its last step: programs of that kernel would take the places of this one's that are still
+to start.
 Legend: T tokens, D hidden, F intermediate features, X experts, A experts of a token, P = T * A pairs, W most tiles.
 """
 
@@ -365,7 +366,8 @@ def expert_outputs(
     if gate_up_bias_XF is None:
         _gate_up_kernel[gate_up_grid](
             x_TD, gate_up_XFD, hidden_PF, *listed, *strides, num_chosen, hidden, inner, most_tiles,
-            *expert_scaling_arguments(gate_up_scales), **_scaled_options(cut.block_m, cut.gate_up, x_TD, gate_up_scales),
+            *expert_scaling_arguments(gate_up_scales),
+            **_scaled_options(cut.block_m, cut.gate_up, x_TD, gate_up_scales),
         )  # fmt: skip
         _down_kernel[down_grid](
             hidden_PF, down_XDF, weight_TA, out_PD, *listed, down_XDF.stride(0), down_XDF.stride(1), inner, hidden,
