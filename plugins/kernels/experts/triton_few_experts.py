@@ -169,10 +169,10 @@ def few_expert_mlp(
     x_TD = x_TD if x_TD.stride(1) == 1 else x_TD.contiguous()
     expert_TA, weight_TA = expert_TA.contiguous(), weight_TA.contiguous()
     assert gate_up_XFD.stride(2) == 1 and down_XDF.stride(2) == 1
+    gate_up_XFD, down_XDF = (one if scales is None else loadable(one) for one in (gate_up_XFD, down_XDF))
     options = launch_options(x_TD.device)
     hidden_PF = torch.empty((num_tokens * num_chosen, inner), dtype=x_TD.dtype, device=x_TD.device)
     bias_XF = gate_up_XFD if gate_up_bias_XF is None else gate_up_bias_XF
-    gate_up_XFD, down_XDF = (one if scales is None else loadable(one) for one in (gate_up_XFD, down_XDF))
     block_d, block_f = (
         max(next_power_of_2(size), one.columns if one else 0)
         for size, one in ((hidden, gate_up_scales), (inner, down_scales))
