@@ -42,11 +42,13 @@ class Members:
         return self._found[axis]
 
     def along(self, along: Along) -> BoolArray:
-        """Whether it has each entry of a section."""
+        """Whether it has each integer of a section."""
         found = self.of(along.axis)
         if along.by:
             found = found[self.named(along)]
-        return found.repeat(getattr(self._step, along.each)) if along.each else found
+        if along.each:
+            return found.repeat(getattr(self._step, along.each))
+        return found if along.width == 1 else found.repeat(along.width)
 
     def named(self, along: Along) -> IntArray:
         """The indices by which a section's entries are named."""
@@ -101,10 +103,9 @@ def _part(step: Step, decodes: slice, chunks: slice, *, is_first: bool) -> Micro
         if along.axis is Axis.STEP and is_first:
             sections[name] = values
         elif along.axis is not Axis.STEP and len(values):
-            kept_EW = values.reshape(-1, along.width)[members.along(along)]
+            kept = sections[name] = values[members.along(along)]
             if along.by == name:  # its indices are from now on those among the part's own
-                kept_EW[:, 0] = members.of(along.axis).cumsum()[kept_EW[:, 0]] - 1
-            sections[name] = kept_EW.reshape(-1)
+                kept[:: along.width] = members.of(along.axis).cumsum()[kept[:: along.width]] - 1
     return MicroBatch(Step(**sections, **{name: getattr(step, name) for name in HEADER}), members)
 
 

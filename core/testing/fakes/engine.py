@@ -67,7 +67,7 @@ def check_sections(step: Step) -> None:
         if along.by:
             places, count = whole.members.named(along), len(whole.places(along.axis))
             assert ((places >= 0) & (places < count)).all(), f"{along.by} names what is not there"
-        assert len(getattr(step, name)) == along.width * len(whole.members.along(along)), f"{name} has other entries"
+        assert len(getattr(step, name)) == len(whole.members.along(along)), f"{name} has other entries"
 
 
 class FakeClock:
