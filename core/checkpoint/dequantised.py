@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from hookline.core.checkpoint.load import has_shape
-from hookline.core.checkpoint.safetensors_files import FLOAT_DTYPES, StoredTensor
+from hookline.core.checkpoint.safetensors_files import FLOAT_DTYPES, StoredTensor, open_file
 from hookline.core.contracts import MatrixPiece, MatrixPlace, Part, Quantization, WeightTarget
 from hookline.core.errors import CheckpointError
 from hookline.core.util.arrays import ranges_of
 
-WEIGHT = ".weight"
-"""How the name of a linear's matrix ends."""
+WEIGHT, BIAS = ".weight", ".bias"
+"""How the names of a linear's matrix and of its bias end."""
 _CPU = torch.device("cpu")
 
 
@@ -57,9 +57,12 @@ def with_dequantised(
 
     stores: how the linear of a name is stored; None: as a plain tensor. Tensors that the quantization ignores are left
     out.
-    Raises: CheckpointError if one of a linear's tensors is missing or has another shape.
+    Raises: CheckpointError if one of a linear's tensors is missing or has another shape, or if a bias that is left out
+            is not zero.
     """
-    found = {name: tensor for name, tensor in stored.items() if name in targets or not quantization.ignores(name)}
+    ignored = {name: one for name, one in stored.items() if name not in targets and quantization.ignores(name)}
+    _refuse_biases({name: tensor for name, tensor in ignored.items() if name.endswith(BIAS)})
+    found = {name: tensor for name, tensor in stored.items() if name not in ignored}
     for name, target in targets.items():
         linear = name.removesuffix(WEIGHT)
         is_plain = target.view is not None and target.write is None and len(target.shape) == 2
@@ -78,6 +81,17 @@ def with_dequantised(
         copy = next((one.copy for one in tensors.values() if one.copy), None)
         found[name] = StoredTensor(first.path, target.shape, first.dtype, join=read, copy=copy)
     return found
+
+
+def _refuse_biases(ignored: Mapping[str, StoredTensor]) -> None:
+    """A bias that the model does not add may be left out only where adding it would change nothing."""
+    files = {path: open_file(path) for path in {tensor.path for tensor in ignored.values()}}
+    for name, tensor in ignored.items():
+        if bool(files[tensor.path].get_tensor(tensor.name or name).any()):
+            raise CheckpointError(
+                f"the checkpoint has a bias {name} that is not zero, and the model adds none there. Is its config.json "
+                "the right one?"
+            )
 
 
 def _check(parts: Mapping[str, WeightTarget], stored: Mapping[str, StoredTensor]) -> None:

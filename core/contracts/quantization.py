@@ -121,5 +121,8 @@ class Quantization(Protocol):
 
     @optional
     def ignores(self, name: str) -> bool:
-        """Whether a stored tensor that nothing asked for is not needed, rather than an error."""
+        """Whether a stored tensor that nothing asked for is not needed, rather than an error.
+
+        A bias that is ignored must be zero, which core checks.
+        """
         return False

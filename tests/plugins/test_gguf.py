@@ -164,7 +164,7 @@ def test_what_is_dequantised_is_told_in_one_line(small: tuple[Path, Any], caplog
     assert lines == [told]
 
 
-def test_two_ranks_read_the_same_model(small: tuple[Path, Any]) -> None:
+def test_another_process_reads_the_same_tensors(small: tuple[Path, Any]) -> None:
     path, model = small
     name = "model.layers.1.self_attn.k_proj.weight"
     again = pickle.loads(pickle.dumps(GgufCheckpoint(path)))

@@ -287,6 +287,21 @@ def test_a_fault_in_any_tensor_of_any_layout_is_named(
         assert name in str(caught.value) and "\n" not in str(caught.value), (name, fault, caught.value)
 
 
+@pytest.mark.parametrize("layout", ["gptq", "awq", "fp8_blocks", "modelopt_fp8"])
+@pytest.mark.parametrize("dequantize", [False, True])
+def test_a_bias_that_the_model_does_not_add_is_named_unless_it_is_zero(
+    layout: str, dequantize: bool, folders: Any, host: PluginHost, tmp_path: Path
+) -> None:
+    name = "model.layers.0.mlp.up_proj.bias"
+
+    def change(tensors: dict[str, Tensor]) -> None:
+        tensors[name] = torch.tensor([0.0] * 55 + [0.5])
+
+    folder = changed(folders(layout, **ODD)[0], tmp_path / "biased", change)
+    with pytest.raises(CheckpointError, match=name):
+        loaded(host, folder, quantization={"dequantize": dequantize})
+
+
 @pytest.mark.parametrize("dequantize", [False, True])
 def test_a_tensor_that_no_layout_has_is_named(dequantize: bool, folders: Any, host: PluginHost, tmp_path: Path) -> None:
     folder = changed(folders("fp8_blocks")[0], tmp_path / "bad", add)
