@@ -51,7 +51,7 @@ def looped(server: LiveServer, api: str, is_streamed: bool, **options: Any) -> t
     """Run an agent; returns its final output, the arguments of its tool's calls, and the kinds of the items."""
     seen: list[Any] = []
 
-    @agents.function_tool(is_enabled=lambda context, agent: not (options["calls_once"] and seen))  # type: ignore[misc]
+    @agents.function_tool(is_enabled=lambda context, agent: not (options["calls_once"] and seen))
     def get_weather(city: Literal["Paris", "Oslo"], in_celsius: bool) -> str:
         """The weather of a city."""
         seen.append((city, in_celsius))

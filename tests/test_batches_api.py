@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -84,6 +85,49 @@ def test_a_batch_is_uploaded_answered_and_downloaded(connect: Callable[..., Any]
     client.files.delete(file.id)
     with pytest.raises(openai.NotFoundError):
         client.files.retrieve(file.id)
+
+
+def answered(client: Any, *rows: Any) -> tuple[Any, dict[str, Any]]:
+    """A batch of these rows once it has ended, and its lines by their custom_ids."""
+    file = client.files.create(file=("in.jsonl", lines(*rows)), purpose="batch")
+    batch = ended(client, client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h"))
+    ids = filter(None, (batch.output_file_id, batch.error_file_id))
+    found = [json.loads(line) for id in ids for line in client.files.content(id).text.splitlines()]
+    return batch, {one["custom_id"]: one for one in found}
+
+
+def test_rows_name_fields_without_an_effect_and_have_lines_in_the_access_log(
+    connect: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    messages = [{"role": "user", "content": "What is two and two?"}]
+    with caplog.at_level(logging.INFO, "hookline"):
+        _, found = answered(
+            connect(),
+            row("plain"),
+            row("odd", {"messages": messages, "baz": 1, "tools": [{"type": "web_search"}]}),
+            row("bad", {"messages": messages, "max_tokens": -8}),
+        )
+    assert "headers" not in found["plain"]["response"]
+    assert found["odd"]["response"]["headers"] == {"X-Hookline-Ignored": "tools.web_search, baz"}
+    logged = [vars(one)["fields"] for one in caplog.records if one.name == "hookline.access"]
+    by_id = {one["request_id"]: one for one in logged}
+    of_rows = {name: by_id[one["response"]["request_id"]] for name, one in found.items()}
+    assert [(one["client"], one["path"]) for one in of_rows.values()] == [("batch", CHAT)] * 3
+    usage = found["plain"]["response"]["body"]["usage"]
+    assert (of_rows["plain"]["prompt"], of_rows["plain"]["output"]) == (
+        usage["prompt_tokens"],
+        usage["completion_tokens"],
+    )
+    assert of_rows["bad"]["status"] == 400 and "max_tokens=-8" in of_rows["bad"]["reason"]
+    others = [one for one in logged if one["client"] != "batch"]
+    assert others and not any("output" in one for one in others)
+    assert any("'tools.web_search, baz' had no effect" in one.getMessage() for one in caplog.records)
+
+
+@pytest.mark.parametrize("body", ["{", "[]", "3", '{"input_file_id": [{}]}'])
+def test_what_is_no_batch_is_refused_in_openais_form(body: str, connect: Callable[..., Any]) -> None:
+    response = httpx.post(f"{connect().base_url}batches", content=body, headers={"Content-Type": "application/json"})
+    assert response.status_code == 400 and {"message", "type"} <= set(response.json()["error"])
 
 
 class Slow(FakeEngineClient):

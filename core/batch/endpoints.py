@@ -9,15 +9,24 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from hookline.core.batch.rows import Row
+from hookline.core.serve.access import ACCESS, Access
+from hookline.core.serve.endpoints.body import IGNORED_HEADER
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
 """An ASGI application."""
+_IGNORED = IGNORED_HEADER.lower().encode()
 
 
-def posting(app: App) -> Callable[[Row], Awaitable[tuple[int, str, Any]]]:
-    """A function that sends a row to the application's endpoint: status, the request's id and the body, parsed."""
+def posting(app: App, *, access_log: bool = False) -> Callable[[Row], Awaitable[dict[str, Any]]]:
+    """A function that sends a row to the application's endpoint; it returns `status_code`, `request_id`, the parsed
+    `body`, and `headers` if one names fields that had no effect.
 
-    async def _post(row: Row) -> tuple[int, str, Any]:
+    access_log: whether each row has a line in it, as a request has.
+    """
+
+    async def _post(row: Row) -> dict[str, Any]:
+        access = Access()
+        ACCESS.set(access)  # of this row's task; not of the request during which its batch began
         request_id = secrets.token_hex(12)
         sent: list[MutableMapping[str, Any]] = []
         received = iter([{"type": "http.request", "body": row.body, "more_body": False}])
@@ -30,7 +39,11 @@ def posting(app: App) -> Callable[[Row], Awaitable[tuple[int, str, Any]]]:
 
         await app(_scope(row, request_id), _receive, _send)
         data = b"".join(message.get("body", b"") for message in sent if message["type"] == "http.response.body")
-        return sent[0]["status"], request_id, _parsed(data)
+        found = {"status_code": sent[0]["status"], "request_id": request_id, "body": _parsed(data)}
+        if access_log:
+            access.log("batch", "POST", row.path, found["status_code"], request_id)
+        ignored = [value.decode() for name, value in sent[0]["headers"] if name == _IGNORED]
+        return {**found, "headers": {IGNORED_HEADER: ignored[0]}} if ignored else found
 
     return _post
 

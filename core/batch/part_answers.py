@@ -11,7 +11,7 @@ from hookline.core.batch.input_folder import PARQUET
 from hookline.core.batch.output_folder import OutputFolder
 from hookline.core.batch.parts import Part, PartTables, lines_of_part
 from hookline.core.batch.rows import InputLine
-from hookline.core.batch.runner import CustomIds, Tally, answered
+from hookline.core.batch.runner import Tally, Warnings, answered
 from hookline.core.data.admission import Admission
 from hookline.core.data.requests import RowReader
 from hookline.core.data.row_answers import RowAnswers, engine_for_rows
@@ -43,7 +43,7 @@ class PartAnswers:
         self._admission = Admission.of(self._llm.llm, run.max_rows)
         self._rows = RowAnswers(self._llm, reader, self._admission)
         self._tables = PartTables(run.input)
-        self._custom_ids = "", CustomIds()
+        self._warnings = "", Warnings()
 
     async def answer(self, part: Part, progress: Callable[[Tally], None] = lambda tally: None) -> Tally:
         """Answer a part and write its answers. progress: called after each row.
@@ -58,13 +58,13 @@ class PartAnswers:
     async def _lines(self, part: Part, tally: Tally, progress: Callable[[Tally], None]) -> bytes:
         async def _answer(line: InputLine) -> bytes:
             async with self._admission.room(len(line.text or b"") // CHARACTERS_A_TOKEN):
-                found = await answered(line, self._post, lambda: self._client.death, tally, custom_ids)
+                found = await answered(line, self._post, lambda: self._client.death, tally, warnings)
             progress(tally)
             return found
 
-        if self._custom_ids[0] != part.file:
-            self._custom_ids = part.file, CustomIds()
-        custom_ids = self._custom_ids[1]
+        if self._warnings[0] != part.file:
+            self._warnings = part.file, Warnings()
+        warnings = self._warnings[1]
         lines = list(lines_of_part(self._run.input, part))
         return b"".join(await _all([_answer(line) for line in lines]))
 

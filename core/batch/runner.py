@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,8 +15,8 @@ from hookline.core.batch.rows import InputLine, Row, RowError, answer_line, cust
 from hookline.core.cli.output import say
 from hookline.core.errors import ConfigError, EngineError, shown
 
-Post = Callable[[Row], Awaitable[tuple[int, str, Any]]]
-"""Calls an endpoint; returns the status, the request's id and the parsed body."""
+Post = Callable[[Row], Awaitable[dict[str, Any]]]
+"""Calls an endpoint; returns the `response` of an output line."""
 RETRY_S = 0.05
 """Seconds before a row is tried again that found the queue full."""
 MAX_CUSTOM_IDS = 1_000_000
@@ -62,22 +62,37 @@ class Tally:
         self.told += [f"{file}, {one}" for one in other.told][: MAX_TOLD - len(self.told)]
 
 
-class CustomIds:
-    """Warns once that two lines of a file have the same custom_id, so that their answers cannot be told apart. Checks
-    the first MAX_CUSTOM_IDS lines.
+def _warn(told: str) -> None:
+    say(f"warning: {told}")
+
+
+class Warnings:
+    """Warns of each of these once in a file: two lines have the same custom_id, so that their answers cannot be told
+    apart, among the first MAX_CUSTOM_IDS lines; and a line has fields without an effect.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, warn: Callable[[str], None] = _warn) -> None:
+        self._warn = warn
         self._lines: dict[int, int] | None = {}
+        self._has_told_ignored = False
 
-    def note(self, line: InputLine, custom_id: str) -> None:
+    def note_response(self, line: InputLine, response: Mapping[str, Any]) -> None:
+        """Note the response of a line."""
+        if (headers := response.get("headers")) and not self._has_told_ignored:
+            self._has_told_ignored = True
+            self._warn(
+                f"line {line.number}: {shown(next(iter(headers.values())))} had no effect; `headers` of the "
+                "responses name such fields, and further ones are not told"
+            )
+
+    def note_custom_id(self, line: InputLine, custom_id: str) -> None:
         """Note the custom_id of a line."""
         if self._lines is None:
             return
         before = self._lines.setdefault(hash(custom_id), line.number)
         if before != line.number:
-            say(
-                f"warning: lines {before} and {line.number} have the same custom_id={shown(custom_id)}; both are "
+            self._warn(
+                f"lines {before} and {line.number} have the same custom_id={shown(custom_id)}; both are "
                 "answered, and further ones are not told"
             )
             self._lines = None
@@ -92,18 +107,20 @@ async def run_rows(
     max_rows: int,
     death: Callable[[], str | None],
     progress: Callable[[Tally], None],
+    warn: Callable[[str], None] = _warn,
 ) -> Tally:
-    """Answer all lines. output: a descriptor that is open for appending. death: why the engine is dead, or None.
+    """Answer all lines. output: a descriptor that is open for appending. death: why the engine is dead, or None. warn:
+    is told what a file's owner should know.
 
     Lines are read when there is room for them, so memory does not grow with the file.
     Raises: EngineError when the engine is dead; lines without an answer by then are not written.
     """
-    tally, custom_ids, room = Tally(), CustomIds(), asyncio.Semaphore(max_rows)
+    tally, warnings, room = Tally(), Warnings(warn), asyncio.Semaphore(max_rows)
     async with asyncio.TaskGroup() as tasks:
 
         async def _answer(line: InputLine) -> None:
             try:
-                write(output, await answered(line, post, death, tally, custom_ids))
+                write(output, await answered(line, post, death, tally, warnings))
             finally:
                 room.release()
             progress(tally)
@@ -115,7 +132,7 @@ async def run_rows(
 
 
 async def answered(
-    line: InputLine, post: Post, death: Callable[[], str | None], tally: Tally, custom_ids: CustomIds
+    line: InputLine, post: Post, death: Callable[[], str | None], tally: Tally, warnings: Warnings
 ) -> bytes:
     """Answer a line; returns a line of the output.
 
@@ -126,9 +143,10 @@ async def answered(
     except RowError as error:
         tally.fail(line, str(error))
         return answer_line(line, custom_id_of(line), None, error)
-    custom_ids.note(line, row.custom_id)
+    warnings.note_custom_id(line, row.custom_id)
     while True:
-        status, request_id, body = await post(row)
+        response = await post(row)
+        status, body = response["status_code"], response["body"]
         if (cause := death()) is not None:
             raise EngineError(f"the engine ended, and what it had not answered is left for another run: {cause}")
         if status != 429:
@@ -138,7 +156,7 @@ async def answered(
         tally.count(_num_tokens(body))
     else:
         tally.fail(line, _message(body))
-    response = {"status_code": status, "request_id": request_id, "body": body}
+    warnings.note_response(line, response)
     return answer_line(line, row.custom_id, response)
 
 

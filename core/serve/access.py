@@ -5,6 +5,8 @@ The gate sets one for the task of each request; whoever learns something notes i
 
 from __future__ import annotations
 
+import json
+import logging
 import time
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -12,6 +14,8 @@ from typing import Any
 
 from hookline.core.errors import clipped
 from hookline.core.outputs import RequestOutput
+
+_log = logging.getLogger("hookline.access")
 
 
 @dataclass
@@ -48,6 +52,17 @@ class Access:
         if self.reason is not None:
             found["reason"] = self.reason
         return found
+
+    def log(self, client: str, method: str, path: str, status: int | str, request_id: str) -> None:
+        """Write the request's line to the access log: the client, the path, the outcome, its tokens and times, but no
+        content; only the reason of an error may quote the value at fault.
+        """
+        seconds, path, further = time.monotonic() - self.started_s, clipped(path), self.fields()
+        fields = {"client": client, "method": method, "path": path, "status": status, "seconds": round(seconds, 3)}
+        words = "".join(f" {name}={json.dumps(value, ensure_ascii=False)}" for name, value in further.items())
+        record = {**fields, **further, "request_id": request_id}
+        parts = (client, method, path, status, seconds, words, request_id)
+        _log.info("%s %s %s %s %.3f s%s %s", *parts, extra={"fields": record})
 
 
 ACCESS: ContextVar[Access | None] = ContextVar("hookline_access", default=None)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import json
 import logging
 import re
 import time
@@ -44,7 +43,6 @@ _UNASKED = (b"", b"text/plain", b"application/x-www-form-urlencoded", b"multipar
 """Media types that browsers send to other origins without a preflight request."""
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 _log = logging.getLogger("hookline")
-_access = logging.getLogger("hookline.access")
 
 
 @dataclass
@@ -285,24 +283,10 @@ class _Passage:
         return 0 < self._status < 400 and not self._has_left.is_set()
 
     def log(self) -> None:
-        """Write the request's line to the access log: the client, the path, the outcome, its tokens and times, but no
-        content; only the reason of an error may quote the value at fault.
-        """
+        """Write the request's line to the access log."""
         client = (self._scope.get("client") or ("-",))[0]
         status = "left" if self._has_left.is_set() else self._status or "-"
-        seconds = self.seconds
-        method, path, id_, further = (
-            self._scope["method"],
-            clipped(self._scope["path"]),
-            self.id.decode(),
-            self._access.fields(),
-        )
-        fields = {"client": client, "method": method, "path": path, "status": status, "seconds": round(seconds, 3)}
-        words = "".join(f" {name}={json.dumps(value, ensure_ascii=False)}" for name, value in further.items())
-        record = fields | further | {"request_id": id_}
-        _access.info(
-            "%s %s %s %s %.3f s%s %s", client, method, path, status, seconds, words, id_, extra={"fields": record}
-        )
+        self._access.log(client, self._scope["method"], self._scope["path"], status, self.id.decode())
 
 
 class Unfinished:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from hookline.core.errors import EngineError, HooklineError, one_short_line
 from hookline.core.serving import (
@@ -28,7 +29,8 @@ from hookline.core.serving import (
 )
 from hookline.plugins.apis.batches.store import BATCH, FILE, Store, Values
 
-Post = Callable[[BatchRow], Awaitable[tuple[int, str, Any]]]
+Post = Callable[[BatchRow], Awaitable[Values]]
+_log = logging.getLogger("hookline")
 OPEN = ("validating", "in_progress", "finalizing", "cancelling")
 """States of a batch that has not ended."""
 TOLD_S = 0.5
@@ -93,6 +95,7 @@ class Runs:
                 self._max_rows,
                 self._death,
                 lambda _: run.look(),
+                partial(_log.warning, "%s: %s", id),
             )
             if run.has_expired:
                 run.expire_rest(input)
@@ -186,16 +189,18 @@ class _Run:
     def posting(self, post: Post) -> Post:
         """`post` for rows of the batch's endpoint alone, which counts them."""
 
-        async def _post(row: BatchRow) -> tuple[int, str, Any]:
+        async def _post(row: BatchRow) -> Values:
             if row.path != self._endpoint:
                 message = f"url={row.path} is not the batch's endpoint, {self._endpoint}"
-                return 400, "", {"error": {"message": message, "type": "invalid_request_error"}}
-            status, request_id, body = await post(row)
+                error = {"message": message, "type": "invalid_request_error"}
+                return {"status_code": 400, "request_id": "", "body": {"error": error}}
+            response = await post(row)
+            status = response["status_code"]
             if status == 503:
                 raise EngineError("the engine is not there")
             self._num_answered += status == 200
             self._num_failed += status not in (200, 429)
-            return status, request_id, body
+            return response
 
         return _post
 

@@ -58,7 +58,8 @@ class Batches(ApiSurface):
             for one in OpenAI(None, engine).routes()
             if one.path in BATCH_PATHS
         ]
-        self._post, self._death = posting(Router(routes)), lambda: engine.client.death
+        self._post = posting(Router(routes), access_log=engine.settings.access_log)
+        self._death = lambda: engine.client.death
         self._made: Runs | None = None
 
     @property

@@ -123,6 +123,16 @@ def test_lines_with_the_same_custom_id_are_told_once(files, capsys):
     assert answer(files, FakeEngineClient()).num_answered == 5 and capsys.readouterr().err == ""
 
 
+def test_fields_without_an_effect_are_named_in_the_responses_and_told_once(files, capsys):
+    files[0].write_text("\n".join([row(1), row(2, baz=1, store=True), row(3, baz=1, store=True)]))
+    assert answer(files, FakeEngineClient()).num_answered == 3
+    found = {one["custom_id"]: one["response"] for one in map(json.loads, files[1].read_text().splitlines())}
+    assert "headers" not in found["row 1"]
+    assert found["row 2"]["headers"] == found["row 3"]["headers"] == {"X-Hookline-Ignored": "baz, store"}
+    said = capsys.readouterr().err
+    assert said.startswith("hookline: warning: line 2: 'baz, store' had no effect; ") and said.count("warning") == 1
+
+
 def test_no_more_rows_are_read_than_are_in_flight(files):
     files[0].write_text("\n".join(row(number) for number in range(40)))
     open_at_once = []
