@@ -46,6 +46,7 @@ MODELS = (
     "model=qwen3_next_80b_a3b",
     "model=qwen3_0_6b engine.batch_invariant=true",
     "model=qwen3_30b_a3b engine.batch_invariant=true",
+    "model=qwen3_30b_a3b quantization=fp8_block",
 )
 """Overrides of a configuration each, as of hookline run."""
 RANKS = "ranks"
