@@ -124,6 +124,15 @@ ALL_CASES = {
     "falcon_plain": Case(
         "falcon", {"new_decoder_architecture": False, "multi_query": False, "parallel_attn": False}, has_plan=False
     ),
+    "falcon_alibi": Case(
+        "falcon",
+        {"new_decoder_architecture": False, "multi_query": False, "alibi": True, "hidden_size": 36,
+         "num_attention_heads": 6},
+        has_plan=False, since="5.24",
+    ),
+    "bloom": Case("bloom", {"hidden_size": 36, "num_attention_heads": 6}, has_plan=False, since="5.24"),
+    "mpt": Case("mpt", {"hidden_size": 36, "num_attention_heads": 6, "max_seq_len": 256, "expansion_ratio": 2},
+                has_plan=False, since="5.24"),
     "starcoder2": Case("starcoder2"),
     "gpt_neox": Case("gpt_neox", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}),
     "olmo": Case("olmo", {"clip_qkv": 1.5}),
@@ -258,6 +267,7 @@ FEW = (
     "mixtral",
     "gemma2",
     "exaone",
+    "bloom",
     "gemma3n",
     "mamba",
     "falcon_h1",
@@ -293,6 +303,8 @@ def make_checkpoint(folder: Path, case: Case, *, seed: int = 0, **options: Any) 
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.add_(torch.randn_like(buffer) * 0.2)
+    if case.options.get("alibi"):  # transformers' eager attention adds Falcon's biases twice
+        model.set_attn_implementation("sdpa")
     model.generation_config.forced_eos_token_id = None  # of encoder-decoders: the last token of any answer
     model.save_pretrained(folder, max_shard_size="20KB")
     return model

@@ -57,7 +57,7 @@ REFUSED = {
     **dict.fromkeys(("hy_v4", "qwen4_exp", "qwen4_exp_text"), FORMS),
     **dict.fromkeys(("big_bird", "doge", "gpt_neox_japanese", "megatron-bert", "mvp", "rembert"), MASKS),
     **dict.fromkeys(("roformer", "trocr", "xglm"), MASKS),
-    **dict.fromkeys(("bloom", "cpmant", "mpt", "prophetnet", "xlnet"), PLACES),
+    **dict.fromkeys(("cpmant", "prophetnet", "xlnet"), PLACES),
     **dict.fromkeys(("blt", "dbrx", "jetmoe", "longcat_flash", "whisper", "xlm", "xmod"), HOST),
     **dict.fromkeys(("inkling2_loop_text", "inkling2_text", "inkling_text"), BIAS),
     **dict.fromkeys(("git", "gpt_neo"), INTERFACE),

@@ -52,9 +52,7 @@ def refusal(config: dict[str, Any], num_ranks: int = 1) -> str:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "bloom": ({}, "its forward takes no position_ids, as batches of several sequences need"),
-    "mpt": ({}, "its forward takes no position_ids"),
-    "falcon": ({"alibi": True}, "its attention adds ALiBi's biases (alibi), which no kernels here do"),
+    "prophetnet": ({}, "its forward takes no position_ids, as batches of several sequences need"),
     "gpt_neo": ({}, "its attention does not go through transformers' attention interface"),
     "xglm": ({}, "it works on attention masks itself, and none is built here"),
     "rwkv": ({}, "its layers carry a state from token to token which is not in transformers' cache of states"),

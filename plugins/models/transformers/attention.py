@@ -8,7 +8,7 @@ Legend: T tokens, H heads, K kv heads, E head dim.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,6 +27,7 @@ from hookline.core.contracts import (
     Ranks,
     SlidingWindow,
 )
+from hookline.plugins.models.transformers.alibi import SLOPES, digit_weights, digits
 from hookline.plugins.models.transformers.states import LayerStates, ServedStates, StateCache
 
 SERVED, PROBED = "hookline", "hookline_probed"
@@ -63,6 +64,8 @@ class Mask:
 
     window: int | None
     fault: str | None = None
+    ndim: int = 0
+    """Falcon writes biases into masks of four dimensions."""
 
     def __getitem__(self, part: Any) -> Mask:
         """The mask of some of the queries."""
@@ -78,10 +81,14 @@ class PagedAttention:
         self.layers, self.ranks, self.states = layers, ranks, ServedStates(cache)
         self.attend: Attend | None = None
         self.next_layer = 0
+        self.positions_T: Tensor | None = None
+        self.weights_HP: Tensor | None = None
+        self.digits_TP: Tensor | None = None
 
-    def begin(self, attend: Attend) -> None:
-        """What follows are the calls of one forward."""
+    def begin(self, attend: Attend, positions_T: Tensor) -> None:
+        """What follows are the calls of one forward of tokens at these positions."""
         self.attend, self.next_layer = attend, 0
+        self.positions_T, self.digits_TP = positions_T, None
         self.states.begin()
 
     def with_states(self, own: Callable[..., Any], args: Any, options: Any) -> Any:
@@ -91,7 +98,16 @@ class PagedAttention:
         assert self.attend is not None and isinstance(layer, LayerStates)
         return self.states.compute(layer, self.attend.states(index), own, args, options)
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, sinks_H: Tensor | None = None, **_: Any) -> Tensor:
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        sinks_H: Tensor | None = None,
+        *,
+        options: Mapping[str, Any],
+        **_: Any,
+    ) -> Tensor:
         """Attend: (1, H, T, E), (1, K, T, E) twice -> (1, T, H, E). The heads are this rank's, or all of them.
 
         K and E may be less than the layer's own; what is returned is as wide as the values.
@@ -101,6 +117,8 @@ class PagedAttention:
         self.next_layer += 1
         is_whole = self.ranks.size > 1 and query.shape[1] == layer.num_heads
         width, copies = value.shape[-1], layer.kv_copies
+        if SLOPES in options:
+            query, key = self._with_positions(query, key, options[SLOPES], layer.form.scale or 1.0)
         if copies > 1:
             key, value = key.repeat_interleave(copies, 1), value.repeat_interleave(copies, 1)
         if is_whole:
@@ -117,6 +135,19 @@ class PagedAttention:
         if is_whole:
             out_TC = self.ranks.all_gather_last(out_TC)
         return out_TC.view(1, out_TC.shape[0], -1, layer.head_dim)[..., :width]
+
+    def _with_positions(
+        self, query: Tensor, key: Tensor, slopes: tuple[float, ...], scale: float
+    ) -> tuple[Tensor, Tensor]:
+        """Queries and keys, whose scores have a bias of ALiBi then."""
+        if self.weights_HP is None:
+            self.weights_HP = digit_weights(slopes, scale, query)
+        if self.digits_TP is None:
+            assert self.positions_T is not None
+            self.digits_TP = digits(self.positions_T).to(key.dtype)
+        of_queries = self.weights_HP[None, :, None].expand(-1, -1, query.shape[2], -1)
+        of_keys = self.digits_TP.expand(1, key.shape[1], -1, -1)
+        return torch.cat((query, of_queries), -1), torch.cat((key, of_keys), -1)
 
     def _own(self, whole: Tensor, num_heads: int | None = None, dim: int = 1) -> Tensor:
         """This rank's heads; kv heads are replicated if the ranks exceed them."""

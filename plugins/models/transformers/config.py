@@ -21,6 +21,7 @@ from transformers.models.auto.modeling_auto import (
 
 from hookline.core.errors import ConfigError, one_short_line, shown
 from hookline.core.layers import ConfigValues
+from hookline.plugins.models.transformers.alibi import MAX_POSITIONS
 from hookline.plugins.models.transformers.text_part import TEXT_PART, TextWithHead, with_head
 
 MODEL = "model=transformers"
@@ -43,6 +44,8 @@ OWN_FORMS = (
 """Values of `layer_types` that are not served, in transformers' words."""
 WITHOUT_ATTENTION = ("mlp", "moe")
 """Values of `layer_types` that neither attend nor have a state."""
+ALIBI = ("bloom", "mpt")
+"""Model types whose attention adds ALiBi's biases; Falcon's config says it."""
 UNLIMITED = 1 << 20
 """Longest sequence, in tokens, of a model whose config knows no limit, as those with states alone."""
 CAUSAL = "ForCausalLM"
@@ -87,8 +90,6 @@ def _faults(values: ConfigValues, model_class: type[PreTrainedModel]) -> Iterato
         yield f"its architecture is {shown(named[0])}, and only its {model_class.__name__} is served"
     if values.values.get("text_config"):
         yield "it is made of several models (text_config), and only a decoder is served"
-    if values.values.get("alibi"):
-        yield "its attention adds ALiBi's biases (alibi), which no kernels here do"
 
 
 def _means_same(architecture: str, model_class: type[PreTrainedModel]) -> bool:
@@ -120,7 +121,11 @@ def max_position(config: PreTrainedConfig, *, attends: bool = True) -> int:
     Raises: ConfigError if the config does not say it.
     """
     limit = getattr(config, "max_target_positions", None if attends else UNLIMITED)
+    if config.model_type in ALIBI:  # Bloom's config need not say a length
+        limit = getattr(config, "max_seq_len", getattr(config, "seq_length", MAX_POSITIONS))
     limits: list[Any] = [getattr(config, "max_position_embeddings", limit)]
+    if config.model_type in ALIBI or getattr(config, "alibi", False):
+        limits.append(MAX_POSITIONS)
     if chunk_limit(config):
         limits.append(chunk_limit(config))
     for limit in limits:

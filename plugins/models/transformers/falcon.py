@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 from transformers.models.falcon import modeling_falcon
 
+from hookline.plugins.models.transformers.alibi import SLOPES, slopes_of
 from hookline.plugins.models.transformers.attention import SERVED, attention
 
 
@@ -26,11 +27,14 @@ class ServedFalconAttention(modeling_falcon.FalconAttention):
         **_: Any,
     ) -> tuple[Tensor, None]:
         """(1, T, D) -> (1, T, D), and no scores."""
-        assert alibi is None, "configs with ALiBi are refused"
         query, key, value = self._heads(self.query_key_value(hidden_states))
-        rotate: Any = modeling_falcon.apply_rotary_pos_emb
-        query, key = rotate(query, key, *position_embeddings)
-        out_1THE, _scores = attention(self, query, key, value, attention_mask)
+        biases: dict[str, Any] = {}
+        if alibi is None:
+            rotate: Any = modeling_falcon.apply_rotary_pos_emb
+            query, key = rotate(query, key, *position_embeddings)
+        else:  # added before the scores are scaled
+            biases[SLOPES] = tuple(slope * self.head_dim**-0.5 for slope in slopes_of(self.num_heads))
+        out_1THE, _scores = attention(self, query, key, value, attention_mask, **biases)
         return self.dense(out_1THE.flatten(2)), None
 
     def _heads(self, qkv_1TC: Tensor) -> list[Tensor]:

@@ -163,7 +163,7 @@ class TransformersModel:
 
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
         """See Model."""
-        self.attention.begin(attend)
+        self.attention.begin(attend, positions_T)
         self.positions.positions_T = positions_T
         inputs = {"input_ids": token_ids_T.unsqueeze(0), **self.cache}
         if self.takes_positions:

@@ -20,7 +20,16 @@ from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from hookline.core.contracts import PLAIN_ATTENTION, AttentionForm, Runtime, StateRows
 from hookline.core.errors import ConfigError, one_short_line
 from hookline.core.layers import every_expert
-from hookline.plugins.models.transformers.attention import PROBED, SERVED, LayerAttention, Mask, alike, attach
+from hookline.plugins.models.transformers.alibi import SLOPES, needs_no_positions, serve_alibi, widened
+from hookline.plugins.models.transformers.attention import (
+    PROBED,
+    SERVED,
+    LayerAttention,
+    Mask,
+    alike,
+    attach,
+    attention,
+)
 from hookline.plugins.models.transformers.config import GUIDE, STATES, WITHOUT_ATTENTION, chunk_limit, refuse
 from hookline.plugins.models.transformers.experts import SERVED_EXPERTS
 from hookline.plugins.models.transformers.layers import GivenPositions, pin_rope, typed_buffers
@@ -127,6 +136,7 @@ def meta_model(config: PreTrainedConfig, model_class: Any) -> PreTrainedModel:
         if isinstance(error, KeyError) and error.args == (SERVED,):
             refuse(config.model_type, NO_INTERFACE, GUIDE)
         refuse(config.model_type, f"transformers cannot build it: {one_short_line(error)}")
+    serve_alibi(model, attention)
     head = model.get_output_embeddings()
     if type(head) is not nn.Linear:
         kind = "missing" if head is None else f"a {type(head).__name__}"
@@ -186,7 +196,7 @@ def probe(config: PreTrainedConfig, model_class: type[PreTrainedModel]) -> Facts
     num_tokens = num_trial_tokens(config)
     ones = torch.ones(1, num_tokens, dtype=torch.long, device="meta")
     counted = GivenPositions()
-    counted.positions_T, places = ones[0], bool(positions) or counted.serve(decoder)
+    counted.positions_T, places = ones[0], bool(positions) or needs_no_positions(decoder) or counted.serve(decoder)
     model.config._attn_implementation = PROBED
     seen_all = torch.ones(
         1, num_tokens, dtype=torch.long
@@ -408,6 +418,8 @@ class _Seen:
         if not getattr(module, "is_causal", True) or options.get("is_causal") is False:
             refuse(self.model_type, "its attention is not causal", GUIDE)
         form = _form(options.get("scaling"), options.get("softcap"), head_dim)
+        if SLOPES in options:
+            head_dim, form = widened(head_dim), replace(form, scale=form.scale or head_dim**-0.5)
         self.layers.append(LayerAttention(num_heads, num_kv_heads, head_dim, window, form, sinks_H is not None))
         return query.transpose(1, 2)[..., :value_dim]
 
