@@ -1,8 +1,8 @@
 """ALiBi: scores with a bias that is linear in positions, for Bloom, MPT and Falcon, by kernels that know nothing of it.
 
 Softmax stays the same if one number is added to all scores of a query, so slope * (position of the key) serves as the
-bias. That is a product of numbers behind the query's own and the key's: of slope * 16**i and of the position's digits to
-base 16, which every dtype of a cache holds exactly. Legend: T tokens, D hidden, H heads, E head dim, P digits.
+bias. That is a product of numbers behind the query's own and the key's: of slope * 16**i and of the position's digits
+to base 16, which every dtype of a cache holds exactly. Legend: T tokens, D hidden, H heads, E head dim, P digits.
 Source: Press et al. 2021, arXiv:2108.12409.
 """
 
