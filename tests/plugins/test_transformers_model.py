@@ -52,7 +52,10 @@ def refusal(config: dict[str, Any], num_ranks: int = 1) -> str:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "prophetnet": ({}, "its forward takes no position_ids, as batches of several sequences need"),
+    "prophetnet": (
+        {"is_encoder_decoder": False, "is_decoder": True},
+        "its forward takes no position_ids, as batches of several sequences need",
+    ),
     "gpt_neo": ({}, "its attention does not go through transformers' attention interface"),
     "xglm": ({}, "it works on attention masks itself, and none is built here"),
     "rwkv": ({}, "its layers carry a state from token to token which is not in transformers' cache of states"),
