@@ -171,6 +171,20 @@ def test_another_process_reads_the_same_tensors(small: tuple[Path, Any]) -> None
     assert torch.equal(again.read(name), model.get_parameter(name))
 
 
+def test_a_file_of_floats_is_quantised_while_it_is_loaded_and_a_quantised_one_is_not(
+    small: tuple[Path, Any], tmp_path: Path
+) -> None:
+    model = write_gguf(transformers_model(LLAMA), tmp_path / "floats.gguf", "F16")
+    model.save_pretrained(tmp_path / "same")
+    assert answer(tmp_path / "floats.gguf", quantization="int8") == answer(tmp_path / "same", quantization="int8")
+    with pytest.raises(ConfigError, match="quantization=int8 quantises while loading, and this checkpoint is quant"):
+        answer(small[0], quantization="int8")
+
+
+def test_random_weights_take_the_files_sizes_alone(small: tuple[Path, Any]) -> None:
+    assert len(answer(small[0], model={"weights": "random"})) == 16
+
+
 def test_overrides_lie_over_the_files_values(small: tuple[Path, Any]) -> None:
     with pytest.raises(CheckpointError, match="too few for the 99 layers"):
         answer(small[0], model={"hf_overrides": {"num_hidden_layers": 99}})
