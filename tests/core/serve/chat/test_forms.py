@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -291,13 +292,40 @@ def test_a_parser_that_does_not_say_how_calls_are_written_is_told_with_the_fix(
     assert "does not say how the model writes calls; leave one out, or force a call" in response.text
 
 
-def test_behind_reasoning_the_answer_is_calls_or_the_form(ask: Ask) -> None:
+def texts_of(answer: Any, key: str = "") -> Iterator[str]:
+    """The texts of an answer, or of the events of one, in their order."""
+    if isinstance(answer, str) and key in ("name", "text", "content", "thinking", "reasoning_content", "delta"):
+        yield answer
+    for name, value in answer.items() if isinstance(answer, dict) else ():
+        yield from texts_of(value, name)
+    for value in answer if isinstance(answer, list) else ():
+        yield from texts_of(value, key)
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+@pytest.mark.parametrize("stream", [False, True])
+def test_behind_reasoning_the_answer_is_calls_or_the_form(ask: Ask, path: str, stream: bool) -> None:
     facts = tiny_model()
     facts.codec.tokenizer.chat_template += "{# </think> #}"
-    client = FakeEngineClient(facts=facts, reply=f"<think>Hm.</think>{CALL}")
     settings = ServeConfig(tool_parser="hermes", reasoning_parser="think")
-    body = {**BASE[CHAT], "tools": tools_of(CHAT), **format_of(CHAT)}
-    message = ask(client, "POST", CHAT, settings, json=body).json()["choices"][0]["message"]
-    assert message["reasoning_content"] == "Hm." and message["tool_calls"][0]["function"]["name"] == "get_weather"
-    wanted = client.asked[0].params.structured_outputs
-    assert wanted is not None and wanted.after == "</think>" and wanted.kind == "structural_tag"
+    body = {**BASE[path], "tools": tools_of(path), **format_of(path), "stream": stream}
+    for reply, mark in ((CALL, "get_weather"), ('{"a": 5}', '{"a": 5}')):
+        client = FakeEngineClient(facts=facts, reply=f"<think>Hm.</think>{reply}")
+        response = ask(client, "POST", path, settings, json=body)
+        events = [line[6:] for line in response.text.splitlines() if line.startswith("data: {")]
+        text = "".join(texts_of([json.loads(one) for one in events] if stream else response.json()))
+        assert "Hm." in text and mark in text and "<think>" not in text and "<tool_call>" not in text
+        wanted = client.asked[0].params.structured_outputs
+        assert wanted is not None and wanted.after == "</think>" and wanted.kind == "structural_tag"
+
+
+def test_without_its_reasoning_the_answer_is_held_from_its_first_token(ask: Ask) -> None:
+    facts = tiny_model()
+    facts.codec.tokenizer.chat_template += "{% if not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
+    settings = ServeConfig(tool_parser="hermes", reasoning_parser="think")
+    off = {"chat_template_kwargs": {"enable_thinking": False}}
+    for path, fields in ((CHAT, off), (RESPONSES, off), (MESSAGES, {"thinking": {"type": "disabled"}})):
+        client = FakeEngineClient(facts=facts, reply='{"a": 5}')
+        ask(client, "POST", path, settings, json={**BASE[path], "tools": tools_of(path), **format_of(path), **fields})
+        wanted = client.asked[0].params.structured_outputs
+        assert wanted is not None and wanted.after is None and wanted.kind == "structural_tag", path
