@@ -85,7 +85,8 @@ def _renaming(model_type: object) -> Callable[[str], str]:
         from transformers.core_model_loading import WeightConverter, rename_source_key
     except ImportError:
         return str
-    changes = (get_checkpoint_conversion_mapping(model_type) if isinstance(model_type, str) else None) or []
+    mapping: Any = get_checkpoint_conversion_mapping  # it has no types
+    changes = (mapping(model_type) if isinstance(model_type, str) else None) or []
     renamings: Any = [one for one in changes if not isinstance(one, WeightConverter)]
     return lambda name: rename_source_key(name, renamings, [])[0]
 
