@@ -77,8 +77,8 @@ def _download(reference: str) -> Path:
     try:
         from huggingface_hub import snapshot_download
 
-        # Subfolders hold other formats of the same weights.
-        folder = Path(snapshot_download(reference, allow_patterns=_HUB_FILES, ignore_patterns=["*/*"]))
+        # Subfolders and Mistral's consolidated files hold other formats of the same weights.
+        folder = Path(snapshot_download(reference, allow_patterns=_HUB_FILES, ignore_patterns=["*/*", "consolidated*"]))
         if (folder / "modules.json").is_file():
             snapshot_download(reference, allow_patterns=_POOLING_FILES)
         return folder

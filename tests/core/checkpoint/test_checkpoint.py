@@ -173,7 +173,7 @@ def test_a_hub_id_is_downloaded_without_pickles_or_subfolders(tmp_path: Path, mo
     assert resolve("someone/some-model").folder == folder
     assert asked["reference"] == "someone/some-model"
     assert "*.safetensors" in asked["allow_patterns"] and "*.bin" not in asked["allow_patterns"]
-    assert asked["ignore_patterns"] == ["*/*"]
+    assert asked["ignore_patterns"] == ["*/*", "consolidated*"]
 
 
 def test_an_unreachable_hub_gives_one_line_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
