@@ -199,7 +199,8 @@ def _folders(input: Path, output: Path) -> tuple[Path, Path]:
 
 def _input(path: Path, batch: BatchConfig) -> Path:
     if not path.is_file():
-        raise ConfigError(f"{path} is not there; give the file with the requests first")
+        what = "neither a file nor a folder" if path.exists() else "not there"
+        raise ConfigError(f"{path} is {what}; give the file with the requests first")
     if path.suffix == ".parquet" or batch.executor != HERE:
         why = "parquet is" if path.suffix == ".parquet" else f"batch.executor={batch.executor} is for files"
         raise ConfigError(f"{path} is a file, and {why} read from a folder; give the folders of input and output")

@@ -180,6 +180,7 @@ def test_a_dead_engine_ends_the_batch_and_what_it_did_not_answer_is_not_written(
     [
         (["in.jsonl"], {}, "a batch has two files, and 1 are given"),
         (["nowhere.jsonl", "out.jsonl"], {}, "nowhere.jsonl is not there"),
+        (["/dev/zero", "out.jsonl"], {}, "/dev/zero is neither a file nor a folder"),
         (["in.jsonl", "in.jsonl"], {}, "in.jsonl is the input"),
         (
             ["in.jsonl", "out.parquet"],
