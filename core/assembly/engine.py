@@ -209,7 +209,7 @@ def assemble(
             *(num_snapshots, mib, num_snapshots * mib),
         )
     scheduler = chosen(config.scheduler)
-    speculation = make_speculation(resolved, limits)
+    speculation = make_speculation(resolved, limits, structured_output)
     return Engine(
         scheduler.load()(config.scheduler.config),
         executor,
@@ -228,7 +228,9 @@ def assemble(
     )
 
 
-def make_speculation(resolved: ResolvedConfig, limits: EngineLimits) -> Speculation | None:
+def make_speculation(
+    resolved: ResolvedConfig, limits: EngineLimits, structured_output: StructuredOutput | None = None
+) -> Speculation | None:
     """The drafts of an engine; None without a drafter.
 
     Raises: PluginError, if its model keeps states of all tokens before or hidden states are asked for: then a wrong
@@ -254,7 +256,7 @@ def make_speculation(resolved: ResolvedConfig, limits: EngineLimits) -> Speculat
         "drafter '%s': up to %d drafts for a request in a step; steps with drafts do not overlap",
         *(option.name, drafter.k),
     )
-    return Speculation(drafter, str(option.entry), limits.extensions, limits.vocab_size)
+    return Speculation(drafter, str(option.entry), limits.extensions, limits.vocab_size, structured_output)
 
 
 def start_ranks(

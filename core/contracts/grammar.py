@@ -51,16 +51,23 @@ class GrammarMatcher(Protocol):
         ...
 
     def advance(self, tokens: Sequence[int]) -> bool:
-        """Go on by these tokens; False if they do not fit, and then the request ends.
+        """Go on by these tokens; False if they do not fit. A single token that does not fit changes nothing then.
 
         The vocabulary's stop_ids fit where the text is complete, and end it. Never called once `is_terminated`.
-        Raises: RequestError with one line if a limit is reached; the request ends with it.
+        Called for tokens that were drawn, of which one that does not fit ends the request, and one by one for drafts,
+        which may not fit (see `rollback`).
+        Raises: RequestError with one line if a limit is reached. The request ends with it if the token was drawn;
+        behind a draft, a new matcher goes on from where this one was.
         """
         ...
 
+    @optional
     def rollback(self, num_tokens: int) -> None:
-        """Take back the last `num_tokens` tokens that `advance` took."""
-        ...
+        """Take back the last `num_tokens` tokens that `advance` took, so that all is as it was before them.
+
+        Called after masks were filled behind drafts. Without this method the back end's requests have no drafts.
+        """
+        raise AssertionError("left out")
 
     @property
     def is_accepting(self) -> bool:

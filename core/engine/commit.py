@@ -76,7 +76,7 @@ class Committer:
 
     def collect(self, launched: LaunchedStep) -> CollectedStep:
         """Wait for a step's tokens, give them to their requests, and advance the grammars by them."""
-        table, is_over_N = self._table, None
+        table = self._table
         with self._watch.part("wait"):
             executor = self._state.executor
             result = executor.collect(launched.handle) if launched.plan.computes else StepResult(no_ints())
@@ -92,8 +92,7 @@ class Committer:
             if tokens.ndim == 2:
                 tokens = keep_scores(self._queue.live, launched.dispatched, tokens)
             entries_N, tokens_N = table.commit(launched.dispatched.sampled, tokens)
-            if table.num_constrained:
-                is_over_N = advance_grammars(self._state.structured_output, table, entries_N, tokens_N)
+            is_over_N = self._advance_grammars(entries_N, tokens_N)
         return CollectedStep(launched, result, entries_N, tokens_N, is_over_N, draws)
 
     def commit(self, step: CollectedStep) -> None:
@@ -166,8 +165,15 @@ class Committer:
             self._dispatcher.count_kept(entries_N)
             if step.draws.ndim == 2:
                 add_scores(self._queue.live, sampled.ids_N, step.draws[draws_N])
-            self._keep(*table.commit(sampled, drawn[draws_N]))
+            kept_N, tokens_N = table.commit(sampled, drawn[draws_N])
+            self._keep(kept_N, tokens_N, self._advance_grammars(kept_N, tokens_N))
             total += len(going)
+
+    def _advance_grammars(self, entries_N: IntArray, tokens_N: IntArray) -> BoolArray | None:
+        """See `advance_grammars`; None if no request has a grammar."""
+        if not self._table.num_constrained:
+            return None
+        return advance_grammars(self._state.structured_output, self._table, entries_N, tokens_N)
 
     def _finish_by_tokens(self, entries_N: IntArray, tokens_N: IntArray, is_over_N: BoolArray | None) -> None:
         """Finish the requests that have their last token.

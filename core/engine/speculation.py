@@ -22,6 +22,7 @@ from hookline.core.plugin.blame import breach, failure
 from hookline.core.plugin.registry import PROCESSOR
 from hookline.core.requests.request import Request
 from hookline.core.requests.step_extensions import InstalledExtensions
+from hookline.core.requests.structured_output import StructuredOutput
 from hookline.core.util.arrays import IntArray, ints, no_ints
 
 logger = logging.getLogger("hookline")
@@ -53,7 +54,8 @@ class DraftedRow:
 
     def num_right(self, drawn: IntArray) -> int:
         """How many drafts, from the first on, are the tokens drawn at their positions. drawn: all 1 + k draws."""
-        is_wrong = drawn[:-1] != self.tokens[1:]
+        # Behind a draft whose grammar failed no token is drawn (it is negative): the next step finds out again.
+        is_wrong = (drawn[:-1] != self.tokens[1:]) | (drawn[1:] < 0)
         return int(is_wrong.argmax()) if is_wrong.any() else len(is_wrong)
 
 
@@ -75,12 +77,19 @@ class _Pause:
 
 
 class Speculation:
-    """The drafts of one engine. name: of the drafter, for errors. If the drafter is adaptive, a request whose drafts
+    """The drafts of one engine. name: of the drafter, for errors. grammars: of requests for structured outputs. If the drafter is adaptive, a request whose drafts
     are all wrong, or that has none proposed, pauses, twice as long each time.
     """
 
-    def __init__(self, drafter: Drafter, name: str, extensions: InstalledExtensions, vocab_size: int) -> None:
-        self._drafter, self._name, self._vocab_size = drafter, name, vocab_size
+    def __init__(
+        self,
+        drafter: Drafter,
+        name: str,
+        extensions: InstalledExtensions,
+        vocab_size: int,
+        grammars: StructuredOutput | None = None,
+    ) -> None:
+        self._drafter, self._name, self._vocab_size, self._grammars = drafter, name, vocab_size, grammars
         self._adapts = drafter.adaptive
         self._kinds = [stage.entry.kind for stage in extensions.stages]
         self._forgets = is_offered(type(drafter).forget)
@@ -198,6 +207,8 @@ class Speculation:
 
     def _noted(self, request: Request, drafts: IntArray) -> IntArray:
         """The drafts that are computed of those proposed; a request that has often none pauses."""
+        if request.constraint is not None and self._grammars is not None and len(drafts):
+            drafts = drafts[: self._grammars.num_fitting(request.constraint, drafts)]
         if not len(drafts):
             self.counts.skip("no proposal")
         if self._adapts:
@@ -213,7 +224,8 @@ class Speculation:
 
     def _refused(self, request: Request) -> str | None:
         """Why a request never has drafts; None if it may."""
-        if request.is_constrained:
+        constraint = request.constraint
+        if constraint is not None and not (constraint.can_go_back and self._pretended is None):
             return "structured outputs"
         prepared = request.prepared
         if prepared.bits and any(kind != PROCESSOR for kind in self._used(prepared.bits)):

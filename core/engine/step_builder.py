@@ -200,16 +200,13 @@ class Dispatched:
     drafted: Sequence[DraftedRow] = ()
     """The decodes with drafts. They come last among the sampled requests, which are named once each, and among the
     draws, of which such a row has several."""
+    masked_ids_N: IntArray = field(default_factory=no_ints)
+    """Ids of the requests whose draws wait for masks, once each, in the order of the masks."""
 
     @property
     def num_plain_draws(self) -> int:
         """Draws of rows without drafts, which come first."""
         return len(self.sampled.entries_N) - len(self.drafted)
-
-    @property
-    def masked_ids_N(self) -> IntArray:
-        """Ids of the requests whose draws wait for masks, in the order of the masks."""
-        return self.sampled.ids_N[self.step.masked_draws]
 
 
 class StepWriter:
@@ -244,6 +241,7 @@ class StepWriter:
             sections["sampled_chunks"] = sampled_chunks
             computing = np.concatenate([decode, chunked])
             sampled = np.concatenate([decode, chunked[sampled_chunks]])
+        draws, ahead, masked_ids_N = sampled, np.zeros_like(sampled), no_ints()
         if draft.drafted:
             entries = ints(row.request.entry for row in draft.drafted)
             add_drafts(sections, draft.drafted, len(chunks))
@@ -253,11 +251,10 @@ class StepWriter:
             ahead = np.concatenate(
                 [np.zeros(len(sampled) - len(entries), dtype=np.int64), *(np.arange(length) for length in lengths)]
             )
-            sections |= self.forbidden_tokens(draws, ahead)
-        else:
-            sections |= self.forbidden_tokens(sampled)
+        sections |= self.forbidden_tokens(draws, ahead)
         if table.num_constrained:
-            sections["masked_draws"] = np.flatnonzero(table.is_constrained_S[sampled])
+            sections["masked_draws"] = np.flatnonzero(table.is_constrained_S[draws])
+            masked_ids_N = table.id_S[sampled[table.is_constrained_S[sampled] > 0]]
         sections |= self.arguments.sections(admitted, chunks, table.requests(sampled))
         if admitted:
             self._decoding = no_ints()  # those who come back after a preemption may have another's row
@@ -285,6 +282,7 @@ class StepWriter:
             admitted=admitted,
             pooled=pooled,
             drafted=draft.drafted,
+            masked_ids_N=masked_ids_N,
         )
 
     def forbidden_tokens(self, sampled: IntArray, ahead: IntArray | int = 0) -> Sections:

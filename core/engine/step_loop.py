@@ -170,8 +170,15 @@ class StepLoop:
                 self._queue.live.get(id_) for id_ in launched.dispatched.masked_ids_N.tolist()
             ]  # some may have finished
             constraints = [None if request is None else request.constraint for request in requests]
-            has_faults = grammars.fill(constraints, executor.mask_rows(len(requests)))
-            executor.release(launched.handle, len(requests))
+            masks_NW = executor.mask_rows(len(launched.dispatched.step.masked_draws))
+            drafted = [row for row in launched.dispatched.drafted if row.request.is_constrained]
+            place = len(constraints) - len(drafted)  # requests with drafts come last
+            has_faults = grammars.fill(constraints[:place], masks_NW[:place])
+            for constraint, row in zip(constraints[place:], drafted, strict=True):
+                end = place + len(row.tokens)
+                has_faults |= grammars.fill_behind(constraint, row.tokens[1:], masks_NW[place:end])
+                place = end
+            executor.release(launched.handle, len(masks_NW))
             self._dispatcher.expect(launched.dispatched)
         launched.host_s["launch"] += self._watch.pop_part("release")
         return not has_faults

@@ -27,7 +27,7 @@ from hookline.core.request_options import NO_TAGS
 from hookline.core.requests.compile_pool import CompileJob, CompilePool
 from hookline.core.requests.end_text import EndText
 from hookline.core.structured_outputs import StructuredOutputs
-from hookline.core.util.arrays import MaskArray, num_mask_words
+from hookline.core.util.arrays import IntArray, MaskArray, num_mask_words
 from hookline.core.util.raising import raised_by
 
 COMPILE_S = 2.0
@@ -89,11 +89,19 @@ class Constraint:
         """(word, bits) of the request's stop ids that the back end does not know."""
         self._vocabulary_stops: frozenset[int] = frozenset()
         self._state = 0
+        self._grammar: Grammar | None = None
+        self._taken: list[int] = []
+        """The tokens that the matcher took."""
+        self.can_go_back = False
+        """Whether the matcher can take tokens back, so that the request may have drafts."""
 
     def begin(self, compiled: Compiled, vocabulary: GrammarVocabulary) -> None:
         """Start at the beginning of the completion."""
         assert compiled.grammar is not None
+        self._grammar = compiled.grammar
         self.matcher = _having("fill", compiled.grammar.matcher(), GrammarMatcher)
+        rollback = getattr(self.matcher, "rollback", None)
+        self.can_go_back = callable(rollback) and is_offered(rollback)
         self.end_text = compiled.end_text
         self._vocabulary_stops = vocabulary.stop_ids
         words: dict[int, int] = {}
@@ -122,6 +130,7 @@ class Constraint:
                 f"token {token_id} was drawn, which does not fit; the request's other sampling parameters, or its "
                 "grammar's mask, forbid all that would"
             )
+        self._taken.append(token_id)
         is_over = token_id in self._vocabulary_stops or self.matcher.is_terminated
         self.end = FinishReason.STOP if is_over else None
 
@@ -148,6 +157,38 @@ class Constraint:
         for word, bits in self.further_stops:
             value = int(mask_W[word]) & 0xFFFFFFFF
             mask_W[word] = np.uint32(value | bits if is_complete else value & ~bits).astype(np.int32)
+
+    def look_ahead(self, drafts: Sequence[int], masks_KW: MaskArray | None = None) -> int:
+        """How many drafts fit, one after the other, and do not end the request, which then is where it was before.
+
+        masks_KW: gets the masks behind these; the rows of others are left as they are. What the matcher raises behind
+        a draft says nothing of the request: the draft counts as one that does not fit, and a new matcher goes on.
+        Raises: what `rollback` raises, or the new matcher.
+        """
+        assert self.matcher is not None and self._grammar is not None
+        end_text, state, num_taken, count = self.end_text, self._state, len(self._taken), 0
+        error = None
+        for token_id in drafts:
+            if token_id in self.stop_ids or (error := raised_by(self.take, token_id)) is not None or self.end:
+                break
+            if masks_KW is not None and (error := raised_by(self._fill_all, masks_KW[count])) is not None:
+                masks_KW[count] = 0
+                break
+            count += 1
+        num_back = len(self._taken) - num_taken
+        del self._taken[num_taken:]
+        self.end_text, self._state, self.end = end_text, state, None
+        if error is not None and not isinstance(error, _DoesNotFit):
+            self.matcher = self._grammar.matcher()
+            if self._taken and not self.matcher.advance(self._taken):
+                raise _Broken("it refused the tokens that another matcher had taken")
+        elif num_back:
+            self.matcher.rollback(num_back)
+        return count
+
+    def _fill_all(self, mask_W: MaskArray) -> None:
+        self.fill(mask_W)
+        self.fill_stops(mask_W)
 
 
 class HeldUp(RequestError):
@@ -421,6 +462,29 @@ class StructuredOutput:
             if empty is not None and empty.end is None and empty.fault is None:
                 empty.fail(self._fault_in("fill", empty, _DoesNotFit("no token fits here")))
         return any(one.fault is not None for _, one in going_on)
+
+    def fill_behind(self, constraint: Constraint | None, drafts: IntArray, masks_KW: MaskArray) -> bool:
+        """`fill` for a request with drafts: its next mask, and those behind each of its drafts; K - 1 drafts.
+
+        No token is allowed behind drafts that do not fit.
+        """
+        masks_KW[1:] = 0
+        has_fault = self.fill([constraint], masks_KW[:1])
+        if constraint is not None and constraint.end is None and not has_fault:
+            self.num_fitting(constraint, drafts, masks_KW[1:])
+            self._clear_padding(masks_KW)
+            has_fault = constraint.fault is not None
+        return has_fault
+
+    def num_fitting(self, constraint: Constraint, drafts: IntArray, masks_KW: MaskArray | None = None) -> int:
+        """`Constraint.look_ahead`; 0 after an error of a plugin, with which the request ends at its next mask."""
+        try:
+            return constraint.look_ahead(drafts.tolist(), masks_KW)
+        except PASSES:
+            raise
+        except BaseException as error:
+            constraint.fail(self._fault_in("rollback", constraint, error))
+            return 0
 
     def _fill_at_once(self, constraints: Sequence[Constraint | None], masks_NW: MaskArray) -> bool:
         """Let the back end fill all rows in one call; returns False if it cannot, or failed for one of them."""

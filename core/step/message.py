@@ -65,9 +65,9 @@ class Step:
     sampled_chunks: indices of the chunks that draws follow, in ascending order, an entry for each draw: a chunk named m
     times has one after each of its last m tokens. More than one is for a row with drafts (core/engine/speculation.py);
     which of the draws its request keeps, the host decides, and the row's next step is a chunk again.
-    mask_*: (index among the drawn rows, token id) pairs that must not be drawn.
-    masked_draws: indices among the drawn rows of those whose tokens wait for masks, which follow the step: it is
-    computed up to its hidden states, and drawn from when the masks are there, one for each of these.
+    mask_*: (index of a draw, token id) pairs that must not be drawn.
+    masked_draws: indices of the draws that wait for masks, which follow the step: it is computed up to its hidden
+    states, and drawn from when the masks are there, one for each of these.
     shared_rows: if not empty, the rows that from now on share their first shared_len cached tokens, and no others do.
     extension_*: arguments for step extensions: (row, extension, number of values) and the values of all, one after
     the other; no values at all put an extension's defaults into a row.

@@ -185,6 +185,8 @@ class GrammarSuite:
         for case in self._cases():
             grammar = self.make(self.vocabulary).compile(case.wanted)
             matcher, steps = grammar.matcher(), self._walk(grammar, 1)
+            if not is_offered(matcher.rollback):
+                return
             masks = [self._filled(matcher)]
             for taken in steps[1:]:
                 matcher.advance(taken[-1:])
@@ -196,6 +198,30 @@ class GrammarSuite:
                 check(same, f"{case.wanted.kind}: {back} tokens back, the mask is another one")
                 check(matcher.advance(steps[-1][count - back :]) is True, f"{case.wanted.kind}: no way on again")
                 check(np.array_equal(self._filled(matcher), masks[-1]), f"{case.wanted.kind}: another mask further on")
+
+    def test_drafts_leave_nothing_behind(self) -> None:
+        """From everywhere in a text: a few tokens ahead, with the mask behind each, and back, which is as if they had
+        not been; so is a token that does not fit.
+        """
+        for case in self._cases():
+            grammar = self.make(self.vocabulary).compile(case.wanted)
+            matcher, rng = grammar.matcher(), random.Random(3)
+            for taken in self._walk(grammar, 3):
+                matcher.advance(taken[-1:])
+                before, fitting = self._standing(matcher), allowed_in(self._filled(matcher))
+                what = f"{case.wanted.kind} after {self._text(taken)!r}"
+                if matcher.is_terminated or not is_offered(matcher.rollback):
+                    break
+                wrong = [one for one in range(len(self.vocabulary.tokens)) if one not in fitting]
+                fits = matcher.advance([rng.choice(wrong)])
+                if fits is True:  # it spells a text that another token spells, which the mask has in its place
+                    matcher.rollback(1)
+                check(self._standing(matcher) == before, f"{what}: a token that does not fit leaves something behind")
+                count = 0
+                while count < 4 and not matcher.is_terminated:
+                    count += matcher.advance([rng.choice(sorted(allowed_in(self._filled(matcher))))])
+                matcher.rollback(count)
+                check(self._standing(matcher) == before, f"{what}: {count} tokens that were taken back leave something")
 
     def test_matchers_do_not_share_their_state(self) -> None:
         """One goes on while the other stays, and filling both together gives the same masks as filling each alone."""
@@ -276,6 +302,9 @@ class GrammarSuite:
         mask_W = np.zeros(self._num_words, dtype=np.int32)
         matcher.fill(mask_W)
         return mask_W
+
+    def _standing(self, matcher: GrammarMatcher) -> tuple[frozenset[int], bool, bool]:
+        return frozenset(allowed_in(self._filled(matcher))), matcher.is_accepting, matcher.is_terminated
 
     def _text(self, taken: Sequence[int]) -> bytes:
         return b"".join(self.vocabulary.tokens[token_id] for token_id in taken)

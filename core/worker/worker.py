@@ -30,7 +30,7 @@ from hookline.core.errors import (
     is_out_of_memory,
     one_short_line,
 )
-from hookline.core.step.captured import PromptShape
+from hookline.core.step.captured import DRAFT_TOKENS, PromptShape
 from hookline.core.step.executor import RankWorker, StepResult
 from hookline.core.step.message import Step
 from hookline.core.util.arrays import Array, MaskArray, num_mask_words
@@ -273,7 +273,8 @@ class Worker(RankWorker):
     @cached_property
     def masks(self) -> TokenMasks:
         """Allocated when a step first needs it."""
-        return TokenMasks(self.table.padding_row, self.num_mask_words, self.runner.kernels, self.table.device)
+        num_rows = max(self.table.padding_row, DRAFT_TOKENS[-1])  # rows with drafts have several draws
+        return TokenMasks(num_rows, self.num_mask_words, self.runner.kernels, self.table.device)
 
     @property
     def num_mask_words(self) -> int:

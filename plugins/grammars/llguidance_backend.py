@@ -60,8 +60,6 @@ LENGTHS = (6, 8, 10, 15, 20, 30)
 WHITE_SPACE = r"[ \t]|(\r?\n){{1,2}}[ \t]{{0,{most}}}"
 """White space between the tokens of JSON: one character, or one or two line breaks and an indentation. Each place that
 allows more is one where a model may write white space until its tokens are used up."""
-DOES_NOT_FIT = "doesn't satisfy the grammar"
-"""llguidance's message about a token that its grammar does not allow; no other message has these words."""
 NO_TEXT = "NoExtension"
 """llguidance's words for a state in which no token is allowed, not even the end."""
 UNKNOWN = "Unimplemented keys"
@@ -262,10 +260,10 @@ class LLGuidanceMatcher(GrammarMatcher):
 
     def advance(self, tokens: Sequence[int]) -> bool:
         """See GrammarMatcher."""
-        fits = self.inner.consume_token(tokens[0]) if len(tokens) == 1 else self.inner.consume_tokens(list(tokens))
-        if not fits and DOES_NOT_FIT not in str(self.inner.get_error()):
+        num_taken = self.inner.try_consume_tokens(list(tokens))  # consume_token stops at one that does not fit
+        if num_taken < len(tokens):
             raise_error(self.inner)  # a limit of its parser
-        return bool(fits)
+        return bool(num_taken == len(tokens))
 
     def rollback(self, num_tokens: int) -> None:
         """See GrammarMatcher."""

@@ -62,6 +62,27 @@ class RollsBackOneOnly(PlainMatcher):
         super().rollback(1)
 
 
+class RemembersTheEnd(PlainMatcher):
+    is_over = False
+
+    def advance(self, tokens):
+        fits = super().advance(tokens)
+        self.is_over |= super().is_terminated
+        return fits
+
+    @property
+    def is_terminated(self):
+        return self.is_over
+
+
+class KeepsWhatDoesNotFit(PlainMatcher):
+    def advance(self, tokens):
+        fits = super().advance(tokens)
+        if not fits:
+            self.taken += tokens
+        return fits
+
+
 class NeverEnds(PlainMatcher):
     is_terminated = False
 
@@ -138,6 +159,8 @@ FAULTS = {
     made_of(TakesEverything): "was taken",
     made_of(SaysNothing): "was refused",
     made_of(RollsBackOneOnly): "tokens back, the mask is another one",
+    made_of(RemembersTheEnd): "tokens that were taken back leave something",
+    made_of(KeepsWhatDoesNotFit): "a token that does not fit leaves something behind",
     made_of(NeverEnds): "is_terminated is not True",
     made_of(EndsWhereItMayGoOn): "is_terminated is not False",
     made_of(SharesItsState): "another matcher moved this one",

@@ -6,6 +6,7 @@ table shows it. So a request that lost a block, shares a wrong one or reads a st
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import xxhash
 
 from hookline.core.contracts import Joining, LayerCache, Limits, ModelSpec, Scheduler
+from hookline.core.contracts.sampler import FORBIDDEN
 from hookline.core.engine.engine import Engine
 from hookline.core.kv_cache.block_pool import BlockPool
 from hookline.core.kv_cache.groups import CacheGroups
@@ -105,7 +107,8 @@ class FakeExecutor(Executor):
         self.steps: list[Step] = []
         self.is_closed = False
         self.clock: FakeClock | None = None
-        self.masks = np.zeros((limits.max_num_seqs, num_mask_words(vocab_size)), dtype=np.int32)
+        num_draws = max(limits.max_num_seqs, limits.max_num_batched_tokens)
+        self.masks = np.zeros((num_draws, num_mask_words(vocab_size)), dtype=np.int32)
         self._waiting: tuple[Step, list[tuple[int, int]], list[int]] | None = None
 
     def launch(self, step: Step) -> Any:
@@ -139,12 +142,16 @@ class FakeExecutor(Executor):
         handle += self._draw_all(step, ends, dict(zip(step.masked_draws.tolist(), self.masks, strict=False)))
 
     def _draw_all(self, step: Step, ends: list[tuple[int, int]], masks: Mapping[int, MaskArray]) -> list[int]:
-        num_decodes = len(step.decode_rows)
-        sampled = [*range(num_decodes), *(num_decodes + step.sampled_chunks)]
+        chunks = step.sampled_chunks.tolist()
+        places, left = ends[: len(step.decode_rows)], Counter(chunks)
+        for chunk in chunks:  # one that is named several times has a draw after each of its last tokens
+            left[chunk] -= 1
+            row, end = ends[len(step.decode_rows) + chunk]
+            places.append((row, end - left[chunk]))
         masked = set(zip(step.mask_rows.tolist(), step.mask_tokens.tolist(), strict=True))
         for index, mask_W in masks.items():
             masked |= {(index, token) for token in range(self.vocab_size) if not mask_W[token // 32] >> token % 32 & 1}
-        return [self._draw(ends[place], index, masked) for index, place in enumerate(sampled)]
+        return [self._draw(place, index, masked) for index, place in enumerate(places)]
 
     def collect(self, handle: Any) -> StepResult:
         """The tokens that were drawn, and the vectors."""
@@ -232,8 +239,10 @@ class FakeExecutor(Executor):
         row, end = place
         context = self._visible(row, end - 1, end)
         token = next_token(int(self.seeds[row]), context.tolist(), self.vocab_size)
-        for _ in range(self.vocab_size):  # if all are forbidden, any may be drawn
+        for _ in range(self.vocab_size):
             token = (token + 1) % self.vocab_size if (index, token) in masked else token
+        if (index, token) in masked:
+            token += FORBIDDEN
         self.tokens[row], self.lengths[row] = token, end + 1
         return token
 

@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 
 from hookline.core.contracts import StructuredOutputs
+from hookline.core.engine.speculation import Speculation
 from hookline.core.errors import RequestError, RequestFault
 from hookline.core.outputs import FinishReason
 from hookline.core.plugin.registry import GRAMMARS, Entry, Origin
 from hookline.core.request_options import RequestOptions
+from hookline.core.requests.step_extensions import InstalledExtensions
 from hookline.core.requests.structured_output import GrammarChoice, StructuredOutput
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.testing.fakes import check_engine, completion, fake_engine
@@ -83,8 +85,8 @@ def backend(request):
     return request.param
 
 
-def make_engine(backend=OddGrammars, scheduler=None, compile_s=5.0, num_threads=1, **options):
-    entry = Entry(GRAMMARS, "odd", f"{HERE}:{backend.__name__}", Origin("theirs", "m", "their-dist", "1"))
+def make_engine(backend=OddGrammars, scheduler=None, compile_s=5.0, num_threads=1, drafter=None, **options):
+    entry = Entry(GRAMMARS, "odd", f"{backend.__module__}:{backend.__name__}", Origin("theirs", "m", "their-dist", "1"))
     structured_output = StructuredOutput(
         lambda: GrammarChoice(entry),
         VOCAB_SIZE,
@@ -93,6 +95,9 @@ def make_engine(backend=OddGrammars, scheduler=None, compile_s=5.0, num_threads=
         num_threads=num_threads,
     )
     options = {"vocab_size": VOCAB_SIZE, "eos_token_ids": [STOP], "structured_output": structured_output, **options}
+    if drafter is not None:
+        parts = drafter, "theirs", InstalledExtensions(), VOCAB_SIZE, structured_output
+        options["speculation"] = Speculation(*parts)
     return fake_engine(scheduler or PlainScheduler(), **options)
 
 
