@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from itertools import groupby, product
 from typing import Any
 
 import pytest
@@ -25,6 +26,16 @@ PROMPTS = [
 ]
 TEXT = "The cat sat on the mat. It was a warm day. The dog ran to the door.\n"
 SAMPLED = {"temperature": 0.8, "seed": 5}
+LETTERS = StructuredOutputs(regex="[a-z ,.]{10,80}")
+RECORD = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 6}, "ok": {"type": "boolean"}},
+    "required": ["name", "ok"],
+    "additionalProperties": False,
+}
+RECORDS = StructuredOutputs(json={"type": "array", "minItems": 2, "maxItems": 6, "items": RECORD}, whitespace=False)
+ON_CPU: dict[str, Any] = {"device": "cpu", "dtype": "float32"}
+SMALL = {"max_model_len": 160}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "greedy": ({"temperature": 0.0, "logprobs": 3}, {}),
     "sampled": ({**SAMPLED, "logprobs": 0}, {}),
@@ -47,7 +58,22 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "short blocks": ({"temperature": 0.0}, {"block_size": 1}),
     "overlap": ({**SAMPLED, "logprobs": 0}, {"overlap": True}),
     "a form": ({"temperature": 0.0, "structured_outputs": StructuredOutputs(regex="(ab|ba){1,8}")}, {}),
+    "a sampled form": ({**SAMPLED, "logprobs": 1, "structured_outputs": LETTERS}, {}),
+    "records": ({"temperature": 0.3, "seed": 4, "n": 2, "logprobs": 2, "structured_outputs": RECORDS}, {}),
+    "a form behind a text": (
+        {
+            "temperature": 0.0,
+            "min_tokens": 20,
+            "frequency_penalty": 0.1,
+            "structured_outputs": StructuredOutputs(regex="( cat| dog){2,30}", after=" a"),
+        },
+        {},
+    ),
 }
+for _name in ("preemption", "chunks", "no room", "short blocks", "overlap"):
+    CASES[f"a form, {_name}"] = {**CASES[_name][0], "structured_outputs": LETTERS}, CASES[_name][1]
+KEPT = ("greedy", "processors", "preemption", "chunks", "a form", "records", "a form, preemption", "a form, chunks")
+"""Cases whose texts repeat so much that a good drafter is right more than ten times."""
 
 
 @pytest.fixture(autouse=True)
@@ -58,18 +84,65 @@ def _drafters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "examples/hookline-corpus"))
 
 
-def _answers(
-    drafter: Any, params: dict[str, Any], engine: dict[str, Any], **keys: Any
-) -> tuple[list[RequestOutput], list[RequestOutput], LLM]:
-    """Those of PROMPTS, twice: the second time their prefixes are in the cache. The LLM is closed."""
-    with LLM(device="cpu", dtype="float32", drafter=drafter, engine={"max_model_len": 160, **engine}, **keys) as llm:
-        sampling = SamplingParams(max_tokens=40, **params)
-        return llm.generate(PROMPTS, sampling), llm.generate(PROMPTS, sampling), llm
+class _Shared:
+    """LLMs that cases share: one without a drafter and one with, each until another configuration is asked for."""
+
+    def __init__(self) -> None:
+        self._open: dict[bool, tuple[Any, LLM]] = {}
+        self._plain: dict[str, tuple[list[RequestOutput], list[RequestOutput]]] = {}
+
+    def llm(self, drafter: Any, engine: dict[str, Any], **keys: Any) -> LLM:
+        """On the CPU in float32; open until the next one."""
+        asked, is_plain = (drafter, engine, keys), drafter is None
+        if is_plain not in self._open or self._open[is_plain][0] != asked:
+            self._close(is_plain)
+            self._open[is_plain] = asked, LLM(drafter=drafter, engine={**SMALL, **engine}, **ON_CPU, **keys)
+        return self._open[is_plain][1]
+
+    def close(self) -> None:
+        """Close what is open."""
+        for is_plain in list(self._open):
+            self._close(is_plain)
+
+    def _close(self, is_plain: bool) -> None:
+        if is_plain in self._open:
+            self._open.pop(is_plain)[1].close()
+
+    def plain(self, params: dict[str, Any], engine: dict[str, Any]) -> tuple[list[RequestOutput], list[RequestOutput]]:
+        """`_answers` without a drafter; computed when first asked for."""
+        key = repr((params, engine))
+        if key not in self._plain:
+            self._plain[key] = _answers(self.llm(None, engine), params)
+        return self._plain[key]
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[_Shared]:
+    held = _Shared()
+    yield held
+    held.close()
+
+
+def _answers(llm: LLM, params: dict[str, Any]) -> tuple[list[RequestOutput], list[RequestOutput]]:
+    """Those of PROMPTS, twice: the second time their prefixes are in the cache, which is empty at first."""
+    sampling = SamplingParams(max_tokens=40, **params)
+    llm.engine.pool.reset_cache()
+    return llm.generate(PROMPTS, sampling), llm.generate(PROMPTS, sampling)
 
 
 def _counts(llm: LLM) -> DraftCounts:
+    """A copy of what the drafts came to so far."""
     assert llm.engine.speculation is not None
-    return llm.engine.speculation
+    return deepcopy(llm.engine.speculation)
+
+
+def _since(before: DraftCounts, llm: LLM) -> DraftCounts:
+    """What they came to since then."""
+    counts = _counts(llm)
+    for now, then in ((counts.drafted, before.drafted), (counts.kept, before.kept)):
+        now[: len(then)] = [one - other for one, other in zip(now, then, strict=False)]
+    counts.no_drafts = {why: count - before.no_drafts.get(why, 0) for why, count in counts.no_drafts.items()}
+    return counts
 
 
 def _tokens(outputs: list[RequestOutput]) -> list[Any]:
@@ -87,12 +160,6 @@ def _logprobs(outputs: list[RequestOutput]) -> Iterator[Any]:
             yield None if one is None else (one.token_id, one.logprob, *one.top)
 
 
-@pytest.fixture(scope="module")
-def plain() -> dict[str, tuple[list[RequestOutput], list[RequestOutput]]]:
-    """Answers without a drafter, by the case; made when first asked for."""
-    return {}
-
-
 def _equal(ours: list[RequestOutput], theirs: list[RequestOutput]) -> None:
     assert _tokens(ours) == _tokens(theirs)
     for mine, other in zip(_logprobs(ours), _logprobs(theirs), strict=True):
@@ -102,55 +169,81 @@ def _equal(ours: list[RequestOutput], theirs: list[RequestOutput]) -> None:
             assert [id_ for id_, _ in mine[2:]] == [id_ for id_, _ in other[2:]]
 
 
+def _by_engine() -> list[tuple[dict[str, Any], list[str]]]:
+    """The settings of the engine, each with its cases, which share LLMs."""
+    settings = [repr(engine) for _, engine in CASES.values()]
+    ordered = sorted(CASES, key=lambda case: settings.index(repr(CASES[case][1])))
+    return [(engine, list(cases)) for engine, cases in groupby(ordered, lambda case: CASES[case][1])]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory, shared: _Shared) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """A drafter that knows the answers of all cases with these settings of the engine."""
+    chosen: dict[str, dict[str, Any]] = {}
+
+    def _choose(engine: dict[str, Any]) -> dict[str, Any]:
+        if repr(engine) not in chosen:
+            path = tmp_path_factory.mktemp("corpus") / "corpus.txt"
+            answers = [shared.plain(params, engine)[0] for params, settings in CASES.values() if settings == engine]
+            whole = [PROMPTS[index] + output.text for outputs in answers for index, output in enumerate(outputs)]
+            path.write_text("\n".join(whole), encoding="utf-8")
+            tokenizer = ROOT / "plugins/models/qwen3_tiny/tokenizer.json"
+            chosen[repr(engine)] = {"name": "corpus", "corpus": str(path), "tokenizer": str(tokenizer)}
+        return chosen[repr(engine)]
+
+    return _choose
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("drafter", ["suffix", "ngram", "corpus", "random", "raising"])
-@pytest.mark.parametrize("case", CASES)
-def test_answers_with_drafts_are_those_without(case: str, drafter: str, plain: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("drafter", "case"),
+    [pair for _, cases in _by_engine() for pair in product(("suffix", "ngram", "corpus", "random", "raising"), cases)],
+)
+def test_answers_with_drafts_are_those_without(
+    drafter: str, case: str, shared: _Shared, corpus: Callable[[dict[str, Any]], dict[str, Any]]
+) -> None:
     params, engine = CASES[case]
-    if case not in plain:
-        plain[case] = _answers(None, params, engine)[:2]
-    chosen: Any = drafter
-    if drafter == "corpus":
-        whole = [PROMPTS[index] + output.text for index, output in enumerate(plain[case][0])]
-        (tmp_path / "corpus.txt").write_text("\n".join(whole), encoding="utf-8")
-        tokenizer = ROOT / "plugins/models/qwen3_tiny/tokenizer.json"
-        chosen = {"name": "corpus", "corpus": str(tmp_path / "corpus.txt"), "tokenizer": str(tokenizer)}
-    *found, llm = _answers(chosen, params, engine)
-    for ours, theirs in zip(found, plain[case], strict=True):
+    plain = shared.plain(params, engine)
+    llm = shared.llm(corpus(engine) if drafter == "corpus" else drafter, engine)
+    before = _counts(llm)
+    found = _answers(llm, params)
+    for ours, theirs in zip(found, plain, strict=True):
         _equal(ours, theirs)
-    counts = _counts(llm)
-    if case not in ("no room", "a form"):
+    counts = _since(before, llm)
+    if "no room" not in case and (drafter, case) != ("random", "a form"):
         assert counts.num_drafted > 0
-    if drafter in ("suffix", "corpus") and case in ("greedy", "processors", "preemption", "chunks"):
+    if drafter in ("suffix", "corpus") and case in KEPT:
         assert counts.num_kept > 10
-    if case == "preemption":
+    if "preemption" in case:
         assert any(output.num_preemptions for output in found[0])
     if case == "greedy":
         assert any(output.num_cached_tokens for output in found[1])
-    if case == "a form":
-        assert counts.num_drafted == 0 and counts.no_drafts["structured outputs"] > 0
+    assert "structured outputs" not in counts.no_drafts
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("drafter", ["nonsense", "writing"])
-def test_answers_of_drafters_that_break_their_contract_are_those_without(drafter: str, plain: dict[str, Any]) -> None:
-    params, engine = CASES["greedy"]
-    if "greedy" not in plain:
-        plain["greedy"] = _answers(None, params, engine)[:2]
-    _equal(_answers(drafter, params, engine)[0], plain["greedy"][0])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("keys", [{"tp": 2}, {"pp": 2}])
 @pytest.mark.parametrize(
-    ("drafter", "case"),
-    [("suffix", "sampled"), ("suffix", "processors"), ("suffix", "preemption"), ("random", "completions")],
+    ("keys", "drafter", "case"),
+    [
+        (keys, drafter, case)
+        for keys in ({"tp": 2}, {"pp": 2})
+        for drafter, cases in (
+            ("suffix", ["sampled", "processors", "a sampled form", "preemption", "a form, preemption"]),
+            ("random", ["completions", "records"]),
+        )
+        for case in cases
+    ],
 )
-def test_answers_of_several_ranks_are_those_without_drafts(case: str, drafter: str, keys: dict[str, int]) -> None:
+def test_answers_of_several_ranks_are_those_of_one_without_drafts(
+    case: str, drafter: str, keys: dict[str, int], shared: _Shared
+) -> None:
     params, engine = CASES[case]
-    with_drafts, *_, llm = _answers(drafter, params, engine, **keys)
-    _equal(with_drafts, _answers(None, params, engine, **keys)[0])
-    counts = _counts(llm)
+    plain = shared.plain(params, engine)
+    llm = shared.llm(drafter, engine, **keys)
+    before = _counts(llm)
+    for ours, theirs in zip(_answers(llm, params), plain, strict=True):
+        _equal(ours, theirs)
+    counts = _since(before, llm)
     assert counts.num_drafted > 0 and (drafter == "random" or counts.num_kept > 0)
 
 
@@ -163,44 +256,52 @@ def test_answers_of_several_ranks_are_those_without_drafts(case: str, drafter: s
         ("short", "breaks its contract in propose_all: it returned 3 proposals for 4 requests"),
     ],
 )
-def test_a_drafter_that_fails_is_named_once(drafter: str, told: str, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "hookline"):
-        _answers(drafter, {"temperature": 0.0}, {})
+def test_a_drafter_that_fails_is_named_once_and_changes_no_token(
+    drafter: str, told: str, shared: _Shared, caplog: pytest.LogCaptureFixture
+) -> None:
+    params, engine = CASES["greedy"]
+    plain = shared.plain(params, engine)
+    with caplog.at_level(logging.WARNING, "hookline"), LLM(drafter=drafter, engine=SMALL, **ON_CPU) as llm:
+        for ours, theirs in zip(_answers(llm, params), plain, strict=True):
+            _equal(ours, theirs)
     warnings = [one.getMessage() for one in caplog.records if "go on without its drafts" in one.getMessage()]
     assert len(warnings) == 1 and told in warnings[0] and f"drafter '{drafter}'" in warnings[0]
+
+
+SUFFIX4 = {"name": "suffix", "k": 4}
+LONG = {"max_model_len": 320}
+CODE = "def add(a, b):\n    return a + b\n\n" * 3
 
 
 @pytest.mark.parametrize(
     "prompt",
     [
-        pytest.param("def add(a, b):\n    return a + b\n\n" * 3, id="code"),
+        pytest.param(CODE, id="code"),
         pytest.param(TEXT + TEXT + TEXT[:24], id="text", marks=pytest.mark.slow),
     ],
 )
-def test_copying_gives_the_same_tokens_in_less_than_half_as_many_steps(prompt: str) -> None:
+def test_copying_gives_the_same_tokens_in_less_than_half_as_many_steps(prompt: str, shared: _Shared) -> None:
     params = SamplingParams(max_tokens=96, temperature=0.0, ignore_eos=True)
-    with LLM(device="cpu", dtype="float32") as llm:
-        [plain] = llm.generate([prompt], params)
-    with LLM(device="cpu", dtype="float32", drafter={"name": "suffix", "k": 4}) as llm:
-        [output] = llm.generate([prompt], params)
-        counts = _counts(llm)
-    num_steps = len(output.token_ids) - counts.num_kept
+    [plain] = shared.llm(None, LONG).generate([prompt], params)
+    llm = shared.llm(SUFFIX4, LONG)
+    before = _counts(llm)
+    [output] = llm.generate([prompt], params)
+    num_steps = len(output.token_ids) - _since(before, llm).num_kept
     assert output.token_ids == plain.token_ids
     assert len(output.token_ids) >= 2 * num_steps
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", range(4))
-def test_counts_end_where_a_request_ends(place: int) -> None:
+def test_counts_end_where_a_request_ends(place: int, shared: _Shared) -> None:
     """Each decode gives one token and those of the drafts that it kept, also where it ends between drafts."""
     params: dict[str, Any] = {"max_tokens": 40, "temperature": 0.0, "ignore_eos": True}
-    code = "def add(a, b):\n    return a + b\n\n" * 3
-    with LLM(device="cpu", dtype="float32", drafter={"name": "suffix", "k": 4}) as llm:
-        [whole] = llm.generate([code], SamplingParams(**params))
-        last = list(dict.fromkeys(whole.token_ids))[4 + place]
-    with LLM(device="cpu", dtype="float32", drafter={"name": "suffix", "k": 4}) as llm:
-        [output] = llm.generate([code], SamplingParams(**params, stop_token_ids=[last]))
-        counts = _counts(llm)
+    llm = shared.llm(SUFFIX4, LONG)
+    [whole] = llm.generate([CODE], SamplingParams(**params))
+    last = list(dict.fromkeys(whole.token_ids))[4 + place]
+    before = _counts(llm)
+    [output] = llm.generate([CODE], SamplingParams(**params, stop_token_ids=[last]))
+    counts = _since(before, llm)
     assert output.finish_reason == "stop"
     num_tokens = whole.token_ids.index(last) + 1
     assert num_tokens == 1 + sum(counts.no_drafts.values()) + counts.drafted[0] + counts.num_kept
@@ -240,28 +341,30 @@ def test_a_length_that_cannot_be_is_refused(fields: dict[str, float], told: str)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("params", [{"temperature": 0.0}, {**SAMPLED, "stop": ["was a"]}], ids=["greedy", "sampled"])
-def test_steps_overlap_while_drafts_pause(params: dict[str, Any]) -> None:
-    plain = _answers(None, params, {})[0]
-    outputs, again, llm = _answers({"name": "random", "k": 2, "adaptive": True}, params, {"overlap": True})
-    counts = _counts(llm)
-    assert _tokens(outputs) == _tokens(again) == _tokens(plain)
+def test_steps_overlap_while_drafts_pause(params: dict[str, Any], shared: _Shared) -> None:
+    llm = shared.llm({"name": "random", "k": 2, "adaptive": True}, {"overlap": True})
+    before = _counts(llm)
+    outputs, again = _answers(llm, params)
+    counts = _since(before, llm)
+    assert _tokens(outputs) == _tokens(again) == _tokens(shared.plain(params, {})[0])
     assert counts.no_drafts["overlap"] > 50 and counts.num_drafted > 10
 
 
-def test_steps_overlap_while_nothing_is_proposed() -> None:
-    params = {"temperature": 0.0}
-    outputs, _, llm = _answers({"name": "suffix", "min_match": 60, "max_match": 64}, params, {"overlap": True})
+def test_steps_overlap_while_nothing_is_proposed(shared: _Shared) -> None:
+    llm = shared.llm({"name": "suffix", "min_match": 60, "max_match": 64}, {"overlap": True})
+    outputs, _ = _answers(llm, {"temperature": 0.0})
     counts = _counts(llm)
-    assert _tokens(outputs) == _tokens(_answers(None, params, {})[0])
+    assert _tokens(outputs) == _tokens(shared.plain({"temperature": 0.0}, {})[0])
     assert counts.no_drafts["overlap"] > 50 and counts.no_drafts["no proposal"] > 50
 
 
-def test_steps_overlap_that_have_no_room_for_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_overlap_that_have_no_room_for_drafts(monkeypatch: pytest.MonkeyPatch, shared: _Shared) -> None:
     monkeypatch.setattr("hookline.core.engine.step_loop.DRAFT_TOKENS", (7,))
-    params = {"temperature": 0.0}
-    outputs, _, llm = _answers("suffix", params, {"overlap": True})
-    assert _tokens(outputs) == _tokens(_answers(None, params, {})[0])
-    assert _counts(llm).no_drafts["overlap"] > 50
+    llm = shared.llm("suffix", {"overlap": True})
+    before = _counts(llm)
+    outputs, _ = _answers(llm, {"temperature": 0.0})
+    assert _tokens(outputs) == _tokens(shared.plain({"temperature": 0.0}, {})[0])
+    assert _since(before, llm).no_drafts["overlap"] > 50
 
 
 def test_what_hidden_states_are_asked_for_is_refused_by_name() -> None:

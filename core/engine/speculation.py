@@ -77,8 +77,9 @@ class _Pause:
 
 
 class Speculation:
-    """The drafts of one engine. name: of the drafter, for errors. grammars: of requests for structured outputs. If the drafter is adaptive, a request whose drafts
-    are all wrong, or that has none proposed, pauses, twice as long each time.
+    """The drafts of one engine. name: of the drafter, for errors. grammars: of requests for structured outputs, whose
+    drafts end before the first one that does not fit. If the drafter is adaptive, a request whose drafts are all wrong,
+    or that has none proposed, pauses, twice as long each time.
     """
 
     def __init__(

@@ -73,7 +73,7 @@ class NeverGoesBack(Watchful):
 
 
 class Foretelling:
-    """Proposes what earlier outputs had, by their prompts, with one of `errs_every` tokens replaced by another if it is set."""
+    """Proposes what earlier outputs had, by their prompts; if errs_every is set, one of so many tokens is another."""
 
     k, adaptive = 4, False
 
