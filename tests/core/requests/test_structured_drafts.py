@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hookline.core.contracts import StructuredOutputs
+from hookline.core.contracts import Drafter, StructuredOutputs
 from hookline.core.errors import RequestError
 from hookline.core.outputs import FinishReason
 from hookline.core.sampling_params import SamplingParams
@@ -72,7 +72,7 @@ class NeverGoesBack(Watchful):
         rollback = None
 
 
-class Foretelling:
+class Foretelling(Drafter):
     """Proposes what earlier outputs had, by their prompts; if errs_every is set, one of so many tokens is another."""
 
     k, adaptive = 4, False
