@@ -295,7 +295,8 @@ def make_checkpoint(folder: Path, case: Case, *, seed: int = 0, **options: Any) 
         AutoModelForCausalLM if whole == case.model_type else MODEL_FOR_CAUSAL_LM_MAPPING[CONFIG_MAPPING[whole]]
     )
     make = model_class.from_config if whole == case.model_type else model_class._from_config
-    model = make(config, attn_implementation="eager", dtype=torch.float32).eval()
+    adds_twice = case.options.get("alibi")  # Falcon's biases, where transformers' attention is eager
+    model = make(config, attn_implementation="sdpa" if adds_twice else "eager", dtype=torch.float32).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:  # norms of one and biases of zero would hide a forgotten weight
@@ -303,8 +304,6 @@ def make_checkpoint(folder: Path, case: Case, *, seed: int = 0, **options: Any) 
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.add_(torch.randn_like(buffer) * 0.2)
-    if case.options.get("alibi"):  # transformers' eager attention adds Falcon's biases twice
-        model.set_attn_implementation("sdpa")
     model.generation_config.forced_eos_token_id = None  # of encoder-decoders: the last token of any answer
     model.save_pretrained(folder, max_shard_size="20KB")
     return model
