@@ -71,7 +71,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
 }
 for _name in ("preemption", "chunks", "no room", "short blocks", "overlap"):
-    CASES[f"a form, {_name}"] = {**CASES[_name][0], "structured_outputs": LETTERS}, CASES[_name][1]
+    _form = StructuredOutputs(regex="[a-z ,.]{100,200}") if _name == "preemption" else LETTERS
+    CASES[f"a form, {_name}"] = {**CASES[_name][0], "structured_outputs": _form}, CASES[_name][1]
 KEPT = {
     "suffix": {"greedy", "processors", "preemption", "chunks", "a form", "records", "a form, chunks"},
     "corpus": {"greedy", "processors", "preemption", "chunks"},
