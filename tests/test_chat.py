@@ -15,6 +15,7 @@ import pytest
 
 from hookline import LLM, SamplingParams
 from hookline.__main__ import main
+from hookline.core.chat.terminal import _Interrupts
 
 ROOT = Path(__file__).parents[1]
 GREEDY = ["sampling.temperature=0", "sampling.max_tokens=12"]
@@ -92,6 +93,10 @@ def test_reasoning_is_left_out_of_a_pipe(tmp_path: Path, expected: list[str]) ->
     assert expected[0].endswith(done.stdout.strip()) and len(done.stdout.strip()) < len(expected[0])
 
 
+AT_PROMPT = re.compile(r"(?:^|\r|\n|\x1b\[\?2004h)> \Z")
+"""The second last is what readline tells a terminal first, the last that nothing was typed or written since."""
+
+
 class AtTerminal:
     """The command with a terminal of its own."""
 
@@ -111,6 +116,14 @@ class AtTerminal:
         before, found, self.seen = self.seen.partition(wanted)
         return before + found
 
+    def prompt(self, timeout_s: float = 120) -> None:
+        """Wait until a message can be typed: "> " begins a line. An answer's text may have it anywhere else."""
+        end_s = time.monotonic() + timeout_s
+        while (found := AT_PROMPT.search(self.seen)) is None:
+            assert time.monotonic() < end_s, self.seen
+            self.seen += os.read(self._terminal, 4096).decode(errors="replace")
+        self.seen = self.seen[found.end() :]
+
     def type(self, text: str) -> None:
         os.write(self._terminal, text.encode())
 
@@ -118,20 +131,35 @@ class AtTerminal:
         return os.waitstatus_to_exitcode(os.waitpid(self.process, 0)[1])
 
 
+def test_ctrl_c_between_a_line_and_its_answer_stops_the_answer() -> None:
+    interrupts = _Interrupts()
+    with interrupts.heard():
+        with interrupts.raised():
+            pass
+        os.kill(os.getpid(), signal.SIGINT)
+        interrupts.begin()
+        assert interrupts.is_asked
+        interrupts.end()
+        with interrupts.raised():
+            assert not interrupts.is_asked
+
+
 @pytest.mark.slow
 def test_ctrl_c_stops_an_answer_and_ctrl_d_leaves() -> None:
     chat = AtTerminal(["sampling.ignore_eos=true", "engine.max_model_len=2000"])
-    chat.until("> ")
+    chat.prompt()
     chat.type("import os\n")
     chat.until("import os\r\n")
-    os.read(chat._terminal, 1)  # the answer has begun
     os.kill(chat.process, signal.SIGINT)
-    chat.until("> ")
-    chat.type("half a line\x03")  # at the prompt it drops what was typed
-    chat.until("> ")
+    chat.prompt()
+    chat.type("half a line")
+    chat.until("half a line")
+    time.sleep(0.1)  # Python's readline does not hear a signal between what it writes and its wait for the next key
+    chat.type("\x03")  # at the prompt it drops what was typed
+    chat.prompt()
     chat.type("/help\n")
     assert "/reset" in chat.until("backslash goes on in the next one.")
-    chat.until("> ")
+    chat.prompt()
     chat.type("\x04")
     assert chat.end() == 0
 
@@ -142,11 +170,11 @@ def test_a_terminal_shows_reasoning_faintly(tmp_path: Path) -> None:
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", str(ROOT))])
     arguments = [*GREEDY, "chat.reasoning_parser=halves"]
     chat = AtTerminal(arguments, HOOKLINE_PLUGINS="halves_parser", PYTHONPATH=path)
-    chat.until("> ")
+    chat.prompt()
     chat.type("import os\n")
     chat.until("\x1b[2m")
     assert len(chat.until("\x1b[0m").removesuffix("\x1b[0m").strip()) <= 2
-    chat.until("> ")
+    chat.prompt()
     chat.type("/exit\n")
     assert chat.end() == 0
 

@@ -156,16 +156,16 @@ class _Interrupts:
 
     @contextmanager
     def raised(self) -> Iterator[None]:
-        """Where a line is read."""
-        self._raises = True
+        """Where a line is read; what was asked before it counts no more."""
+        self.is_asked, self._raises = False, True
         try:
             yield
         finally:
             self._raises = False
 
     def begin(self) -> None:
-        """An answer begins."""
-        self.is_asked, self._is_answering = False, True
+        """An answer begins, which Ctrl-C has stopped already if it came since the line was read."""
+        self._is_answering = True
 
     def end(self) -> None:
         """The answer has ended."""
@@ -174,4 +174,4 @@ class _Interrupts:
     def _hear(self, number: int, frame: Any) -> None:
         if self._raises or (self._is_answering and self.is_asked):
             raise KeyboardInterrupt
-        self.is_asked = self._is_answering
+        self.is_asked = True
