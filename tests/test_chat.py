@@ -94,7 +94,8 @@ def test_reasoning_is_left_out_of_a_pipe(tmp_path: Path, expected: list[str]) ->
 
 
 AT_PROMPT = re.compile(r"(?:^|\r|\n|\x1b\[\?2004h)> \Z")
-"""The second last is what readline tells a terminal first, the last that nothing was typed or written since."""
+"""A message can be typed: "> " begins a line, behind what readline may tell the terminal, and nothing follows it. An
+answer's text may have it anywhere else."""
 
 
 class AtTerminal:
@@ -107,22 +108,15 @@ class AtTerminal:
             os.execv(sys.executable, [sys.executable, "-m", "hookline", "chat", *arguments])
         self.process, self.seen = child, ""
 
-    def until(self, wanted: str, timeout_s: float = 120) -> str:
+    def until(self, wanted: str | re.Pattern[str], timeout_s: float = 120) -> str:
         """What is shown up to a text, behind what was returned before."""
+        pattern = re.compile(re.escape(wanted)) if isinstance(wanted, str) else wanted
         end_s = time.monotonic() + timeout_s
-        while wanted not in self.seen:
+        while (found := pattern.search(self.seen)) is None:
             assert time.monotonic() < end_s, self.seen
             self.seen += os.read(self._terminal, 4096).decode(errors="replace")
-        before, found, self.seen = self.seen.partition(wanted)
-        return before + found
-
-    def prompt(self, timeout_s: float = 120) -> None:
-        """Wait until a message can be typed: "> " begins a line. An answer's text may have it anywhere else."""
-        end_s = time.monotonic() + timeout_s
-        while (found := AT_PROMPT.search(self.seen)) is None:
-            assert time.monotonic() < end_s, self.seen
-            self.seen += os.read(self._terminal, 4096).decode(errors="replace")
-        self.seen = self.seen[found.end() :]
+        shown, self.seen = self.seen[: found.end()], self.seen[found.end() :]
+        return shown
 
     def type(self, text: str) -> None:
         os.write(self._terminal, text.encode())
@@ -147,19 +141,19 @@ def test_ctrl_c_between_a_line_and_its_answer_stops_the_answer() -> None:
 @pytest.mark.slow
 def test_ctrl_c_stops_an_answer_and_ctrl_d_leaves() -> None:
     chat = AtTerminal(["sampling.ignore_eos=true", "engine.max_model_len=2000"])
-    chat.prompt()
+    chat.until(AT_PROMPT)
     chat.type("import os\n")
     chat.until("import os\r\n")
     os.kill(chat.process, signal.SIGINT)
-    chat.prompt()
+    chat.until(AT_PROMPT)
     chat.type("half a line")
     chat.until("half a line")
     time.sleep(0.1)  # Python's readline does not hear a signal between what it writes and its wait for the next key
     chat.type("\x03")  # at the prompt it drops what was typed
-    chat.prompt()
+    chat.until(AT_PROMPT)
     chat.type("/help\n")
     assert "/reset" in chat.until("backslash goes on in the next one.")
-    chat.prompt()
+    chat.until(AT_PROMPT)
     chat.type("\x04")
     assert chat.end() == 0
 
@@ -170,11 +164,11 @@ def test_a_terminal_shows_reasoning_faintly(tmp_path: Path) -> None:
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", str(ROOT))])
     arguments = [*GREEDY, "chat.reasoning_parser=halves"]
     chat = AtTerminal(arguments, HOOKLINE_PLUGINS="halves_parser", PYTHONPATH=path)
-    chat.prompt()
+    chat.until(AT_PROMPT)
     chat.type("import os\n")
     chat.until("\x1b[2m")
     assert len(chat.until("\x1b[0m").removesuffix("\x1b[0m").strip()) <= 2
-    chat.prompt()
+    chat.until(AT_PROMPT)
     chat.type("/exit\n")
     assert chat.end() == 0
 

@@ -156,7 +156,7 @@ class _Interrupts:
 
     @contextmanager
     def raised(self) -> Iterator[None]:
-        """Where a line is read; what was asked before it counts no more."""
+        """While a line is read, Ctrl-C raises KeyboardInterrupt; one that came before stops no later answer."""
         self.is_asked, self._raises = False, True
         try:
             yield

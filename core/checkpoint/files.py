@@ -29,7 +29,7 @@ def open_source(
     None: core reads the checkpoint itself.
     Raises: CheckpointError if it cannot be opened, or if a folder holds several files.
     """
-    source = model_class.open_checkpoint(model) if hasattr(model_class, "open_checkpoint") else None
+    source = model_class.open_checkpoint(model) if _opens(model_class) else None
     if source is not None:
         return source, None
     readers = {} if host is None else _readers(host)
@@ -42,12 +42,13 @@ def open_source(
 
 
 def _readers(host: PluginHost) -> dict[str, Entry]:
-    """The quantization of each method, of several the one with the highest priority."""
+    """The quantization of each method; of several for one method, the quantization with the highest priority."""
     entries = [entry for entry in host.registry.of_kind(QUANTIZATION) if not unavailable(entry.needs)]
     return {method: entry for entry in sorted(entries, key=lambda one: one.priority) for method in entry.methods}
 
 
 def _opens(reader: Any) -> bool:
+    """Whether a class reads checkpoints of its own; see OpensCheckpoint."""
     return hasattr(reader, "open_checkpoint")
 
 
