@@ -147,7 +147,23 @@ ALL_CASES = {
     "qwen2_moe": Case("qwen2_moe", {"num_experts": 4, "moe_intermediate_size": 24}),
     "olmoe": Case("olmoe", {"num_experts": 4, "num_experts_per_tok": 2}),
     "phimoe": Case(
-        "phimoe", {"num_local_experts": 4, "num_experts_per_tok": 2, "lm_head_bias": True}, has_plan=False
+        "phimoe",
+        {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "lm_head_bias": True,
+            "max_position_embeddings": 1024,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "short_factor": [1.0, 1.1, 1.2, 1.3],
+                "long_factor": [4.0, 4.0, 4.0, 4.0],
+                "short_mscale": 1.25,
+                "long_mscale": 1.5,
+                "original_max_position_embeddings": 256,
+            },
+        },
+        has_plan=False,
     ),
     "gpt_oss": Case(
         "gpt_oss",

@@ -281,17 +281,20 @@ def test_scale_and_softcap_are_asked_of_the_kernels_only_where_a_model_has_its_o
     assert TransformersModel.spec(config_of("gemma2", **gemma2.options)).attention == {"scale", "softcap"}
 
 
-def test_longrope_takes_its_long_factors_if_and_only_if_sequences_may_exceed_the_original_length() -> None:
-    config = config_of("phi3", **CASES["longrope"].options)
+@pytest.mark.parametrize(("case", "scales"), [("longrope", (1.1180, 1.1180)), ("phimoe", (1.25, 1.5))])
+def test_longrope_takes_its_long_factors_if_and_only_if_sequences_may_exceed_the_original_length(
+    case: str, scales: tuple[float, float]
+) -> None:
+    config = config_of(CASES[case].model_type, **CASES[case].options)
     assert TransformersModel.spec(config).max_position == 1024
-    found = {}
-    for max_len in (256, 257):
+    positions_1T = torch.tensor([[3, 300]])
+    for max_len, factors, scale in zip((256, 257), ([1.0, 1.1, 1.2, 1.3], [4.0] * 4), scales, strict=True):
         kernels = PlainKernels(None, None)  # type: ignore[arg-type]
         device, ranks = torch.device("cpu"), LocalRanks(0, 1)
         model = TransformersModel(config, Runtime(device, torch.float32, ranks, kernels, max_model_len=max_len))
-        found[max_len] = model.decoder.rotary_emb.inv_freq * 10_000 ** (torch.arange(4) / 4)
-    torch.testing.assert_close(1 / found[256], torch.tensor([1.0, 1.1, 1.2, 1.3]))
-    torch.testing.assert_close(1 / found[257], torch.tensor([4.0, 4.0, 4.0, 4.0]))
+        angles = positions_1T[0, :, None] / (torch.tensor(factors) * 10_000 ** (torch.arange(4) / 4))
+        found, _ = model.decoder.rotary_emb(torch.zeros(1), positions_1T)
+        torch.testing.assert_close(found[0, :, :4], angles.cos() * scale, rtol=1e-3, atol=1e-3)
 
 
 class LargestTensor(TorchDispatchMode):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -206,6 +207,8 @@ def pin_rope(model: nn.Module, max_len: int = 0) -> None:
         if isinstance(kinds, str):
             _lengthen(module, kinds, max_len)
             module.rope_type = "default"
+            if hasattr(module, "rope_init_fn") and hasattr(module, "inv_freq"):
+                _keep_frequencies(module, max_len)
         elif isinstance(kinds, dict):
             for layer_type, kind in kinds.items():
                 _lengthen(module, kind, max_len, layer_type)
@@ -223,6 +226,20 @@ def _lengthen(module: Any, kind: str, max_len: int, layer_type: str | None = Non
         buffer_F = module._buffers[f"{prefix}inv_freq"]
         long_F, _ = ROPE_INIT_FUNCTIONS[LONGROPE](module.config, buffer_F.device, seq_len=max_len, **of_layers)
         buffer_F.copy_(long_F)
+
+
+def _keep_frequencies(module: Any, max_len: int) -> None:
+    """Let a rotary embedding that computes its frequencies and scale in each step, Phi-3.5-MoE's, take those it keeps.
+
+    It chooses between two scales by the longest sequence of the step, for which it would wait for the device.
+    """
+    settings, scaling = module.config.rope_parameters, module.attention_scaling
+    if "short_mscale" in settings:
+        is_long = max_len > settings.get("original_max_position_embeddings", max_len)
+        scaling = settings["long_mscale" if is_long else "short_mscale"]
+        module.config = copy(module.config)
+        module.config.rope_parameters = {**settings, "rope_type": "default"}
+    module.rope_init_fn = lambda *_, **__: (module.inv_freq, scaling)
 
 
 def typed_buffers(module: nn.Module) -> list[str]:
