@@ -8,11 +8,11 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
-from typing import Any, TypedDict
+from typing import Any, TypedDict, Unpack
 
 from hookline.core.errors import RequestError, shown, shown_key
 from hookline.core.sampling_params import MAX_WHOLE, as_float
@@ -39,6 +39,16 @@ class OptionKeys(TypedDict, total=False):
     cache_salt: str | None
     timeout_s: float | None
     trace: Mapping[str, str] | None
+
+
+class EachOptionKeys(TypedDict, total=False):
+    """Keyword arguments that make the RequestOptions of several prompts: one value for all, or a list with one each."""
+
+    priority: int | Sequence[int]
+    tags: Mapping[str, str] | Sequence[Mapping[str, str] | None] | None
+    deadline_s: float | Sequence[float | None] | None
+    cache_salt: str | Sequence[str | None] | None
+    timeout_s: float | Sequence[float | None] | None
 
 
 @dataclass(frozen=True)
@@ -114,15 +124,13 @@ class RequestOptions:
         return (1 << 128) + int.from_bytes(digest, "little")
 
 
-def options_each(count: int, *values: Any) -> list[RequestOptions]:
-    """The options of each of `count` prompts. values: of LINE_KEYS and timeout_s, in this order; a list, which is no
-    text, has one value for each prompt.
+def options_each(count: int, **given: Unpack[EachOptionKeys]) -> list[RequestOptions]:
+    """The options of each of `count` prompts. A list, which is no text, has one value for each prompt.
 
     Raises: RequestError for a list of another length.
     """
-    names = *LINE_KEYS, "timeout_s"
-    columns = [_one_each(name, value, count) for name, value in zip(names, values, strict=True)]
-    return [RequestOptions(*row) for row in zip(*columns, strict=True)]
+    columns = {name: _one_each(name, value, count) for name, value in given.items()}
+    return [RequestOptions(**{name: values[index] for name, values in columns.items()}) for index in range(count)]
 
 
 def _one_each(name: str, value: Any, count: int) -> list[Any]:

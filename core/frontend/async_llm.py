@@ -11,7 +11,7 @@ from collections.abc import Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from hookline.core.config.settings import Config
 from hookline.core.errors import HooklineError, QueueFullError, RequestError, one_short_line, shown
@@ -21,7 +21,7 @@ from hookline.core.frontend.engine_thread import EngineThread
 from hookline.core.frontend.llm import LLM, ServingLLM
 from hookline.core.outputs import RequestOutput, merge_completions
 from hookline.core.plugin.host import PluginHost
-from hookline.core.request_options import CHAT_TRACE, RequestOptions
+from hookline.core.request_options import CHAT_TRACE, OptionKeys, RequestOptions
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.tokenizer.codec import Prompt, is_chat, snapshot, with_word_ids
 from hookline.core.tokenizer.duration import takes_long
@@ -67,19 +67,13 @@ class AsyncLLM(AsyncPoolingCalls):
         self,
         prompt: Prompt,
         params: SamplingParams | None = None,
-        *,
-        priority: int = 0,
-        tags: Mapping[str, str] | None = None,
-        deadline_s: float | None = None,
-        cache_salt: str | None = None,
-        timeout_s: float | None = None,
+        **options: Unpack[OptionKeys],
     ) -> RequestOutput:
         """Complete a prompt. Arguments and result as for LLM.generate, for one prompt.
 
         Raises: RequestError if it cannot be served, QueueFullError among them; EngineError if the engine breaks off.
         """
-        options = RequestOptions(priority, tags, deadline_s, cache_salt, timeout_s)
-        stream = self._submit(prompt, params, options)
+        stream = self._submit(prompt, params, RequestOptions(**options))
         return merge_completions([delta.output async for delta in stream if delta.output is not None])
 
     def stream(
@@ -88,20 +82,14 @@ class AsyncLLM(AsyncPoolingCalls):
         params: SamplingParams | None = None,
         *,
         cumulative: bool = False,
-        priority: int = 0,
-        tags: Mapping[str, str] | None = None,
-        deadline_s: float | None = None,
-        cache_salt: str | None = None,
-        trace: Mapping[str, str] | None = None,
-        timeout_s: float | None = None,
+        **options: Unpack[OptionKeys],
     ) -> RequestStream:
         """Queue a prompt and return its Deltas as they come. Arguments as for LLM.stream, for one prompt.
 
         trace: for observers that trace, see RequestBegin.
         Raises: what generate does when the first Delta is asked for; of a short prompt, what tokenizing raises at once.
         """
-        options = RequestOptions(priority, tags, deadline_s, cache_salt, timeout_s, trace)
-        return self._submit(prompt, params, options, follows=True, is_cumulative=cumulative)
+        return self._submit(prompt, params, RequestOptions(**options), follows=True, is_cumulative=cumulative)
 
     def _submit(
         self, prompt: Prompt, params: SamplingParams | None, options: RequestOptions, **further: Any

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from hookline.core.frontend.relevance import (
     QWEN3_RERANKER,
@@ -19,7 +18,7 @@ from hookline.core.frontend.relevance import (
 )
 from hookline.core.outputs import RequestOutput
 from hookline.core.pooling_params import CLASSIFY, PoolingParams
-from hookline.core.request_options import RequestOptions
+from hookline.core.request_options import OptionKeys, RequestOptions
 from hookline.core.sampling_params import NOT_SAMPLED, SamplingParams
 from hookline.core.tokenizer.codec import Prompt
 
@@ -38,57 +37,33 @@ class AsyncPoolingCalls:
     ) -> RequestStream:
         raise NotImplementedError
 
-    def pool(
-        self,
-        prompt: Prompt,
-        params: PoolingParams | None = None,
-        *,
-        priority: int = 0,
-        tags: Mapping[str, str] | None = None,
-        deadline_s: float | None = None,
-        cache_salt: str | None = None,
-        trace: Mapping[str, str] | None = None,
-        timeout_s: float | None = None,
-    ) -> RequestStream:
+    def pool(self, prompt: Prompt, params: PoolingParams | None = None, **options: Unpack[OptionKeys]) -> RequestStream:
         """Queue a prompt to be pooled; its only Delta has the output with the vector. Raises: as `stream`."""
-        options = RequestOptions(priority, tags, deadline_s, cache_salt, timeout_s, trace)
-        return self._pool(prompt, params, options)
+        pooling = PoolingParams() if params is None else params
+        return self._submit(prompt, NOT_SAMPLED, RequestOptions(**options), pooling=pooling)
 
     async def embed(
-        self,
-        prompt: Prompt,
-        params: PoolingParams | None = None,
-        *,
-        priority: int = 0,
-        tags: Mapping[str, str] | None = None,
-        deadline_s: float | None = None,
-        cache_salt: str | None = None,
-        timeout_s: float | None = None,
+        self, prompt: Prompt, params: PoolingParams | None = None, **options: Unpack[OptionKeys]
     ) -> RequestOutput:
         """Make a vector of a prompt; it is the output's `vector`, float32. Arguments as for LLM.embed, for one prompt.
 
         Raises: RequestError if it cannot be served, QueueFullError among them; EngineError if the engine breaks off.
         """
-        options = RequestOptions(priority, tags, deadline_s, cache_salt, timeout_s)
-        return await self._pooled(prompt, params, options)
+        stream = self.pool(prompt, params, **options)
+        (output,) = [delta.output async for delta in stream if delta.output is not None]
+        return output
 
     async def classify(
         self,
         prompt: Prompt,
         params: PoolingParams = PoolingParams(task=CLASSIFY),  # noqa: B008 - frozen
-        *,
-        priority: int = 0,
-        tags: Mapping[str, str] | None = None,
-        deadline_s: float | None = None,
-        cache_salt: str | None = None,
-        timeout_s: float | None = None,
+        **options: Unpack[OptionKeys],
     ) -> RequestOutput:
         """Logits of a ForSequenceClassification checkpoint's classes, as the output's `vector`, float32 (classes,).
 
         Arguments as for LLM.classify, for one prompt. Raises: as `embed`.
         """
-        options = RequestOptions(priority, tags, deadline_s, cache_salt, timeout_s)
-        return await self._pooled(prompt, params, options)
+        return await self.embed(prompt, params, **options)
 
     async def score(
         self,
@@ -97,30 +72,17 @@ class AsyncPoolingCalls:
         params: PoolingParams | None = None,
         *,
         template: PairTemplate = QWEN3_RERANKER,
-        priority: int = 0,
-        tags: Mapping[str, str] | None = None,
-        deadline_s: float | None = None,
-        cache_salt: str | None = None,
-        timeout_s: float | None = None,
+        **options: Unpack[OptionKeys],
     ) -> RequestOutput:
         """How well a document answers a query, as the output's `score`. Arguments as for LLM.score, for one document.
 
         Raises: as `embed`; RequestError if one of the two is no text, or if there is no tokenizer.
         """
-        options = RequestOptions(priority, tags, deadline_s, cache_salt, timeout_s)
         check_texts(query, document)
         pooling = scoring_params(params, self.llm.pooling_defaults.scored_by)
         if pooling is None:
-            each = (self._pooled(text, embedding_params(params), options) for text in (query, document))
+            each = (self.embed(text, embedding_params(params), **options) for text in (query, document))
             first, second = await asyncio.gather(*each)
             return scored(second, cosine(first))
         prompt = await asyncio.to_thread(pair_tokens, self.llm.codec, template, query, document)
-        return scored(await self._pooled(prompt, pooling, options), reading(pooling))
-
-    def _pool(self, prompt: Prompt, params: PoolingParams | None, options: RequestOptions) -> RequestStream:
-        return self._submit(prompt, NOT_SAMPLED, options, pooling=PoolingParams() if params is None else params)
-
-    async def _pooled(self, prompt: Prompt, params: PoolingParams | None, options: RequestOptions) -> RequestOutput:
-        stream = self._pool(prompt, params, options)
-        (output,) = [delta.output async for delta in stream if delta.output is not None]
-        return output
+        return scored(await self.embed(prompt, pooling, **options), reading(pooling))

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 
 from hookline.core.assembly.auto_model import with_model
 from hookline.core.assembly.engine import build_engine, eos_token_ids
@@ -22,11 +22,11 @@ from hookline.core.engine.engine import Engine
 from hookline.core.errors import HooklineError, PluginError, RequestError, shown
 from hookline.core.frontend.generation import Asked, Call, ProgressBar, params_each
 from hookline.core.frontend.output_processor import OutputProcessor
-from hookline.core.frontend.pooling_calls import PoolingCalls, Tags
+from hookline.core.frontend.pooling_calls import PoolingCalls
 from hookline.core.frontend.step_guard import StepGuard
 from hookline.core.outputs import Delta, RequestOutput
 from hookline.core.plugin.host import PluginHost
-from hookline.core.request_options import options_each
+from hookline.core.request_options import EachOptionKeys, options_each
 from hookline.core.requests.structured_output import StructuredOutput
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.tokenizer.codec import Codec, Prompt, as_prompts, is_chat
@@ -186,12 +186,8 @@ class LLM(PoolingCalls):
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        priority: int | Sequence[int] = 0,
-        tags: Tags | Sequence[Tags | None] | None = None,
-        deadline_s: float | Sequence[float | None] | None = None,
-        cache_salt: str | Sequence[str | None] | None = None,
-        timeout_s: float | Sequence[float | None] | None = None,
         progress: bool | ProgressBar | None = None,
+        **options: Unpack[EachOptionKeys],
     ) -> list[RequestOutput]:
         """Complete prompts and return one output each, in their order.
 
@@ -221,7 +217,6 @@ class LLM(PoolingCalls):
                 scheduler.
             RankError: if a rank is lost.
         """
-        options = priority, tags, deadline_s, cache_salt, timeout_s
         return self._call(prompts, params, options).outputs(progress)
 
     def chat(
@@ -259,11 +254,7 @@ class LLM(PoolingCalls):
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         cumulative: bool = False,
-        priority: int | Sequence[int] = 0,
-        tags: Tags | Sequence[Tags | None] | None = None,
-        deadline_s: float | Sequence[float | None] | None = None,
-        cache_salt: str | Sequence[str | None] | None = None,
-        timeout_s: float | Sequence[float | None] | None = None,
+        **options: Unpack[EachOptionKeys],
     ) -> Iterator[Delta]:
         """Complete prompts and yield what each step adds to any of them; arguments as for `generate`.
 
@@ -275,18 +266,17 @@ class LLM(PoolingCalls):
         Raises:
             HooklineError: as `generate` does.
         """
-        options = priority, tags, deadline_s, cache_salt, timeout_s
         return self._call(prompts, params, options, follows=True, is_cumulative=cumulative).run()
 
     def _call(
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None,
-        options: tuple[Any, ...],
+        options: EachOptionKeys,
         **ways: bool,
     ) -> Call:
         wanted = as_prompts(prompts)
-        each = params_each(params, SamplingParams, len(wanted)), options_each(len(wanted), *options)
+        each = params_each(params, SamplingParams, len(wanted)), options_each(len(wanted), **options)
         return Call(self.output_processor, [Asked(*one) for one in zip(wanted, *each, strict=True)], **ways)
 
     @property

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import Unpack
 
 from hookline.core.frontend.generation import Asked, Call, ProgressBar, params_each
 from hookline.core.frontend.output_processor import OutputProcessor
@@ -20,11 +21,10 @@ from hookline.core.frontend.relevance import (
 )
 from hookline.core.outputs import RequestOutput
 from hookline.core.pooling_params import CLASSIFY, PoolingDefaults, PoolingParams
-from hookline.core.request_options import PLAIN, RequestOptions, options_each
+from hookline.core.request_options import PLAIN, EachOptionKeys, RequestOptions, options_each
 from hookline.core.sampling_params import NOT_SAMPLED
 from hookline.core.tokenizer.codec import Codec, Prompt, as_prompts
 
-Tags = Mapping[str, str]
 Params = PoolingParams | Sequence[PoolingParams] | None
 
 
@@ -44,12 +44,8 @@ class PoolingCalls:
         prompts: Prompt | Sequence[Prompt],
         params: Params = None,
         *,
-        priority: int | Sequence[int] = 0,
-        tags: Tags | Sequence[Tags | None] | None = None,
-        deadline_s: float | Sequence[float | None] | None = None,
-        cache_salt: str | Sequence[str | None] | None = None,
-        timeout_s: float | Sequence[float | None] | None = None,
         progress: bool | ProgressBar | None = None,
+        **options: Unpack[EachOptionKeys],
     ) -> list[RequestOutput]:
         """Make a vector of each prompt; it is the output's `vector`, float32.
 
@@ -59,29 +55,23 @@ class PoolingCalls:
         Raises: as generate.
         """
         wanted = as_prompts(prompts)
-        options = options_each(len(wanted), priority, tags, deadline_s, cache_salt, timeout_s)
-        return self._pool(wanted, params_each(params, PoolingParams, len(wanted)), options, progress)
+        each = options_each(len(wanted), **options)
+        return self._pool(wanted, params_each(params, PoolingParams, len(wanted)), each, progress)
 
     def classify(
         self,
         prompts: Prompt | Sequence[Prompt],
         params: Params = PoolingParams(task=CLASSIFY),  # noqa: B008 - frozen
         *,
-        priority: int | Sequence[int] = 0,
-        tags: Tags | Sequence[Tags | None] | None = None,
-        deadline_s: float | Sequence[float | None] | None = None,
-        cache_salt: str | Sequence[str | None] | None = None,
-        timeout_s: float | Sequence[float | None] | None = None,
         progress: bool | ProgressBar | None = None,
+        **options: Unpack[EachOptionKeys],
     ) -> list[RequestOutput]:
         """Logits of a ForSequenceClassification checkpoint's classes, as the output's `vector`, float32 (classes,).
 
         Their softmax gives the classes' probabilities. Arguments as for `embed`.
         Raises: as generate.
         """
-        wanted = as_prompts(prompts)
-        options = options_each(len(wanted), priority, tags, deadline_s, cache_salt, timeout_s)
-        return self._pool(wanted, params_each(params, PoolingParams, len(wanted)), options, progress)
+        return self.embed(prompts, params, progress=progress, **options)
 
     def score(
         self,
@@ -90,12 +80,8 @@ class PoolingCalls:
         params: PoolingParams | None = None,
         *,
         template: PairTemplate = QWEN3_RERANKER,
-        priority: int | Sequence[int] = 0,
-        tags: Tags | Sequence[Tags | None] | None = None,
-        deadline_s: float | Sequence[float | None] | None = None,
-        cache_salt: str | Sequence[str | None] | None = None,
-        timeout_s: float | Sequence[float | None] | None = None,
         progress: bool | ProgressBar | None = None,
+        **options: Unpack[EachOptionKeys],
     ) -> list[RequestOutput]:
         """How well each document answers the query; the number is the output's `score`.
 
@@ -105,14 +91,14 @@ class PoolingCalls:
         """
         texts = as_texts(documents)
         check_texts(query, *texts)
-        options = options_each(len(texts), priority, tags, deadline_s, cache_salt, timeout_s)
+        each = options_each(len(texts), **options)
         pooling = scoring_params(params, self.pooling_defaults.scored_by)
         if pooling is None:
-            each = params_each(embedding_params(params), PoolingParams, 1 + len(texts))
-            found = self._pool([query, *texts], each, [*(options[:1] or [PLAIN]), *options], progress)
+            embedding = params_each(embedding_params(params), PoolingParams, 1 + len(texts))
+            found = self._pool([query, *texts], embedding, [*(each[:1] or [PLAIN]), *each], progress)
             return [scored(output, cosine(found[0])) for output in found[1:]]
         prompts = [pair_tokens(self.codec, template, query, text) for text in texts]
-        outputs = self._pool(prompts, params_each(pooling, PoolingParams, len(texts)), options, progress)
+        outputs = self._pool(prompts, params_each(pooling, PoolingParams, len(texts)), each, progress)
         return [scored(output, reading(pooling)) for output in outputs]
 
     def _pool(
