@@ -37,6 +37,7 @@ from hookline.core.util.arrays import Array, MaskArray, num_mask_words
 from hookline.core.worker.device_clock import StepClock
 from hookline.core.worker.graphs.decode_graphs import DecodeGraphs, capture_graphs
 from hookline.core.worker.graphs.draft_graphs import DraftGraphs
+from hookline.core.worker.graphs.laid_out_graphs import LaidOutGraphs
 from hookline.core.worker.graphs.masked_steps import MaskedDecodes, WaitingStep
 from hookline.core.worker.graphs.prompt_graphs import PromptGraphs
 from hookline.core.worker.request_table import DeviceStep, SampleRows, on_device
@@ -168,8 +169,8 @@ class Worker(RankWorker):
         for shape in {largest, alone[-1]} if largest else ():
             prompts.step(prompts.inputs(Step(), shape).to(spec.device), shape)
         drafts = DraftGraphs(self.runner, draft_sizes[-1:], spec.max_model_len)
-        for size in drafts.sizes:
-            drafts.step(drafts.inputs(Step(), size).to(spec.device))
+        for size in drafts.shapes:
+            drafts.step(drafts.inputs(Step(), size).to(spec.device), size)
 
     def capture(
         self,
@@ -200,7 +201,7 @@ class Worker(RankWorker):
         if self.graphs is not None:
             for step in graph_steps(spec, self.graphs.sizes, row):
                 self._warm_up(self._compute(step))
-        for size in self.draft_graphs.sizes if self.draft_graphs is not None else ():
+        for size in self.draft_graphs.shapes if self.draft_graphs is not None else ():
             self._warm_up(self._compute(padding_step(spec, StepShape(num_tokens=size, context_len=1), row)))
         mask_once(spec, self.runner.kernels, self.runner.vocab_size)
 
@@ -394,15 +395,12 @@ class Worker(RankWorker):
 
     def _replayed(self, device_step: DeviceStep, extras: Extras) -> Tensor | None:
         """The results of a step whose layers and draws graphs compute; None for other steps."""
-        step, graphs, prompts = device_step.step, self.graphs, self.prompt_graphs
-        drafts, is_plain = self.draft_graphs, extras == PLAIN and not len(step.mask_rows)
+        step, graphs = device_step.step, self.graphs
         if graphs is not None and graphs.can_replay(step) and graphs.can_sample(step, extras):
             rows_D = device_step.views["decode_rows"]
             results_N = graphs.launch(rows_D, step.decode_rows, extras, is_shared=step.shared_len > 0)
-        elif drafts is not None and is_plain and (size := drafts.size(step)):
-            results_N = drafts.launch(step, size)
-        elif prompts is not None and is_plain and (shape := prompts.shape(step)):
-            results_N = prompts.launch(step, shape)
+        elif extras == PLAIN and not len(step.mask_rows) and (laid_out := self._laid_out(step)):
+            results_N = laid_out[0].launch(step, laid_out[1])
         else:
             return None
         self.table.mirror(step)
@@ -410,7 +408,7 @@ class Worker(RankWorker):
 
     def _replayed_layers(self, device_step: DeviceStep) -> tuple[SampleRows, Tensor] | None:
         """The draws of a step whose layers graphs compute, and their hidden states; None for other steps."""
-        step, graphs, prompts = device_step.step, self.graphs, self.prompt_graphs
+        step, graphs = device_step.step, self.graphs
         if graphs is not None and graphs.can_replay(step):
             is_shared, rows_D = step.shared_len > 0, device_step.views["decode_rows"]
             return graphs.launch_layers(
@@ -418,10 +416,14 @@ class Worker(RankWorker):
             )
         if self.runner.sees_layers(step):
             return None
-        if self.draft_graphs is not None and (size := self.draft_graphs.size(step)):
-            return self.draft_graphs.launch_layers(step, size)
-        if prompts is not None and (shape := prompts.shape(step)):
-            return prompts.launch_layers(step, shape)
+        laid_out = self._laid_out(step)
+        return None if laid_out is None else laid_out[0].launch_layers(step, laid_out[1])
+
+    def _laid_out(self, step: Step) -> tuple[LaidOutGraphs[Any], Any] | None:
+        """The graphs with prompts or drafts that hold a step, and its shape; None if none do."""
+        for graphs in (self.draft_graphs, self.prompt_graphs):
+            if graphs is not None and (shape := graphs.shape(step)) is not None:
+                return graphs, shape
         return None
 
     def _compute_eagerly(

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,12 +23,9 @@ from hookline.core.contracts import Batch
 from hookline.core.step.captured import PromptShape, holding_shape
 from hookline.core.step.message import Step
 from hookline.core.util.arrays import IntArray
-from hookline.core.worker.graphs.cuda_graph import GraphPool, HiddenRoom, Recorder
+from hookline.core.worker.graphs.laid_out_graphs import LAST_DRAWN, LaidOutGraphs
 from hookline.core.worker.request_table import RequestTable, SampleRows, slot_mapping
 from hookline.core.worker.runner.model_runner import ModelRunner
-
-LAST_DRAWN = -1
-"""Stands for a token that only the device knows: the last one of its row."""
 
 
 @dataclass(frozen=True)
@@ -62,102 +58,40 @@ class Inputs:
         return np.concatenate([getattr(self, one.name) for one in fields(self)])
 
 
-@dataclass(frozen=True)
-class _Graphs:
-    """The two halves of a step: forward computes hidden_ND of inputs_X, and draw makes tokens_N of them."""
-
-    inputs_X: Tensor
-    forward: torch.cuda.CUDAGraph
-    hidden_ND: Tensor
-    draw: torch.cuda.CUDAGraph
-    tokens_N: Tensor
-
-
-class PromptGraphs:
-    """Captured steps with prompts, two graphs for each of these shapes; a step takes the first that has room for it.
-
-    The first graph ends with the hidden states of the draws, the second is plain sampling. Other draws follow the first
-    one eagerly.
-    """
+class PromptGraphs(LaidOutGraphs[PromptShape]):
+    """Captured steps with prompts, by their shapes."""
 
     def __init__(self, runner: ModelRunner, shapes: Sequence[PromptShape], max_model_len: int) -> None:
-        self.runner, self.shapes, self.max_model_len = runner, list(shapes), max_model_len
-        self._graphs: dict[PromptShape, _Graphs] = {}
-        self._room = HiddenRoom(max((shape.num_decodes + shape.num_rows for shape in self.shapes), default=0))
-        self._recorder = Recorder(runner)
-
-    def capture(self, pool: GraphPool) -> int:
-        """Capture every shape, the largest first so that the others fit into its memory; returns how many."""
-        self._recorder.use_pool(pool)
-        for shape in reversed(self.shapes):
-            inputs_X = self.inputs(Step(), shape).to(self.runner.table.device)
-            has_decodes = shape.num_decodes > 0
-            forward = partial(self.kept_forward, inputs_X, shape)
-            forward_graph, hidden_ND = self._recorder.record(forward, ("layers", has_decodes))
-            draw = partial(self.draw, inputs_X, shape, hidden_ND)
-            draw_graph, tokens_N = self._recorder.record(draw, ("draws", has_decodes))
-            self._graphs[shape] = _Graphs(inputs_X, forward_graph, hidden_ND, draw_graph, tokens_N)
-        return len(self._graphs)
+        max_draws = max((shape.num_decodes + shape.num_rows for shape in shapes), default=0)
+        super().__init__(runner, shapes, max_model_len, max_draws)
 
     def shape(self, step: Step) -> PromptShape | None:
-        """The shape of the graphs that fit this step; None if its prompts are too many or too long, if hidden states of
-        prompt tokens are asked for, or if a row draws several tokens.
+        """See LaidOutGraphs: none if prompts are too many or too long, if hidden states of prompt tokens are asked for,
+        or if a row draws several tokens.
         """
         if not len(step.chunk_rows) or len(step.scored_chunks) or len(step.pooled) or step.has_drafts:
             return None
         return holding_shape(self.shapes, len(step.decode_rows), len(step.token_ids_T), len(step.chunk_rows))
 
-    def launch(self, step: Step, shape: PromptShape) -> Tensor:
-        """Replay the graphs of this shape for a step that fits it; returns its tokens, valid until the next launch.
-
-        To be called before `RequestTable.mirror` of this step.
-        """
-        graphs = self.replay_layers(step, shape)
-        graphs.draw.replay()
-        return graphs.tokens_N[: step.num_sampled]
-
-    def launch_layers(self, step: Step, shape: PromptShape) -> tuple[SampleRows, Tensor]:
-        """Replay the first half alone; returns the step's draws and their hidden states, valid until the next launch.
-
-        To be called before `RequestTable.mirror` of this step.
-        """
-        graphs, count = self.replay_layers(step, shape), step.num_sampled
-        inputs = Inputs.of(graphs.inputs_X, shape)
-        sampled = prompt_sample_rows(self.runner.table, inputs, count, all_greedy=step.all_greedy)
-        return sampled, graphs.hidden_ND[:count]
-
-    def replay_layers(self, step: Step, shape: PromptShape) -> _Graphs:
-        """Replay the first half for a step; returns the graphs of its shape."""
-        graphs = self._graphs[shape]
-        graphs.inputs_X.copy_(self.inputs(step, shape).pin_memory(), non_blocking=True)
-        self.runner.begin()
-        graphs.forward.replay()
-        return graphs
+    def kind(self, shape: PromptShape) -> bool:
+        """See LaidOutGraphs: whether there are decodes."""
+        return shape.num_decodes > 0
 
     def inputs(self, step: Step, shape: PromptShape) -> Tensor:
-        """A step as the input of the graph of this shape, on the host."""
+        """See LaidOutGraphs."""
         return torch.from_numpy(lay_out(step, shape, self.runner.table).flat())
 
-    def step(self, inputs_X: Tensor, shape: PromptShape) -> Tensor:
-        """One step with prompts: everything that its graphs capture. Returns its tokens."""
-        return self.draw(inputs_X, shape, self.forward(inputs_X, shape))
-
     def forward(self, inputs_X: Tensor, shape: PromptShape) -> Tensor:
-        """The first half of a step: the hidden states of its draws."""
+        """See LaidOutGraphs."""
         inputs = Inputs.of(inputs_X, shape)
         batch = prompt_batch(self.runner.table, inputs, shape.num_decodes, self.max_model_len)
         return self.runner.forward(batch, inputs.sample_tokens_N)
 
-    def kept_forward(self, inputs_X: Tensor, shape: PromptShape) -> Tensor:
-        """The same, with the hidden states where captured draws read them."""
-        return self._room.keep(self.forward(inputs_X, shape))
-
-    def draw(self, inputs_X: Tensor, shape: PromptShape, hidden_ND: Tensor) -> Tensor:
-        """The second half: sample plainly, and write the tokens into the table. Returns them."""
-        sampled = prompt_sample_rows(self.runner.table, Inputs.of(inputs_X, shape))
-        tokens_N = self.runner.sample(hidden_ND, sampled)
-        self.runner.keep_tokens(sampled, tokens_N)
-        return tokens_N
+    def draws(
+        self, inputs_X: Tensor, shape: PromptShape, count: int | None = None, *, all_greedy: bool = False
+    ) -> SampleRows:
+        """See LaidOutGraphs: those of decodes, then those of chunks, then those of padding."""
+        return prompt_sample_rows(self.runner.table, Inputs.of(inputs_X, shape), count, all_greedy=all_greedy)
 
 
 def lay_out(step: Step, shape: PromptShape, table: RequestTable) -> Inputs:

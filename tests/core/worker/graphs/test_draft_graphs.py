@@ -66,8 +66,8 @@ def replay_steps(llm, monkeypatch):
     decodes = DecodeGraphs(worker.runner, [1, 2, 4, 8], 96)
     prompts = PromptGraphs(worker.runner, prompt_shapes(8, 2048, 96), 96)
     drafts = DraftGraphs(worker.runner, draft_sizes(8, 2048), 96)
-    replay = drafts._replay_layers
-    monkeypatch.setattr(drafts, "_replay_layers", lambda step, size: steps.append(step) or replay(step, size))
+    replay = drafts.replay_layers
+    monkeypatch.setattr(drafts, "replay_layers", lambda step, size: steps.append(step) or replay(step, size))
     for name, made in (("graphs", decodes), ("prompt_graphs", prompts), ("draft_graphs", drafts)):
         monkeypatch.setattr(worker, name, made)
         with torch.inference_mode():
@@ -112,7 +112,7 @@ def test_which_steps_fit(fields, size):
     table = RequestTable(6, 4, 16, 99, torch.device("cpu"))
     graphs = DraftGraphs(type("Runner", (), {"table": table})(), draft_sizes(8, 160), 96)
     step = Step(chunk_rows=np.arange(len(lens)), token_ids_T=np.zeros(lens.sum(), dtype=np.int64), **fields)
-    assert graphs.size(step) == size
+    assert graphs.shape(step) == size
 
 
 def test_sizes_end_with_the_largest_step_that_may_be():
