@@ -53,22 +53,19 @@ class LocalRanks:
         return self.num_stages * self.size
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """Sum over ranks, in place; returns x. All ranks get the same bits."""
+        """See Ranks."""
         return self._alone(x)
 
     def all_gather_last(self, x: Tensor) -> Tensor:
-        """Concatenate the ranks' tensors along the last dimension: (..., D) -> (..., D * size)."""
+        """See Ranks."""
         return self._alone(x)
 
     def smallest(self, value: int) -> int:
-        """The smallest of the ranks' values, on the host."""
+        """See Ranks."""
         return self._alone(value)
 
     def best_tokens(self, scores_N: Tensor, tokens_N: Tensor) -> Tensor:
-        """The token of the rank with the highest score, for each row; of equal ones the lowest rank's.
-
-        Shapes: scores_N float32, tokens_N int64; returns (N,) int64. One exchange, of 16 bytes a row.
-        """
+        """See Ranks. One exchange, of 16 bytes a row."""
         if self.size == 1:
             return tokens_N
         pairs_N2 = torch.stack([scores_N.contiguous().view(torch.int32).long(), tokens_N], dim=1)
@@ -79,39 +76,31 @@ class LocalRanks:
     def add_rms_norm(
         self, kernels: Kernels, partial_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
-        """Kernels.add_rms_norm of the sum over ranks. May overwrite both inputs."""
+        """See Ranks."""
         return kernels.add_rms_norm(self.all_reduce(partial_TD), residual_TD, weight_D, eps)
 
     def linear_add_rms_norm(
         self, kernels: Kernels, x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, residual_TO: Tensor,
         norm_weight_O: Tensor, eps: float,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Kernels.add_rms_norm of the sum over ranks of `linear`. May overwrite the residual.
-
-        In fewer launches where kernels or ranks can.
-        """
+        """See Ranks."""
         if self.size == 1:
             return kernels.linear_add_rms_norm(x_TD, weight_OD, bias_O, residual_TO, norm_weight_O, eps)
         partial_TO = kernels.linear(x_TD, weight_OD, bias_O)
         return self.add_rms_norm(kernels, partial_TO, residual_TO, norm_weight_O, eps)
 
     def num_chunks(self, num_rows: int) -> int:
-        """How many chunks to cut this many rows into for `add_rms_norm_each`; the same on every rank."""
+        """See Ranks."""
         return 1
 
     def keeps_own_rows(self, residual_TD: Tensor) -> bool:
-        """Whether `add_rms_norm_each` keeps only some rows of a residual in one chunk up to date on each rank."""
+        """See Ranks."""
         return False
 
     def add_rms_norm_each(
         self, kernels: Kernels, partials: Iterable[Tensor], residual_chunks: list[Tensor], weight_D: Tensor, eps: float
     ) -> Iterator[Tensor]:
-        """`add_rms_norm` of each chunk of rows, which ranks may do while the caller computes other chunks.
-
-        Replaces each chunk of the residual. A rank may keep only the rows up to date that it will add to, so hand the
-        chunks to nothing but the next call and `residual_rows`. Ranks may compute all partials before the first norm
-        comes back. Take every norm, and finish with each before the next call computes its partial of the same chunk.
-        """
+        """See Ranks."""
         for index, partial_TD in enumerate(partials):
             normed_TD, residual_chunks[index] = self.add_rms_norm(
                 kernels, partial_TD, residual_chunks[index], weight_D, eps
@@ -119,10 +108,7 @@ class LocalRanks:
             yield normed_TD
 
     def residual_rows(self, residual_chunks: list[Tensor], rows_N: Tensor) -> Tensor:
-        """Rows (N, D) of a residual that `add_rms_norm_each` may have left, up to date on every rank.
-
-        All norms of that call must have been taken. The rows are counted over all chunks.
-        """
+        """See Ranks."""
         return whole(residual_chunks).index_select(0, rows_N)
 
     def abort(self) -> None:

@@ -50,8 +50,9 @@ class Along:
     width: int = 1
 
 
-def _along(axis: Axis, by: str = "", each: str = "", width: int = 1) -> dict[str, Along]:
-    return {"along": Along(axis, by, each, width)}
+def _section(axis: Axis, by: str = "", each: str = "", width: int = 1) -> Any:
+    """A section of a step, empty unless it is given, whose entries lie along an axis; see Along."""
+    return field(default_factory=no_ints, metadata={"along": Along(axis, by, each, width)})
 
 
 @dataclass(slots=True)
@@ -80,40 +81,38 @@ class Step:
     pooled: chunks whose hidden states are pooled, POOLED_WIDTH integers each.
     """
 
-    admit_rows: IntArray = field(default_factory=no_ints, metadata=_along(Axis.STEP))
-    admit_seeds: IntArray = field(default_factory=no_ints, metadata=_along(Axis.STEP))
-    admit_temperatures: IntArray = field(default_factory=no_ints, metadata=_along(Axis.STEP))
-    table_rows: IntArray = field(default_factory=no_ints, metadata=_along(Axis.STEP))
-    table_columns: IntArray = field(default_factory=no_ints, metadata=_along(Axis.STEP))
-    table_blocks: IntArray = field(default_factory=no_ints, metadata=_along(Axis.STEP))
-    decode_rows: IntArray = field(default_factory=no_ints, metadata=_along(Axis.DECODE))
-    chunk_rows: IntArray = field(default_factory=no_ints, metadata=_along(Axis.CHUNK))
-    chunk_starts: IntArray = field(default_factory=no_ints, metadata=_along(Axis.CHUNK))
-    chunk_lens: IntArray = field(default_factory=no_ints, metadata=_along(Axis.CHUNK))
-    token_ids_T: IntArray = field(default_factory=no_ints, metadata=_along(Axis.CHUNK, each="chunk_lens"))
-    sampled_chunks: IntArray = field(default_factory=no_ints, metadata=_along(Axis.CHUNK, by="sampled_chunks"))
-    mask_rows: IntArray = field(default_factory=no_ints, metadata=_along(Axis.DRAW, by="mask_rows"))
-    mask_tokens: IntArray = field(default_factory=no_ints, metadata=_along(Axis.DRAW, by="mask_rows"))
-    masked_draws: IntArray = field(default_factory=no_ints, metadata=_along(Axis.DRAW, by="masked_draws"))
-    shared_rows: IntArray = field(default_factory=no_ints, metadata=_along(Axis.STEP))
-    extension_rows: IntArray = field(default_factory=no_ints, metadata=_along(Axis.STEP))
-    extension_ids: IntArray = field(default_factory=no_ints, metadata=_along(Axis.STEP))
-    extension_lens: IntArray = field(default_factory=no_ints, metadata=_along(Axis.STEP))
-    extension_values: IntArray = field(default_factory=no_ints, metadata=_along(Axis.STEP))
-    scored_chunks: IntArray = field(default_factory=no_ints, metadata=_along(Axis.CHUNK, by="scored_chunks"))
-    scored_lens: IntArray = field(default_factory=no_ints, metadata=_along(Axis.CHUNK, by="scored_chunks"))
-    scored_tokens: IntArray = field(
-        default_factory=no_ints, metadata=_along(Axis.CHUNK, by="scored_chunks", each="scored_lens")
-    )
-    known_rows: IntArray = field(default_factory=no_ints, metadata=_along(Axis.STEP))
-    known_prompt_lens: IntArray = field(default_factory=no_ints, metadata=_along(Axis.STEP))
-    known_lens: IntArray = field(default_factory=no_ints, metadata=_along(Axis.STEP))
-    known_tokens: IntArray = field(default_factory=no_ints, metadata=_along(Axis.STEP))
-    restored_rows: IntArray = field(default_factory=no_ints, metadata=_along(Axis.STEP))
-    restored_slots: IntArray = field(default_factory=no_ints, metadata=_along(Axis.STEP))
-    saved_rows: IntArray = field(default_factory=no_ints, metadata=_along(Axis.STEP))
-    saved_slots: IntArray = field(default_factory=no_ints, metadata=_along(Axis.STEP))
-    pooled: IntArray = field(default_factory=no_ints, metadata=_along(Axis.CHUNK, by="pooled", width=POOLED_WIDTH))
+    admit_rows: IntArray = _section(Axis.STEP)
+    admit_seeds: IntArray = _section(Axis.STEP)
+    admit_temperatures: IntArray = _section(Axis.STEP)
+    table_rows: IntArray = _section(Axis.STEP)
+    table_columns: IntArray = _section(Axis.STEP)
+    table_blocks: IntArray = _section(Axis.STEP)
+    decode_rows: IntArray = _section(Axis.DECODE)
+    chunk_rows: IntArray = _section(Axis.CHUNK)
+    chunk_starts: IntArray = _section(Axis.CHUNK)
+    chunk_lens: IntArray = _section(Axis.CHUNK)
+    token_ids_T: IntArray = _section(Axis.CHUNK, each="chunk_lens")
+    sampled_chunks: IntArray = _section(Axis.CHUNK, by="sampled_chunks")
+    mask_rows: IntArray = _section(Axis.DRAW, by="mask_rows")
+    mask_tokens: IntArray = _section(Axis.DRAW, by="mask_rows")
+    masked_draws: IntArray = _section(Axis.DRAW, by="masked_draws")
+    shared_rows: IntArray = _section(Axis.STEP)
+    extension_rows: IntArray = _section(Axis.STEP)
+    extension_ids: IntArray = _section(Axis.STEP)
+    extension_lens: IntArray = _section(Axis.STEP)
+    extension_values: IntArray = _section(Axis.STEP)
+    scored_chunks: IntArray = _section(Axis.CHUNK, by="scored_chunks")
+    scored_lens: IntArray = _section(Axis.CHUNK, by="scored_chunks")
+    scored_tokens: IntArray = _section(Axis.CHUNK, by="scored_chunks", each="scored_lens")
+    known_rows: IntArray = _section(Axis.STEP)
+    known_prompt_lens: IntArray = _section(Axis.STEP)
+    known_lens: IntArray = _section(Axis.STEP)
+    known_tokens: IntArray = _section(Axis.STEP)
+    restored_rows: IntArray = _section(Axis.STEP)
+    restored_slots: IntArray = _section(Axis.STEP)
+    saved_rows: IntArray = _section(Axis.STEP)
+    saved_slots: IntArray = _section(Axis.STEP)
+    pooled: IntArray = _section(Axis.CHUNK, by="pooled", width=POOLED_WIDTH)
     max_context_len: int = 0
     """Most tokens that any row of the step has in the cache when the step ends."""
     all_greedy: bool = False

@@ -5,6 +5,7 @@ Names are OpenAI's, then vLLM's, then ours. None is unset.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, ClassVar
 
 import msgspec
@@ -130,25 +131,13 @@ class SamplingFields(ServiceFields, kw_only=True):
         return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
 
-_AS_THEY_ARE = (
-    "temperature",
-    "top_p",
-    "n",
-    "presence_penalty",
-    "frequency_penalty",
-    "logit_bias",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "min_tokens",
-    "ignore_eos",
-    "stop_token_ids",
-    "include_stop_str_in_output",
-    "skip_special_tokens",
-    "bad_words",
-    "allowed_token_ids",
-    "extra_args",
-)
+_CONVERTED = ("stop", "seed", "max_tokens", "structured_outputs")
+_AS_THEY_ARE = [
+    one.name
+    for one in dataclasses.fields(SamplingParams)
+    if one.name in SamplingFields.__struct_fields__ and one.name not in _CONVERTED
+]
+"""Fields that SamplingParams takes as a request has them."""
 
 
 def sampling_params(fields: SamplingFields, max_tokens: int, **further: Any) -> SamplingParams:
@@ -161,8 +150,6 @@ def sampling_params(fields: SamplingFields, max_tokens: int, **further: Any) -> 
         values["stop"] = stops  # an empty stop string would end nothing
     if fields.seed is not None:
         values["seed"] = seed(fields.seed)
-    if fields.prompt_logprobs is not None:
-        values["prompt_logprobs"] = fields.prompt_logprobs
     further = {name: value for name, value in further.items() if value is not None}
     return SamplingParams(**{**values, "max_tokens": max_tokens, **further})
 
