@@ -53,7 +53,8 @@ def write_layout(plain: Path, folder: Path, layout: Layout) -> tuple[Path, Path]
     for name, tensor in stored.items():
         linear = name.removesuffix(".weight")
         heads = () if layout.with_head else ("lm_head",)
-        is_left = any(linear.endswith(one) for one in (*layout.left, *heads, "embed_tokens", "mlp.gate"))
+        own = any(part in linear for part in layout.others)
+        is_left = any(linear.endswith(one) for one in (*layout.left, *heads, "embed_tokens", "mlp.gate")) and not own
         if tensor.ndim != 2 or linear == name or is_left:
             packed[name] = values[name] = tensor
             continue
@@ -127,12 +128,13 @@ def grouped(
 
 def words(codes: Tensor, bits: int, dim: int, order: tuple[int, ...] | None = None) -> Tensor:
     """Unsigned codes put together in int32 along a dimension; order: which neighbour has the lowest bits, and so on."""
-    per_word = 32 // bits
     moved = codes.movedim(dim, -1)
-    moved = torch.nn.functional.pad(moved, (0, -moved.shape[-1] % per_word))
-    each = moved.unflatten(-1, (-1, per_word))[..., list(order or range(per_word))]
-    word = sum(each[..., place] << (bits * place) for place in range(per_word))
-    assert isinstance(word, Tensor)
+    if order is not None:
+        moved = torch.nn.functional.pad(moved, (0, -moved.shape[-1] % len(order)))
+        moved = moved.unflatten(-1, (-1, len(order)))[..., list(order)].flatten(-2)
+    each_bit = (moved.unsqueeze(-1) >> torch.arange(bits) & 1).flatten(-2)
+    each_bit = torch.nn.functional.pad(each_bit, (0, -each_bit.shape[-1] % 32)).unflatten(-1, (-1, 32))
+    word = (each_bit.long() << torch.arange(32)).sum(-1)
     return (word - (word >= 2**31) * 2**32).to(torch.int32).movedim(-1, dim)
 
 
@@ -199,6 +201,40 @@ def packed(size: int, *, bits: int = 4, has_zeros: bool = False, act_order: bool
         return {**stored, **({"weight_g_idx": order.int()} if act_order else {})}, meant
 
     return write
+
+
+def mxfp8(values: Tensor) -> tuple[Stored, Tensor]:
+    """X.weight in e4m3, and a power of two for 32 inputs as its exponent + 127."""
+    groups = torch.nn.functional.pad(values, (0, -values.shape[1] % 32)).unflatten(1, (-1, 32))
+    exponents = groups.abs().amax(-1).clamp(min=1e-9).log2().floor() - 8
+    unit = exponents.exp2().repeat_interleave(32, 1)[:, : values.shape[1]]
+    stored = (values / unit).clamp(-448, 448).to(E4M3)
+    return {"weight": stored, "weight_scale": (exponents + 127).to(torch.uint8)}, stored.float() * unit
+
+
+def wide_blocks(values: Tensor) -> tuple[Stored, Tensor]:
+    """modelopt's X.weight_scale of blocks of 128: (blocks, 1, blocks, 1), or () of a single block."""
+    stored, meant = fp8_blocks(128, 128)(values)
+    scales = stored["weight_scale_inv"]
+    return {"weight": stored["weight"], "weight_scale": scales[:, None, :, None].squeeze() if scales.numel() == 1 else
+            scales[:, None, :, None]}, meant  # fmt: skip
+
+
+def int8_of_4_bits(values: Tensor) -> tuple[Stored, Tensor]:
+    """compressed-tensors' X.weight in int8 of values of 4 bits, in groups of 16, where activations are in few bits."""
+    codes, scales, _, meant = grouped(values, 16, 4, has_zeros=False)
+    return {"weight": (codes - 8).to(torch.int8), "weight_scale": scales}, meant
+
+
+def below_zero(write: Callable[[Tensor], tuple[Stored, Tensor]]) -> Callable[[Tensor], tuple[Stored, Tensor]]:
+    """The same with scales of both signs, as AutoRound's symmetric ones."""
+
+    def turned(values: Tensor) -> tuple[Stored, Tensor]:
+        sign = (torch.arange(len(values)) % 2 * 2 - 1).unsqueeze(1)
+        stored, meant = write(values * sign)
+        return {**stored, "scales": stored["scales"] * sign.T}, meant * sign
+
+    return turned
 
 
 def renamed_scales(write: Callable[[Tensor], tuple[Stored, Tensor]]) -> Callable[[Tensor], tuple[Stored, Tensor]]:
@@ -431,3 +467,82 @@ LAYOUTS: dict[str, Layout] = {
     ),
     "gptq_8_bits": Layout({**GPTQ, "bits": 8, "desc_act": False, "sym": True}, gptq(8, bits=8)),
 }
+FURTHER: dict[str, Layout] = {
+    "packed_3_bits_zeros": Layout(
+        compressed(
+            "pack-quantized",
+            {"num_bits": 3, "type": "int", "strategy": "group", "group_size": 8, "symmetric": False},
+        ),
+        packed(8, bits=3, has_zeros=True),
+    ),
+    "packed_7_bits": Layout(
+        compressed("pack-quantized", {"num_bits": 7, "type": "int", "strategy": "channel"}), packed(2**20, bits=7)
+    ),
+    "int8_of_4_bits": Layout(
+        compressed(
+            "int-quantized",
+            {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 16},
+            {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True},
+        ),
+        int8_of_4_bits,
+    ),
+    "compressed_mxfp8": Layout(
+        compressed("mxfp8-quantized", {"num_bits": 8, "type": "float", "strategy": "group", "group_size": 32}), mxfp8
+    ),
+    "compressed_embedding": Layout(
+        {
+            **compressed("pack-quantized", {}),
+            "config_groups": {
+                "group_0": {
+                    "targets": ["Embedding"],
+                    "weights": {"num_bits": 8, "type": "int", "strategy": "channel"},
+                },
+                "group_1": {
+                    "targets": ["re:.*language_model.layers.*"],
+                    "weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 16},
+                },
+            },
+        },
+        packed(16),
+        others={"embed_tokens": packed(2**20, bits=8)},
+    ),
+    "fbgemm_fp8": Layout({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, fp8_channel),
+    "gptq_2_bits": Layout({**GPTQ, "bits": 2, "desc_act": False, "sym": True}, gptq(8, bits=2)),
+    "gptq_3_bits": Layout(
+        {**GPTQ, "bits": 3, "desc_act": True, "sym": False, "checkpoint_format": "gptq_v2"},
+        gptq(8, bits=3, has_zeros=True, act_order=True, less=0),
+    ),
+    "gptq_own_bits": Layout(
+        {
+            **GPTQ,
+            "desc_act": False,
+            "sym": True,
+            "dynamic": {"+:.*[.]0[.].*down_proj": {"bits": 3, "group_size": 16}, ".*[.](q|k)_proj$": {"bits": 8}},
+        },
+        gptq(8),
+        others={"layers.0.mlp.down_proj": gptq(16, bits=3), "q_proj": gptq(8, bits=8), "k_proj": gptq(8, bits=8)},
+    ),
+    "gptq_below_zero": Layout({**GPTQ, "desc_act": False, "sym": True}, below_zero(gptq(8))),
+    "modelopt_blocks": Layout({"quant_method": "modelopt", "quant_algo": "fp8_pb_wo"}, wide_blocks),
+    "modelopt_mixed": Layout(
+        {
+            "quant_method": "modelopt",
+            "quant_algo": "MIXED_PRECISION",
+            "quantized_layers": {
+                **{
+                    f"model.language_model.layers.{layer}.self_attn.{one}_proj": {"quant_algo": "FP8"}
+                    for layer in (0, 1)
+                    for one in "qkvo"
+                },
+                "model.layers.0.mlp": {"quant_algo": "W4A16_NVFP4", "group_size": 16},
+                "model.layers.1.mlp": {"quant_algo": "MXFP8"},
+            },
+        },
+        mxfp8,
+        others={
+            "self_attn": fp8_tensor("weight_scale", inputs="input_scale"),
+            "layers.0.mlp": fp4(("weight", "weight_scale_2"), divides=False),
+        },
+    ),
+}
+"""Layouts that differ from the others in how their tensors are read alone, for the tests that look at matrices."""

@@ -61,6 +61,13 @@ def register_quantizations(register: Registrar) -> None:
         methods=("fp8",),
     )
     register(
+        "fbgemm_fp8",
+        "hookline.plugins.quantizations.fp8:FbgemmFp8",
+        config=QuantizationConfig,
+        help="checkpoints with quant_method fbgemm_fp8: FP8 with a scale for each output",
+        methods=("fbgemm_fp8",),
+    )
+    register(
         "gguf",
         "hookline.plugins.quantizations.gguf:Gguf",
         config=QuantizationConfig,
@@ -71,11 +78,15 @@ def register_quantizations(register: Registrar) -> None:
         "compressed_tensors": (
             "compressed-tensors",
             "CompressedTensors",
-            "compressed-tensors: FP8, int8, int4 packed in groups, NVFP4 and MXFP4",
+            "compressed-tensors: FP8, int8, integers of 2 to 8 bits packed in groups, NVFP4, MXFP4 and MXFP8",
         ),
         "awq": ("awq", "Awq", "AWQ: int4 in groups with zero points"),
-        "gptq": ("gptq", "Gptq", "GPTQ: int4 or int8 in groups, with and without act-order"),
-        "modelopt": ("modelopt", "Modelopt", "NVIDIA modelopt: FP8 with one scale, NVFP4"),
+        "gptq": ("gptq", "Gptq", "GPTQ: integers of 2, 3, 4 and 8 bits in groups, with and without act-order"),
+        "modelopt": (
+            "modelopt",
+            "Modelopt",
+            "NVIDIA modelopt: FP8, NVFP4, MXFP8, MXFP4, int8, also several of them by linear",
+        ),
     }
     for name, (method, target, told) in readers.items():
         register(

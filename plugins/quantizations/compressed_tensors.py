@@ -1,4 +1,4 @@
-"""compressed-tensors' checkpoints: floats of 8 and 4 bits, integers of 8 and 4, by groups of linears that it states.
+"""compressed-tensors' checkpoints: floats of 8 and 4 bits, integers of 2 to 8, by groups of linears that it states.
 
 A group states how the weights of its targets are stored (format, bits, strategy) and how activations were quantised.
 """
@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from hookline.core.contracts import FP8, INT4, INT8, MatrixPiece, MatrixPlace, Quantization, Scheme, StoredForm
-from hookline.plugins.quantizations.fp4 import MXFP4, NVFP4, mxfp4_parts, nvfp4_parts
+from hookline.plugins.quantizations.fp4 import MXFP4, MXFP8, NVFP4, mxfp4_parts, mxfp8_parts, nvfp4_parts
 from hookline.plugins.quantizations.fp8 import CACHE_SCALES, E4M3
 from hookline.plugins.quantizations.loading import (
     ScaledLoading,
@@ -24,14 +24,19 @@ from hookline.plugins.quantizations.loading import (
     scalar_read,
 )
 from hookline.plugins.quantizations.names import REGEX, is_named
-from hookline.plugins.quantizations.packing import PackedRead, signed_bytes
+from hookline.plugins.quantizations.packing import PackedRead, num_words, widened_codes
 from hookline.plugins.quantizations.values import Stated, checked_pattern
 
-LINEAR = "Linear"
-"""The class of modules that a group's target names all linears by."""
+LINEAR, EMBEDDING = "Linear", "Embedding"
+"""Classes of modules that a group's target names all linears and all embeddings by."""
+EMBEDDINGS = ("embed_tokens", "wte", "embed_in", "word_embeddings", "embeddings")
+"""What transformers' models call their embeddings of tokens."""
 FLOAT, INT, PACKED = "float-quantized", "int-quantized", "pack-quantized"
 NVFP4_PACKED, MXFP4_PACKED, NAIVE = "nvfp4-pack-quantized", "mxfp4-pack-quantized", "naive-quantized"
-FORMATS = (FLOAT, INT, PACKED, NVFP4_PACKED, MXFP4_PACKED, NAIVE)
+MXFP8_FORM = "mxfp8-quantized"
+FORMATS = (FLOAT, INT, PACKED, NVFP4_PACKED, MXFP4_PACKED, MXFP8_FORM, NAIVE)
+FIXED = {NVFP4_PACKED: NVFP4, MXFP4_PACKED: MXFP4, MXFP8_FORM: MXFP8}
+"""The schemes of formats that have one."""
 ZEROS, ZERO_DTYPES = "weight_zero_point", ("I8", "F8_E4M3")
 INPUT_SCALES = ("input_scale", "input_zero_point", "input_global_scale")
 """Tensors of static activations."""
@@ -47,8 +52,13 @@ class Group:
     written: str
 
     def has(self, name: str) -> bool:
-        """Whether a linear is one of its targets."""
-        return any(one == LINEAR or is_named(name, [one]) for one in self.targets)
+        """Whether a linear or an embedding is one of its targets."""
+        return self.kind(name) in self.targets or is_named(name, self.targets)
+
+    @staticmethod
+    def kind(name: str) -> str:
+        """The class of a module, by its name."""
+        return EMBEDDING if name.rpartition(".")[2] in EMBEDDINGS else LINEAR
 
 
 class CompressedTensors(Quantization):
@@ -78,7 +88,7 @@ class CompressedTensors(Quantization):
         data = (f"{name}.weight", f"{name}.weight_packed")
         if is_named(name, self.ignored) and not any(is_stored(self.dtypes, one) for one in data):
             return None
-        own = [group for group in self.groups if LINEAR not in group.targets and group.has(name)]
+        own = [group for group in self.groups if is_named(name, group.targets)]
         return next(iter(own), next((group for group in self.groups if group.has(name)), None))
 
     def matrix(self, pieces: Sequence[MatrixPiece], place: MatrixPlace) -> ScaledLoading:
@@ -121,21 +131,21 @@ def _group(stated: Stated, written: Any) -> Group:
     targets = stated.texts("targets")
     for one in targets:
         _check_pattern(stated, "targets", one)
-    kind, bits = weights.one_of("type", "int", "float", default="int"), weights.one_of("num_bits", 4, 8)
+    kind, bits = weights.one_of("type", "int", "float", default="int"), weights.one_of("num_bits", *range(2, 9))
     if form == NAIVE:
         form = FLOAT if kind == "float" else INT
     inputs = stated.inner("input_activations")
     activations = "" if inputs is None else "dynamic" if inputs.values.get("dynamic") else "static"
-    if form in (NVFP4_PACKED, MXFP4_PACKED):
-        weights.one_of("num_bits", 4)
-        fixed = NVFP4 if form == NVFP4_PACKED else MXFP4
-        weights.one_of("group_size", fixed.columns, default=fixed.columns)
-        return Group(tuple(targets), fixed, bits, form)
+    if form in FIXED:
+        weights.one_of("num_bits", 8 if form == MXFP8_FORM else 4)
+        weights.one_of("group_size", FIXED[form].columns, default=FIXED[form].columns)
+        return Group(tuple(targets), FIXED[form], bits, form)
     weights.one_of("type", "float" if form == FLOAT else "int", default="int")
-    weights.one_of("num_bits", *((4, 8) if form == PACKED else (8,)))
+    if form == FLOAT:
+        weights.one_of("num_bits", 8)
     rows, columns = _block(weights)
     order = weights.one_of("actorder", "group", "weight", "static", "dynamic", True, False, default="weight")
-    values = FP8 if form == FLOAT else INT8 if bits == 8 else INT4
+    values = FP8 if form == FLOAT else INT4 if form == PACKED and bits <= 4 else INT8
     has_zeros = form != FLOAT and not weights.flag("symmetric", True)
     is_reordered = order in ("group", "dynamic", True) and columns > 0 and form == PACKED
     scheme = Scheme(values, rows, columns, has_zeros, is_reordered, activations)
@@ -192,16 +202,15 @@ def _int_parts(group: Group, num_rows: int, num_columns: int) -> list[StoredPart
 
 
 def _packed_parts(group: Group, num_rows: int, num_columns: int) -> list[StoredPart]:
-    per_word, (rows, columns) = 32 // group.bits, _num_blocks(group.scheme, num_rows, num_columns)
-    as_bytes = None if group.bits == 4 else signed_bytes
-    data = PackedRead(group.bits, "columns", then=as_bytes)
+    rows, columns = _num_blocks(group.scheme, num_rows, num_columns)
+    data = PackedRead(group.bits, "columns", then=widened_codes(group.bits))
     parts = [
-        StoredPart("weight_packed", "data", (num_rows, -(-num_columns // per_word)), data, ("I32",)),
+        StoredPart("weight_packed", "data", (num_rows, num_words(num_columns, group.bits)), data, ("I32",)),
         StoredPart("weight_scale", "scales", (rows, columns), _scales_read(group.scheme)),
     ]
     if group.scheme.has_zeros:
-        zeros = PackedRead(group.bits, "rows", then=as_bytes)
-        parts.append(StoredPart(ZEROS, "zeros", (-(-rows // per_word), columns), zeros, ("I32",)))
+        zeros = PackedRead(group.bits, "rows", then=widened_codes(group.bits))
+        parts.append(StoredPart(ZEROS, "zeros", (num_words(rows, group.bits), columns), zeros, ("I32",)))
     if group.scheme.is_reordered:
         parts.append(StoredPart("weight_g_idx", "groups", (num_columns,), inputs_read, ("I32", "I64")))
     return parts
@@ -219,4 +228,5 @@ _PARTS: dict[str, Callable[[Group, int, int], list[StoredPart]]] = {
         num_rows, num_columns, "weight_packed", "weight_global_scale", divides=True
     ),
     MXFP4_PACKED: lambda _, num_rows, num_columns: mxfp4_parts(num_rows, num_columns, "weight_packed"),
+    MXFP8_FORM: lambda _, num_rows, num_columns: mxfp8_parts(num_rows, num_columns),
 }

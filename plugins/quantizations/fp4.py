@@ -1,7 +1,7 @@
-"""What stored tensors of four-bit floats (e2m1) have in common: NVFP4's and MXFP4's groups and their scales.
+"""What stored tensors of floats in small groups have in common: NVFP4's, MXFP4's and MXFP8's groups and scales.
 
-NVFP4 has groups of 16 inputs with a scale in e4m3, and one scale more for the whole tensor; MXFP4 groups of 32 with a
-power of two (e8m0).
+NVFP4 has groups of 16 inputs with a scale in e4m3, and one scale more for the whole tensor; MXFP4 and MXFP8 groups of
+32 with a power of two (e8m0). Values are e2m1, or e4m3 of MXFP8.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import FP4, Scheme
-from hookline.plugins.quantizations.loading import StoredPart, blocks_read, scalar_read
+from hookline.core.contracts import FP4, FP8, Scheme
+from hookline.plugins.quantizations.loading import StoredPart, blocks_read, plain_read, scalar_read
 from hookline.plugins.quantizations.packing import PackedRead
 
-NVFP4, MXFP4 = Scheme(FP4, 1, 16), Scheme(FP4, 1, 32)
-BYTES = ("U8", "I8")
+NVFP4, MXFP4, MXFP8 = Scheme(FP4, 1, 16), Scheme(FP4, 1, 32), Scheme(FP8, 1, 32)
+BYTES, POWERS = ("U8", "I8"), ("U8", "F8_E8M0")
 _BIAS = 127
 """Of the exponent in e8m0."""
 
@@ -37,7 +37,15 @@ def mxfp4_parts(num_rows: int, num_columns: int, weight: str) -> list[StoredPart
     """The tensors of a linear, whose values are `weight` * 2^(weight_scale - 127)."""
     return [
         StoredPart(weight, "data", (num_rows, -(-num_columns // 2)), _nibbles(), BYTES),
-        StoredPart("weight_scale", "scales", (num_rows, -(-num_columns // 32)), powers_read, ("U8", "F8_E8M0")),
+        StoredPart("weight_scale", "scales", (num_rows, -(-num_columns // 32)), powers_read, POWERS),
+    ]
+
+
+def mxfp8_parts(num_rows: int, num_columns: int) -> list[StoredPart]:
+    """The same with values in e4m3."""
+    return [
+        StoredPart("weight", "data", (num_rows, num_columns), plain_read, ("F8_E4M3",)),
+        StoredPart("weight_scale", "scales", (num_rows, -(-num_columns // 32)), powers_read, POWERS),
     ]
 
 

@@ -1,4 +1,4 @@
-"""FP8 (e4m3) weights: checkpoints with quant_method fp8, in blocks or with one scale, and any checkpoint on the fly.
+"""FP8 (e4m3) weights: checkpoints with quant_method fp8, in blocks or with one scale, and fbgemm_fp8, by outputs.
 
 Stored are `X.weight` and `X.weight_scale_inv` or `X.weight_scale`, by which the weight is multiplied whatever the name
 says; with static activations `X.input_scale` or `X.activation_scale` as well.
@@ -64,3 +64,22 @@ class Fp8(ScaledQuantization):
         named = [one for one in suffixes if f"{name}.{one}" in self.dtypes]
         others = [one for one in suffixes if not named and any(other.endswith(f".{one}") for other in self.dtypes)]
         return [*named, *others, suffixes[0]][0]
+
+
+class FbgemmFp8(ScaledQuantization):
+    """Reads quant_method fbgemm_fp8, as Llama 3.1 405B has it: a scale for each output, and one for each token."""
+
+    surplus = (*CACHE_SCALES, ".input_scale_ub")
+    scheme = Scheme(FP8, 1, 0, activations="dynamic")
+
+    def __init__(self, config: Any, form: StoredForm) -> None:
+        """See Quantization."""
+        self.left = [*Stated(form.stated or {}).texts("modules_to_not_convert"), *HEADS]
+        self.dtypes = form.dtypes
+
+    def parts(self, name: str, num_rows: int, num_columns: int) -> list[StoredPart]:
+        """See ScaledQuantization."""
+        return [
+            StoredPart("weight", "data", (num_rows, num_columns), plain_read, E4M3),
+            StoredPart("weight_scale", "scales", (num_rows, 1), blocks_read),
+        ]

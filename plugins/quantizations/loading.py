@@ -131,6 +131,8 @@ class ScaledLoading:
         self.groups_of: dict[MatrixPiece, Tensor] = {}
         self.row_scales_of: dict[MatrixPiece, Tensor] = {}
         self.input_scale_of: dict[MatrixPiece, Tensor] = {}
+        self.zero_scales: dict[MatrixPiece, str] = {}
+        """The pieces of which some scales are zero, with the names of these."""
 
     def targets(self) -> dict[str, WeightTarget]:
         """See LoadingMatrix."""
@@ -153,6 +155,8 @@ class ScaledLoading:
                 )
             assert self.groups is not None
             self._of(self.groups, piece).copy_(groups)
+        for piece, name in self.zero_scales.items():
+            self._check_zeros(name, piece)
         input_scale = None
         if self.input_scale_of:
             input_scale = self._zeros()
@@ -200,7 +204,34 @@ class ScaledLoading:
     def _write_scales(self, name: str, part: StoredPart, piece: MatrixPiece, whole: Any) -> None:
         found = self._read_blocks(part, piece, whole).float()
         _check_finite(name, found)
+        self._check_signs(name, piece, found)
         self._put_blocks(self.scales, piece, found)
+
+    def _check_signs(self, name: str, piece: MatrixPiece, scales: Tensor) -> None:
+        """Scales of integers may be below zero: AutoRound's are, where a group's largest value is negative."""
+        if self.stated.values not in (INT8, INT4) and bool((scales < 0).any()):
+            raise CheckpointError(
+                f"tensor {name} has scales below zero, down to {float(scales.min()):g}; download or copy the "
+                "checkpoint again"
+            )
+        if bool((scales == 0).any()):
+            self.zero_scales[piece] = name
+
+    def _check_zeros(self, name: str, piece: MatrixPiece) -> None:
+        """Refuse scales of zero of a block whose values are not, which would be lost.
+
+        Of four bits, the scale of a group of tiny values may have become zero in a dtype of few bits.
+        """
+        rows, zero = slice(piece.row, piece.row + piece.rows.size), self._blocks(self.scales, piece) == 0
+        if self.stated.values in (FP8, INT8) or bool(zero.all()):
+            zeros = None if self.zeros is None else self._blocks(self.zeros, piece)
+            groups, data = self.groups_of.get(piece), self._of(self.data, piece)[rows]
+            scales = zero.float()
+            lost = ScaledMatrix(self.scheme, piece.rows.size, self.place.num_columns, data, scales, zeros, groups)
+            if bool(lost.dequantised(torch.float32).any()):
+                raise CheckpointError(
+                    f"tensor {name} has scales of zero for values that are not; download or copy the checkpoint again"
+                )
 
     def _write_zeros(self, name: str, part: StoredPart, piece: MatrixPiece, whole: Any) -> None:
         found = self._read_blocks(part, piece, whole).float()
@@ -216,6 +247,7 @@ class ScaledLoading:
     def _write_row_scales(self, name: str, part: StoredPart, piece: MatrixPiece, whole: Any) -> None:
         found = part.read(whole, _range(piece.rows), slice(0, 1)).float()
         _check_finite(name, found)
+        self._check_signs(name, piece, found)
         self.row_scales_of[piece] = found.to(self.place.device)
 
     def _write_groups(self, name: str, part: StoredPart, piece: MatrixPiece, whole: Any) -> None:

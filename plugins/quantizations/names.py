@@ -16,7 +16,14 @@ def is_named(name: str, modules: Sequence[str]) -> bool:
 
     name: of the linear, as `model.layers.0.self_attn.q_proj`.
     """
-    return any(_is_one(name, module) for module in modules)
+    return any(_is_one(alias, module) for alias in aliases(name) for module in modules)
+
+
+def aliases(name: str) -> tuple[str, ...]:
+    """What lists may call a linear: by its name, or by one inside a model that also sees or hears."""
+    body = name.removeprefix("model.")
+    inside = (f"model.language_model.{body}",) if body != name else ()
+    return (name, *inside, f"language_model.{name}")
 
 
 def _is_one(name: str, module: str) -> bool:

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hookline.core.contracts import HALF_INT4
+
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """In which four bits of a word AWQ has the first of eight neighbours, the second, and so on."""
 
@@ -21,9 +23,9 @@ AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 class PackedRead:
     """Reads a rectangle of a packed tensor; see `loading.Read`. Reads no more words than it must.
 
-    bits: of a value. along: which neighbours share a word. transposed: whether the tensor is stored columns first.
-    word_bits: of a word. order: the place in a word of each neighbour, if they do not lie in order. then: what is done
-    to the values, which are int32.
+    bits: of a value; values of 3, 5, 6 and 7 bits lie without gaps, across the ends of words. along: which neighbours
+    share a word. transposed: whether the tensor is stored columns first. word_bits: of a word. order: the place in a
+    word of each neighbour, if they do not lie in order. then: what is done to the values, which are int32.
     """
 
     bits: int
@@ -35,14 +37,15 @@ class PackedRead:
 
     def __call__(self, whole: Any, rows: slice, columns: slice) -> Tensor:
         """The values: (rows, columns), uint8 unless `then` makes something else of them."""
-        per_word = self.word_bits // self.bits
         packed, dim = (rows, 0) if self.along == "rows" else (columns, 1)
-        words = slice(packed.start // per_word, -(-packed.stop // per_word))
+        words = slice(packed.start * self.bits // self.word_bits, num_words(packed.stop, self.bits, self.word_bits))
         index = (words, columns) if dim == 0 else (rows, words)
         found = whole[index[1], index[0]].T if self.transposed else whole[index]
-        values = self._unpacked(found.int(), dim).narrow(
-            dim, packed.start - words.start * per_word, packed.stop - packed.start
-        )
+        if self.word_bits % self.bits:
+            values = self._across(found, dim, packed, words.start)
+        else:
+            first = packed.start - words.start * (self.word_bits // self.bits)
+            values = self._unpacked(found.int(), dim).narrow(dim, first, packed.stop - packed.start)
         return values.to(torch.uint8) if self.then is None else self.then(values)
 
     def packed(self, values: Tensor) -> Tensor:
@@ -58,6 +61,16 @@ class PackedRead:
         signed: Tensor = ((words + top) % (2 * top) - top).to(torch.int32)
         return signed.T.contiguous() if self.transposed else signed
 
+    def _across(self, words: Tensor, dim: int, packed: slice, first: int) -> Tensor:
+        """The values of a range, whose words begin with the first: each is cut out of the two words that have it."""
+        first_bit = torch.arange(packed.start, packed.stop, device=words.device) * self.bits - first * self.word_bits
+        word, place = first_bit // self.word_bits, first_bit % self.word_bits
+        unsigned = words.long() & (1 << self.word_bits) - 1
+        low, high = (unsigned.index_select(dim, (word + more).clamp(max=words.shape[dim] - 1)) for more in (0, 1))
+        both = (low | high << self.word_bits) >> place.view([-1] + [1] * (1 - dim))
+        values: Tensor = (both & (1 << self.bits) - 1).int()
+        return values
+
     def _unpacked(self, words: Tensor, dim: int) -> Tensor:
         per_word = self.word_bits // self.bits
         places = torch.tensor(self.order or range(per_word), dtype=torch.int32, device=words.device)
@@ -66,6 +79,17 @@ class PackedRead:
         return together
 
 
-def signed_bytes(values: Tensor) -> Tensor:
-    """Values from 0 to 255 as int8, less 128."""
-    return (values - 128).to(torch.int8)
+def num_words(count: int, bits: int, word_bits: int = 32) -> int:
+    """Words that so many values of so many bits take."""
+    return -(-count * bits // word_bits)
+
+
+def widened_codes(bits: int) -> Callable[[Tensor], Tensor] | None:
+    """What makes codes of so many bits, half of which stand for numbers below zero, those of a ScaledMatrix.
+
+    None: nothing, of 4. Codes of fewer bits become codes of 4 (INT4); those of more become int8 (INT8).
+    """
+    if bits == 4:
+        return None
+    half, dtype = 2 ** (bits - 1), torch.uint8 if bits < 4 else torch.int8
+    return lambda values: (values - half + (HALF_INT4 if bits < 4 else 0)).to(dtype)

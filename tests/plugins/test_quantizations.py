@@ -24,7 +24,7 @@ from hookline.core.errors import CheckpointError, ConfigError, HooklineError
 from hookline.core.layers.quantized import DequantisingWeight
 from hookline.core.plugin.host import PluginHost
 from tests.hf_models import make_qwen3, make_qwen3_moe
-from tests.quantised_layouts import LAYOUTS, words, write_layout
+from tests.quantised_layouts import FURTHER, LAYOUTS, words, write_layout
 
 SIZES: dict[str, Any] = {"max_num_seqs": 4, "num_blocks": 32, "max_num_batched_tokens": 64, "max_model_len": 64}
 ODD: dict[str, Any] = {"hidden_size": 40, "intermediate_size": 56, "head_dim": 12}
@@ -44,7 +44,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Pat
         if key not in made:
             root = tmp_path_factory.mktemp(name)
             make_model(root / "plain", **sizes)
-            made[key] = write_layout(root / "plain", root / "layout", LAYOUTS[name])
+            made[key] = write_layout(root / "plain", root / "layout", (LAYOUTS | FURTHER)[name])
         return made[key]
 
     return make
@@ -81,7 +81,7 @@ def matrices(model: Any) -> Iterator[tuple[str, Tensor, bool]]:
 
 
 @pytest.mark.parametrize(("sizes", "tp"), [(ODD, 1), (LARGE, 2), (ODD, 4)], ids=["odd", "large 2", "odd 4"])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", [*LAYOUTS, *FURTHER])
 def test_each_rank_holds_the_dequantised_matrices(
     layout: str, sizes: dict[str, Any], tp: int, folders: Callable[..., tuple[Path, Path]], host: PluginHost
 ) -> None:
@@ -369,9 +369,30 @@ def spoil_scales(tensors: dict[str, Tensor]) -> None:
     tensors[f"{NAME}.scales"][0, 0] = torch.inf
 
 
+def smooth(tensors: dict[str, Tensor]) -> None:
+    tensors[f"{NAME}.pre_quant_scale"] = torch.full((40,), 0.5)
+
+
+def turn_scales(tensors: dict[str, Tensor]) -> None:
+    tensors[f"{NAME}.weight_scale_inv"].view(-1)[-1] *= -1
+
+
+def lose_scales(tensors: dict[str, Tensor]) -> None:
+    tensors[f"{NAME}.weight_scale_inv"].view(-1)[0] = 0
+
+
+def lose_all_scales(tensors: dict[str, Tensor]) -> None:
+    next(one for name, one in tensors.items() if name.startswith(NAME) and name.endswith(("scales", "scale_2"))).zero_()
+
+
 @pytest.mark.parametrize(
     ("layout", "change", "told"),
     [
+        ("modelopt_fp8", smooth, [f"{NAME}.pre_quant_scale", "without AWQ or SmoothQuant"]),
+        ("fp8_small_blocks", turn_scales, [f"{NAME}.weight_scale_inv", "scales below zero"]),
+        ("fp8_small_blocks", lose_scales, [f"{NAME}.weight_scale_inv", "scales of zero"]),
+        ("gptq_order", lose_all_scales, [f"{NAME}.scales", "scales of zero"]),
+        ("modelopt_nvfp4", lose_all_scales, [f"{NAME}.weight_scale_2", "scales of zero"]),
         ("packed", other_shape, [f"{NAME}.weight_shape", "says [24, 41], and the model needs [24, 40]"]),
         ("modelopt_fp8", no_input_scale, [f"{NAME}.input_scale is 0"]),
         ("int8_tensor_old", shift_int8_zeros, [f"{NAME}.weight_zero_point", "symmetric=false"]),
@@ -391,10 +412,24 @@ def test_groups_and_zero_points_that_cannot_be_right_are_named(
     assert all(word in str(caught.value) for word in told) and "\n" not in str(caught.value)
 
 
+def test_zero_scales_of_zeros_are_served(folders: Any, host: PluginHost, tmp_path: Path) -> None:
+    """Tools write them for blocks of zeros; a group of four bits may have lost its scale to a dtype of few bits."""
+
+    def change(tensors: dict[str, Tensor]) -> None:
+        tensors[f"{NAME}.weight"][:16] = 0
+        tensors[f"{NAME}.weight_scale_inv"][0] = 0
+
+    def change_one(tensors: dict[str, Tensor]) -> None:
+        tensors[f"{NAME}.scales"][0, 0] = 0
+
+    for layout, changes in (("fp8_small_blocks", change), ("gptq_order", change_one)):
+        loaded(host, changed(folders(layout, **ODD)[0], tmp_path / layout, changes))
+
+
 @pytest.mark.parametrize(
     ("layout", "stated", "told"),
     [
-        ("gptq", {"bits": 3}, ["bits = 3", "4, 8"]),
+        ("gptq", {"bits": 5}, ["bits = 5", "2, 3, 4, 8"]),
         ("gptq", {"checkpoint_format": "marlin"}, ["checkpoint_format = 'marlin'", "gptq, gptq_v2"]),
         ("awq", {"version": "gemv"}, ["version = 'gemv'"]),
         ("awq", {"group_size": "x"}, ["group_size = 'x'", "a whole number"]),
@@ -403,8 +438,15 @@ def test_groups_and_zero_points_that_cannot_be_right_are_named(
         ("int8", {"transform_config": {"config_groups": {"R1": {}}}}, ["transform_config = ", "supported: none"]),
         ("int8", {"ignore": ["re:("]}, ["ignore has '('", "no regular expression"]),
         ("gptq", {"is_marlin_format": True}, ["is_marlin_format = True"]),
-        ("gptq", {"dynamic": {"+:.*down.*": {"bits": 8}}}, ["dynamic.+:.*down.*", "not quantised"]),
+        ("gptq", {"dynamic": {"+:.*down.*": {"bits": 5}}}, ["bits = 5", "2, 3, 4, 8"]),
+        ("gptq", {"dynamic": {"+:.*down.*": 8}}, ["dynamic.+:.*down.* = 8", "a mapping"]),
         ("modelopt_fp8", {"quant_algo": "W4A8_AWQ"}, ["quant_algo = 'W4A8_AWQ'", "FP8, NVFP4"]),
+        ("modelopt_fp8", {"quant_algo": "MIXED_PRECISION"}, ["quantized_layers = missing"]),
+        (
+            "modelopt_fp8",
+            {"quant_algo": "MIXED_PRECISION", "quantized_layers": {"model.layers.0": {"quant_algo": "X"}}},
+            ["quantized_layers.model.layers.0.quant_algo = 'X'"],
+        ),
     ],
 )
 def test_forms_that_are_not_read_are_named(

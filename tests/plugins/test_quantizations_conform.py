@@ -12,13 +12,14 @@ from hookline.core.testing.quantization_suite import QuantizationSuite
 from hookline.core.testing.running import failures
 from hookline.plugins.quantizations.awq import Awq
 from hookline.plugins.quantizations.compressed_tensors import CompressedTensors
-from hookline.plugins.quantizations.fp8 import Fp8
+from hookline.plugins.quantizations.fp8 import FbgemmFp8, Fp8
 from hookline.plugins.quantizations.gptq import Gptq
 from hookline.plugins.quantizations.modelopt import Modelopt
-from tests.quantised_layouts import LAYOUTS
+from tests.quantised_layouts import FURTHER, LAYOUTS
 
 CLASSES: dict[str, Any] = {
     "fp8": Fp8,
+    "fbgemm_fp8": FbgemmFp8,
     "compressed-tensors": CompressedTensors,
     "awq": Awq,
     "gptq": Gptq,
@@ -26,9 +27,9 @@ CLASSES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", [*LAYOUTS, *FURTHER])
 def test_each_layout_passes_the_suite(layout: str) -> None:
-    given = LAYOUTS[layout]
+    given = (LAYOUTS | FURTHER)[layout]
     plugin = CLASSES[given.config["quant_method"]]
 
     class Suite(QuantizationSuite):
