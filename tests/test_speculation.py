@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from itertools import groupby, product
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from hookline import LLM, SamplingParams, StructuredOutputs
 from hookline.core.contracts import DraftCounts
+from hookline.core.engine.speculation import Speculation
 from hookline.core.errors import PluginError
 from hookline.core.outputs import RequestOutput
 from hookline.core.plugin import sources
@@ -88,12 +92,17 @@ def _drafters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "examples/hookline-corpus"))
 
 
+Answers = tuple[list[RequestOutput], list[RequestOutput]]
+"""Those of PROMPTS, and the same again."""
+
+
 class _Shared:
     """LLMs that cases share: one without a drafter and one with, each until another configuration is asked for."""
 
     def __init__(self) -> None:
         self._open: dict[bool, tuple[Any, LLM]] = {}
-        self._plain: dict[str, tuple[list[RequestOutput], list[RequestOutput]]] = {}
+        self._plain: dict[str, Answers] = {}
+        self._drafted: dict[str, dict[str, tuple[Answers, DraftCounts]]] = {}
 
     def llm(self, drafter: Any, engine: dict[str, Any], **keys: Any) -> LLM:
         """On the CPU in float32; open until the next one."""
@@ -112,12 +121,21 @@ class _Shared:
         if is_plain in self._open:
             self._open.pop(is_plain)[1].close()
 
-    def plain(self, params: dict[str, Any], engine: dict[str, Any]) -> tuple[list[RequestOutput], list[RequestOutput]]:
+    def plain(self, params: dict[str, Any], engine: dict[str, Any]) -> Answers:
         """`_answers` without a drafter; computed when first asked for."""
         key = repr((params, engine))
         if key not in self._plain:
             self._plain[key] = _answers(self.llm(None, engine), params)
         return self._plain[key]
+
+    def drafted(
+        self, drafter: Any, cases: Sequence[str], engine: dict[str, Any], **keys: Any
+    ) -> dict[str, tuple[Answers, DraftCounts]]:
+        """Answers of cases with drafts, and what became of these: all cases run at once, when first asked for."""
+        key = repr((drafter, cases, engine, keys))
+        if key not in self._drafted:
+            self._drafted[key] = _answers_together(self.llm(drafter, engine, **keys), cases)
+        return self._drafted[key]
 
 
 @pytest.fixture(scope="module")
@@ -127,11 +145,41 @@ def shared() -> Iterator[_Shared]:
     held.close()
 
 
-def _answers(llm: LLM, params: dict[str, Any]) -> tuple[list[RequestOutput], list[RequestOutput]]:
+def _answers(llm: LLM, params: dict[str, Any]) -> Answers:
     """Those of PROMPTS, twice: the second time their prefixes are in the cache, which is empty at first."""
     sampling = SamplingParams(max_tokens=40, **params)
     llm.engine.pool.reset_cache()
     return llm.generate(PROMPTS, sampling), llm.generate(PROMPTS, sampling)
+
+
+def _answers_together(llm: LLM, cases: Sequence[str]) -> dict[str, tuple[Answers, DraftCounts]]:
+    """`_answers` of each case, and its drafts. Steps mix the cases; none finds another's prefixes in the cache."""
+    llm.engine.pool.reset_cache()
+    params = [SamplingParams(max_tokens=40, **CASES[case][0]) for case in cases for _ in PROMPTS]
+    of = [case for case in cases for _ in PROMPTS]
+    before = _counts(llm)
+    with _counted_by_case() as counts:
+        twice = [
+            llm.generate(PROMPTS * len(cases), params, cache_salt=of, tags=[{"case": case} for case in of])
+            for _ in range(2)
+        ]
+    assert "structured outputs" not in _since(before, llm).no_drafts
+    first, again = ([outputs[at : at + len(PROMPTS)] for at in range(0, len(of), len(PROMPTS))] for outputs in twice)
+    return {case: ((ours, second), counts[case]) for case, ours, second in zip(cases, first, again, strict=True)}
+
+
+@contextmanager
+def _counted_by_case() -> Iterator[dict[str, DraftCounts]]:
+    """What becomes of drafts meanwhile, by the request's tag `case`."""
+    counts, count_step = defaultdict[str, DraftCounts](DraftCounts), Speculation.count_step
+
+    def _count(self: Speculation, rows: Any, num_kept: Any) -> None:
+        count_step(self, rows, num_kept)
+        for row in rows:
+            counts[row.request.tags["case"]].add(row.num_drafts, num_kept[row.request.id])
+
+    with patch.object(Speculation, "count_step", _count):
+        yield counts
 
 
 def _counts(llm: LLM) -> DraftCounts:
@@ -180,6 +228,11 @@ def _by_engine() -> list[tuple[dict[str, Any], list[str]]]:
     return [(engine, list(cases)) for engine, cases in groupby(ordered, lambda case: CASES[case][1])]
 
 
+def _together(case: str) -> list[str]:
+    """The cases that run with this one: those of its engine, but alone where blocks are few enough to preempt it."""
+    return [case] if "preemption" in case else [one for one in CASES if CASES[one][1] == CASES[case][1]]
+
+
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory, shared: _Shared) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """A drafter that knows the answers of all cases with these settings of the engine."""
@@ -207,13 +260,10 @@ def test_answers_with_drafts_are_those_without(
     drafter: str, case: str, shared: _Shared, corpus: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> None:
     params, engine = CASES[case]
-    plain = shared.plain(params, engine)
-    llm = shared.llm(corpus(engine) if drafter == "corpus" else drafter, engine)
-    before = _counts(llm)
-    found = _answers(llm, params)
-    for ours, theirs in zip(found, plain, strict=True):
+    chosen = corpus(engine) if drafter == "corpus" else drafter
+    found, counts = shared.drafted(chosen, _together(case), engine)[case]
+    for ours, theirs in zip(found, shared.plain(params, engine), strict=True):
         _equal(ours, theirs)
-    counts = _since(before, llm)
     if "no room" not in case and (drafter, case) != ("random", "a form"):
         assert counts.num_drafted > 0
     if case in KEPT.get(drafter, ()):
@@ -222,32 +272,30 @@ def test_answers_with_drafts_are_those_without(
         assert any(output.num_preemptions for output in found[0])
     if case == "greedy":
         assert any(output.num_cached_tokens for output in found[1])
-    assert "structured outputs" not in counts.no_drafts
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("keys", "drafter", "case"),
+    ("keys", "drafter", "case", "together"),
     [
-        (keys, drafter, case)
+        (keys, drafter, case, cases)
         for keys in ({"tp": 2}, {"pp": 2})
         for drafter, cases in (
-            ("suffix", ["sampled", "processors", "a sampled form", "preemption", "a form, preemption"]),
+            ("suffix", ["sampled", "processors", "a sampled form"]),
+            ("suffix", ["preemption"]),
+            ("suffix", ["a form, preemption"]),
             ("random", ["completions", "records"]),
         )
         for case in cases
     ],
 )
 def test_answers_of_several_ranks_are_those_of_one_without_drafts(
-    case: str, drafter: str, keys: dict[str, int], shared: _Shared
+    case: str, together: list[str], drafter: str, keys: dict[str, int], shared: _Shared
 ) -> None:
     params, engine = CASES[case]
-    plain = shared.plain(params, engine)
-    llm = shared.llm(drafter, engine, **keys)
-    before = _counts(llm)
-    for ours, theirs in zip(_answers(llm, params), plain, strict=True):
+    found, counts = shared.drafted(drafter, together, engine, **keys)[case]
+    for ours, theirs in zip(found, shared.plain(params, engine), strict=True):
         _equal(ours, theirs)
-    counts = _since(before, llm)
     assert counts.num_drafted > 0 and (drafter == "random" or counts.num_kept > 0)
 
 
