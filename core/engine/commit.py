@@ -21,7 +21,7 @@ from hookline.core.engine.step_builder import Dispatched, scored_chunks
 from hookline.core.requests.request import Request
 from hookline.core.requests.running_table import RunningTable
 from hookline.core.requests.structured_output import StructuredOutput
-from hookline.core.step.executor import StepResult
+from hookline.core.step.executor import StepResult, tapped_after
 from hookline.core.util.arrays import Array, BoolArray, IntArray, ints, no_ints
 
 PARTS = ("plan", "dispatch", "launch", "wait", "commit")
@@ -102,14 +102,15 @@ class Committer:
         tells_policy = self._feedback.is_wanted or self._served.is_wanted
         with self._watch.part("commit"):
             if launched.tapped is not None and launched.plan.computes:
-                states = TappedStates(*launched.tapped, result.states)
+                layers = sorted(self._state.limits.taps)
+                states = TappedStates(*launched.tapped, {layer: result.apart[tapped_after(layer)] for layer in layers})
                 self._state.observers.notify("on_hidden_states", states=states)
             self._note_first_tokens(launched)
             kept = list(self._table.requests(entries_N)) if tells_policy else []
             self._keep(entries_N, step.tokens_N, step.is_over_N)
             num_kept = self._keep_drafts(step)
             if dispatched.pooled:
-                self._finisher.finish_pooled(dispatched.pooled, result.vectors)
+                self._finisher.finish_pooled(dispatched.pooled, result.apart)
             self._finisher.notify_observers()
         self._state.note_stats(self._stats(launched, len(entries_N) + num_kept))
         if tells_policy:

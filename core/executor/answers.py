@@ -21,9 +21,9 @@ from hookline.core.util.arrays import Array, IntArray, no_ints
 
 LAUNCHED, RESULT, FAULT = range(3)
 _WORD = 8
-_NUMBERS = struct.Struct("8q2d")
-"""The head of a result: kind, number, numbers of vectors, of layers with states and of extras, whether extensions were
-timed, two flags of the time; the time."""
+_NUMBERS = struct.Struct("7q2d")
+"""The head of a result: kind, number, how many extras and how many arrays apart, whether extensions were timed, two
+flags of the time; the time."""
 
 
 def launched(number: int) -> bytes:
@@ -37,9 +37,8 @@ def result(number: int, found: StepResult, timed: DeviceTime | None) -> bytes:
     head = _NUMBERS.pack(
         RESULT,
         number,
-        len(found.vectors),
-        len(found.states),
         len(found.extras),
+        len(found.apart),
         found.extension_seconds is not None,
         timed is not None,
         time.on_host,
@@ -47,12 +46,8 @@ def result(number: int, found: StepResult, timed: DeviceTime | None) -> bytes:
         time.idle_s,
     )
     parts = [head, *_packed(found.tokens)]
-    for vector in found.vectors:
-        parts += _packed(vector)
-    for layer, states_TD in found.states.items():
-        parts += [struct.pack("q", layer), *_packed(states_TD)]
-    for name, extra in found.extras.items():
-        parts += [*_packed_text(name), *_packed_text(extra.dtype.str), *_packed(extra)]
+    for name, array in (*found.extras.items(), *found.apart.items()):
+        parts += [*_packed_text(name), *_packed_text(array.dtype.str), *_packed(array)]
     if found.extension_seconds is not None:
         parts += _packed(found.extension_seconds)
     return _frame(*parts)
@@ -61,15 +56,13 @@ def result(number: int, found: StepResult, timed: DeviceTime | None) -> bytes:
 def read_result(words: IntArray) -> tuple[StepResult, DeviceTime | None]:
     """Read an answer that `result` made; the arrays are views of its words."""
     head = _NUMBERS.unpack_from(words.data)
-    _, _, num_vectors, num_states, num_extras, has_seconds, has_time, on_host, device_s, idle_s = head
+    _, _, num_extras, num_apart, has_seconds, has_time, on_host, device_s, idle_s = head
     rest = _Rest(words, _NUMBERS.size // _WORD)
     tokens = rest.array(np.int64)
-    vectors = [rest.array(np.float32) for _ in range(num_vectors)]
-    states = {rest.number(): rest.array(np.float32) for _ in range(num_states)}
-    extras = {rest.text(): rest.array(rest.text()) for _ in range(num_extras)}
+    extras, apart = ({rest.text(): rest.array(rest.text()) for _ in range(count)} for count in (num_extras, num_apart))
     seconds = rest.array(np.float64) if has_seconds else None
     time = DeviceTime(device_s, idle_s, bool(on_host)) if has_time else None
-    return StepResult(tokens, vectors, states, extras, seconds), time
+    return StepResult(tokens, extras, apart, seconds), time
 
 
 def fault(number: int, error: LostStep) -> bytes:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from hookline.core.errors import HooklineError
 from hookline.core.step.message import Step
 from hookline.core.step.timing import Clock
-from hookline.core.util.arrays import Array, IntArray, MaskArray, VectorArray
+from hookline.core.util.arrays import Array, IntArray, MaskArray
 
 
 @dataclass(slots=True)
@@ -18,19 +18,28 @@ class StepResult:
 
     tokens: those drawn (N,). If step.num_logprobs is not -1: rows (N + P, X) instead, of the drawn tokens and then of
     the scored prompt tokens, as `core.worker.runner.model_runner` lays them out; the first column holds the tokens.
-    vectors: of the step's prompts that were pooled and are complete, in its chunks' order.
-    states: the hidden states after the layers of engine.taps, (T, D) float32 each, by layer, in ascending order; their
-    rows are those of the step's decodes, then of its chunks' tokens.
-    extras: further arrays with numbers for each draw, by a name that their sender and their reader agree on.
+    extras: further arrays with numbers for each draw, by the name of the step extension that computed them.
+    apart: float32 arrays that belong to no draw, by name: `pooled_by` a pooler, the vectors (P, F) of its prompts that
+    are complete, in the chunks' order; `tapped_after` a layer of engine.taps, the hidden states (T, D) of the step's
+    decodes, then of its chunks' tokens.
     extension_seconds: (X, 2) float64, the index of each step extension that was timed on the device and its seconds;
     None if none was.
     """
 
     tokens: IntArray
-    vectors: Sequence[VectorArray] = ()
-    states: Mapping[int, VectorArray] = field(default_factory=dict)
     extras: Mapping[str, Array] = field(default_factory=dict)
+    apart: Mapping[str, Array] = field(default_factory=dict)
     extension_seconds: Array | None = None
+
+
+def pooled_by(pooler: int) -> str:
+    """The name of what the pooler of this index computed; see StepResult.apart."""
+    return f"pooled by {pooler}"
+
+
+def tapped_after(layer: int) -> str:
+    """The name of the hidden states after a layer; see StepResult.apart."""
+    return f"tapped after {layer}"
 
 
 class Executor(Protocol):

@@ -31,7 +31,7 @@ from hookline.core.errors import (
     one_short_line,
 )
 from hookline.core.step.captured import DRAFT_TOKENS, PromptShape
-from hookline.core.step.executor import RankWorker, StepResult
+from hookline.core.step.executor import RankWorker, StepResult, tapped_after
 from hookline.core.step.message import Step
 from hookline.core.util.arrays import Array, MaskArray, num_mask_words
 from hookline.core.worker.device_clock import StepClock
@@ -41,7 +41,7 @@ from hookline.core.worker.graphs.laid_out_graphs import LaidOutGraphs
 from hookline.core.worker.graphs.masked_steps import MaskedDecodes, WaitingStep
 from hookline.core.worker.graphs.prompt_graphs import PromptGraphs
 from hookline.core.worker.request_table import DeviceStep, SampleRows, on_device
-from hookline.core.worker.results.pooling import DeviceVectors, Vectors
+from hookline.core.worker.results.pooling import DeviceVectors
 from hookline.core.worker.results.token_transfer import Rows, TokenTransfer, send_apart
 from hookline.core.worker.runner.model_runner import PLAIN, Extras, ModelRunner
 from hookline.core.worker.runner.step_extensions import LayerWatch
@@ -56,14 +56,13 @@ logger = logging.getLogger("hookline")
 class Handle:
     """A launched step.
 
-    tokens: None while its draws wait for masks, and on ranks whose results nobody collects. vectors: None if it pools
-    nothing. states: the hidden states after the layers of engine.taps, in ascending order. extras: what its draws
-    needed, if step extensions took part. calls: of methods of step extensions that were timed, see CallClock.
+    tokens: None while its draws wait for masks, and on ranks whose results nobody collects. apart: see StepResult.
+    extras: what its draws needed, if step extensions took part. calls: of methods of step extensions that were timed,
+    see CallClock.
     """
 
     tokens: Rows | None
-    vectors: Vectors | None = None
-    states: Mapping[int, Rows] = field(default_factory=dict)
+    apart: Mapping[str, Rows] = field(default_factory=dict)
     extras: Extras = PLAIN
     calls: list[Any] = field(default_factory=list)
 
@@ -100,10 +99,8 @@ class Worker(RankWorker):
         """Counts from `begin` on, when the worker is ready."""
         self._waiting: WaitingStep | None = None
         """The step launched last, if its draws wait for masks."""
-        self._vectors: Vectors | None = None
-        """The pooled vectors of the step computed last."""
-        self._states: Mapping[int, Rows] = {}
-        """The hidden states of the step computed last, by layer, if any were asked for."""
+        self._apart: Mapping[str, Rows] = {}
+        """The pooled vectors and the hidden states of the step computed last, on their way to the host."""
 
     @property
     def progress(self) -> int:
@@ -239,13 +236,13 @@ class Worker(RankWorker):
         """
         if self.failure is not None:
             raise EngineError(self.failure)
-        self._waiting, self._vectors, self._states = None, None, {}
+        self._waiting, self._apart = None, {}
         with self._telling(step):
             results_N = self._compute(step)
             self.table.save_states(step)
         extras = self._extras(step) if step.extensions else PLAIN
         calls = self._timed_calls() if step.extensions else []
-        return Handle(self._sent(results_N), self._vectors, self._states, extras, calls)
+        return Handle(self._sent(results_N), self._apart, extras, calls)
 
     def _timed_calls(self) -> list[Any]:
         """The calls of extensions' methods that were timed since the last time."""
@@ -458,15 +455,15 @@ class Worker(RankWorker):
         sampled = self.table.sample_rows(device_step, batch)
         watch = self.runner.watch(step, batch, sampled.token_indices_N)
         scores_prompts = len(step.scored_chunks) > 0
+        vectors: DeviceVectors = {}
         if len(step.pooled):
             hidden_TD, vectors = self._forward_pooled(step, batch, sampled, watch=watch)
-            self._vectors = Vectors.sent(vectors)
         else:
             hidden_TD = self.runner.forward(batch, None if scores_prompts else sampled.token_indices_N, watch=watch)
-        if watch is None:
-            return sampled, hidden_TD
-        self._states = {layer: send_apart(state_TD) for layer, state_TD in watch.tapped.items()} if self.is_host else {}
-        return replace(sampled, streams=watch.streams), hidden_TD
+        tapped = {} if watch is None else {tapped_after(layer): state_TD for layer, state_TD in watch.tapped.items()}
+        if self.is_host:
+            self._apart = {name: send_apart(rows) for name, rows in (*vectors.items(), *tapped.items())}
+        return sampled if watch is None else replace(sampled, streams=watch.streams), hidden_TD
 
     def _forward_pooled(
         self,
@@ -522,13 +519,8 @@ class Worker(RankWorker):
         if handle.extras.extensions:
             tokens, told = self.runner.split(tokens, handle.extras)
             seconds_X2 = self.runner.call_seconds(handle.calls)
-        return StepResult(
-            tokens,
-            () if handle.vectors is None else handle.vectors.wait(),
-            {layer: states.wait().view(np.float32) for layer, states in handle.states.items()},
-            told,
-            seconds_X2,
-        )
+        apart = {name: rows.wait().view(np.float32) for name, rows in handle.apart.items()}
+        return StepResult(tokens, told, apart, seconds_X2)
 
     def has_arrived(self, handle: Handle) -> bool:
         """See RankWorker."""

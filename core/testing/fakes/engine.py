@@ -24,7 +24,7 @@ from hookline.core.plugin.observers import Observers
 from hookline.core.requests.admission import EngineLimits
 from hookline.core.requests.pooling import BEGINS, ENDS
 from hookline.core.requests.request import Request
-from hookline.core.step.executor import Executor, StepResult
+from hookline.core.step.executor import Executor, StepResult, pooled_by
 from hookline.core.step.message import ALONG, POOLED_WIDTH, Axis, Step, pack, unpack
 from hookline.core.step.micro_batches import cut
 from hookline.core.step.timing import Clock, DeviceTime
@@ -53,9 +53,9 @@ def completion(
 
 
 class FakeHandle(list[int]):
-    """The tokens of a step, and its vectors."""
+    """The tokens of a step, and its vectors by the names of their poolers' results."""
 
-    def __init__(self, tokens: Iterable[int], vectors: list[VectorArray]) -> None:
+    def __init__(self, tokens: Iterable[int], vectors: Mapping[str, Sequence[VectorArray]]) -> None:
         super().__init__(tokens)
         self.vectors = vectors
 
@@ -156,11 +156,11 @@ class FakeExecutor(Executor):
     def collect(self, handle: Any) -> StepResult:
         """The tokens that were drawn, and the vectors."""
         assert self._waiting is None or self._waiting[2] is not handle, "a step is collected whose masks never came"
-        return StepResult(ints(handle), handle.vectors)
+        return StepResult(ints(handle), apart={name: np.stack(vectors) for name, vectors in handle.vectors.items()})
 
-    def _pool(self, step: Step, ends: list[tuple[int, int]]) -> list[VectorArray]:
+    def _pool(self, step: Step, ends: list[tuple[int, int]]) -> dict[str, list[VectorArray]]:
         """The pooled prompts that are complete. Of those that are read whole, every token must have come in order."""
-        vectors = []
+        vectors = dict[str, list[VectorArray]]()
         for index, pooler, flags, _ in step.pooled.reshape(-1, POOLED_WIDTH).tolist():
             row, end = ends[len(step.decode_rows) + index]
             if pooler == READS_ALL:
@@ -172,7 +172,8 @@ class FakeExecutor(Executor):
             if flags & ENDS:
                 context = self.cache[self._slots(row, 0, end)]
                 assert (context != HOLE).all(), f"row {row} pools a cache slot that was never written"
-                vectors.append(np.array(pooled_numbers(context.tolist()), dtype=np.float32))
+                vector = np.array(pooled_numbers(context.tolist()), dtype=np.float32)
+                vectors.setdefault(pooled_by(pooler), []).append(vector)
         return vectors
 
     def time_steps(self) -> Clock:

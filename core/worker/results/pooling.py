@@ -6,7 +6,7 @@ Legend: as in core/contracts/pooler.py; P pooled chunks of a step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +19,11 @@ from hookline.core.contracts import PooledChunks, Pooler
 from hookline.core.errors import HooklineError, PluginError, RequestFault, is_out_of_memory
 from hookline.core.plugin.blame import breach, with_place
 from hookline.core.requests.pooling import BEGINS, ENDS, NORMALIZES
+from hookline.core.step.executor import pooled_by
 from hookline.core.step.message import POOLED_WIDTH, Step
-from hookline.core.util.arrays import IntArray, VectorArray
+from hookline.core.util.arrays import IntArray
 from hookline.core.util.raising import Raising
 from hookline.core.worker.request_table import on_device
-from hookline.core.worker.results.token_transfer import Rows, send_apart
 from hookline.core.worker.step_checks import form_fault
 
 
@@ -40,13 +40,11 @@ class PoolerMaker:
 class Group:
     """The pooled chunks of a step that one pooler takes, as arrays on the host.
 
-    chunks, rows, starts, lens: of each chunk, its index among the step's, its request's row, the position of its first
-    token and its length. flags, sizes: see core.requests.pooling. tokens: where the chunks' tokens stand among the
-    step's.
+    rows, starts, lens: of each chunk, its request's row, the position of its first token and its length. flags, sizes:
+    see core.requests.pooling. tokens: where the chunks' tokens stand among the step's.
     """
 
     pooler: int
-    chunks: IntArray
     rows: IntArray
     starts: IntArray
     lens: IntArray
@@ -55,27 +53,8 @@ class Group:
     tokens: IntArray
 
 
-DeviceVectors = Sequence[tuple[Tensor, IntArray]]
-"""For each pooler, its vectors (P, F), and for each of these the index of its chunk among the step's."""
-
-
-@dataclass(frozen=True)
-class Vectors:
-    """Vectors on their way to the host. parts: those of each pooler, with the indices of their chunks."""
-
-    parts: Sequence[tuple[Rows, IntArray]]
-
-    @classmethod
-    def sent(cls, vectors: DeviceVectors) -> Vectors:
-        """Start copying vectors to the host."""
-        return cls([(send_apart(vectors_PF), chunks) for vectors_PF, chunks in vectors])
-
-    def wait(self) -> Sequence[VectorArray]:
-        """Wait for the vectors; returns them in the order of their chunks."""
-        found: dict[int, VectorArray] = {}
-        for part, places in self.parts:
-            found |= dict(zip(places.tolist(), part.wait().view(np.float32), strict=True))
-        return [found[place] for place in sorted(found)]
+DeviceVectors = Mapping[str, Tensor]
+"""The vectors (P, F) of each pooler for the prompts that are complete, in the order of their chunks; see pooled_by."""
 
 
 class PooledStates:
@@ -105,7 +84,7 @@ class PooledStates:
             starts, firsts, lens = starts + lens - 1, firsts + lens - 1, np.ones_like(lens)
         tokens = np.repeat(firsts - (np.cumsum(lens) - lens), lens) + np.arange(lens.sum())
         rows, flags, sizes = step.chunk_rows[chunks], pooled_P4[:, 2], pooled_P4[:, 3]
-        return Group(index, chunks, rows, starts, lens, flags, sizes, tokens)
+        return Group(index, rows, starts, lens, flags, sizes, tokens)
 
     def reads_all_tokens(self, groups: Sequence[Group]) -> bool:
         """Whether any of them needs more than a prompt's last token."""
@@ -116,14 +95,15 @@ class PooledStates:
 
         Raises: RequestFault naming the pooler that failed and its method, and the rows of its requests.
         """
-        parts: list[tuple[Tensor, IntArray]] = []
-        first = 0
+        found, first = dict[str, Tensor](), 0
         for group in groups:
             hidden_TD = hidden_PD[first : first + len(group.tokens)]
             first += len(group.tokens)
             with self._raising(group):
-                parts += self._run(group, hidden_TD)
-        return parts
+                vectors_PF = self._run(group, hidden_TD)
+            if vectors_PF is not None:
+                found[pooled_by(group.pooler)] = vectors_PF
+        return found
 
     def _raising(self, group: Group, method: str = "") -> Raising:
         """Around a call of a pooler's method, or around the use of its results."""
@@ -140,7 +120,8 @@ class PooledStates:
 
         return Raising(fault)
 
-    def _run(self, group: Group, hidden_TD: Tensor) -> DeviceVectors:
+    def _run(self, group: Group, hidden_TD: Tensor) -> Tensor | None:
+        """The vectors of the group's prompts that are complete; None if none is."""
         with self._raising(group, "__init__"):
             pooler, state_RS = self._pooler(group.pooler)
         numbers = np.stack([group.rows, group.starts, group.lens, (group.flags & BEGINS) > 0, group.sizes])
@@ -153,7 +134,7 @@ class PooledStates:
         state_RS.index_copy_(0, rows_B, state_BS)
         (ends,) = ((group.flags & ENDS) > 0).nonzero()
         if not len(ends):
-            return []
+            return None
         if len(ends) < len(group.rows):
             picked = on_device(ends, self._device)
             state_BS, starts_B, lens_B, sizes_B = (
@@ -169,7 +150,7 @@ class PooledStates:
         if wishes.any():
             is_scaled_B1 = on_device(wishes, self._device).unsqueeze(1) > 0
             vectors_BF = functional.normalize(vectors_BF).where(is_scaled_B1, vectors_BF)
-        return [(vectors_BF.contiguous(), group.chunks[ends])]
+        return vectors_BF.contiguous()
 
     def _pooler(self, index: int) -> tuple[Pooler, Tensor]:
         """The pooler, made when it is first asked for.

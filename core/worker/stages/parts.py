@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hookline.core.contracts import AttentionSpec, Batch, Stage
 from hookline.core.errors import RequestFault
+from hookline.core.step.executor import tapped_after
 from hookline.core.step.message import Axis, Step
 from hookline.core.step.micro_batches import MicroBatch
 from hookline.core.worker.graphs.decode_graphs import DecodeGraphs
@@ -156,8 +157,8 @@ class PartWorker(Worker):
                 self.links.send(streams[layer].contiguous())
         return streams
 
-    def _returned_states(self, computed: Sequence[ComputedPart]) -> dict[int, Rows]:
-        """On the first stage, the hidden states for engine.taps by layer; the last one sends it those of the others."""
+    def _returned_states(self, computed: Sequence[ComputedPart]) -> dict[str, Rows]:
+        """On the first stage, the hidden states for engine.taps; the last one sends it those of the others."""
         if self.stage.is_last:
             for one in computed:
                 for layer in self._taps:
@@ -172,7 +173,8 @@ class PartWorker(Worker):
             arrivals.append({**own, **come})
         parts = [one.part for one in computed]
         return {
-            layer: StepResults(parts, [one[layer] for one in arrivals], Axis.TOKEN) for layer in sorted(arrivals[0])
+            tapped_after(layer): StepResults(parts, [one[layer] for one in arrivals], Axis.TOKEN)
+            for layer in sorted(arrivals[0])
         }
 
     def _rows(self, num_rows: int, dtype: torch.dtype) -> Tensor:

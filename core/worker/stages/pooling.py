@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from hookline.core.contracts import Stage
 from hookline.core.errors import RequestFault
-from hookline.core.step.message import Axis
-from hookline.core.step.micro_batches import MicroBatch
-from hookline.core.worker.results.pooling import DeviceVectors, Vectors
+from hookline.core.worker.results.pooling import DeviceVectors
+from hookline.core.worker.results.token_transfer import Rows
 from hookline.core.worker.stages.returned_tokens import BackLink, ReturnedTokens, StageLink
 
 
@@ -35,7 +33,7 @@ class Links(StageLink, BackLink, Protocol):
 class Pooled:
     """What the last stage made of a micro-batch: vectors, or why there are none."""
 
-    vectors: DeviceVectors = ()
+    vectors: DeviceVectors = field(default_factory=dict)
     fault: RequestFault | None = None
 
 
@@ -48,15 +46,13 @@ class StagePooling:
     def __init__(self, stage: Stage, links: Links, device: torch.device) -> None:
         self._stage, self._links, self._device = stage, links, device
 
-    def end_step(
-        self, parts: Sequence[MicroBatch], pooled: Sequence[Pooled], returned: ReturnedTokens | None
-    ) -> Vectors | None:
+    def end_step(self, pooled: Sequence[Pooled], returned: ReturnedTokens | None) -> dict[str, Rows]:
         """End a step whose micro-batches are computed; the first stage returns its vectors, on their way to the host.
 
-        pooled: of each micro-batch, on the last stage.
+        pooled: of each micro-batch, in their order, on the last stage.
         Raises: RequestFault, on every rank the same, if a pooler failed for some of its requests.
         """
-        vectors = _of_step(parts, pooled)
+        vectors = _of_step(pooled)
         fault = next((one.fault for one in pooled if one.fault is not None), None)
         if self._stage.is_last:
             self._tell(vectors, fault)
@@ -68,16 +64,15 @@ class StagePooling:
         if fault is not None:
             raise fault
         if self._stage.is_last:
-            for vectors_PF, _ in vectors:
+            for vectors_PF in vectors.values():
                 self._links.send_back(vectors_PF)
         if returned is None:
-            return None
-        told = told["vectors"]
-        return Vectors([(returned.receive(self._empty(len(ids), width)), np.array(ids)) for ids, width in told])
+            return {}
+        return {name: returned.receive(self._empty(*shape)) for name, shape in told["vectors"].items()}
 
     def _tell(self, vectors: DeviceVectors, fault: RequestFault | None) -> None:
         told = {
-            "vectors": [[chunks.tolist(), vectors_PF.shape[1]] for vectors_PF, chunks in vectors],
+            "vectors": {name: list(vectors_PF.shape) for name, vectors_PF in vectors.items()},
             "fault": "" if fault is None else str(fault),
             "rows": [] if fault is None else list(fault.rows),
             "is_refusal": fault is not None and fault.is_refusal,
@@ -107,10 +102,7 @@ class StagePooling:
         return torch.empty(num_vectors, width, dtype=torch.float32, device=self._device)
 
 
-def _of_step(parts: Sequence[MicroBatch], pooled: Sequence[Pooled]) -> DeviceVectors:
-    """The vectors of all micro-batches, by the indices of their chunks among the step's."""
-    return [
-        (vectors_PF, part.places(Axis.CHUNK)[chunks])
-        for part, one in zip(parts, pooled, strict=bool(pooled))
-        for vectors_PF, chunks in one.vectors
-    ]
+def _of_step(pooled: Sequence[Pooled]) -> DeviceVectors:
+    """The vectors of all micro-batches, which have the step's chunks in their order."""
+    names = dict.fromkeys(name for one in pooled for name in one.vectors)
+    return {name: torch.cat([one.vectors[name] for one in pooled if name in one.vectors]) for name in names}

@@ -22,6 +22,7 @@ from hookline.core.step.message import Step
 from hookline.core.step.micro_batches import MicroBatch, cut
 from hookline.core.worker.graphs.decode_graphs import DecodeGraphs, capture_graphs
 from hookline.core.worker.request_table import DeviceStep
+from hookline.core.worker.results.token_transfer import Rows
 from hookline.core.worker.runner.model_runner import PLAIN, Extras, ModelRunner
 from hookline.core.worker.stages.parts import ComputedPart, Links, PartWorker
 from hookline.core.worker.stages.pooling import StagePooling
@@ -139,7 +140,7 @@ class StageWorker(PartWorker):
         return self._results
 
     def _compute(self, step: Step) -> None:
-        parts, extras = cut(step, self.stage.size), self._extras(step)
+        parts, extras, vectors = cut(step, self.stage.size), self._extras(step), dict[str, Rows]()
         waits, pools = len(step.masked_draws) > 0, len(step.pooled) > 0
         self._begin_step()
         if waits and self.stage.is_last:
@@ -152,14 +153,14 @@ class StageWorker(PartWorker):
             self.links.end_part()
             computed.append(one)
         if pools:
-            self._vectors = self._pooling.end_step(parts, [one.pooled for one in computed], self.returned)
+            vectors = self._pooling.end_step([one.pooled for one in computed], self.returned)
             for one in computed:
                 self._go_on(one, extras, waits=waits)
         if waits:
             self._waiting_parts = computed
         else:
             self._expect(computed, extras)
-        self._states = self._returned_states(computed)
+        self._apart = {**vectors, **self._returned_states(computed)}
 
     def _begin_step(self) -> None:
         """Drop what an earlier step left, and write the tokens that have come back."""

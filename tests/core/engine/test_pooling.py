@@ -134,7 +134,9 @@ def test_a_vector_with_nan_is_an_error_of_its_request_alone() -> None:
 
     def collected(handle):
         result = collect(handle)
-        return replace(result, vectors=[np.full(3, np.nan, np.float32), *result.vectors[1:]])
+        for vectors_PF in result.apart.values():
+            vectors_PF[0] = np.nan
+        return result
 
     engine.executor.collect = collected
     ids = [engine.add([4, 5], GREEDY, pooling=ALL), engine.add([6], GREEDY, pooling=ALL)]

@@ -16,7 +16,7 @@ from hookline.core.executor.answers import (
     result,
     words_of,
 )
-from hookline.core.step.executor import StepResult
+from hookline.core.step.executor import StepResult, pooled_by, tapped_after
 from hookline.core.step.timing import DeviceTime
 
 
@@ -34,18 +34,22 @@ def test_tokens_and_scored_rows_come_back_in_their_shape(shape):
     assert frame[:2].tolist() == [RESULT, 7]
     found, time = read_result(frame)
     assert found.tokens.shape == shape and (found.tokens == tokens).all()
-    assert found.vectors == [] and found.states == found.extras == {} and time is None
+    assert found.extras == found.apart == {} and time is None
 
 
 def test_vectors_states_and_times_come_beside_the_tokens():
-    vectors = [np.array([0.5, 1.5, 2.5], np.float32), np.zeros(0, np.float32), np.array([7.0], np.float32)]
-    states = {3: np.ones((2, 3), np.float32), 11: np.zeros((1, 3), np.float32)}
-    sent = StepResult(np.array([4]), vectors, states)
-    found, time = read_result(words(result(1, sent, DeviceTime(0.25, 1e-6, on_host=True))))
-    assert [vector.tolist() for vector in found.vectors] == [vector.tolist() for vector in vectors]
-    assert {layer: one.tolist() for layer, one in found.states.items()} == {
-        layer: one.tolist() for layer, one in states.items()
+    apart = {
+        pooled_by(0): np.array([[0.5, 1.5, 2.5]], np.float32),
+        pooled_by(2): np.zeros((1, 0), np.float32),
+        tapped_after(3): np.ones((2, 3), np.float32),
+        tapped_after(11): np.zeros((1, 3), np.float32),
     }
+    sent = StepResult(np.array([4]), apart=apart)
+    found, time = read_result(words(result(1, sent, DeviceTime(0.25, 1e-6, on_host=True))))
+    assert {name: one.tolist() for name, one in found.apart.items()} == {
+        name: one.tolist() for name, one in apart.items()
+    }
+    assert not found.extras
     assert time == DeviceTime(0.25, 1e-6, on_host=True)
 
 
@@ -56,7 +60,7 @@ def test_extras_come_back_by_name_in_their_shape_and_dtype():
         "none": np.zeros((0, 4), np.float16),
         "one": np.array(1.5),
     }
-    found, _ = read_result(words(result(1, StepResult(np.array([4]), [np.ones(1, np.float32)], {}, extras), None)))
+    found, _ = read_result(words(result(1, StepResult(np.array([4]), extras, {"x": np.ones(1)}), None)))
     assert list(found.extras) == list(extras)
     for name, extra in extras.items():
         assert found.extras[name].dtype == extra.dtype and found.extras[name].shape == extra.shape

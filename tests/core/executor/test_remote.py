@@ -52,9 +52,9 @@ class FakeWorker:
     def collect(self, handle):
         self.num_collected += 1
         row = handle[0] - 100
-        vectors = [np.array([0.5, float(handle[0])], np.float32)] if row == 7 else []
-        states = {4: np.full((1, 2), 0.25, np.float32)} if row == 8 else {}
-        return StepResult(handle, vectors, states, {"sums": np.array([row])} if row == 9 else {})
+        apart = {7: np.array([[0.5, float(handle[0])]], np.float32), 8: np.full((1, 2), 0.25, np.float32)}
+        apart = {f"of {one}": values for one, values in apart.items() if one == row}
+        return StepResult(handle, {"sums": np.array([row])} if row == 9 else {}, apart)
 
     def mask_rows(self, num_rows):
         return self.masks[:num_rows]
@@ -224,9 +224,9 @@ def test_a_step_that_never_gets_its_masks_is_dropped_by_the_next(group):
 
 def test_vectors_states_and_extras_come_with_the_tokens(group):
     pooled, tapped, extended = (group.executor.collect(group.executor.launch(step(row))) for row in (7, 8, 9))
-    assert [one.tolist() for one in pooled.vectors] == [[0.5, 107.0]] and not pooled.states
-    assert {layer: one.tolist() for layer, one in tapped.states.items()} == {4: [[0.25, 0.25]]} and not tapped.vectors
-    assert {name: one.tolist() for name, one in extended.extras.items()} == {"sums": [9]} and not tapped.extras
+    assert {name: one.tolist() for name, one in pooled.apart.items()} == {"of 7": [[0.5, 107.0]]} and not pooled.extras
+    assert {name: one.tolist() for name, one in tapped.apart.items()} == {"of 8": [[0.25, 0.25]]}
+    assert {name: one.tolist() for name, one in extended.extras.items()} == {"sums": [9]} and not extended.apart
 
 
 def test_times_of_the_device_come_once_they_were_asked_for(group):

@@ -16,6 +16,7 @@ from torch import Tensor
 from hookline.core.contracts import AttentionSpec, ExtensionSpec, Stage, wanted_rows
 from hookline.core.errors import EngineError, RequestFault
 from hookline.core.layers import tapped_stream
+from hookline.core.step.executor import tapped_after
 from hookline.core.step.message import Step
 from hookline.core.step.micro_batches import cut
 from hookline.core.testing.plain_kernels import PlainKernels
@@ -279,7 +280,7 @@ def test_captured_parts_beside_pooled_chunks_draw_from_their_own_hidden_states(m
         stream_GD = None if worker.stage.is_first else torch.zeros(2, 1)
         worker.graphs = DecodeGraphs(worker.runner, [1, 2], 32, stage=worker.stage, stream_GD=stream_GD)
         worker.graphs.capture(None)
-        worker._pooling = cast(Any, SimpleNamespace(end_step=lambda *told: None))
+        worker._pooling = cast(Any, SimpleNamespace(end_step=lambda *told: {}))
         worker.runner.pooled_states = cast(Any, PoolsNothing())
     step = replace(
         prompts(1, sampled=ints()),
@@ -330,25 +331,25 @@ def test_hidden_states_of_all_stages_come_to_the_first_in_the_order_of_the_step(
     step = prompts(3, 5, 2)
     assert len(cut(step, 4)) == 3
     handles = [worker.launch(step) for worker in workers]
-    found = {layer: rows.wait() for layer, rows in handles[0].states.items()}
-    assert all(not handle.states for handle in handles[1:])
-    assert list(found) == [0, 1, 3]
-    for layer, rows_T1 in found.items():
+    found = {name: rows.wait() for name, rows in handles[0].apart.items()}
+    assert all(not handle.apart for handle in handles[1:])
+    assert list(found) == [tapped_after(layer) for layer in (0, 1, 3)]
+    for layer, rows_T1 in zip((0, 1, 3), found.values(), strict=True):
         assert rows_T1[:, 0].tolist() == (step.token_ids_T + layer + 1).tolist()
     assert compute(workers, decodes(1, 0)) == [28, 18]
     mixed = replace(prompts(2), decode_rows=ints(0, 1), chunk_rows=ints(2), admit_rows=ints(2), max_context_len=8)
     handles = [worker.launch(mixed) for worker in workers]
-    assert workers[0].collect(handles[0]).states[1][:, 0].tolist() == [18 + 2, 28 + 2, 1 + 2, 10 + 2]
+    assert workers[0].collect(handles[0]).apart[tapped_after(1)][:, 0].tolist() == [18 + 2, 28 + 2, 1 + 2, 10 + 2]
 
 
-def pooled_on(links: list[FakeLinks], parts: Any, pooled: list[Pooled]) -> list[Any]:
+def pooled_on(links: list[FakeLinks], pooled: list[Pooled]) -> list[Any]:
     """What comes of it on each stage, the first one first: the last one is asked before the others, as it says it."""
     found: dict[int, Any] = {}
     for one in (links[-1], *links[:-1]):
         returned = returned_to(one) if one.stage.is_first else None
         own = pooled if one.stage.is_last else []
         try:
-            found[one.stage.index] = StagePooling(one.stage, one, SPEC.device).end_step(parts, own, returned)
+            found[one.stage.index] = StagePooling(one.stage, one, SPEC.device).end_step(own, returned)
         except RequestFault as fault:
             found[one.stage.index] = fault
     assert not any(one.queues[name] for one in links for name in range(len(links))), "nobody receives it"
@@ -356,18 +357,16 @@ def pooled_on(links: list[FakeLinks], parts: Any, pooled: list[Pooled]) -> list[
 
 
 def test_vectors_of_all_micro_batches_come_to_the_first_stage_in_the_order_of_their_chunks():
-    parts = cut(prompts(3, 5, 2), 2)
-    assert [len(part.step.chunk_rows) for part in parts] == [1, 2]
-    wide, narrow, last = torch.ones(1, 4), torch.full((1, 2), 2.0), torch.full((1, 2), 3.0)
-    pooled = [Pooled([(wide, ints(0))]), Pooled([(last, ints(1)), (narrow, ints(0))])]
-    first, *others = pooled_on(make_links(3), parts, pooled)
-    assert [vector.tolist() for vector in first.wait()] == [[1.0] * 4, [2.0] * 2, [3.0] * 2]
-    assert others == [None, None]
+    wide, narrow, last = torch.ones(1, 4), torch.full((1, 2), 2.0), torch.full((2, 2), 3.0)
+    pooled = [Pooled({"narrow": narrow}), Pooled({"wide": wide, "narrow": last}), Pooled()]
+    first, *others = pooled_on(make_links(3), pooled)
+    found = {name: rows.wait().tolist() for name, rows in first.items()}
+    assert found == {"narrow": [[2.0] * 2, [3.0] * 2, [3.0] * 2], "wide": [[1.0] * 4]}
+    assert others == [{}, {}]
 
 
 def test_a_pooler_that_fails_on_the_last_stage_fails_on_all_of_them_with_the_same_rows():
-    parts = cut(prompts(3, 5), 2)
     fault = RequestFault("pooler 'bad' fails: no", rows=[1])
-    found = pooled_on(make_links(3), parts, [Pooled([(torch.ones(1, 4), ints(0))]), Pooled(fault=fault)])
+    found = pooled_on(make_links(3), [Pooled({"wide": torch.ones(1, 4)}), Pooled(fault=fault)])
     assert [str(one) for one in found] == ["pooler 'bad' fails: no"] * 3
     assert [one.rows for one in found] == [{1}] * 3
