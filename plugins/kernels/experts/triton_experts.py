@@ -31,7 +31,6 @@ from hookline.plugins.kernels.products.triton_scales import (
     add_step,
     expert_scaling_arguments,
     loadable,
-    of_expert,
     scaling_constants,
 )
 from hookline.plugins.kernels.triton_card import Card
@@ -170,7 +169,8 @@ def _gate_up_kernel(
     column, columns, step = _columns_of(block, width, BLOCK_N, BLOCK_K)
     x_at = x_ptr + token[:, None] * x_stride + step[None, :]
     if SCALE_ROWS:
-        scale_at, zero_at = of_expert(scale_ptr, zero_ptr, expert, expert_scale_stride)
+        scale_at = scale_ptr + expert * expert_scale_stride
+        zero_at = zero_ptr if zero_ptr is None else zero_ptr + expert * expert_scale_stride
         gate, up = _scaled_products(
             x_at, weight_ptr + expert * expert_stride, half_stride, scale_at, zero_at, scale_stride, rows, column,
             columns, width, weight_stride, depth, True, SCALE_ROWS, SCALE_COLUMNS, PACKED, LOADED_STAGES,
@@ -240,7 +240,8 @@ def _down_kernel(
     column, columns, step = _columns_of(block, width, BLOCK_N, BLOCK_K)
     hidden_at = hidden_ptr + row[:, None].to(tl.int64) * depth + step[None, :]
     if SCALE_ROWS:
-        scale_at, zero_at = of_expert(scale_ptr, zero_ptr, expert, expert_scale_stride)
+        scale_at = scale_ptr + expert * expert_scale_stride
+        zero_at = zero_ptr if zero_ptr is None else zero_ptr + expert * expert_scale_stride
         out, _ = _scaled_products(
             hidden_at, weight_ptr + expert * expert_stride, 0, scale_at, zero_at, scale_stride, rows, column, columns,
             0, weight_stride, depth, False, SCALE_ROWS, SCALE_COLUMNS, PACKED, LOADED_STAGES,

@@ -22,7 +22,6 @@ from hookline.plugins.kernels.products.triton_scales import (
     blocks_of,
     expert_scaling_arguments,
     loadable,
-    of_expert,
     scaled_sums,
     scaling_constants,
 )
@@ -58,7 +57,8 @@ def _few_gate_up_kernel(
     token = (pair // num_chosen).to(tl.int64)
     x = tl.load(x_ptr + token * x_stride + column, mask=columns, other=0.0).to(tl.float32)[None, :]
     if SCALE_ROWS:
-        scale_at, zero_at = of_expert(scale_ptr, zero_ptr, expert, expert_scale_stride)
+        scale_at = scale_ptr + expert * expert_scale_stride
+        zero_at = zero_ptr if zero_ptr is None else zero_ptr + expert * expert_scale_stride
         scale, zero = blocks_of(
             scale_at, zero_at, scale_stride, out, outs, depth, SCALE_ROWS, SCALE_COLUMNS, BLOCKS
         )  # fmt: skip

@@ -127,14 +127,6 @@ def add_step(
 
 
 @triton.jit
-def of_expert(scale_ptr, zero_ptr, expert, expert_scale_stride):
-    """Where the scales and the zero points, if there are any, of an expert begin."""
-    if zero_ptr is not None:
-        zero_ptr += expert * expert_scale_stride
-    return scale_ptr + expert * expert_scale_stride, zero_ptr
-
-
-@triton.jit
 def blocks_of(
     scale_ptr, zero_ptr, scale_stride, out, outs, width, SCALE_ROWS: tl.constexpr, SCALE_COLUMNS: tl.constexpr,
     BLOCKS: tl.constexpr,
