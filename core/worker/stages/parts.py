@@ -24,7 +24,7 @@ from hookline.core.worker.request_table import DeviceStep, SampleRows, on_device
 from hookline.core.worker.results.token_transfer import Rows, send_apart
 from hookline.core.worker.runner.model_runner import PLAIN, Extras, ModelRunner
 from hookline.core.worker.runner.step_extensions import LayerWatch
-from hookline.core.worker.stages.pooling import NOTHING_POOLED, Pooled
+from hookline.core.worker.stages.pooling import NOTHING_POOLED, Pooled, StagePooling
 from hookline.core.worker.stages.pooling import Links as PoolingLinks
 from hookline.core.worker.stages.returned_tokens import ReturnedTokens, StepResults
 from hookline.core.worker.worker import Worker
@@ -66,9 +66,11 @@ class ComputedPart:
 
 
 class PartWorker(Worker):
-    """What a `Worker` of one stage does with a single micro-batch; `StageWorker` puts steps together from them.
+    """What a `Worker` of one stage has, and what it does with a single micro-batch; `StageWorker` puts steps together
+    from them.
 
-    Arguments: as for StageWorker.
+    links: to the ranks of the other stages. hidden_size: D. taps: the layers of engine.taps that the first stage does
+    not have.
     """
 
     def __init__(
@@ -88,6 +90,12 @@ class PartWorker(Worker):
         self.stage, self.links, self._spec, self._hidden_size = stage, links, spec, hidden_size
         self._taps = sorted(taps)
         self.returned = ReturnedTokens(self.table, links, is_host=is_host) if stage.is_first else None
+        self._pooling = StagePooling(stage, links, spec.device)
+        self._ones_R = torch.ones_like(self.table.length_R)
+        self._waiting_parts: list[ComputedPart] = []
+        """The parts of the step launched last, if its draws wait for masks."""
+        self._results: StepResults | None = None
+        """On the first stage: the results of the step drawn last."""
 
     def _stream(self, num_tokens: int) -> Tensor | None:
         """Room for a residual stream; None on the first stage, which begins with the embedding."""

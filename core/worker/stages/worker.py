@@ -9,13 +9,13 @@ Legend: as in core/worker/request_table.py; D hidden.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import AttentionSpec, Stage
+from hookline.core.contracts import AttentionSpec
 from hookline.core.errors import EngineError, RequestFault
 from hookline.core.step.captured import PromptShape, graph_sizes
 from hookline.core.step.message import Step
@@ -23,41 +23,14 @@ from hookline.core.step.micro_batches import MicroBatch, cut
 from hookline.core.worker.graphs.decode_graphs import DecodeGraphs, capture_graphs
 from hookline.core.worker.request_table import DeviceStep
 from hookline.core.worker.results.token_transfer import Rows
-from hookline.core.worker.runner.model_runner import PLAIN, Extras, ModelRunner
-from hookline.core.worker.stages.parts import ComputedPart, Links, PartWorker
-from hookline.core.worker.stages.pooling import StagePooling
+from hookline.core.worker.runner.model_runner import PLAIN, Extras
+from hookline.core.worker.stages.parts import ComputedPart, PartWorker
 from hookline.core.worker.stages.returned_tokens import StepResults
 from hookline.core.worker.startup.warm_up import eager_steps, graph_steps, mask_once
 
 
 class StageWorker(PartWorker):
-    """`Worker` for one stage of several. hidden_size: D.
-
-    links: to the ranks of the other stages. taps: the layers of engine.taps that the first stage does not have.
-    """
-
-    def __init__(
-        self,
-        runner: ModelRunner,
-        stage: Stage,
-        links: Links,
-        spec: AttentionSpec,
-        hidden_size: int,
-        *,
-        is_host: bool,
-        blaming: AbstractContextManager[None] | None = None,
-        taps: Sequence[int] = (),
-        prepared: Sequence[Extras] = (),
-    ) -> None:
-        super().__init__(
-            runner, stage, links, spec, hidden_size, is_host=is_host, blaming=blaming, taps=taps, prepared=prepared
-        )
-        self._pooling = StagePooling(stage, links, spec.device)
-        self._ones_R = torch.ones_like(self.table.length_R)
-        self._waiting_parts: list[ComputedPart] = []
-        """The parts of the step launched last, if its draws wait for masks."""
-        self._results: StepResults | None = None
-        """On the first stage: the results of the step drawn last."""
+    """`Worker` for one stage of several."""
 
     # ----------------------------------------------------------------------------------------------------- before steps
 
