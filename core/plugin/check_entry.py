@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 from hookline.core.contracts import ATTENTION_FEATURES, FromSamplingParams, ModelConfig, Needs, QuantizationConfig
@@ -139,15 +140,21 @@ def features_fault(what: str, features: Iterable[str]) -> str | None:
 
 
 def _schema_fault(config: type, *, has_defaults: bool) -> str | None:
-    from omegaconf import OmegaConf
-
     cannot = f"config {config.__name__} cannot be a configuration schema"
     try:
         with Raising(lambda error: ConfigError(f"{cannot}: {one_line(error)}")):
-            node = OmegaConf.structured(config)
+            is_complete = _is_complete_schema(config)
     except ConfigError as error:
         return str(error)
-    return _defaults_fault(config) if has_defaults and not OmegaConf.missing_keys(node) else None
+    return _defaults_fault(config) if has_defaults and is_complete else None
+
+
+@cache  # plugins are checked again for each engine of a process
+def _is_complete_schema(config: type) -> bool:
+    """Whether all its fields have values. Raises whatever OmegaConf raises if it is no schema, which is not kept."""
+    from omegaconf import OmegaConf
+
+    return not OmegaConf.missing_keys(OmegaConf.structured(config))
 
 
 def _defaults_fault(config: type) -> str | None:

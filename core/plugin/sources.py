@@ -40,11 +40,12 @@ class Source:
 
 def installed() -> list[Source]:
     """The plugins that installed distributions declare, ours first, then by distribution and name."""
-    sources = []
+    sources, metadata = [], dict[int, Any]()
     for point in importlib.metadata.entry_points(group=PROJECT):
-        distribution = point.dist.name if point.dist is not None else "unknown"
-        version = point.dist.version if point.dist is not None else "-"
-        sources.append(Source(Origin(point.name, point.value, _normalised(distribution), version), point.load))
+        if point.dist is not None and id(point.dist) not in metadata:
+            metadata[id(point.dist)] = point.dist.metadata  # which is read and parsed each time that it is asked for
+        told = metadata[id(point.dist)] if point.dist is not None else {"Name": "unknown", "Version": "-"}
+        sources.append(Source(Origin(point.name, point.value, _normalised(told["Name"]), told["Version"]), point.load))
     return sorted(sources, key=_order)
 
 
