@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from hookline.core.checkpoint.checkpoint import Checkpoint
 from hookline.core.checkpoint.safetensors_files import MXFP4, UNQUANTISED, quantisation
+from hookline.core.checkpoint.stacked_experts import dtypes_by_matrix
 from hookline.core.config.settings import Config
 from hookline.core.contracts import Quantization, StoredForm
 from hookline.core.errors import CheckpointError, ConfigError, PluginError
@@ -46,7 +47,7 @@ def make_quantization(config: Config, checkpoint: Checkpoint) -> Quantization | 
     if option.entry is None:
         return None
     is_random = config.model.config.weights == "random"
-    dtypes = {} if is_random else {name: one.dtype for name, one in checkpoint.stored.items()}
+    dtypes = {} if is_random else dtypes_by_matrix(checkpoint.stored)
     quantization: Quantization = option.entry.load()(option.config, StoredForm(checkpoint.quantization, dtypes))
     return quantization
 

@@ -21,7 +21,7 @@ from hookline.core.checkpoint.dequantised import with_dequantised
 from hookline.core.checkpoint.headless import fitted
 from hookline.core.checkpoint.load import BytesRead, load_checkpoint, load_source, random_weights, refuse_other_sizes
 from hookline.core.checkpoint.safetensors_files import renamed
-from hookline.core.checkpoint.stacked_experts import as_named
+from hookline.core.checkpoint.stacked_experts import as_named, dtypes_by_matrix
 from hookline.core.checkpoint.ties import TIED, unlike_head, untied, with_either_stored
 from hookline.core.config.settings import MAX_COUNT
 from hookline.core.contracts import Kernels, Model, Runtime, WeightTarget
@@ -149,7 +149,7 @@ def weights_of(resolved: ResolvedConfig) -> QuantizedWeights | None:
     is_random = config.model.config.weights == "random"
     return QuantizedWeights(
         quantization,
-        {} if is_random else {name: one.dtype for name, one in resolved.checkpoint.stored.items()},
+        {} if is_random else dtypes_by_matrix(resolved.checkpoint.stored),
         from_floats=is_random or resolved.checkpoint.quantization is None,
         dequantises=config.quantization.config.dequantize,
         kernels=resolved.kernels.name,

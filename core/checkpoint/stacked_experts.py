@@ -2,13 +2,14 @@
 
 Released checkpoints have three tensors for each expert, `experts.INDEX.gate_proj.weight` and so on, or two for all of a
 layer: `experts.gate_up_proj` (X, 2F, D) and `experts.down_proj` (X, D, F), of some models with the last two dimensions
-exchanged. A model's targets decide: where they have the names of the first form, the stored tensors of the second are
-read expert by expert. Imports no torch. Legend: X experts, D hidden, F intermediate features.
+exchanged. Scales of quantised ones are stored alike (`experts.down_proj_scale_inv`). A model's targets decide: where
+they have the names of the first form, the stored tensors of the second are read expert by expert. Imports no torch.
+Legend: X experts, D hidden, F intermediate features.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +21,8 @@ GATE_UP, DOWN = "experts.gate_up_proj", "experts.down_proj"
 """How the names of the two tensors of all experts end."""
 MATRICES = {GATE_UP: ("gate_proj", "up_proj"), DOWN: ("down_proj",)}
 """The matrices that each holds, one below the other."""
+SCALES = ("", "_scale_inv", "_scale")
+"""What follows the name of a tensor of all experts, and of the scales of one."""
 
 
 class WithinSlices:
@@ -46,17 +49,37 @@ def as_named(stored: Mapping[str, StoredTensor], targets: Mapping[str, WeightTar
     """
     found: dict[str, StoredTensor] = {}
     for name, tensor in stored.items():
-        if name.endswith((GATE_UP, DOWN)) and len(tensor.shape) == 3:
-            found |= dict(_matrices(name, tensor, targets)) or {name: tensor}
-        else:
-            found[name] = tensor
+        found |= dict(_matrices(name, tensor, stored, targets)) or {name: tensor}
     return found
 
 
+def dtypes_by_matrix(stored: Mapping[str, StoredTensor]) -> dict[str, str]:
+    """The dtype of each tensor, by safetensors' name, and of each expert's matrix in a tensor of all."""
+    found = {name: tensor.dtype for name, tensor in stored.items()}
+    for name, tensor in stored.items():
+        if (parts := _parts(name)) is not None and len(tensor.shape) == 3:
+            stem, kinds, suffix = parts
+            for expert in range(tensor.shape[0]):
+                found |= {f"{stem}.{expert}.{kind}.weight{suffix}": tensor.dtype for kind in kinds}
+    return found
+
+
+def _parts(name: str) -> tuple[str, Sequence[str], str] | None:
+    """Of a tensor of all experts, by its name: theirs, the matrices that it holds, and what is behind; else None."""
+    for end, kinds in MATRICES.items():
+        for suffix in SCALES:
+            if name.endswith(end + suffix):
+                return f"{name.removesuffix(end + suffix)}experts", kinds, suffix
+    return None
+
+
 def _matrices(
-    name: str, tensor: StoredTensor, targets: Mapping[str, WeightTarget]
+    name: str, tensor: StoredTensor, stored: Mapping[str, StoredTensor], targets: Mapping[str, WeightTarget]
 ) -> Iterator[tuple[str, StoredTensor]]:
     """The matrices in a tensor of all experts: each expert's, or of a target of all the same with other dimensions."""
+    parts = _parts(name)
+    if parts is None or len(tensor.shape) != 3:
+        return
     file_name, (num_experts, *sizes) = tensor.name or name, tensor.shape
     exchanged = tuple(reversed(sizes))
     if name in targets:
@@ -64,16 +87,22 @@ def _matrices(
             shape = num_experts, *exchanged
             yield name, replace(tensor, name=file_name, shape=shape, within=Within(shape, transposed=True))
         return
-    end = GATE_UP if name.endswith(GATE_UP) else DOWN
-    kinds, stem = MATRICES[end], name.removesuffix(end) + "experts"
-    first = targets.get(f"{stem}.0.{kinds[0]}.weight")
+    stem, kinds, suffix = parts
+    first = targets.get(f"{stem}.0.{kinds[0]}.weight{suffix}")
     if first is None or len(first.shape) != 2:
         return
     num_rows, num_columns = first.shape
     whole = num_rows * len(kinds), num_columns
     if whole not in (tuple(sizes), exchanged):
         return
+    transposed = whole != tuple(sizes)
+    if suffix and whole == exchanged:  # as many blocks of outputs as of inputs: those lie as their values do
+        values = stored.get(name.removesuffix(suffix))
+        matrix = targets.get(f"{stem}.0.{kinds[0]}.weight")
+        rows = matrix.shape[0] * len(kinds) if matrix is not None else None
+        transposed = transposed or (values is not None and len(values.shape) == 3 and values.shape[1] != rows)
     for expert in range(num_experts):
         for place, kind in enumerate(kinds):
-            within = Within(first.shape, expert, place * num_rows, transposed=whole != tuple(sizes))
-            yield f"{stem}.{expert}.{kind}.weight", replace(tensor, name=file_name, shape=first.shape, within=within)
+            within = Within(first.shape, expert, place * num_rows, transposed=transposed)
+            own = replace(tensor, name=file_name, shape=first.shape, within=within)
+            yield f"{stem}.{expert}.{kind}.weight{suffix}", own

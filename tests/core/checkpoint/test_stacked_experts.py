@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 
 from hookline.core.checkpoint.load import load_checkpoint
 from hookline.core.checkpoint.safetensors_files import stored_tensors
-from hookline.core.checkpoint.stacked_experts import as_named
+from hookline.core.checkpoint.stacked_experts import as_named, dtypes_by_matrix
 from hookline.core.contracts import Part, WeightTarget
 from hookline.core.errors import CheckpointError
 
@@ -45,6 +45,30 @@ def test_each_expert_gets_its_matrices_of_the_tensor_of_all(exchanged: bool, par
         for view, whole in zip(views, (gate_FD[rows], up_FD[rows], DOWN_XDF[expert][:, rows]), strict=True):
             assert view is not None
             torch.testing.assert_close(view, whole)
+
+
+@pytest.mark.parametrize("exchanged", [False, True])
+def test_scales_of_all_experts_are_given_to_each(exchanged: bool, tmp_path: Path) -> None:
+    """Of blocks of two outputs and four inputs; those of `down_proj` are square, and lie as the values do."""
+    sizes = {"gate_proj": (F, D), "up_proj": (F, D), "down_proj": (D, F)}
+    wanted = targets(Part(F, 0, F))
+    scales = {
+        f"mlp.experts.{expert}.{kind}.weight_scale_inv": WeightTarget.whole(torch.zeros(rows // 2, -(-columns // 4)))
+        for expert in range(X)
+        for kind, (rows, columns) in sizes.items()
+    }
+    gate_up, down = GATE_UP_XFD[:, ::2, ::4], DOWN_XDF[:, ::2, ::4]
+    tensors = {"gate_up_proj": GATE_UP_XFD, "down_proj": DOWN_XDF}
+    tensors |= {"gate_up_proj_scale_inv": gate_up, "down_proj_scale_inv": down}
+    stored = {f"mlp.experts.{name}": (one.mT if exchanged else one).contiguous() for name, one in tensors.items()}
+    save_file(stored, tmp_path / "model.safetensors")
+    found = stored_tensors(tmp_path)
+    assert dtypes_by_matrix(found)["mlp.experts.2.up_proj.weight_scale_inv"] == "F32"
+    load_checkpoint(tmp_path, wanted | scales, stored=as_named(found, wanted | scales))
+    for expert in range(X):
+        for kind, whole in zip(sizes, (*gate_up[expert].chunk(2), down[expert]), strict=True):
+            view = scales[f"mlp.experts.{expert}.{kind}.weight_scale_inv"].view
+            assert view is not None and torch.equal(view, whole)
 
 
 def test_a_model_that_has_the_tensor_of_all_reads_it_in_either_order_of_dimensions(tmp_path: Path) -> None:
