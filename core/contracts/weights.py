@@ -303,7 +303,8 @@ class OpensCheckpoint(Protocol):
     def open_checkpoint(cls, config: Any) -> CheckpointSource | None:
         """The checkpoint that the option's config names; None leaves it to core. With weights=random no tensor is read.
 
-        Raises: CheckpointError with what was tried and the fix.
+        Raises: CheckpointError with what was tried and the fix, also for a file of a form that it reads and of a model
+                that it does not serve: with model=auto, the others are asked then.
         """
         ...
 

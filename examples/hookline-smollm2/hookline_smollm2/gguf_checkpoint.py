@@ -20,7 +20,7 @@ from gguf.quants import dequantize
 from torch import Tensor
 
 from hookline.core.errors import CheckpointError
-from hookline_smollm2.gguf_tokenizer import make_tokenizer
+from hookline_smollm2.gguf_tokenizer import make_tokenizer, refuse_other_tokenizers
 
 NAMES = {
     "token_embd": "model.embed_tokens",
@@ -66,12 +66,15 @@ class GGUFCheckpoint:
     def find(cls, reference: str) -> GGUFCheckpoint:
         """The file of a path or a package:MODULE/FILE.
 
-        Raises: CheckpointError if it is not there, with what to install.
+        Raises: CheckpointError if it is not there, with what to install; or for another architecture or tokenizer, so
+                that model=auto asks whatever else opens GGUF files.
         """
         path = _packaged(reference) if reference.startswith("package:") else Path(reference).expanduser()
         if not path.is_file():
             raise CheckpointError(f"model.checkpoint '{reference}': there is no file {path}")
-        return cls(path)
+        found = cls(path)
+        refuse_other_tokenizers(found.metadata)
+        return found
 
     def __getstate__(self) -> dict[str, Any]:
         return {"path": self.path}  # another process maps the file itself

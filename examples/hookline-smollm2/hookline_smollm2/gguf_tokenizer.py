@@ -11,17 +11,18 @@ CONTROL = 3
 """GGUF's type of tokens that are no text: they are recognised in a prompt, and left out of an answer."""
 
 
-def make_tokenizer(metadata: Callable[[str], Any]) -> Any:
-    """A transformers tokenizer from GGUF metadata, with its chat template.
-
-    Raises: CheckpointError for a tokenizer that splits text in another way.
-    """
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
+def refuse_other_tokenizers(metadata: Callable[[str], Any]) -> None:
+    """Raise CheckpointError for a tokenizer that splits text in another way."""
     kind = metadata("tokenizer.ggml.model"), metadata("tokenizer.ggml.pre")
     if kind != ("gpt2", "smollm"):
         raise CheckpointError(f"the GGUF file's tokenizer is {kind}; this plugin reads ('gpt2', 'smollm')")
+
+
+def make_tokenizer(metadata: Callable[[str], Any]) -> Any:
+    """A transformers tokenizer from GGUF metadata that `refuse_other_tokenizers` lets pass, with its chat template."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
     tokens, types = metadata("tokenizer.ggml.tokens"), metadata("tokenizer.ggml.token_type")
     merges = [tuple(merge.split(" ", 1)) for merge in metadata("tokenizer.ggml.merges")]
     tokenizer = Tokenizer(models.BPE({token: id_ for id_, token in enumerate(tokens)}, merges))

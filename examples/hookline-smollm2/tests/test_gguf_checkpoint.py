@@ -143,14 +143,20 @@ def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
         GGUFCheckpoint.find(str(tmp_path / "x.gguf")).config()
 
 
-def test_another_architecture_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="holds the architecture 'falcon'; this plugin reads 'llama'"):
-        GGUFCheckpoint.find(str(small_file(tmp_path / "falcon.gguf", "falcon"))).config()
-
-
-def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"tokenizer is \('gpt2', 'other'\)"):
-        GGUFCheckpoint.find(str(small_file(tmp_path / "other.gguf", pre="other"))).tokenizer()
+@pytest.mark.parametrize(
+    ("architecture", "pre", "told"),
+    [
+        ("falcon", "smollm", "holds the architecture 'falcon'; this plugin reads 'llama'"),
+        ("llama", "other", r"tokenizer is \('gpt2', 'other'\)"),
+    ],
+)
+def test_another_architecture_or_tokenizer_is_refused_when_it_is_opened(
+    architecture: str, pre: str, told: str, tmp_path: Path
+) -> None:
+    """So that model=auto, which asks every model, takes what else opens GGUF files."""
+    path = small_file(tmp_path / "other.gguf", architecture, pre)
+    with pytest.raises(CheckpointError, match=told):
+        Llama.open_checkpoint(SmolLM2Config(checkpoint=str(path)))
 
 
 def test_what_is_no_gguf_file_is_left_to_core() -> None:
