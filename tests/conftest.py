@@ -6,10 +6,13 @@ pytest-xdist spreads a run of whole folders over processes, a file at a time; wi
 import gc
 import os
 import signal
+import subprocess
 import sys
 from collections import Counter
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -176,3 +179,25 @@ def installed(tmp_path_factory):
     environment = FreshEnvironment(tmp_path_factory.mktemp("installed"))
     environment.install([ROOT])
     return environment
+
+
+@pytest.fixture(scope="session")
+def _forker():
+    from tests.forked_ranks import Forker
+
+    forker = Forker()
+    yield forker
+    forker.close()
+
+
+@pytest.fixture(scope="module")
+def forked_ranks(_forker):
+    """Ranks of this module's engines are forked from one process, see tests/forked_ranks.py."""
+    from hookline.core.executor import child
+
+    if torch.cuda.is_available():
+        yield
+        return
+    forking = SimpleNamespace(Popen=_forker.start, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired)
+    with patch.object(child, "subprocess", forking):
+        yield
