@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hookline import LLM, PoolingParams
-from hookline.core.frontend.progress import Progress
+from hookline.core.frontend.generation import Progress
 
 INSTRUCTION = "Represent this sentence for searching relevant passages: "
 WORDS = "import os def self return for in range if not path open read write list dict".split()

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 import torch
 
-from hookline.core.assembly.cpu_threads import num_cpu_threads
 from hookline.core.assembly.poolers import make_poolers
 from hookline.core.assembly.rank_main import MAIN, task_of
 from hookline.core.assembly.rank_parts import entries_in_steps
@@ -52,6 +52,8 @@ from hookline.core.util.start_phases import StartPhases
 from hookline.core.util.tracebacks import forget_locals
 from hookline.core.worker.worker import Worker
 
+SMALL_HIDDEN_SIZE = 1024
+"""Models below this hidden size compute on one thread: their matrices are too small to be worth splitting."""
 logger = logging.getLogger("hookline")
 MIN_LEN = 2
 """Tokens of the shortest request: one of its prompt and one of its completion."""
@@ -308,3 +310,22 @@ def timeouts(resolved: ResolvedConfig) -> Timeouts:
     all_s = engine.step_timeout_s * (1 if has_marks else STEP_TIMEOUTS)
     step_s = engine.step_timeout_s if resolved.ranks.num_stages == 1 else all_s
     return Timeouts(engine.rank_timeout_s, step_s, all_s, engine.start_timeout_s)
+
+
+def num_cpu_threads(resolved: ResolvedConfig, *, is_command: bool) -> int | None:
+    """Threads of all ranks together; None leaves torch's number as it is. engine.cpu_threads states the rule: a small
+    model takes longer to synchronise many threads than to compute.
+
+    is_command: whether the process is one of our commands, in which no other code has set the number.
+    """
+    asked, num_ranks = resolved.config.engine.cpu_threads, resolved.ranks.num_all
+    if resolved.device.type != "cpu":
+        return None
+    if asked is not None or not is_command:
+        return asked
+    now = torch.get_num_threads()
+    is_small = resolved.spec.hidden_size < SMALL_HIDDEN_SIZE and "OMP_NUM_THREADS" not in os.environ
+    if not is_small or now <= num_ranks:
+        return now
+    logger.info("computing on %d of %d CPU threads, as the model is small; engine.cpu_threads=N sets N", num_ranks, now)
+    return num_ranks

@@ -6,36 +6,40 @@ is made once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hookline.core.assembly.cache_scales import cache_scales
 from hookline.core.assembly.poolers import pooler_makers
-from hookline.core.assembly.prepared_draws import prepared_draws
 from hookline.core.assembly.resolve import ResolvedConfig, chosen
 from hookline.core.assembly.stages import stage_of
 from hookline.core.checkpoint.locate import locate
-from hookline.core.contracts import ExtensionSpec, Kernels, Model, RecurrentState, StateTensor, TokenTexts
+from hookline.core.contracts import ExtensionSpec, Kernels, Model, RecurrentState, RequestFacts, StateTensor, TokenTexts
 from hookline.core.distributed.ranks import LocalRanks
-from hookline.core.errors import CapacityError, ConfigError, RequestError, StepFault
+from hookline.core.engine.step_builder import rounded_logprobs
+from hookline.core.errors import CapacityError, ConfigError, HooklineError, RequestError, StepFault
 from hookline.core.layers import FinalNorm
 from hookline.core.plugin.blame import Blaming
 from hookline.core.plugin.registry import Entry
 from hookline.core.requests.step_extensions import InstalledExtensions
-from hookline.core.tokenizer.codec import Codec
-from hookline.core.tokenizer.codec_texts import token_texts
+from hookline.core.sampling_params import SamplingParams
+from hookline.core.tokenizer.codec import Codec, token_texts
 from hookline.core.worker.request_table import LayerStates, RequestTable, state_form
 from hookline.core.worker.results.pooling import PooledStates
-from hookline.core.worker.runner.model_runner import ModelRunner
+from hookline.core.worker.runner.model_runner import PLAIN, Extras, ModelRunner
 from hookline.core.worker.runner.step_extensions import RankExtensions
 from hookline.core.worker.stages.worker import StageWorker
 from hookline.core.worker.startup.memory import GIB, MIN_BLOCKS, allocate_cache, block_bytes
 from hookline.core.worker.step_checks import StepChecks
 from hookline.core.worker.worker import Worker
+
+logger = logging.getLogger("hookline")
 
 
 class RankParts:
@@ -215,3 +219,35 @@ def rank_token_texts(resolved: ResolvedConfig) -> TokenTexts | None:
     checkpoint, reference = resolved.checkpoint, resolved.config.model.config.tokenizer
     folder, source = (locate(reference), None) if reference else (checkpoint.folder, checkpoint.source)
     return token_texts(Codec(folder, source=source), resolved.spec.vocab_size)
+
+
+def prepared_draws(
+    resolved: ResolvedConfig,
+    installed: InstalledExtensions,
+    load_tokenizer: Callable[[], TokenTexts | None] = lambda: None,
+) -> list[Extras]:
+    """What draws need of requests that leave all to the checkpoint, and of those in engine.prepared_sampling.
+
+    Each kind once; none where nothing is compiled or captured. Parameters that this engine would refuse are left out.
+    The same on all ranks. load_tokenizer: for extensions that read texts.
+    """
+    if resolved.device.type != "cuda":
+        return []
+    installed = InstalledExtensions(installed.stages)  # the engine's own has no tokenizer yet, and must not keep that
+    installed.use_tokenizer(load_tokenizer)
+    kinds = (_kind(resolved, installed, given) for given in ({}, *resolved.config.engine.prepared_sampling))
+    return [kind for kind in dict.fromkeys(kinds) if kind != PLAIN]
+
+
+def _kind(resolved: ResolvedConfig, installed: InstalledExtensions, given: Mapping[str, Any]) -> Extras:
+    """What the first draw of a request with these parameters needs."""
+    try:
+        params = SamplingParams(**given).resolved(resolved.checkpoint.sampling_defaults)
+        assert params.temperature is not None
+        facts = RequestFacts(1, params.temperature, frozenset(), resolved.spec.vocab_size, params.logprobs is not None)
+        extensions = installed.prepare(params, facts).used(0)
+    except HooklineError as error:
+        logger.info("draws with %s are not made ready: %s", dict(given) or "the checkpoint's defaults", error)
+        return PLAIN
+    num_logprobs = -1 if params.logprobs is None else rounded_logprobs(params.logprobs)
+    return Extras(extensions, min(num_logprobs, resolved.spec.vocab_size))

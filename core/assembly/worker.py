@@ -25,8 +25,8 @@ from hookline.core.checkpoint.stacked_experts import as_named, dtypes_by_matrix
 from hookline.core.checkpoint.ties import TIED, unlike_head, untied, with_either_stored
 from hookline.core.config.settings import MAX_COUNT
 from hookline.core.contracts import Kernels, Model, Runtime, WeightTarget
-from hookline.core.distributed.ordered_ranks import in_order
 from hookline.core.distributed.peer_ranks import with_copies, with_exchange
+from hookline.core.distributed.process_group import in_order
 from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.errors import CapacityError, CheckpointError
 from hookline.core.layers.quantized import QuantizedWeights

@@ -12,7 +12,7 @@ from hookline.core.data.requests import Request, RowReader
 from hookline.core.data.tables import Answer
 from hookline.core.errors import EngineError, HooklineError, QueueFullError, RequestError
 from hookline.core.sampling_params import NOT_SAMPLED
-from hookline.core.tokenizer.duration import takes_long
+from hookline.core.tokenizer.codec import takes_long
 
 if TYPE_CHECKING:
     from hookline.core.config.settings import Config

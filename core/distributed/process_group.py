@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -275,3 +275,30 @@ def _environment(**values: str) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+@dataclass(frozen=True)
+class OrderedRanks(ProcessRanks):
+    """ProcessRanks that gather all partial sums and add them in the order of the ranks, in float32 and rounded once.
+
+    torch.distributed, exchanges and copies choose an algorithm, and with it the order of addition, by the number of
+    rows; here a row's sum does not depend on it. It moves more bytes.
+    """
+
+    def _sum(self, x: Tensor) -> Tensor:
+        parts = x.new_empty(self.size * x.shape[0], *x.shape[1:])
+        options = c10d.AllgatherOptions()
+        options.asyncOp = False
+        self._run(lambda: self.group._allgather_base(parts, x.contiguous(), options))
+        first, *others = parts.view(self.size, *x.shape)
+        total = first.float()
+        for part in others:
+            total += part
+        return x.copy_(total)
+
+
+def in_order(ranks: LocalRanks) -> LocalRanks:
+    """These ranks as OrderedRanks; a single rank, which has nothing to add, as it is."""
+    if not isinstance(ranks, ProcessRanks):
+        return ranks
+    return OrderedRanks(**{one.name: getattr(ranks, one.name) for one in fields(ranks)})

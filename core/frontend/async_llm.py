@@ -23,8 +23,7 @@ from hookline.core.outputs import RequestOutput, merge_completions
 from hookline.core.plugin.host import PluginHost
 from hookline.core.request_options import CHAT_TRACE, OptionKeys, RequestOptions
 from hookline.core.sampling_params import SamplingParams
-from hookline.core.tokenizer.codec import Prompt, is_chat, snapshot, with_word_ids
-from hookline.core.tokenizer.duration import takes_long
+from hookline.core.tokenizer.codec import Prompt, is_chat, snapshot, takes_long, with_word_ids
 
 TOKENIZER_THREADS = 4
 """Long prompts that are tokenized at once, so that a very long one does not hold up the others. Each is queued when it

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -9,13 +11,13 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from hookline.core.errors import QueueFullError, RequestError, shown
 from hookline.core.frontend.output_processor import OutputProcessor
-from hookline.core.frontend.progress import Progress
 from hookline.core.outputs import Delta, RequestOutput, merge_completions
 from hookline.core.pooling_params import PoolingParams
 from hookline.core.request_options import CHAT_TRACE, PLAIN, RequestOptions
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.tokenizer.codec import Prompt, is_chat
 
+REFRESH_S = 0.5
 P = TypeVar("P")
 """Parameters of requests: SamplingParams or PoolingParams."""
 
@@ -164,3 +166,37 @@ def params_each(params: P | Sequence[P] | None, kind: type[P], count: int) -> li
     if len(each) != count:
         raise RequestError(f"{len(each)} {kind.__name__} for {count} prompts; pass one, or one for each prompt")
     return each
+
+
+class Progress:
+    """Counts finished requests; the rates are those of the last half second."""
+
+    def __init__(self, num_requests: int) -> None:
+        from tqdm.auto import tqdm  # a notebook gets a bar of its own
+
+        self._bar: Any = tqdm(total=num_requests, unit="request", dynamic_ncols=True, leave=False, file=sys.stderr)
+        self._since_s = time.monotonic()
+        self._num_prefill = self._num_decode = 0
+
+    def update(self, num_finished: int, num_prefill_tokens: int, num_decode_tokens: int) -> None:
+        """Add what one step did."""
+        self._num_prefill += num_prefill_tokens
+        self._num_decode += num_decode_tokens
+        elapsed_s = time.monotonic() - self._since_s
+        if elapsed_s >= REFRESH_S:
+            self._bar.set_postfix_str(
+                f"prefill {self._num_prefill / elapsed_s:.0f} tok/s, decode {self._num_decode / elapsed_s:.0f} tok/s",
+                refresh=not num_finished,
+            )
+            self._since_s, self._num_prefill, self._num_decode = time.monotonic(), 0, 0
+        if num_finished:
+            self._bar.update(num_finished)
+
+    def close(self) -> None:
+        """Take the bar off the screen."""
+        self._bar.close()
+
+
+def progress_bar(num_requests: int) -> Progress | None:
+    """A bar on standard error, or None if that is not a terminal."""
+    return Progress(num_requests) if sys.stderr is not None and sys.stderr.isatty() else None

@@ -29,8 +29,7 @@ from hookline.core.plugin.host import PluginHost
 from hookline.core.request_options import EachOptionKeys, options_each
 from hookline.core.requests.structured_output import StructuredOutput
 from hookline.core.sampling_params import SamplingParams
-from hookline.core.tokenizer.codec import Codec, Prompt, as_prompts, is_chat
-from hookline.core.tokenizer.codec_texts import token_texts
+from hookline.core.tokenizer.codec import Codec, Prompt, as_prompts, is_chat, token_texts
 from hookline.core.tokenizer.token_bytes import grammar_vocabulary
 from hookline.core.util.garbage import search_frozen
 

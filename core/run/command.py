@@ -42,9 +42,9 @@ def execute(run: RunConfig, host: PluginHost) -> int:
     from hookline.core.assembly.compiler_child import begin_early
 
     begin_early(run.config)
+    from hookline.core.frontend.generation import progress_bar
     from hookline.core.frontend.llm import LLM
     from hookline.core.frontend.profiling import profiled
-    from hookline.core.frontend.progress import progress_bar
     from hookline.core.request_options import LINE_KEYS
     from hookline.core.run.results import failures, with_refused, with_sources
 

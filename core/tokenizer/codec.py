@@ -18,7 +18,7 @@ import numpy as np
 
 from hookline.core.checkpoint.checkpoint import load_tokenizer
 from hookline.core.checkpoint.tokenizer_growth import check_growth
-from hookline.core.contracts import CheckpointSource
+from hookline.core.contracts import CheckpointSource, TokenTexts
 from hookline.core.errors import PromptTooLongError, RequestError, one_short_line, shown
 from hookline.core.sampling_params import MAX_BAD_WORD_TOKEN_IDS, MAX_BAD_WORDS, SamplingParams
 from hookline.core.tokenizer.chat_templates import MAX_CHARACTERS, import_renderer, rendered
@@ -28,6 +28,12 @@ from hookline.core.util.raising import Raising
 Message: TypeAlias = Mapping[str, Any]
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]
 """A text, token ids, or the messages of a chat (role and content)."""
+LONG_PROMPT = 4000
+"""Characters of a prompt that takes a millisecond or more to tokenize."""
+LONG_STOPS = 500
+"""Characters of stop strings that take as long to prepare."""
+LONG_BAD_WORDS = 8
+"""Texts in bad_words that take as long to tokenize."""
 SHRINKING = {"NoneType": 1, "NFC": 4}
 """Most characters that a normaliser of this class joins into one; Unicode's NFC joins up to four."""
 MAX_TOKENS = 2**24
@@ -370,3 +376,31 @@ def with_word_ids(params: SamplingParams, codec: Codec) -> SamplingParams:
             f"(a text is two); at most {MAX_BAD_WORDS} sequences with {MAX_BAD_WORD_TOKEN_IDS} ids in all are allowed"
         )
     return replace(params, bad_words=tuple(found))
+
+
+def takes_long(prompt: Prompt, params: SamplingParams) -> bool:
+    """Whether a request's texts may hold up an event loop for a millisecond or more, as a chat template always may."""
+    is_long = prompt_size(prompt) >= LONG_PROMPT or sum(map(len, params.stop)) >= LONG_STOPS
+    return is_long or sum(isinstance(word, str) for word in params.bad_words) >= LONG_BAD_WORDS or is_chat(prompt)
+
+
+class CodecTexts(TokenTexts):
+    """Texts of tokens by a codec that has a tokenizer, for a vocabulary of `vocab_size` tokens."""
+
+    def __init__(self, codec: Codec, vocab_size: int) -> None:
+        self._codec, self._vocab_size = codec, vocab_size
+
+    @cached_property
+    def texts(self) -> Sequence[str]:
+        """See TokenTexts."""
+        known = min(self._vocab_size, len(self._codec.tokenizer))
+        return [*map(self._codec.text_within, range(known)), *[""] * (self._vocab_size - known)]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """See TokenTexts."""
+        return self._codec.decode(token_ids, skip_special_tokens=False)
+
+
+def token_texts(codec: Codec, vocab_size: int) -> TokenTexts | None:
+    """The texts of a codec's tokens; None if it has no tokenizer."""
+    return None if codec.tokenizer is None else CodecTexts(codec, vocab_size)

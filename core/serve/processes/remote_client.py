@@ -41,8 +41,7 @@ from hookline.core.serve.processes.messages import (
     unpacked_list,
 )
 from hookline.core.serve.processes.remote_stream import RemoteCompletion, RemoteStream
-from hookline.core.tokenizer.codec import snapshot, with_word_ids
-from hookline.core.tokenizer.duration import takes_long
+from hookline.core.tokenizer.codec import snapshot, takes_long, with_word_ids
 
 if TYPE_CHECKING:
     from hookline.core.request_options import OptionKeys

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hookline import LLM
-from hookline.core.assembly.cpu_threads import num_cpu_threads
+from hookline.core.assembly.engine import num_cpu_threads
 from hookline.core.config.settings import EngineConfig
 from hookline.core.errors import ConfigError
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hookline import LLM, SamplingParams
-from hookline.core.assembly.prepared_draws import prepared_draws
+from hookline.core.assembly.rank_parts import prepared_draws
 from hookline.core.config.settings import EngineConfig
 from hookline.core.plugin.host import PluginHost
 from hookline.core.requests.step_extensions import InstalledExtensions

@@ -5,8 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline.core.distributed.ordered_ranks import OrderedRanks, in_order
-from hookline.core.distributed.process_group import ProcessRanks
+from hookline.core.distributed.process_group import OrderedRanks, ProcessRanks, in_order
 from hookline.core.distributed.ranks import ALONE
 
 

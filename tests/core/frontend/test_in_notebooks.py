@@ -8,7 +8,7 @@ import pytest
 
 from hookline import LLM, AsyncLLM, SamplingParams
 from hookline.core.errors import RequestError
-from hookline.core.frontend.progress import Progress
+from hookline.core.frontend.generation import Progress
 from hookline.core.outputs import FinishReason, RequestOutput
 
 HELLO = [{"role": "user", "content": "Hello"}]

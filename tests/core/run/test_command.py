@@ -21,7 +21,7 @@ from hookline.core.config.compose import compose
 from hookline.core.config.hydra_options import quote_raw_values
 from hookline.core.config.settings import validate
 from hookline.core.errors import ConfigError, PlanError, PluginError
-from hookline.core.frontend.progress import Progress, progress_bar
+from hookline.core.frontend.generation import Progress, progress_bar
 from hookline.core.info import command as info_command
 from hookline.core.outputs import FinishReason, RequestOutput, Timings
 from hookline.core.plugin.host import PluginHost
@@ -1028,7 +1028,7 @@ def test_there_is_no_progress_bar_without_a_terminal(capsys: pytest.CaptureFixtu
 
 def test_the_progress_bar_shows_live_rates(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     now = [0.0]
-    monkeypatch.setattr("hookline.core.frontend.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("hookline.core.frontend.generation.time.monotonic", lambda: now[0])
     bar = Progress(2)
     bar.update(0, 100, 0)
     now[0] = 1.0

@@ -13,8 +13,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from hookline.core.checkpoint.tokenizer_growth import check_file
 from hookline.core.errors import CheckpointError, HooklineError, RequestError
 from hookline.core.sampling_params import SamplingParams
-from hookline.core.tokenizer.codec import Codec, with_word_ids
-from hookline.core.tokenizer.codec_texts import token_texts
+from hookline.core.tokenizer.codec import Codec, token_texts, with_word_ids
 from hookline.core.tokenizer.reader import TextReader
 from hookline.core.tokenizer.token_bytes import grammar_vocabulary
 from tests.fuzzing import examples

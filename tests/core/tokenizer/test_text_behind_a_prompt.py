@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from hookline.core.outputs import FinishReason
 from hookline.core.sampling_params import SamplingParams
-from hookline.core.tokenizer.codec import Codec
-from hookline.core.tokenizer.codec_texts import CodecTexts
+from hookline.core.tokenizer.codec import Codec, CodecTexts
 from hookline.core.tokenizer.reader import TextReader
 from hookline.core.tokenizer.token_spelling import TokenSpelling
 from tests.fuzzing import examples
