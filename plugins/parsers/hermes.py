@@ -13,6 +13,7 @@ from hookline.core.parsing import JsonEnd, num_held_back, split_before
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 """The beginning of a call up to its arguments, which can be passed on from here as they come."""
+_NAME = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")')
 
 
 class Hermes(OutputParser):
@@ -24,7 +25,7 @@ class Hermes(OutputParser):
         self._kept = self._space = ""
         self._step: Callable[[list[ParsedPart]], bool] = self._text
         self._json = JsonEnd()
-        self._has_called = False
+        self._has_called = self._has_shown = False
 
     @classmethod
     def call_form(cls, name: str) -> CallForm:
@@ -44,8 +45,12 @@ class Hermes(OutputParser):
         """See OutputParser."""
         kept, self._kept = self._kept, ""
         if self._step == self._head:
-            return _call(kept) or [Text(self._space + OPEN + kept)]
-        if self._step == self._text and kept and not (self._has_called and kept.isspace()):
+            begun = _begun(kept)
+            return _call(kept) or ([Text(self._space + OPEN + kept)] if begun is None else begun)
+        # Behind a call, or instead of any text, the beginning of a tag is that of a call which was cut off.
+        tag = kept.strip()
+        is_tag = OPEN.startswith(tag) and (self._has_called or (not self._has_shown and len(tag) > 1))
+        if self._step == self._text and kept and not is_tag and not (self._has_called and kept.isspace()):
             return [Text(kept)]
         return []
 
@@ -60,7 +65,7 @@ class Hermes(OutputParser):
         else:
             shown, self._kept = split_before(self._kept, OPEN)
         if shown:
-            self._has_called = False
+            self._has_called, self._has_shown = False, self._has_shown or not shown.isspace()
             parts.append(Text(shown))
         return bool(found)
 
@@ -106,6 +111,19 @@ def _call(text: str) -> list[ParsedPart]:
     arguments = call.get("arguments", call.get("parameters", {}))
     written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     return [ToolCall(name), Arguments(written)] if written else [ToolCall(name)]
+
+
+def _begun(text: str) -> list[ParsedPart] | None:
+    """The parts of a call that was cut off before its arguments: none without a whole name. None if the text is not the
+    beginning of a call.
+    """
+    named = _NAME.match(text)
+    name = None if named is None else _decoded(named[1])
+    if named is None or not isinstance(name, str):
+        begin = "".join(text.split())
+        return [] if '{"name":'.startswith(begin) or begin.startswith('{"name":"') else None
+    rest = "".join(text[named.end() :].split())
+    return [ToolCall(name)] if any(f',"{key}":'.startswith(rest) for key in ("arguments", "parameters")) else None
 
 
 def _decoded(text: str) -> Any:

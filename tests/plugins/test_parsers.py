@@ -37,8 +37,21 @@ class TestHermes(ParserSuite):
         '<tool_call>{"name": "f"}': [ToolCall("f"), Arguments("{}")],
         "<tool_call>no JSON</tool_call>": [Text("<tool_call>no JSON</tool_call>")],
         "Hi <tool_call>no JSON</tool_call> bye": [Text("Hi <tool_call>no JSON</tool_call> bye")],
-        'Hi <tool_call>{"na': [Text('Hi <tool_call>{"na')],
-        '<tool_call>{"na': [Text('<tool_call>{"na')],
+        # what is cut off in a call is shown as a call, if at all
+        'Hi <tool_call>{"na': [Text("Hi")],
+        '<tool_call>\n{"name": "weath': [],
+        '<tool_call>\n{"name" : "weather"': [ToolCall("weather")],
+        'Hi\n<tool_call>\n{"name": "weather", "argum': [Text("Hi"), ToolCall("weather")],
+        '<tool_call>{"name": "weather", "arguments": ["a"': [
+            Text('<tool_call>{"name": "weather", "arguments": ["a"'),
+        ],
+        '<tool_call>{"city"': [Text('<tool_call>{"city"')],
+        "<tool_call>": [],
+        "\n<tool_c": [],
+        "\n<": [Text("\n<")],
+        f"{WEATHER}\n<to": [ToolCall("weather"), Arguments(ARGUMENTS)],
+        "a <to": [Text("a <to")],
+        "<": [Text("<")],
         "white space stays \n": [Text("white space stays \n")],
     }
 

@@ -16,7 +16,7 @@ from hookline.core.errors import shown
 from hookline.core.json_schemas import SchemaError, SchemaRules, as_held
 from hookline.core.serve.errors import Naming, invalid, top_field
 from hookline.core.structured_outputs import KINDS, StructuredOutputs
-from hookline.core.util.text import near_miss
+from hookline.core.util.text import joined, near_miss
 
 FORMAT, SCHEMA = "response_format", "response_format.json_schema.schema"
 ALIASES = {
@@ -52,8 +52,9 @@ ELSEWHERE = {
     "text": FORMAT,
     "output_format": FORMAT,
     "output_config": FORMAT,
-    "response_schema": FORMAT,
-    "json_mode": FORMAT,
+    **dict.fromkeys(("response_schema", "response_json_schema", "output_schema", "schema", "text_format"), FORMAT),
+    **dict.fromkeys(("json_mode", "json_object", "force_json", "response_mime_type", "response_model"), FORMAT),
+    **dict.fromkeys(("guided_decoding", "json", "choice", "choices", "regexp", "lark", "gbnf"), "structured_outputs"),
 }
 """Fields of other APIs that ask for a form -> the field of this endpoint for it."""
 ANNOTATIONS = (
@@ -71,6 +72,8 @@ MAX_UNKNOWN = 256
 _UNPACKED = frozenset((FORMAT, "structured_outputs", *ALIASES)) - {"format"}
 _LONG_NAMES = sorted(name for name in _UNPACKED if len(name) > len("grammar"))
 """Names that are long enough for a name that is almost the same to be a misspelling of it."""
+_CHOICES = ("tools", "tool_choice", "parallel_tool_calls")
+"""Fields that say which calls an answer may have."""
 _NAMED_SCHEMA = dict.fromkeys(("name", "description", "schema", "strict"))
 FORMAT_SHAPE = {
     **dict.fromkeys(("type", "structures", "triggers", "format", *_CONTENTS)),
@@ -148,6 +151,29 @@ def only_format(given: Mapping[str, Any]) -> dict[str, Any] | None:
     return next(iter(found.values()), None)
 
 
+def format_within(given: Mapping[str, Any] | None, place: str) -> Any:
+    """`format` of a field that has the form of the answer among others, such as `text` or `output_config`; None if it
+    is not set.
+
+    Raises: ApiError for a key that would say the form, were it spelt or placed rightly.
+    """
+    for name in (given or {}).keys() - {"format"}:
+        if name in FORMAT_SHAPE or near_miss(name, ["format"], cutoff=0.7):
+            raise invalid(f"{place}.{name} has no effect; the form of the answer is {place}.format", place)
+    return (given or {}).get("format")
+
+
+def check_names(given: Mapping[str, Any], known: Iterable[str], place: str) -> None:
+    """Refuse keys that are misspelt names of a field's known ones.
+
+    Raises: ApiError with status 400 and the right spelling.
+    """
+    known = frozenset(known)
+    for name in islice((one for one in given if one not in known and given[one] is not None), MAX_UNKNOWN):
+        if close := near_miss(_snake(name), sorted(known), cutoff=0.8, prefix=place):
+            raise invalid(f"{joined(place, name)} is not known.{close}", top_field(place))
+
+
 def is_strict_at(given: Mapping[str, Any], place: str) -> bool:
     """Whether a schema or function asks for `strict`. place: in the request.
 
@@ -170,7 +196,10 @@ class _Given:
 
 def _of_format(given: Mapping[str, Any], names: Mapping[str, str]) -> _Given | None:
     name, kind = names.get(FORMAT, FORMAT), given.get("type")
+    check_names(given, FORMAT_SHAPE, name)
     if kind == "text":
+        if (content := next((one for one in _CONTENTS if given.get(one) is not None), None)) is not None:
+            raise invalid(f"{name}.{content} has no effect with {name}.type='text'; give the type of form", top_field(name))
         return None
     key = _FORMATS.get(kind) if isinstance(kind, str) else None
     if key is None:
@@ -184,6 +213,7 @@ def _of_format(given: Mapping[str, Any], names: Mapping[str, str]) -> _Given | N
     place = names.get(SCHEMA, SCHEMA) if content in (None, "json_schema") else f"{name}.{content}"
     value, is_strict = given.get(content or ""), is_strict_at(given, name)
     if isinstance(value, Mapping) and content == "json_schema" and {"name", "schema"} & set(value):
+        check_names(value, _NAMED_SCHEMA, f"{name}.{content}")
         is_strict = is_strict_at(value, f"{name}.{content}")
         value = value.get("schema")
     if key == "json" and not isinstance(value, Mapping) and not _is_json_text(value):
@@ -240,11 +270,10 @@ def check_unknown(values: Mapping[str, Any], known: Iterable[str]) -> None:
         value = values[name]
         if name in ANNOTATIONS:
             continue
-        if name in ELSEWHERE:
-            right = ELSEWHERE[name]
-            if right in known or right == FORMAT:
-                raise invalid(f"{name} is not a field of this endpoint; use {right}", name)
-        if close := near_miss(_snake(name), _LONG_NAMES, cutoff=0.85):
+        if (right := ELSEWHERE.get(_snake(name))) in known:
+            raise invalid(f"{name} is not a field of this endpoint; use {right}", name)
+        names = [*_LONG_NAMES, *known.intersection((*_CHOICES, *ELSEWHERE))]
+        if close := near_miss(_snake(name), names, cutoff=0.85):
             raise invalid(f"{name} is not a field of this endpoint.{close}", name)
         if isinstance(value, Mapping):
             for inner in _UNPACKED.intersection(value):
