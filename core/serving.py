@@ -84,6 +84,8 @@ from hookline.core.serve.endpoints.structured import (
     FORMAT as FORMAT,
     FORMAT_SHAPE as FORMAT_SHAPE,
     SCHEMA as SCHEMA,
+    check_names as check_names,
+    format_within as format_within,
     only_format as only_format,
 )
 from hookline.core.serve.errors import (

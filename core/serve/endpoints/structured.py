@@ -199,7 +199,9 @@ def _of_format(given: Mapping[str, Any], names: Mapping[str, str]) -> _Given | N
     check_names(given, FORMAT_SHAPE, name)
     if kind == "text":
         if (content := next((one for one in _CONTENTS if given.get(one) is not None), None)) is not None:
-            raise invalid(f"{name}.{content} has no effect with {name}.type='text'; give the type of form", top_field(name))
+            raise invalid(
+                f"{name}.{content} has no effect with {name}.type='text'; give the type of form", top_field(name)
+            )
         return None
     key = _FORMATS.get(kind) if isinstance(kind, str) else None
     if key is None:
@@ -265,7 +267,7 @@ def check_unknown(values: Mapping[str, Any], known: Iterable[str]) -> None:
         return
     if values.keys() <= known:
         return
-    unknown = (name for name, value in values.items() if name not in known and value is not None)
+    unknown = (name for name, value in values.items() if name not in known and value not in (None, False))
     for name in islice(unknown, MAX_UNKNOWN):
         value = values[name]
         if name in ANNOTATIONS:

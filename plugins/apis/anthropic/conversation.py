@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hookline.core.errors import shown
-from hookline.core.serving import PLACE, ClientTool, Shape, decoded, invalid, text_of_part
+from hookline.core.serving import PLACE, ClientTool, Shape, check_names, decoded, invalid, text_of_part
 
 Values = dict[str, Any]
 _TEXT: Values = {"type": "string"}
@@ -41,7 +41,8 @@ _BY_CLIENT: dict[str, tuple[str, Values, tuple[str, ...]]] = {
 _NOT_READ = ("server_tool_use", "mcp_tool_use", "container_upload", "redacted_thinking", "fallback", "browser_state")
 """Types of content blocks that only Anthropic's own servers use. Results of their tools have types of their own."""
 
-
+TOOL = dict.fromkeys(("type", "name", "description", "input_schema", "strict", "cache_control"))
+"""The known fields of a tool that has its own schema."""
 _TEXT_SHAPE = dict.fromkeys(("type", "text", "cache_control"))
 _SHAPES: dict[str, Shape] = {
     "text": {},
@@ -73,6 +74,10 @@ def client_tools(tools: list[Any], ignored: list[str]) -> Iterator[ClientTool]:
             raise invalid(f"{place}={shown(tool)} is not a tool with a name and an input_schema", "tools")
         by_client = _BY_CLIENT.get(kind.rstrip("0123456789").removesuffix("_"))
         found = {key: tool[key] for key in ("name", "description", "strict") if tool.get(key) is not None}
+        if kind == "custom":
+            check_names(tool, TOOL, place)
+        if kind == "function" or (kind == "custom" and "input_schema" not in tool and "parameters" in tool):
+            raise invalid(f"{place} has its parameters where this endpoint has input_schema", "tools")
         if kind == "custom" or "input_schema" in tool:
             schema = tool.get("input_schema")
             found |= {} if schema is None else {"parameters": schema}

@@ -23,13 +23,13 @@ from hookline.core.serving import (
     checked_messages,
     checked_tools,
     effort_arguments,
+    format_within,
     invalid,
     only_format,
     prepared,
 )
-from hookline.plugins.apis.anthropic.conversation import as_messages, block_shape, client_tools, text_of_blocks
+from hookline.plugins.apis.anthropic.conversation import TOOL, as_messages, block_shape, client_tools, text_of_blocks
 
-_TOOL = dict.fromkeys(("type", "name", "description", "input_schema", "strict", "cache_control"))
 _CHOICES = {"auto": AUTO, "any": REQUIRED, "none": NONE}
 
 
@@ -42,7 +42,7 @@ class CountRequest(SamplingFields, kw_only=True):
         **SamplingFields.SHAPE,
         "messages": {"role": None, "content": block_shape},
         "system": block_shape,
-        "tools": lambda tool: _TOOL if tool.get("type", "custom") in ("custom", None) else None,
+        "tools": lambda tool: TOOL if tool.get("type", "custom") in ("custom", None) else None,
         "tool_choice": dict.fromkeys(("type", "name", "disable_parallel_tool_use")),
         "thinking": {"type": None},
         "output_config": {"effort": None, "format": FORMAT_SHAPE},
@@ -101,7 +101,7 @@ class CountRequest(SamplingFields, kw_only=True):
     @property
     def answer_format(self) -> dict[str, Any] | None:
         """See SamplingFields."""
-        config = (self.output_config or {}).get("format")
+        config = format_within(self.output_config, "output_config")
         return only_format(
             {FORMAT: self.response_format, "output_config.format": config, "output_format": self.output_format}
         )

@@ -16,11 +16,12 @@ from dataclasses import replace
 from typing import Any
 
 from hookline.core.errors import shown
-from hookline.core.serving import AUTO, NONE, REQUIRED, ClientTool, Shape, Tools, checked_tools, invalid
+from hookline.core.serving import AUTO, NONE, REQUIRED, ClientTool, Shape, Tools, check_names, checked_tools, invalid
 
 Values = dict[str, Any]
 FUNCTION, CUSTOM, NAMESPACE = "function", "custom", "namespace"
 LOCAL_SHELL, SHELL, APPLY_PATCH = "local_shell", "shell", "apply_patch"
+_FUNCTION = ("name", "description", "parameters", "strict")
 _TEXT: Values = {"type": "string"}
 _SECONDS: Values = {"timeout_ms": {"type": "integer", "description": "Milliseconds that the command may take."}}
 
@@ -108,7 +109,12 @@ def _read(tool: Any, place: str, ignored: list[str], namespace: str | None = Non
             yield from _read(inner, f"{place}.tools[{index}]", ignored, own["name"])
     elif kind in (FUNCTION, CUSTOM):
         name = own.get("name")
-        found = {key: own[key] for key in ("name", "description", "parameters", "strict") if own.get(key) is not None}
+        if kind == FUNCTION:
+            own_place = place if own is tool else f"{place}.{kind}"
+            check_names(own, ("type", *_FUNCTION), own_place)
+            if "input_schema" in own and "parameters" not in own:
+                raise invalid(f"{own_place}.input_schema is not known; use parameters", "tools")
+        found = {key: own[key] for key in _FUNCTION if own.get(key) is not None}
         grammar = None
         if kind == CUSTOM:
             of_text, grammar = _of_text(own)
@@ -124,7 +130,7 @@ def _read(tool: Any, place: str, ignored: list[str], namespace: str | None = Non
 
 def tool_shape(tool: Mapping[str, Any]) -> Shape | None:
     """The known fields of a function tool, in the nested form of chats or the flat form of responses."""
-    function = dict.fromkeys(("name", "description", "parameters", "strict"))
+    function = dict.fromkeys(_FUNCTION)
     if (tool.get("type") or FUNCTION) != FUNCTION:
         return None
     return {"type": None, FUNCTION: function} if FUNCTION in tool else {"type": None, **function}

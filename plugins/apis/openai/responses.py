@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -12,6 +13,7 @@ from starlette.responses import Response
 from hookline.core.contracts import ParsedPart, Reasoning, Text, ToolCall
 from hookline.core.outputs import Delta, FinishReason
 from hookline.core.serving import Generation, ServedEngine, Turn, Usage, answer_turn, json_response, now_s, read, span
+from hookline.plugins.apis.openai.client_tools import APPLY_PATCH, CUSTOM, FUNCTION, LOCAL_SHELL, NAMESPACE, SHELL
 from hookline.plugins.apis.openai.errors import OPENAI_ERRORS
 from hookline.plugins.apis.openai.logprobs import WaitingLogprobs, chat_logprobs
 from hookline.plugins.apis.openai.response_items import Events, ResponseItems
@@ -117,7 +119,8 @@ class _Answer:
     def _response(self, status: str) -> dict[str, Any]:
         """The response object. Keys without a value are null if OpenAI's schema requires them, and absent otherwise."""
         fields, params, usage = self._fields, self._turn.params, self._usage
-        is_over = status != "in_progress"
+        is_over, given = status != "in_progress", fields.metadata or {}
+        effort = (fields.reasoning or {}).get("effort")
         response = {
             "id": self._id,
             "object": "response",
@@ -129,18 +132,18 @@ class _Answer:
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "instructions": fields.instructions,
             "max_output_tokens": fields.max_output_tokens,
-            "metadata": fields.metadata or {},
+            "metadata": {name: value if isinstance(value, str) else json.dumps(value) for name, value in given.items()},
             "model": self._model,
             "output": self._items.items if is_over else [],
             "parallel_tool_calls": fields.parallel_tool_calls is not False,
             "previous_response_id": None,
-            "reasoning": {"effort": (fields.reasoning or {}).get("effort"), "summary": None},
+            "reasoning": {"effort": effort if effort in _EFFORTS else None, "summary": None},
             "service_tier": "default",
             "store": False,
             "temperature": 1.0 if params.temperature is None else params.temperature,
-            "text": fields.text or {"format": {"type": "text"}},
-            "tool_choice": fields.tool_choice or "auto",
-            "tools": fields.tools or [],
+            "text": _repeated_text(fields.text or {}),
+            "tool_choice": _repeated_choice(fields.tool_choice),
+            "tools": [{"type": FUNCTION, **one} for one in fields.tools or [] if one.get("type", FUNCTION) in _TOOLS],
             "top_logprobs": fields.top_logprobs or 0,
             "top_p": 1.0 if params.top_p is None else params.top_p,
         }
@@ -148,6 +151,29 @@ class _Answer:
         if is_over and self._told:
             ends["extensions"] = self._told
         return response | ends | ({} if fields.user is None else {"user": fields.user})
+
+
+# A response repeats fields of its request. What OpenAI's own types do not know is left out, since clients that check
+# their answers would refuse them.
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+_FORMATS = ("text", "json_object", "json_schema")
+_TOOLS = (
+    *(FUNCTION, CUSTOM, NAMESPACE, LOCAL_SHELL, SHELL, APPLY_PATCH, "mcp", "file_search", "tool_search"),
+    *("code_interpreter", "image_generation", "computer", "computer_use_preview", "web_search", "web_search_preview"),
+    *("web_search_2025_08_26", "web_search_preview_2025_03_11"),
+)
+
+
+def _repeated_text(given: Mapping[str, Any]) -> dict[str, Any]:
+    form = given.get("format") or {}
+    if form.get("type") not in _FORMATS:
+        return {**given, "format": {"type": "text"}}
+    return {**given, "format": {"name": "answer", **form} if form["type"] == "json_schema" else form}
+
+
+def _repeated_choice(given: Any) -> Any:
+    is_unknown = isinstance(given, Mapping) and given.get("type") == LOCAL_SHELL
+    return {"type": FUNCTION, "name": LOCAL_SHELL} if is_unknown else given or "auto"
 
 
 class _Runs:

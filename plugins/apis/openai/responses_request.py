@@ -23,6 +23,7 @@ from hookline.core.serving import (
     checked_message,
     checked_messages,
     effort_arguments,
+    format_within,
     invalid,
     only_format,
     prepared,
@@ -123,7 +124,7 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     @property
     def answer_format(self) -> dict[str, Any] | None:
         """See SamplingFields."""
-        return only_format({FORMAT: self.response_format, "text.format": (self.text or {}).get("format")})
+        return only_format({FORMAT: self.response_format, "text.format": format_within(self.text, "text")})
 
     @property
     def own_names(self) -> dict[str, str]:

@@ -189,6 +189,24 @@ def test_a_field_of_another_server_says_the_same(
         ({"text": {"format": {"type": "json_object"}}}, "text is not a field of this endpoint; use response_format"),
         ({"functions": [{"name": "f"}]}, "functions is not a field of this endpoint; use tools"),
         ({"function_call": {"name": "f"}}, "function_call is not a field of this endpoint; use tool_choice"),
+        ({"guided_decoding": {"json": SCHEMA}}, "use structured_outputs"),
+        ({"choice": ["a"]}, "use structured_outputs"),
+        ({"outputSchema": SCHEMA}, "outputSchema is not a field of this endpoint; use response_format"),
+        ({"json_object": True}, "use response_format"),
+        ({"tool_choise": "required"}, "Did you mean 'tool_choice'?"),
+        ({"toolChoice": "required"}, "Did you mean 'tool_choice'?"),
+        (
+            {"response_format": {"type": "json_object", "scheme": SCHEMA}},
+            "response_format.scheme is not known. Did you mean 'response_format.schema'?",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA, "strct": True}}},
+            "Did you mean 'response_format.json_schema.strict'?",
+        ),
+        (
+            {"response_format": {"type": "text", "schema": SCHEMA}},
+            "response_format.schema has no effect with response_format.type='text'",
+        ),
         ({"guided_json": 5}, "guided_json=5 is not a JSON schema"),
         ({"guided_regex": "a", "guided_choice": ["b"]}, "are both set; give one"),
         (
@@ -205,6 +223,38 @@ def test_a_field_that_would_say_so_is_refused_with_the_right_spelling(
     response, _ = sent(ask, CHAT, **fields)
     assert response.status_code == 400 and message in response.json()["error"]["message"]
     assert response.json()["error"]["param"] in fields
+
+
+@pytest.mark.parametrize("key", ["schema", "type", "fromat"])
+@pytest.mark.parametrize(("path", "field"), [(RESPONSES, "text"), (MESSAGES, "output_config")])
+def test_a_form_beside_its_own_key_is_refused(ask: Ask, path: str, field: str, key: str) -> None:
+    response, _ = sent(ask, path, **{field: {key: "json_schema"}})
+    assert response.status_code == 400 and f"the form of the answer is {field}.format" in response.text
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+@pytest.mark.parametrize(
+    ("path", "tool", "message"),
+    [
+        (CHAT, {"type": "function", "function": {"name": "f", "input_schema": CITY}}, "function.input_schema is not"),
+        (CHAT, {"name": "f", "input_schema": CITY}, "tools[0].input_schema is not known; use parameters"),
+        (CHAT, {"type": "function", "function": {"name": "f", "parametres": CITY}}, "[0].function.parameters'?"),
+        (RESPONSES, {"type": "function", "name": "f", "parameter": CITY}, "Did you mean 'tools[0].parameters'?"),
+        (MESSAGES, {"name": "f", "parameters": CITY}, "where this endpoint has input_schema"),
+        (MESSAGES, {"name": "f", "inputSchema": CITY}, "Did you mean 'tools[0].input_schema'?"),
+        (MESSAGES, {"type": "function", "function": {"name": "f"}}, "where this endpoint has input_schema"),
+    ],
+)
+def test_a_tool_whose_parameters_stand_elsewhere_is_refused(
+    ask: Ask, path: str, tool: Any, message: str, choice: str
+) -> None:
+    response, _ = sent(ask, path, tools=[tool], tool_choice=choice_of(path, choice))
+    assert response.status_code == 400 and message in response.json()["error"]["message"]
+
+
+def test_a_field_of_another_name_that_is_false_asks_for_nothing(ask: Ask) -> None:
+    response, _ = sent(ask, CHAT, json_mode=False)
+    assert response.status_code == 200 and response.headers[IGNORED] == "json_mode"
 
 
 def test_what_only_says_how_a_grammar_is_made_is_named(ask: Ask) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -11,7 +12,7 @@ import httpx
 import pytest
 
 from hookline.core.serve.settings import ServeConfig
-from hookline.core.testing.engine_client import FakeEngineClient
+from hookline.core.testing.engine_client import FakeEngineClient, tiny_model
 from tests.core.serve.conftest import Ask
 
 pydantic = pytest.importorskip("pydantic")
@@ -129,3 +130,23 @@ def test_an_answer_with_further_fields_has_no_key_without_a_value(ask: Ask, path
     found += events(ask(FakeEngineClient("Four."), "POST", path, PARSERS, json={**asked, "stream": True}))
     first = {"token_logprobs", "top_logprobs"} if fields.get("echo") else set()  # nothing is said of the first token
     assert set(nulls(found)) <= may_be_null | first
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": [{"type": "local_shell"}], "tool_choice": {"type": "local_shell"}},
+        {"tools": [FUNCTION, {"type": "made_up"}, {"type": "mcp", "server_label": "a", "server_url": "http://a"}]},
+        {"text": {"format": {"type": "regex", "pattern": "a"}, "verbosity": "low"}},
+        {"text": {"format": {"type": "json_schema", "schema": PARAMETERS}}},
+        {"reasoning": {"effort": "a little"}, "metadata": {"turn": 3}},
+    ],
+    ids=["choice", "tools", "regex", "schema", "effort"],
+)
+def test_what_a_response_repeats_of_its_request_has_the_sdks_types(ask: Ask, fields: dict[str, Any]) -> None:
+    asked = {"input": "x", "max_output_tokens": 8, **fields}
+    client = FakeEngineClient("a", facts=replace(tiny_model(), grammars="llguidance"))
+    answer = ask(client, "POST", "/v1/responses", PARSERS, json=asked)
+    assert answer.status_code == 200, answer.text
+    reader(responses_types.Response).validate_json(answer.text, strict=True)
