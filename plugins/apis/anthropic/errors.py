@@ -48,8 +48,8 @@ class AnthropicErrors(ErrorForm):
 
 def _message(error: ApiError) -> str:
     """The words that clients search for when a conversation is too long, in order to shorten it."""
-    if error.lengths is None:
-        return error.message
+    if error.lengths is None:  # a text of too many characters is not tokenized
+        return f"prompt is too long: {error.message}" if error.code == "context_length_exceeded" else error.message
     num_prompt_tokens, num_asked, most = error.lengths
     if num_prompt_tokens > most:
         return f"prompt is too long: {num_prompt_tokens} tokens > {most} maximum"

@@ -49,6 +49,9 @@ def test_a_message_that_is_too_long_is_told_in_the_words_that_clients_look_for(a
     length = counted["input_tokens"]
     assert refused("x x " * 50, 5).endswith("tokens > 40 maximum")
     assert refused("x x " * 50, 5).startswith("prompt is too long: ")
+    assert refused("x x " * 50_000, 5).startswith(
+        "prompt is too long: This model's maximum context length is 40 tokens"
+    )
     exceeds = f"input length and `max_tokens` exceed context limit: {length} + 4000 > 40, "
     assert refused("x", 4000) == f"{exceeds}decrease input length or `max_tokens` and try again"
 
