@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -105,6 +106,8 @@ class ApiSuite:
     requests: Mapping[str, Mapping[str, Any]]
     """Path -> the body of a request that must be answered with status 200 and generates at least one token, for each
     endpoint that generates."""
+    generates: bool = True
+    """Whether an endpoint generates; if not, `requests` is empty."""
     model_field: str | None = "model"
     """The field of the body that names the model; None if there is none."""
 
@@ -139,7 +142,7 @@ class ApiSuite:
         """An application with this surface alone, on the running event loop; `app` is ASGI. Its parsers are those of
         conf/serve.yaml. The arguments are those of `ask`.
         """
-        given, host = settings or ServeConfig(**_parsers()), _host(os.environ.get("HOOKLINE_PLUGINS", ""))
+        given, host = settings or ServeConfig(**_parsers()), _host(_plugins())
         entry = Entry(API, "tested", f"{self.surface.__module__}:{self.surface.__qualname__}", _ORIGIN)
         surfaces = Surfaces(ServedEngine(client, given, host), [Option(entry, self.config)])
         return application(client, given, surfaces, ApiKeys([key] if key else ()))
@@ -150,7 +153,7 @@ class ApiSuite:
 
     def test_requests_are_answered(self) -> None:
         """Every request of `requests` gets status 200."""
-        assert self.requests, "requests is empty"
+        assert bool(self.requests) == self.generates, "requests is empty, or generates is False"
         for path, body in self.requests.items():
             answer = self.ask("POST", path, body)
             assert answer.status == 200, f"{path}: {answer}"
@@ -176,6 +179,16 @@ class ApiSuite:
             answers = [self.ask("POST", path, body, key=KEY, headers=headers) for headers in given]
             assert [one.status for one in answers] == [200] * len(given), f"{path}: {given}"
 
+    def test_no_route_is_answered_without_the_key(self) -> None:
+        """Every route is 401 without the key, in the surface's form."""
+        for path, answer in self._ask_routes(KEY, "{}"):
+            self._check_error(answer, 401, path)
+
+    def test_every_route_with_a_body_tells_what_is_wrong_with_it(self) -> None:
+        """What is no JSON is an error of the client, in the surface's form, on each route that describes its body."""
+        for path, answer in self._ask_routes("", "{", with_body=True):
+            self._check_error(answer, answer.status if 400 <= answer.status < 500 else 400, path)
+
     def test_a_body_that_is_too_large_is_refused(self) -> None:
         """Limits of bodies hold, whatever the surface reads."""
         for path in self.requests:
@@ -197,13 +210,37 @@ class ApiSuite:
             assert SECRET not in f"{answer}", f"{path}: the answer shows the error of the engine"
             assert answer.status >= 500 or answer.status == 200, f"{path}: {answer}"
 
+    def _ask_routes(self, key: str, body: str, *, with_body: bool = False) -> list[tuple[str, Answered]]:
+        """Path and answer of each route, with `none` for the parameters in its path. with_body: only those that
+        describe their body.
+        """
+
+        async def _ask() -> list[tuple[str, Answered]]:
+            engine = FakeEngineClient()
+            app = self.served(engine, None, key).app
+            surface = self.surface(self.config, ServedEngine(engine, ServeConfig(**_parsers()), _host(_plugins())))
+            found = []
+            for route in surface.routes():
+                path = _PARAMETER.sub("none", route.path)
+                if route.body is not None or not with_body:
+                    answer = await _Client(app).ask(route.method, path, body.encode(), {})
+                    found.append((path, answer or Answered(0, {}, b"")))
+            return found
+
+        return asyncio.run(_ask())
+
     def _check_error(self, answer: Answered, status: int, path: str) -> None:
         assert answer.status == status, f"{path}: {answer}, not {status}"
         keys = set(self.surface.errors.body(ApiError(status, "x")))
         assert keys <= set(answer.json), f"{path}: {answer.body!r} does not have the keys {sorted(keys)} of the form"
 
 
+_PARAMETER = re.compile(r"\{[^}]*\}")
 _ORIGIN = Origin("tested", "tested", "tested", "0")
+
+
+def _plugins() -> str:
+    return os.environ.get("HOOKLINE_PLUGINS", "")
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -13,7 +14,9 @@ from hookline.core.contracts import ApiError, ApiRoute
 from hookline.core.serving import SAME_NAMES, read
 from hookline.core.testing.api_suite import ApiSuite
 from hookline.core.testing.running import failures
+from hookline.plugins.apis import BatchesConfig
 from hookline.plugins.apis.anthropic.surface import Anthropic
+from hookline.plugins.apis.batches.surface import Batches
 from hookline.plugins.apis.openai.completion_request import CompletionRequest
 from hookline.plugins.apis.openai.surface import OpenAI
 
@@ -38,6 +41,14 @@ class TestAnthropic(ApiSuite):
             answer = self.ask("POST", path, self.requests["/v1/messages"], headers={"X-Request-Id": "mine"})
             assert (answer.status, answer.headers["x-request-id"]) == (status, "mine")
         assert self.ask("GET", "/v1/models").headers["request-id"]
+
+
+class TestBatches(ApiSuite):
+    surface, requests, generates = Batches, {}, False
+
+    @pytest.fixture(autouse=True)
+    def _folder(self, tmp_path: Path) -> None:
+        self.config = BatchesConfig(folder=str(tmp_path))
 
 
 class OneEndpoint(OpenAI):
@@ -98,6 +109,16 @@ class OwnErrors(OneEndpoint):
         return [ApiRoute("POST", route.path, _own)]
 
 
+class OwnRouteErrors(OneEndpoint):
+    """Has an endpoint that generates nothing and writes errors in a form of its own."""
+
+    def routes(self) -> list[ApiRoute]:
+        async def _own(request: Request) -> Response:
+            return Response(b'{"oh": "no"}', 400)
+
+        return [*super().routes(), ApiRoute("POST", "/v1/own/{id}", _own, body=CompletionRequest)]
+
+
 class UnreadKeys(OneEndpoint):
     """Names a body that it does not answer, and has a status of success for what is wrong."""
 
@@ -117,6 +138,7 @@ class UnreadKeys(OneEndpoint):
         (Forgets, "test_a_client_that_leaves_ends_its_requests"),
         (TakesAnyModel, "test_an_unknown_model_is_not_found"),
         (OwnErrors, "test_a_body_that_cannot_be_read_is_an_error_of_the_client_in_its_form"),
+        (OwnRouteErrors, "test_every_route_with_a_body_tells_what_is_wrong_with_it"),
         (UnreadKeys, "test_a_body_that_cannot_be_read_is_an_error_of_the_client_in_its_form"),
     ],
 )
