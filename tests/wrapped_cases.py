@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from tests.transformers_cases import ALL_CASES, LATENT, SIZES
 
@@ -39,6 +41,16 @@ SIGLIP = {
     "image_size": 16,
     "patch_size": 8,
 }
+EAR = {
+    "d_model": 16,
+    "encoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "encoder_ffn_dim": 24,
+    "output_dim": 32,
+    "num_mel_bins": 16,
+    "n_window": 4,
+}
+TOKENS_OF_PARTS = tuple(f"{one}_token_id" for one in ("vision_start", "audio_start", "image", "video", "audio"))
 TEXT = {**SIZES, "hidden_size": 36, "head_dim": 8, "num_attention_heads": 6}
 """With heads that are not a share of the hidden size."""
 QWEN3_5 = {
@@ -64,6 +76,8 @@ class Wrapped:
     whole: dict[str, Any] = field(default_factory=dict)
     num_blocks: int = 17
     """Of eight tokens, in a pool that is too small for all requests."""
+    thinker_of: str = ""
+    """The model type of the whole, of which this one is the part that writes text."""
 
 
 CASES = {
@@ -167,6 +181,39 @@ CASES = {
         "voxtral", "llama", {**TEXT, "model_type": "llama"}, {},
         {"audio_config": {**TOWER, "num_mel_bins": 8, "max_source_positions": 8}},
     ),
+    "qwen2_5_omni": Wrapped(
+        "qwen2_5_omni_thinker", "transformers", {**SIZES, "rope_parameters": MROPE},
+        {**{key: one for key, one in GLM_TOWER.items() if key != "image_size"}, "fullatt_block_indexes": [0]},
+        {"audio_config": EAR, **dict.fromkeys(TOKENS_OF_PARTS, 96)}, thinker_of="qwen2_5_omni",
+    ),
+    "qwen3_omni_moe": Wrapped(
+        "qwen3_omni_moe_thinker", "transformers",
+        {**TEXT, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+         "rope_parameters": {**MROPE, "mrope_interleaved": True}},
+        QWEN3_TOWER,
+        {"audio_config": {**EAR, "output_dim": 36, "downsample_hidden_size": 8}, **dict.fromkeys(TOKENS_OF_PARTS, 96)},
+        thinker_of="qwen3_omni_moe",
+    ),
+    "paddleocr_vl": Wrapped(
+        "paddleocr_vl", "transformers", {**SIZES, "head_dim": 8, "rope_parameters": MROPE},
+        {**TOWER, "image_size": 16, "patch_size": 4},
+    ),
+    "deepseek_ocr2": Wrapped(
+        "deepseek_ocr2", "transformers",
+        {**SIZES, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_shared_experts": 1,
+         "mlp_layer_types": ["dense", "sparse"]},
+        {"sam_config": {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "output_channels": 8,
+                        "image_size": 32, "patch_size": 8, "global_attn_indexes": [0], "mlp_dim": 24,
+                        "downsample_channels": [12, 16]},
+         "encoder_config": {**TOWER, "num_key_value_heads": 2}},
+    ),
+    "granite4_vision": Wrapped(
+        "granite4_vision", "transformers",
+        {**SIZES, "model_type": "granite4_vision_text", "logits_scaling": 3.0, "attention_multiplier": 0.3},
+        {**SIGLIP, "hidden_size": 64},
+        {"downsample_rate": "1/2", "deepstack_layer_map": [[-1, 0]],
+         "qformer_config": {**TOWER, "model_type": "blip_2_qformer", "encoder_hidden_size": 16}},
+    ),
 }  # fmt: skip
 FEW = ("qwen2_5_vl", "qwen3_vl_moe", "qwen3_5_moe", "smolvlm", "mistral3", "glm4v_moe", "kimi_k25", "phi4_multimodal")
 """Cases that every run tests: each way in which such a checkpoint names its tensors; the others are nightly."""
@@ -196,4 +243,20 @@ def make_wrapped(folder: Path, case: Wrapped, *, seed: int = 0) -> Any:
                 parameter.normal_(0.0, 0.2)
     model.save_pretrained(folder, max_shard_size="20KB")
     loaded = auto.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
+    if case.thinker_of:
+        _put_beside_a_talker(folder, case.thinker_of)
     return loaded.eval()
+
+
+def _put_beside_a_talker(folder: Path, model_type: str) -> None:
+    """Make a checkpoint of a thinker that of the whole, as released: with parts that talk."""
+    stored: dict[str, torch.Tensor] = {}
+    for file in folder.glob("*.safetensors"):
+        stored |= {f"thinker.{name}": tensor for name, tensor in load_file(file).items()}
+        file.unlink()
+    (folder / "model.safetensors.index.json").unlink()
+    others = {"talker.model.layers.0.mlp.up_proj.weight": torch.ones(2, 2), "token2wav.scale": torch.ones(1)}
+    save_file(stored | others, folder / "model.safetensors")
+    thinker = json.loads((folder / "config.json").read_text())
+    whole = {"model_type": model_type, "architectures": ["WholeOmniModel"], "thinker_config": thinker}
+    (folder / "config.json").write_text(json.dumps(whole))

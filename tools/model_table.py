@@ -41,7 +41,8 @@ Buffers that models no longer store (`rotary_emb.inv_freq`, causal masks, `posit
 Of a checkpoint that also sees or hears (`text_config` in its config.json), the language model alone is served, by the
 model that claims the checkpoint or its language model, else by `transformers`: Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Mistral
 3, Ministral 3, InternVL, LLaVA, SmolVLM, GLM-4V, Gemma 3 and 4, Aya Vision, LFM2-VL, Kimi K2.5, Voxtral,
-Phi-4-multimodal and others. Towers, projectors and layers that draft tokens are not loaded. A request with an image is
+Phi-4-multimodal, Qwen2.5-Omni and Qwen3-Omni (the thinker), PaddleOCR-VL, DeepSeek-OCR 2, Granite 4 Vision and others.
+Towers, projectors, talkers and layers that draft tokens are not loaded. A request with an image is
 refused. Tokens equal transformers' own of the same folder (`tests/test_wrapped_parity.py`).
 
 | model | checkpoints it claims | `pp` | what it is |

@@ -14,6 +14,8 @@ from hookline.core.checkpoint.safetensors_files import QUANTISED
 
 TEXT = ("text_config", "llm_config", "language_config")
 """Keys of a config.json under which the language model's own config is."""
+THINKER = "thinker"
+"""What the part of Qwen's Omni models is called that writes text, in its config's key and before its tensors' names."""
 TOWERS = ("vision_config", "audio_config")
 """Keys of a config.json that has the language model's values beside a tower's config, as Qwen2-VL's first ones."""
 OF_WHOLE = (*TEXT, *TOWERS, "architectures", "model_type")
@@ -35,6 +37,9 @@ def language_model(config: Mapping[str, Any]) -> dict[str, Any] | None:
 
     Where transformers ties the head by the whole checkpoint's config, this does.
     """
+    thinker = config.get(f"{THINKER}_config")
+    if isinstance(thinker, Mapping):
+        return language_model({**{key: config[key] for key in OF_BOTH if config.get(key) is not None}, **thinker})
     inner = next((config[key] for key in TEXT if isinstance(config.get(key), Mapping)), None)
     if inner is not None:
         found = {**{key: config[key] for key in OF_BOTH if config.get(key) is not None}, **_with_sizes(inner)}
@@ -59,14 +64,19 @@ def causal_architecture(config: Mapping[str, Any]) -> str | None:
 def name_inside(stored: Iterable[str], model_type: object = None) -> Callable[[str], str | None]:
     """A function: name of a tensor of these -> its name in the language model alone; None if it is not part of that.
 
-    Prefixes: model.language_model., language_model.model., the same of text_model, or none. model_type: of the whole,
+    Prefixes: model.language_model., language_model.model., the same of text_model, or none, all behind thinker. or not.
+    model_type: of the whole,
     whose names are first changed as transformers changes them when it loads such a checkpoint, if that is installed.
     """
     now = _renaming(model_type)
-    has_prefix = any(_BODY.fullmatch(now(name)) for name in stored)
+
+    def alone(old: str) -> str:
+        return now(old).removeprefix(f"{THINKER}.")
+
+    has_prefix = any(_BODY.fullmatch(alone(name)) for name in stored)
 
     def inside(old: str) -> str | None:
-        name = now(old)
+        name = alone(old)
         if not has_prefix or name.startswith(_ALONE[1:]):
             return name if name.startswith(_ALONE) else None
         found = _BODY.fullmatch(name)

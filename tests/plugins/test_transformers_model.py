@@ -297,6 +297,22 @@ def test_longrope_takes_its_long_factors_if_and_only_if_sequences_may_exceed_the
         torch.testing.assert_close(found[0, :, :4], angles.cos() * scale, rtol=1e-3, atol=1e-3)
 
 
+def test_a_text_part_that_transformers_lists_nowhere_is_served_with_its_logits_scaled() -> None:
+    config = config_of("granite4_vision_text", logits_scaling=4.0, attention_multiplier=0.3)
+    assert TransformersModel.spec(config).attention == {"scale"}
+    hidden_ND = torch.randn(3, 32, generator=torch.Generator().manual_seed(1))
+    logits = []
+    for scaling in (1.0, 4.0):
+        kernels = PlainKernels(None, None)  # type: ignore[arg-type]
+        runtime = Runtime(torch.device("cpu"), torch.float32, LocalRanks(0, 1), kernels)
+        model = TransformersModel({**config, "logits_scaling": scaling}, runtime)
+        model.weight_targets()["lm_head.weight"].view.fill_(0.5)  # type: ignore[union-attr]
+        logits.append(model.logits(hidden_ND))
+    torch.testing.assert_close(logits[0], logits[1] * 4)
+    with pytest.raises(ConfigError, match="causal language model"):
+        TransformersModel.spec({**config, "model_type": "clip_text_model"})
+
+
 class LargestTensor(TorchDispatchMode):
     """Counts the numbers in the largest tensor that an operation gives."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
+from importlib import import_module
 from typing import Any, NoReturn
 
 import transformers
@@ -50,6 +51,8 @@ UNLIMITED = 1 << 20
 """Longest sequence, in tokens, of a model whose config knows no limit, as those with states alone."""
 CAUSAL = "ForCausalLM"
 """How architectures end that have a head for tokens."""
+GENERATES = "ForConditionalGeneration"
+"""How the names of classes end that see or hear and write text."""
 OFF = ("use_cache", "output_attentions", "output_hidden_states", "output_router_logits")
 """Config values that ask a forward for results which the engine does not use, switched off."""
 
@@ -195,9 +198,25 @@ def _causal_class(config_class: type[PreTrainedConfig]) -> type[PreTrainedModel]
     if named in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and named != config_class.model_type:
         of_whole: Any = MODEL_FOR_CAUSAL_LM_MAPPING[CONFIG_MAPPING[named]]
         return of_whole if of_whole.config_class is config_class else None
+    body = MODEL_MAPPING[config_class] if config_class in MODEL_MAPPING else _listed_nowhere(config_class)
     whole = config_class.model_type.removesuffix(TEXT_PART)
     is_part = whole != config_class.model_type and whole in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
-    return with_head(MODEL_MAPPING[config_class]) if is_part and config_class in MODEL_MAPPING else None
+    return with_head(body) if is_part or (config_class not in MODEL_MAPPING and body is not None) else None
+
+
+def _listed_nowhere(config_class: type[PreTrainedConfig]) -> type[PreTrainedModel] | None:
+    """The body of a text part that transformers has beside the whole model and lists nowhere, as Qwen-Omni's."""
+    name = config_class.__module__.replace("configuration_", "modeling_")
+    if name == config_class.__module__ or not name.startswith("transformers."):
+        return None
+    try:
+        beside = vars(import_module(name)).values()
+    except ImportError:
+        return None
+    classes: Any = [one for one in beside if isinstance(one, type) and issubclass(one, PreTrainedModel)]
+    writes = any(one.__name__.endswith(GENERATES) for one in classes)
+    own = [one for one in classes if one.config_class is config_class and one.__name__.endswith("TextModel") and writes]
+    return own[0] if own else None
 
 
 def _built(values: ConfigValues, config_class: type[PreTrainedConfig]) -> PreTrainedConfig:

@@ -41,7 +41,9 @@ def with_head(body_class: type[PreTrainedModel]) -> type[PreTrainedModel]:
 
         def forward(self, input_ids: Tensor | None = None, **options: Any) -> CausalLMOutputWithPast:
             hidden_1ND = self.model(input_ids=input_ids, **options)[0]
-            return CausalLMOutputWithPast(logits=self.lm_head(hidden_1ND))
+            logits_1NV = self.lm_head(hidden_1ND)
+            scaling = getattr(self.config, "logits_scaling", None)  # Granite's
+            return CausalLMOutputWithPast(logits=logits_1NV / scaling if scaling else logits_1NV)
 
     Causal.__name__ = f"{body_class.__name__}WithHead"
     return Causal

@@ -45,6 +45,17 @@ def test_a_prompt_that_is_seen_both_ways_is_told_to_the_model_which_can_refuse_i
     assert "use_bidirectional_attention" not in (language_model(WHOLE) or {})
 
 
+def test_the_thinker_of_a_model_that_talks_too_is_its_language_model() -> None:
+    whole = {"model_type": "omni", "thinker_config": WHOLE, "talker_config": {"hidden_size": 4}}
+    assert language_model(whole) == language_model(WHOLE)
+    stored = ["thinker.model.layers.0.mlp.up_proj.weight", "thinker.lm_head.weight", "thinker.visual.blocks.0.weight",
+              "talker.model.layers.0.mlp.up_proj.weight", "token2wav.scale"]  # fmt: skip
+    found = list(map(name_inside(stored), stored))
+    assert found == ["model.layers.0.mlp.up_proj.weight", "lm_head.weight", None, None, None]
+    newer = ["thinker.model.language_model.norm.weight", "thinker.model.visual.norm.weight", "thinker.lm_head.weight"]
+    assert list(map(name_inside(newer), newer)) == ["model.norm.weight", None, "lm_head.weight"]
+
+
 def test_values_beside_a_tower_are_the_language_models() -> None:
     flat = {**TEXT, "vision_config": {"hidden_size": 4}, "architectures": ["SmallForConditionalGeneration"]}
     assert language_model(flat) == TEXT
