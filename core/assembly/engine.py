@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from hookline.core.assembly.draft_target import TargetModel
 from hookline.core.assembly.poolers import make_poolers
 from hookline.core.assembly.rank_main import MAIN, task_of
 from hookline.core.assembly.rank_parts import entries_in_steps
@@ -187,7 +188,7 @@ def assemble(
         tag_keys=config.engine.tag_keys,
         extensions=installed,
         poolers=Poolers() if poolers is None else poolers,
-        taps=config.engine.taps or (),
+        taps=resolved.taps,
         no_generation=why_no_generation(resolved.checkpoint.config),
         sampling_defaults=resolved.checkpoint.sampling_defaults,
         max_position=resolved.spec.max_position,
@@ -247,13 +248,22 @@ def make_speculation(
             resolved.groups.has_states,
             "layers of this model keep a state, from which a wrong draft cannot be taken back",
         ),
-        (bool(limits.taps), "engine.taps is set, and observers would get hidden states of wrong drafts"),
+        (
+            bool(resolved.config.engine.taps),
+            "engine.taps is set, and observers would get hidden states of wrong drafts",
+        ),
     ):
         if refused:
             refuse(option.entry, [f"{told}; leave the drafter out"])
-    facts = resolved.facts
-    spec = DrafterSpec(limits.vocab_size, plan.max_num_seqs, plan.max_model_len, facts.device, facts.dtype)
-    drafter = option.entry.load()(option.config, spec)
+    facts, target = resolved.facts, TargetModel(resolved)
+    spec = DrafterSpec(limits.vocab_size, plan.max_num_seqs, plan.max_model_len, facts.device, facts.dtype, target)
+    try:
+        drafter = option.entry.load()(option.config, spec)
+    except torch.OutOfMemoryError as error:
+        raise CapacityError(
+            f"drafter '{option.name}' does not fit into the GPU's memory beside the model and its KV cache; lower "
+            "engine.memory_fraction"
+        ) from error
     logger.info(
         "drafter '%s': up to %d drafts for a request in a step; steps with drafts do not overlap",
         *(option.name, drafter.k),

@@ -62,7 +62,7 @@ class RankParts:
         self._blaming = blaming_in_steps(resolved, installed)
         self._states = make_states(resolved)
         self._cache_scales = cache_scales(resolved)
-        self._taps = resolved.config.engine.taps or ()
+        self._taps = resolved.taps
         self._prepared = prepared_draws(resolved, installed, partial(rank_token_texts, resolved))
 
     def worker(self, num_blocks: int) -> Worker:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -16,6 +18,7 @@ from hookline.core.assembly.model_contract import stated_spec
 from hookline.core.assembly.quantization import make_quantization, with_quantization
 from hookline.core.assembly.stages import layer_counts, refuse_uncut, stage_of
 from hookline.core.checkpoint.checkpoint import Checkpoint, resolve_model
+from hookline.core.checkpoint.checkpoint import resolve as resolve_checkpoint
 from hookline.core.config.settings import KV_DTYPES, Config, EngineConfig
 from hookline.core.contracts import (
     AttentionSpec,
@@ -31,6 +34,7 @@ from hookline.core.distributed.partition import head_parts
 from hookline.core.distributed.ranks import ALONE, LocalRanks
 from hookline.core.errors import CheckpointError, ConfigError, PluginError
 from hookline.core.kv_cache.groups import CacheGroups, keeps_tokens
+from hookline.core.plugin.blame import breach
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.needs import Facts, choose_kernels, unmet, unmet_invariance
 from hookline.core.plugin.registry import Entry, Option
@@ -63,6 +67,13 @@ class ResolvedConfig:
     """The plugins that this process finds (PluginHost.description); the other ranks' processes must find the same."""
     quantization: Quantization | None = None
     """How weights are stored in few bits; None: they are plain."""
+    drafter_layers: tuple[int, ...] = ()
+    """The layers after which the drafter reads the residual stream, ascending."""
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The layers after which each step copies the residual stream to the host, for observers or the drafter."""
+        return self.config.engine.taps or self.drafter_layers
 
     @property
     def stage(self) -> Stage:
@@ -83,7 +94,7 @@ class ResolvedConfig:
     def uses_graphs(self) -> bool:
         """Whether decode steps are captured as CUDA graphs; steps with prompts may be, too."""
         graph_safe = self.kernels.needs.graph_safe and chosen(self.config.sampler).needs.graph_safe
-        wants_graphs = self.config.engine.cuda_graphs and not self.config.engine.taps
+        wants_graphs = self.config.engine.cuda_graphs and not self.taps
         return wants_graphs and self.device.type == "cuda" and graph_safe
 
     @property
@@ -232,10 +243,39 @@ def resolve(
     refuse_uncut(config, model_class)
     counts = layer_counts(config.pp, spec.num_layers, config.engine.pp_layers)  # raises what does not fit
     groups = CacheGroups.of(spec, attention.max_model_len, counts)  # raises what the spec has wrong
-    plugins = tuple(host.description)
     return ResolvedConfig(
-        config, checkpoint, spec, attention, groups, kernels, ranks, facts, plugins, quantization=quantization
+        config,
+        checkpoint,
+        spec,
+        attention,
+        groups,
+        kernels,
+        ranks,
+        facts,
+        tuple(host.description),
+        quantization=quantization,
+        drafter_layers=drafter_layers(config.drafter, spec),
     )
+
+
+def drafter_layers(option: Option, spec: ModelSpec) -> tuple[int, ...]:
+    """The layers after which a drafter reads the residual stream, ascending.
+
+    Raises: what it raises for a model that it does not fit; PluginError for layers that are not there.
+    """
+    if option.entry is None:
+        return ()
+    found = option.entry.load().reads_layers(option.config, spec, config_of)
+    if set(found) - set(range(spec.num_layers)):
+        raise PluginError(
+            breach(option.entry, "reads_layers", f"it returned {list(found)}; the layers are 0 to {spec.num_layers - 1}")
+        )
+    return tuple(sorted(set(found)))
+
+
+def config_of(checkpoint: str) -> Mapping[str, Any]:
+    """The config.json of a checkpoint, a folder or a hub id. Raises: CheckpointError."""
+    return resolve_checkpoint(checkpoint).config
 
 
 def _opened(option: Option, model_class: type, host: PluginHost) -> Checkpoint:

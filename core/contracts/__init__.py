@@ -24,6 +24,12 @@ from hookline.core.contracts.cache import (
     StateRows as StateRows,
     StateTensor as StateTensor,
 )
+from hookline.core.contracts.draft_head import (
+    ComputedRow as ComputedRow,
+    DraftHead as DraftHead,
+    DraftTarget as DraftTarget,
+    HasDraftHead as HasDraftHead,
+)
 from hookline.core.contracts.drafter import (
     DraftCounts as DraftCounts,
     Drafter as Drafter,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from hookline.core.contracts.draft_head import ComputedRow, DraftTarget
+from hookline.core.contracts.model import ModelSpec
 from hookline.core.contracts.optional import optional
 from hookline.core.sampling_params import SamplingParams
 
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 class DrafterSpec:
     """What a drafter is built for. vocab_size: every draft must be below it. max_num_seqs: most requests that run at a
     time. max_model_len: longest request, in tokens. device, dtype: those that the model computes on and in, as the
-    configuration has them, e.g. "cuda" and "bfloat16".
+    configuration has them, e.g. "cuda" and "bfloat16". target: the model itself; None outside of an engine.
     """
 
     vocab_size: int
@@ -25,6 +27,7 @@ class DrafterSpec:
     max_model_len: int
     device: str = "cpu"
     dtype: str = "float32"
+    target: DraftTarget | None = None
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,28 @@ class Drafter(Protocol):
     def propose(self, row: DraftRow) -> Sequence[int]:
         """The tokens that may follow those of the request, at most row.num_drafts; none if it has no good guess."""
         ...
+
+    @classmethod
+    @optional
+    def reads_layers(
+        cls, config: Any, spec: ModelSpec, config_of: Callable[[str], Mapping[str, Any]]
+    ) -> Sequence[int]:
+        """After which of the model's layers `observe` gets the residual stream; asked on every rank, before any weight
+        is loaded. If there is one, each step copies the streams of its tokens to the host, and no step is a CUDA graph.
+
+        config: as the constructor's. config_of: as DraftTarget's.
+        Raises: ConfigError or CheckpointError if the drafter does not fit the model.
+        """
+        return ()
+
+    @optional
+    def observe(self, rows: Sequence[ComputedRow]) -> None:
+        """A step was committed, which computed tokens of these requests; called after each step, before `propose`.
+
+        A request that began with a cached prefix, or that was preempted, may begin at a later position than its first,
+        and may have positions again that it had before, with the same tokens.
+        """
+        return
 
     @optional
     def propose_all(self, rows: Sequence[DraftRow]) -> Sequence[Sequence[int]]:

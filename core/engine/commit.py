@@ -43,7 +43,7 @@ class LaunchedStep:
     host_s: dict[str, float]
     num_context_tokens: int = 0
     tapped: tuple[IntArray, IntArray] | None = None
-    """For each of its tokens, the request's id and the position; None unless observers get its hidden states."""
+    """For each of its tokens, the request's id and the position; None unless somebody gets its hidden states."""
 
 
 @dataclass(slots=True)
@@ -101,6 +101,7 @@ class Committer:
         dispatched, result = launched.dispatched, step.result
         tells_policy = self._feedback.is_wanted or self._served.is_wanted
         with self._watch.part("commit"):
+            states = None
             if launched.tapped is not None and launched.plan.computes:
                 layers = sorted(self._state.limits.taps)
                 states = TappedStates(*launched.tapped, {layer: result.apart[tapped_after(layer)] for layer in layers})
@@ -109,6 +110,8 @@ class Committer:
             kept = list(self._table.requests(entries_N)) if tells_policy else []
             self._keep(entries_N, step.tokens_N, step.is_over_N)
             num_kept = self._keep_drafts(step)
+            if states is not None and self._state.speculation is not None:
+                self._state.speculation.show(self._queue.live, states)
             if dispatched.pooled:
                 self._finisher.finish_pooled(dispatched.pooled, result.apart)
             self._finisher.notify_observers()

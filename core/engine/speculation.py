@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from hookline.core.contracts import DraftCounts, Drafter, DraftRow, is_offered
+from hookline.core.contracts import ComputedRow, DraftCounts, Drafter, DraftRow, TappedStates, is_offered
 from hookline.core.errors import show_traceback
 from hookline.core.plugin.blame import breach, failure
 from hookline.core.plugin.registry import PROCESSOR
@@ -176,6 +176,24 @@ class Speculation:
             else:
                 pause.lengthen(self._step, MAX_PERIOD)
 
+    def show(self, live: Mapping[int, Request], states: TappedStates) -> None:
+        """Give the drafter the hidden states of a step that was committed, without those of wrong drafts."""
+        ids_T, starts = states.request_ids_T, [0, *(np.flatnonzero(np.diff(states.request_ids_T)) + 1).tolist()]
+        rows = []
+        for first, end in zip(starts, [*starts[1:], len(ids_T)], strict=True):
+            request = live.get(int(ids_T[first])) if end > first else None
+            if request is None or request.pooling is not None or self._refused(request) is not None:
+                continue
+            start, known_L = int(states.positions_T[first]), _known_tokens(request)
+            end = min(end, first + len(known_L) - 1 - start)  # behind it are wrong drafts
+            if end > first:
+                streams = {layer: stream_TD[first:end] for layer, stream_TD in states.layers.items()}
+                rows.append(ComputedRow(request.id, known_L, start, streams))
+        try:
+            self._drafter.observe(rows)
+        except Exception as error:
+            self._blame(failure(self._name, "observe", error), error)
+
     def forget(self, request: Request) -> None:
         """Drop what is kept of a request, which has ended."""
         self._chunked.discard(request.id)
@@ -288,6 +306,12 @@ class Speculation:
 
 
 def _draft_row(request: Request, num_drafts: int) -> DraftRow:
-    tokens = request.tokens[: request.num_tokens].view()
-    tokens.setflags(write=False)
+    tokens = _known_tokens(request)
     return DraftRow(request.id, tokens, request.num_prompt_tokens, num_drafts, request.params, request.seed)
+
+
+def _known_tokens(request: Request) -> Any:
+    """The tokens of a request whose values are known, read-only."""
+    tokens = request.tokens[: request.num_known_tokens].view()
+    tokens.setflags(write=False)
+    return tokens

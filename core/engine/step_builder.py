@@ -130,10 +130,16 @@ def scored_tokens(scored: Sequence[tuple[int, Request, int, int]]) -> Sections:
     }
 
 
-def tokens_of(table: RunningTable, decode: IntArray, chunks: Sequence[Chunk]) -> tuple[IntArray, IntArray]:
-    """For each token of a launched step, in the order in which ranks compute them: request id and position."""
+def tokens_of(table: RunningTable, decode: IntArray, dispatched: Dispatched) -> tuple[IntArray, IntArray]:
+    """For each token of a launched step, in the order in which ranks compute them: request id and position.
+
+    decode: the decodes of its plan, those with drafts among them.
+    """
+    drafted = [(row.request, row.start, len(row.tokens)) for row in dispatched.drafted]
+    if drafted:
+        decode = decode[~np.isin(decode, ints(request.entry for request, _, _ in drafted))]
     owners, places = [table.id_S[decode]], [table.num_computed_tokens_S[decode] - 1]
-    for request, start, length in chunks:
+    for request, start, length in (*dispatched.chunks, *drafted):
         owners.append(np.full(length, request.id))
         places.append(np.arange(start, start + length))
     return np.concatenate(owners), np.concatenate(places)

@@ -27,7 +27,8 @@ class StepLoop:
         self._planner, self._feedback = planner, planner.feedback
         self._dispatcher, self._finisher = dispatcher, finisher
         self._committer = Committer(state, planner, finisher, dispatcher)
-        self._keeps_states = bool(state.limits.taps) and state.observers.hears("on_hidden_states")
+        is_heard = state.speculation is not None or state.observers.hears("on_hidden_states")
+        self._keeps_states = bool(state.limits.taps) and is_heard
         self._was_lost_without_fault = False
         """Whether the last lost step finished no request; if the next one finishes none either, all its requests do."""
 
@@ -152,7 +153,7 @@ class StepLoop:
             num_context = int(table.num_computed_tokens_S[plan.decode].sum()) if self._feedback.is_wanted else 0
             if not len(dispatched.step.masked_draws):
                 self._dispatcher.expect(dispatched)
-        tapped = tokens_of(table, plan.decode, dispatched.chunks) if self._keeps_states else None
+        tapped = tokens_of(table, plan.decode, dispatched) if self._keeps_states else None
         return LaunchedStep(plan, dispatched, handle, started_s, self._watch.pop_seconds(), num_context, tapped)
 
     def _draw_with_masks(self, launched: LaunchedStep) -> bool:

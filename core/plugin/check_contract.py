@@ -30,7 +30,7 @@ _CONTRACTS: dict[str, type] = {
     "drafter": contracts.Drafter,
 }
 _BESIDES: dict[str, tuple[type, ...]] = {
-    "model": (contracts.OpensCheckpoint, contracts.RenamesTensors, contracts.NormsStreams),
+    "model": (contracts.OpensCheckpoint, contracts.RenamesTensors, contracts.NormsStreams, contracts.HasDraftHead),
     "quantization": (contracts.OpensCheckpoint,),
     "scheduler": (contracts.RemembersSteps,),
 }

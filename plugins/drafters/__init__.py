@@ -41,6 +41,16 @@ class DraftModelConfig:
 
 
 @dataclass
+class MtpConfig:
+    """Drafts by the layer that the model's own checkpoint carries for this (DeepSeek V3, GLM-4.7-Flash)."""
+
+    k: int = bounded(3, 1, 64)
+    """Most drafts for a request in a step; the same layer makes one after the other."""
+    adaptive: bool = True
+    """Whether a request whose drafts are all wrong has none in its next step, then in two steps, and so on up to 64."""
+
+
+@dataclass
 class SyntheticConfig:
     """For benchmarks: a stated number of tokens is kept of each step, whether they are right or not."""
 
@@ -70,6 +80,12 @@ def register_drafters(register: Registrar) -> None:
         "hookline.plugins.drafters.draft_model:DraftModel",
         config=DraftModelConfig,
         help="drafts by a smaller model of the same vocabulary (drafter.checkpoint)",
+    )
+    register(
+        "mtp",
+        "hookline.plugins.drafters.mtp:Mtp",
+        config=MtpConfig,
+        help="drafts by the layer that a checkpoint carries for this (multi-token prediction)",
     )
     register(
         "synthetic",

@@ -23,6 +23,7 @@ from torch.nn import functional
 from hookline.core.contracts import (
     Attend,
     AttentionForm,
+    DraftHead,
     ModelSpec,
     Rope,
     Runtime,
@@ -83,6 +84,13 @@ class Deepseek:
             value_dim=shape.latent,
         )
 
+    @classmethod
+    def draft_head(cls) -> type[DraftHead]:
+        """See HasDraftHead."""
+        from hookline.plugins.models.deepseek_nextn import DeepseekNextn
+
+        return DeepseekNextn
+
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
         # Not in chunks of rows: each chunk would read every expert's weights again.
         """See Model."""
@@ -96,7 +104,7 @@ class Deepseek:
         return self.head(hidden_ND)
 
     def weight_targets(self) -> Mapping[str, WeightTarget]:
-        """See Model. Layers behind the last one, which draft several tokens, are left out, and indexers."""
+        """See Model. Layers behind the last one, which draft tokens (deepseek_nextn.py), are left out, and indexers."""
         indexers = {
             f"model.layers.{index}.self_attn.indexer.*": WeightTarget.ignored() for index in range(self.num_layers)
         }
