@@ -268,7 +268,9 @@ def drafter_layers(option: Option, spec: ModelSpec) -> tuple[int, ...]:
     found = option.entry.load().reads_layers(option.config, spec, config_of)
     if set(found) - set(range(spec.num_layers)):
         raise PluginError(
-            breach(option.entry, "reads_layers", f"it returned {list(found)}; the layers are 0 to {spec.num_layers - 1}")
+            breach(
+                option.entry, "reads_layers", f"it returned {list(found)}; the layers are 0 to {spec.num_layers - 1}"
+            )
         )
     return tuple(sorted(set(found)))
 

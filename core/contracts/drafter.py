@@ -116,9 +116,7 @@ class Drafter(Protocol):
 
     @classmethod
     @optional
-    def reads_layers(
-        cls, config: Any, spec: ModelSpec, config_of: Callable[[str], Mapping[str, Any]]
-    ) -> Sequence[int]:
+    def reads_layers(cls, config: Any, spec: ModelSpec, config_of: Callable[[str], Mapping[str, Any]]) -> Sequence[int]:
         """After which of the model's layers `observe` gets the residual stream; asked on every rank, before any weight
         is loaded. If there is one, each step copies the streams of its tokens to the host, and no step is a CUDA graph.
 

@@ -183,6 +183,10 @@ class HeadDrafter(Drafter):
             sequence.length, sequence.end, sequence.hidden_H = length, end, hidden_H
         return found
 
+    def hidden_of(self, id: int) -> Tensor:
+        """What the last entry of a request came to, (H,)."""
+        return _known(self._sequences[id].hidden_H)
+
     def forget(self, id: int) -> None:
         """See Drafter."""
         self._sequences.pop(id, None)
@@ -210,9 +214,7 @@ class HeadDrafter(Drafter):
 
     def _new_sequence(self) -> HeadSequence:
         spec = self.head.spec
-        keys_LKE = torch.empty(
-            MIN_ENTRIES, spec.num_kv_heads, spec.head_dim, dtype=self._dtype, device=self._device
-        )
+        keys_LKE = torch.empty(MIN_ENTRIES, spec.num_kv_heads, spec.head_dim, dtype=self._dtype, device=self._device)
         return HeadSequence(keys_LKE, None if spec.value_dim is not None else torch.empty_like(keys_LKE))
 
 
