@@ -83,3 +83,22 @@ def target_of(model: str, folder: Path, drafter: Any, **keys: Any) -> TargetMode
 def rms(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     """RMS norm."""
     return x_TD * torch.rsqrt(x_TD.square().mean(-1, keepdim=True) + eps) * weight_D
+
+
+def repeat_layer(weights: Weights) -> None:
+    """Make the layer behind the last one of a model of one layer draft what the model draws, whatever it attends to.
+
+    The next token then depends on the last one alone, and the layer computes of its embedding what the model does.
+    """
+    embedding_VD = weights["model.embed_tokens.weight"]
+    embedding_VD += embedding_VD.abs().sum(-1, keepdim=True) == 0  # transformers makes that of the padding zero
+    embedding_VD /= embedding_VD.square().mean(-1, keepdim=True).sqrt()
+    for name in list(weights):
+        if ".self_attn.o_proj." in name:
+            weights[name] = torch.zeros_like(weights[name])
+        if name.startswith("model.layers.0."):
+            weights[name.replace("layers.0.", "layers.1.")] = weights[name].clone()
+    hidden = embedding_VD.shape[1]
+    weights["model.layers.1.eh_proj.weight"] = torch.cat([torch.eye(hidden), torch.zeros(hidden, hidden)], 1)
+    weights["model.layers.1.enorm.weight"] = torch.ones(hidden)
+    weights["model.layers.1.shared_head.norm.weight"] = weights["model.norm.weight"].clone()

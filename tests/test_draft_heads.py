@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,12 @@ from hookline import LLM, SamplingParams, StructuredOutputs
 from hookline.core.contracts import ComputedRow, DraftCounts, DrafterSpec, DraftRow
 from hookline.core.errors import CheckpointError, ConfigError
 from hookline.core.outputs import RequestOutput
+from hookline.core.plugin import sources
 from hookline.plugins.drafters import MtpConfig
 from hookline.plugins.drafters.heads import HeadDrafter
 from hookline.plugins.drafters.mtp import Mtp
-from tests.draft_heads import rms, save_nextn, target_of
-from tests.small_models import CONFIGS
+from tests.draft_heads import repeat_layer, rms, save_nextn, target_of
+from tests.small_models import CONFIGS, save_checkpoint
 
 NEXTN = {**CONFIGS["deepseek_v3"], "num_hidden_layers": 2, "mlp_bias": False}
 GLM = {**CONFIGS["glm4_moe_lite"], "num_hidden_layers": 2, "mlp_layer_types": ["dense", "sparse"]}
@@ -84,3 +87,125 @@ def test_the_layer_behind_the_last_one_drafts_what_plain_torch_computes(config: 
         entries,
         lambda x_D: int((weights["lm_head.weight"] @ x_D).argmax()),
     )
+
+
+RIGHT = {**CONFIGS["deepseek_v3"], "num_hidden_layers": 1, "first_k_dense_replace": 0}
+PROMPTS = [[5, 6, 7, 8, 9, 10], [3, 4] * 9, list(range(20, 60)), [11]]
+NUM_TOKENS = 30
+SMALL: dict[str, Any] = {"max_model_len": 128, "max_num_seqs": 4}
+SAMPLED: dict[str, Any] = {"temperature": 0.8, "seed": 5, "logprobs": 1}
+SCARCE: dict[str, Any] = {"num_blocks": 9, "block_size": 16, "max_num_batched_tokens": 24, "overlap": True}
+"""Requests are preempted, and prompts computed in chunks."""
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "greedy": ({"temperature": 0.0, "logprobs": 3}, {}),
+    "sampled": (SAMPLED, {}),
+    "processors": (
+        {**SAMPLED, "top_p": 0.8, "repetition_penalty": 1.1, "logit_bias": {7: -5.0}, "min_tokens": 20, "n": 2},
+        {},
+    ),
+    "preemption": (SAMPLED, SCARCE),
+    "preemption, greedy": ({"temperature": 0.0, "logprobs": 1}, SCARCE),
+}
+RANKS: list[dict[str, int]] = [{"tp": 2}, {"pp": 2}]
+
+
+def answers(
+    model: str, folder: Path, drafter: Any, cases: list[str], **keys: Any
+) -> tuple[list[list[RequestOutput]], list[DraftCounts]]:
+    """Of each case's prompts twice, the second time with their prefixes cached, and what drafts came to in all."""
+    found, counts, engine = [], [], CASES[cases[0]][1]
+    options = {"device": "cpu", "dtype": "float32", "engine": {**SMALL, **engine}, **keys}
+    with LLM(model={"name": model, "checkpoint": str(folder)}, drafter=drafter, **options) as llm:
+        for case in cases:
+            params = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, **CASES[case][0])
+            found += [llm.generate(PROMPTS, params), llm.generate(PROMPTS, params)]
+            counts.append(deepcopy(llm.engine.speculation or DraftCounts()))
+    return found, counts
+
+
+def check_equal(ours: list[list[RequestOutput]], theirs: list[list[RequestOutput]]) -> None:
+    """The same tokens, and log-probabilities as equal as sums in another order are."""
+    for mine, other in zip(chain(*ours), chain(*theirs), strict=True):
+        for one, expected in zip(mine.completions, other.completions, strict=True):
+            assert one.token_ids == expected.token_ids and len(one.token_ids) == NUM_TOKENS
+            for got, wanted in zip(one.logprobs or (), expected.logprobs or (), strict=True):
+                assert got.logprob == pytest.approx(wanted.logprob, abs=1e-4)
+
+
+@pytest.fixture(scope="module")
+def right(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint whose layer for drafts is always right."""
+    folder = tmp_path_factory.mktemp("right")
+    save_nextn(RIGHT, folder, repeat_layer)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "cases", [["greedy", "sampled", "processors"], ["preemption", "preemption, greedy"]], ids=["plain", "scarce"]
+)
+def test_answers_with_a_head_are_those_without_and_its_drafts_are_right(cases: list[str], right: Path) -> None:
+    plain, _ = answers("deepseek", right, None, cases)
+    found, counts = answers("deepseek", right, {"name": "mtp", "k": 3}, cases)
+    check_equal(found, plain)
+    for case, count in zip(cases, counts, strict=True):
+        assert count.num_drafted > 100
+        if "greedy" in case:
+            assert count.kept == count.drafted
+        if case != "processors":  # which the layer's draws know nothing of
+            assert count.num_kept > 0.9 * count.num_drafted
+    is_scarce = cases[0] == "preemption"
+    assert any(output.num_preemptions for output in chain(*found)) == is_scarce
+    assert any(output.num_cached_tokens for output in found[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keys", RANKS, ids=str)
+def test_answers_of_several_ranks_with_a_head_are_those_of_one_without(keys: dict[str, int], tmp_path: Path) -> None:
+    save_nextn(NEXTN, tmp_path)
+    plain, _ = answers("deepseek", tmp_path, None, ["preemption"])
+    found, counts = answers("deepseek", tmp_path, {"name": "mtp", "adaptive": False}, ["preemption"], **keys)
+    check_equal(found, plain)
+    assert counts[0].num_drafted > 100
+
+
+@pytest.fixture
+def watching(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """tests/watching_drafter.py, which is a plugin then and has seen nothing."""
+    from tests import watching_drafter
+
+    monkeypatch.setenv(sources.DEVELOPMENT_VARIABLE, watching_drafter.__name__)
+    watching_drafter.SEEN.clear()
+    watching_drafter.ANSWERS.clear()
+    return watching_drafter
+
+
+@pytest.mark.parametrize("engine", [{}, SCARCE], ids=["plain", "scarce"])
+def test_drafters_see_the_hidden_states_of_every_token_that_counts_and_of_no_other(
+    engine: dict[str, Any], tmp_path: Path, watching: Any
+) -> None:
+    model = save_checkpoint(CONFIGS["llama"], tmp_path)
+    params = [
+        SamplingParams(max_tokens=NUM_TOKENS, temperature=t, seed=3, ignore_eos=True) for t in (0.0, 0.8, 0.8, 0.0)
+    ]
+    options: dict[str, Any] = {"device": "cpu", "dtype": "float32", "engine": {**SMALL, **engine}}
+    asked = {"name": "llama", "checkpoint": str(tmp_path)}
+    with LLM(model=asked, **options) as llm:
+        plain = [output.token_ids for output in llm.generate(PROMPTS, params)]
+    whole = [[*prompt, *tokens] for prompt, tokens in zip(PROMPTS, plain, strict=True)]
+    watching.ANSWERS.extend(whole)
+    with LLM(model=asked, drafter="watching", **options) as llm:
+        outputs = llm.generate(PROMPTS, params)
+        counts = llm.engine.speculation
+    assert [output.token_ids for output in outputs] == plain and counts is not None
+    assert 20 < counts.num_kept < counts.num_drafted - 20
+    assert any(output.num_preemptions for output in outputs) == bool(engine)
+    for id_, tokens in enumerate(whole):
+        with torch.no_grad():
+            states = model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
+        after = [watching.streams_of(id_, layer) for layer in (0, 1)]
+        assert sorted(after[0]) == list(range(len(after[0])))
+        assert len(tokens) - 1 - 5 <= len(after[0]) < len(tokens), "those of the step that ends a request are not shown"
+        for place, stream_D in after[0].items():
+            np.testing.assert_allclose(stream_D, states[1][0, place].numpy(), rtol=1e-3, atol=1e-4)
+        normed_D = rms(torch.tensor(after[1][4]), model.model.norm.weight.detach(), 1e-6)
+        torch.testing.assert_close(normed_D, states[2][0, 4], rtol=1e-3, atol=1e-4)
