@@ -1,4 +1,4 @@
-"""Drafters with a head: it computes what plain torch does, and no answer changes. Legend: as in tests/draft_heads.py."""
+"""Drafters with a head: it computes what plain torch does, and no answer changes. Legend: see draft_heads.py."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from hookline import LLM, SamplingParams, StructuredOutputs
+from hookline import LLM, SamplingParams
 from hookline.core.contracts import ComputedRow, DraftCounts, DrafterSpec, DraftRow
-from hookline.core.errors import CheckpointError, ConfigError
+from hookline.core.errors import CheckpointError, ConfigError, PluginError
 from hookline.core.outputs import RequestOutput
 from hookline.core.plugin import sources
 from hookline.plugins.drafters import MtpConfig
@@ -94,7 +93,7 @@ PROMPTS = [[5, 6, 7, 8, 9, 10], [3, 4] * 9, list(range(20, 60)), [11]]
 NUM_TOKENS = 30
 SMALL: dict[str, Any] = {"max_model_len": 128, "max_num_seqs": 4}
 SAMPLED: dict[str, Any] = {"temperature": 0.8, "seed": 5, "logprobs": 1}
-SCARCE: dict[str, Any] = {"num_blocks": 9, "block_size": 16, "max_num_batched_tokens": 24, "overlap": True}
+SCARCE: dict[str, Any] = {"num_blocks": 7, "block_size": 16, "max_num_batched_tokens": 24, "overlap": True}
 """Requests are preempted, and prompts computed in chunks."""
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "greedy": ({"temperature": 0.0, "logprobs": 3}, {}),
@@ -209,3 +208,52 @@ def test_drafters_see_the_hidden_states_of_every_token_that_counts_and_of_no_oth
             np.testing.assert_allclose(stream_D, states[1][0, place].numpy(), rtol=1e-3, atol=1e-4)
         normed_D = rms(torch.tensor(after[1][4]), model.model.norm.weight.detach(), 1e-6)
         torch.testing.assert_close(normed_D, states[2][0, 4], rtol=1e-3, atol=1e-4)
+
+
+def refused(model: str, folder: Path, drafter: Any, error: type[Exception], told: str) -> None:
+    """Starting says this, in one line."""
+    with pytest.raises(error, match=told) as raised:
+        LLM(
+            model={"name": model, "checkpoint": str(folder)},
+            drafter=drafter,
+            device="cpu",
+            dtype="float32",
+            engine=SMALL,
+        )
+    assert "\n" not in str(raised.value)
+
+
+def test_what_has_no_layer_for_drafts_is_refused_by_name(tmp_path: Path) -> None:
+    def shorten(weights: dict[str, Tensor]) -> None:
+        weights["model.layers.1.eh_proj.weight"] = torch.zeros(36, 36)
+
+    save_nextn(RIGHT, tmp_path / "short", shorten)
+    told = r"drafter=mtp cannot read its layer from .*short: .*eh_proj.weight has \[36, 36\] and needs \[36, 72\]"
+    refused("deepseek", tmp_path / "short", "mtp", CheckpointError, told)
+    for name in ("deepseek_v3", "llama", "qwen3_5"):
+        save_checkpoint(CONFIGS[name], tmp_path / name)
+    told = r"drafter=mtp cannot read its layer from .*deepseek_v3: it has no tensors model.layers.3.\*"
+    refused("deepseek", tmp_path / "deepseek_v3", "mtp", CheckpointError, told)
+    told = "drafter=mtp: the model plugin Llama reads no layer of its checkpoints that drafts tokens"
+    refused("llama", tmp_path / "llama", "mtp", ConfigError, told)
+    told = "drafter 'mtp' .* does not fit: layers of this model keep a state"
+    refused("qwen3_5", tmp_path / "qwen3_5", "mtp", PluginError, told)
+
+
+def test_random_weights_have_a_random_layer_for_drafts() -> None:
+    model = {"name": "deepseek", "checkpoint": "", "weights": "random", "random_shape": RIGHT}
+    with LLM(model=model, drafter="mtp", device="cpu", dtype="float32", engine=SMALL) as llm:
+        llm.generate(PROMPTS[:1], SamplingParams(max_tokens=8, ignore_eos=True))
+        assert llm.engine.speculation is not None and llm.engine.speculation.num_drafted > 0
+
+
+def test_a_drafter_that_fails_when_it_is_shown_hidden_states_is_named(
+    tmp_path: Path, watching: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_checkpoint(CONFIGS["llama"], tmp_path)
+    drafter = {"name": "watching", "fails": True}
+    with LLM(model={"name": "llama", "checkpoint": str(tmp_path)}, drafter=drafter, device="cpu", engine=SMALL) as llm:
+        (output,) = llm.generate(PROMPTS[:1], SamplingParams(max_tokens=8, ignore_eos=True))
+    assert len(output.token_ids) == 8
+    told = [one.getMessage() for one in caplog.records if "go on without its drafts" in one.getMessage()]
+    assert len(told) == 1 and "fails in observe: RuntimeError: cannot look" in told[0]

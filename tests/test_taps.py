@@ -134,6 +134,8 @@ def test_a_model_that_shows_no_layers_is_named(
     from hookline.plugins.models import qwen3
 
     monkeypatch.setattr(qwen3, "tapped", lambda layers, residual, attend: layers)
-    with pytest.raises(PluginError, match=r"engine.taps asks for layers \[1\], which the model does not show"):
+    with pytest.raises(
+        PluginError, match=r"engine.taps, or the drafter, asks for layers \[1\], which the model does not show"
+    ):
         with LLM(str(checkpoint[0]), device="cpu", engine={"taps": [1]}) as llm:
             llm.generate(PROMPTS[:1], GREEDY)

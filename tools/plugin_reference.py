@@ -34,6 +34,7 @@ KINDS = (
     "grammar",
     "pooler",
     "drafter",
+    "draft_head",
     "scheduler",
     "observer",
     "parser",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
-from hookline.core.contracts import DrafterSpec, DraftRow, is_offered
+from hookline.core.contracts import ComputedRow, DrafterSpec, DraftRow, is_offered
 from hookline.core.testing.checks import check, check_contract
 
 MOST = (1, 3, 64)
@@ -17,11 +18,14 @@ class DrafterSuite:
     """`class TestMine(DrafterSuite): def make(self, spec): return Mine(MyConfig(), spec)`.
 
     A drafter that fails never changes a token, but its requests get no drafts. copies: whether it drafts the rest of a
-    text that the request repeats. vocab_size: as in the spec.
+    text that the request repeats. vocab_size: as in the spec. layers, hidden_size: of a drafter that has `observe`, the
+    layers whose hidden states it is shown and their size; `make` then gives it a spec with a target.
     """
 
     vocab_size: ClassVar[int] = 97
     copies: ClassVar[bool] = False
+    layers: ClassVar[Sequence[int]] = ()
+    hidden_size: ClassVar[int] = 1
 
     def make(self, spec: DrafterSpec) -> Any:
         """The drafter under test."""
@@ -40,6 +44,7 @@ class DrafterSuite:
     def test_proposes_token_ids_and_no_more_than_asked_for(self) -> None:
         """At most num_drafts ids of the vocabulary, for requests from one token on."""
         drafter = self._made()
+        self._show(drafter, self._rows())
         for row in self._rows():
             drafts = np.asarray(drafter.propose(row))
             asked = f"asked for {row.num_drafts} drafts after {len(row.tokens)} tokens"
@@ -54,13 +59,28 @@ class DrafterSuite:
         """With `propose_all`: one proposal for each request, in the order of the requests."""
         if not is_offered(type(self._made()).propose_all):
             return
-        rows = self._rows()
-        together = [list(drafts) for drafts in self._made().propose_all(rows)]
+        rows, drafter = self._rows(), self._made()
+        self._show(drafter, rows)
+        together = [list(drafts) for drafts in drafter.propose_all(rows)]
         check(len(together) == len(rows), f"propose_all returned {len(together)} proposals for {len(rows)} requests")
         drafter = self._made()
+        self._show(drafter, rows)
         for row, drafts in zip(rows, together, strict=True):
             alone = list(drafter.propose(row))
             check(drafts == alone, f"propose_all returned {drafts} for a request, for which propose returned {alone}")
+
+    def test_hidden_states_that_it_had_before_change_nothing(self) -> None:
+        """With `observe`: a preempted request's are computed again, and drafts were computed meanwhile."""
+        if not is_offered(type(self._made()).observe):
+            return
+        drafter, rows = self._made(), self._rows()
+        self._show(drafter, rows)
+        before = [list(drafter.propose(row)) for row in rows]
+        check(any(before), "shown the hidden states of all tokens, it proposed nothing for any request")
+        self._show(drafter, rows, first=1)
+        for row, drafts in zip(rows, before, strict=True):
+            again = list(drafter.propose(row))
+            check(again == drafts, f"shown the same hidden states again, it proposed {again} in place of {drafts}")
 
     def test_leaves_the_tokens_alone(self) -> None:
         """It must not write to what it is shown."""
@@ -91,7 +111,21 @@ class DrafterSuite:
         check(drafts == wanted, f"after a text that began again it drafted {drafts}, and the text goes on {wanted}")
 
     def _made(self) -> Any:
-        return self.make(DrafterSpec(self.vocab_size, max_num_seqs=8, max_model_len=256))
+        return self.make(DrafterSpec(self.vocab_size, max_num_seqs=8, max_model_len=300))
+
+    def _show(self, drafter: Any, rows: Sequence[DraftRow], first: int = 0) -> None:
+        """Hidden states of the tokens of these requests from the first on, up to the newest token."""
+        if is_offered(type(drafter).observe):
+            rng = np.random.default_rng(1)
+            sizes = [(len(row.tokens) - 1, self.hidden_size) for row in rows]
+            states = [{layer: rng.standard_normal(size, np.float32) for layer in self.layers} for size in sizes]
+            drafter.observe(
+                [
+                    ComputedRow(row.id, row.tokens, first, {layer: one[first:] for layer, one in streams.items()})
+                    for row, streams in zip(rows, states, strict=True)
+                    if len(row.tokens) - 1 > first
+                ]
+            )
 
     def _rows(self) -> list[DraftRow]:
         rng, rows = np.random.default_rng(0), list[DraftRow]()

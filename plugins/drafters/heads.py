@@ -167,7 +167,7 @@ class HeadDrafter(Drafter):
         ]
         lengths = [(sequence, sequence.length, sequence.end, sequence.hidden_H) for _, _, sequence in going]
         ahead = 0
-        while going := [one for one in going if ahead < one[1].num_drafts]:
+        while going := [one for one in going if ahead < min(one[1].num_drafts, self.k)]:
             if ahead:
                 tokens_T = torch.tensor([drafts[-1] for drafts, _, _ in going])
                 positions_T = torch.tensor([sequence.end for _, _, sequence in going])

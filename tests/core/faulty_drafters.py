@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hookline.core.contracts import Drafter, DrafterSpec, DraftRow
+from hookline.core.contracts import ComputedRow, Drafter, DrafterSpec, DraftRow
 
 
 class PlainDrafter(Drafter):
@@ -74,6 +74,19 @@ class LeavesOneOut(PlainDrafter):
         return [self.propose(row) for row in rows[1:]]
 
 
+class CountsHiddenStatesTwice(PlainDrafter):
+    def __init__(self, config: Any, spec: DrafterSpec) -> None:
+        super().__init__(config, spec)
+        self.num_seen: dict[int, int] = {}
+
+    def observe(self, rows: Sequence[ComputedRow]) -> None:
+        for row in rows:
+            self.num_seen[row.id] = self.num_seen.get(row.id, 0) + len(row.streams[0])
+
+    def propose(self, row: DraftRow) -> Sequence[int]:
+        return super().propose(row) or [self.num_seen.get(row.id, 0) % self.vocab_size]
+
+
 FAULTS: dict[type, str] = {
     ProposesTooMany: "propose returned 2",
     LeavesTheVocabulary: "propose returned ids outside of 0 to 96",
@@ -83,5 +96,6 @@ FAULTS: dict[type, str] = {
     MakesNone: "its k is 0 and must be an int of at least 1",
     AnswersInAnotherOrder: "for a request, for which propose returned",
     LeavesOneOut: "proposals for 30 requests",
+    CountsHiddenStatesTwice: "shown the same hidden states again",
     RepeatsTheLastToken: "after a text that began again it drafted",
 }

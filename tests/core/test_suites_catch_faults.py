@@ -173,6 +173,7 @@ class SmallPoolerSuite(PoolerSuite):
 class SmallDrafterSuite(DrafterSuite):
     plugin: Any
     copies = True
+    layers = (0,)
 
     def make(self, spec: Any) -> Any:
         return self.plugin(None, spec)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from hookline.core.contracts import DrafterSpec, DraftRow
 from hookline.core.testing.drafter_suite import DrafterSuite
-from hookline.plugins.drafters import DraftModelConfig, LookupConfig, SyntheticConfig
+from hookline.plugins.drafters import DraftModelConfig, LookupConfig, MtpConfig, SyntheticConfig
 from hookline.plugins.drafters.draft_model import DraftModel
 from hookline.plugins.drafters.lookup import Ngram, Suffix
+from hookline.plugins.drafters.mtp import Mtp
 from hookline.plugins.drafters.synthetic import Synthetic
+from tests.draft_heads import save_nextn, target_of
 from tests.small_models import CONFIGS, save_checkpoint
 
 SPEC = DrafterSpec(100, 4, 256)
@@ -51,6 +54,22 @@ class TestDraftModel(DrafterSuite):
     def make(self, spec: DrafterSpec) -> DraftModel:
         self.drafters.append(DraftModel(DraftModelConfig(str(self.folder), cpu_cache_gib=0.01), spec))
         return self.drafters[-1]
+
+
+class TestMtp(DrafterSuite):
+    layers = (1,)
+    hidden_size = 36
+
+    @pytest.fixture(autouse=True, scope="class")
+    @classmethod
+    def _target(cls, tmp_path_factory: pytest.TempPathFactory) -> None:
+        folder = tmp_path_factory.mktemp("nextn")
+        sizes = {"num_hidden_layers": 2, "vocab_size": cls.vocab_size, "max_position_embeddings": 300}
+        save_nextn({**CONFIGS["deepseek_v3"], **sizes}, folder)
+        cls.target = target_of("deepseek", folder, "mtp")
+
+    def make(self, spec: DrafterSpec) -> Mtp:
+        return Mtp(MtpConfig(), replace(spec, target=self.target))
 
 
 def _row(tokens: list[int], num_drafts: int = 4) -> DraftRow:

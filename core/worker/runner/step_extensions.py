@@ -374,7 +374,8 @@ class LayerWatch:
         why = "which the model does not show, since its forward does not use hookline.core.layers.tapped"
         for layer, one in self._missing.items():
             if one is None:
-                raise StepFault(f"engine.taps asks for layers {[*self._missing]}, {why}; leave engine.taps out")
+                asked = f"engine.taps, or the drafter, asks for layers {[*self._missing]}"
+                raise StepFault(f"{asked}, {why}; leave it out")
             what = f"{one.stage.entry} asks for layer {layer}, {why}; use another model"
             raise RequestFault(what, extensions=1 << one.index, is_refusal=True)
 
