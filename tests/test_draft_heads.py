@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,21 @@ from hookline.core.contracts import ComputedRow, DraftCounts, DrafterSpec, Draft
 from hookline.core.errors import CheckpointError, ConfigError, PluginError
 from hookline.core.outputs import RequestOutput
 from hookline.core.plugin import sources
-from hookline.plugins.drafters import MtpConfig
+from hookline.plugins.drafters import Eagle3Config, MtpConfig
+from hookline.plugins.drafters.eagle3 import Eagle3
 from hookline.plugins.drafters.heads import HeadDrafter
 from hookline.plugins.drafters.mtp import Mtp
-from tests.draft_heads import repeat_layer, rms, save_nextn, target_of
+from tests.draft_heads import (
+    eagle_config,
+    eagle_entries,
+    eagle_weights,
+    repeat_layer,
+    rms,
+    save_nextn,
+    save_repeating,
+    save_weights,
+    target_of,
+)
 from tests.small_models import CONFIGS, save_checkpoint
 
 NEXTN = {**CONFIGS["deepseek_v3"], "num_hidden_layers": 2, "mlp_bias": False}
@@ -88,6 +100,38 @@ def test_the_layer_behind_the_last_one_drafts_what_plain_torch_computes(config: 
     )
 
 
+LLAMA = {**CONFIGS["llama"], "num_hidden_layers": 3}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"num_key_value_heads": 2, "draft_vocab_size": 40},
+        {"num_key_value_heads": 4, "hidden_size": 24, "target_hidden_size": 32, "norm_before_residual": True},
+    ],
+    ids=["the model's embedding, tokens of its own", "its own embedding and size"],
+)
+def test_an_eagle_head_drafts_what_plain_torch_computes(changed: dict[str, Any], tmp_path: Path) -> None:
+    model = save_checkpoint(LLAMA, tmp_path / "model")
+    config = eagle_config(LLAMA, **changed)
+    weights = eagle_weights(config, LLAMA["hidden_size"])
+    embedding_VH = model.model.embed_tokens.weight.detach()
+    if "target_hidden_size" in changed:
+        embedding_VH = weights["embed_tokens.weight"] = torch.randn(config["vocab_size"], config["hidden_size"])
+    save_weights(config, weights, tmp_path / "head")
+    streams = {layer: torch.randn(len(TOKENS) - 1, LLAMA["hidden_size"]) for layer in (2, 0, 1)}
+    combined_TH = torch.cat([streams[layer] for layer in (0, 1, 2)], -1) @ weights["fc.weight"].T
+
+    def best(stream_H: Tensor) -> int:
+        place = int((weights["lm_head.weight"] @ rms(stream_H, weights["norm.weight"], 1e-5)).argmax())
+        return place + int(weights["d2t"][place])
+
+    own = {"checkpoint": str(tmp_path / "head")}
+    drafter = drafter_of(Eagle3, Eagle3Config(k=3, **own), "llama", tmp_path / "model", {"name": "eagle3", **own})
+    entries = partial(eagle_entries, config, weights, embedding_VH)
+    check_drafts(drafter, {layer: one.numpy() for layer, one in streams.items()}, combined_TH, entries, best)
+
+
 RIGHT = {**CONFIGS["deepseek_v3"], "num_hidden_layers": 1, "first_k_dense_replace": 0}
 PROMPTS = [[5, 6, 7, 8, 9, 10], [3, 4] * 9, list(range(20, 60)), [11]]
 NUM_TOKENS = 30
@@ -132,19 +176,34 @@ def check_equal(ours: list[list[RequestOutput]], theirs: list[list[RequestOutput
 
 
 @pytest.fixture(scope="module")
-def right(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint whose layer for drafts is always right."""
-    folder = tmp_path_factory.mktemp("right")
-    save_nextn(RIGHT, folder, repeat_layer)
-    return folder
+def right(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[str, Path, dict[str, Any]]]:
+    """Of each drafter: a model plugin, a checkpoint, and the drafter with a head that is always right of it."""
+    made: dict[str, tuple[str, Path, dict[str, Any]]] = {}
+
+    def _made(name: str) -> tuple[str, Path, dict[str, Any]]:
+        if name not in made:
+            folder = tmp_path_factory.mktemp(name)
+            if name == "mtp":
+                save_nextn(RIGHT, folder, repeat_layer)
+                made[name] = "deepseek", folder, {"name": name, "k": 3}
+            else:
+                model, head = save_repeating(LLAMA, folder)
+                made[name] = "llama", model, {"name": name, "k": 3, "checkpoint": str(head)}
+        return made[name]
+
+    return _made
 
 
+@pytest.mark.parametrize("name", ["mtp", "eagle3"])
 @pytest.mark.parametrize(
     "cases", [["greedy", "sampled", "processors"], ["preemption", "preemption, greedy"]], ids=["plain", "scarce"]
 )
-def test_answers_with_a_head_are_those_without_and_its_drafts_are_right(cases: list[str], right: Path) -> None:
-    plain, _ = answers("deepseek", right, None, cases)
-    found, counts = answers("deepseek", right, {"name": "mtp", "k": 3}, cases)
+def test_answers_with_a_head_are_those_without_and_its_drafts_are_right(
+    name: str, cases: list[str], right: Callable[[str], tuple[str, Path, dict[str, Any]]]
+) -> None:
+    model, folder, drafter = right(name)
+    plain, _ = answers(model, folder, None, cases)
+    found, counts = answers(model, folder, drafter, cases)
     check_equal(found, plain)
     for case, count in zip(cases, counts, strict=True):
         assert count.num_drafted > 100

@@ -20,7 +20,7 @@ from hookline.core.checkpoint.checkpoint import Checkpoint, resolve
 from hookline.core.checkpoint.dequantised import with_dequantised
 from hookline.core.checkpoint.load import load_checkpoint, random_weights
 from hookline.core.checkpoint.stacked_experts import as_named
-from hookline.core.contracts import WHOLE_MODEL, DraftRow, Kernels, Runtime, Sampler, SamplingBatch, WeightTarget
+from hookline.core.contracts import WHOLE_MODEL, DraftRow, Runtime, Sampler, SamplingBatch, WeightTarget
 from hookline.core.distributed.ranks import ALONE
 from hookline.core.errors import CheckpointError
 from hookline.core.layers.quantized import QuantizedWeights
@@ -32,7 +32,6 @@ class TargetModel:
     def __init__(self, resolved: ResolvedConfig) -> None:
         model = chosen(resolved.config.model)
         self._resolved, self._opened = resolved, dict[str, Checkpoint]()
-        self._runtimes: dict[str, Runtime] = {}
         self.spec, self.hf_config, self.model_class = resolved.spec, resolved.checkpoint.config, model.load()
         self.checkpoint = resolved.checkpoint.reference
         self.is_random = resolved.config.model.config.weights == "random"
@@ -45,28 +44,27 @@ class TargetModel:
         """See DraftTarget."""
         return {} if self.is_random and not checkpoint else self._checkpoint(checkpoint).shapes()
 
-    def runtime(self, checkpoint: str = "") -> Runtime:
+    @cached_property
+    def runtime(self) -> Runtime:
         """See DraftTarget."""
-        if checkpoint not in self._runtimes:
-            made = replace(runtime_of(self._resolved, self._kernels), ranks=ALONE, stage=WHOLE_MODEL)
-            self._runtimes[checkpoint] = replace(made, weights=None) if checkpoint else made
-        return self._runtimes[checkpoint]
+        made = runtime_of(self._resolved, make_kernels(self._resolved))
+        return replace(made, ranks=ALONE, stage=WHOLE_MODEL)
 
     @torch.inference_mode()
     def fill(self, targets: Mapping[str, WeightTarget], checkpoint: str = "") -> None:
         """See DraftTarget."""
-        runtime = self.runtime(checkpoint)
         if self.is_random and not checkpoint:
             random_weights(targets, self._resolved.config.seed)
         else:
             opened = self._checkpoint(checkpoint)
             if opened.folder is None or opened.source is not None:
                 raise CheckpointError(f"heads of drafters are read from safetensors, which {opened.reference} is not")
-            stored = as_named(opened.stored, targets)
-            if isinstance(runtime.weights, QuantizedWeights) and not runtime.weights.from_floats:
-                stored = with_dequantised(stored, targets, runtime.weights.quantization, runtime.weights.form)
+            stored, factory = as_named(opened.stored, targets), self.runtime.weights
+            if not checkpoint and isinstance(factory, QuantizedWeights) and not factory.from_floats:
+                stored = with_dequantised(stored, targets, factory.quantization, factory.form)
             load_checkpoint(opened.folder, targets, stored={name: stored[name] for name in targets if name in stored})
-        finish_weights(runtime)
+        if not checkpoint:
+            finish_weights(self.runtime)
 
     @torch.inference_mode()
     def draw(self, logits_NV: Tensor, rows: Sequence[DraftRow], ahead: int) -> list[int]:
@@ -82,10 +80,6 @@ class TargetModel:
         )
         drawn: list[int] = self._sampler.sample(logits_NV.float(), params).tolist()
         return drawn
-
-    @cached_property
-    def _kernels(self) -> Kernels:
-        return make_kernels(self._resolved)
 
     @cached_property
     def _sampler(self) -> Sampler:

@@ -53,7 +53,7 @@ class DraftHead(Protocol):
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, hidden_TH: Tensor, attend: Attend) -> Tensor:
         """Entries: hidden_TH of `combine`, or of this method for the entry before -> (T, H).
 
-        attend: called once, with layer 0.
+        attend: called once, with any layer.
         """
         ...
 
@@ -95,14 +95,18 @@ class DraftTarget(Protocol):
         """
         ...
 
-    def runtime(self, checkpoint: str = "") -> Runtime:
-        """What a head is built with, whole in the engine's process: the model's device, dtype, kernels, and the
-        quantization of the checkpoint that its weights come from.
+    @property
+    def runtime(self) -> Runtime:
+        """What a head is built with, whole in the engine's process: the model's device, dtype and kernels, and the
+        quantization of its checkpoint.
         """
         ...
 
     def fill(self, targets: Mapping[str, WeightTarget], checkpoint: str = "") -> None:
-        """Load weights, or draw them at random. Raises: CheckpointError for tensors that are missing or misshaped."""
+        """Load weights from the model's checkpoint, drawn at random where its are, or plain ones from another one.
+
+        Raises: CheckpointError for tensors that are missing or misshaped.
+        """
         ...
 
     def draw(self, logits_NV: Tensor, rows: Sequence[DraftRow], ahead: int) -> list[int]:

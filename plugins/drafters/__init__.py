@@ -1,6 +1,6 @@
 """The drafters that ship with Hookline: their options and their registration. Imports no torch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hookline.core.contracts import Registrar, bounded, hookimpl
 
@@ -51,6 +51,21 @@ class MtpConfig:
 
 
 @dataclass
+class Eagle3Config:
+    """Drafts by an EAGLE-3 head that was trained for the model."""
+
+    checkpoint: str = ""
+    """The head: a folder or a hub id. With model.weights=random it may be left out, for a random head."""
+    k: int = bounded(3, 1, 64)
+    """Most drafts for a request in a step; the head makes one after the other."""
+    layers: list[int] = field(default_factory=list)
+    """After which of the model's layers it reads the residual stream, from 0; none: those that its config.json names,
+    or the usual three."""
+    adaptive: bool = True
+    """Whether a request whose drafts are all wrong has none in its next step, then in two steps, and so on up to 64."""
+
+
+@dataclass
 class SyntheticConfig:
     """For benchmarks: a stated number of tokens is kept of each step, whether they are right or not."""
 
@@ -62,7 +77,7 @@ class SyntheticConfig:
 
 @hookimpl
 def register_drafters(register: Registrar) -> None:
-    """Two search the request's own tokens on the host, one is a smaller model, and one is for benchmarks."""
+    """Two search the request's own tokens on the host, three compute them with weights, and one is for benchmarks."""
     register(
         "ngram",
         "hookline.plugins.drafters.lookup:Ngram",
@@ -86,6 +101,12 @@ def register_drafters(register: Registrar) -> None:
         "hookline.plugins.drafters.mtp:Mtp",
         config=MtpConfig,
         help="drafts by the layer that a checkpoint carries for this (multi-token prediction)",
+    )
+    register(
+        "eagle3",
+        "hookline.plugins.drafters.eagle3:Eagle3",
+        config=Eagle3Config,
+        help="drafts by an EAGLE-3 head, drafter.checkpoint=FOLDER or HUB_ID",
     )
     register(
         "synthetic",

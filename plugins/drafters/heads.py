@@ -81,10 +81,10 @@ class HeadAttention:
         norm: QKNorm | None = None,
         form: AttentionForm = PLAIN_ATTENTION,
     ) -> Tensor:
-        """See Attend; of AttentionForm it knows the scale alone."""
+        """See Attend; of AttentionForm it knows the scale alone. layer: the head has one, whatever its number is."""
         spec, num_tokens = self._spec, len(qkv_TC)
-        if layer or norm is not None or form.features - {"scale"}:
-            raise NotImplementedError(f"attention of a head's layer {layer} with {norm}, {sorted(form.features)}")
+        if norm is not None or form.features - {"scale"}:
+            raise NotImplementedError(f"attention of a head with {norm}, {sorted(form.features)}")
         heads_TNE = qkv_TC.view(num_tokens, -1, spec.head_dim)
         q_TQE, k_TKE = heads_TNE[:, : spec.num_heads], heads_TNE[:, spec.num_heads :][:, : spec.num_kv_heads]
         v_TKF = None if spec.value_dim is not None else heads_TNE[:, spec.num_heads + spec.num_kv_heads :]
@@ -127,7 +127,7 @@ class HeadDrafter(Drafter):
     def __init__(self, config: Any, spec: DrafterSpec, target: DraftTarget, head: DraftHead) -> None:
         self.k, self.adaptive = config.k, config.adaptive
         self.head, self._target, self._vocab_size = head, target, spec.vocab_size
-        self._device, self._dtype = target.runtime().device, target.runtime().dtype
+        self._device, self._dtype = target.runtime.device, target.runtime.dtype
         self._sequences: dict[int, HeadSequence] = {}
 
     @torch.inference_mode()

@@ -44,7 +44,7 @@ def _head(target: DraftTarget) -> Any:
             "leave the drafter out, or take drafter=suffix"
         )
     try:
-        head = model.draft_head()(target.hf_config, target.runtime())
+        head = model.draft_head()(target.hf_config, target.runtime)
         target.fill(head.weight_targets(target.shapes()))
     except CheckpointError as error:
         raise CheckpointError(f"drafter=mtp cannot read its layer from {target.checkpoint}: {error}") from error

@@ -76,23 +76,12 @@ class DeepseekNextn:
         token_TD = norm(self.embed(token_ids_T), self.token_norm_D, self.eps)
         both_TD = torch.cat([token_TD, norm(hidden_TH, self.hidden_norm_D, self.eps)], -1)
         residual = Residual(self.project(both_TD), self.eps, self.runtime, in_chunks=False)
-        self.layer(residual, _FirstLayer(attend))
+        self.layer(residual, attend)
         return self.norm(residual)
 
     def logits(self, hidden_NH: Tensor) -> Tensor:
         """See DraftHead."""
         return self.head(hidden_NH)
-
-
-class _FirstLayer:
-    """Attend with the one layer of a head, whatever its number in the checkpoint is."""
-
-    def __init__(self, attend: Attend) -> None:
-        self._attend, self.states = attend, attend.states
-
-    def __call__(self, layer: int, *given: Any) -> Tensor:
-        """See Attend."""
-        return self._attend(0, *given)
 
 
 def _with_layer(shape: LatentShape) -> LatentShape:
