@@ -20,7 +20,7 @@ from hookline.core.errors import CheckpointError, ConfigError, PluginError
 from hookline.core.outputs import RequestOutput
 from hookline.core.plugin import sources
 from hookline.plugins.drafters import Eagle3Config, MtpConfig
-from hookline.plugins.drafters.eagle3 import Eagle3
+from hookline.plugins.drafters.eagle3 import Eagle3, read_config
 from hookline.plugins.drafters.heads import HeadDrafter
 from hookline.plugins.drafters.mtp import Mtp
 from tests.draft_heads import (
@@ -269,17 +269,22 @@ def test_drafters_see_the_hidden_states_of_every_token_that_counts_and_of_no_oth
         torch.testing.assert_close(normed_D, states[2][0, 4], rtol=1e-3, atol=1e-4)
 
 
-def refused(model: str, folder: Path, drafter: Any, error: type[Exception], told: str) -> None:
-    """Starting says this, in one line."""
+def refused(cls: Any, config: Any, model: str, folder: Path, error: type[Exception], told: str) -> None:
+    """Making the drafter says this, in one line. config: its dataclass."""
+    fields = {name: value for name, value in vars(config).items() if value}
     with pytest.raises(error, match=told) as raised:
-        LLM(
-            model={"name": model, "checkpoint": str(folder)},
-            drafter=drafter,
-            device="cpu",
-            dtype="float32",
-            engine=SMALL,
-        )
+        drafter_of(cls, config, model, folder, {"name": cls.__name__.lower(), **fields})
     assert "\n" not in str(raised.value)
+
+
+def random_model(name: str, shape: dict[str, Any]) -> dict[str, Any]:
+    """Its option."""
+    return {"name": name, "checkpoint": "", "weights": "random", "random_shape": shape}
+
+
+def _drop(weights: dict[str, Tensor], beginning: str) -> None:
+    for name in [name for name in weights if name.startswith(beginning)]:
+        del weights[name]
 
 
 def test_what_has_no_layer_for_drafts_is_refused_by_name(tmp_path: Path) -> None:
@@ -288,20 +293,76 @@ def test_what_has_no_layer_for_drafts_is_refused_by_name(tmp_path: Path) -> None
 
     save_nextn(RIGHT, tmp_path / "short", shorten)
     told = r"drafter=mtp cannot read its layer from .*short: .*eh_proj.weight has \[36, 36\] and needs \[36, 72\]"
-    refused("deepseek", tmp_path / "short", "mtp", CheckpointError, told)
-    for name in ("deepseek_v3", "llama", "qwen3_5"):
-        save_checkpoint(CONFIGS[name], tmp_path / name)
-    told = r"drafter=mtp cannot read its layer from .*deepseek_v3: it has no tensors model.layers.3.\*"
-    refused("deepseek", tmp_path / "deepseek_v3", "mtp", CheckpointError, told)
+    refused(Mtp, MtpConfig(), "deepseek", tmp_path / "short", CheckpointError, told)
+    save_nextn(RIGHT, tmp_path / "without", lambda weights: _drop(weights, "model.layers.1."))
+    told = r"drafter=mtp cannot read its layer from .*without: it has no tensors model.layers.1.\*"
+    refused(Mtp, MtpConfig(), "deepseek", tmp_path / "without", CheckpointError, told)
+    save_checkpoint(LLAMA, tmp_path / "llama")
     told = "drafter=mtp: the model plugin Llama reads no layer of its checkpoints that drafts tokens"
-    refused("llama", tmp_path / "llama", "mtp", ConfigError, told)
+    refused(Mtp, MtpConfig(), "llama", tmp_path / "llama", ConfigError, told)
     told = "drafter 'mtp' .* does not fit: layers of this model keep a state"
-    refused("qwen3_5", tmp_path / "qwen3_5", "mtp", PluginError, told)
+    with pytest.raises(PluginError, match=told):
+        LLM(
+            model=random_model("qwen3_5", CONFIGS["qwen3_5"]),
+            drafter="mtp",
+            device="cpu",
+            engine=SMALL,
+        )
 
 
-def test_random_weights_have_a_random_layer_for_drafts() -> None:
-    model = {"name": "deepseek", "checkpoint": "", "weights": "random", "random_shape": RIGHT}
-    with LLM(model=model, drafter="mtp", device="cpu", dtype="float32", engine=SMALL) as llm:
+def test_eagle_heads_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:
+    save_checkpoint(LLAMA, tmp_path / "model")
+    config = eagle_config(LLAMA, num_key_value_heads=2)
+    weights = eagle_weights(config, LLAMA["hidden_size"])
+    told = r"drafter=eagle3 needs drafter\.checkpoint=FOLDER or HUB_ID"
+    refused(Eagle3, Eagle3Config(layers=[0, 1, 2]), "llama", tmp_path / "model", ConfigError, told)
+    without = {name: one for name, one in weights.items() if name != "d2t"}
+    read = "drafter=eagle3 cannot read its head .*: "
+    cases: list[tuple[dict[str, Any], Mapping[str, Tensor], type[Exception], str]] = [
+        ({"hidden_size": 48}, weights, ConfigError, "is for a model with hidden states of 48, and this one has 32"),
+        ({"vocab_size": 95}, weights, ConfigError, "is for a model with a vocabulary of 95, and this one has 96"),
+        ({"draft_vocab_size": 97}, weights, ConfigError, "draft_vocab_size = 97; supported: at most vocab_size = 96"),
+        ({"norm_before_fc": True}, weights, ConfigError, "does not support norm_before_fc = True"),
+        ({"num_hidden_layers": 2}, weights, ConfigError, "does not support num_hidden_layers = 2"),
+        ({"eagle_config": {}}, weights, ConfigError, r"after layers \[1, 0, -1\], which are not .* drafter\.layers"),
+        ({"intermediate_size": 44}, weights, CheckpointError, read + ".*3 misshaped tensors"),
+        ({}, {**weights, "midlayer.self_attn.q_norm.weight": torch.ones(8)}, CheckpointError, read + ".*q_norm.weight"),
+        ({}, {"norm.weight": weights["norm.weight"]}, CheckpointError, read + r"it has neither midlayer\.\* nor"),
+        ({"draft_vocab_size": 40}, without, CheckpointError, read + "(?=.*1 missing tensor: d2t)"),
+        ({}, {**weights, "d2t": weights["d2t"] + 1}, CheckpointError, read + "d2t names tokens from 1 to 96"),
+    ]
+    for index, (changed, tensors, error, told) in enumerate(cases):
+        head = tmp_path / f"head{index}"
+        save_weights({**config, **changed}, tensors, head)
+        refused(Eagle3, Eagle3Config(str(head)), "llama", tmp_path / "model", error, told)
+
+
+@pytest.mark.parametrize(
+    ("form", "layers", "chosen"),
+    [
+        ({}, 36, (1, 17, 32)),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 23, 44]}}, 48, (1, 23, 44)),
+        ({"eagle_aux_hidden_state_layer_ids": [2, 18, 33]}, 36, (1, 17, 32)),
+    ],
+)
+def test_the_layers_are_those_that_a_head_was_trained_with(
+    form: dict[str, Any], layers: int, chosen: tuple[int, ...]
+) -> None:
+    assert read_config({**eagle_config(LLAMA), "eagle_config": None, **form}, layers).layers == chosen
+
+
+def test_heads_of_speculators_are_read() -> None:
+    inner = {key: one for key, one in eagle_config(LLAMA).items() if key not in ("architectures", "eagle_config")}
+    stated = {"architectures": ["Eagle3Speculator"], "draft_vocab_size": 40, "target_hidden_size": None}
+    shape = read_config({**stated, "transformer_layer_config": inner, "norm_before_residual": None}, 36)
+    assert (shape.num_drawn, shape.model_hidden, shape.norms_residual, shape.layers) == (40, 32, True, (1, 17, 32))
+
+
+@pytest.mark.parametrize("drafter", ["mtp", {"name": "eagle3", "layers": [0, 1]}], ids=["mtp", "eagle3"])
+def test_random_weights_have_a_random_head(drafter: Any) -> None:
+    with LLM(
+        model=random_model("deepseek", NEXTN), drafter=drafter, device="cpu", dtype="float32", engine=SMALL
+    ) as llm:
         llm.generate(PROMPTS[:1], SamplingParams(max_tokens=8, ignore_eos=True))
         assert llm.engine.speculation is not None and llm.engine.speculation.num_drafted > 0
 

@@ -32,7 +32,8 @@ class TargetModel:
     def __init__(self, resolved: ResolvedConfig) -> None:
         model = chosen(resolved.config.model)
         self._resolved, self._opened = resolved, dict[str, Checkpoint]()
-        self.spec, self.hf_config, self.model_class = resolved.spec, resolved.checkpoint.config, model.load()
+        self.spec, self.model_class = resolved.spec, model.load()
+        self.hf_config: Mapping[str, Any] = resolved.checkpoint.config
         self.checkpoint = resolved.checkpoint.reference
         self.is_random = resolved.config.model.config.weights == "random"
 

@@ -164,8 +164,8 @@ class Eagle3Head:
         layer = OTHER_LAYER if any(name.startswith(f"{OTHER_LAYER}.") for name in stored) else LAYER
         if stored and not any(name.startswith(f"{layer}.") for name in stored):
             raise CheckpointError(f"it has neither {LAYER}.* nor {OTHER_LAYER}.*, the layer of an EAGLE-3 head")
-        attention, ahead_W = f"{layer}.self_attn", self.ahead_W
-        ahead = WeightTarget.converted(ahead_W, ahead_W.shape, lambda whole: ahead_W.copy_(whole[:]), ("I64", "I32"))
+        attention = f"{layer}.self_attn"
+        ahead = WeightTarget.converted(self.ahead_W, self.ahead_W.shape, self._name_tokens, ("I64", "I32"))
         found = {
             **self.project.targets("fc"),
             f"{layer}.input_layernorm.weight": WeightTarget.whole(self.token_norm_H, init="ones"),
@@ -220,6 +220,10 @@ class Eagle3Head:
                 f"d2t names tokens from {min(tokens)} to {max(tokens)}, {len(set(tokens))} of {len(tokens)} different; "
                 f"the model's are 0 to {self.shape.vocab_size - 1}"
             )
+
+    def _name_tokens(self, ahead_W: Any) -> None:
+        """Keep d2t, or anything indexed like it."""
+        self.ahead_W.copy_(ahead_W[:])
 
     def _tokens(self) -> Tensor:
         """The model's token of each of the head's own, (W,)."""

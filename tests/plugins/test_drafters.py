@@ -10,12 +10,13 @@ import pytest
 
 from hookline.core.contracts import DrafterSpec, DraftRow
 from hookline.core.testing.drafter_suite import DrafterSuite
-from hookline.plugins.drafters import DraftModelConfig, LookupConfig, MtpConfig, SyntheticConfig
+from hookline.plugins.drafters import DraftModelConfig, Eagle3Config, LookupConfig, MtpConfig, SyntheticConfig
 from hookline.plugins.drafters.draft_model import DraftModel
+from hookline.plugins.drafters.eagle3 import Eagle3
 from hookline.plugins.drafters.lookup import Ngram, Suffix
 from hookline.plugins.drafters.mtp import Mtp
 from hookline.plugins.drafters.synthetic import Synthetic
-from tests.draft_heads import save_nextn, target_of
+from tests.draft_heads import eagle_config, eagle_weights, save_nextn, save_weights, target_of
 from tests.small_models import CONFIGS, save_checkpoint
 
 SPEC = DrafterSpec(100, 4, 256)
@@ -70,6 +71,25 @@ class TestMtp(DrafterSuite):
 
     def make(self, spec: DrafterSpec) -> Mtp:
         return Mtp(MtpConfig(), replace(spec, target=self.target))
+
+
+class TestEagle3(DrafterSuite):
+    layers = (0, 1, 2)
+    hidden_size = 32
+
+    @pytest.fixture(autouse=True, scope="class")
+    @classmethod
+    def _target(cls, tmp_path_factory: pytest.TempPathFactory) -> None:
+        folder = tmp_path_factory.mktemp("eagle3")
+        sizes = {"num_hidden_layers": 3, "vocab_size": cls.vocab_size, "max_position_embeddings": 300}
+        save_checkpoint({**CONFIGS["llama"], **sizes}, folder / "model")
+        config = eagle_config({**CONFIGS["llama"], **sizes}, num_key_value_heads=2)
+        save_weights(config, eagle_weights(config, cls.hidden_size), folder / "head")
+        cls.config = Eagle3Config(str(folder / "head"))
+        cls.target = target_of("llama", folder / "model", {"name": "eagle3", "checkpoint": cls.config.checkpoint})
+
+    def make(self, spec: DrafterSpec) -> Eagle3:
+        return Eagle3(self.config, replace(spec, target=self.target))
 
 
 def _row(tokens: list[int], num_drafts: int = 4) -> DraftRow:
