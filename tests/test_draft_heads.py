@@ -196,7 +196,11 @@ def right(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[str
 
 @pytest.mark.parametrize("name", ["mtp", "eagle3"])
 @pytest.mark.parametrize(
-    "cases", [["greedy", "sampled", "processors"], ["preemption", "preemption, greedy"]], ids=["plain", "scarce"]
+    "cases",
+    [
+        pytest.param(["greedy", "sampled", "processors"], id="plain", marks=pytest.mark.slow),
+        pytest.param(["preemption", "preemption, greedy"], id="scarce"),
+    ],
 )
 def test_answers_with_a_head_are_those_without_and_its_drafts_are_right(
     name: str, cases: list[str], right: Callable[[str], tuple[str, Path, dict[str, Any]]]

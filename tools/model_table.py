@@ -36,8 +36,8 @@ says which can be cut into [stages](several_gpus.md#stages-pp2).
 
 As with transformers, what a checkpoint stores decides: where its config.json ties the head to the embedding,
 another head that is stored is served, with a warning, and a head that is stored alone is the embedding, too.
-Buffers that models no longer store (`rotary_emb.inv_freq`, causal masks, `position_ids`) are left out. Layers that draft
-tokens are loaded by [`drafter=mtp`](speculation.md#heads-that-read-the-models-hidden-states) alone, for `deepseek`.
+Buffers that models no longer store (`rotary_emb.inv_freq`, causal masks, `position_ids`) are left out. Layers
+that draft tokens are loaded for [`drafter=mtp`](speculation.md#heads-that-read-the-models-hidden-states).
 
 Of a checkpoint that also sees or hears (`text_config` in its config.json), the language model alone is served, by the
 model that claims the checkpoint or its language model, else by `transformers`: Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Mistral
