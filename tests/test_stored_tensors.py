@@ -8,6 +8,7 @@ Small random models in float32, greedy.
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -92,13 +93,20 @@ def test_a_stored_head_unlike_the_embedding_is_served_as_transformers_does(name:
     assert our_tokens(tmp_path, model={"name": model, "checkpoint": str(tmp_path)}) == expected
 
 
+@pytest.fixture(scope="module", params=[another_head, only_head, copied_head])
+def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int]]]:
+    """A Llama with such a head, and its tokens."""
+    folder = tmp_path_factory.mktemp("stored")
+    tied_checkpoint(folder, {**CONFIGS["llama"], "vocab_size": 97})
+    rewrite(folder, request.param)
+    return folder, their_tokens(folder)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{"tp": 2}, {"pp": 2}, {"tp": 2, "pp": 2}], ids=["tp_2", "pp_2", "tp_2_pp_2"])
-@pytest.mark.parametrize("change", [another_head, only_head, copied_head])
-def test_ranks_and_stages_serve_the_head_that_is_stored(options: Any, change: Any, tmp_path: Path) -> None:
-    tied_checkpoint(tmp_path, {**CONFIGS["llama"], "vocab_size": 97})
-    rewrite(tmp_path, change)
-    assert our_tokens(tmp_path, **options) == their_tokens(tmp_path)
+def test_ranks_and_stages_serve_the_head_that_is_stored(options: Any, stored: tuple[Path, list[list[int]]]) -> None:
+    folder, expected = stored
+    assert our_tokens(folder, **options) == expected
 
 
 @pytest.mark.slow
@@ -208,10 +216,24 @@ MASKS = {
 """Where a model's layers have their attention; GPT-2's own checkpoint stores names without the first part."""
 
 
+@pytest.fixture(scope="module", params=MASKS)
+def unmasked(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Path, list[list[int]]]:
+    """A model's name, its checkpoint without masks, and its tokens."""
+    folder = tmp_path_factory.mktemp("unmasked")
+    make_checkpoint(folder, CASES[request.param])
+    return request.param, folder, their_tokens(folder)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.float32])
-@pytest.mark.parametrize("name", MASKS)
-def test_masks_that_old_checkpoints_store_change_nothing(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_masks_that_old_checkpoints_store_change_nothing(
+    dtype: torch.dtype, unmasked: tuple[str, Path, list[list[int]]], tmp_path: Path
+) -> None:
+    name, folder, expected = unmasked
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+
     def masks(tensors: dict[str, Any]) -> None:
         for attention in MASKS[name]:
             tensors[f"{attention}.bias"] = torch.ones(1, 1, 256, 256).tril().to(dtype)
@@ -219,8 +241,6 @@ def test_masks_that_old_checkpoints_store_change_nothing(name: str, dtype: torch
             tensors[f"{attention}.masked_bias"] = torch.tensor(-1e9)
             tensors[f"{attention}.rotary_emb.inv_freq"] = torch.rand(4)
 
-    make_checkpoint(tmp_path, CASES[name])
-    expected = their_tokens(tmp_path)
     rewrite(tmp_path, masks)
     assert our_tokens(tmp_path, model="transformers") == expected
 
