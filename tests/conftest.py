@@ -50,6 +50,13 @@ LONGEST = (
     "plugins/test_deadline.py",
 )
 """Files whose few tests take longest, in an order in which no two clusters of Ray start at once."""
+FORKED = {
+    f"test_{name}.py"
+    for name in (
+        "example_extensions", "layered", "pipeline", "pooling_parity", "stored_tensors", "taps",
+    )
+}  # fmt: skip
+"""Files that compare what ranks compute. How a rank starts and ends is looked at by others, which start Pythons."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -190,14 +197,15 @@ def _forker():
     forker.close()
 
 
-@pytest.fixture(scope="module")
-def forked_ranks(_forker):
-    """Ranks of this module's engines are forked from one process, see tests/forked_ranks.py."""
-    from hookline.core.executor import child
-
-    if torch.cuda.is_available():
+@pytest.fixture(scope="module", autouse=True)
+def forked_ranks(request):
+    """Ranks of engines in the files FORKED are forked from one process, see tests/forked_ranks.py."""
+    if request.path.name not in FORKED or torch.cuda.is_available():
         yield
         return
-    forking = SimpleNamespace(Popen=_forker.start, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired)
+    from hookline.core.executor import child
+
+    start = request.getfixturevalue("_forker").start
+    forking = SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired)
     with patch.object(child, "subprocess", forking):
         yield

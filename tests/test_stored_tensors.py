@@ -23,7 +23,6 @@ from tests.test_model_parity import model_name
 from tests.test_parity import greedy, random_prompts, transformers_greedy
 from tests.transformers_cases import CASES, make_checkpoint
 
-pytestmark = pytest.mark.usefixtures("forked_ranks")
 NUM_TOKENS = 24
 PROMPTS = [[token + 1 for token in prompt] for prompt in random_prompts(90, (9, 3))]
 HEADS = {"gpt2": ("lm_head.weight", "transformer.wte.weight")}
