@@ -30,7 +30,9 @@ class XGrammar(GrammarBackend):
 
     def __init__(self, config: XGrammarConfig, vocabulary: GrammarVocabulary) -> None:
         self.config = config
-        tokens = [base64.b64encode(token).decode() for token in vocabulary.tokens]
+        # Without a text special tokens cannot spell any: a stop token `<end>` is not the choice "<end>".
+        texts = [b"" if index in vocabulary.special_ids else token for index, token in enumerate(vocabulary.tokens)]
+        tokens = [base64.b64encode(text).decode() for text in texts]
         described = {"tokens": tokens, "stop_ids": sorted(vocabulary.stop_ids)}
         self.tokenizer = tokenizer_info(described)
         self.stop_ids = vocabulary.stop_ids
