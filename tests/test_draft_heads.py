@@ -34,6 +34,7 @@ from tests.draft_heads import (
     save_weights,
     target_of,
 )
+from tests.quantised_layouts import LAYOUTS, write_layout
 from tests.small_models import CONFIGS, save_checkpoint
 
 NEXTN = {**CONFIGS["deepseek_v3"], "num_hidden_layers": 2, "mlp_bias": False}
@@ -98,6 +99,25 @@ def test_the_layer_behind_the_last_one_drafts_what_plain_torch_computes(config: 
         entries,
         lambda x_D: int((weights["lm_head.weight"] @ x_D).argmax()),
     )
+
+
+@pytest.mark.parametrize("quantization", ["auto", "fp8"])
+def test_a_quantised_layer_drafts_what_the_dequantised_one_drafts(quantization: str, tmp_path: Path) -> None:
+    """Of a checkpoint in blocks of FP8, whose absorbed matrix is made plain; and of one that is rounded when it is
+    loaded, which is another rounding, so that it is near alone."""
+    save_nextn(NEXTN, tmp_path / "plain")
+    quantised, dequantised = write_layout(tmp_path / "plain", tmp_path / "layout", LAYOUTS["fp8_blocks"])
+    folders = (quantised, dequantised) if quantization == "auto" else (tmp_path / "plain", tmp_path / "plain")
+    streams = {1: torch.randn(len(TOKENS) - 1, NEXTN["hidden_size"]).numpy()}
+    found = []
+    for folder, keys in zip(folders, ({"quantization": quantization}, {}), strict=True):
+        target = target_of("deepseek", folder, "mtp", **keys)
+        drafter = Mtp(MtpConfig(), DrafterSpec(target.spec.vocab_size, 4, 128, target=target))
+        observed_in_parts(drafter, TOKENS, streams)
+        found.append(drafter.hidden_of(3))
+    is_rounded = quantization == "fp8"
+    distance = float((found[0] - found[1]).norm() / found[1].norm())
+    assert (0.001 < distance < 0.3) if is_rounded else distance < 1e-4
 
 
 LLAMA = {**CONFIGS["llama"], "num_hidden_layers": 3}
