@@ -175,7 +175,8 @@ class HeadDrafter(Drafter):
                 self._run([sequence for _, _, sequence in going], [1] * len(going), tokens_T, positions_T, hidden_TH)
             ahead += 1
             logits_NV = self.head.logits(torch.stack([_known(sequence.hidden_H) for _, _, sequence in going]))
-            drawn = self._target.draw(logits_NV[:, : self._vocab_size], [row for _, row, _ in going], ahead)
+            asking = [row for _, row, _ in going]
+            drawn = self._target.draw(truncated(logits_NV[:, : self._vocab_size], asking), asking, ahead)
             for (drafts, _, _), token in zip(going, drawn, strict=True):
                 drafts += [token] if token >= 0 else []
             going = [one for one, token in zip(going, drawn, strict=True) if token >= 0]
@@ -216,6 +217,27 @@ class HeadDrafter(Drafter):
         spec = self.head.spec
         keys_LKE = torch.empty(MIN_ENTRIES, spec.num_kv_heads, spec.head_dim, dtype=self._dtype, device=self._device)
         return HeadSequence(keys_LKE, None if spec.value_dim is not None else torch.empty_like(keys_LKE))
+
+
+def truncated(logits_NV: Tensor, rows: Sequence[DraftRow]) -> Tensor:
+    """The logits, -inf where a row's top_k, top_p and min_p, in this order, leave no token; float32 if any row has one.
+
+    So a draft is none of the tokens that the model's own draw leaves out.
+    """
+    for index, params in enumerate(row.params for row in rows):
+        top_k, top_p, min_p = params.top_k or 0, 1.0 if params.top_p is None else params.top_p, params.min_p or 0.0
+        temperature = 1.0 if params.temperature is None else params.temperature
+        if not temperature or (top_k <= 0 and top_p >= 1 and min_p <= 0):
+            continue
+        logits_NV = logits_NV.float()
+        sorted_V, tokens_V = (logits_NV[index] / temperature).sort(descending=True)
+        sorted_V[top_k or len(sorted_V) :] = -torch.inf
+        chances_V = sorted_V.softmax(0)
+        is_out_V = (chances_V.cumsum(0) - chances_V >= top_p) | (chances_V < min_p * chances_V[0]) | sorted_V.isinf()
+        left_V = torch.zeros_like(is_out_V).index_copy_(0, tokens_V, ~is_out_V)
+        is_row_N1 = torch.arange(len(rows), device=tokens_V.device).unsqueeze(1) == index
+        logits_NV = logits_NV.masked_fill(is_row_N1 & ~left_V, -torch.inf)
+    return logits_NV
 
 
 def _known(hidden_H: Tensor | None) -> Tensor:
