@@ -96,11 +96,11 @@ class TritonQuantized(TritonAttention):
         self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up: Any, down: Any
     ) -> Tensor:
         """See Kernels.quantized_expert_mlp; a few tokens as they come, others grouped by expert on the device."""
-        given = x_TD, expert_TA, weight_TA, gate_up.data_OD, down.data_OD
-        scales = gate_up.scales, down.scales
+        given = x_TD, expert_TA, weight_TA
         if triton_few_experts.fits(expert_TA, len(down.data_OD)):
-            return triton_few_experts.few_expert_mlp(*given, scales=scales)
-        return triton_experts.summed(triton_experts.expert_outputs(*given, scales=scales))
+            weights = gate_up.data_OD, down.data_OD
+            return triton_few_experts.few_expert_mlp(*given, *weights, scales=(gate_up.scales, down.scales))
+        return triton_experts.summed(_expert_outputs(*given, gate_up, down))
 
     def quantized_expert_mlp_add_rms_norm(
         self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up: Any, down: Any, residual_TD: Tensor,
@@ -111,9 +111,7 @@ class TritonQuantized(TritonAttention):
         has_its_own = type(self).quantized_expert_mlp is not TritonQuantized.quantized_expert_mlp
         if has_its_own or triton_few_experts.fits(expert_TA, len(down.data_OD)):
             return super().quantized_expert_mlp_add_rms_norm(*given, gate_up, down, residual_TD, norm_weight_D, eps)
-        scales = gate_up.scales, down.scales
-        parts_TAD = triton_experts.expert_outputs(*given, gate_up.data_OD, down.data_OD, scales=scales)
-        parts_ATD = parts_TAD.transpose(0, 1)
+        parts_ATD = _expert_outputs(*given, gate_up, down).transpose(0, 1)
         return triton_norms.add_parts_rms_norm(parts_ATD, residual_TD.contiguous(), norm_weight_D, eps)
 
     def _products_of_rounded(self, num_rows: int, then: Any) -> ScaledProducts | None:
@@ -129,3 +127,11 @@ class TritonQuantized(TritonAttention):
         """The product; None where the weight is to be dequantised, or gate and up are to be multiplied first."""
         assert self._scaled_products is not None
         return self._scaled_products.product(kind, x, weight, bias_O)
+
+
+def _expert_outputs(x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up: Any, down: Any) -> Tensor:
+    """What is to be summed up: (T, A, D)."""
+    return triton_experts.expert_outputs(
+        x_TD, expert_TA, weight_TA, gate_up.data_OD, down.data_OD, scales=(gate_up.scales, down.scales),
+        may_round=gate_up.may_round and down.may_round,
+    )  # fmt: skip

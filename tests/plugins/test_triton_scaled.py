@@ -24,29 +24,13 @@ from hookline.plugins.kernels.products.triton_row_product import row_product  # 
 from hookline.plugins.kernels.products.triton_scales import Scales, dequantised  # noqa: E402
 from hookline.plugins.kernels.products.triton_thin import fits_scaled, thin_linear  # noqa: E402
 from hookline.plugins.kernels.triton_backend import TritonKernels  # noqa: E402
+from tests.interpreted import rounding_to_nearest  # noqa: E402, F401 (a fixture of every test)
 
 DEVICE = torch.device("cuda" if GPU else "cpu")
 DTYPE = torch.bfloat16 if GPU else torch.float16
 EXACT = 8e-3 if GPU else 1e-3  # one rounding of the output: 2^-8, 2^-11
 ROUNDED = 4e-2  # rows in e4m3: steps of 2^-3, so 2^-5 of a value on average
 SCALES = pytest.mark.parametrize(("rows", "columns"), [(1, 0), (128, 128), (1, 128)])
-
-
-@pytest.fixture(autouse=True)
-def rounding_to_nearest(monkeypatch):
-    """Triton's interpreter loses what rounding to e4m3 carries into the exponent: 127.9 becomes 64 there, not 128."""
-    if GPU:
-        return
-    from triton.runtime import interpreter
-
-    convert = interpreter._convert_float
-
-    def converted(values, from_dtype, to_dtype, rounding):
-        if not to_dtype.is_fp8e4nv() or values.dtype.name != "float32":
-            return convert(values, from_dtype, to_dtype, rounding)
-        return torch.from_numpy(values).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
-
-    monkeypatch.setattr(interpreter, "_convert_float", converted)
 
 
 def weight_of(num_out: int, width: int, rows: int = 1, columns: int = 0, *, may_round: bool = False) -> ScaledWeight:

@@ -2,10 +2,11 @@
 
 There are two forms: plain (SiLU·mul), and with biases and a clamped gate (gpt-oss). Both are finished in float32 where
 the products end, so that nothing in between goes through memory. The plain form takes weights in e4m3, int8 and int4
-with scales too, which are widened in registers, and activations as they are. A launch is sized for the worst routing;
-programs that find no tile return at once. Every program waits before it reads how many tiles there are, and lets the
-next kernel start only after its last step: programs of that kernel would take the places of this one's that are still
-to start.
+with scales too, which are widened in registers, or not at all: rows of a checkpoint whose activations are quantised are
+rounded to e4m3, by the program that multiplies them, or before by a launch where an expert has many. A launch is sized
+for the worst routing; programs that find no tile return at once. Every program waits before it reads how many tiles
+there are, and lets the next kernel start only after its last step: programs of that kernel would take the places of
+this one's that are still to start.
 Legend: T tokens, D hidden, F intermediate features, X experts, A experts of a token, P = T * A pairs, W most tiles.
 """
 
@@ -23,14 +24,19 @@ from hookline.plugins.kernels.experts.triton_routing import (
     clamped_tiling,
     fitting_cut,
     group_by_expert,
+    rounded_tiling,
+    rounds_ahead,
     scaled_tiling,
     tiling,
 )
+from hookline.plugins.kernels.products.triton_rounding import round_rows
 from hookline.plugins.kernels.products.triton_scales import (
     Scales,
     add_step,
+    converts,
     expert_scaling_arguments,
     loadable,
+    rounded,
     scaling_constants,
 )
 from hookline.plugins.kernels.triton_card import Card
@@ -38,6 +44,8 @@ from hookline.plugins.kernels.triton_launch import cdiv, launch_options
 
 GROUP_TILES = 8
 """Tiles that take turns over the columns together, so that an expert's weights are read from the L2."""
+ROUNDED_COLUMNS = 128
+"""Columns of a row that share a scale once they are rounded, a multiple of any step's; steps of fewer round as many."""
 SUM_COLUMNS = 1024
 """Columns of a program that sums up."""
 
@@ -107,15 +115,18 @@ def _down(
 
 @triton.jit
 def _scaled_products(
-    x_at, weight_ptr, up_offset, scale_ptr, zero_ptr, scale_stride, rows, out, outs, first_up, weight_stride, depth,
-    BOTH: tl.constexpr, SCALE_ROWS: tl.constexpr, SCALE_COLUMNS: tl.constexpr, PACKED: tl.constexpr,
-    LOADED_STAGES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    PRECISION: tl.constexpr,
+    x_at, x_scale_at, x_scale_stride, weight_ptr, up_offset, scale_ptr, zero_ptr, scale_stride, rows, out, outs,
+    first_up, weight_stride, depth, BOTH: tl.constexpr, SCALE_ROWS: tl.constexpr, SCALE_COLUMNS: tl.constexpr,
+    PACKED: tl.constexpr, ROUND: tl.constexpr, LOADED_STAGES: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The products with these outputs of an expert's weight with scales, and with BOTH with those `first_up` further.
 
-    The weight is the left operand, so that matrix instructions which take that from registers can.
+    The weight is the left operand, so that matrix instructions which take that from registers can. x_scale_at: where
+    the rows' first scales lie, if they are rounded; ROUND: they are to be.
     """
+    has_units: tl.constexpr = x_scale_at is not None
+    ROUNDED: tl.constexpr = 128  # ROUNDED_COLUMNS
     step, stored = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_K // PACKED)
     weight_at = weight_ptr + out[:, None].to(tl.int64) * weight_stride + stored[None, :]
     acc, up_acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32), tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
@@ -123,15 +134,21 @@ def _scaled_products(
         x = tl.load(x_at + start, mask=rows[:, None] & (start + step < depth)[None, :], other=0.0)
         inside = outs[:, None] & (start + stored * PACKED < depth)[None, :]
         weight = tl.load(weight_at + start // PACKED, mask=inside, other=0.0)
+        unit = 1.0
+        if ROUND:
+            x, unit = rounded(x)
+            unit = unit[None, :]
+        elif has_units:
+            unit = tl.load(x_scale_at + start // ROUNDED * x_scale_stride, mask=rows, other=0.0)[None, :]
         acc = add_step(
-            acc, weight, x, 1.0, scale_ptr, zero_ptr, scale_stride, out, outs, start,
-            SCALE_ROWS, SCALE_COLUMNS, PACKED, False, PRECISION,
+            acc, weight, x, unit, scale_ptr, zero_ptr, scale_stride, out, outs, start,
+            SCALE_ROWS, SCALE_COLUMNS, PACKED, ROUND or has_units, PRECISION,
         )  # fmt: skip
         if BOTH:
             up_weight = tl.load(weight_at + up_offset + start // PACKED, mask=inside, other=0.0)
             up_acc = add_step(
-                up_acc, up_weight, x, 1.0, scale_ptr, zero_ptr, scale_stride, out + first_up, outs, start,
-                SCALE_ROWS, SCALE_COLUMNS, PACKED, False, PRECISION,
+                up_acc, up_weight, x, unit, scale_ptr, zero_ptr, scale_stride, out + first_up, outs, start,
+                SCALE_ROWS, SCALE_COLUMNS, PACKED, ROUND or has_units, PRECISION,
             )  # fmt: skip
     if not SCALE_COLUMNS:
         acc *= tl.load(scale_ptr + out // SCALE_ROWS * scale_stride, mask=outs, other=0.0)[:, None]
@@ -152,8 +169,8 @@ def _store(out_ptr, out, place, column, rows, columns, width):
 def _gate_up_kernel(
     x_ptr, weight_ptr, out_ptr, order_ptr, ends_ptr, tile_expert_ptr, tile_row_ptr, num_tiles_ptr,
     x_stride, expert_stride, weight_stride, half_stride, num_chosen, depth, width, most_tiles,
-    scale_ptr, zero_ptr, scale_stride, expert_scale_stride, SCALE_ROWS: tl.constexpr, SCALE_COLUMNS: tl.constexpr,
-    PACKED: tl.constexpr, LOADED_STAGES: tl.constexpr,
+    x_scale_ptr, x_scale_stride, scale_ptr, zero_ptr, scale_stride, expert_scale_stride, SCALE_ROWS: tl.constexpr,
+    SCALE_COLUMNS: tl.constexpr, PACKED: tl.constexpr, ROUND: tl.constexpr, LOADED_STAGES: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -171,10 +188,11 @@ def _gate_up_kernel(
     if SCALE_ROWS:
         scale_at = scale_ptr + expert * expert_scale_stride
         zero_at = zero_ptr if zero_ptr is None else zero_ptr + expert * expert_scale_stride
+        x_scale_at = x_scale_ptr if x_scale_ptr is None else x_scale_ptr + token
         gate, up = _scaled_products(
-            x_at, weight_ptr + expert * expert_stride, half_stride, scale_at, zero_at, scale_stride, rows, column,
-            columns, width, weight_stride, depth, True, SCALE_ROWS, SCALE_COLUMNS, PACKED, LOADED_STAGES,
-            BLOCK_M, BLOCK_N, BLOCK_K, PRECISION,
+            x_at, x_scale_at, x_scale_stride, weight_ptr + expert * expert_stride, half_stride, scale_at, zero_at,
+            scale_stride, rows, column, columns, width, weight_stride, depth, True, SCALE_ROWS, SCALE_COLUMNS, PACKED,
+            ROUND, LOADED_STAGES, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION,
         )  # fmt: skip
     else:
         gate_at = _weight_at(weight_ptr, expert, column, step, expert_stride, weight_stride)
@@ -223,8 +241,8 @@ def _clamped_gate_up_kernel(
 def _down_kernel(
     hidden_ptr, weight_ptr, pair_weight_ptr, out_ptr, order_ptr, ends_ptr, tile_expert_ptr, tile_row_ptr, num_tiles_ptr,
     expert_stride, weight_stride, depth, width, most_tiles,
-    scale_ptr, zero_ptr, scale_stride, expert_scale_stride, SCALE_ROWS: tl.constexpr, SCALE_COLUMNS: tl.constexpr,
-    PACKED: tl.constexpr, LOADED_STAGES: tl.constexpr,
+    x_scale_ptr, x_scale_stride, scale_ptr, zero_ptr, scale_stride, expert_scale_stride, SCALE_ROWS: tl.constexpr,
+    SCALE_COLUMNS: tl.constexpr, PACKED: tl.constexpr, ROUND: tl.constexpr, LOADED_STAGES: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -242,10 +260,11 @@ def _down_kernel(
     if SCALE_ROWS:
         scale_at = scale_ptr + expert * expert_scale_stride
         zero_at = zero_ptr if zero_ptr is None else zero_ptr + expert * expert_scale_stride
+        x_scale_at = x_scale_ptr if x_scale_ptr is None else x_scale_ptr + row
         out, _ = _scaled_products(
-            hidden_at, weight_ptr + expert * expert_stride, 0, scale_at, zero_at, scale_stride, rows, column, columns,
-            0, weight_stride, depth, False, SCALE_ROWS, SCALE_COLUMNS, PACKED, LOADED_STAGES,
-            BLOCK_M, BLOCK_N, BLOCK_K, PRECISION,
+            hidden_at, x_scale_at, x_scale_stride, weight_ptr + expert * expert_stride, 0, scale_at, zero_at,
+            scale_stride, rows, column, columns, 0, weight_stride, depth, False, SCALE_ROWS, SCALE_COLUMNS, PACKED,
+            ROUND, LOADED_STAGES, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION,
         )  # fmt: skip
     else:
         weight_at = _weight_at(weight_ptr, expert, column, step, expert_stride, weight_stride)
@@ -337,11 +356,12 @@ def summed(parts_TAD: Tensor) -> Tensor:
 def expert_outputs(
     x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor,
     cut: Tiling | None = None, gate_up_bias_XF: Tensor | None = None, down_bias_XD: Tensor | None = None,
-    alpha: float = 1.0, limit: float = 0.0, scales: tuple[Scales, Scales] | None = None,
+    alpha: float = 1.0, limit: float = 0.0, scales: tuple[Scales, Scales] | None = None, *, may_round: bool = False,
 ) -> Tensor:  # fmt: skip
     """What `expert_mlp` sums up, or `clamped_expert_mlp` if there is a gate_up_bias_XF: (T, A, D), contiguous.
 
-    scales: of both weights, which are then as ScaledWeight has them, and go without biases.
+    scales: of both weights, which are then as ScaledWeight has them, and go without biases. may_round: whether rows
+    may be rounded to e4m3; in float32, and where the card does not convert it, they are not.
     """
     (num_tokens, hidden), num_chosen = x_TD.shape, expert_TA.shape[1]
     num_experts, inner = len(down_XDF), gate_up_XFD.shape[1] // 2
@@ -351,10 +371,12 @@ def expert_outputs(
     x_TD = x_TD if x_TD.stride(1) == 1 else x_TD.contiguous()
     assert gate_up_XFD.stride(2) == 1 and down_XDF.stride(2) == 1
     gate_up_scales, down_scales = scales or (None, None)
+    rounds = may_round and x_TD.element_size() == 2 and converts(x_TD.device)
     choice = scaled_tiling if scales else tiling if gate_up_bias_XF is None else clamped_tiling
-    cut = cut or choice(num_pairs, num_experts, x_TD.element_size())
+    cut = cut or (rounded_tiling if rounds else choice)(num_pairs, num_experts, x_TD.element_size())
     weight_bits = 8 // scales[0].packed if scales else None
     cut = fitting_cut(cut, x_TD.element_size(), Card.of(x_TD.device), weight_bits)
+    ahead = rounds and rounds_ahead(num_pairs, num_experts)
     gate_up_XFD, down_XDF = (one if scales is None else loadable(one) for one in (gate_up_XFD, down_XDF))
     groups = group_by_expert(expert_TA, num_experts, cut.block_m)
     listed = (groups.order_P, groups.ends_X, groups.tile_expert_W, groups.tile_row_W, groups.num_tiles_1)
@@ -363,16 +385,18 @@ def expert_outputs(
     out_PD = torch.empty((num_pairs, hidden), dtype=x_TD.dtype, device=x_TD.device)
     gate_up_grid = (most_tiles * cdiv(inner, cut.gate_up[0]),)
     down_grid = (most_tiles * cdiv(hidden, cut.down[0]),)
-    strides = x_TD.stride(0), gate_up_XFD.stride(0), gate_up_XFD.stride(1), inner * gate_up_XFD.stride(1)
+    rows_TD, *units = _rounded_ahead(x_TD) if ahead else (x_TD, None, None)
+    strides = rows_TD.stride(0), gate_up_XFD.stride(0), gate_up_XFD.stride(1), inner * gate_up_XFD.stride(1)
     if gate_up_bias_XF is None:
         _gate_up_kernel[gate_up_grid](
-            x_TD, gate_up_XFD, hidden_PF, *listed, *strides, num_chosen, hidden, inner, most_tiles,
-            *expert_scaling_arguments(gate_up_scales),
+            rows_TD, gate_up_XFD, hidden_PF, *listed, *strides, num_chosen, hidden, inner, most_tiles,
+            *units, *expert_scaling_arguments(gate_up_scales), ROUND=rounds and not ahead,
             **_scaled_options(cut.block_m, cut.gate_up, x_TD, gate_up_scales),
         )  # fmt: skip
+        rows_PF, *units = _rounded_ahead(hidden_PF) if ahead else (hidden_PF, None, None)
         _down_kernel[down_grid](
-            hidden_PF, down_XDF, weight_TA, out_PD, *listed, down_XDF.stride(0), down_XDF.stride(1), inner, hidden,
-            most_tiles, *expert_scaling_arguments(down_scales),
+            rows_PF, down_XDF, weight_TA, out_PD, *listed, down_XDF.stride(0), down_XDF.stride(1), inner, hidden,
+            most_tiles, *units, *expert_scaling_arguments(down_scales), ROUND=rounds and not ahead,
             **_scaled_options(cut.block_m, cut.down, x_TD, down_scales),
         )  # fmt: skip
     else:
@@ -389,6 +413,12 @@ def expert_outputs(
             **_options(cut.block_m, cut.down, x_TD),
         )  # fmt: skip
     return out_PD.view(num_tokens, num_chosen, hidden)
+
+
+def _rounded_ahead(x_TD: Tensor) -> tuple[Tensor, Tensor, int]:
+    """The rows in e4m3, their scales, and how far apart in memory a row's scales are. Device: one launch."""
+    rows = round_rows(x_TD, ROUNDED_COLUMNS)
+    return rows.values_TD, rows.scales_TG, rows.scales_TG.stride(1)
 
 
 def _scaled_options(

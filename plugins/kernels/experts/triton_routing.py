@@ -107,10 +107,22 @@ def scaled_tiling(num_pairs: int, num_experts: int, itemsize: int) -> Tiling:
     Not measured: many pairs have twice the warps, since a step's sums lie beside those of all steps.
     """
     shrink = max(1, itemsize // 2)
-    if num_pairs <= 48 * num_experts:
+    if not rounds_ahead(num_pairs, num_experts):
         step = 64, 128 // shrink, 4, 4 if num_pairs <= 8 * num_experts else 3
         return Tiling(16 if num_pairs <= 8 * num_experts else 32, step, step)
     return Tiling(128 // shrink, (64, 64 // shrink, 8, 3), (128, 64 // shrink, 8, 3))
+
+
+def rounded_tiling(num_pairs: int, num_experts: int, itemsize: int) -> Tiling:
+    """The same of weights in e4m3 and rows that are rounded to it, see `rounds_ahead`."""
+    if rounds_ahead(num_pairs, num_experts):
+        return Tiling(128, (64, 128, 8, 3), (128, 128, 8, 3))
+    return scaled_tiling(num_pairs, num_experts, itemsize)
+
+
+def rounds_ahead(num_pairs: int, num_experts: int) -> bool:
+    """Whether a launch rounds all rows: else each program rounds its own, again for each block of columns."""
+    return num_pairs > 48 * num_experts
 
 
 @cache
