@@ -97,7 +97,7 @@ class TritonQuantized(TritonAttention):
     ) -> Tensor:
         """See Kernels.quantized_expert_mlp; a few tokens as they come, others grouped by expert on the device."""
         given = x_TD, expert_TA, weight_TA
-        if triton_few_experts.fits(expert_TA, len(down.data_OD)):
+        if _fits_few(x_TD, expert_TA, down):
             weights = gate_up.data_OD, down.data_OD
             return triton_few_experts.few_expert_mlp(*given, *weights, scales=(gate_up.scales, down.scales))
         return triton_experts.summed(_expert_outputs(*given, gate_up, down))
@@ -109,7 +109,7 @@ class TritonQuantized(TritonAttention):
         """See Kernels.quantized_expert_mlp_add_rms_norm; the norm adds up the experts of more than a few tokens."""
         given = x_TD, expert_TA, weight_TA
         has_its_own = type(self).quantized_expert_mlp is not TritonQuantized.quantized_expert_mlp
-        if has_its_own or triton_few_experts.fits(expert_TA, len(down.data_OD)):
+        if has_its_own or _fits_few(x_TD, expert_TA, down):
             return super().quantized_expert_mlp_add_rms_norm(*given, gate_up, down, residual_TD, norm_weight_D, eps)
         parts_ATD = _expert_outputs(*given, gate_up, down).transpose(0, 1)
         return triton_norms.add_parts_rms_norm(parts_ATD, residual_TD.contiguous(), norm_weight_D, eps)
@@ -135,3 +135,10 @@ def _expert_outputs(x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up:
         x_TD, expert_TA, weight_TA, gate_up.data_OD, down.data_OD, scales=(gate_up.scales, down.scales),
         may_round=gate_up.may_round and down.may_round,
     )  # fmt: skip
+
+
+def _fits_few(x_TD: Tensor, expert_TA: Tensor, down: Any) -> bool:
+    """Whether tokens are not grouped by expert: a few, or one where two are faster rounded to e4m3 and grouped."""
+    if len(x_TD) > 1 and down.may_round and triton_experts.rounds_rows(x_TD):
+        return False
+    return triton_few_experts.fits(expert_TA, len(down.data_OD))

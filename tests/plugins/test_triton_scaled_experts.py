@@ -31,7 +31,7 @@ from tests.quantised_layouts import LAYOUTS, write_layout  # noqa: E402
 DEVICE = torch.device("cuda" if GPU else "cpu")
 DTYPE = torch.bfloat16 if GPU else torch.float16
 RELATIVE_ERROR = 1.2e-2 if GPU else 2e-3  # hidden features, each expert's output and their sum are rounded
-ROUNDED_ERROR = 2e-2 if GPU else 6e-3  # a few of the features that are rounded to e4m3 fall to the other side
+ROUNDED_ERROR = 2e-2 if GPU else 1e-2  # a few of the features that are rounded to e4m3 fall to the other side
 SCHEMES = [
     Scheme(FP8, 128, 128, activations="dynamic"),
     Scheme(FP8, 1, 0),
@@ -143,7 +143,7 @@ def test_experts_with_scales_equal_the_reference(scheme: Scheme) -> None:
             before = [tensor.clone() for tensor in given]
             out_TD = one.quantized_expert_mlp(*given, *weights)
             assert out_TD.shape == given[0].shape and out_TD.dtype == DTYPE
-            if scheme.activations and one is usual and shape[0] > triton_few_experts.MAX_TOKENS:
+            if scheme.activations and one is usual and shape[0] > 1:
                 assert error(out_TD, wanted_TD) > ROUNDED_ERROR, "rows are not rounded"
                 assert error(out_TD, expected_of_rounded(given, first, second)) < ROUNDED_ERROR
             else:
@@ -160,7 +160,7 @@ def test_the_norm_of_their_sum_equals_the_reference(scheme: Scheme, batch_invari
         weights = [one.prepare_weight(each) for each in (first, second)]
         residual_TD = torch.randn(given[0].shape).to(DEVICE, DTYPE)
         norm_weight_D = (torch.rand(shape[3]) + 0.5).to(DEVICE, DTYPE)
-        rounds = not batch_invariant and scheme.activations and shape[0] > triton_few_experts.MAX_TOKENS
+        rounds = not batch_invariant and scheme.activations and shape[0] > 1
         wanted_TD = (expected_of_rounded if rounds else expected)(given, first, second) + residual_TD.double()
         normed_TD, sum_TD = one.quantized_expert_mlp_add_rms_norm(*given, *weights, residual_TD, norm_weight_D, 1e-6)
         assert error(sum_TD, wanted_TD) < (ROUNDED_ERROR if rounds else RELATIVE_ERROR)

@@ -371,11 +371,11 @@ def expert_outputs(
     x_TD = x_TD if x_TD.stride(1) == 1 else x_TD.contiguous()
     assert gate_up_XFD.stride(2) == 1 and down_XDF.stride(2) == 1
     gate_up_scales, down_scales = scales or (None, None)
-    rounds = may_round and x_TD.element_size() == 2 and converts(x_TD.device)
+    rounds = may_round and rounds_rows(x_TD)
     choice = scaled_tiling if scales else tiling if gate_up_bias_XF is None else clamped_tiling
     cut = cut or (rounded_tiling if rounds else choice)(num_pairs, num_experts, x_TD.element_size())
     weight_bits = 8 // scales[0].packed if scales else None
-    cut = fitting_cut(cut, x_TD.element_size(), Card.of(x_TD.device), weight_bits)
+    cut = fitting_cut(cut, x_TD.element_size(), Card.of(x_TD.device), weight_bits, rounds=rounds)
     ahead = rounds and rounds_ahead(num_pairs, num_experts)
     gate_up_XFD, down_XDF = (one if scales is None else loadable(one) for one in (gate_up_XFD, down_XDF))
     groups = group_by_expert(expert_TA, num_experts, cut.block_m)
@@ -413,6 +413,11 @@ def expert_outputs(
             **_options(cut.block_m, cut.down, x_TD),
         )  # fmt: skip
     return out_PD.view(num_tokens, num_chosen, hidden)
+
+
+def rounds_rows(x_TD: Tensor) -> bool:
+    """Whether `expert_outputs` rounds such rows to e4m3 if it may."""
+    return x_TD.element_size() == 2 and converts(x_TD.device)
 
 
 def _rounded_ahead(x_TD: Tensor) -> tuple[Tensor, Tensor, int]:
