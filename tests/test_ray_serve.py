@@ -25,6 +25,8 @@ from hookline.core.serve.ray.replica import EngineReplica
 from hookline.serve.ray import app
 from tests.doc_pages import ROOT
 from tests.ray_folder import ray_folder
+from tests.serving import wait_for
+from tests.test_traces import TRACEPARENT, Receiver, attributes, check_span, receiving
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray leaves sockets and files open
 CONFIG = yaml.safe_load((ROOT / "deploy/ray_serve.yaml").read_text())
@@ -70,17 +72,27 @@ def test_the_ray_service_asks_for_what_its_workers_have_and_gives_them_time_to_d
 
 
 @pytest.fixture(scope="module")
-def http() -> Iterator[httpx.Client]:
+def receiver() -> Iterator[Receiver]:
+    """Gets the replicas' spans."""
+    with receiving() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def http(receiver: Receiver) -> Iterator[httpx.Client]:
     """A client of two replicas."""
     held = socket.socket()  # bound for as long as Ray Serve listens, so that nobody else gets the port meanwhile
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     held.bind(("127.0.0.1", 0))
     port = held.getsockname()[1]
     given = {"engine.num_blocks": 256, "engine.max_model_len": 512, "device": "cpu", "ray.num_cpus": 0.1}
+    given |= {"observers": ["otel"]}
     size = {"num_cpus": 2, "num_gpus": 0, "object_store_memory": 100 * 2**20}
     with ray_folder() as patch:
         patch.setenv("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "120")  # 5 do not suffice on a busy machine
         patch.setenv("RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S", "120")
+        for name, value in receiver.environ.items():
+            patch.setenv(name, value)
         ray.init(address="local", include_dashboard=False, log_to_driver=False, **size)
         try:
             serve.start(http_options={"host": "127.0.0.1", "port": port})
@@ -101,6 +113,17 @@ def test_a_stream_ends_in_a_replica_and_says_what_a_whole_answer_says(http: http
     assert lines[-1] == "[DONE]" and len(events) > 1
     assert "".join(one["choices"][0]["text"] for one in events) == whole.json()["choices"][0]["text"] != ""
     assert [len(whole.headers.get_list(name)) for name in ("x-request-id", "x-hookline-replica")] == [1, 1]
+
+
+def test_a_span_of_a_replica_is_a_child_of_its_clients(http: httpx.Client, receiver: Receiver) -> None:
+    answer = http.post("/v1/completions", json=BODY, headers={"traceparent": TRACEPARENT})
+
+    def _mine() -> list[tuple[Any, dict[str, str]]]:
+        return [one for one in receiver.spans if attributes(one[0]).get("gen_ai.response.id") == answer.json()["id"]]
+
+    assert wait_for(_mine)
+    [(span, resource)] = _mine()
+    check_span(span, resource, "text_completion")
 
 
 def test_the_requests_of_a_session_go_to_one_replica_and_sessions_to_all(http: httpx.Client) -> None:

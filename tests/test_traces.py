@@ -78,7 +78,7 @@ def attributes(span: Any) -> dict[str, Any]:
     return {one.key: getattr(one.value, one.value.WhichOneof("value")) for one in span.attributes}
 
 
-def check(span: Any, resource: dict[str, str], operation: str) -> None:
+def check_span(span: Any, resource: dict[str, str], operation: str) -> None:
     assert (span.trace_id.hex(), span.parent_span_id.hex()) == (TRACE, PARENT)
     assert resource["service.name"] == "checkout" and resource["deployment.environment"] == "test"
     assert attributes(span)["gen_ai.operation.name"] == operation
@@ -96,7 +96,7 @@ def test_a_span_of_a_request_over_http_is_a_child_of_its_clients(receiver: Recei
         assert wait_for(lambda: receiver.spans)
         assert running.stop() == 0
     [(span, resource)] = receiver.spans
-    check(span, resource, "text_completion")
+    check_span(span, resource, "text_completion")
     assert span.trace_state == "vendor=1" and attributes(span)["gen_ai.response.id"] == answer.json()["id"]
 
 
@@ -110,4 +110,4 @@ def test_a_span_of_a_batch_s_row_is_a_child_of_the_one_that_the_row_names(receiv
     done = subprocess.run([*command, "device=cpu"], cwd=tmp_path, env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     [(span, resource)] = receiver.spans
-    check(span, resource, "text_completion")
+    check_span(span, resource, "text_completion")
