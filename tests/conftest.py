@@ -53,10 +53,13 @@ LONGEST = (
 FORKED = {
     f"test_{name}.py"
     for name in (
-        "example_extensions", "layered", "pipeline", "pooling_parity", "stored_tensors", "taps",
+        "example_extensions", "fp8_cache", "layered", "pipeline", "plugin_exits", "pooling_parity", "step_extensions",
+        "stored_tensors", "structured_output", "taps",
     )
 }  # fmt: skip
-"""Files that compare what ranks compute. How a rank starts and ends is looked at by others, which start Pythons."""
+"""Files that look at what ranks compute, or at what is said of their plugins. That ranks start as Pythons, and how they
+end, is seen by others: test_ranks.py, test_rank_failures.py, test_rank_seams.py and whoever runs commands.
+"""
 
 
 @pytest.hookimpl(tryfirst=True)
