@@ -93,6 +93,11 @@ class RankPoolerModel:
 
     def token_ids(self, text: str) -> list[int]:
         """See PoolerModel."""
-        checkpoint, reference = self._resolved.checkpoint, self._resolved.config.model.config.tokenizer
-        folder, source = (locate(reference), None) if reference else (checkpoint.folder, checkpoint.source)
-        return Codec(folder, source=source).encode_text(text, add_special_tokens=False)
+        return rank_codec(self._resolved).encode_text(text, add_special_tokens=False)
+
+
+def rank_codec(resolved: ResolvedConfig) -> Codec:
+    """A tokenizer for plugins of this rank: that of model.tokenizer, else the checkpoint's."""
+    checkpoint, reference = resolved.checkpoint, resolved.config.model.config.tokenizer
+    folder, source = (locate(reference), None) if reference else (checkpoint.folder, checkpoint.source)
+    return Codec(folder, source=source)

@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 from hookline.core.assembly.cache_scales import cache_scales
-from hookline.core.assembly.poolers import pooler_makers
+from hookline.core.assembly.poolers import pooler_makers, rank_codec
 from hookline.core.assembly.resolve import ResolvedConfig, chosen
 from hookline.core.assembly.stages import stage_of
-from hookline.core.checkpoint.locate import locate
 from hookline.core.contracts import ExtensionSpec, Kernels, Model, RecurrentState, RequestFacts, StateTensor, TokenTexts
 from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.engine.step_builder import rounded_logprobs
@@ -29,7 +28,7 @@ from hookline.core.plugin.blame import Blaming
 from hookline.core.plugin.registry import Entry
 from hookline.core.requests.step_extensions import InstalledExtensions
 from hookline.core.sampling_params import SamplingParams
-from hookline.core.tokenizer.codec import Codec, token_texts
+from hookline.core.tokenizer.codec import token_texts
 from hookline.core.worker.request_table import LayerStates, RequestTable, state_form
 from hookline.core.worker.results.pooling import PooledStates
 from hookline.core.worker.runner.model_runner import PLAIN, Extras, ModelRunner
@@ -216,9 +215,7 @@ def stream_logits(model: Model, ranks: LocalRanks, vocab_size: int, stream_XD: T
 
 def rank_token_texts(resolved: ResolvedConfig) -> TokenTexts | None:
     """The tokenizer for this rank's extensions."""
-    checkpoint, reference = resolved.checkpoint, resolved.config.model.config.tokenizer
-    folder, source = (locate(reference), None) if reference else (checkpoint.folder, checkpoint.source)
-    return token_texts(Codec(folder, source=source), resolved.spec.vocab_size)
+    return token_texts(rank_codec(resolved), resolved.spec.vocab_size)
 
 
 def prepared_draws(

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from hookline.plugins.kernels.products.triton_scales import Scales, scaling_arguments
+from hookline.plugins.kernels.products.triton_scales import Scales, blocks_of, scaling_arguments
 from hookline.plugins.kernels.products.triton_thin import DTYPES, MAX_WIDTH_OF_ONE_ROW
 from hookline.plugins.kernels.triton_launch import cdiv, launch_options, launches_early, next_power_of_2
 
@@ -46,21 +46,6 @@ def _group_sums(sums, x_sums, scale, zero, GROUPS: tl.constexpr):
 
 
 @triton.jit
-def _groups_of(
-    scale_ptr, zero_ptr, scale_stride, out, outs, num_words, SCALE_ROWS: tl.constexpr, GROUPS: tl.constexpr,
-    GROUP_WORDS: tl.constexpr,
-):  # fmt: skip
-    """Scales and zero points of these outputs: (outputs, groups)."""
-    group = tl.arange(0, GROUPS)
-    there = outs[:, None] & (group * GROUP_WORDS < num_words)[None, :]
-    at = out[:, None] // SCALE_ROWS * scale_stride + group[None, :]
-    zero = tl.zeros([out.shape[0], GROUPS], tl.float32) + 8.0  # HALF_INT4
-    if zero_ptr is not None:
-        zero = tl.load(zero_ptr + at, mask=there, other=0.0)
-    return tl.load(scale_ptr + at, mask=there, other=0.0), zero
-
-
-@triton.jit
 def _thin_int4_kernel(
     x_ptr, words_ptr, bias_ptr, out_ptr, scale_ptr, zero_ptr, scale_stride, num_words, num_out,
     SCALE_ROWS: tl.constexpr, GROUPS: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr,
@@ -76,11 +61,11 @@ def _thin_int4_kernel(
     words = tl.load(words_at, mask=inside, other=0)
     up_words = words
     group_words: tl.constexpr = BLOCK_W // GROUPS
-    scale, zero = _groups_of(scale_ptr, zero_ptr, scale_stride, out, outs, num_words, SCALE_ROWS, GROUPS, group_words)
+    scale, zero = blocks_of(scale_ptr, zero_ptr, scale_stride, out, outs, num_words, SCALE_ROWS, group_words, GROUPS)
     if SILU:
         up_words = tl.load(words_at + num_out.to(tl.int64) * num_words, mask=inside, other=0)
-        up_scale, up_zero = _groups_of(
-            scale_ptr, zero_ptr, scale_stride, out + num_out, outs, num_words, SCALE_ROWS, GROUPS, group_words
+        up_scale, up_zero = blocks_of(
+            scale_ptr, zero_ptr, scale_stride, out + num_out, outs, num_words, SCALE_ROWS, group_words, GROUPS
         )
     if BIAS:
         bias = tl.load(bias_ptr + out, mask=outs, other=0.0).to(tl.float32)
