@@ -571,6 +571,11 @@ class _Document:
         if keyword in _NAMES:
             return (value,)
         is_formed, form = _FORMS.get(keyword, (None, ""))
+        if keyword in _MAPPINGS and isinstance(value, Mapping) and self._mends and not self._strict:
+            odd = [name for name, one in value.items() if not _is_schema(one)]
+            for name in odd:
+                self._drop(name, value[name], f"{place}.{keyword}", "must be a schema", malformed=True)
+            value = {**value, **dict.fromkeys(odd, True)}
         if is_formed is not None and not is_formed(value):
             self._drop(keyword, value, place, f"must be {form}", malformed=True)
             return None

@@ -252,6 +252,16 @@ def test_a_keyword_that_json_schema_does_not_know_is_refused_or_where_told_left_
         JoinedSchemas().add(schema, "s", mends=True, strict=True)
 
 
+@pytest.mark.parametrize("odd", ["string", None, ["integer"], 5])
+def test_of_properties_the_malformed_one_alone_is_left_out(odd: Any) -> None:
+    schema = {"type": "object", "properties": {"a": odd, "b": NUMBER}, "required": ["b"]}
+    joined = JoinedSchemas()
+    assert joined.add(schema, "s", mends=True) == {**closed(a=True, b=NUMBER), "required": ["b"]}
+    assert joined.dropped == ["s.properties.a"]
+    with pytest.raises(SchemaError, match="must be a mapping of names to schemas"):
+        held(schema)
+
+
 def test_earlier_drafts_mean_what_they_meant() -> None:
     tuple_ = {"type": "array", "items": [TEXT, NUMBER], "additionalItems": False}
     assert held(tuple_) == {"type": "array", "prefixItems": [TEXT, NUMBER], "items": False}
