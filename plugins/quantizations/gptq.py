@@ -58,8 +58,8 @@ class Gptq(ScaledQuantization):
         for key in dynamic.values:
             pattern = checked_pattern(stated, "dynamic", key.removeprefix(SKIPPED).removeprefix(OWN))
             own = None if key.startswith(SKIPPED) else dynamic.inner(key)
-            changed = own and replace(form, stated={**stated.values, **own.values, "dynamic": None})
-            self.own.append((pattern, changed and Gptq(config, changed)))
+            form_of_own = {**stated.values, **(own.values if own else {}), "dynamic": None}
+            self.own.append((pattern, Gptq(config, replace(form, stated=form_of_own)) if own else None))
         heads = () if stated.flag("lm_head") else HEADS
         self.left = [*stated.texts("modules_to_not_convert"), *heads]
         self.dtypes = form.dtypes
@@ -73,8 +73,8 @@ class Gptq(ScaledQuantization):
         own = self._of(name)
         if own is None and not is_stored(self.dtypes, f"{name}.{self.data}"):
             return None
-        scheme = super().stores(name)
-        return scheme and ((own or self).scheme, (own or self).bits)
+        form = own or self
+        return None if super().stores(name) is None else (form.scheme, form.bits)
 
     def matrix(self, pieces: Sequence[MatrixPiece], place: MatrixPlace) -> ScaledLoading:
         """See Quantization."""
