@@ -198,10 +198,11 @@ def _causal_class(config_class: type[PreTrainedConfig]) -> type[PreTrainedModel]
     if named in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and named != config_class.model_type:
         of_whole: Any = MODEL_FOR_CAUSAL_LM_MAPPING[CONFIG_MAPPING[named]]
         return of_whole if of_whole.config_class is config_class else None
-    body = MODEL_MAPPING[config_class] if config_class in MODEL_MAPPING else _listed_nowhere(config_class)
     whole = config_class.model_type.removesuffix(TEXT_PART)
     is_part = whole != config_class.model_type and whole in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
-    return with_head(body) if is_part or (config_class not in MODEL_MAPPING and body is not None) else None
+    is_listed = config_class in MODEL_MAPPING
+    body: Any = MODEL_MAPPING[config_class] if is_listed else _listed_nowhere(config_class)
+    return with_head(body) if body is not None and (is_part or not is_listed) else None
 
 
 def _listed_nowhere(config_class: type[PreTrainedConfig]) -> type[PreTrainedModel] | None:
