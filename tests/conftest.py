@@ -54,7 +54,7 @@ FORKED = {
     f"test_{name}.py"
     for name in (
         "example_extensions", "extension_models", "fp8_cache", "layered", "pipeline", "plugin_exits", "pooling_parity",
-        "step_extensions", "stored_tensors", "structured_output", "taps",
+        "speculation", "step_extensions", "stored_tensors", "structured_output", "taps",
     )
 }  # fmt: skip
 """Files that look at what ranks compute, or at what is said of their plugins. That ranks start as Pythons, and how they

@@ -20,6 +20,7 @@ import os
 import sys
 import time
 import warnings
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -29,7 +30,7 @@ from unittest.mock import patch
 
 if not __package__:
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from tools.compare_kernels import described, launches_of, source_digest
+from tools.compare_kernels import Launch, described, launches_of, source_digest
 
 MODELS = ("qwen3_1_7b", "qwen3_8b", "gemma3_4b", "gpt_oss_20b", "qwen3_30b_a3b")
 WIDE_HEADS, EXPERTS = ("gemma3_4b",), ("qwen3_30b_a3b",)
@@ -60,7 +61,7 @@ class Fits:
     """What the kernels of a card ask for.
 
     most: bytes of the kernel that asks for most, and its name. over, failed: a line for each variant that does not fit,
-    and that does not compile. known: bytes by what was compiled. plain: names of kernels without a matrix product.
+    and that does not compile.
     """
 
     card: str
@@ -69,8 +70,14 @@ class Fits:
     most: tuple[int, str] = (0, "")
     over: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
-    known: dict[str, int] = field(default_factory=dict)
-    plain: set[str] = field(default_factory=set)
+
+    def add(self, other: Fits) -> None:
+        """Count in what other kernels ask for on this card."""
+        self.num_variants += other.num_variants
+        self.num_compiled += other.num_compiled
+        self.most = max(self.most, other.most)
+        self.over += other.over
+        self.failed += other.failed
 
 
 class Stopped(Exception):
@@ -108,53 +115,65 @@ def stopping(options: Any, known: Mapping[str, int], kind: str) -> Iterator[None
         yield
 
 
-def fits(card_name: str, of: Sequence[str], known: Mapping[str, int], plain: Sequence[str]) -> Fits:
-    """What is launched on this card, of overrides as `compare_kernels.launches_of` takes them.
+def fits(launches: Mapping[str, Sequence[Launch]]) -> dict[str, Fits]:
+    """What one kernel asks for on each card, of what is launched there; cards in the plan's order.
 
-    known, plain: as in Fits, of cards before. A process of its own: launches remember the card.
+    All its cards in one process, which knows what it has compiled; processes share the kernels.
     """
     from hookline.core.prebuild.pretended import card_named, target_of
 
-    card, found = card_named(card_name), Fits(card_name, known=dict(known), plain=set(plain))
-    kind, done = str(card.compute_capability[0]), set[str]()
-    launches = dict.fromkeys(launch for overrides in of for launch in launches_of(overrides, card_name))
-    found.num_variants = len(launches)
-    for module, name, specialization in launches:
-        given = json.loads(specialization)
-        told = " ".join(word for word in described(given).split() if word.partition("=")[0] not in NO_EFFECT)
-        if f"{name} {told}" in done or name in found.plain:
-            continue
-        done.add(f"{name} {told}")
-        try:
-            with target_of(card), stopping(given["options"], found.known, kind):
-                getattr(importlib.import_module(module), name).preload(specialization)
-        except Stopped as stopped:
-            code, num_bytes, has_product = stopped.args
-            found.num_compiled += code not in found.known
-            found.known[code] = num_bytes
-            found.most = max(found.most, (num_bytes, name))
-            if not has_product:
-                found.plain.add(name)
-            if num_bytes > card.shared_memory_bytes:
-                found.over.append(f"{name} asks for {num_bytes:,} bytes of shared memory ({told})")
-        except Exception as error:  # whatever a compiler raises
-            found.failed.append(f"{name}: {type(error).__name__}: {str(error).partition(chr(10))[0]} ({told})")
+    known, plain, found = dict[str, int](), False, dict[str, Fits]()
+    for card_name, of_card in launches.items():
+        card, done = card_named(card_name), set[str]()
+        fit, kind = found.setdefault(card_name, Fits(card_name, len(of_card))), str(card.compute_capability[0])
+        for number, (module, name, specialization) in enumerate(of_card):
+            given = json.loads(specialization)
+            told = " ".join(word for word in described(given).split() if word.partition("=")[0] not in NO_EFFECT)
+            if told in done or plain:
+                continue
+            done.add(told)
+            kernel = getattr(importlib.import_module(module), name)
+            if not number:
+                kernel.device_caches.clear()  # they hold the target of the card before
+            try:
+                with target_of(card), stopping(given["options"], known, kind):
+                    kernel.preload(specialization)
+            except Stopped as stopped:
+                code, num_bytes, has_product = stopped.args
+                fit.num_compiled += code not in known
+                known[code] = num_bytes
+                fit.most = max(fit.most, (num_bytes, name))
+                plain = not has_product
+                if num_bytes > card.shared_memory_bytes:
+                    fit.over.append(f"{name} asks for {num_bytes:,} bytes of shared memory ({told})")
+            except Exception as error:  # whatever a compiler raises
+                fit.failed.append(f"{name}: {type(error).__name__}: {str(error).partition(chr(10))[0]} ({told})")
     return found
 
 
 def check(plan: Mapping[str, Sequence[str]], num_processes: int) -> list[Fits]:
-    """All cards of the plan, whose values are overrides; the first card's kernels are known to the others."""
+    """All cards of the plan, whose values are overrides: first what is launched, then each kernel for all its cards."""
     for module in IMPORTED_ONCE:
         importlib.import_module(module)
     gc.freeze()
-    first, *others = plan
-    with multiprocessing.get_context("fork").Pool(num_processes, maxtasksperchild=1) as pool:
-        ahead = others[: num_processes - 1]  # beside the first, of which they know nothing
-        begun = {card: pool.apply_async(fits, (card, plan[card], {}, ())) for card in (first, *ahead)}
-        known = begun[first].get()
-        for card in others[num_processes - 1 :]:
-            begun[card] = pool.apply_async(fits, (card, plan[card], known.known, sorted(known.plain)))
-        return [begun[card].get() for card in plan]
+    found = {card: Fits(card) for card in plan}
+    context, asked = (
+        multiprocessing.get_context("fork"),
+        [(overrides, card) for card in plan for overrides in plan[card]],
+    )
+    kernels = defaultdict[tuple[str, str], dict[str, list[Launch]]](dict)
+    with context.Pool(num_processes, maxtasksperchild=1) as pool:  # launches remember the card
+        for (_, card), launches in zip(asked, pool.starmap(launches_of, asked, chunksize=1), strict=True):
+            for launch in launches:
+                of_card = kernels[launch[:2]].setdefault(card, [])
+                if launch not in of_card:
+                    of_card.append(launch)
+    most_first = sorted(kernels.values(), key=lambda cards: -sum(map(len, cards.values())))
+    with context.Pool(num_processes) as pool:
+        for of_kernel in pool.imap_unordered(fits, most_first):
+            for fit in of_kernel.values():
+                found[fit.card].add(fit)
+    return list(found.values())
 
 
 def report(found: Sequence[Fits]) -> int:
