@@ -6,13 +6,10 @@ pytest-xdist spreads a run of whole folders over processes, a file at a time; wi
 import gc
 import os
 import signal
-import subprocess
 import sys
 from collections import Counter
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from types import SimpleNamespace
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -50,16 +47,6 @@ LONGEST = (
     "plugins/test_deadline.py",
 )
 """Files whose few tests take longest, in an order in which no two clusters of Ray start at once."""
-FORKED = {
-    f"test_{name}.py"
-    for name in (
-        "example_extensions", "extension_models", "fp8_cache", "layered", "pipeline", "plugin_exits", "pooling_parity",
-        "speculation", "step_extensions", "stored_tensors", "structured_output", "taps",
-    )
-}  # fmt: skip
-"""Files that look at what ranks compute, or at what is said of their plugins. That ranks start as Pythons, and how they
-end, is seen by others: test_ranks.py, test_rank_failures.py, test_rank_seams.py and whoever runs commands.
-"""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -189,26 +176,3 @@ def installed(tmp_path_factory):
     environment = FreshEnvironment(tmp_path_factory.mktemp("installed"))
     environment.install([ROOT])
     return environment
-
-
-@pytest.fixture(scope="session")
-def _forker():
-    from tests.forked_ranks import Forker
-
-    forker = Forker()
-    yield forker
-    forker.close()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def forked_ranks(request):
-    """Ranks of engines in the files FORKED are forked from one process, see tests/forked_ranks.py."""
-    if request.path.name not in FORKED or torch.cuda.is_available():
-        yield
-        return
-    from hookline.core.executor import child
-
-    start = request.getfixturevalue("_forker").start
-    forking = SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired)
-    with patch.object(child, "subprocess", forking):
-        yield

@@ -24,17 +24,14 @@ from hookline.core.contracts.cache import (
     StateRows as StateRows,
     StateTensor as StateTensor,
 )
-from hookline.core.contracts.draft_head import (
-    ComputedRow as ComputedRow,
-    DraftHead as DraftHead,
-    DraftTarget as DraftTarget,
-    HasDraftHead as HasDraftHead,
-)
+from hookline.core.contracts.draft_head import DraftHead as DraftHead, HasDraftHead as HasDraftHead
 from hookline.core.contracts.drafter import (
+    ComputedRow as ComputedRow,
     DraftCounts as DraftCounts,
     Drafter as Drafter,
     DrafterSpec as DrafterSpec,
     DraftRow as DraftRow,
+    DraftTarget as DraftTarget,
 )
 from hookline.core.contracts.exchange import (
     EMPTY as EMPTY,

@@ -9,16 +9,13 @@ Legend: T entries, N rows whose logits are wanted, D hidden of the model, H hidd
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hookline.core.contracts.model import Attend, ModelSpec, Runtime
 
 if TYPE_CHECKING:
-    import numpy as np
     from torch import Tensor
 
-    from hookline.core.contracts.drafter import DraftRow
     from hookline.core.contracts.weights import WeightTarget
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -69,64 +66,3 @@ class HasDraftHead(Protocol):
     def draft_head(cls) -> type[DraftHead]:
         """The class of the head; it reads the residual stream after the last layer."""
         ...
-
-
-class DraftTarget(Protocol):
-    """The model that drafts are for, as drafters see it.
-
-    spec, hf_config, model_class: of the model. checkpoint: what its checkpoint is called. is_random: whether its
-    weights are drawn at random, as those of its head then are.
-    """
-
-    spec: ModelSpec
-    hf_config: Mapping[str, Any]
-    model_class: type
-    checkpoint: str
-    is_random: bool
-
-    def config_of(self, checkpoint: str) -> Mapping[str, Any]:
-        """The config.json of another checkpoint, a folder or a hub id. Raises: CheckpointError."""
-        ...
-
-    def shapes(self, checkpoint: str = "") -> Shapes:
-        """The tensors of the model's checkpoint, or of another one; empty if weights are random.
-
-        Raises: CheckpointError.
-        """
-        ...
-
-    @property
-    def runtime(self) -> Runtime:
-        """What a head is built with, whole in the engine's process: the model's device, dtype and kernels, and the
-        quantization of its checkpoint.
-        """
-        ...
-
-    def fill(self, targets: Mapping[str, WeightTarget], checkpoint: str = "") -> None:
-        """Load weights from the model's checkpoint, drawn at random where its are, or plain ones from another one.
-
-        Raises: CheckpointError for tensors that are missing or misshaped.
-        """
-        ...
-
-    def draw(self, logits_NV: Tensor, rows: Sequence[DraftRow], ahead: int) -> list[int]:
-        """Draw with the requests' temperatures and noise the token that is `ahead` behind their last one, from 1.
-
-        NO_TOKEN where logits hold NaN.
-        """
-        ...
-
-
-@dataclass(frozen=True)
-class ComputedRow:
-    """The tokens of one request that a step computed and that count: those of wrong drafts are left out.
-
-    id, tokens: as in DraftRow; of tokens at least one follows the computed ones. start: position of the first computed
-    token. streams: for each layer of `Drafter.reads_layers`, the residual stream after it (T, D) float32, which the
-    drafter may keep.
-    """
-
-    id: int
-    tokens: np.ndarray[Any, np.dtype[np.int32]]
-    start: int
-    streams: Mapping[int, np.ndarray[Any, np.dtype[np.float32]]]
