@@ -65,8 +65,8 @@ def name_inside(stored: Iterable[str], model_type: object = None) -> Callable[[s
     """A function: name of a tensor of these -> its name in the language model alone; None if it is not part of that.
 
     Prefixes: model.language_model., language_model.model., the same of text_model, or none, all behind thinker. or not.
-    model_type: of the whole,
-    whose names are first changed as transformers changes them when it loads such a checkpoint, if that is installed.
+    model_type: of the whole, whose names are first changed as transformers changes them when it loads such a
+    checkpoint, if that is installed.
     """
     now = _renaming(model_type)
 

@@ -372,8 +372,9 @@ def expert_outputs(
     assert gate_up_XFD.stride(2) == 1 and down_XDF.stride(2) == 1
     gate_up_scales, down_scales = scales or (None, None)
     rounds = may_round and rounds_rows(x_TD)
-    choice = scaled_tiling if scales else tiling if gate_up_bias_XF is None else clamped_tiling
-    cut = cut or (rounded_tiling if rounds else choice)(num_pairs, num_experts, x_TD.element_size())
+    unscaled = tiling if gate_up_bias_XF is None else clamped_tiling
+    choice = rounded_tiling if rounds else scaled_tiling if scales else unscaled
+    cut = cut or choice(num_pairs, num_experts, x_TD.element_size())
     weight_bits = 8 // scales[0].packed if scales else None
     cut = fitting_cut(cut, x_TD.element_size(), Card.of(x_TD.device), weight_bits, rounds=rounds)
     ahead = rounds and rounds_ahead(num_pairs, num_experts)

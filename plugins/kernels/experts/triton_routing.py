@@ -70,6 +70,10 @@ def route_experts(logits_TX: Tensor, top_k: int, normalise: bool) -> tuple[Tenso
     return expert_TA, weight_TA
 
 
+FEW_PAIRS = 48
+"""Most pairs for each expert with which tiles have few rows; above it, those of many would be filled."""
+
+
 @dataclass(frozen=True)
 class Tiling:
     """How the products are cut: pairs of a tile, columns and depth of a step of each product, warps and stages."""
@@ -84,7 +88,7 @@ def tiling(num_pairs: int, num_experts: int, itemsize: int) -> Tiling:
     shrink = max(1, itemsize // 2)
     if num_pairs <= 8 * num_experts:
         return Tiling(16, (32, 128 // shrink, 4, 4), (32, 128 // shrink, 4, 4))
-    if num_pairs <= 48 * num_experts:
+    if num_pairs <= FEW_PAIRS * num_experts:
         return Tiling(32, (64, 128 // shrink, 4, 3), (64, 128 // shrink, 4, 3))
     return Tiling(128 // shrink, (64, 64 // shrink, 4, 3), (128, 64 // shrink, 4, 3))
 
@@ -96,7 +100,7 @@ def clamped_tiling(num_pairs: int, num_experts: int, itemsize: int) -> Tiling:
     are few and large, and their weights do not stay in the L2 from one tile to the next.
     """
     shrink = max(1, itemsize // 2)
-    if 16 * num_experts < num_pairs <= 48 * num_experts:
+    if 16 * num_experts < num_pairs <= FEW_PAIRS * num_experts:
         return Tiling(64, (64, 64 // shrink, 4, 4), (128, 64 // shrink, 4, 4))
     return tiling(num_pairs, num_experts, itemsize)
 
@@ -107,7 +111,7 @@ def scaled_tiling(num_pairs: int, num_experts: int, itemsize: int) -> Tiling:
     Not measured: many pairs have twice the warps, since a step's sums lie beside those of all steps.
     """
     shrink = max(1, itemsize // 2)
-    if not rounds_ahead(num_pairs, num_experts):
+    if num_pairs <= FEW_PAIRS * num_experts:
         step = 64, 128 // shrink, 4, 4 if num_pairs <= 8 * num_experts else 3
         return Tiling(16 if num_pairs <= 8 * num_experts else 32, step, step)
     return Tiling(128 // shrink, (64, 64 // shrink, 8, 3), (128, 64 // shrink, 8, 3))
@@ -127,7 +131,7 @@ def rounded_tiling(num_pairs: int, num_experts: int, itemsize: int) -> Tiling:
 
 def rounds_ahead(num_pairs: int, num_experts: int) -> bool:
     """Whether a launch rounds all rows: else each program rounds its own, again for each block of columns."""
-    return num_pairs > 48 * num_experts
+    return num_pairs > FEW_PAIRS * num_experts
 
 
 @cache
