@@ -376,6 +376,7 @@ def test_a_sweep_whose_jobs_all_failed_has_a_report(tmp_path):
         (["sweep", "baseline=9"], "no job is named baseline=9; give first or one of: 0, 1, 2, 3"),
         (["sweep", "baseline=5"], "baseline=5 killed and has no figures; give one of: 0, 1, 2, 3"),
         (["nowhere"], "there is no nowhere/results.jsonl; give the folder of a sweep (hookline bench -m ...)"),
+        (["."], "there is no results.jsonl; give the folder of a sweep, as sweep"),
         (["sweep", "png=maybe"], "png=maybe must be auto, true or false"),
         (["sweep", "out=sweep/results.jsonl"], "out=sweep/results.jsonl cannot be written: "),
     ],
@@ -401,6 +402,8 @@ def test_without_matplotlib_the_report_says_how_to_get_plots(sweep, monkeypatch,
     assert main([str(sweep)]) == 0
     fix = 'since matplotlib is not installed; install it with: pip install "hookline[report]"'
     assert f"hookline: no PNG plots, {fix}" in capsys.readouterr().err
+    assert main(["nowhere"]) == 2
+    assert capsys.readouterr().err.startswith("hookline: error: there is no nowhere/results.jsonl")
     assert main([str(sweep), "png=true"]) == 2
     assert "png=true needs matplotlib, which is not installed" in capsys.readouterr().err
 

@@ -104,7 +104,8 @@ def parse(line: InputLine) -> Row:
         raise RowError("invalid_line", f"body={shown(body)} must be an object")
     if body.get("stream"):
         raise RowError("invalid_line", "body.stream=true: a batch gives whole answers; leave it out")
-    return Row(custom_id, path, json.dumps({**body, "stream": None, "stream_options": None}).encode())
+    whole = {name: value for name, value in body.items() if name not in ("stream", "stream_options")}
+    return Row(custom_id, path, json.dumps(whole).encode())
 
 
 def custom_id_of(line: InputLine) -> str | None:

@@ -114,11 +114,11 @@ def split_files(arguments: list[str]) -> tuple[list[str], list[str]]:
     Names are the arguments without a key, and the values of -i and -o, which other servers' batch commands have.
     Raises: ConfigError for a flag that does not exist or has no value, and for a name that is given twice.
     """
-    from hookline.core.config.compose import flags_and_pairs
+    from hookline.core.config.compose import flags_and_pairs, full_keys_of
     from hookline.core.config.shorthands import is_positional
 
     named, others = _named_files(arguments)
-    flags, pairs = flags_and_pairs(others)
+    flags, pairs = flags_and_pairs(others, full_keys_of(BatchKeys))
     names = [one for one in pairs if is_positional(one)]
     if named and (names or len(named) != len(_FILE_FLAGS)):
         raise ConfigError(f"-i and -o name the two files, and both of them: {USAGE}")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import errno
 import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from hookline.core.cli.logs import START, logging_to_stderr
 from hookline.core.cli.output import checked_output, discard_output, say
@@ -67,6 +69,15 @@ def _run(run: Callable[[list[str]], int], arguments: list[str]) -> int:
     except KeyboardInterrupt:
         say("interrupted")
         return 130
+
+
+class Arguments(argparse.ArgumentParser):
+    """A parser of few arguments, whose errors are one line as all are."""
+
+    def error(self, message: str) -> NoReturn:
+        """See ArgumentParser."""
+        say(f"error: {message}; {' '.join(self.format_usage().split())}")
+        raise SystemExit(2)
 
 
 def is_sweep(arguments: Sequence[str]) -> bool:

@@ -77,7 +77,7 @@ def compose(
     if any(len(one) > 2 and "--version".startswith(one) for one in arguments):
         print(f"{PROJECT} {importlib.metadata.version(PROJECT)}")
         return []
-    full_keys = _full_keys(keys)
+    full_keys = full_keys_of(keys)
     flags, pairs = flags_and_pairs(arguments, full_keys)
     arguments = [*flags, *write_out(pairs, positional, full_keys)]
     _refuse_name_overrides(arguments)
@@ -295,7 +295,7 @@ def flags_and_pairs(arguments: Sequence[str], keys: Sequence[str] = ()) -> tuple
     return flags, pairs
 
 
-def _full_keys(keys: type) -> list[str]:
+def full_keys_of(keys: type) -> list[str]:
     """The full keys of a command, including those of its groups."""
     values = plain_defaults(keys)
     inner = [f"{key}.{one}" for key, value in values.items() if isinstance(value, dict) for one in value]
@@ -303,8 +303,8 @@ def _full_keys(keys: type) -> list[str]:
 
 
 def _meant_key(arguments: Sequence[str], unknown: Sequence[str], keys: Sequence[str]) -> str | None:
-    """The error for the first unknown flag that is spelled like a key, as --port is like serve.port, or that another
-    engine has for one; None without one.
+    """The error for the unknown flags that are spelled like keys, as --port is like serve.port, or that another engine
+    has for keys; None without any.
     """
     by_name = {key.rpartition(".")[2]: key for key in reversed(keys)}
     known = {*keys, *KINDS}
@@ -313,19 +313,22 @@ def _meant_key(arguments: Sequence[str], unknown: Sequence[str], keys: Sequence[
         return key in known or key.partition(".")[0] in KINDS
 
     by_name |= {flag.replace("-", "_"): key for flag, key in known_flags.KEYS.items() if _is_known(key)}
+    meant = dict[str, str]()
     for place, argument in enumerate(arguments):
         flag, equals, value = argument.partition("=")
         if not flag.startswith("--") or argument not in unknown:
             continue
         setting = known_flags.SETTINGS.get(flag[2:])
-        if setting is not None and _is_known(setting.partition("=")[0]):
-            return f"there is no flag {flag}; write {setting}"
         key = by_name.get(flag[2:].replace("-", "_"))
-        if key is not None:
+        if setting is not None and _is_known(setting.partition("=")[0]):
+            meant[flag] = setting
+        elif key is not None:
             follows = arguments[place + 1] if place + 1 < len(arguments) else ""
             value = value if equals else follows if follows and not follows.startswith("-") else "..."
-            return f"there is no flag {flag}; write {key}={value}"
-    return None
+            meant[flag] = f"{key}={value}"
+    if not meant:
+        return None
+    return f"there is no flag {' or '.join(meant)}; write {' '.join(meant.values())}"
 
 
 def _refuse_name_overrides(arguments: Sequence[str]) -> None:

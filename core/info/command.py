@@ -30,9 +30,9 @@ from hookline.core.util.text import near_miss
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the inventory, or one name of it, and return the exit code."""
-    from hookline.core.cli.command import guarded
+    from hookline.core.cli.command import Arguments, guarded
 
-    parser = argparse.ArgumentParser(prog=called_as("info"), description="Plugins, options and presets.")
+    parser = Arguments(prog=called_as("info"), description="Plugins, options and presets.")
     parser.add_argument(
         "name", nargs="?", help="an option, a preset, a plugin, or a key of the configuration: shown in full"
     )

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from string import Template
 
-from hookline.core.cli.command import guarded
+from hookline.core.cli.command import Arguments, guarded
 from hookline.core.contracts.hooks import PROJECT
 from hookline.core.errors import ConfigError
 from hookline.core.plugin.host import PluginHost
@@ -43,10 +43,11 @@ _WHAT = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the distribution, say what to do with it, and return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog=called_as("new"), description="Write a distribution with a plugin that runs and passes its tests."
+    parser = Arguments(
+        usage=f"{called_as('new')} KIND NAME [--folder FOLDER], where KIND is one of {', '.join(kinds())}",
+        description="Write a distribution with a plugin that runs and passes its tests.",
     )
-    parser.add_argument("kind", help=f"what to write: {', '.join(kinds())}")
+    parser.add_argument("kind", help="what to write")
     parser.add_argument("name", help="the option's name, e.g. my_policy")
     parser.add_argument("--folder", type=Path, default=None, help="where to write it; hookline-NAME here if left out")
     options = parser.parse_args(arguments)

@@ -25,6 +25,7 @@ out       where index.html, report.md and the plots go; the (first) sweep's fold
 png       plots as PNG, which take matplotlib (pip install "hookline[report]"); auto: if it is there"""
 KEYS = ("baseline", "out", "png")
 PAGE, TABLE = "index.html", "report.md"
+INSTALL = 'install it with: pip install "hookline[report]"'
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,8 @@ class Options:
     folders: tuple[Path, ...]
     baseline: str
     out: Path
-    png: bool
+    png: bool | None
+    """Whether to draw plots; None: they would be drawn if matplotlib were there."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,6 +53,8 @@ def _run(arguments: list[str]) -> int:
     options = parse(arguments)
     for path in write_report(options):
         print(path)
+    if options.png is None:
+        say(f"no PNG plots, since matplotlib is not installed; {INSTALL}")
     return 0
 
 
@@ -73,16 +77,13 @@ def parse(arguments: Sequence[str]) -> Options:
     return Options(tuple(folders), values["baseline"], Path(values.get("out", folders[0])), _wants_png(values["png"]))
 
 
-def _wants_png(value: str) -> bool:
+def _wants_png(value: str) -> bool | None:
     there = importlib.util.find_spec("matplotlib") is not None
-    fix = 'install it with: pip install "hookline[report]"'
     if value not in ("auto", "true", "false"):
         raise ConfigError(f"png={value} must be auto, true or false")
     if value == "true" and not there:
-        raise ConfigError(f"png=true needs matplotlib, which is not installed; {fix}")
-    if value == "auto" and not there:
-        say(f"no PNG plots, since matplotlib is not installed; {fix}")
-    return there and value != "false"
+        raise ConfigError(f"png=true needs matplotlib, which is not installed; {INSTALL}")
+    return None if value == "auto" and not there else value != "false"
 
 
 def write_report(options: Options) -> list[Path]:

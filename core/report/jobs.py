@@ -10,7 +10,7 @@ from typing import Any
 from hookline.core.bench.files import STEPS, read_recording
 from hookline.core.bench.recorder import Recording
 from hookline.core.cli.output import say
-from hookline.core.errors import ConfigError
+from hookline.core.errors import ConfigError, clipped
 from hookline.core.sweep.job_status import DONE
 from hookline.core.sweep.results import RESULTS, objective_value, read_results
 from hookline.core.util.process import called_as
@@ -79,7 +79,9 @@ def _names(folders: Sequence[Path]) -> list[str]:
 def _jobs_of(folder: Path, name: str) -> Iterable[Job]:
     if not (folder / RESULTS).is_file():
         sweep = f"{called_as('bench')} -m ..."
-        raise ConfigError(f"there is no {folder / RESULTS}; give the folder of a sweep ({sweep})")
+        inner = [str(one.parent) for one in sorted(folder.glob(f"*/{RESULTS}"))]
+        there = f", as {clipped(', '.join(inner))}" if inner else f" ({sweep})"
+        raise ConfigError(f"there is no {folder / RESULTS}; give the folder of a sweep{there}")
     records = read_results(folder)
     if not records:
         raise ConfigError(f"{folder / RESULTS} is empty: no job of the sweep has ended yet")

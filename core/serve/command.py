@@ -58,7 +58,7 @@ def _run(arguments: list[str], engine: str) -> int:
 def _serve(run: ServeRun, host: PluginHost, engine: str) -> int:
     import asyncio
 
-    from hookline.core.serve.http.api_keys import read_keys
+    from hookline.core.serve.http.api_keys import a_key, read_keys
     from hookline.core.serve.http.server import listening_sockets
     from hookline.core.serve.http.tls import check_tls
     from hookline.core.serve.processes.shares import shares_of
@@ -71,7 +71,7 @@ def _serve(run: ServeRun, host: PluginHost, engine: str) -> int:
     shares = shares_of(run.config, run.serve.replicas)
     count = num_front_ends(run.serve)
     sockets = listening_sockets(run.serve, max(1, count))
-    announce = partial(_announce, run.serve, sockets[0].getsockname()[1], len(keys) > 0)
+    announce = partial(_announce, run.serve, sockets[0].getsockname()[1], a_key(run.serve.api_key_file))
     if not count:
         return _serve_here(run, host, sockets, keys, announce)
 
@@ -80,13 +80,13 @@ def _serve(run: ServeRun, host: PluginHost, engine: str) -> int:
     return asyncio.run(Supervisor(run, sockets, announce, engine, shares).serve())
 
 
-def _announce(settings: ServeConfig, port: int, has_keys: bool, names: Sequence[str], max_model_len: int) -> None:
-    """Print that the server is ready: the model, the address, and a command to try."""
+def _announce(settings: ServeConfig, port: int, a_key: str | None, names: Sequence[str], max_model_len: int) -> None:
+    """Print that the server is ready: the model, the address, and a command to try. a_key: a shell's word for a key."""
     scheme = "http" if settings.tls_certificate is None else "https"
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(settings.host, settings.host)
     host = f"[{host}]" if ":" in host and not host.startswith("[") else host
     url = f"{scheme}://{host}:{port}"
-    key = '\n    -H "Authorization: Bearer $HOOKLINE_API_KEY" \\' if has_keys else ""
+    key = f'\n    -H "Authorization: Bearer {a_key}" \\' if a_key else ""
     insecure = " -k" if scheme == "https" else ""
     if chosen_form() == JSON:
         fields = {"url": url, "names": list(names), "max_model_len": max_model_len}

@@ -292,7 +292,8 @@ class Codec:
     def _needed(self, what: str) -> Any:
         if self.tokenizer is None:
             raise RequestError(
-                f"{what} needs a tokenizer and the checkpoint has none; pass token ids or model.tokenizer"
+                f"{what} needs a tokenizer and the checkpoint has none; pass token ids, or start with "
+                "model.tokenizer=FOLDER_OR_HUB_ID"
             )
         return self.tokenizer
 

@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import logging
 import os
+import shlex
 import stat
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -49,6 +50,13 @@ def read_keys(path: str | None, environ: Mapping[str, str] | None = None) -> Api
     if path is not None:
         keys += _keys_of(Path(path))
     return ApiKeys(keys)
+
+
+def a_key(path: str | None) -> str | None:
+    """A word that a shell makes one of the keys of `read_keys`, from the variable or the file; None without keys."""
+    if os.environ.get(VARIABLE, "").strip():
+        return f"${VARIABLE}"
+    return None if path is None else f"$(grep -m1 '^[^#]' {shlex.quote(path)})"
 
 
 def _keys_of(path: Path) -> list[str]:

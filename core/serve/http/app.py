@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Router
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from hookline.core.errors import clipped
 from hookline.core.plugin.host import PluginHost
 from hookline.core.serve.apis import chosen_apis
 from hookline.core.serve.endpoints.served_engine import ServedEngine
@@ -21,6 +23,7 @@ from hookline.core.serve.http.operations import operations
 from hookline.core.serve.http.page import page_routes
 from hookline.core.serve.http.surfaces import Surfaces
 from hookline.core.serve.settings import ServeConfig
+from hookline.core.util.text import near_miss
 
 
 @dataclass(frozen=True)
@@ -58,14 +61,13 @@ def application(
 ) -> Served:
     """The application with these surfaces; see make_app."""
     life, http = Life(), HttpMetrics()
-    inner = Router(
-        [
-            *surfaces.routes,
-            *openapi_routes(surfaces),
-            *operations(client, life, http, surfaces),
-            *page_routes(client, surfaces),
-        ]
-    )
+    routes = [
+        *surfaces.routes,
+        *openapi_routes(surfaces),
+        *operations(client, life, http, surfaces),
+        *page_routes(client, surfaces),
+    ]
+    inner = Router(routes, default=_no_route([route.path for route in routes]))
     gate = Gate(inner, settings, ApiKeys(()) if keys is None else keys, life, surfaces, http, headers)
     app: ASGIApp = gate
     if settings.cors_origins:
@@ -77,6 +79,16 @@ def application(
             expose_headers=("x-request-id", "retry-after", *surfaces.exposed_headers),
         )
     return Served(app, gate, life, client, surfaces)
+
+
+def _no_route(paths: Sequence[str]) -> ASGIApp:
+    """What answers a request for a path that is not among these."""
+
+    async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
+        hint = near_miss(clipped(scope["path"]), paths)
+        raise HTTPException(404, f"nothing is served at this path.{hint} /docs lists all paths")
+
+    return _refuse
 
 
 def surfaces_of(client: EngineClient, settings: ServeConfig, host: PluginHost | None = None) -> Surfaces:

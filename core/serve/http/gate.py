@@ -190,7 +190,9 @@ class _Passage:
         except ClientDisconnect:  # the response has begun
             self._has_left.set()
         except HTTPException as error:
-            failure = ApiError(error.status_code, error.detail, headers=error.headers)
+            allowed = sorted((error.headers or {}).get("Allow", "").split(", "))
+            message = f"this path takes {', '.join(allowed)} alone" if allowed != [""] else error.detail
+            failure = ApiError(error.status_code, message, headers=error.headers)
             await self._answer(failure)
         except Exception as error:
             await self._answer_fault(error)

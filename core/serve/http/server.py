@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import resource
 import socket
@@ -132,7 +133,8 @@ def listening_sockets(settings: ServeConfig, count: int) -> list[socket.socket]:
         for one in sockets:
             one.close()
         reason = error.strerror or error
-        raise ConfigError(f"serve.host={host} serve.port={port} cannot be listened on: {reason}") from error
+        fix = "; serve.port=N takes another port, 0 a free one" if error.errno == errno.EADDRINUSE else ""
+        raise ConfigError(f"serve.host={host} serve.port={port} cannot be listened on: {reason}{fix}") from error
     return sockets
 
 

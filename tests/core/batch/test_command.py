@@ -218,6 +218,7 @@ def test_files_may_be_named_by_flags_as_elsewhere(arguments, names, others):
         (["-i", "in.jsonl", "out.jsonl"], "-i and -o name the two files, and both of them: usage"),
         (["-i", "a", "--input", "b"], "--input takes one file or folder: usage"),
         (["a", "-o"], "-o takes one file or folder: usage"),
+        (["a", "b", "--max-num-seqs", "4"], "there is no flag --max-num-seqs; write engine.max_num_seqs=4"),
     ],
 )
 def test_flags_that_name_no_two_files_are_refused(arguments, message):

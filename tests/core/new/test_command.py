@@ -61,6 +61,15 @@ def test_a_folder_in_use_is_left_alone(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
+@pytest.mark.parametrize("arguments", [[], ["scheduler"], ["scheduler", "a", "b"]])
+def test_what_it_takes_is_told_in_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert end.value.code == 2 and line.startswith("hookline: error: ")
+    assert "usage: hookline new KIND NAME [--folder FOLDER], where KIND is one of api, drafter," in line
+
+
 def test_an_unknown_kind_exits_with_2_and_the_near_miss(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["schedular", "mine"]) == 2
     error = capsys.readouterr().err

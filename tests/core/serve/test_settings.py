@@ -83,6 +83,10 @@ def test_an_observer_is_told_the_first_name_unless_it_has_its_own(
         (["--model-path", "Qwen/Qwen3-8B"], "there is no flag --model-path; write model.checkpoint=Qwen/Qwen3-8B"),
         (["--enforce-eager"], "there is no flag --enforce-eager; write engine.cuda_graphs=false"),
         (["--api-key", "x"], "there is no flag --api-key; write serve.api_key_file=FILE, a file"),
+        (
+            ["--tensor-parallel-size", "2", "--max-model-len=9"],
+            "there is no flag --tensor-parallel-size or --max-model-len; write tp=2 engine.max_model_len=9",
+        ),
         (["--bogus"], "unrecognized arguments: --bogus; see --help and --hydra-help"),
     ],
 )

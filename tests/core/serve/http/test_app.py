@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from hookline.core.errors import HooklineError
 from hookline.core.serve.engine_client import EngineLoad
-from hookline.core.serve.http.api_keys import ApiKeys, read_keys
+from hookline.core.serve.http.api_keys import ApiKeys, a_key, read_keys
 from hookline.core.serve.http.app import Served, make_app
 from hookline.core.serve.settings import ServeConfig
 from hookline.core.testing.engine_client import FakeEngineClient
@@ -179,6 +179,18 @@ def test_keys_come_from_a_file_and_from_the_environment(tmp_path) -> None:
     assert accepted == [True, True, True, False, False]
 
 
+def test_the_command_to_try_sends_a_key_that_the_server_takes(tmp_path, monkeypatch) -> None:
+    path = tmp_path / "the office's keys"
+    path.write_text("# for the office\n\none\ntwo\n")
+    path.chmod(0o600)
+    monkeypatch.delenv("HOOKLINE_API_KEY", raising=False)
+    assert a_key(None) is None
+    shown = subprocess.run(["sh", "-c", f'printf %s "{a_key(str(path))}"'], capture_output=True, check=True).stdout
+    assert read_keys(str(path)).accept([(b"authorization", b"Bearer " + shown)]) and shown == b"one"
+    monkeypatch.setenv("HOOKLINE_API_KEY", "three")
+    assert a_key(str(path)) == "$HOOKLINE_API_KEY"
+
+
 def test_a_file_of_keys_may_begin_with_a_byte_order_mark(tmp_path) -> None:
     path = tmp_path / "keys"
     path.write_text("one\n", encoding="utf-8-sig")
@@ -271,7 +283,9 @@ def test_the_access_log_has_tokens_and_times(ask: Ask, caplog: pytest.LogCapture
     [
         ("/v1/completions", {"prompt": "x", "max_tokens": -1}, 400, "max_tokens=-1 must be at least 1"),
         ("/v1/messages", {"max_tokens": 1}, 400, "messages"),
-        ("/nowhere", {}, 404, "Not Found"),
+        ("/nowhere", {}, 404, "nothing is served at this path. /docs lists all paths"),
+        ("/chat/completions", {}, 404, "nothing is served at this path. Did you mean '/v1/chat/completions'?"),
+        ("/v1/models", {}, 405, "this path takes GET, HEAD alone"),
         ("/v1/completions", {"prompt": "x" * 100}, 413, "serve.max_body_bytes=90"),
     ],
 )
