@@ -25,7 +25,7 @@ from tools.count_lines import lines_by_package
 
 ROOT = Path(__file__).parents[1]
 CORE = sorted(ROOT.glob("core/**/*.py"))
-ORDINARY_WORDS = {"torch", "triton"}
+ORDINARY_WORDS = {"torch", "triton", "ray"}
 """Names of entries that are also names of libraries core deals with."""
 BARE = (
     "hookline",
@@ -43,7 +43,8 @@ BARE = (
     "hookline.core.sweep.sweep",
     "hookline.core.contracts",
     "hookline.core.scheduling",
-    *(f"hookline.plugins.{kind}" for kind in ("models", "schedulers", "samplers", "kernels")),
+    "hookline.core.launching",
+    *(f"hookline.plugins.{kind}" for kind in ("models", "schedulers", "samplers", "kernels", "executors")),
 )
 
 PAGES = sorted({ROOT / "README.md", *ROOT.glob("docs/*.md")} - {ROOT / "docs" / "plugins_reference.md"})

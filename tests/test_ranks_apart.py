@@ -85,5 +85,5 @@ def test_a_plugin_that_fails_in_a_step_of_one_rank_apart_ends_that_step_s_reques
 def test_another_place_for_rank_0_is_refused(folder):
     with pytest.raises(ConfigError, match=r"engine\.rank_0='away' is not one of here, apart"):
         LLM(folder, engine={"rank_0": "away"})
-    with pytest.raises(ConfigError, match=r"engine\.executor='rye' is not one of local, ray"):
+    with pytest.raises(PluginError, match=r"no executor named 'rye'\. .*Available: local"):
         LLM(folder, engine={"executor": "rye"})

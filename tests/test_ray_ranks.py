@@ -13,7 +13,7 @@ pytest.importorskip("ray", reason="needs the extra ray")
 
 from hookline import LLM, SamplingParams
 from hookline.core.errors import ConfigError, RankError
-from hookline.core.executor import ray_ranks
+from hookline.plugins.executors.ray import executor as ray_executor
 from tests.ray_folder import cluster_of, ray_folder
 from tests.test_parity import mixed_load
 
@@ -44,7 +44,7 @@ def pair(cluster):
 
 
 def places(llm):
-    return [peer._place for peer in llm.engine.executor.links.children]
+    return [peer.place for peer in llm.engine.executor.links.children]
 
 
 def groups_left():
@@ -54,8 +54,8 @@ def groups_left():
 
 
 def test_two_ranks_on_two_nodes_give_the_tokens_of_one(pair):
-    assert len({place["node"] for place in places(pair)}) == 2
-    assert os.getpid() not in [place["pid"] for place in places(pair)]
+    assert len({place.node for place in places(pair)}) == 2
+    assert os.getpid() not in [place.pid for place in places(pair)]
     outputs = pair.generate(*mixed_load())
     assert sum(output.num_preemptions for output in outputs) > 0
     with LLM(device="cpu", engine={**ENGINE, "executor": "local", "max_model_len": 256}) as llm:
@@ -79,8 +79,8 @@ def test_more_ranks_than_the_cluster_holds_are_refused_with_the_numbers(pair):
 
 
 def test_a_killed_actor_is_named_and_after_it_another_environment_is(pair, monkeypatch):
-    monkeypatch.setattr(ray_ranks, "CAUSE_S", 60.0)  # Ray may be slow to notice here
-    pid = places(pair)[1]["pid"]
+    monkeypatch.setattr(ray_executor, "CAUSE_S", 60.0)  # Ray may be slow to notice here
+    pid = places(pair)[1].pid
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(RankError, match=rf"rank 1 of 2 \(pid {pid} on node [\d.]+\) ended: .* process has died"):
         for _ in range(50):
@@ -96,11 +96,11 @@ def test_a_killed_actor_is_named_and_after_it_another_environment_is(pair, monke
 def test_a_stopped_actor_is_named_within_five_seconds_and_is_not_left(cluster):
     with LLM(device="cpu", engine={**ENGINE, "rank_timeout_s": 2.0}) as llm:
         [place] = places(llm)
-        [actor] = llm.engine.executor.links.reservation.actors
+        [actor] = llm.engine.executor.links.placement.executor.actors
         llm.generate(PROMPTS, GREEDY)
-        os.kill(place["pid"], signal.SIGSTOP)
+        os.kill(place.pid, signal.SIGSTOP)
         stopped_s = time.monotonic()
-        named = rf"rank 0 of 1 \(pid {place['pid']} on node [\d.]+\) has given no sign of life for 2 s"
+        named = rf"rank 0 of 1 \(pid {place.pid} on node [\d.]+\) has given no sign of life for 2 s"
         with pytest.raises(RankError, match=named):
             llm.generate(PROMPTS, GREEDY)
         assert time.monotonic() - stopped_s < 5.0
@@ -117,7 +117,7 @@ def test_two_engines_serve_in_one_cluster_and_a_closed_one_is_gone(cluster):
         with LLM(device="cpu", engine=ENGINE) as other:
             expected = [output.token_ids for output in one.generate(PROMPTS, GREEDY)]
             assert [output.token_ids for output in other.generate(PROMPTS, GREEDY)] == expected
-            os.kill(places(other)[0]["pid"], signal.SIGKILL)
+            os.kill(places(other)[0].pid, signal.SIGKILL)
             with pytest.raises(RankError, match="rank 0 of 1"):
                 other.generate(PROMPTS, GREEDY)
         assert [output.token_ids for output in one.generate(PROMPTS, GREEDY)] == expected
@@ -127,7 +127,7 @@ def test_two_engines_serve_in_one_cluster_and_a_closed_one_is_gone(cluster):
 @pytest.mark.nightly
 def test_two_stages_on_two_nodes_give_the_tokens_of_one(cluster):
     with LLM(device="cpu", pp=2, engine={**ENGINE, "overlap": True, "max_model_len": 256}) as llm:
-        assert len({place["node"] for place in places(llm)}) == 2
+        assert len({place.node for place in places(llm)}) == 2
         outputs = llm.generate(*mixed_load())
     with LLM(device="cpu", engine={**ENGINE, "executor": "local", "max_model_len": 256}) as llm:
         assert [output.token_ids for output in outputs] == [one.token_ids for one in llm.generate(*mixed_load())]

@@ -39,6 +39,7 @@ KINDS = (
     "observer",
     "parser",
     "api",
+    "executor",
     "needs",
 )
 """Modules of core/contracts, in the order of the page."""
@@ -51,8 +52,9 @@ HEAD = """# Reference: hooks, contracts, layers
 Generated from the sources by `python tools/plugin_reference.py`; a test keeps it true. [plugins.md](plugins.md) says
 how to use them, and what may change when. Contracts are imported from `hookline.core.contracts`, layers from
 `hookline.core.layers`, what policies are made of from `hookline.core.scheduling`, what parsers are made of from
-`hookline.core.parsing`, what API surfaces are made of from `hookline.core.serving`, outputs from
-`hookline.core.outputs`, errors from `hookline.core.errors`, and each suite from its module of `hookline.core.testing`.
+`hookline.core.parsing`, what API surfaces are made of from `hookline.core.serving`, what executors are made of from
+`hookline.core.launching`, outputs from `hookline.core.outputs`, errors from `hookline.core.errors`, and each suite from
+its module of `hookline.core.testing`.
 """
 SUITES = {
     "SchedulerSuite": ("scheduler_suite/suite.py",),
@@ -67,6 +69,7 @@ SUITES = {
     "ModelSuite": ("model_suite/suite.py",),
     "ParserSuite": ("parser_suite.py",),
     "ApiSuite": ("api_suite.py",),
+    "ExecutorSuite": ("executor_suite.py",),
 }
 """Conformance suite -> modules of core/testing with its class and that of the attributes it inherits."""
 OVERRIDDEN = ("make", "distribution", "hf_config", "reference", "refused_configs", "expected", "write")
@@ -88,11 +91,12 @@ def reference() -> str:
     lines += _section("Contracts: optional methods", "core/contracts/optional.py", only=("is_offered",))
     lines += _section("What policies are made of", "core/scheduling.py")
     lines += _section("What parsers are made of", "core/parsing.py")
-    for node in _module("core/serving.py").body:
-        if isinstance(node, ast.ImportFrom) and node.module is not None:
-            path, names = node.module.removeprefix("hookline."), [one.name for one in node.names]
-            title = f"What API surfaces are made of: {path.rpartition('.')[2]}"
-            lines += _section(title, f"{path.replace('.', '/')}.py", only=names)
+    for facade, what in (("serving", "API surfaces"), ("launching", "executors")):
+        for node in _module(f"core/{facade}.py").body:
+            if isinstance(node, ast.ImportFrom) and node.module is not None:
+                path, names = node.module.removeprefix("hookline."), [one.name for one in node.names]
+                title = f"What {what} are made of: {path.rpartition('.')[2]}"
+                lines += _section(title, f"{path.replace('.', '/')}.py", only=names)
     for name in LAYERS:
         lines += _section(f"Layers: {name}", f"core/layers/{name}.py")
     lines += _section("Layers: parts", "core/distributed/partition.py", only=("even_part",))

@@ -38,7 +38,7 @@ def arguments(given: dict[str, Any], executor: str = "ray") -> dict[str, Any]:
 
 def places(llm: LLM) -> list[str]:
     """The nodes of an engine's ranks, as Ray calls them."""
-    return [place["host"] for place in llm.engine.executor.links.reservation.places]  # type: ignore[attr-defined]
+    return [place.host for place in llm.engine.executor.links.placement.places]  # type: ignore[attr-defined]
 
 
 def tokens(llm: LLM) -> list[list[int]]:

@@ -18,7 +18,7 @@ from hookline.core.assembly.draft_target import TargetModel
 from hookline.core.assembly.poolers import make_poolers
 from hookline.core.assembly.rank_main import MAIN, task_of
 from hookline.core.assembly.rank_parts import entries_in_steps
-from hookline.core.assembly.remote_ranks import place_of, reserved, start_all_ranks
+from hookline.core.assembly.remote_ranks import place_of, placed, start_all_ranks
 from hookline.core.assembly.resolve import ResolvedConfig, chosen, refuse, refuse_unmet, resolve
 from hookline.core.assembly.worker import build_worker
 from hookline.core.checkpoint.checkpoint import Checkpoint
@@ -34,7 +34,7 @@ from hookline.core.errors import CapacityError, Interrupted, RankError
 from hookline.core.executor.links import LocalLinks
 from hookline.core.executor.monitor import STEP_TIMEOUTS, Timeouts
 from hookline.core.executor.multiproc import MultiprocExecutor
-from hookline.core.executor.ray_reservation import RayReservation
+from hookline.core.executor.placed import Placement
 from hookline.core.kv_cache.block_pool import BlockPool
 from hookline.core.kv_cache.snapshots import Snapshots
 from hookline.core.plugin.blame import Blaming
@@ -89,10 +89,10 @@ def build_engine(
     """
     phases = StartPhases("imports and configuration" if is_command else None)
     blaming = Blaming(chosen_entries(config, host), "while starting")
-    with _keeping_nothing(), unsearched(), blaming, reserved(config) as reservation:
+    with _keeping_nothing(), unsearched(), blaming, placed(config, host) as placement:
         with phases.part("checkpoint and choice"):
             observers = Observers(host.manager, make_observers(config.observers))
-            resolved = resolve(config, host, place=place_of(reservation), checkpoint=checkpoint)
+            resolved = resolve(config, host, place=place_of(placement), checkpoint=checkpoint)
         installed = InstalledExtensions.of(host.registry, resolved.facts, config.extension_options)
         structured_output = make_structured_output(resolved, host)
         if on_resolved is not None:
@@ -101,7 +101,7 @@ def build_engine(
         if num_threads is not None:
             torch.set_num_threads(num_threads)  # the processes of further ranks are told their part of it
         poolers = make_poolers(resolved, host.registry)
-        executor = build_executor(resolved, installed, phases, poolers.entries, reservation)
+        executor = build_executor(resolved, installed, phases, poolers.entries, placement)
         if num_threads is not None:
             torch.set_num_threads(max(1, num_threads // resolved.ranks.num_all))
         try:
@@ -130,11 +130,11 @@ def build_executor(
     installed: InstalledExtensions,
     phases: StartPhases | None = None,
     poolers: Sequence[Entry] = (),
-    reservation: RayReservation | None = None,
+    placement: Placement | None = None,
 ) -> SizedExecutor:
     """Make what computes the steps: this process, a group with this process as rank 0, or ranks in other processes."""
-    if reservation is not None or resolved.config.engine.rank_0 == "apart":
-        return start_all_ranks(resolved, timeouts(resolved), phases, reservation)
+    if placement is not None or resolved.config.engine.rank_0 == "apart":
+        return start_all_ranks(resolved, timeouts(resolved), phases, placement)
     start = build_worker if resolved.ranks.num_all == 1 else start_ranks
     return start(resolved, installed, phases, poolers)
 

@@ -9,14 +9,16 @@ from typing import Any, NoReturn
 
 from hookline.core.assembly.config_tree import config_tree
 from hookline.core.assembly.resolve import ResolvedConfig
+from hookline.core.contracts import RankStart
 from hookline.core.distributed.heartbeat import Heartbeat
-from hookline.core.executor.rank_loop import Meet, run_rank
+from hookline.core.executor.connections import ANSWERS, MESSAGES, connect_back
+from hookline.core.executor.rank_loop import Meet, run_rank, serve_rank
 from hookline.core.worker.worker import Worker
 
 MAIN = f"{__name__}:main"
 """What a rank's process runs."""
-BUILD = f"{__name__}:build"
-"""What turns a process that already runs, as an actor of Ray, into a rank."""
+PLACED = f"{__name__}:run_placed"
+"""What turns a process that already runs, wherever a plugin placed it, into a rank."""
 
 
 def task_of(resolved: ResolvedConfig) -> dict[str, Any]:
@@ -27,6 +29,12 @@ def task_of(resolved: ResolvedConfig) -> dict[str, Any]:
 def main() -> NoReturn:
     """Run one rank over inherited sockets, whose file descriptors are the arguments; never returns."""
     run_rank([int(one) for one in sys.argv[1:]], build)
+
+
+def run_placed(start: RankStart) -> None:
+    """Be one rank in the process that calls this, until the engine's process ends it. See RankStart."""
+    engine = connect_back(start, MESSAGES)
+    serve_rank(engine, connect_back(start, ANSWERS) if start.rank == 0 else None, build)
 
 
 def build(task: Mapping[str, Any], heartbeat: Heartbeat, meet: Meet) -> tuple[Worker, Mapping[str, Any]]:

@@ -1,4 +1,4 @@
-"""Starts ranks that are all in other processes, children or actors of Ray, and makes the executor over them."""
+"""Starts ranks that are all in other processes, children or where a plugin places them, and the executor over them."""
 
 from __future__ import annotations
 
@@ -7,57 +7,61 @@ from contextlib import contextmanager
 
 import torch
 
-from hookline.core.assembly.rank_main import BUILD, MAIN, task_of
-from hookline.core.assembly.resolve import Place, ResolvedConfig
-from hookline.core.config.settings import Config
+from hookline.core.assembly.rank_main import MAIN, PLACED, task_of
+from hookline.core.assembly.resolve import Place, ResolvedConfig, refuse
+from hookline.core.config.settings import Config, chosen_executor
+from hookline.core.contracts import WantedRanks
 from hookline.core.executor.links import LocalLinks, RankLinks
 from hookline.core.executor.monitor import Timeouts
-from hookline.core.executor.ray_ranks import RayLinks
-from hookline.core.executor.ray_reservation import RayReservation, Wanted
+from hookline.core.executor.placed import PlacedLinks, Placement
 from hookline.core.executor.remote import RemoteExecutor
+from hookline.core.plugin.host import PluginHost
+from hookline.core.plugin.needs import unavailable
 from hookline.core.util.start_phases import StartPhases
 
 
 @contextmanager
-def reserved(config: Config) -> Iterator[RayReservation | None]:
-    """Actors of Ray for all ranks, if the configuration asks for it: given back if what follows fails.
+def placed(config: Config, host: PluginHost) -> Iterator[Placement | None]:
+    """Room for all ranks, if the configuration names who is to find it: given back if what follows fails.
 
-    Raises: ConfigError or RankError if the cluster does not have them.
+    Raises: ConfigError, PluginError or RankError if there is none.
     """
-    engine = config.engine
-    if engine.executor != "ray":
+    engine, option = config.engine, chosen_executor(config.engine, host)
+    if option is None or option.entry is None:
         yield None
         return
-    cpus = max(1, (engine.cpu_threads or 0) // config.num_ranks)
-    reservation = RayReservation(Wanted(config.num_ranks, config.tp, config.device, cpus, engine.start_timeout_s))
+    refuse(option.entry, unavailable(option.entry.needs))
+    num_threads = max(1, (engine.cpu_threads or 0) // config.num_ranks)
+    wanted = WantedRanks(config.num_ranks, config.tp, config.device, num_threads, engine.start_timeout_s)
+    executor = option.entry.load()(option.config, wanted)
     try:
-        yield reservation
+        yield Placement(executor, option.entry, wanted)
     except BaseException:
-        reservation.release()
+        executor.release()
         raise
 
 
-def place_of(reservation: RayReservation | None) -> Place | None:
-    """Where rank 0 computes, as its reservation says; None where this process finds that out by itself."""
-    if reservation is None:
+def place_of(placement: Placement | None) -> Place | None:
+    """Where rank 0 computes, as its executor says; None where this process finds that out by itself."""
+    if placement is None:
         return None
-    capability = reservation.places[0]["compute_capability"]
-    return Place(torch.device(reservation.places[0]["device"]), capability and tuple(capability))
+    place = placement.places[0]
+    return Place(torch.device(place.device), place.compute_capability)
 
 
 def start_all_ranks(
     resolved: ResolvedConfig,
     timeouts: Timeouts,
     phases: StartPhases | None = None,
-    reservation: RayReservation | None = None,
+    placement: Placement | None = None,
 ) -> RemoteExecutor:
-    """Start every rank, as one of the actors or as a child process, and wait until all are ready.
+    """Start every rank, where it was placed or as a child process, and wait until all are ready.
 
     Raises: RankError naming the rank that failed.
     """
     links: RankLinks
-    if reservation is not None:
-        links = RayLinks(reservation, BUILD, task_of(resolved), timeouts)
+    if placement is not None:
+        links = PlacedLinks(placement, PLACED, task_of(resolved), timeouts)
     else:
         links = LocalLinks(resolved.ranks.num_all, MAIN, task_of(resolved), timeouts, first=0)
     return executor_over(links, phases or StartPhases())

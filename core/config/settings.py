@@ -22,8 +22,10 @@ from hookline.core.plugin.presets import default_options, preset_values
 from hookline.core.plugin.registry import (
     AUTO,
     CHOSEN_KINDS,
+    EXECUTOR,
     EXTENSION_KINDS,
     KINDS,
+    LOCAL,
     MODEL,
     OBSERVER,
     POOLER,
@@ -40,7 +42,6 @@ from hookline.core.util.ranges import bounded, check_ranges
 DTYPES = (AUTO, "float32", "bfloat16", "float16")
 MAX_COUNT = 2**31 - 1
 """Largest size or limit of an engine: on the device these, and what they count, are 32-bit integers."""
-EXECUTORS = ("local", "ray")
 PLACES = ("here", "apart")
 """Values of engine.rank_0."""
 KV_DTYPES = {AUTO: None, "fp8_e4m3": "float8_e4m3fn"}
@@ -132,10 +133,11 @@ class EngineConfig:
     taps: tuple[int, ...] | None = None
     """Layers, from 0, after which observers get each step's hidden states (the hook on_hidden_states). Every step then
     copies them to the host, and no step is a CUDA graph. None: no layer."""
-    executor: str = "local"
-    """Where ranks compute: local, on this host, or ray, as actors of a Ray cluster, each with a GPU, or with CPUs where
-    no node has a GPU. The cluster is the one this process is in, that of RAY_ADDRESS, or one that Ray starts here. The
-    engine's own process needs no GPU then."""
+    executor: Any = LOCAL
+    """Where ranks compute: local, on this host, or where a plugin places them, by its name or as {name: ..., field:
+    value}. ray makes them actors of a Ray cluster, each with a GPU, or with CPUs where no node has a GPU. The cluster
+    is the one this process is in, that of RAY_ADDRESS, or one that Ray starts here. The engine's own process needs no
+    GPU then."""
     rank_0: str = "here"
     """With executor=local, where rank 0 computes: here, in the engine's own process, or apart, in a process of its own,
     as the further ranks do."""
@@ -156,7 +158,6 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         check_ranges(EngineConfig, vars(self), "engine")
-        check_one_of("engine.executor", self.executor, EXECUTORS)
         check_one_of("engine.rank_0", self.rank_0, PLACES)
         check_one_of("engine.kv_dtype", self.kv_dtype, tuple(KV_DTYPES))
         if self.tag_keys is not None:
@@ -295,7 +296,22 @@ def validate(tree: Mapping[str, Any], host: PluginHost) -> Config:
         "observers": _observers(given.pop("observers", None), host),
         **{f"{kind}s": _extensions(kind, given.pop(f"{kind}s", None), host) for kind in EXTENSION_KINDS},
     }
-    return Config(**options, **further, engine=build(EngineConfig, engine, "engine", ROOT_KEYS), **given)
+    limits = build(EngineConfig, engine, "engine", ROOT_KEYS)
+    chosen_executor(limits, host)
+    return Config(**options, **further, engine=limits, **given)
+
+
+def chosen_executor(engine: EngineConfig, host: PluginHost) -> Option | None:
+    """The option that `engine.executor` names; None: ranks are processes of this host.
+
+    Raises: ConfigError for a field or its value; PluginError for a name that is not there or is broken.
+    """
+    value, key = engine.executor, f"engine.{EXECUTOR}"
+    if isinstance(value, str) and host.registry.find(EXECUTOR, value) is None:
+        if value == LOCAL:
+            return None
+        raise host.unknown(EXECUTOR, value, [LOCAL])
+    return option_of(EXECUTOR, value, host, key)
 
 
 def _observers(value: Any, host: PluginHost) -> tuple[Option, ...]:
@@ -429,6 +445,9 @@ def chosen_entries(config: Config, host: PluginHost) -> Iterator[Entry]:
     for option in options:
         if option.entry is not None:
             yield option.entry
+    executor = chosen_executor(config.engine, host)
+    if executor is not None and executor.entry is not None:
+        yield executor.entry
     if config.kernels.entry is None:
         yield from host.registry.of_kind("kernels")
     for kind in (*EXTENSION_KINDS, POOLER):

@@ -42,6 +42,13 @@ from hookline.core.contracts.exchange import (
     Exchange as Exchange,
     PeerMemory as PeerMemory,
 )
+from hookline.core.contracts.executor import (
+    RankExecutor as RankExecutor,
+    RankPlace as RankPlace,
+    RankStart as RankStart,
+    StartedRank as StartedRank,
+    WantedRanks as WantedRanks,
+)
 from hookline.core.contracts.extension import (
     ExtensionSpec as ExtensionSpec,
     FromSamplingParams as FromSamplingParams,

@@ -250,6 +250,19 @@ def register_drafters(register: Registrar) -> None:
 
 
 @hookspec
+def register_executors(register: Registrar) -> None:
+    """Add executors: they find room for an engine's ranks in other places, such as a cluster, and start them there.
+
+    When:    once per process, before any device is touched.
+    Call:    register(name, "package.module:Class", config=ConfigDataclass, help="one line", needs=Needs(packages=...)).
+             The class is hookline.core.contracts.RankExecutor. `engine.executor=name` chooses it, or
+             {name: ..., field: value}; `local`, which no plugin can be named, are child processes of the engine's.
+    Errors:  a duplicate name or a bad dataclass disables this plugin alone and names it.
+    Example: plugins/executors/__init__.py
+    """
+
+
+@hookspec
 def config_packages() -> list[str]:  # type: ignore[empty-body]
     """Name importable packages that hold YAML presets, laid out as conf/ is (model/, scheduler/, ...).
 

@@ -23,8 +23,8 @@ import numpy as np
 from hookline.core.distributed.heartbeat import BEAT_S, Heartbeat
 from hookline.core.errors import HooklineError, LostStep, RankError, RequestFault, show_traceback
 from hookline.core.executor.answers import read_words
+from hookline.core.executor.connections import listening, unreached
 from hookline.core.executor.messages import JsonLines, receive_frame, send_message
-from hookline.core.executor.reach import listening, unreached
 from hookline.core.executor.step_server import StepServer
 from hookline.core.step.executor import RankWorker
 from hookline.core.step.message import MASKS, is_agreed_on

@@ -23,7 +23,7 @@ from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.needs import unavailable
 from hookline.core.plugin.presets import Preset, preset_values
 from hookline.core.plugin.problems import Problem
-from hookline.core.plugin.registry import EXTENSION_KINDS, KINDS, OBSERVER, Entry, Origin
+from hookline.core.plugin.registry import EXECUTOR, EXTENSION_KINDS, KINDS, OBSERVER, Entry, Origin
 from hookline.core.util.process import called_as
 from hookline.core.util.text import near_miss
 
@@ -143,6 +143,8 @@ def _key(entry: Entry) -> str:
         return entry.kind
     if entry.kind == OBSERVER:
         return ""
+    if entry.kind == EXECUTOR:
+        return f"engine.{EXECUTOR}"
     if entry.kind not in EXTENSION_KINDS:
         return f"serve.{entry.kind}"
     by_name = entry.arguments is not None and issubclass(entry.arguments, FromSamplingParams)

@@ -38,6 +38,7 @@ _WHAT = {
     "tool_parser": "a tool parser",
     "api": "an API surface",
     "drafter": "a drafter",
+    "executor": "an executor",
 }
 
 

@@ -28,6 +28,7 @@ _CONTRACTS: dict[str, type] = {
     "quantization": contracts.Quantization,
     "api": contracts.ApiSurface,
     "drafter": contracts.Drafter,
+    "executor": contracts.RankExecutor,
 }
 _BESIDES: dict[str, tuple[type, ...]] = {
     "model": (contracts.OpensCheckpoint, contracts.RenamesTensors, contracts.NormsStreams, contracts.HasDraftHead),

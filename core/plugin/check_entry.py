@@ -14,7 +14,7 @@ from typing import Any
 from hookline.core.contracts import ATTENTION_FEATURES, FromSamplingParams, ModelConfig, Needs, QuantizationConfig
 from hookline.core.errors import ConfigError, shown
 from hookline.core.plugin.problems import with_line
-from hookline.core.plugin.registry import AUTO, EXTENSION_KINDS, MODEL, QUANTIZATION, Entry
+from hookline.core.plugin.registry import AUTO, EXECUTOR, EXTENSION_KINDS, LOCAL, MODEL, QUANTIZATION, Entry
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.util.raising import Raising, raised_by
 from hookline.core.util.ranges import check_ranges
@@ -33,6 +33,8 @@ def entry_fault(entry: Entry) -> str | None:
         return f"{what}: a name consists of letters, digits, _ and -, and starts with a letter"
     if entry.name == AUTO:
         return f"{what}: this name is reserved for the choice that core makes"
+    if (entry.kind, entry.name) == (EXECUTOR, LOCAL):
+        return f"{what}: this name is reserved for ranks that are processes of the engine's own host"
     if not _matches(_TARGET, entry.target):
         return f"{what}: target {entry.target!r} is not of the form 'package.module:Class'"
     for field, value, kind in (

@@ -41,7 +41,9 @@ REASONING_PARSER, TOOL_PARSER = "reasoning_parser", "tool_parser"
 """The kinds of which a server's configuration names one or none."""
 API = "api"
 """The kind of which a server's configuration names one or several."""
-ENTRY_KINDS = (*KINDS, *EXTENSION_KINDS, OBSERVER, REASONING_PARSER, TOOL_PARSER, API)
+EXECUTOR, LOCAL = "executor", "local"
+"""The kind that `engine.executor` chooses, and its value that chooses none, so no entry may bear it."""
+ENTRY_KINDS = (*KINDS, *EXTENSION_KINDS, OBSERVER, REASONING_PARSER, TOOL_PARSER, API, EXECUTOR)
 """All kinds of entries."""
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hookline.core.errors import one_short_line
+from hookline.core.plugin.registry import LOCAL
 from hookline.core.sweep.job_status import FAILED
 
 Run = Callable[..., dict[str, Any]]
@@ -49,11 +50,11 @@ def on_gpus(run: Run, tree: Mapping[str, Any]) -> Run:
 
 
 def num_gpus(tree: Mapping[str, Any]) -> int:
-    """GPUs of a job's engine: one for each rank; none on a CPU, or if the engine asks Ray for them itself. Invalid
+    """GPUs of a job's engine: one for each rank; none on a CPU, or if a plugin finds them for the engine. Invalid
     values are refused by the job's own process.
     """
     engine = tree.get("engine") or {}
-    if tree.get("device") == "cpu" or (isinstance(engine, Mapping) and engine.get("executor") == "ray"):
+    if tree.get("device") == "cpu" or (isinstance(engine, Mapping) and engine.get("executor", LOCAL) != LOCAL):
         return 0
     each = [tree.get(name, 1) for name in ("tp", "pp")]
     return each[0] * each[1] if all(isinstance(one, int) and one >= 1 for one in each) else 1

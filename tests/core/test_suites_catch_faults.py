@@ -25,6 +25,7 @@ from hookline.core.contracts import (
 )
 from hookline.core.errors import RequestFault
 from hookline.core.testing.drafter_suite import DrafterSuite
+from hookline.core.testing.executor_suite import ExecutorSuite
 from hookline.core.testing.extension_suite import ExtensionSuite
 from hookline.core.testing.grammar_suite import GrammarSuite
 from hookline.core.testing.kernels_suite import KernelsSuite
@@ -47,6 +48,7 @@ from hookline.core.testing.scheduler_suite import SchedulerSuite
 from tests.core import (
     faulty_attention,
     faulty_drafters,
+    faulty_executors,
     faulty_extensions,
     faulty_grammars,
     faulty_invariance,
@@ -85,6 +87,7 @@ PLAIN = [
     PlainParser,
     PlainPooler,
     faulty_drafters.PlainDrafter,
+    faulty_executors.PlainExecutor,
     faulty_quantizations.PlainQuantization,
 ]
 FAULTS = [
@@ -101,6 +104,7 @@ FAULTS = [
     *faulty_schedulers.FAULTS.items(),
     *faulty_grammars.FAULTS.items(),
     *faulty_drafters.FAULTS.items(),
+    *faulty_executors.FAULTS.items(),
     *faulty_poolers.FAULTS.items(),
     *faulty_quantizations.FAULTS.items(),
 ]
@@ -163,6 +167,14 @@ class ChoicesSuite(GrammarSuite):
         return self.plugin(None, vocabulary)
 
 
+class PlainExecutorSuite(ExecutorSuite):
+    plugin: Any
+    patience_s = 5.0
+
+    def make(self, wanted: Any) -> Any:
+        return self.plugin(None, wanted)
+
+
 class SmallPoolerSuite(PoolerSuite):
     plugin: Any
 
@@ -203,6 +215,8 @@ def suite_for(plugin: type) -> type:
         return type("Suite", (ParserSuite,), {"parser": plugin, "examples": faulty_parsers.EXAMPLES})
     if issubclass(plugin, faulty_drafters.PlainDrafter):
         return type("Suite", (SmallDrafterSuite,), {"plugin": plugin})
+    if issubclass(plugin, faulty_executors.PlainExecutor):
+        return type("Suite", (PlainExecutorSuite,), {"plugin": plugin})
     if issubclass(plugin, PlainPooler):
         return type("Suite", (SmallPoolerSuite,), {"plugin": plugin})
     if issubclass(plugin, PlainGrammars):
@@ -323,6 +337,7 @@ def test_a_policy_of_strict_priorities_passes_its_suite_if_it_says_so() -> None:
         faulty_parsers,
         faulty_grammars,
         faulty_drafters,
+        faulty_executors,
         faulty_poolers,
     ],
 )
@@ -343,6 +358,7 @@ def test_at_least_five_faults_of_each_kind_are_planted(kind: Any) -> None:
         GrammarSuite,
         PoolerSuite,
         DrafterSuite,
+        ExecutorSuite,
         QuantizationSuite,
     ],
 )

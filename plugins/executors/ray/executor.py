@@ -1,7 +1,4 @@
-"""Actors of Ray that are to be ranks: placed, asked where they are, and given back.
-
-How many there are and what each needs is told by a `Wanted`, so that no configuration is read here.
-"""
+"""Actors of Ray that are to be ranks: placed, asked where they are, started, watched and given back."""
 
 from __future__ import annotations
 
@@ -9,13 +6,13 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from hookline.core.contracts import RankExecutor, RankPlace, RankStart, StartedRank, WantedRanks
 from hookline.core.errors import ConfigError, RankError
-from hookline.core.executor.ray_actor import RankActor
-from hookline.core.plugin.environment import difference, environment
-from hookline.core.util.ray_cluster import connected_ray, free_resources, last_line, within
+from hookline.core.launching import connected_ray, free_resources, last_line, within
+from hookline.plugins.executors.ray.actor import RankActor
 
 logger = logging.getLogger("hookline")
 KEEP_GPUS_VISIBLE = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
@@ -29,26 +26,48 @@ LOOK_S = 0.2
 """Between two looks at what is free."""
 MOST_NODES = 16
 """Most nodes that an error names."""
+CAUSE_S = 1.5
+"""For Ray to say why an actor is gone."""
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """What an engine asks of a cluster. size: ranks. group: how many of them in a row are best on one node.
+class RayRank(StartedRank):
+    """A rank that is an actor. running: the call of it that is the rank."""
 
-    device: auto, cpu or cuda. cpus: of each rank, if they compute on CPUs. patience_s: for nodes to be there.
-    """
+    def __init__(self, ray: Any, actor: Any, running: Any, place: RankPlace) -> None:
+        self._ray, self._actor, self._running, self._place = ray, actor, running, place
 
-    size: int
-    group: int
-    device: str
-    cpus: int
-    patience_s: float
+    def how_it_ended(self) -> str:
+        """See StartedRank."""
+        ray = self._ray
+        with suppress(Exception):
+            nodes = within(CAUSE_S, ray.nodes)
+            if any(node["NodeID"] == self._place.node and not node["Alive"] for node in nodes):
+                return "was lost with its node"
+        try:
+            ray.get(self._running, timeout=CAUSE_S)
+        except (ray.exceptions.GetTimeoutError, ray.exceptions.ActorUnavailableError):
+            return "closed its connection, perhaps as its node was lost"
+        except Exception as error:
+            return cause_of(error)
+        return "ended"
+
+    def kill(self) -> None:
+        """See StartedRank: in a thread of its own, since a head node that is gone is waited for."""
+        with suppress(Exception):
+            within(0.0, partial(self._ray.kill, self._actor, no_restart=True))
+
+    def wait(self, timeout_s: float) -> bool:
+        """See StartedRank."""
+        try:
+            return bool(self._ray.wait([self._running], timeout=timeout_s)[0])
+        except Exception:  # of a cluster that is no more
+            return True
 
 
-class RayReservation:
-    """Actors that wait to become ranks, in a placement group. `places` says of each, in ranks' order, where it is."""
+class RayExecutor(RankExecutor):
+    """Actors in a placement group, which wait to become ranks."""
 
-    def __init__(self, wanted: Wanted) -> None:
+    def __init__(self, config: None, wanted: WantedRanks) -> None:
         self.ray, self.wanted = connected_ray("engine.executor=ray"), wanted
         self.uses_gpus = self._uses_gpus()
         self._group: Any = None
@@ -56,12 +75,17 @@ class RayReservation:
         try:
             self._reserve()
             told = self._ask(self.uses_gpus)
-            check_environment(told)
             order = in_rank_order(told, self._bundle_size)
             self.actors, self.places = [self.actors[one] for one in order], [told[one] for one in order]
+            self.host = self.ray.util.get_node_ip_address()
         except BaseException:
             self.release()
             raise
+
+    def start(self, starts: Sequence[RankStart]) -> list[RayRank]:
+        """See RankExecutor."""
+        running = [actor.run.remote(start) for actor, start in zip(self.actors, starts, strict=True)]
+        return [RayRank(self.ray, *one) for one in zip(self.actors, running, self.places, strict=True)]
 
     def _nodes(self) -> list[Mapping[str, Any]]:
         return [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
@@ -77,21 +101,21 @@ class RayReservation:
 
     def _reserve(self) -> None:
         ray, wanted = self.ray, self.wanted
-        kind, each = ("GPU", 1) if self.uses_gpus else ("CPU", wanted.cpus)
+        kind, each = ("GPU", 1) if self.uses_gpus else ("CPU", wanted.num_cpu_threads)
         self._bundle_size = self._ranks_a_bundle(kind, each)
-        bundles = [{kind: self._bundle_size * each}] * (wanted.size // self._bundle_size)
-        there, needed = sum(int(node.get(kind, 0)) for node in self._nodes()), wanted.size * each
+        bundles = [{kind: self._bundle_size * each}] * (wanted.num_ranks // self._bundle_size)
+        there, needed = sum(int(node.get(kind, 0)) for node in self._nodes()), wanted.num_ranks * each
         if there < needed:
             logger.warning("engine.executor=ray waits for %d %ss; this Ray cluster has %d now", needed, kind, there)
         self._group = ray.util.placement_group(bundles, strategy="PACK")
         if not self._group.wait(wanted.patience_s):
             raise RankError(
-                f"engine.executor=ray: {wanted.size} ranks need {needed} free {kind}s, and this Ray cluster, which has "
-                f"{there}, did not have them within {wanted.patience_s:g} s {START_KEY}"
+                f"engine.executor=ray: {wanted.num_ranks} ranks need {needed} free {kind}s, and this Ray cluster, "
+                f"which has {there}, did not have them within {wanted.patience_s:g} s {START_KEY}"
                 f"{self._free_now(kind, self._bundle_size * each)}"
             )
         actor_class = ray.remote(RankActor)
-        for rank in range(wanted.size):
+        for rank in range(wanted.num_ranks):
             placed = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
                 self._group, rank // self._bundle_size
             )
@@ -126,7 +150,7 @@ class RayReservation:
 
         A group where nodes are large enough, unless they are taken now and several nodes have room for single ranks.
         """
-        group, size = self.wanted.group, self.wanted.size
+        group, size = self.wanted.group_size, self.wanted.num_ranks
         nodes = [node.get(kind, 0) for node in self._nodes()]
         if num_pieces(nodes, group * each) < size // group:
             has_large_one = any(node >= group * each for node in nodes)  # more of its kind may come
@@ -143,10 +167,10 @@ class RayReservation:
         logger.warning(told, group * each, kind, group)
         return 1
 
-    def _ask(self, uses_gpus: bool) -> list[dict[str, Any]]:
+    def _ask(self, uses_gpus: bool) -> list[RankPlace]:
         """What each actor says of itself."""
-        size, deadline = self.wanted.size, time.monotonic() + self.wanted.patience_s
-        told: list[dict[str, Any]] = [{}] * size
+        size, deadline = self.wanted.num_ranks, time.monotonic() + self.wanted.patience_s
+        told: dict[int, RankPlace] = {}
         awaited = {actor.describe.remote(uses_gpus): rank for rank, actor in enumerate(self.actors)}
         while awaited:
             said, _ = self.ray.wait(list(awaited), timeout=max(0.0, deadline - time.monotonic()))
@@ -158,10 +182,10 @@ class RayReservation:
                 told[rank] = self.ray.get(said[0])
             except self.ray.exceptions.RayError as error:
                 raise RankError(f"rank {rank} of {size} {cause_of(error)} while starting") from None
-        return told
+        return [told[rank] for rank in range(size)]
 
     def release(self) -> None:
-        """Give everything back; a second call does nothing. A head node that is gone is not waited for long."""
+        """See RankExecutor. A head node that is gone is not waited for long."""
         group, self._group = self._group, None
         if not self.ray.is_initialized():
             return
@@ -183,40 +207,18 @@ def num_pieces(nodes: Sequence[float], piece: float) -> int:
     return sum(int(node // piece) for node in nodes)
 
 
-def check_environment(places: Sequence[Mapping[str, Any]]) -> None:
-    """Make sure that every actor has the environment of this process.
-
-    Raises: RankError that names the first rank that has not, its node, and what differs.
-    """
-    ours = environment()
-    for rank, place in enumerate(places):
-        if (told := difference(place["environment"], ours)) is not None:
-            who = f"rank {rank} of {len(places)} (pid {place['pid']} on node {place['host']})"
-            raise RankError(f"{who} has another environment than the engine: {told}")
-
-
-def in_rank_order(places: Sequence[Mapping[str, Any]], bundle_size: int) -> list[int]:
+def in_rank_order(places: Sequence[RankPlace], bundle_size: int) -> list[int]:
     """The actors' indices in the order of their ranks: node by node, within a node bundle by bundle, and within a
     bundle by the index of the GPU.
     """
-    nodes = list(dict.fromkeys(place["node"] for place in places))
-    indices = range(len(places))
+    nodes = list(dict.fromkeys(place.node for place in places))
     return sorted(
-        indices,
+        range(len(places)),
         key=lambda one: (
-            nodes.index(places[one]["node"]),
+            nodes.index(places[one].node),
             one // bundle_size if bundle_size > 1 else 0,
-            places[one]["index"],
+            int(places[one].device.partition(":")[2] or 0),
         ),
-    )
-
-
-def shares_host(places: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether these ranks are on one node, on GPUs that follow each other."""
-    first = places[0]
-    return all(
-        place["node"] == first["node"] and place["index"] == first["index"] + number * (place["device"] != "cpu")
-        for number, place in enumerate(places)
     )
 
 
