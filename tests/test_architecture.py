@@ -21,7 +21,7 @@ from hookline.core import COMMANDS
 from hookline.core.new.command import kinds, write_skeleton
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.registry import KINDS
-from tools.count_lines import lines_by_package
+from tools.count_lines import NOT_SERVING, lines_by_package
 
 ROOT = Path(__file__).parents[1]
 CORE = sorted(ROOT.glob("core/**/*.py"))
@@ -421,6 +421,13 @@ def test_the_sizes_that_are_quoted_are_those_of_the_tool_within_a_tenth() -> Non
     for row, counted in (("are plugins", sum(lines.values())), ("`core/serve`", lines["serve"])):
         (quoted,) = re.findall(rf"^\| .*{row} \| ([\d,]+) \|$", page, re.M)
         assert abs(int(quoted.replace(",", "")) - counted) <= counted / 10, f"{row}: {quoted}, counted {counted}"
+
+
+def test_what_serves_imports_nothing_that_is_left_out_of_the_count_but_two_names() -> None:
+    graph = import_graph(ROOT)
+    packages = [(importer.split(".")[2:3], one.split(".")[2]) for importer, found in graph.items() for one in found]
+    found = {(own[0], other) for own, other in packages if own and own[0] not in NOT_SERVING and other in NOT_SERVING}
+    assert {one for one in found if one[0] != "commands"} == {("serving", "batch"), ("run", "sweep")}
 
 
 @pytest.mark.slow

@@ -1,4 +1,5 @@
-"""Counts the lines of what serves requests: core/ without the commands that measure, list or write, and the suites.
+"""Counts the lines of what serves requests: core/ without the commands that measure, prepare, list or write, what only
+they need, and the suites.
 
 Run `python tools/count_lines.py`. Every line of a .py file counts, as `wc -l` counts; docs/architecture.md quotes it.
 """
@@ -9,8 +10,12 @@ from collections import Counter
 from pathlib import Path
 
 CORE = Path(__file__).resolve().parents[1] / "core"
-NOT_SERVING = ("report", "bench", "batch", "data", "simulate", "sweep", "info", "new", "testing")
-"""Packages that a server could do without."""
+NOT_SERVING = (
+    *("report", "bench", "batch", "data", "simulate", "sweep", "info", "new", "testing"),
+    *("quantize", "warm", "prebuild"),
+)
+"""Packages that a server could do without. Of what is counted, `serving` alone imports one, as the surface `batches`
+answers rows of files, and `run`, whose `-m` starts a sweep."""
 
 
 def lines_by_package(core: Path = CORE) -> dict[str, int]:
