@@ -125,6 +125,22 @@ def test_files_are_read_as_omegaconf_reads_them(tmp_path: Path) -> None:
     plain.write_text("\ufeffa: 1e3\nb: 2024-01-02\nc: on\nd: 010\nf: [~, 1_0, .5, 1:30]\n", encoding="utf-8")
     for path in [odd, plain, *CONF.rglob("*.yaml")]:
         assert repr(yaml_values(path)) == repr(OmegaConf.to_container(OmegaConf.load(path))), path
+    for value in (
+        "1e3",
+        "+1E3",
+        ".5e+3",
+        "1.e5",
+        "'1e5'",
+        "2024-01-02",
+        "1_0.5",
+        "0x1f",
+        "1:30",
+        "-.inf",
+        "!!str 5",
+        "1.5",
+    ):
+        plain.write_text(f"a: {value}\n{value}: [{value}]\nb: &b {{c: yes}}\nd: {{<<: *b, e: ~}}\n")
+        assert repr(yaml_values(plain)) == repr(OmegaConf.to_container(OmegaConf.load(plain))), value
     for wrong in ("a: 1\na: 2\n", "a: !!set {b}\n", "a: [\n"):
         odd.write_text(wrong)
         with pytest.raises((YAMLError, OmegaConfBaseException)):

@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _show(options: argparse.Namespace, _: Sequence[str]) -> int:
     from hookline.core.info.layout import show_all, show_one
 
-    facts = inventory(PluginHost.load())
+    facts = inventory(PluginHost.load(), has_docs=options.json or options.name is not None)
     if options.name is not None:
         facts = only(facts, options.name)
     if options.json:
@@ -54,14 +54,14 @@ def _show(options: argparse.Namespace, _: Sequence[str]) -> int:
     return 0
 
 
-def inventory(host: PluginHost) -> dict[str, Any]:
-    """All options, presets and problems of a host, as plain data."""
+def inventory(host: PluginHost, *, has_docs: bool = True) -> dict[str, Any]:
+    """All options, presets and problems of a host, as plain data. has_docs: whether fields have their docstrings."""
     return {
         "api_version": API_VERSION,
         "plugins": [_plugin(origin, host) for origin in host.plugins],
-        "options": [_option(entry) for entry in host.registry],
+        "options": [_option(entry, has_docs) for entry in host.registry],
         "presets": [*(_preset(preset, host) for preset in host.presets), *group_presets(host)],
-        "keys": root_keys(),
+        "keys": root_keys(has_docs=has_docs),
         "problems": [_problem(problem) for problem in host.problems],
     }
 
@@ -113,10 +113,10 @@ def _plugin(origin: Origin, host: PluginHost) -> dict[str, Any]:
     }
 
 
-def _option(entry: Entry) -> dict[str, Any]:
+def _option(entry: Entry, has_docs: bool) -> dict[str, Any]:
     with Blaming((), "while its fields are listed", otherwise=entry):
-        settings = field_facts(entry.config)
-        fields = settings if entry.arguments is None else field_facts(entry.arguments)
+        settings = field_facts(entry.config, has_docs=has_docs)
+        fields = settings if entry.arguments is None else field_facts(entry.arguments, has_docs=has_docs)
     return {
         "kind": entry.kind,
         "name": entry.name,

@@ -51,6 +51,6 @@ def candidates(command: str, word: str, commands: Sequence[str]) -> list[str]:
     if command not in COMMANDS:
         return []
     of_command = {"prompt", *(one.name for one in fields(COMMANDS[command]))}
-    roots = [one for one in root_keys() if one["key"] in of_command]
+    roots = [one for one in root_keys(has_docs=False) if one["key"] in of_command]
     keys = [one["key"] for one in (*(one for one in roots if not one["fields"]), *fields_as_keys(roots))]
     return sorted(one if is_bare else f"{one}=" for one in (*KINDS, *keys) if one.startswith(word))

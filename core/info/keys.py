@@ -47,15 +47,17 @@ def with_field(option: Mapping[str, Any], name: str) -> dict[str, Any] | None:
     return {**option, "fields": fields} if fields else None
 
 
-def root_keys() -> list[dict[str, Any]]:
-    """Each root key that is no kind of plugin: name, command, default, explanation, and fields if it is a mapping."""
+def root_keys(*, has_docs: bool = True) -> list[dict[str, Any]]:
+    """Each root key that is no kind of plugin: name, command, default, explanation, and fields if it is a mapping.
+    has_docs: whether the explanations of the fields are wanted.
+    """
     found: dict[str, dict[str, Any]] = {}
     for command, keys in COMMANDS.items():
         sections = {one.name: one.default_factory for one in dataclasses.fields(keys)}
         for facts in field_facts(keys):
             section = sections[facts["name"]]
             is_section = dataclasses.is_dataclass(section)
-            fields = field_facts(section) if is_section else []  # type: ignore[arg-type]
+            fields = field_facts(section, has_docs=has_docs) if is_section else []  # type: ignore[arg-type]
             default = "" if fields else facts["default"]
             key = {"key": facts["name"], "command": command, "default": default, "doc": facts["doc"], "fields": fields}
             found.setdefault(facts["name"], key)

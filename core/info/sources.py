@@ -30,11 +30,13 @@ def module_file(module: str) -> str:
     return ""
 
 
-def field_facts(config: type | None) -> list[dict[str, str]]:
-    """Name, type, default and docstring of each field that can be set."""
+def field_facts(config: type | None, *, has_docs: bool = True) -> list[dict[str, str]]:
+    """Name, type, default and docstring of each field that can be set. has_docs: whether the docstrings, for which the
+    source file is parsed, are wanted; else they are empty.
+    """
     if config is None:
         return []
-    docs = field_docs(config)
+    docs = field_docs(config) if has_docs else {}
     return [
         {
             "name": field.name,

@@ -9,7 +9,8 @@ import dataclasses
 import re
 from collections.abc import Iterable
 from functools import cache
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from hookline.core.contracts import ATTENTION_FEATURES, FromSamplingParams, ModelConfig, Needs, QuantizationConfig
 from hookline.core.errors import ConfigError, shown
@@ -23,6 +24,7 @@ from hookline.core.util.text import joined, near_miss, one_line
 _BASES: dict[str, type] = {MODEL: ModelConfig, QUANTIZATION: QuantizationConfig}
 """What the config dataclasses of these kinds extend."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+_PLAIN = (bool, int, float, str)
 _TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
@@ -154,9 +156,48 @@ def _schema_fault(config: type, *, has_defaults: bool) -> str | None:
 @cache  # plugins are checked again for each engine of a process
 def _is_complete_schema(config: type) -> bool:
     """Whether all its fields have values. Raises whatever OmegaConf raises if it is no schema, which is not kept."""
+    if is_plain_schema(config):
+        return True  # OmegaConf would say so too; to import and to ask it is a third of a short command's time
     from omegaconf import OmegaConf
 
     return not OmegaConf.missing_keys(OmegaConf.structured(config))
+
+
+def is_plain_schema(config: type) -> bool:
+    """Whether each field is a bool, a number or a text, a list, tuple or dict of these, or one of them or None, with a
+    default of that very type: OmegaConf takes any such dataclass, and each field has a value.
+
+    Raises: whatever the evaluation of annotations or a default's factory raises.
+    """
+    types = get_type_hints(config)
+    return all(_is_plain(types[one.name], _default(one)) for one in dataclasses.fields(config))
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    factory = field.default_factory
+    return field.default if factory is dataclasses.MISSING else factory()
+
+
+def _is_plain(annotation: Any, value: Any) -> bool:
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin in (Union, UnionType):
+        others = [one for one in inner if one is not NoneType]
+        return len(others) == 1 < len(inner) and (value is None or _is_plain(others[0], value)) and _is_known(others[0])
+    if type(value) is not (origin or annotation) or not _is_known(annotation):
+        return False
+    if origin in (list, tuple):
+        return all(_is_plain(inner[0], one) for one in value)
+    # A text may be an interpolation, or OmegaConf's mark of a missing value.
+    return not value if origin is dict else not isinstance(value, str) or ("${" not in value and value != "???")
+
+
+def _is_known(annotation: Any) -> bool:
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is dict:
+        return inner[0] in _PLAIN and inner[1] in (*_PLAIN, Any)
+    if origin in (list, tuple):
+        return inner[0] in (*_PLAIN, Any) and inner[1:] == ((...,) if origin is tuple else ())
+    return annotation in _PLAIN
 
 
 def _defaults_fault(config: type) -> str | None:

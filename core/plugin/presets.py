@@ -7,6 +7,7 @@ exist follows from the files in the folders.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +19,9 @@ from hookline.core.plugin.registry import KINDS
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 """Folder of our own presets and of config.yaml; found beside core, wherever that is installed."""
+
+_EXPONENT = re.compile(r"[-+.0-9][0-9_.]*[eE]")
+"""The beginning of a number to OmegaConf that is a text to YAML 1.1, such as 1e5."""
 
 
 @dataclass(frozen=True)
@@ -106,18 +110,36 @@ def default_options(path: Path = CONF / "config.yaml") -> dict[str, str]:
 def yaml_values(path: Path) -> Any:
     """What a YAML file holds, as plain values, read by OmegaConf's rules. Raises: whatever YAML and OmegaConf raise."""
     import yaml
-    from omegaconf import OmegaConf
-    from omegaconf._utils import get_yaml_loader
 
-    # libyaml's parser is six times as fast as the one in Python, whose words for a fault are the better ones. Values
-    # that only OmegaConf can judge, as interpolations and types of its own, go through it as well.
+    # libyaml's parser is six times as fast as the one in Python, whose words for a fault are the better ones. Files
+    # that only OmegaConf can judge, with interpolations or types of its own, are left to it.
     if yaml.__with_libyaml__:
-        loader: Any = type("_Loader", (yaml.CSafeLoader, get_yaml_loader()), {})
         with suppress(yaml.YAMLError, TypeError, ValueError), path.open(encoding="utf-8-sig") as file:
-            values = yaml.load(file, Loader=loader)
+            values = yaml.load(file, Loader=_plain_loader())
             if isinstance(values, dict) and "${" not in json.dumps(values):
                 return values
+    from omegaconf import OmegaConf
+
     return OmegaConf.to_container(OmegaConf.load(path))
+
+
+def _plain_loader() -> Any:
+    """A loader of libyaml's that raises ValueError wherever OmegaConf's would not read the same."""
+    from yaml import CSafeLoader
+
+    class _Loader(CSafeLoader):
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            if len({key.value for key, _ in node.value}) < len(node.value):
+                raise ValueError("a key twice")
+            return super().construct_mapping(node, deep)
+
+        def construct_scalar(self, node: Any) -> Any:
+            of = node.tag.rpartition(":")[2]
+            if of == "timestamp" or (of == "str" and _EXPONENT.match(node.value)):
+                raise ValueError("a text or a number")
+            return super().construct_scalar(node)
+
+    return _Loader
 
 
 def _read(path: Path) -> dict[str, Any]:

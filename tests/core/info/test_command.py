@@ -166,12 +166,14 @@ def test_a_load_of_a_plugin_is_shown_and_a_broken_one_with_its_fault(
     assert "available: yes" in (told := show_one(only(facts, "far"))) and "workload.num_prompts: 7" in told
 
 
-@pytest.mark.slow
-def test_the_command_runs_and_imports_no_torch() -> None:
-    code = "import sys; from hookline.core.info import main; assert main([]) == 0; assert 'torch' not in sys.modules"
+def test_the_command_imports_no_library_that_composes_or_computes() -> None:
+    code = "import sys; from hookline.core.info import main; assert main([]) == 0; print(*sys.modules, file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0].split() == ["kind", "name", "available", "from", "summary"]
+    imported = done.stderr.split()
+    assert "hookline.plugins.models" in imported
+    assert not {"torch", "numpy", "hydra", "omegaconf", "antlr4", "transformers", "asyncio"}.intersection(imported)
 
 
 def shown(name: str, capsys: pytest.CaptureFixture[str]) -> list[str]:

@@ -1,14 +1,17 @@
 import json
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass
+from enum import Enum
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 from hookline.core.contracts import ModelConfig, Needs, bounded, hookimpl
 from hookline.core.errors import ConfigError, PluginError
+from hookline.core.plugin.check_entry import is_plain_schema
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.observers import Observers
 from hookline.core.plugin.problems import Phase, Problem
@@ -320,6 +323,44 @@ def test_a_config_default_of_another_type_is_reported() -> None:
         wait_ms: float = "soon"  # type: ignore[assignment]
 
     assert "cannot be a configuration schema" in cause_of_config(Wrong)
+
+
+class Color(Enum):
+    RED = 1
+
+
+@dataclass
+class Inner:
+    b: int = 0
+
+
+ANNOTATIONS = (
+    *(bool, int, float, str, Any, Path, bytes, Color, Inner, set[int], object, int | str, list, dict, tuple),
+    *(int | None, str | None, list[int] | None, Inner | None, list[int | None], list[list[int]], tuple[int, str]),
+    *(list[str], list[Any], list[set[int]], tuple[int, ...], tuple[Any, ...], dict[str, Any], dict[int, float]),
+    *(dict[Any, int], dict[str, list[int]], dict[set[int], int]),
+)
+DEFAULTS = (True, 1, 1.5, "a", "${b}", "${", "???", b"a", None, [], [1], ["a"], [True], (), (1,), (1, "a"), (None,))
+DEFAULTS = (*DEFAULTS, {}, {"a": 1}, {1: 1.0}, {1, 2}, Path("a"), object())
+
+
+def made_schema(annotation: Any, value: Any) -> type:
+    return make_dataclass("Made", [("a", annotation, field(default_factory=lambda: value))])
+
+
+@pytest.mark.parametrize("annotation", ANNOTATIONS, ids=str)
+def test_a_schema_that_is_taken_without_omegaconf_is_one_that_it_takes_and_that_has_all_values(annotation: Any) -> None:
+    for value in DEFAULTS:
+        config = made_schema(annotation, value)
+        if is_plain_schema(config):
+            assert not OmegaConf.missing_keys(OmegaConf.structured(config)), value
+
+
+def test_plain_schemas_and_all_of_our_own_are_taken_without_omegaconf() -> None:
+    plain = [(int, 1), (int | None, None), (tuple[str, ...], ("a",)), (dict[str, Any], {}), (list[int], [2])]
+    own = [entry.config for entry in PluginHost.load(environ={}).registry if entry.config is not None]
+    assert len(own) > 20
+    assert all(map(is_plain_schema, [*own, *(made_schema(*one) for one in plain)]))
 
 
 @dataclass
