@@ -16,6 +16,7 @@ import torch
 from hookline import LLM, PoolingParams, SamplingParams
 from hookline.core.contracts import API_VERSION, TappedStates
 from hookline.core.errors import ConfigError, PluginError
+from tests.core.worker.graphs.test_draft_graphs import SIZES, replay_steps
 from tests.hf_models import make_qwen3
 from tests.test_pooling_parity import MAX_DIFFERENCE, random_prompts
 
@@ -111,6 +112,26 @@ def test_states_equal_transformers_for_every_token(options: Any, checkpoint: Any
             states_TD = np.stack([rows[position] for position in range(len(tokens))])
             assert np.abs(states_TD - expected_states(model, tokens, layer)).max() <= MAX_DIFFERENCE
         assert sorted(found[vector.request_id]) == [*range(len(PROMPTS[0]))]
+
+
+def test_replayed_decodes_show_the_states_of_eager_ones(
+    checkpoint: Any, seen: list[TappedStates], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, shown = [], []
+    for is_replayed in (False, True):
+        with LLM(str(checkpoint[0]), device="cpu", engine={**SIZES, "taps": [0, 2], "prefix_caching": False}) as llm:
+            graphs = replay_steps(llm, monkeypatch)[1] if is_replayed else []
+            outputs = llm.generate(PROMPTS, GREEDY)
+        answers.append([output.token_ids for output in outputs])
+        shown.append([by_request(seen, layer) for layer in (0, 2)])
+        seen.clear()
+    assert answers[0] == answers[1]
+    assert sum(graph.count > 1 for graph in graphs) > 2  # as decodes, which have no graphs of their own then
+    for plain, replayed in zip(*shown, strict=True):
+        assert plain.keys() == replayed.keys()
+        for id_, rows in plain.items():
+            assert rows.keys() == replayed[id_].keys()
+            assert max(np.abs(row - replayed[id_][position]).max() for position, row in rows.items()) <= MAX_DIFFERENCE
 
 
 @pytest.mark.parametrize(

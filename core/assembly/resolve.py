@@ -38,7 +38,13 @@ from hookline.core.plugin.blame import breach
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.needs import Facts, choose_kernels, unmet, unmet_invariance
 from hookline.core.plugin.registry import Entry, Option
-from hookline.core.step.captured import PromptShape, captured_prompt_tokens, draft_sizes, prompt_shapes
+from hookline.core.step.captured import (
+    PromptShape,
+    captured_prompt_tokens,
+    draft_sizes,
+    graph_sizes,
+    prompt_shapes,
+)
 from hookline.core.worker.request_table import state_form
 from hookline.core.worker.startup.memory import block_bytes
 
@@ -94,7 +100,7 @@ class ResolvedConfig:
     def uses_graphs(self) -> bool:
         """Whether decode steps are captured as CUDA graphs; steps with prompts may be, too."""
         graph_safe = self.kernels.needs.graph_safe and chosen(self.config.sampler).needs.graph_safe
-        wants_graphs = self.config.engine.cuda_graphs and not self.taps
+        wants_graphs = self.config.engine.cuda_graphs and not (self.taps and self.config.pp > 1)
         return wants_graphs and self.device.type == "cuda" and graph_safe
 
     @property
@@ -104,7 +110,7 @@ class ResolvedConfig:
         For a model with states not unless the kernels offer its operations: the plain ones ask the host for lengths,
         which a captured step does not have. Not for a model that itself asks for them.
         """
-        if not self.uses_graphs or self.config.pp > 1 or not self.kernels.needs.graph_prefill:
+        if not self.uses_graphs or self.config.pp > 1 or self.taps or not self.kernels.needs.graph_prefill:
             return False
         if any(isinstance(layer, RecurrentState) and layer.lengths_on_host for layer in self.spec.layers):
             return False
@@ -137,10 +143,15 @@ class ResolvedConfig:
         return prompt_shapes(*limits, self.captured_prompt_tokens, self.config.engine.joined_decodes)
 
     @property
+    def decode_sizes(self) -> list[int]:
+        """Rows of the decodes that have graphs of their own, ascending."""
+        return graph_sizes(self.attention.max_num_seqs) if self.uses_graphs and not self.taps else []
+
+    @property
     def draft_sizes(self) -> list[int]:
-        """Tokens of the steps with drafts for which graphs are captured, ascending."""
-        option, sizes = self.config.drafter, self.attention
-        if option.entry is None or not self.uses_graphs or self.config.pp > 1:
+        """Tokens of the steps with drafts for which graphs are captured, ascending; with taps, of decodes, too."""
+        has_drafts, sizes = self.config.drafter.entry is not None, self.attention
+        if not (has_drafts or self.taps) or not self.uses_graphs or self.config.pp > 1:
             return []
         return draft_sizes(sizes.max_num_seqs, sizes.max_num_batched_tokens)
 

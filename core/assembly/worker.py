@@ -32,7 +32,7 @@ from hookline.core.errors import CapacityError, CheckpointError
 from hookline.core.layers.quantized import QuantizedWeights
 from hookline.core.plugin.registry import Entry
 from hookline.core.requests.step_extensions import InstalledExtensions
-from hookline.core.step.captured import PromptShape, graph_sizes
+from hookline.core.step.captured import PromptShape
 from hookline.core.util.start_phases import StartPhases
 from hookline.core.worker.startup.late_work import LateWork, logger
 from hookline.core.worker.startup.memory import GIB, count_blocks
@@ -276,11 +276,10 @@ def _make_ready(resolved: ResolvedConfig, worker: Worker, shapes: Sequence[Promp
         with phases.part("warm-up"):
             worker.prepare_draws(resolved.attention)
     if resolved.uses_graphs:
-        sizes = graph_sizes(resolved.attention.max_num_seqs)
         with phases.part("graphs"):
             worker.capture(
                 resolved.attention,
-                sizes,
+                resolved.decode_sizes,
                 shapes,
                 shares_prefixes=resolved.shares_prefixes,
                 draft_sizes=resolved.draft_sizes,

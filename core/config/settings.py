@@ -132,7 +132,7 @@ class EngineConfig:
     """The only keys that requests' tags may have, e.g. [tenant, class]; others are refused. None: any."""
     taps: tuple[int, ...] | None = None
     """Layers, from 0, after which observers get each step's hidden states (the hook on_hidden_states). Every step then
-    copies them to the host, and no step is a CUDA graph. None: no layer."""
+    copies them to the host, and steps with prompts are no CUDA graphs, with stages (pp) none is. None: no layer."""
     executor: Any = LOCAL
     """Where ranks compute: local, on this host, or where a plugin places them, by its name or as {name: ..., field:
     value}. ray makes them actors of a Ray cluster, each with a GPU, or with CPUs where no node has a GPU. The cluster

@@ -398,6 +398,7 @@ class Worker(RankWorker):
             results_N = graphs.launch(rows_D, step.decode_rows, extras, is_shared=step.shared_len > 0)
         elif extras == PLAIN and not len(step.mask_rows) and (laid_out := self._laid_out(step)):
             results_N = laid_out[0].launch(step, laid_out[1])
+            self._send_apart({}, laid_out[0].tapped(step.num_tokens))
         else:
             return None
         self.table.mirror(step)
@@ -414,7 +415,17 @@ class Worker(RankWorker):
         if self.runner.sees_layers(step):
             return None
         laid_out = self._laid_out(step)
-        return None if laid_out is None else laid_out[0].launch_layers(step, laid_out[1])
+        if laid_out is None:
+            return None
+        replayed = laid_out[0].launch_layers(step, laid_out[1])
+        self._send_apart({}, laid_out[0].tapped(step.num_tokens))
+        return replayed
+
+    def _send_apart(self, vectors: DeviceVectors, tapped: Mapping[int, Tensor]) -> None:
+        """Start copying to the host what a step has besides its draws: pooled vectors, and the stream after layers."""
+        if self.is_host:
+            named = {tapped_after(layer): stream_TD for layer, stream_TD in tapped.items()}
+            self._apart = {name: send_apart(rows) for name, rows in (*vectors.items(), *named.items())}
 
     def _laid_out(self, step: Step) -> tuple[LaidOutGraphs[Any], Any] | None:
         """The graphs with prompts or drafts that hold a step, and its shape; None if none do."""
@@ -460,9 +471,7 @@ class Worker(RankWorker):
             hidden_TD, vectors = self._forward_pooled(step, batch, sampled, watch=watch)
         else:
             hidden_TD = self.runner.forward(batch, None if scores_prompts else sampled.token_indices_N, watch=watch)
-        tapped = {} if watch is None else {tapped_after(layer): state_TD for layer, state_TD in watch.tapped.items()}
-        if self.is_host:
-            self._apart = {name: send_apart(rows) for name, rows in (*vectors.items(), *tapped.items())}
+        self._send_apart(vectors, {} if watch is None else watch.tapped)
         return sampled if watch is None else replace(sampled, streams=watch.streams), hidden_TD
 
     def _forward_pooled(

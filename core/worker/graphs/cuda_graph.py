@@ -82,6 +82,11 @@ class HiddenRoom:
             self._room_ND = hidden_ND.new_empty((self._num_rows, hidden_ND.shape[1]))
         return self._room_ND[: len(hidden_ND)].copy_(hidden_ND)
 
+    def kept(self, num_rows: int) -> Tensor:
+        """The first of those that were kept last."""
+        assert self._room_ND is not None, "nothing was kept"
+        return self._room_ND[:num_rows]
+
 
 _BROKEN: list[torch.cuda.CUDAGraph] = []
 """Graphs whose captures CUDA broke off: torch's allocator of pinned memory still asks them which streams are theirs."""

@@ -213,9 +213,8 @@ class DecodeGraphs:
         """Whether graphs compute the layers of this step: of decodes alone, whose layers no extension sees that cannot
         be captured.
         """
-        return not len(step.chunk_rows) and (
-            not step.extensions or self._may_capture(Extras(self.layer_bits(step.extensions)))
-        )
+        is_captured = bool(self.sizes) and not len(step.chunk_rows)
+        return is_captured and (not step.extensions or self._may_capture(Extras(self.layer_bits(step.extensions))))
 
     def can_sample(self, step: Step, extras: Extras) -> bool:
         """Whether they also sample: if no single token is forbidden, and all extensions may be captured."""

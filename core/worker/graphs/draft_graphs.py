@@ -1,4 +1,5 @@
-"""Steps with drafts as CUDA graphs: every token of the step is a row of its own, as in a decode.
+"""Steps with drafts as CUDA graphs: every token of the step is a row of its own, as in a decode. Where hidden states of
+all tokens are asked for, decodes are such steps, too.
 
 The 1 + k tokens of a request lie in as many rows, which have the same block table and contexts one longer each. So
 attention is cut along the contexts as that of decodes is, products are those of few rows, and one graph serves every k
@@ -18,6 +19,7 @@ from torch import Tensor
 from hookline.core.contracts import Batch
 from hookline.core.step.message import Step
 from hookline.core.util.arrays import IntArray
+from hookline.core.worker.graphs.cuda_graph import HiddenRoom
 from hookline.core.worker.graphs.laid_out_graphs import LAST_DRAWN, LaidOutGraphs
 from hookline.core.worker.request_table import RequestTable, SampleRows, slot_mapping
 from hookline.core.worker.runner.model_runner import ModelRunner
@@ -29,11 +31,12 @@ class DraftGraphs(LaidOutGraphs[int]):
     def __init__(self, runner: ModelRunner, sizes: Sequence[int], max_model_len: int) -> None:
         most = max(sizes, default=0)
         super().__init__(runner, sizes, max_model_len, most)
+        self._tapped = {layer: HiddenRoom(most) for layer in runner.taps}
         self._starts = torch.arange(most + 1, dtype=torch.int32, device=runner.table.device)
 
     def shape(self, step: Step) -> int | None:
-        """See LaidOutGraphs: none for a step with a token that no draw follows."""
-        if not len(step.chunk_rows) or len(step.sampled_chunks) != len(step.token_ids_T):
+        """See LaidOutGraphs: none for a step with a token that no draw follows, or whose layers an extension sees."""
+        if not (len(step.chunk_rows) or self._tapped) or len(step.sampled_chunks) != len(step.token_ids_T):
             return None
         if len(step.scored_chunks) or len(step.pooled):
             return None
@@ -45,9 +48,17 @@ class DraftGraphs(LaidOutGraphs[int]):
 
     def forward(self, inputs_3G: Tensor, size: int) -> Tensor:
         """See LaidOutGraphs: of all tokens."""
-        return self.runner.forward(
-            draft_batch(self.runner.table, inputs_3G, self._starts[: size + 1], self.max_model_len)
-        )
+        batch = draft_batch(self.runner.table, inputs_3G, self._starts[: size + 1], self.max_model_len)
+        watch = self.runner.tap_watch(inputs_3G[2], batch)
+        hidden_GD = self.runner.forward(batch, watch=watch)
+        if watch is not None:
+            for layer, room in self._tapped.items():
+                room.keep(watch.tapped[layer])
+        return hidden_GD
+
+    def tapped(self, num_tokens: int) -> dict[int, Tensor]:
+        """See LaidOutGraphs."""
+        return {layer: room.kept(num_tokens) for layer, room in self._tapped.items()}
 
     def draws(self, inputs_3G: Tensor, size: int, count: int | None = None, *, all_greedy: bool = False) -> SampleRows:
         """See LaidOutGraphs."""

@@ -68,6 +68,10 @@ class LaidOutGraphs(ABC, Generic[Shape]):
     ) -> SampleRows:
         """The draws of a step. count: of how many, from the first on; None: of all. all_greedy: see SamplingBatch."""
 
+    def tapped(self, num_tokens: int) -> dict[int, Tensor]:
+        """The stream after each layer of engine.taps, of the first so many tokens of the step computed last."""
+        return {}
+
     def kind(self, shape: Shape) -> Hashable:
         """Equal for shapes that are computed alike."""
         return None

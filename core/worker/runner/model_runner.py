@@ -274,15 +274,23 @@ class ModelRunner:
 
     def watch(self, step: Step, batch: Batch, draws_N: Tensor | None) -> LayerWatch | None:
         """What the layers of an eager step are shown to; None if nobody sees them. draws_N: as in LayerWatch."""
-        if self.extensions is None or not self.sees_layers(step):
+        if self.extensions is None or not (self.taps or self.sees_layers(step)):
             return None
         rows_T = self.table.token_rows(step)
         return self.extensions.watch(step.extensions, rows_T, batch.positions_T, draws_N)
 
+    @property
+    def taps(self) -> Sequence[int]:
+        """The layers of this rank whose stream every step has for observers, or for the drafter."""
+        return [] if self.extensions is None else self.extensions.taps
+
+    def tap_watch(self, rows_T: Tensor, batch: Batch) -> LayerWatch | None:
+        """What the layers of a captured step are shown to, for `taps`; None without any."""
+        return self.extensions.watch(0, rows_T, batch.positions_T, None) if self.extensions and self.taps else None
+
     def sees_layers(self, step: Step) -> bool:
-        """Whether an extension of this step sees layers, or observers do."""
-        extensions = self.extensions
-        return extensions is not None and bool(extensions.taps or extensions.layer_bits(step.extensions))
+        """Whether an extension of this step sees layers."""
+        return self.extensions is not None and bool(self.extensions.layer_bits(step.extensions))
 
     def num_columns(self, extras: Extras) -> int:
         """How many numbers a draw sends to the host: a scored row's or the token, and what extensions tell; 0 if the

@@ -15,10 +15,12 @@ from hookline import LLM, SamplingParams
 from hookline.core.plugin import sources
 from hookline.core.step.captured import DRAFT_TOKENS, draft_sizes, prompt_shapes
 from hookline.core.step.message import Step
+from hookline.core.worker import worker as worker_module
 from hookline.core.worker.graphs.decode_graphs import DecodeGraphs
 from hookline.core.worker.graphs.draft_graphs import LAST_DRAWN, DraftGraphs, lay_out
 from hookline.core.worker.graphs.prompt_graphs import PromptGraphs
 from hookline.core.worker.request_table import RequestTable
+from hookline.core.worker.results.token_transfer import send_apart
 from tests.core.worker.graphs.test_replayed_steps import MORE, answer
 from tests.replayed_at_once import replay_at_once, with_host_lengths
 
@@ -63,8 +65,10 @@ def replay_steps(llm, monkeypatch):
     monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: tensor)
     send = worker.transfer.send  # a copy, as to the host: the next replay may come before these are collected
     monkeypatch.setattr(worker.transfer, "send", lambda tokens_N: send(tokens_N.clone()))
-    decodes = DecodeGraphs(worker.runner, [1, 2, 4, 8], 96)
-    prompts = PromptGraphs(worker.runner, prompt_shapes(8, 2048, 96), 96)
+    monkeypatch.setattr(worker_module, "send_apart", lambda rows_NX: send_apart(rows_NX.clone()))
+    has_taps = len(worker.runner.taps) > 0
+    decodes = DecodeGraphs(worker.runner, [] if has_taps else [1, 2, 4, 8], 96)
+    prompts = PromptGraphs(worker.runner, [] if has_taps else prompt_shapes(8, 2048, 96), 96)
     drafts = DraftGraphs(worker.runner, draft_sizes(8, 2048), 96)
     replay = drafts.replay_layers
     monkeypatch.setattr(drafts, "replay_layers", lambda step, size: steps.append(step) or replay(step, size))
@@ -94,23 +98,25 @@ def test_a_step_is_laid_out_token_by_token():
 
 
 @pytest.mark.parametrize(
-    ("fields", "size"),
+    ("fields", "size", "taps"),
     [
-        ({"chunk_lens": [5], "sampled_chunks": [0] * 5}, 5),
-        ({"chunk_lens": [5], "sampled_chunks": [0] * 5, "decode_rows": [1, 2]}, 8),
-        ({"chunk_lens": [1], "sampled_chunks": [0]}, 2),
-        ({"chunk_lens": [6], "sampled_chunks": [0] * 5}, None),
-        ({"chunk_lens": [5, 2], "sampled_chunks": [0] * 5 + [1]}, None),
-        ({"chunk_lens": [200], "sampled_chunks": [0] * 200}, None),
-        ({"chunk_lens": [5], "sampled_chunks": [0] * 5, "scored_chunks": [0]}, None),
-        ({"decode_rows": [1, 2]}, None),
+        ({"chunk_lens": [5], "sampled_chunks": [0] * 5}, 5, []),
+        ({"chunk_lens": [5], "sampled_chunks": [0] * 5, "decode_rows": [1, 2]}, 8, []),
+        ({"chunk_lens": [1], "sampled_chunks": [0]}, 2, []),
+        ({"chunk_lens": [6], "sampled_chunks": [0] * 5}, None, []),
+        ({"chunk_lens": [5, 2], "sampled_chunks": [0] * 5 + [1]}, None, []),
+        ({"chunk_lens": [200], "sampled_chunks": [0] * 200}, None, []),
+        ({"chunk_lens": [5], "sampled_chunks": [0] * 5, "scored_chunks": [0]}, None, []),
+        ({"decode_rows": [1, 2]}, None, []),
+        ({"decode_rows": [1, 2]}, 2, [0]),
+        ({"chunk_lens": [6], "sampled_chunks": [0] * 5, "decode_rows": [1, 2]}, None, [0]),
     ],
 )
-def test_which_steps_fit(fields, size):
+def test_which_steps_fit(fields, size, taps):
     fields = {name: np.array(values) for name, values in fields.items()}
     lens = fields.get("chunk_lens", np.array([], dtype=np.int64))
     table = RequestTable(6, 4, 16, 99, torch.device("cpu"))
-    graphs = DraftGraphs(type("Runner", (), {"table": table})(), draft_sizes(8, 160), 96)
+    graphs = DraftGraphs(type("Runner", (), {"table": table, "taps": taps})(), draft_sizes(8, 160), 96)
     step = Step(chunk_rows=np.arange(len(lens)), token_ids_T=np.zeros(lens.sum(), dtype=np.int64), **fields)
     assert graphs.shape(step) == size
 
