@@ -185,8 +185,8 @@ class Drafter(Protocol):
     @optional
     def reads_layers(cls, config: Any, spec: ModelSpec, config_of: Callable[[str], Mapping[str, Any]]) -> Sequence[int]:
         """After which of the model's layers `observe` gets the residual stream; asked on every rank, before any weight
-        is loaded. If there is one, each step copies the streams of its tokens to the host, and steps with prompts are no
-        CUDA graphs.
+        is loaded. If there is one, each step copies the streams of its tokens to the host, and steps with prompts are
+        no CUDA graphs.
 
         config: as the constructor's. config_of: as DraftTarget's.
         Raises: ConfigError or CheckpointError if the drafter does not fit the model.
