@@ -44,7 +44,7 @@ KINDS = (
 )
 """Modules of core/contracts, in the order of the page."""
 LAYERS = (
-    "residual", "stage", "taps", "linear", "norm", "vocab", "experts", "expert_products", "clamped_experts", "weights",
+    "residual", "stage", "linear", "norm", "vocab", "experts", "expert_products", "clamped_experts", "weights",
     "recurrent", "rope_config", "rope", "config_values",
 )  # fmt: skip
 HEAD = """# Reference: hooks, contracts, layers

@@ -23,7 +23,7 @@ from hookline.core.kv_cache.groups import checked_layers
 from hookline.core.plugin.blame import breach
 from hookline.core.plugin.check_entry import features_fault
 from hookline.core.plugin.registry import Entry
-from hookline.core.worker.step_checks import described
+from hookline.core.worker.form_checks import described
 
 _SIZES = [field.name for field in fields(ModelSpec) if field.type == "int"]
 

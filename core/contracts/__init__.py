@@ -13,7 +13,7 @@ from hookline.core.contracts.api import (
     ModelCard as ModelCard,
     OpenCompletions as OpenCompletions,
 )
-from hookline.core.contracts.batch import Batch as Batch
+from hookline.core.contracts.batch import Batch as Batch, wanted_rows as wanted_rows
 from hookline.core.contracts.cache import (
     FullAttention as FullAttention,
     LayerCache as LayerCache,
@@ -86,7 +86,6 @@ from hookline.core.contracts.model import (
     Runtime as Runtime,
     Stage as Stage,
     WeightFactory as WeightFactory,
-    wanted_rows as wanted_rows,
 )
 from hookline.core.contracts.needs import Needs as Needs
 from hookline.core.contracts.norms import NormsAndGates as NormsAndGates

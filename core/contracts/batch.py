@@ -66,3 +66,12 @@ class Batch:
     def num_requests(self) -> int:
         """Requests of the step: B."""
         return self.block_table_BM.shape[0]
+
+
+def wanted_rows(attend: Any) -> Tensor | None:
+    """The tokens (N,) whose hidden states are wanted of a model's forward; None if all are.
+
+    See Attend. A wrapper around core's `attend` that has no `rows_N` wants all.
+    """
+    rows_N: Tensor | None = getattr(attend, "rows_N", None)
+    return rows_N

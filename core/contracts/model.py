@@ -239,15 +239,6 @@ class RunsInStages(Protocol):
     """True if it can. With pp > 1, a model without this attribute is refused with an error that names it."""
 
 
-def wanted_rows(attend: Attend) -> Tensor | None:
-    """The tokens (N,) whose hidden states are wanted of a model's forward; None if all are.
-
-    See Attend. A wrapper around core's `attend` that has no `rows_N` wants all.
-    """
-    rows_N: Tensor | None = getattr(attend, "rows_N", None)
-    return rows_N
-
-
 class NormsStreams(Protocol):
     """A model whose last norm is no attribute that is a `hookline.core.layers.FinalNorm`, and that has it as a method.
 

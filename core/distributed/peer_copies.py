@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from hookline.core.distributed.chunking import MOST_CHUNKS
-from hookline.core.distributed.ranks import LocalRanks
+from hookline.core.distributed.ranks import MOST_CHUNKS, LocalRanks
 from hookline.core.distributed.signal_board import SignalBoard
 
 if TYPE_CHECKING:

@@ -17,12 +17,11 @@ from torch import Tensor
 
 from hookline.core.contracts import MIN_SLOT_BYTES, AttentionSpec, Exchange, Kernels, PeerMemory, is_offered
 from hookline.core.distributed.aborts import on_every_queue
-from hookline.core.distributed.chunking import LEAST_ROWS
 from hookline.core.distributed.cuda_driver import Driver
 from hookline.core.distributed.peer_copies import Layout, PeerCopies, SideStreams
 from hookline.core.distributed.peer_memory import all_reach_each_other, share_blocks, share_memory
 from hookline.core.distributed.process_group import ProcessRanks
-from hookline.core.distributed.ranks import LocalRanks
+from hookline.core.distributed.ranks import LEAST_ROWS, LocalRanks
 from hookline.core.distributed.side_stream import SideStream
 from hookline.core.distributed.signal_board import share_board
 from hookline.core.errors import PluginError

@@ -23,9 +23,8 @@ import torch.distributed
 from torch import Tensor
 
 from hookline.core.distributed.aborts import Aborts, Releases
-from hookline.core.distributed.chunking import sensible_chunks
 from hookline.core.distributed.heartbeat import DeviceMarks, Heartbeat
-from hookline.core.distributed.ranks import LocalRanks
+from hookline.core.distributed.ranks import LocalRanks, sensible_chunks
 from hookline.core.distributed.side_stream import SideStream
 from hookline.core.distributed.stage_links import connect_stages
 from hookline.core.errors import RankError

@@ -114,7 +114,7 @@ class Committer:
                 self._state.speculation.show(self._queue.live, states)
             if dispatched.pooled:
                 self._finisher.finish_pooled(dispatched.pooled, result.apart)
-            self._finisher.notify_observers()
+            self._state.announce()
         self._state.note_stats(self._stats(launched, len(entries_N) + num_kept))
         if tells_policy:
             self._tell_policy(launched, kept)

@@ -80,7 +80,7 @@ class Engine:
         self.dispatcher = Dispatcher(state)
         self._finisher = Finisher(state, self.dispatcher, self.planner.feedback, names or {})
         self.loop = StepLoop(state, self.planner, self.dispatcher, self._finisher)
-        self.served, self.time_limits = self.planner.served, self._finisher.time_limits
+        self.served, self.time_limits = self.planner.served, state.time_limits
         self._next_id = 0
         self._is_closed = False
         self.home = Home()
@@ -268,7 +268,7 @@ class Engine:
                 self._finisher.finish(request, reason, error)
             elif request is not None:
                 self.queue.let_in(request)
-        self._finisher.notify_observers()
+        self.state.announce()
 
     def check_room(self, num_requests: int = 1) -> None:
         """Check max_queued_requests and max_queued_tokens, which `add` itself does not.
@@ -314,7 +314,7 @@ class Engine:
         for id_ in dict.fromkeys(ids):
             if (request := self.queue.live.get(id_)) is not None:
                 self._finisher.finish(request, reason)
-        self._finisher.notify_observers()
+        self.state.announce()
         self.loop.tell_finished()
         outputs = finished[num_before:]
         del finished[num_before:]  # the next step returns them only if the policy failed when it was told

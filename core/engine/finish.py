@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence, Sized
-from heapq import heapify, heappop, heappush
-from typing import Protocol
+from collections.abc import Iterable, Mapping, Sequence
 
 from hookline.core.contracts import NO_TOKEN
 from hookline.core.contracts.sampler import FORBIDDEN
@@ -21,14 +19,11 @@ from hookline.core.errors import (
     RequestFault,
     show_traceback,
 )
-from hookline.core.outputs import FinishReason, RequestOutput
+from hookline.core.outputs import FinishReason
 from hookline.core.plugin.blame import breach
 from hookline.core.requests.request import Request
 from hookline.core.step.executor import pooled_by
 from hookline.core.util.arrays import IntArray, VectorArray
-
-MIN_DROPPED = 64
-"""Limits of finished requests are dropped once there are this many more than two for each live request."""
 
 
 class Finisher:
@@ -42,12 +37,9 @@ class Finisher:
     ) -> None:
         self._state, self._queue, self._grammars = state, state.queue, state.structured_output
         self._dispatcher, self._feedback, self._plugin_names = dispatcher, feedback, plugin_names
-        self.time_limits = TimeLimits()
-        self._unannounced: list[RequestOutput] = []
-        """Outputs that observers have not been told of yet."""
 
     def finish(self, request: Request, reason: FinishReason, error: HooklineError | None = None) -> None:
-        """Finish a request and give back its blocks and its row; the caller has to call `notify_observers`.
+        """Finish a request and give back its blocks and its row; the caller has to call `EngineState.announce`.
 
         error: why, if the request is not served to its end; a PluginError or an EngineError is no fault of the request.
         """
@@ -63,15 +55,7 @@ class Finisher:
         self._feedback.finished(request, reason, text)
         is_fault = isinstance(error, PluginError | EngineError)
         output = request.output(reason, self._state.now(), text, is_fault=is_fault)
-        self._state.finished.append(output)
-        self._unannounced.append(output)
-
-    def notify_observers(self) -> None:
-        """Tell observers of the requests that have finished since the last call."""
-        if self._unannounced:
-            outputs, self._unannounced = self._unannounced, []
-            for output in outputs:
-                self._state.observers.notify("on_request_end", output=output)
+        self._state.note_finished(output)
 
     def finish_without_token(self, request: Request, token_id: int) -> None:
         """Finish a request for which no token was drawn. After NaN, also empty the prefix cache: blocks may hold it."""
@@ -100,15 +84,15 @@ class Finisher:
         for request in requests:
             if (fault := fault_of(request)) is not None:
                 self.finish(request, FinishReason.ERROR, fault)
-        self.notify_observers()
+        self._state.announce()
 
     def finish_overdue(self) -> None:
         """Finish the requests whose time limits have passed."""
-        for id_, timeout_s in self.time_limits.passed(self._state.now()):
+        for id_, timeout_s in self._state.time_limits.passed(self._state.now()):
             if (request := self._queue.live.get(id_)) is not None:
                 error = RequestError(f"timeout_s={timeout_s} passed before it was done")
                 self.finish(request, FinishReason.ABORT, error)
-        self.notify_observers()
+        self._state.announce()
 
     def finish_all(self, error: BaseException) -> None:
         """Finish all requests after a step failed half-way, and empty the prefix cache: some blocks were not filled."""
@@ -117,7 +101,7 @@ class Finisher:
             self.finish(request, FinishReason.ERROR, cause)
         self._state.cache.pool.reset_cache()
         self._feedback.broke_off(self._state.now())
-        self.notify_observers()
+        self._state.announce()
 
 
 # --------------------------------------------------------------------------------------------------- by a new token
@@ -230,39 +214,3 @@ def _is_at_fault(error: LostStep, request: Request) -> bool:
         return True
     used = 0 if request.is_prefilling else request.prepared.used(request.num_output_tokens)
     return request.row in error.rows or used & error.extensions != 0
-
-
-# ------------------------------------------------------------------------------------------------- by a time limit
-
-
-class _Live(Container[int], Sized, Protocol):
-    """The ids of the requests that have not finished."""
-
-
-class TimeLimits:
-    """The time limits of requests, in a heap, so that each step looks at the next limit to pass alone.
-
-    As a truth value: whether there is any.
-    """
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[float, int, float]] = []
-        """(when, request, its timeout_s)."""
-
-    def __len__(self) -> int:
-        return len(self._heap)
-
-    def add(self, arrival_s: float, id_: int, timeout_s: float, live: _Live) -> None:
-        """Add a request's limit; those of requests that are not live any more may be dropped."""
-        if len(self._heap) > MIN_DROPPED + 2 * len(live):
-            self._heap = [entry for entry in self._heap if entry[1] in live]
-            heapify(self._heap)
-        heappush(self._heap, (arrival_s + timeout_s, id_, timeout_s))
-
-    def passed(self, now_s: float) -> list[tuple[int, float]]:
-        """Ids of requests whose limits passed since the last call, with their timeout_s; some may have finished."""
-        overdue = []
-        while self._heap and self._heap[0][0] <= now_s:
-            _, id_, timeout_s = heappop(self._heap)
-            overdue.append((id_, timeout_s))
-        return overdue

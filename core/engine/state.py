@@ -1,4 +1,5 @@
-"""What the parts of one engine share: its executor, its requests, its cache, its clock, and what has finished.
+"""What the parts of one engine share: its executor, its requests and their time limits, its cache, its clock, and what
+has finished.
 
 Only an engine's own parts hold it; each of them decides what happens to its share.
 """
@@ -6,7 +7,9 @@ Only an engine's own parts hold it; each of them decides what happens to its sha
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container, Sized
+from heapq import heapify, heappop, heappush
+from typing import Protocol
 
 from hookline.core.contracts import StepStats
 from hookline.core.engine.speculation import Speculation
@@ -21,6 +24,42 @@ from hookline.core.requests.request_queue import RequestQueue
 from hookline.core.requests.structured_output import StructuredOutput
 from hookline.core.step.executor import Executor
 from hookline.core.step.timing import StepWatch
+
+MIN_DROPPED = 64
+"""Limits of finished requests are dropped once there are this many more than two for each live request."""
+
+
+class _Live(Container[int], Sized, Protocol):
+    """The ids of the requests that have not finished."""
+
+
+class TimeLimits:
+    """The time limits of requests, in a heap, so that each step looks at the next limit to pass alone.
+
+    As a truth value: whether there is any.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, float]] = []
+        """(when, request, its timeout_s)."""
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, arrival_s: float, id_: int, timeout_s: float, live: _Live) -> None:
+        """Add a request's limit; those of requests that are not live any more may be dropped."""
+        if len(self._heap) > MIN_DROPPED + 2 * len(live):
+            self._heap = [entry for entry in self._heap if entry[1] in live]
+            heapify(self._heap)
+        heappush(self._heap, (arrival_s + timeout_s, id_, timeout_s))
+
+    def passed(self, now_s: float) -> list[tuple[int, float]]:
+        """Ids of requests whose limits passed since the last call, with their timeout_s; some may have finished."""
+        overdue = []
+        while self._heap and self._heap[0][0] <= now_s:
+            _, id_, timeout_s = heappop(self._heap)
+            overdue.append((id_, timeout_s))
+        return overdue
 
 
 class EngineState:
@@ -54,6 +93,10 @@ class EngineState:
         self.watch = StepWatch(self.now)
         self.finished: list[RequestOutput] = []
         """Outputs of finished requests that `Engine.step` has not returned yet."""
+        self._unannounced: list[RequestOutput] = []
+        """Those that observers have not been told of yet."""
+        self.time_limits = TimeLimits()
+        self._tells_steps = observers.hears("on_step_end")
         self.last_stats: StepStats | None = None
         """Of the step that was committed last."""
 
@@ -66,10 +109,23 @@ class EngineState:
         finished, self.finished = self.finished, []
         return finished
 
+    def note_finished(self, output: RequestOutput) -> None:
+        """Keep the output of a request that has finished."""
+        self.finished.append(output)
+        self._unannounced.append(output)
+
+    def announce(self) -> None:
+        """Tell observers of the requests that have finished since the last call."""
+        if self._unannounced:
+            outputs, self._unannounced = self._unannounced, []
+            for output in outputs:
+                self.observers.notify("on_request_end", output=output)
+
     def note_stats(self, stats: StepStats) -> None:
         """Keep what a committed step did, and tell the observers."""
         self.last_stats = stats
-        self.observers.notify("on_step_end", stats=stats)
+        if self._tells_steps:
+            self.observers.notify("on_step_end", stats=stats)
 
     def use_executor(self, executor: Executor) -> None:
         """Have another executor compute the steps from the next one on."""

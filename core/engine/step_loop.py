@@ -224,7 +224,7 @@ class StepLoop:
         for request in finishing:
             self._finisher.finish(request, FinishReason.ERROR, lost_step_error(request, error))
         self._dispatcher.preempt(starting_again(error, lost, self._queue.running.values()))
-        self._finisher.notify_observers()
+        self._state.announce()
         self._give_up()
         if isinstance(error, RequestFault):
             show_traceback(error)

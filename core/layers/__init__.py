@@ -32,8 +32,13 @@ from hookline.core.layers.recurrent import (
 from hookline.core.layers.residual import Residual as Residual, SummedBlock as SummedBlock
 from hookline.core.layers.rope import rope_table as rope_table
 from hookline.core.layers.rope_config import RopeSettings as RopeSettings, rope_settings as rope_settings
-from hookline.core.layers.stage import FinalNorm as FinalNorm, StageLayers as StageLayers, stage_input as stage_input
-from hookline.core.layers.taps import tapped as tapped, tapped_stream as tapped_stream
+from hookline.core.layers.stage import (
+    FinalNorm as FinalNorm,
+    StageLayers as StageLayers,
+    stage_input as stage_input,
+    tapped as tapped,
+    tapped_stream as tapped_stream,
+)
 from hookline.core.layers.vocab import (
     ParallelHead as ParallelHead,
     VocabParallelEmbedding as VocabParallelEmbedding,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hookline.core.contracts import Runtime
-from hookline.core.distributed.chunking import cut, cut_like, whole
+from hookline.core.distributed.ranks import cut, cut_like, whole
 
 
 class SummedBlock(Protocol):

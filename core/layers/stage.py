@@ -1,7 +1,9 @@
-"""A model cut into stages of consecutive layers, for pipeline parallelism: the layers of a rank's stage, and its ends.
+"""The layers of a model that are a rank's, their ends, and taps of the residual stream between them.
 
-The first stage has the embedding, the last one the final norm and the head; between stages travels the residual stream.
-With one stage all of it is the plain model. Legend: T tokens of a step, N rows wanted, D hidden.
+A model is cut into stages of consecutive layers for pipeline parallelism: the first stage has the embedding, the last
+one the final norm and the head, and between stages travels the residual stream. With one stage all of it is the plain
+model. Taps show the stream after a layer to observers and step extensions that asked for it.
+Legend: T tokens of a step, N rows wanted, D hidden.
 """
 
 from __future__ import annotations
@@ -26,6 +28,11 @@ class LayerWithWeights(Protocol):
 
 Layer = TypeVar("Layer", bound=LayerWithWeights)
 """A model's own class of layers."""
+Kept = TypeVar("Kept")
+"""Whatever a model keeps its layers as."""
+Tap = Callable[[int, Callable[[], Tensor]], Tensor | None]
+"""tap(index, stream): called after each layer; stream() is the residual stream at that point. Returns the stream that
+the next layer continues with, or None for that one."""
 
 
 class StageLayers(Sequence[Layer], Generic[Layer]):
@@ -94,3 +101,31 @@ class FinalNorm:
         """`name.weight`; add: see WeightTarget."""
         target = WeightTarget.whole(self.weight_D, init="ones", add=add) if self._is_last else WeightTarget.ignored()
         return {f"{name}.weight": target}
+
+
+def tapped(layers: Sequence[Kept], residual: Residual, attend: Any) -> Sequence[Kept] | Iterator[Kept]:
+    """A model's layers, to be iterated over in order, with the stream after each one shown to those that asked.
+
+    Observers see it; step extensions may change it. For a model's forward: `for layer in tapped(self.layers, residual,
+    attend)`. Whether the stream was asked for is in core's `attend`; if it was not, these are the layers themselves,
+    and captured graphs hold nothing more.
+    """
+    tap: Tap | None = getattr(attend, "tap", None)
+    return layers if tap is None else _each(layers, residual, tap)
+
+
+def tapped_stream(layer: int, stream_TD: Tensor, attend: Any) -> Tensor | None:
+    """Show the stream after a layer, of a model that has no Residual; the stream to continue with if it was changed.
+
+    layer: counted over the whole model. Returns None if the stream is as it was: at once if nobody asked for it.
+    Device: as `tapped`.
+    """
+    tap: Tap | None = getattr(attend, "tap", None)
+    return None if tap is None else tap(layer, lambda: stream_TD)
+
+
+def _each(layers: Sequence[Kept], residual: Residual, tap: Tap) -> Iterator[Kept]:
+    for index, layer in zip(getattr(layers, "indices", range(len(layers))), layers, strict=True):
+        yield layer
+        if (stream_TD := tap(index, residual.stream)) is not None:
+            residual.replace(stream_TD)

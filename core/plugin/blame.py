@@ -36,10 +36,11 @@ class Blaming(Raising):
         otherwise: Entry | None = None,
         kind: type[PluginError] = PluginError,
     ) -> None:
-        super().__init__(self._blamed)
+        super().__init__(self.blamed)
         self._entries, self._doing, self._otherwise, self._kind = tuple(entries), doing, otherwise, kind
 
-    def _blamed(self, error: BaseException) -> PluginError | None:
+    def blamed(self, error: BaseException) -> PluginError | None:
+        """The error to raise in an error's place; None lets it through. Not for PASSES, which are nobody's fault."""
         if isinstance(error, HooklineError) or is_out_of_memory(error):
             return None
         who = self.whose([frame for frame, _ in traceback.walk_tb(error.__traceback__)])

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Size, Tensor
+from torch import Tensor
 
 from hookline.core.contracts import (
     NO_TOKEN,
@@ -30,16 +30,16 @@ from hookline.core.contracts import (
     SharedCache,
     is_offered,
 )
-from hookline.core.errors import StepFault, shown
-from hookline.core.plugin.blame import breach
+from hookline.core.errors import shown
+from hookline.core.worker.form_checks import FormChecks, described, form_fault
 
 ROWS_LOOKED_AT = 8
 """Rows of logits that are kept to see whether a sampler wrote to them."""
 Form = Callable[..., Sequence[Sequence[int]]]
 
 
-class StepChecks:
-    """Raises StepFault naming the plugin that broke its contract, and the method.
+class StepChecks(FormChecks):
+    """Of the first steps: raises StepFault naming the plugin that broke its contract, and the method.
 
     names: of the plugins, by kind. sizes, spec: what the model's hidden states and its calls of `attend` are compared
     with; None leaves their widths unchecked.
@@ -51,16 +51,8 @@ class StepChecks:
         sizes: AttentionSpec | None = None,
         spec: ModelSpec | None = None,
     ) -> None:
-        self._names, self._sizes, self._spec = names or {}, sizes, spec
-
-    def fault(self, kind: str, method: str, what: str) -> StepFault:
-        """The error that blames the plugin of a kind for what one of its methods did."""
-        return StepFault(breach(self._names.get(kind, f"the {kind}"), method, what))
-
-    def form(self, kind: str, method: str, found: Any, shape: Sequence[int], *dtypes: torch.dtype) -> None:
-        """Check the shape of what was returned, and its dtype if any are given."""
-        if fault := form_fault(found, shape, dtypes):
-            raise self.fault(kind, method, fault)
+        super().__init__(names)
+        self._sizes, self._spec = sizes, spec
 
     def hidden(self, hidden_XD: Any, *num_rows: int) -> None:
         """Check what a model's forward returned: one row for each token, or for each wanted one."""
@@ -134,13 +126,6 @@ class StepChecks:
             raise self.fault("sampler", "sample_shard", "a score is NaN")
         self.inside("sampler", "sample_shard", tokens_N[has_token_N], "token id", "the shard", first, end)
 
-    def shard_form(self, found: Any, num_rows: int) -> tuple[Tensor, Tensor]:
-        """The scores and tokens that `sample_shard` returned, of which only shapes and dtypes are checked."""
-        scores_N, tokens_N = self.parts("sampler", "sample_shard", found, 2)
-        self.form("sampler", "sample_shard", scores_N, (num_rows,), torch.float32)
-        self.form("sampler", "sample_shard", tokens_N, (num_rows,), torch.int64)
-        return scores_N, tokens_N
-
     def scores(self, scored_NX: Any, tokens_N: Tensor, num_logprobs: int, vocab_size: int) -> None:
         """Check what a sampler's `score` returned: rows as `core.worker.runner.model_runner.scored` makes them."""
         self.form("sampler", "score", scored_NX, (len(tokens_N), 2 + 2 * num_logprobs), torch.int64)
@@ -148,13 +133,6 @@ class StepChecks:
             raise self.fault("sampler", "score", "its first column is not the tokens that it was given")
         ids_NK = scored_NX[tokens_N != NO_TOKEN, 2 : 2 + num_logprobs]
         self.inside("sampler", "score", ids_NK, "token id", "the vocabulary", 0, vocab_size)
-
-    def parts(self, kind: str, method: str, found: Any, count: int) -> Sequence[Any]:
-        """What a method returned, as a sequence of `count` results."""
-        parts = found if isinstance(found, tuple | list) else (found,)
-        if len(parts) != count:
-            raise self.fault(kind, method, f"it returned {described(found)}, not {count} tensors")
-        return parts
 
     def inside(self, kind: str, method: str, ids: Tensor, what: str, of: str, first: int, end: int) -> None:
         """Check that ids lie in a range."""
@@ -205,14 +183,6 @@ class StepChecks:
         return found
 
 
-def form_fault(found: Any, shape: Sequence[int], dtypes: Sequence[torch.dtype] = (), what: str = "it returned") -> str:
-    """What is wrong with the shape or dtype of a result, in a few words; empty if nothing is."""
-    if isinstance(found, Tensor) and found.shape == Size(shape) and (not dtypes or found.dtype in dtypes):
-        return ""
-    dtype = " or ".join(str(one).removeprefix("torch.") for one in dtypes)
-    return f"{what} {described(found)}, not shape {tuple(shape)}{f' of {dtype}' * bool(dtype)}"
-
-
 def attend_width(sizes: AttentionSpec, cache: LayerCache | None) -> int:
     """How many columns `attend` is given for a layer: queries, and keys and values unless those of another serve it."""
     has_keys = not isinstance(cache, SharedCache)
@@ -260,13 +230,6 @@ def _table_fault(table_PE: Any, sizes: AttentionSpec, device: torch.device) -> s
     if num_positions < sizes.max_model_len:
         return f"rope.table_PE of {num_positions} positions, fewer than max_model_len={sizes.max_model_len}"
     return f"rope.table_PE on {table_PE.device}, not on {device}" if table_PE.device != device else ""
-
-
-def described(found: Any) -> str:
-    """A result in an error message: shape and dtype of a tensor, type and value of anything else."""
-    if isinstance(found, Tensor):
-        return f"shape {tuple(found.shape)} of {str(found.dtype).removeprefix('torch.')}"
-    return f"{type(found).__name__} {shown(found)}"
 
 
 def _queries(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -30,6 +30,7 @@ from hookline.core.errors import (
     is_out_of_memory,
     one_short_line,
 )
+from hookline.core.plugin.blame import Blaming
 from hookline.core.step.captured import DRAFT_TOKENS, PromptShape
 from hookline.core.step.executor import RankWorker, StepResult, tapped_after
 from hookline.core.step.message import Step
@@ -70,8 +71,8 @@ class Handle:
 class Worker(RankWorker):
     """The executor of a single rank: a ModelRunner, its CUDA graphs, and the transfer of tokens to the host.
 
-    is_host: whether this rank's host collects the results. blaming: a context around each step, which turns an error
-    into one that names the plugin whose code failed.
+    is_host: whether this rank's host collects the results. blaming: says of a step's error which plugin's code failed;
+    None: nobody's.
     prepared: kinds of draws to make ready before the first step, besides plain ones.
     """
 
@@ -80,12 +81,12 @@ class Worker(RankWorker):
         runner: ModelRunner,
         *,
         is_host: bool = True,
-        blaming: AbstractContextManager[None] | None = None,
+        blaming: Blaming | None = None,
         prepared: Sequence[Extras] = (),
     ) -> None:
         self.runner, self.table, self.is_host = runner, runner.table, is_host
         self.prepared = prepared
-        self.blaming = nullcontext() if blaming is None else blaming
+        self.blaming = blaming
         self._checked: set[tuple[object, ...]] = set()
         """Kinds of eager steps whose results were checked once: with decodes, chunks, masks, and what draws need."""
         self.failure: str | None = None
@@ -294,12 +295,13 @@ class Worker(RankWorker):
     def _telling(self, step: Step) -> Iterator[None]:
         """Around a step or a half of it: its errors say whose code failed, and how large the step was."""
         try:
-            with self.blaming:
-                yield
+            yield
         except PASSES:
             raise
-        except BaseException as error:
-            cause, told = error.__cause__, _told(self._sampler_fault(step) or error, step)
+        except BaseException as raised:
+            blamed = None if self.blaming is None else self.blaming.blamed(raised)
+            error, cause = (raised, raised.__cause__) if blamed is None else (blamed, raised)
+            told = _told(self._sampler_fault(step) or error, step)
             self._check_device()
             if isinstance(told, LostStep) and self.failure is not None:
                 told.end_engine()

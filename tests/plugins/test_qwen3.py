@@ -105,7 +105,7 @@ def test_rows_computed_in_chunks_between_attentions_give_the_same_logits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     make_qwen3(tmp_path, **GRID["bias"])
-    monkeypatch.setattr("hookline.core.distributed.chunking.ROW_TILE", 8)
+    monkeypatch.setattr("hookline.core.distributed.ranks.ROW_TILE", 8)
     whole = on_ranks(size, lambda ranks: run(*load(tmp_path, ranks), one_prompt(PROMPT)))
     counts = []
 
@@ -129,7 +129,7 @@ def test_wanted_rows_are_right_where_a_rank_knows_only_its_own_rows_of_the_resid
 ) -> None:
     make_qwen3(tmp_path)
     whole = run(*load(tmp_path), one_prompt(PROMPT))
-    monkeypatch.setattr("hookline.core.distributed.chunking.ROW_TILE", 4)
+    monkeypatch.setattr("hookline.core.distributed.ranks.ROW_TILE", 4)
     shards = on_ranks(2, lambda ranks: run(*load(tmp_path, ranks), one_prompt(PROMPT), wanted), kind)
     torch.testing.assert_close(torch.cat(shards, -1), whole[wanted], atol=TOLERANCE, rtol=0)
 

@@ -23,8 +23,8 @@ from hookline.core.step.executor import pooled_by
 from hookline.core.step.message import POOLED_WIDTH, Step
 from hookline.core.util.arrays import IntArray
 from hookline.core.util.raising import Raising
+from hookline.core.worker.form_checks import form_fault
 from hookline.core.worker.request_table import on_device
-from hookline.core.worker.step_checks import form_fault
 
 
 @dataclass(frozen=True)

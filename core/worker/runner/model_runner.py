@@ -290,7 +290,9 @@ class ModelRunner:
 
     def sees_layers(self, step: Step) -> bool:
         """Whether an extension of this step sees layers."""
-        return self.extensions is not None and bool(self.extensions.layer_bits(step.extensions))
+        return (
+            step.extensions != 0 and self.extensions is not None and bool(self.extensions.layer_bits(step.extensions))
+        )
 
     def num_columns(self, extras: Extras) -> int:
         """How many numbers a draw sends to the host: a scored row's or the token, and what extensions tell; 0 if the

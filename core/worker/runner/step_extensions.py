@@ -24,8 +24,8 @@ from hookline.core.plugin.step_extensions import HostExtension
 from hookline.core.step.message import Step
 from hookline.core.util.raising import Raising
 from hookline.core.worker.device_clock import CallClock
+from hookline.core.worker.form_checks import form_fault
 from hookline.core.worker.request_table import SampleRows, on_device
-from hookline.core.worker.step_checks import form_fault
 
 DURING = " during a step"
 """Follows the method's name in errors of extensions, whose methods are also called before steps."""
@@ -322,7 +322,7 @@ class _Timed(Raising):
 
 
 class LayerWatch:
-    """`core.layers.taps.Tap` of one step: after each layer, the extensions that change the stream, and those that read.
+    """`core.layers.stage.Tap` of one step: after each layer, the extensions that change the stream, and that read it.
 
     streams: the stream (N, D) of the draws' tokens after each layer that an extension reads. tapped: the stream (T, D)
     float32 of all tokens after each layer of engine.taps.

@@ -6,7 +6,6 @@ Legend: as in core/worker/request_table.py; D hidden.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from hookline.core.contracts import AttentionSpec, Batch, Stage
 from hookline.core.errors import RequestFault
+from hookline.core.plugin.blame import Blaming
 from hookline.core.step.executor import tapped_after
 from hookline.core.step.message import Axis, Step
 from hookline.core.step.micro_batches import MicroBatch
@@ -82,7 +82,7 @@ class PartWorker(Worker):
         hidden_size: int,
         *,
         is_host: bool,
-        blaming: AbstractContextManager[None] | None = None,
+        blaming: Blaming | None = None,
         taps: Sequence[int] = (),
         prepared: Sequence[Extras] = (),
     ) -> None:

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hookline.core.distributed.chunking import ROW_TILE, cut, cut_like, sensible_chunks, whole
+from hookline.core.distributed.ranks import ROW_TILE, cut, cut_like, sensible_chunks, whole
 
 
 @settings(deadline=None)

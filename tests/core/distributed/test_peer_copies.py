@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hookline.core.contracts import AttentionSpec
-from hookline.core.distributed.chunking import MOST_CHUNKS
 from hookline.core.distributed.peer_copies import LET_GO, Layout, PeerCopies, SideStreams, normaliser
-from hookline.core.distributed.ranks import LocalRanks
+from hookline.core.distributed.ranks import MOST_CHUNKS, LocalRanks
 from hookline.core.distributed.signal_board import SignalBoard
 from hookline.core.testing.plain_kernels import PlainKernels
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hookline.core.contracts import AttentionSpec, Runtime
-from hookline.core.distributed import chunking as rows
 from hookline.core.distributed import process_group
+from hookline.core.distributed import ranks as rows
 from hookline.core.distributed.aborts import Releases
 from hookline.core.distributed.process_group import LOOPBACK, ProcessRanks, behind_secret, join, listen
 from hookline.core.errors import RankError

@@ -82,7 +82,7 @@ def make_runtime(ranks: LocalRanks, kernels: Any = None) -> Runtime:
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hookline.core.distributed.chunking.ROW_TILE", 2)
+    monkeypatch.setattr("hookline.core.distributed.ranks.ROW_TILE", 2)
 
 
 def check(kind: type[ThreadRanks], size: int, forward: Callable[[Residual, Part], Tensor], expected: Tensor) -> None:
