@@ -12,7 +12,7 @@ import pytest
 
 from hookline.__main__ import main
 from hookline.core import COMMANDS
-from hookline.core.info.completion import candidates
+from hookline.core.info.completion import SCRIPTS, candidates
 
 ROOT = Path(__file__).parents[1]
 
@@ -26,6 +26,17 @@ ROOT = Path(__file__).parents[1]
         ("run", "scheduler=ch", ["scheduler=chunked"]),
         ("batch", "batch.max_r", ["batch.max_rows="]),
         ("run", "serve.por", []),
+        ("run", "model=qwen3_0", ["model=qwen3_0_6b"]),
+        ("serve", "model=au", ["model=auto"]),
+        ("run", "scheduler.water", ["scheduler.watermark="]),
+        ("bench", "workload=smo", ["workload=smoke"]),
+        ("run", "experiment=lat", ["experiment=latency"]),
+        ("run", "experim", ["experiment="]),
+        ("info", "qwen3_0", ["qwen3_0_6b"]),
+        ("info", "longest_f", ["longest_first"]),
+        ("info", "engine.block_s", ["engine.block_size"]),
+        ("new", "sch", ["scheduler"]),
+        ("warm", "car", ["card="]),
         ("nothing", "x", []),
     ],
 )
@@ -58,3 +69,11 @@ def test_each_shell_offers_the_key(shell: str, tmp_path: Path) -> None:
     environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
     done = subprocess.run([shell, "-c", ASKS[shell]], env=environ, capture_output=True, text=True, timeout=120)
     assert done.stdout.split() == ["serve.port="], done.stderr
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="needs zsh")
+def test_zsh_completes_a_path_behind_a_key() -> None:
+    fakes = "compdef() { :; }; hookline() { :; }; compset() { PREFIX=${PREFIX#*=}; }; _files() { echo $PREFIX; }; "
+    ask = "; words=(hookline run output=/tmp/a); PREFIX=output=/tmp/a; _hookline"
+    done = subprocess.run(["zsh", "-fc", f"{fakes}{SCRIPTS['zsh']}{ask}"], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "/tmp/a\n", done.stderr

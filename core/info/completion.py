@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 
 SCRIPTS = {
@@ -21,7 +21,9 @@ complete -o default -F _hookline hookline""",
 _hookline() {
     local -a found
     found=(${(f)"$(hookline --complete "${words[2]}" "$PREFIX" 2>/dev/null)"})
-    if (( $#found )); then compadd -S '' -- $found; else _files; fi
+    if (( $#found )); then compadd -S '' -- $found; return; fi
+    compset -P '*='
+    _files
 }
 compdef _hookline hookline""",
     "fish": """\
@@ -36,21 +38,41 @@ complete -c hookline -a '(__hookline_words)'""",
 
 def candidates(command: str, word: str, commands: Sequence[str]) -> list[str]:
     """What a word can be completed to. command: the first word behind `hookline`, which may be the one in question."""
+    words: Iterable[str]
     if command == word and "=" not in word:
-        return [one for one in commands if one.startswith(word)]
-    is_bare = command == "info"  # which takes a key's name alone
-    command = "run" if is_bare else command
+        words = commands
+    elif command == "new":
+        from hookline.core.new.command import kinds
+
+        words = kinds()
+    else:
+        words = _words(command, word)
+    return sorted(one for one in set(words) if one.startswith(word))
+
+
+def _words(command: str, word: str) -> Iterator[str]:
+    """The options of the word's key, or without one the command's keys; of `info`, which takes bare names, both."""
+    from hookline.core.info.group_presets import GROUPS, group_presets
     from hookline.core.info.keys import COMMANDS, fields_as_keys, root_keys
     from hookline.core.plugin.host import PluginHost
-    from hookline.core.plugin.registry import KINDS
+    from hookline.core.plugin.registry import AUTO, CHOSEN_KINDS, KINDS
 
-    registry, (key, equals, _) = PluginHost.load().registry, word.partition("=")
+    is_bare = command == "info"
+    if not is_bare and command not in COMMANDS:
+        return
+    host = PluginHost.load()
+    of_kinds = [(one.kind, one.name) for one in (*host.registry, *host.presets) if is_bare or one.kind in KINDS]
+    key, equals, _ = word.partition("=")
     if equals:
-        names = sorted(registry.names(key)) if key in KINDS else []
-        return [f"{key}={one}" for one in names if f"{key}={one}".startswith(word)]
-    if command not in COMMANDS:
-        return []
-    of_command = {"prompt", *(one.name for one in fields(COMMANDS[command]))}
-    roots = [one for one in root_keys(has_docs=False) if one["key"] in of_command]
-    keys = [one["key"] for one in (*(one for one in roots if not one["fields"]), *fields_as_keys(roots))]
-    return sorted(one if is_bare else f"{one}=" for one in (*KINDS, *keys) if one.startswith(word))
+        groups = [(one["kind"], one["name"]) for one in group_presets(host)] if key in GROUPS else []
+        chosen = [(kind, AUTO) for kind in CHOSEN_KINDS]
+        yield from (f"{key}={name}" for kind, name in (*of_kinds, *groups, *chosen) if kind == key)
+        return
+    if is_bare:
+        yield from (name for _, name in of_kinds)
+    keys = {"prompt", *(one.name for one in fields(COMMANDS["run" if is_bare else command]))}
+    roots = [one for one in root_keys(has_docs=False) if one["key"] in keys]
+    of_options = [(one.kind, field.name) for one in host.registry if one.config for field in fields(one.config)]
+    inner = [f"{kind}.{name}" for kind, name in of_options if kind in KINDS and word.startswith(f"{kind}.")]
+    full = [one["key"] for one in (*(one for one in roots if not one["fields"]), *fields_as_keys(roots))]
+    yield from (one if is_bare else f"{one}=" for one in (*KINDS, "experiment", *inner, *full))

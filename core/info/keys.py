@@ -14,6 +14,7 @@ from hookline.core.run.settings import RunKeys
 from hookline.core.serve.settings import ServeKeys
 from hookline.core.simulate.settings import SimulateKeys
 from hookline.core.util.text import joined
+from hookline.core.warm.settings import WarmKeys
 
 COMMANDS = {
     "run": RunKeys,
@@ -22,6 +23,7 @@ COMMANDS = {
     "serve": ServeKeys,
     "batch": BatchKeys,
     "chat": ChatKeys,
+    "warm": WarmKeys,
 }
 """Each command's keys: those of a later one are added to those before."""
 

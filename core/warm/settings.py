@@ -13,6 +13,6 @@ class WarmKeys(EngineKeys):
     """Root keys of `hookline warm`."""
 
     card: str | None = None
-    """What to compile for: a100, h100, h200, l4 or l40s. None: the first GPU here."""
+    """What to compile for: a100, rtx3090, rtx4090, l4, l40s, h100, h200, b200 or rtx5090. None: the first GPU here."""
     processes: int | None = bounded(None, 1)
     """Compilers at work. None: one a core."""

@@ -2,7 +2,9 @@
 
 import pytest
 
+from hookline.core.info.sources import field_facts
 from hookline.core.warm.command import main
+from hookline.core.warm.settings import WarmKeys
 
 KNOWN = ("a100", "rtx3090", "rtx4090", "l4", "l40s", "h100", "h200", "b200", "rtx5090")
 NO_GPU = f"there is no GPU here to compile for; name one: {', '.join(f'card={name}' for name in KNOWN)}"
@@ -21,3 +23,8 @@ NO_GPU = f"there is no GPU here to compile for; name one: {', '.join(f'card={nam
 def test_a_mistake_is_one_line(arguments, told, capsys):
     assert main(arguments) == 2
     assert capsys.readouterr().err.strip().splitlines()[-1] == f"hookline: error: {told}"
+
+
+def test_the_help_names_every_card():
+    (card,) = (one for one in field_facts(WarmKeys) if one["name"] == "card")
+    assert all(f" {name}" in card["doc"] for name in KNOWN)
