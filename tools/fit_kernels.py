@@ -47,10 +47,12 @@ PLAN = {
 ONLY_ORDINARY = ("gpt_oss_20b", *QUANTISED)
 """Models that have no batch-invariant mode, or none that time allows."""
 IMPORTED_ONCE = (
-    "hookline.core.prebuild.dry_run", "triton", "triton.experimental.gluon", "torch._dynamo", "torch._inductor.config",
-    "sympy", "hydra.main",
+    "hookline.core.prebuild.dry_run", "hookline.plugins.kernels.triton_backend", "triton", "triton.experimental.gluon",
+    "torch._dynamo", "torch._inductor.config", "sympy", "hydra.main",
 )  # fmt: skip
 """What a dry run imports is imported before the processes are forked: each would take three seconds for it."""
+PART = 5
+"""Configurations whose launches one process finds."""
 EAGER = "engine.cuda_graphs=false"
 NO_EFFECT = ("LATE",)
 """Constants of kernels that say when the next kernel starts, and do not change what a kernel keeps."""
@@ -151,19 +153,27 @@ def fits(launches: Mapping[str, Sequence[Launch]]) -> dict[str, Fits]:
     return found
 
 
+def launches_on(card: str, configurations: Sequence[str]) -> list[Launch]:
+    """What these overrides launch on a card, found in one process: it does once what dry runs share."""
+    return [launch for overrides in configurations for launch in launches_of(overrides, card)]
+
+
+def parts_of(plan: Mapping[str, Sequence[str]]) -> list[tuple[str, Sequence[str]]]:
+    """Cards with some of their overrides each, at most PART, so that processes end at about the same time."""
+    parts = [(card, plan[card][at : at + PART]) for card in plan for at in range(0, len(plan[card]), PART)]
+    return sorted(parts, key=lambda part: -len(part[1]))
+
+
 def check(plan: Mapping[str, Sequence[str]], num_processes: int) -> list[Fits]:
     """All cards of the plan, whose values are overrides: first what is launched, then each kernel for all its cards."""
     for module in IMPORTED_ONCE:
         importlib.import_module(module)
     gc.freeze()
     found = {card: Fits(card) for card in plan}
-    context, asked = (
-        multiprocessing.get_context("fork"),
-        [(overrides, card) for card in plan for overrides in plan[card]],
-    )
+    context, parts = multiprocessing.get_context("fork"), parts_of(plan)
     kernels = defaultdict[tuple[str, str], dict[str, list[Launch]]](dict)
     with context.Pool(num_processes, maxtasksperchild=1) as pool:  # launches remember the card
-        for (_, card), launches in zip(asked, pool.starmap(launches_of, asked, chunksize=1), strict=True):
+        for (card, _), launches in zip(parts, pool.starmap(launches_on, parts, chunksize=1), strict=True):
             for launch in launches:
                 of_card = kernels[launch[:2]].setdefault(card, [])
                 if launch not in of_card:

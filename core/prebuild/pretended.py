@@ -18,10 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
 from hookline.core.errors import ConfigError
+from hookline.core.prebuild.fake_tensors import FakeTensors
 from hookline.core.worker.graphs import cuda_graph
 from hookline.core.worker.runner.model_runner import ModelRunner
 
@@ -84,15 +85,9 @@ def pretended(card: Card, seen: Seen, *, num_devices: int = 1) -> Iterator[None]
         stack.enter_context(patch.object(ModelRunner, "checking", nullcontext))  # there are no results to look at
         stack.enter_context(patch.object(cuda_graph, "run_before", lambda *_: None))  # a capture launches the same
         stack.enter_context(_recorded_launches(card, seen))
-        stack.enter_context(_FakeTensors(allow_non_fake_inputs=True))
+        stack.enter_context(FakeTensors(allow_non_fake_inputs=True))
         stack.enter_context(_Addresses())
         yield
-
-
-class _FakeTensors(FakeTensorMode):  # type: ignore[no-untyped-call]
-    """Fake tensors on CUDA devices that are not there, although torch.cuda says that they are."""
-
-    avoid_device_init = True
 
 
 class _Addresses(TorchFunctionMode):
