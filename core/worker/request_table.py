@@ -271,7 +271,8 @@ class LayerStates:
     def make_slots(self, num_slots: int) -> None:
         """Allocate so many slots in place of those before."""
         self._slots = []
-        self._slots = [stack.new_zeros(len(stack), num_slots, *stack.shape[2:]) for stack in self._stacks]
+        # A slot is saved before it is restored; to zero them all would be half of a small model's start on a CPU.
+        self._slots = [stack.new_empty(len(stack), num_slots, *stack.shape[2:]) for stack in self._stacks]
 
     def save(self, rows: Sequence[int], slots: Sequence[int]) -> None:
         """Copy the states of rows into slots, one by one, which needs no further memory. Device: no host sync."""

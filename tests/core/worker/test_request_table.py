@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hookline.core.step.message import SECTIONS, Step
 from hookline.core.worker import request_table
-from hookline.core.worker.request_table import RequestTable
+from hookline.core.worker.request_table import LayerStates, RequestTable
 
 ROWS = np.array([2, 0, 3])
 
@@ -90,3 +90,18 @@ def test_what_decodes_compute_takes_three_operations():
     assert (positions_N.dtype, context_N.dtype) == (torch.int64, torch.int32)
     assert (positions_N.tolist(), context_N.tolist(), tokens_N.tolist()) == ([4, 2], [5, 3], [0, 0])
     assert len(operations.names) == 3, operations.names
+
+
+def test_memory_for_copies_of_states_is_not_written_before_a_copy_is_and_copies_are_whole():
+    form = ((3, 2), torch.float32)
+    states = LayerStates({0: {"a": form}, 2: {"a": form, "b": ((5,), torch.bfloat16)}}, 4, torch.device("cpu"))
+    with Operations() as operations:
+        states.make_slots(7)
+    assert operations.names == [], "a CPU would give each page of the memory now"
+    for tensor in states.tensors[:2]:
+        tensor.copy_(torch.randn(tensor.shape))
+    before = [tensor.clone() for tensor in states.tensors[:2]]
+    states.save([3, 1], [6, 0])
+    states.clear(torch.tensor([1, 3]))
+    states.restore([1, 3], [0, 6])
+    assert all(torch.equal(tensor, kept) for tensor, kept in zip(states.tensors[:2], before, strict=True))
