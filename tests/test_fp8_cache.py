@@ -27,7 +27,8 @@ from hookline.core.errors import CheckpointError, ConfigError, PluginError
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.needs import Facts, choose_kernels
 from hookline.core.testing.batches import make_batch, random_cache, scatter_rows
-from hookline.core.worker.runner.attention import LayerScale, PagedAttention, ScaledAttention
+from hookline.core.worker.runner.attention import PagedAttention
+from hookline.core.worker.runner.wrapped_attention import LayerScale, ScaledAttention
 from hookline.plugins.kernels.torch_reference import TorchKernels
 from tests.doc_pages import ROOT
 from tests.hf_models import make_qwen3

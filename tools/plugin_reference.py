@@ -25,7 +25,6 @@ KINDS = (
     "kernels",
     "norms",
     "batch",
-    "request_rows",
     "ranks",
     "exchange",
     "sampler",

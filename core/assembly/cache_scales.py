@@ -18,7 +18,7 @@ from hookline.core.assembly.resolve import ResolvedConfig
 from hookline.core.checkpoint.safetensors_files import FLOAT_DTYPES, StoredTensor, open_file
 from hookline.core.contracts import SharedCache
 from hookline.core.errors import CheckpointError
-from hookline.core.worker.runner.attention import LayerScale
+from hookline.core.worker.runner.wrapped_attention import LayerScale
 
 logger = logging.getLogger("hookline")
 _NAME = re.compile(

@@ -13,7 +13,12 @@ from hookline.core.contracts.api import (
     ModelCard as ModelCard,
     OpenCompletions as OpenCompletions,
 )
-from hookline.core.contracts.batch import Batch as Batch, wanted_rows as wanted_rows
+from hookline.core.contracts.batch import (
+    Batch as Batch,
+    DecodeInputs as DecodeInputs,
+    RequestRows as RequestRows,
+    wanted_rows as wanted_rows,
+)
 from hookline.core.contracts.cache import (
     FullAttention as FullAttention,
     LayerCache as LayerCache,
@@ -135,7 +140,6 @@ from hookline.core.contracts.quantized import (
     Scheme as Scheme,
 )
 from hookline.core.contracts.ranks import Ranks as Ranks
-from hookline.core.contracts.request_rows import DecodeInputs as DecodeInputs, RequestRows as RequestRows
 from hookline.core.contracts.sampler import NO_TOKEN as NO_TOKEN, Sampler as Sampler, SamplingBatch as SamplingBatch
 from hookline.core.contracts.scheduler import (
     ALL as ALL,

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from hookline.core.contracts.batch import RequestRowOperations
 from hookline.core.contracts.optional import optional
 from hookline.core.contracts.quantized import QuantizedProducts
-from hookline.core.contracts.request_rows import RequestRowOperations
 
 if TYPE_CHECKING:
     import torch

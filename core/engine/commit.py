@@ -15,7 +15,8 @@ from hookline.core.contracts import StepStats, TappedStates
 from hookline.core.engine.dispatch import Dispatcher
 from hookline.core.engine.finish import Finisher, fault_of, finish_reason, stops_with
 from hookline.core.engine.plan_check import CheckedPlan
-from hookline.core.engine.policy import Planner, prefilled
+from hookline.core.engine.policy import Planner
+from hookline.core.engine.policy_feedback import prefilled
 from hookline.core.engine.state import EngineState
 from hookline.core.engine.step_builder import Dispatched, scored_chunks
 from hookline.core.requests.request import Request

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from hookline.core.contracts import NO_TOKEN
 from hookline.core.contracts.sampler import FORBIDDEN
 from hookline.core.engine.dispatch import Dispatcher
-from hookline.core.engine.policy import PolicyFeedback
+from hookline.core.engine.policy_feedback import PolicyFeedback
 from hookline.core.engine.state import EngineState
 from hookline.core.errors import (
     EngineError,

@@ -8,7 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 from hookline.core.contracts import RequestView
-from hookline.core.kv_cache.manager import KVCacheManager, present
+from hookline.core.kv_cache.manager import KVCacheManager
+from hookline.core.kv_cache.prefix_index import present
 from hookline.core.requests.request import Request
 from hookline.core.requests.request_queue import RequestQueue
 from hookline.core.util.arrays import IntArray

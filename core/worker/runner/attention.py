@@ -5,17 +5,15 @@ Legend: T tokens of a step, H heads, K kv heads, E head dim, C = (H + 2K) * E.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from hookline.core.contracts import (
     PLAIN_ATTENTION,
     AttentionForm,
-    AttentionSpec,
     Batch,
     Kernels,
     QKNorm,
@@ -25,7 +23,6 @@ from hookline.core.contracts import (
 from hookline.core.errors import StepFault
 from hookline.core.kv_cache.groups import CacheGroups
 from hookline.core.worker.request_table import GroupedBatch, LayerStates
-from hookline.core.worker.step_checks import StepChecks
 
 
 @dataclass(frozen=True)
@@ -121,37 +118,6 @@ class GroupedAttention:
         )
 
 
-class CheckedAttention:
-    """`core.contracts.Attend` as another one is, for first steps: what the model gives it is checked before kernels
-    are given it.
-    """
-
-    def __init__(self, attend: Any, checks: StepChecks, num_tokens: int) -> None:
-        self._attend, self._checks, self._num_tokens = attend, checks, num_tokens
-
-    def __call__(
-        self,
-        layer: int,
-        qkv_TC: Tensor,
-        rope: Rope | None,
-        norm: QKNorm | None = None,
-        form: AttentionForm = PLAIN_ATTENTION,
-    ) -> Tensor:
-        """See Attend."""
-        self._checks.attended(self._num_tokens, layer, qkv_TC, rope, norm, form)
-        attended_TC: Tensor = self._attend(layer, qkv_TC, rope, norm, form)
-        return attended_TC
-
-    def states(self, layer: int) -> StateRows:
-        """See Attend."""
-        self._checks.keeps_state(layer)
-        rows: StateRows = self._attend.states(layer)
-        return rows
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._attend, name)
-
-
 def grouped_attention(
     kernels: Kernels,
     kv_places: Sequence[Tensor],
@@ -200,59 +166,3 @@ def queries(
     q_THE = q_TC.reshape(len(q_TC), -1, head_dim)
     no_keys_TKE = q_THE.new_zeros(len(q_TC), num_kv_heads, head_dim)
     return kernels.qk_norm_rope(q_THE, no_keys_TKE, batch.positions_T, rope, norm)[0]
-
-
-class LayerScale:
-    """The scales of one layer, by which its cached keys and values are divided: k of keys, v of values.
-
-    Queries are multiplied by what keys are divided by, so scores stay as they are, and results by what values are
-    divided by; kernels know no scale. Scales are powers of two, so none of this rounds. Legend: C = (H + 2K) * E.
-    """
-
-    def __init__(self, k: float, v: float, spec: AttentionSpec) -> None:
-        self._k, self.v = k, v
-        sizes = [heads * spec.head_dim for heads in (spec.num_heads, spec.num_kv_heads, spec.num_kv_heads)]
-        place: Any = {"device": spec.device, "dtype": spec.dtype}
-        self._plain_C, self._normed_C = (
-            torch.cat([torch.full((size,), factor, **place) for size, factor in zip(sizes, factors, strict=True)])
-            for factors in ((k, 1 / k, 1 / v), (1.0, 1.0, 1 / v))
-        )
-        self._norm: tuple[QKNorm, QKNorm] | None = None
-
-    def scaled(self, qkv_TC: Tensor, norm: QKNorm | None) -> tuple[Tensor, QKNorm | None]:
-        """What kernels are given. A norm undoes what stands before it, so its weights are scaled, once for all steps.
-
-        Shapes: qkv_TC (T, C), or queries alone (T, H * E).
-        """
-        if norm is None:
-            return qkv_TC * self._plain_C[: qkv_TC.shape[1]], None
-        if self._norm is None or self._norm[0].q_weight_E is not norm.q_weight_E:
-            self._norm = norm, QKNorm(norm.q_weight_E * self._k, norm.k_weight_E / self._k, norm.eps)
-        return qkv_TC * self._normed_C[: qkv_TC.shape[1]], self._norm[1]
-
-
-class ScaledAttention:
-    """`core.contracts.Attend` as another one is, for layers of which some have a scale."""
-
-    def __init__(self, attend: Any, scales: Mapping[int, LayerScale]) -> None:
-        self._attend, self._scales = attend, scales
-
-    def __call__(
-        self,
-        layer: int,
-        qkv_TC: Tensor,
-        rope: Rope | None,
-        norm: QKNorm | None = None,
-        form: AttentionForm = PLAIN_ATTENTION,
-    ) -> Tensor:
-        """See Attend."""
-        scale = self._scales.get(layer)
-        if scale is None:
-            unscaled: Tensor = self._attend(layer, qkv_TC, rope, norm, form)
-            return unscaled
-        qkv_TC, norm = scale.scaled(qkv_TC, norm)
-        out_TD: Tensor = self._attend(layer, qkv_TC, rope, norm, form)
-        return out_TD * scale.v
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._attend, name)

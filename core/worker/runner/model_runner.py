@@ -25,15 +25,9 @@ from hookline.core.util.arrays import Array, IntArray
 from hookline.core.worker.device_clock import StepClock
 from hookline.core.worker.request_table import RequestTable, SampleRows, on_device
 from hookline.core.worker.results.pooling import PooledStates
-from hookline.core.worker.runner.attention import (
-    CheckedAttention,
-    GroupedAttention,
-    LayerScale,
-    PagedAttention,
-    ScaledAttention,
-    grouped_attention,
-)
+from hookline.core.worker.runner.attention import GroupedAttention, PagedAttention, grouped_attention
 from hookline.core.worker.runner.step_extensions import LayerWatch, RankExtensions
+from hookline.core.worker.runner.wrapped_attention import CheckedAttention, LayerScale, ScaledAttention
 from hookline.core.worker.startup.memory import release
 from hookline.core.worker.step_checks import StepChecks
 

@@ -21,7 +21,7 @@ from hookline.core.testing.fakes import check_engine, completion, fake_engine
 from hookline.core.testing.plain_scheduler import PlainScheduler
 from hookline.core.testing.scheduler_suite import RandomLoad, SchedulerSuite, drain, look
 
-HASH_BLOCK = "hookline.core.kv_cache.manager.hash_block"
+HASH_BLOCK = "hookline.core.kv_cache.prefix_index.hash_block"
 
 
 class Scripted:

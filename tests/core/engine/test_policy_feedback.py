@@ -7,7 +7,7 @@ import re
 import pytest
 
 from hookline.core.contracts import ALL, MAX_SERVED_VALUES, Needs, Plan, ServedTokens
-from hookline.core.engine.policy import ServedCounts
+from hookline.core.engine.policy_feedback import ServedCounts
 from hookline.core.errors import PlanError, PluginError, StepFault
 from hookline.core.outputs import FinishReason
 from hookline.core.plugin.check_contract import contract_fault

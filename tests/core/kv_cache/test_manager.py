@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hookline.core.contracts import ALL, FullAttention, ModelSpec, Plan, SlidingWindow
 from hookline.core.errors import PlanError, RequestFault
-from hookline.core.kv_cache.manager import HOLE
+from hookline.core.kv_cache.prefix_index import HOLE
 from hookline.core.request_options import RequestOptions
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.scheduling import plan_mixed
