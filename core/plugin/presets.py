@@ -127,7 +127,7 @@ def _plain_loader() -> Any:
     """A loader of libyaml's that raises ValueError wherever OmegaConf's would not read the same."""
     from yaml import CSafeLoader
 
-    class _Loader(CSafeLoader):
+    class _Loader(CSafeLoader):  # type: ignore[misc]  # PyYAML has no types of it
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             if len({key.value for key, _ in node.value}) < len(node.value):
                 raise ValueError("a key twice")
