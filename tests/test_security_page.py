@@ -12,7 +12,7 @@ from hookline.core.checkpoint import checkpoint, safetensors_files, tokenizer_gr
 from hookline.core.cli import logs
 from hookline.core.config.settings import EngineConfig
 from hookline.core.layers import config_values, rope_config
-from hookline.core.requests import step_extensions, structured_output
+from hookline.core.requests import compile_pool, step_extensions, structured_output
 from hookline.core.tokenizer import chat_templates, codec
 from hookline.core.util import files
 from hookline.plugins.grammars import trial
@@ -59,6 +59,10 @@ SHOWN = {
     "a grammar that is not plain, while it is compiled: tried in a process of its own": [
         trial.CPU_S,
         trial.MAX_BYTES // 2**20,
+    ],
+    "the wait for a grammar: while its thread computes; in any case": [
+        structured_output.COMPILE_S,
+        compile_pool.PATIENCE * structured_output.COMPILE_S,
     ],
     "grammars that are compiled at once; of one tenant, by the tag `tenant`": [
         structured_output.COMPILE_THREADS,

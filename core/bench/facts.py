@@ -74,7 +74,8 @@ def describe_engine(llm: LLM) -> dict[str, Any]:
     import torch
 
     sees_gpu = llm.device.type == "cuda" and torch.cuda.is_available()  # ranks of Ray may have one that is not here
-    threads = f"{llm.device.type}, {torch.get_num_threads()} threads"
+    count = torch.get_num_threads()
+    threads = f"{llm.device.type}, {count} thread{'s' * (count != 1)}"
     limits = llm.engine.limits
     return {
         "device": torch.cuda.get_device_name(llm.device) if sees_gpu else threads,

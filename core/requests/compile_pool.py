@@ -1,7 +1,8 @@
 """A few threads that compile grammars beside the step loop, each compile with a time limit.
 
 A compile that takes too long is given up at once, though its thread is lost until it returns: Python cannot end a
-thread, so what runs here has to bound its own time.
+thread, so what runs here has to bound its own time. One that merely has to wait, for a processor that others keep busy
+or for a process that compiles in its place, has PATIENCE times as long.
 """
 
 from __future__ import annotations
@@ -12,6 +13,10 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from typing import Any
 
+BUSY = 0.5
+"""A compile takes too long if, at its time limit, its thread has computed for more than this part of it."""
+PATIENCE = 10
+
 
 class CompileJob:
     """One compile; it is done once `result` or `error` is set."""
@@ -21,6 +26,10 @@ class CompileJob:
         self.queue()
         self.started_s: float | None = None
         """When the part that is held to the time limit began; the work itself sets it."""
+        self._clock: int | None = None
+        """Of the processor time of its thread, where the system has one."""
+        self._computed_s = 0.0
+        """What that clock showed when started_s was set."""
         self.is_begun = self.is_done = False
         self.result: Any = None
         self.error: BaseException | None = None
@@ -35,6 +44,9 @@ class CompileJob:
 
     def start_clock(self) -> None:
         """Let the time limit run from now on."""
+        if hasattr(time, "pthread_getcpuclockid"):
+            self._clock = time.pthread_getcpuclockid(threading.get_ident())
+            self._computed_s = time.clock_gettime(self._clock)
         self.started_s = time.monotonic()
 
     def run(self) -> None:
@@ -48,7 +60,11 @@ class CompileJob:
 
     def overran(self, limit_s: float) -> bool:
         """Whether it has taken longer than allowed."""
-        return not self.is_done and self.started_s is not None and time.monotonic() - self.started_s > limit_s
+        if self.is_done or self.started_s is None or (taken_s := time.monotonic() - self.started_s) <= limit_s:
+            return False
+        if self._clock is None or taken_s > PATIENCE * limit_s:
+            return True
+        return time.clock_gettime(self._clock) - self._computed_s > BUSY * limit_s
 
 
 class CompilePool:
@@ -92,11 +108,12 @@ class CompilePool:
                 self._changed.notify()
 
     def is_given_up(self, job: CompileJob) -> bool:
-        """Whether a job took too long, or cannot begin because all threads are held up by jobs that did."""
+        """Whether a job took too long, or cannot begin because all threads are held up by jobs that did, or are busy."""
         if job.is_done or job.started_s is not None:
             return job.overran(self.limit_s)
         held_up = sum(other.overran(self.limit_s) for _, other in list(self._running.values()))
-        return held_up >= self._most_of_one_tenant and time.monotonic() - job.queued_s > self.limit_s
+        waited_s = time.monotonic() - job.queued_s
+        return waited_s > (self.limit_s if held_up >= self._most_of_one_tenant else PATIENCE * self.limit_s)
 
     def close(self) -> None:
         """Let each thread end after the job that it is at."""

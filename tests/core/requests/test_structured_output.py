@@ -196,6 +196,15 @@ def test_a_compile_that_takes_too_long_ends_its_requests_alone(backend):
     assert text_of(served_late) == "behind the one that never ends"
 
 
+def test_a_compile_that_only_waits_for_a_processor_is_not_too_slow(backend):
+    engine = make_engine(backend, compile_s=0.2)
+    engine.add([1, 2], choice("wait"))
+    timer = threading.Timer(0.6, backend.gate.set)
+    timer.start()
+    (output,) = drain(engine)
+    assert text_of(output) == "wait"
+
+
 def test_a_grammar_that_took_too_long_holds_up_no_second_thread_and_is_served_once_it_is_compiled(backend, monkeypatch):
     compiled, compile_ = [], backend.compile
 
