@@ -108,7 +108,7 @@ class CompilePool:
                 self._changed.notify()
 
     def is_given_up(self, job: CompileJob) -> bool:
-        """Whether a job took too long, or cannot begin because all threads are held up by jobs that did, or are busy."""
+        """Whether a job took too long, or cannot begin: all threads are held up by such jobs, or busy."""
         if job.is_done or job.started_s is not None:
             return job.overran(self.limit_s)
         held_up = sum(other.overran(self.limit_s) for _, other in list(self._running.values()))
