@@ -62,6 +62,9 @@ class AsyncLLM(AsyncPoolingCalls):
         self._thread.start()
         self._stop = weakref.finalize(self, self._thread.stop)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}{repr(self.llm).removeprefix(type(self.llm).__name__)}"
+
     async def generate(
         self,
         prompt: Prompt,

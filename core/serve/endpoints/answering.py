@@ -40,7 +40,7 @@ def told(error: BaseException, max_model_len: int) -> ApiError:
     """What the client is told of an error. Details that the client is not told go to the log."""
     failure = api_error(error, max_model_len)
     note_reason(failure.message)
-    if failure.status >= 500:
+    if failure.status >= 500 and failure is not error:  # an ApiError tells the client all, and the access log has it
         trace = None if isinstance(error, HooklineError) else error
         _log.error("a request ended with status %d: %s", failure.status, one_short_line(error), exc_info=trace)
     return failure

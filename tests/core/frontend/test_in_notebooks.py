@@ -37,6 +37,7 @@ def test_what_is_no_conversation_is_refused_with_what_to_write(llm: LLM, given: 
 def test_closing_may_be_awaited_and_need_not_be() -> None:
     async def talk() -> None:
         llm = AsyncLLM(**SMALL)
+        assert repr(llm) == "AsyncLLM('hookline.plugins.models/qwen3_tiny', device='cpu')"
         await llm.close()
         await llm.close()
         assert llm.close() is not None

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from hookline.core.contracts import ApiError
 from hookline.core.errors import EngineError, RequestError
 from hookline.core.frontend.completion_stream import CompletionStream
 from hookline.core.outputs import Delta
 from hookline.core.sampling_params import SamplingParams
-from hookline.core.serve.endpoints.answering import EventStream
+from hookline.core.serve.endpoints.answering import EventStream, told
 from hookline.core.serve.endpoints.generation import Generation
 from hookline.core.testing.engine_client import FakeEngineClient
 from hookline.plugins.apis.openai.errors import OPENAI_ERRORS
@@ -73,6 +74,14 @@ def test_an_error_after_the_first_event_is_an_event() -> None:
     messages, closed = sent(broken)
     assert messages[0]["status"] == 200 and closed == 1
     assert messages[2]["body"].startswith(b'data: {"error":') and messages[2]["body"].endswith(b"data: [DONE]\n\n")
+
+
+def test_the_log_has_of_an_error_what_the_client_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
+    ended = ApiError(503, "the server ended the request", "server_error", code="aborted")
+    assert told(ended, 100) is ended and not caplog.records
+    assert told(ValueError("a secret"), 100).message == "internal server error"
+    (record,) = caplog.records
+    assert "a request ended with status 500: ValueError: a secret" in record.getMessage()
 
 
 def test_a_silent_stream_gets_comments() -> None:
