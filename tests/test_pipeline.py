@@ -211,7 +211,7 @@ def test_a_lost_stage_ends_the_engine_with_its_name_and_the_cause(folder, monkey
 )
 def test_what_cannot_be_cut_is_refused_before_any_process_starts(folder, options, message, monkeypatch):
     monkeypatch.setattr(
-        "hookline.core.executor.child.subprocess.Popen", lambda *a, **k: pytest.fail("a process was started")
+        "hookline.core.executor.peer.subprocess.Popen", lambda *a, **k: pytest.fail("a process was started")
     )
     with pytest.raises(ConfigError, match=message):
         LLM(**{"model": "qwen3", "checkpoint": folder, "device": "cpu", **options})

@@ -8,7 +8,7 @@ import pytest
 
 from hookline import LLM, AsyncLLM, SamplingParams
 from hookline.core.errors import CheckpointError, PluginError, RankError
-from hookline.core.executor.child import Child
+from hookline.core.executor.peer import Child
 from hookline.core.outputs import FinishReason, merge_completions
 from tests.step_ends import on_step_end
 

@@ -217,7 +217,7 @@ def test_random_weights_are_the_same_model_whatever_the_ranks():
 )
 def test_a_number_of_ranks_that_does_not_fit_is_refused_before_any_process_starts(folder, tp, message, monkeypatch):
     monkeypatch.setattr(
-        "hookline.core.executor.child.subprocess.Popen", lambda *a, **k: pytest.fail("a process was started")
+        "hookline.core.executor.peer.subprocess.Popen", lambda *a, **k: pytest.fail("a process was started")
     )
     with pytest.raises(ConfigError, match=message):
         LLM(**tree(folder, tp))

@@ -22,10 +22,9 @@ import torch
 from hookline.core.distributed.heartbeat import HEARTBEAT_WORDS, Heartbeat
 from hookline.core.distributed.process_group import LOOPBACK, listen
 from hookline.core.executor.answers import words_of
-from hookline.core.executor.child import Child
 from hookline.core.executor.messages import frame_of
 from hookline.core.executor.monitor import Monitor, Timeouts
-from hookline.core.executor.peer import Peer, end, kill
+from hookline.core.executor.peer import Child, Peer, end, kill
 from hookline.core.util.arrays import IntArray, no_ints
 from hookline.core.util.shared_memory import SharedWords
 from hookline.core.util.standard_files import open_missing

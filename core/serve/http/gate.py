@@ -27,10 +27,9 @@ from hookline.core.errors import clipped, one_short_line
 from hookline.core.serve.access import ACCESS, Access
 from hookline.core.serve.errors import response
 from hookline.core.serve.http.api_keys import ApiKeys
-from hookline.core.serve.http.loop_watch import LoopWatch
+from hookline.core.serve.http.event_loop import LoopWatch, Turns
 from hookline.core.serve.http.metrics import HttpMetrics
 from hookline.core.serve.http.surfaces import Surfaces
-from hookline.core.serve.http.turns import Turns
 from hookline.core.serve.settings import ServeConfig
 
 Header: TypeAlias = tuple[bytes, bytes]

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from hookline.core.distributed.heartbeat import HEARTBEAT_WORDS, Heartbeat
 from hookline.core.errors import RankError
-from hookline.core.executor.child import Child
 from hookline.core.executor.links import RankLinks
 from hookline.core.executor.messages import JsonLines, receive_frame
+from hookline.core.executor.peer import Child
 from hookline.core.util.shared_memory import SharedWords
 from tests.fuzzing import examples
 

@@ -13,8 +13,8 @@ from hookline.core.config.settings import EngineConfig
 from hookline.core.distributed.heartbeat import BEAT_S, HEARTBEAT_WORDS, Heartbeat
 from hookline.core.errors import RankError
 from hookline.core.executor import monitor as monitor_module
-from hookline.core.executor.child import Child
 from hookline.core.executor.monitor import COMPILE_S, Monitor, Timeouts
+from hookline.core.executor.peer import Child
 
 TICK_S = 0.5
 COMPILES = 3

@@ -18,7 +18,7 @@ from hookline.core.frontend.async_llm import AsyncLLM
 from hookline.core.plugin.environment import environment
 from hookline.core.plugin.host import PluginHost
 from hookline.core.serve.engine_client import EngineLoad
-from hookline.core.serve.http import collecting, loop_watch
+from hookline.core.serve.http import collecting, event_loop
 from hookline.core.serve.ray.options import RayOptions, deployment_options
 from hookline.core.serve.ray.replica import EngineReplica
 from hookline.core.serve.settings import ServeConfig, validate_serve
@@ -153,7 +153,7 @@ def test_a_replica_is_the_whole_server_with_its_keys_its_name_and_its_rates(
     started: list[Any] = []
     monkeypatch.setitem(sys.modules, "ray", FakeRay(None))
     monkeypatch.setattr(collecting.QuietCollector, "start", lambda collector: started.append(collector._num_open()))
-    monkeypatch.setattr(loop_watch.LoopWatch, "start", lambda watch: started.append("watch"))
+    monkeypatch.setattr(event_loop.LoopWatch, "start", lambda watch: started.append("watch"))
     made: list[Any] = []
     fake = FakeEngineClient(now=EngineLoad(num_running=3))
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from hookline.core.serve.http.turns import Turns
+from hookline.core.serve.http.event_loop import Turns
 
 
 def test_a_burst_is_spread_over_turns_of_the_loop_in_its_order() -> None:
