@@ -19,6 +19,10 @@ PATIENT = ("OMP_WAIT_POLICY", "passive")
 spin make a command several times slower where other programs use the same cores. OpenMP reads it when torch is
 imported."""
 
+OF_FILES = (errno.ENAMETOOLONG, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
+"""Errors of files that are the user's to mend, whoever met them: Hydra, a library, or us with a key, hub id or argument
+that was looked up as a file."""
+
 
 def guarded(
     run: Callable[[list[str]], int], arguments: Sequence[str] | None, log: str | None = None, name: str | None = None
@@ -61,10 +65,10 @@ def _run(run: Callable[[list[str]], int], arguments: list[str]) -> int:
         say(f"error: something ended the process from within: {with_place(error)}")
         return 2
     except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:
+        if error.errno not in OF_FILES:
             raise
-        show_traceback(error)  # a key, hub id or argument that was looked up as a file
-        say(f"error: {clipped(str(error.filename))}: {error.strerror}")
+        show_traceback(error)
+        say(f"error: {clipped(str(error.filename or 'writing a file'))}: {error.strerror}")
         return 2
     except KeyboardInterrupt:
         say("interrupted")

@@ -1,5 +1,6 @@
 """What commands share: how one ends when nobody reads its output."""
 
+import errno
 import importlib
 import os
 import subprocess
@@ -62,3 +63,29 @@ def test_a_name_that_no_file_can_have_is_told_in_one_line(
     told = capsys.readouterr().err.splitlines()
     assert told[-1].startswith("hookline: error: ") and "File name too long" in told[-1]
     assert not any("Traceback" in line for line in told)
+
+
+@pytest.mark.parametrize(
+    ("number", "file", "told"),
+    [
+        (errno.ENOSPC, None, "writing a file: No space left on device"),
+        (errno.EACCES, "/x/config.json", "/x/config.json: Permission denied"),
+        (errno.EROFS, "/x", "/x: Read-only file system"),
+    ],
+)
+def test_a_full_disk_and_a_file_that_cannot_be_opened_are_told_in_one_line(
+    capsys: pytest.CaptureFixture[str], number: int, file: str | None, told: str
+) -> None:
+    def run(_: list[str]) -> int:
+        raise OSError(number, os.strerror(number), file)
+
+    assert guarded(run, []) == 2
+    assert capsys.readouterr().err == f"hookline: error: {told}\n"
+
+
+def test_a_fault_of_another_kind_keeps_its_traceback() -> None:
+    def run(_: list[str]) -> int:
+        raise OSError(errno.EBADF, "ours")
+
+    with pytest.raises(OSError, match="ours"):
+        guarded(run, [])
