@@ -11,9 +11,10 @@ from torch import Tensor
 
 from hookline.core.contracts import FP8, INT4, INT8, QuantizedMatrix, ScaledMatrix, Scheme
 from hookline.plugins.kernels.experts import triton_experts, triton_few_experts
+from hookline.plugins.kernels.experts.triton_int4_experts import few_int4_experts, fits_few, int4_expert_outputs
 from hookline.plugins.kernels.norms import triton_norms
 from hookline.plugins.kernels.products.scaled_products import ScaledProducts, ScaledWeight
-from hookline.plugins.kernels.products.triton_int4 import TiledInt4, tiled_int4
+from hookline.plugins.kernels.products.triton_int4 import TiledInt4
 from hookline.plugins.kernels.products.triton_product import Kind
 from hookline.plugins.kernels.products.triton_rounding import RoundedRows, empty_rounded
 from hookline.plugins.kernels.products.triton_scales import Scales
@@ -55,9 +56,8 @@ class TritonQuantized(TritonAttention):
             zeros_RC = None if zeros_RC is None else zeros_RC.expand(shape).contiguous()
         packed = 2 if scheme.values == INT4 else 1
         scales = Scales(factors_RC, scheme.rows or 1, scheme.columns, packed, zeros_RC)
-        is_plain = weight.num_experts is None
-        if packed == 2 and is_plain and self.tiles_int4 and self._scaled_products.tiles_int4:
-            return tiled_int4(weight.data, scales)
+        if packed == 2 and self.tiles_int4 and self._scaled_products.tiles_int4:
+            return self._scaled_products.tiled_int4(weight.data, scales)
         return ScaledWeight(weight.data, scales, may_round=scheme.values == FP8 and bool(scheme.activations))
 
     def quantized_linear(self, x_TD: Any, weight: Any, bias_O: Tensor | None) -> Tensor:
@@ -97,6 +97,8 @@ class TritonQuantized(TritonAttention):
     ) -> Tensor:
         """See Kernels.quantized_expert_mlp; a few tokens as they come, others grouped by expert on the device."""
         given = x_TD, expert_TA, weight_TA
+        if isinstance(down, TiledInt4) and fits_few(x_TD, expert_TA, gate_up, down):
+            return few_int4_experts(*given, gate_up, down)
         if _fits_few(x_TD, expert_TA, down):
             weights = gate_up.data_OD, down.data_OD
             return triton_few_experts.few_expert_mlp(*given, *weights, scales=(gate_up.scales, down.scales))
@@ -131,6 +133,8 @@ class TritonQuantized(TritonAttention):
 
 def _expert_outputs(x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up: Any, down: Any) -> Tensor:
     """What is to be summed up: (T, A, D)."""
+    if isinstance(gate_up, TiledInt4):
+        return int4_expert_outputs(x_TD, expert_TA, weight_TA, gate_up, down)
     return triton_experts.expert_outputs(
         x_TD, expert_TA, weight_TA, gate_up.data_OD, down.data_OD, scales=(gate_up.scales, down.scales),
         may_round=gate_up.may_round and down.may_round,
@@ -139,6 +143,8 @@ def _expert_outputs(x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up:
 
 def _fits_few(x_TD: Tensor, expert_TA: Tensor, down: Any) -> bool:
     """Whether tokens are not grouped by expert: a few, or one where two are faster rounded to e4m3 and grouped."""
+    if isinstance(down, TiledInt4):
+        return False
     if len(x_TD) > 1 and down.may_round and triton_experts.rounds_rows(x_TD):
         return False
     return triton_few_experts.fits(expert_TA, len(down.data_OD))

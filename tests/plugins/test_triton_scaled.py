@@ -18,6 +18,14 @@ from hookline.plugins.kernels.invariant.triton_kernels import InvariantTritonKer
 from hookline.plugins.kernels.products import scaled_products, triton_scales, triton_wide  # noqa: E402
 from hookline.plugins.kernels.products.scaled_products import ScaledProducts, ScaledWeight  # noqa: E402
 from hookline.plugins.kernels.products.triton_int4 import TiledInt4, fits_tiled, tiled_int4, tiled_product  # noqa: E402
+from hookline.plugins.kernels.products.triton_int4_rows import (  # noqa: E402
+    FULL_CARD,
+    Int4Scratch,
+    RowsTiling,
+    fits_rows,
+    rows_of_int4,
+    rows_tiling,
+)
 from hookline.plugins.kernels.products.triton_product import Kind  # noqa: E402
 from hookline.plugins.kernels.products.triton_rounding import round_rows  # noqa: E402
 from hookline.plugins.kernels.products.triton_row_product import row_product  # noqa: E402
@@ -243,6 +251,28 @@ def test_tiled_int4_equals_reference(kind, columns, has_zeros):
                 assert found_TO.shape == wanted.shape and found_TO.dtype == x_TD.dtype
                 assert error(found_TO, wanted) < (8e-3 if num_rows == 1 else 2 * EXACT), (num_out, width, num_rows)
         assert not fits_tiled(rows_of(65, width), tiled)
+
+
+@pytest.mark.parametrize("columns", [0, 32, 64, 128])
+def test_many_rows_of_tiled_int4_equal_reference(columns):
+    """Tiles and parts that end before they are full; a second launch finds the counters as the first one left them."""
+    scratch = Int4Scratch.make(DEVICE)
+    weight = whole_weight(136, 424, 4, columns, has_zeros=True)
+    tiled, bias_O = tiled_int4(weight.data_OD, weight.scales), torch.randn(136, device=DEVICE).to(DTYPE)
+    for num_rows, tiling in [(65, None), (130, RowsTiling(128, 64, 2, 4, 1)), (200, RowsTiling(128, 256, 3, 8, 1))]:
+        x_TD = rows_of(num_rows, 424)
+        assert fits_rows(x_TD)
+        wanted = expected(Kind.PLAIN, x_TD, weight, bias_O)
+        for _ in range(2 if num_rows == 65 else 1):
+            found_TO = rows_of_int4(x_TD, tiled, bias_O, scratch, tiling)
+            assert found_TO.shape == wanted.shape and found_TO.dtype == DTYPE
+            assert error(found_TO, wanted) < 4 * EXACT, num_rows  # values times scales are rounded
+    assert not fits_rows(rows_of(257, 424))
+    # Of Qwen3-8B's shapes each takes part in what is chosen; no part is without room.
+    for num_out, width in [(6144, 4096), (24576, 4096), (4096, 12288)]:
+        for num_rows in (65, 128, 129, 256):
+            cut = rows_tiling(num_rows, num_out, width)
+            assert cut.at_once * FULL_CARD * cut.block_o * cut.block_t <= scratch.partials.numel()
 
 
 def test_wide_tiled_rows_of_one_input_are_read_in_chunks():

@@ -21,8 +21,17 @@ from hookline.core.contracts import FP4, FP8, INT4, INT8, AttentionSpec, ScaledM
 from hookline.core.layers import every_expert, plain_route_experts  # noqa: E402
 from hookline.plugins.kernels import torch_reference  # noqa: E402
 from hookline.plugins.kernels.experts import triton_experts, triton_few_experts, triton_routing  # noqa: E402
+from hookline.plugins.kernels.experts.triton_int4_experts import (  # noqa: E402
+    Int4Tiling,
+    few_int4_experts,
+    fits_few,
+    int4_expert_outputs,
+    int4_tilings,
+)
 from hookline.plugins.kernels.experts.triton_routing import Tiling  # noqa: E402
 from hookline.plugins.kernels.products import triton_scales  # noqa: E402
+from hookline.plugins.kernels.products.scaled_products import ScaledProducts  # noqa: E402
+from hookline.plugins.kernels.products.triton_int4 import TiledInt4  # noqa: E402
 from hookline.plugins.kernels.triton_backend import TritonKernels  # noqa: E402
 from tests.hf_models import make_qwen3_moe  # noqa: E402
 from tests.interpreted import rounding_to_nearest  # noqa: E402, F401 (a fixture of every test)
@@ -169,7 +178,8 @@ def test_the_norm_of_their_sum_equals_the_reference(scheme: Scheme, batch_invari
 
 
 @pytest.mark.parametrize("scheme", [SCHEMES[0], SCHEMES[7]], ids=str)
-def test_every_tiling_gives_the_same(scheme: Scheme) -> None:
+def test_every_tiling_gives_the_same(monkeypatch: pytest.MonkeyPatch, scheme: Scheme) -> None:
+    monkeypatch.setattr(ScaledProducts, "tiles_int4", False)
     given, first, second = made(scheme, SHAPES[2])
     one = kernels()
     gate_up, down = (one.prepare_weight(each) for each in (first, second))
@@ -182,6 +192,34 @@ def test_every_tiling_gives_the_same(scheme: Scheme) -> None:
             weights = first, second
             wanted_TD = expected_of_rounded(given, *weights, step[1]) if may_round else expected(given, *weights)
             assert error(triton_experts.summed(out_TAD), wanted_TD) < (ROUNDED_ERROR if may_round else RELATIVE_ERROR)
+
+
+@pytest.mark.parametrize("scheme", [scheme for scheme in SCHEMES if scheme.values == INT4], ids=str)
+def test_int4_in_a_layout_of_its_own_equals_the_reference(monkeypatch: pytest.MonkeyPatch, scheme: Scheme) -> None:
+    """In every tiling that is chosen, if not interpreted; experts' outputs and inputs fill neither tiles nor steps."""
+    monkeypatch.setattr(ScaledProducts, "tiles_int4", True)
+    one = kernels()
+    chosen = {int4_tilings(num_pairs, 4) for num_pairs in (1, 32, 64, 256, 1000)}
+    assert len(chosen) == 5
+    for shape, favourite in ((SHAPES[0], True), (SHAPES[3], False)):
+        given, first, second = made(scheme, shape, favourite)
+        weights = [one.prepare_weight(each) for each in (first, second)]
+        assert [each.num_rows for each in weights] == [2 * shape[4], shape[3]]
+        assert {each.num_experts for each in weights} == {shape[1]}
+        assert error(weights[0].dequantised(torch.float32), first.dequantised(torch.float64)) < 1.6e-5
+        wanted_TD = expected(given, first, second)
+        assert error(one.quantized_expert_mlp(*given, *weights), wanted_TD) < RELATIVE_ERROR
+        scaled = Int4Tiling(16, 64, 4, 2, is_scaled=True)
+        for tilings in () if shape[0] == 1 else chosen if GPU else {(scaled, scaled)}:
+            out_TAD = int4_expert_outputs(*given, *weights, tilings)
+            assert error(triton_experts.summed(out_TAD), wanted_TD) < RELATIVE_ERROR, tilings
+        x_TD, *choice = given
+        x_TD = x_TD[:2].to(torch.bfloat16)  # one token, and two whose sums are apart, which are not grouped
+        assert fits_few(x_TD[:1], choice[0][:1], *weights) and not fits_few(x_TD[:1].half(), choice[0][:1], *weights)
+        out_TD = few_int4_experts(x_TD, *(each[:2] for each in choice), *weights)
+        assert error(out_TD, wanted_TD[:2]) < 1.2e-2
+    invariant = kernels(batch_invariant=True)
+    assert not any(isinstance(invariant.prepare_weight(each), TiledInt4) for each in (first, second))
 
 
 @pytest.mark.parametrize("scheme", [SCHEMES[0], Scheme(FP8, 1, 0, activations="dynamic")], ids=str)

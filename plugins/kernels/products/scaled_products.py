@@ -4,7 +4,7 @@ One row: the thin products, which widen the weight in registers. Up to 128 rows 
 matrix units take e4m3 on both sides if rows may be rounded. More: torch's product of two operands in e4m3. What none of
 them takes (other cards, unaligned weights, int8, more rows) is widened by the product of batch-invariant mode, or
 dequantised first. Of int4, where a Hopper card's kernels have room and rows are in bfloat16: triton_int4.py up to 64
-rows, and dequantised beyond.
+rows, triton_int4_rows.py up to 256, and dequantised beyond.
 Legend: T rows, D input features, O output features.
 """
 
@@ -18,7 +18,8 @@ from torch import Tensor
 
 from hookline.plugins.kernels.products import triton_thin
 from hookline.plugins.kernels.products.operands import has_aligned_rows
-from hookline.plugins.kernels.products.triton_int4 import TiledInt4, fits_tiled, tiled_product
+from hookline.plugins.kernels.products.triton_int4 import TiledInt4, fits_tiled, tiled_int4, tiled_product
+from hookline.plugins.kernels.products.triton_int4_rows import Int4Scratch, fits_rows, rows_of_int4
 from hookline.plugins.kernels.products.triton_product import DTYPES, Kind
 from hookline.plugins.kernels.products.triton_rounding import RoundedRows, round_rows
 from hookline.plugins.kernels.products.triton_row_product import row_product
@@ -73,11 +74,19 @@ class ScaledProducts:
         self._scratch, self._dtype = ScaledScratch.make(device), dtype
         self._is_wide = has_room(device) and dtype in DTYPES
         self._has_torchs = _has_scaled_mm(device) and dtype is torch.bfloat16
+        self._device = device
+        self._int4_scratch: Int4Scratch | None = None
 
     @property
     def tiles_int4(self) -> bool:
         """Whether `product` takes weights in int4 as `tiled_int4` stores them, and should be given them so."""
         return self._is_wide and self._dtype is torch.bfloat16
+
+    def tiled_int4(self, data_OW: Tensor, scales: Scales) -> TiledInt4:
+        """See `tiled_int4`; there is room for its products from then on."""
+        if self._int4_scratch is None:
+            self._int4_scratch = Int4Scratch.make(self._device)
+        return tiled_int4(data_OW, scales)
 
     def product(
         self, kind: Kind, x: Tensor | RoundedRows, weight: ScaledWeight | TiledInt4, bias_O: Tensor | None
@@ -90,9 +99,10 @@ class ScaledProducts:
         """
         is_silu = kind is Kind.SILU
         if isinstance(weight, TiledInt4):
-            assert isinstance(x, Tensor)
-            is_taken = fits_tiled(x, weight, silu=is_silu)
-            return tiled_product(x, weight, bias_O, self._scratch, silu=is_silu) if is_taken else None
+            assert isinstance(x, Tensor) and self._int4_scratch is not None
+            if fits_tiled(x, weight, silu=is_silu):
+                return tiled_product(x, weight, bias_O, self._int4_scratch, silu=is_silu)
+            return rows_of_int4(x, weight, bias_O, self._int4_scratch) if fits_rows(x) and not is_silu else None
         data_OD, scales = weight.data_OD, weight.scales
         if isinstance(x, RoundedRows):
             return self._product_of_rounded(kind, x, weight, bias_O)

@@ -30,7 +30,7 @@ STEP = 128
 TILE_OUTPUTS = 64
 """Outputs whose units of a step lie together, and that a program of many rows computes."""
 MOST_ROWS = 64
-"""Most rows of these products. More are faster with the weight in the rows' dtype."""
+"""Most rows of these products. More are those of triton_int4_rows.py."""
 BLOCK_OUTPUTS = 8
 """Outputs of a program of one row, of gate and of up each."""
 MOST_PARTS = 4
@@ -40,8 +40,9 @@ STAGES = {16: 8, 32: 6, 64: 4}
 
 @dataclass(frozen=True, eq=False)
 class TiledInt4:
-    """A weight in int4, (num_rows, num_columns); O here is num_rows made a multiple of TILE_OUTPUTS.
+    """A weight in int4, (num_rows, num_columns), or one of each of num_experts, whose outputs follow one another.
 
+    O here is the number of all outputs, made a multiple of TILE_OUTPUTS.
     units: int16 (O / 64, S, 64, 32), contiguous. scales_GO: int32, contiguous, `groups` of them a step: 1, 2 or 4.
     """
 
@@ -50,23 +51,27 @@ class TiledInt4:
     groups: int
     num_rows: int
     num_columns: int
+    num_experts: int | None = None
 
     def dequantised(self, dtype: torch.dtype) -> Tensor:
-        """The weight in this dtype: (O, D), contiguous. Device: one launch, no host sync."""
-        out_OD = torch.empty((self.num_rows, self.num_columns), dtype=dtype, device=self.units.device)
+        """The weight in this dtype: (O, D), or (X, O, D), contiguous. Device: one launch, no host sync."""
+        all_rows = self.num_rows * (self.num_experts or 1)
+        out_OD = torch.empty((all_rows, self.num_columns), dtype=dtype, device=self.units.device)
         tiles, steps = self.units.shape[:2]
         _dequantise_kernel[(tiles, steps)](
-            self.units, self.scales_GO, out_OD, self.num_rows, self.num_columns, steps, GROUPS=self.groups, num_warps=4
+            self.units, self.scales_GO, out_OD, all_rows, self.num_columns, steps, GROUPS=self.groups, num_warps=4
         )
-        return out_OD
+        return out_OD if self.num_experts is None else out_OD.view(self.num_experts, self.num_rows, self.num_columns)
 
 
 def tiled_int4(data_OW: Tensor, scales: Scales) -> TiledInt4:
-    """Stores a weight so: uint8 (O, D / 2) with the even input in the low half, and what belongs to it.
+    """Stores a weight so: uint8 (O, D / 2) with the even input in the low half, and what belongs to it, or experts'.
 
     Without `contiguous`, which a torch without CUDA does not have for the fake tensors of a dry run.
     """
-    num_out, width = len(data_OW), data_OW.shape[1] * 2
+    *num_experts, num_rows, width = *data_OW.shape[:-1], data_OW.shape[-1] * 2
+    data_OW = data_OW.reshape(-1, width // 2)
+    num_out = len(data_OW)
     all_out, steps = cdiv(num_out, TILE_OUTPUTS) * TILE_OUTPUTS, cdiv(width, STEP)
     data_OW = pad(data_OW, (0, steps * STEP // 2 - width // 2, 0, all_out - num_out))
     codes = torch.stack((data_OW & 15, data_OW >> 4), 2).view(-1, TILE_OUTPUTS, steps, 4, 32).transpose(1, 2)
@@ -78,7 +83,7 @@ def tiled_int4(data_OW: Tensor, scales: Scales) -> TiledInt4:
 
     def spread(of_blocks: Tensor) -> Tensor:
         """(R, C) -> (G, O)."""
-        of_outputs = of_blocks.repeat_interleave(scales.rows, 0)[:num_out]
+        of_outputs = of_blocks.repeat_interleave(scales.rows, -2)[..., :num_rows, :].reshape(num_out, -1)
         of_groups = of_outputs.repeat_interleave(times if not scales.columns else scales.columns // group, 1)
         of_groups = of_groups[:, : steps * STEP // group]
         return pad(of_groups, (0, steps * STEP // group - of_groups.shape[1], 0, all_out - num_out)).t()
@@ -87,11 +92,12 @@ def tiled_int4(data_OW: Tensor, scales: Scales) -> TiledInt4:
     words_GO = scales_GO.view(torch.int32) + 128 & -256
     words_GO |= HALF_INT4 if scales.zeros_RC is None else spread(scales.zeros_RC).to(torch.int32)
     units = units.clone(memory_format=torch.contiguous_format)
-    return TiledInt4(units, words_GO, STEP // group, num_out, width)
+    return TiledInt4(units, words_GO, STEP // group, num_rows, width, *num_experts)
 
 
 @triton.jit
-def _scale(word):
+def scale_of(word):
+    """The scale of a word, without its zero point."""
     return (word & -256).to(tl.float32, bitcast=True)
 
 
@@ -102,7 +108,7 @@ def _tiny(words, PLACE: tl.constexpr):
 
 
 @triton.jit
-def _group_sums(words, x_ptr, x_at, x_end, FIRST: tl.constexpr, COUNT: tl.constexpr):
+def group_sums(words, x_ptr, x_at, x_end, FIRST: tl.constexpr, COUNT: tl.constexpr):
     """Of places FIRST to FIRST + COUNT: (outputs, words) sums of value times input, and (1, words) of the inputs.
 
     x_ptr: two inputs in bfloat16 a word, as the units are.
@@ -128,10 +134,20 @@ def _group_sums(words, x_ptr, x_at, x_end, FIRST: tl.constexpr, COUNT: tl.conste
 @triton.jit
 def _one_row_kernel(
     x_ptr, words_ptr, scale_ptr, bias_ptr, out_ptr, num_out, all_out, half_out, steps, x_end,
-    BIAS: tl.constexpr, SILU: tl.constexpr, GROUPS: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_S: tl.constexpr,
-    CHUNKS: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
+    expert_ptr, x_stride, num_chosen, expert_outs, BIAS: tl.constexpr, SILU: tl.constexpr, GROUPS: tl.constexpr,
+    BLOCK_O: tl.constexpr, BLOCK_S: tl.constexpr, CHUNKS: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    if PDL:
+    """expert_ptr: of experts, each pair's; then rows of x are those of pairs' tokens, x_stride words apart."""
+    first = 0
+    if expert_ptr is not None:
+        pair = tl.program_id(1)
+        if PDL:
+            gdc_wait()
+            gdc_launch_dependents()  # not before: the next kernel reads which experts there are ahead of its wait
+        first = tl.load(expert_ptr + pair).to(tl.int32) * expert_outs
+        x_ptr += pair // num_chosen * x_stride
+        out_ptr += pair * num_out
+    elif PDL:
         gdc_launch_dependents()
     out = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
     word = tl.arange(0, BLOCK_S * 16)[None, :]
@@ -142,7 +158,7 @@ def _one_row_kernel(
         step = chunk * BLOCK_S + tl.arange(0, BLOCK_S)[None, :]
         word_step = chunk * BLOCK_S + word // 16
         for half in tl.static_range(halves):
-            o = (out + half * half_out)[:, None].to(tl.int64)
+            o = (first + out + half * half_out)[:, None].to(tl.int64)
             at = ((o // TILE * steps + word_step) * TILE + o % TILE) * 16 + word % 16
             words = tl.load(words_ptr + at, mask=(word_step < steps) & (o < all_out), other=0)
             of_chunks = of_chunks + (words,)  # type: ignore[assignment]  # noqa: RUF005 (Triton has no unpacking)
@@ -152,7 +168,7 @@ def _one_row_kernel(
                 scales = scales + (scale,)  # type: ignore[assignment]  # noqa: RUF005
     if BIAS:
         bias = tl.load(bias_ptr + out, mask=out < num_out, other=0.0).to(tl.float32)
-    if PDL:
+    if PDL and expert_ptr is None:
         gdc_wait()
     y = tl.zeros([BLOCK_O], tl.float32)
     up = tl.zeros([BLOCK_O], tl.float32)
@@ -161,11 +177,11 @@ def _one_row_kernel(
         for half in tl.static_range(halves):
             words = of_chunks[chunk * halves + half]
             for group in tl.static_range(GROUPS):
-                sums, x_sums = _group_sums(words, x_ptr, x_at, x_end, group * (4 // GROUPS), 4 // GROUPS)
+                sums, x_sums = group_sums(words, x_ptr, x_at, x_end, group * (4 // GROUPS), 4 // GROUPS)
                 of_steps = tl.sum(tl.reshape(sums, [BLOCK_O, BLOCK_S, 16]), axis=2)
                 x_of_steps = tl.sum(tl.reshape(x_sums, [1, BLOCK_S, 16]), axis=2)
                 scale = scales[(chunk * halves + half) * GROUPS + group]
-                total = tl.sum((of_steps - (scale & 255).to(tl.float32) * x_of_steps) * _scale(scale), axis=1)  # type: ignore[attr-defined]
+                total = tl.sum((of_steps - (scale & 255).to(tl.float32) * x_of_steps) * scale_of(scale), axis=1)  # type: ignore[attr-defined]
                 if half == 0:
                     y += total
                 else:
@@ -212,29 +228,83 @@ def _values(units, word, PLACE: tl.constexpr, ASM: tl.constexpr, dtype: tl.const
 
 
 @triton.jit
-def _with_step(acc, units, scale_ptr, all_out, x0, x1, x2, x3, GROUPS: tl.constexpr, ASM: tl.constexpr):
-    """The accumulator (outputs, rows) with the product of one step; scale_ptr: of its first group."""
+def _times_scale(values, word, ASM: tl.constexpr):
+    """The same values times their scale, both rounded to the rows' dtype."""
+    scale = scale_of(word).to(values.dtype)[:, None]
+    if ASM:
+        product = tl.inline_asm_elementwise(
+            "mul.rn.bf16x2 $0, $1, $2;", "=r,r,r", [values, scale], dtype=tl.bfloat16, is_pure=True, pack=2
+        )
+    else:
+        product = values * scale
+    return product
+
+
+@triton.jit
+def units_at(out, steps, TILE: tl.constexpr):
+    """Where the units of these outputs begin, each in 32 columns: those of the next step are TILE * 32 further."""
+    return (out // TILE * steps).to(tl.int64) * (TILE * 32) + out % TILE * 32
+
+
+@triton.jit
+def load_step(x_ptr, rows, left, EVEN: tl.constexpr):
+    """The four quarters of a step's inputs of these rows. left: inputs from each column on; EVEN: there are all."""
+    if EVEN:
+        x0 = tl.load(x_ptr, mask=rows, other=0.0)
+        x1 = tl.load(x_ptr + 32, mask=rows, other=0.0)
+        x2 = tl.load(x_ptr + 64, mask=rows, other=0.0)
+        x3 = tl.load(x_ptr + 96, mask=rows, other=0.0)
+    else:
+        x0 = tl.load(x_ptr, mask=rows & (left > 0), other=0.0)
+        x1 = tl.load(x_ptr + 32, mask=rows & (left > 32), other=0.0)
+        x2 = tl.load(x_ptr + 64, mask=rows & (left > 64), other=0.0)
+        x3 = tl.load(x_ptr + 96, mask=rows & (left > 96), other=0.0)
+    return x0, x1, x2, x3
+
+
+@triton.jit
+def with_step(
+    acc, units, scale_ptr, all_out, x0, x1, x2, x3, GROUPS: tl.constexpr, SCALED: tl.constexpr, ASM: tl.constexpr
+):
+    """The accumulator (outputs, rows) with the product of one step; scale_ptr: of its first group.
+
+    SCALED: each value is multiplied by its scale, and not the sum of a group.
+    """
     word = tl.load(scale_ptr)
-    part = tl.dot(_values(units, word, 0, ASM, x0.dtype), x0.T)
-    if GROUPS == 4:
-        acc += part * _scale(word)[:, None]
-        word = tl.load(scale_ptr + all_out)
-        part = tl.dot(_values(units, word, 1, ASM, x0.dtype), x1.T)
+    values = _values(units, word, 0, ASM, x0.dtype)
+    if SCALED:
+        acc = tl.dot(_times_scale(values, word, ASM), x0.T, acc)
+        if GROUPS == 4:
+            word = tl.load(scale_ptr + all_out)
+        acc = tl.dot(_times_scale(_values(units, word, 1, ASM, x0.dtype), word, ASM), x1.T, acc)
+        if GROUPS > 1:
+            word = tl.load(scale_ptr + (GROUPS // 2) * all_out)
+        acc = tl.dot(_times_scale(_values(units, word, 2, ASM, x0.dtype), word, ASM), x2.T, acc)
+        if GROUPS == 4:
+            word = tl.load(scale_ptr + 3 * all_out)
+        acc = tl.dot(_times_scale(_values(units, word, 3, ASM, x0.dtype), word, ASM), x3.T, acc)
     else:
-        part = tl.dot(_values(units, word, 1, ASM, x0.dtype), x1.T, part)
-    if GROUPS == 1:
-        part = tl.dot(_values(units, word, 2, ASM, x0.dtype), x2.T, part)
-    else:
-        acc += part * _scale(word)[:, None]
-        word = tl.load(scale_ptr + (GROUPS // 2) * all_out)
-        part = tl.dot(_values(units, word, 2, ASM, x0.dtype), x2.T)
-    if GROUPS == 4:
-        acc += part * _scale(word)[:, None]
-        word = tl.load(scale_ptr + 3 * all_out)
-        part = tl.dot(_values(units, word, 3, ASM, x0.dtype), x3.T)
-    else:
-        part = tl.dot(_values(units, word, 3, ASM, x0.dtype), x3.T, part)
-    return acc + part * _scale(word)[:, None]
+        part = tl.dot(values, x0.T)
+        if GROUPS == 4:
+            acc += part * scale_of(word)[:, None]
+            word = tl.load(scale_ptr + all_out)
+            part = tl.dot(_values(units, word, 1, ASM, x0.dtype), x1.T)
+        else:
+            part = tl.dot(_values(units, word, 1, ASM, x0.dtype), x1.T, part)
+        if GROUPS == 1:
+            part = tl.dot(_values(units, word, 2, ASM, x0.dtype), x2.T, part)
+        else:
+            acc += part * scale_of(word)[:, None]
+            word = tl.load(scale_ptr + (GROUPS // 2) * all_out)
+            part = tl.dot(_values(units, word, 2, ASM, x0.dtype), x2.T)
+        if GROUPS == 4:
+            acc += part * scale_of(word)[:, None]
+            word = tl.load(scale_ptr + 3 * all_out)
+            part = tl.dot(_values(units, word, 3, ASM, x0.dtype), x3.T)
+        else:
+            part = tl.dot(_values(units, word, 3, ASM, x0.dtype), x3.T, part)
+        acc += part * scale_of(word)[:, None]
+    return acc
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -258,24 +328,15 @@ def _tiles_kernel(
     up_acc = tl.zeros([BLOCK_O, BLOCK_T], tl.float32)
     for step in tl.range(part * steps // PARTS, (part + 1) * steps // PARTS, num_stages=LOADED_STAGES):
         units = tl.load(units_ptr + (tile * steps + step).to(tl.int64) * (BLOCK_O * 32) + unit_at)
-        x_step = x_ptr + step * 128
-        if EVEN:
-            x0 = tl.load(x_step, mask=rows, other=0.0)
-            x1 = tl.load(x_step + 32, mask=rows, other=0.0)
-            x2 = tl.load(x_step + 64, mask=rows, other=0.0)
-            x3 = tl.load(x_step + 96, mask=rows, other=0.0)
-        else:
-            left = width - step * 128 - column
-            x0 = tl.load(x_step, mask=rows & (left > 0), other=0.0)
-            x1 = tl.load(x_step + 32, mask=rows & (left > 32), other=0.0)
-            x2 = tl.load(x_step + 64, mask=rows & (left > 64), other=0.0)
-            x3 = tl.load(x_step + 96, mask=rows & (left > 96), other=0.0)
+        x0, x1, x2, x3 = load_step(x_ptr + step * 128, rows, width - step * 128 - column, EVEN)
         scale_at = scale_ptr + step * GROUPS * all_out + out
-        acc = _with_step(acc, units, scale_at, all_out, x0, x1, x2, x3, GROUPS, ASM)
+        acc = with_step(acc, units, scale_at, all_out, x0, x1, x2, x3, GROUPS, False, ASM)
         if SILU:
             up_tile = tile + num_out // BLOCK_O
             up = tl.load(units_ptr + (up_tile * steps + step).to(tl.int64) * (BLOCK_O * 32) + unit_at)
-            up_acc = _with_step(up_acc, up, scale_at + num_out, all_out, x0, x1, x2, x3, GROUPS, ASM)
+            up_acc = with_step(
+                up_acc, up, scale_at + num_out, all_out, x0, x1, x2, x3, GROUPS, False, ASM
+            )  # fmt: skip
     if PDL:
         gdc_launch_dependents()
     is_last = True
@@ -307,7 +368,7 @@ def _dequantise_kernel(units_ptr, scale_ptr, out_ptr, num_out, width, steps, GRO
     units = tl.load(units_ptr + (tile * steps + step).to(tl.int64) * 2048 + row[:, None] * 32 + unit)
     for place in tl.static_range(4):
         word = tl.load(scale_ptr + (step * GROUPS + place * GROUPS // 4) * all_out + out)[:, None]
-        values = ((units >> (4 * place) & 15).to(tl.float32) - (word & 255).to(tl.float32)) * _scale(word)
+        values = ((units >> (4 * place) & 15).to(tl.float32) - (word & 255).to(tl.float32)) * scale_of(word)
         column = step * 128 + place * 32 + unit
         to_out = out_ptr + out.to(tl.int64)[:, None] * width + column
         tl.store(to_out, values.to(out_ptr.dtype.element_ty), mask=(out < num_out)[:, None] & (column < width))
@@ -318,6 +379,32 @@ def fits_tiled(x_TD: Tensor, weight: TiledInt4, *, silu: bool = False) -> bool:
     is_whole = not silu or weight.num_rows % (2 * TILE_OUTPUTS) == 0
     is_few = x_TD.dim() == 2 and 0 < len(x_TD) <= MOST_ROWS and x_TD.stride(1) == 1 and x_TD.data_ptr() % 4 == 0
     return is_whole and is_few and x_TD.dtype in (torch.bfloat16, torch.float16)
+
+
+def _row_cut(steps: int) -> dict[str, int]:
+    """How the product of one row is cut."""
+    block_s, num_warps = (min(32, next_power_of_2(steps)), 4) if steps <= 128 else (128, 8)
+    chunks = cdiv(steps, block_s)
+    return {
+        "BLOCK_O": BLOCK_OUTPUTS, "BLOCK_S": block_s, "CHUNKS": chunks, "TILE": TILE_OUTPUTS, "num_warps": num_warps,
+    }  # fmt: skip
+
+
+def expert_gates(x_TD: Tensor, expert_TA: Tensor, weight: TiledInt4) -> Tensor:
+    """silu(gate) * up of each pair of a token and one of its experts, in bfloat16: (T, D) -> (T * A, F).
+
+    Shapes: x_TD with rows of whole words of 32 bits; expert_TA (T, A) contiguous.
+    Device: one launch, no host sync.
+    """
+    num_out, steps = weight.num_rows // 2, weight.units.shape[1]
+    out_PF = torch.empty((expert_TA.numel(), num_out), dtype=x_TD.dtype, device=x_TD.device)
+    _one_row_kernel[(cdiv(num_out, BLOCK_OUTPUTS), len(out_PF))](
+        x_TD.view(torch.int32), weight.units.view(torch.int32), weight.scales_GO, weight.scales_GO, out_PF, num_out,
+        weight.scales_GO.shape[1], num_out, steps, weight.num_columns // 2, expert_TA, x_TD.stride(0) // 2,
+        expert_TA.shape[1], weight.num_rows, BIAS=False, SILU=True, GROUPS=weight.groups, **_row_cut(steps),
+        **launch_options(x_TD.device),
+    )  # fmt: skip
+    return out_PF
 
 
 def tiled_product(
@@ -337,11 +424,9 @@ def tiled_product(
     options = launch_options(x_TD.device)
     constants = {"BIAS": bias_O is not None, "SILU": silu, "GROUPS": weight.groups, **options}
     if num_rows == 1 and x_TD.dtype is torch.bfloat16:
-        block_s, num_warps = (min(32, next_power_of_2(steps)), 4) if steps <= 128 else (128, 8)
         _one_row_kernel[(cdiv(num_out, BLOCK_OUTPUTS),)](
             x_TD.view(torch.int32), weight.units.view(torch.int32), weight.scales_GO, bias, out_TO, num_out, all_out,
-            num_out, steps, weight.num_columns // 2, BLOCK_O=BLOCK_OUTPUTS, BLOCK_S=block_s,
-            CHUNKS=cdiv(steps, block_s), TILE=TILE_OUTPUTS, num_warps=num_warps, **constants,
+            num_out, steps, weight.num_columns // 2, None, None, None, None, **_row_cut(steps), **constants,
         )  # fmt: skip
         return out_TO
     on_pairs = x_TD.device.type == "cuda" and x_TD.dtype is torch.bfloat16
