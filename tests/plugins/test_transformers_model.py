@@ -22,6 +22,7 @@ from tests.transformers_cases import ALL_CASES, CASES, SIZES
 pytestmark = pytest.mark.slow  # importing what is tested takes seconds
 CONFIG_MAPPING: Any = Lazily("transformers.models.auto.configuration_auto", "CONFIG_MAPPING")
 TransformersModel: Any = Lazily("hookline.plugins.models.transformers.model", "TransformersModel")
+without_shared: Any = Lazily("hookline.plugins.models.transformers.layers", "without_shared")
 use_kernel_norms: Any = Lazily("hookline.plugins.models.transformers.layers", "use_kernel_norms")
 is_plain_rms_norm: Any = Lazily("hookline.plugins.models.transformers.layers", "is_plain_rms_norm")
 
@@ -376,3 +377,11 @@ def test_norms_of_one_class_are_tried_one_by_one() -> None:
     use_kernel_norms(both, Runtime(torch.device("cpu"), torch.float32, LocalRanks(), PlainKernels(None, None)))  # type: ignore[arg-type]
     assert "forward" in vars(both[0]) and "forward" not in vars(both[1])
     torch.testing.assert_close(both(x_TD), before_TD)
+
+
+def test_a_module_that_no_layer_runs_stays_if_it_lends_its_weights_or_has_another_layers() -> None:
+    model: Any = torch.nn.Module()
+    names = ["a.adapters.1", "a.vision", "b.adapters", "b.adapter"]
+    assert without_shared(model, names) == names
+    model.all_tied_weights_keys = {"b.adapters.1.0.weight": "a.adapters.1.0.weight"}
+    assert without_shared(model, names) == ["a.vision", "b.adapter"]

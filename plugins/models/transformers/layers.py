@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -151,6 +151,15 @@ def rank_part(total: int, runtime: Runtime, what: str, *, at_least_one: bool = F
     if total % size:
         raise ConfigError(f"tp={size} does not divide {what}, {total}; take a tp that does")
     return Part(total, rank * total // size, (rank + 1) * total // size)
+
+
+def without_shared(model: nn.Module, names: Sequence[str]) -> list[str]:
+    """Those of these modules that have no weights of another layer's, nor lend theirs, as all of Zamba2's blocks do:
+    a layer may run what another one, under whose name a checkpoint has the weights, does not.
+    """
+    ties: Mapping[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
+    shared = [*ties, *ties.values()]
+    return [name for name in names if not any(one.startswith(f"{name}.") for one in shared)]
 
 
 def share_modules(model: nn.Module) -> None:

@@ -42,6 +42,7 @@ from hookline.plugins.models.transformers.layers import (
     share_modules,
     typed_buffers,
     use_kernel_norms,
+    without_shared,
 )
 from hookline.plugins.models.transformers.probe import (
     AttendWithoutData,
@@ -87,7 +88,7 @@ class TransformersModel:
         self, config: PreTrainedConfig, model_class: type[PreTrainedModel], facts: Facts, runtime: Runtime
     ) -> None:
         model = meta_model(config, model_class)
-        unused = [f"{decoder_name(model)}.{name}" for name in facts.unused]
+        unused = without_shared(model, [f"{decoder_name(model)}.{name}" for name in facts.unused])
         for name in unused:
             model.set_submodule(name, nn.Module())
         share_modules(model)
