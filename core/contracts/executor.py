@@ -58,8 +58,9 @@ class RankStart:
 
     rank: int
     host: str
-    """Of the engine's process."""
+    """The address of the engine's process, which the rank connects to."""
     port: int
+    """Of that process."""
     secret: str
     target: str
     """The function of core that is called, "package.module:function"."""
