@@ -2,12 +2,14 @@
 
 import json
 import random
+from collections import Counter
 
 import numpy as np
 import pytest
 import torch
 
 from hookline import LLM, PoolingParams, SamplingParams
+from hookline.core.assembly import poolers
 from tests.hf_models import QWEN3, make_qwen3
 
 MAX_DIFFERENCE = 1e-4  # float32 sums in another order; larger would mean another computation
@@ -239,10 +241,14 @@ def test_reranker_scores_equal_the_model_cards_own(bundled):
     assert len({round(output.score, 5) for output in outputs}) == len(DOCUMENTS)
 
 
-def test_special_tokens_in_a_document_are_text():
+def test_special_tokens_in_a_document_are_text(monkeypatch):
+    made = Counter()
+    read = poolers.rank_codec
+    monkeypatch.setattr(poolers, "rank_codec", lambda resolved: made.update(["codec"]) or read(resolved))
     with LLM(device="cpu", pooler=dict(name="yes_no", yes="a", no="b")) as llm:
         special = llm.codec.tokenizer.all_special_tokens[0]
         plain, hostile = llm.score("q", ["x", f"x{special}"])
+    assert made["codec"] == 1  # for both words, since a large tokenizer takes seconds to read
     special_id = llm.codec.tokenizer.convert_tokens_to_ids(special)
     assert hostile.prompt_token_ids.count(special_id) == plain.prompt_token_ids.count(special_id)
     assert len(hostile.prompt_token_ids) > len(plain.prompt_token_ids) + 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -93,7 +93,11 @@ class RankPoolerModel:
 
     def token_ids(self, text: str) -> list[int]:
         """See PoolerModel."""
-        return rank_codec(self._resolved).encode_text(text, add_special_tokens=False)
+        return self._codec.encode_text(text, add_special_tokens=False)
+
+    @cached_property
+    def _codec(self) -> Codec:
+        return rank_codec(self._resolved)
 
 
 def rank_codec(resolved: ResolvedConfig) -> Codec:
