@@ -43,7 +43,7 @@ PLAN = {
     "rtx4090": MODELS, "rtx5090": (*WIDE_HEADS, *EXPERTS), "b200": EXPERTS, "h100": EXPERTS,
     "a100": (*EXPERTS, *QUANTISED), "rtx3090": (*WIDE_HEADS, *NARROW),
 }  # fmt: skip
-"""Models of each card, in ordinary and in batch-invariant mode: three minutes on two cores. The most come first."""
+"""Models of each card, in ordinary and in batch-invariant mode: two minutes on two cores. The most come first."""
 ONLY_ORDINARY = ("gpt_oss_20b", *QUANTISED)
 """Models that have no batch-invariant mode, or none that time allows."""
 IMPORTED_ONCE = (
