@@ -3,11 +3,10 @@
 
 def on_step_end(engine, call):
     """Have `call` called with the statistics of each step from now on."""
-    notify = engine.observers.notify
+    note = engine.state.note_stats
 
-    def told(hook, **said):
-        notify(hook, **said)
-        if hook == "on_step_end":
-            call(said["stats"])
+    def noted(stats):
+        note(stats)
+        call(stats)
 
-    engine.observers.notify = told
+    engine.state.note_stats = noted
