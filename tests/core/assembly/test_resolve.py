@@ -96,9 +96,12 @@ def test_steps_with_prompts_of_a_model_with_states_are_captured_if_no_operation_
     spec = ModelSpec(1, 2, 2, 8, 16, 50, max_position=64, layers=(layer,))
     resolved = SimpleNamespace(
         uses_graphs=True,
+        taps=(),
         config=SimpleNamespace(pp=1),
         kernels=SimpleNamespace(needs=needs, load=lambda: kernels),
         spec=spec,
         groups=CacheGroups.of(spec, 64),
     )
     assert ResolvedConfig.captures_prompts.fget(resolved) is captures  # type: ignore[attr-defined]
+    resolved.taps = (0,)  # whose hidden states graphs of prompts do not keep
+    assert ResolvedConfig.captures_prompts.fget(resolved) is False  # type: ignore[attr-defined]
