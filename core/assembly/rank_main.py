@@ -18,7 +18,7 @@ from hookline.core.worker.worker import Worker
 MAIN = f"{__name__}:main"
 """What a rank's process runs."""
 PLACED = f"{__name__}:run_placed"
-"""What turns a process that already runs, wherever a plugin placed it, into a rank."""
+"""The function by which a process that a plugin has placed and started becomes a rank."""
 
 
 def task_of(resolved: ResolvedConfig) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True)
 class WantedRanks:
-    """What an engine asks of an executor."""
+    """How many ranks an engine needs room for, on which devices, and for how long it waits."""
 
     num_ranks: int
     """How many, tp * pp; they are numbered from 0."""

@@ -35,7 +35,7 @@ class DraftGraphs(LaidOutGraphs[int]):
         self._starts = torch.arange(most + 1, dtype=torch.int32, device=runner.table.device)
 
     def shape(self, step: Step) -> int | None:
-        """See LaidOutGraphs: none for a step with a token that no draw follows, or whose layers an extension sees."""
+        """See LaidOutGraphs: none for a step with a token that no draw follows, nor for decodes alone without taps."""
         if not (len(step.chunk_rows) or self._tapped) or len(step.sampled_chunks) != len(step.token_ids_T):
             return None
         if len(step.scored_chunks) or len(step.pooled):
