@@ -5,7 +5,6 @@ One value from the front end to the engine, which checks it on arrival. What "ur
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -120,6 +119,8 @@ class RequestOptions:
         """
         if self.cache_salt is None:
             return 0
+        import hashlib  # OpenSSL, 8 ms that only salted requests need
+
         digest = hashlib.blake2b(self.cache_salt.encode("utf-8", "surrogatepass"), digest_size=16).digest()
         return (1 << 128) + int.from_bytes(digest, "little")
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Iterable, Mapping
-from ctypes import c_float
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cached_property
 from itertools import islice
@@ -54,7 +54,7 @@ def number(name: str, value: object, low: float, high: float = math.inf, *, abov
     """
     found = as_float(value)
     is_inside = low <= found <= high and not (above and found == low)
-    single = c_float(found).value
+    single = array("f", (found,))[0]  # as a float32; infinite where it has none
     if not is_inside or not math.isfinite(single) or (above and single == low):
         kind = " as a float32" if is_inside and math.isfinite(found) else ""
         raise RequestError(f"sampling.{name}={shown(value)} must be {_allowed(low, high, above)}{kind}")

@@ -7,7 +7,6 @@ full key. `core.config.settings` says which dataclass belongs to which key.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -203,6 +202,8 @@ def unknown_key(key: str, available: Iterable[str], elsewhere: Iterable[str] = (
     names, (prefix, _, last) = [str(name) for name in available], key.rpartition(".")
     others = {name.rpartition(".")[2]: name for name in elsewhere}
     hint = f" Did you mean '{others[last]}'?" if others.get(last, key) != key else near_miss(last, names, prefix=prefix)
+    import difflib
+
     if not hint and (other := difflib.get_close_matches(last, others, n=1)):
         hint = f" Did you mean '{others[other[0]]}'?"
     return f"unknown key '{key}'.{hint} Available: {', '.join(names) or 'none'}"

@@ -5,11 +5,9 @@ Knows the engine's `watch` and torch.profiler; where the time went is for the re
 
 from __future__ import annotations
 
-import gzip
 import json
 import logging
 import os
-import secrets
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -112,7 +110,7 @@ class _StepTrace:
         schedule = profiler.schedule(wait=profile.num_skipped - 1, warmup=1, active=profile.num_steps, repeat=1)
         self._profile = profiler.profile(schedule=schedule, on_trace_ready=self._write)
         suffix = next(suffix for suffix in SUFFIXES if profile.path.name.endswith(suffix))
-        self._unfinished = profile.path.with_name(f".{secrets.token_hex(8)}{suffix}")
+        self._unfinished = profile.path.with_name(f".{os.urandom(8).hex()}{suffix}")
         self._is_written, self._fault = False, ""
 
     def recording(self) -> AbstractContextManager[Any]:
@@ -170,6 +168,8 @@ class _StepTrace:
 
 def count_launches(path: Path) -> dict[str, int]:
     """Kernels, launches of single kernels and replays of graphs in a trace; empty without a GPU."""
+    import gzip
+
     with gzip.open(path, "rt") if path.name.endswith(".gz") else path.open() as file:
         events = json.load(file)["traceEvents"]
     kinds = Counter(filter(None, (_launch_kind(event) for event in events)))

@@ -45,6 +45,7 @@ class PluginHost:
         self.plugins: list[Origin] = []
         self.config_packages: list[str] = []
         self.manager = new_manager()
+        self._trial = new_manager()
 
     @classmethod
     def load(cls, sources: Iterable[Source] | None = None, environ: Mapping[str, str] = os.environ) -> PluginHost:
@@ -151,7 +152,7 @@ class PluginHost:
         plugin, origin = _import(source), source.origin
         if self.manager.is_registered(plugin):
             raise Rejected(Phase.IMPORT, f"{origin.module} is already loaded as another plugin; name it once")
-        accepted = check_plugin(plugin, origin, self.registry, self.presets)
+        accepted = check_plugin(plugin, origin, self.registry, self.presets, self._trial)
         for entry, replace in accepted.entries:
             self.registry.add(entry, replace=replace)
         self.presets.extend(accepted.presets)

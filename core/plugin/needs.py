@@ -14,15 +14,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hookline.core.contracts import Needs, is_offered
 from hookline.core.errors import PluginError, RequestError
-from hookline.core.json_schemas import SchemaRules
 from hookline.core.plugin.blame import Blaming
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.registry import AUTO, GRAMMARS, Entry, Option
 from hookline.core.plugin.sources import spec_of
+
+if TYPE_CHECKING:
+    from hookline.core.json_schemas import SchemaRules
 
 _log = logging.getLogger("hookline")
 
@@ -134,6 +136,8 @@ def schema_rules(entry: Entry, *, opens_objects: bool = False) -> SchemaRules:
 
     Raises: PluginError if it cannot be loaded.
     """
+    from hookline.core.json_schemas import SchemaRules
+
     cannot_hold = getattr(entry.load(), "cannot_hold", None)
     if cannot_hold is None or not is_offered(cannot_hold):
         return SchemaRules(opens_objects=opens_objects)
@@ -186,8 +190,9 @@ def _has_cuda() -> bool:
     torch = sys.modules.get("torch")
     if torch is not None:
         return bool(torch.cuda.is_available())
+    # torch's metadata is a long file, so it is read last.
     return (
-        _torch_is_built_for_cuda() and os.environ.get("CUDA_VISIBLE_DEVICES", "all") not in ("", "-1") and _has_driver()
+        os.environ.get("CUDA_VISIBLE_DEVICES", "all") not in ("", "-1") and _has_driver() and _torch_is_built_for_cuda()
     )
 
 

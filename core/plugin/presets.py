@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,7 @@ def yaml_values(path: Path) -> Any:
     return OmegaConf.to_container(OmegaConf.load(path))
 
 
+@cache
 def _plain_loader() -> Any:
     """A loader of libyaml's that raises ValueError wherever OmegaConf's would not read the same."""
     from yaml import CSafeLoader

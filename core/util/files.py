@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import stat
 from collections.abc import Iterable
 from contextlib import suppress
@@ -98,7 +97,7 @@ def _beside(path: Path) -> tuple[int, str]:
     all threads for a moment.
     """
     while True:
-        name = path.parent / f".{path.name[:100]}.{secrets.token_hex(8)}"
+        name = path.parent / f".{path.name[:100]}.{os.urandom(8).hex()}"
         try:
             return os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), str(name)
         except FileExistsError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 from hookline.core.errors import one_line as one_line
@@ -10,6 +9,8 @@ from hookline.core.errors import one_line as one_line
 
 def near_miss(name: str, available: Iterable[str], cutoff: float = 0.6, prefix: str = "") -> str:
     """` Did you mean 'x'?` if something close is available, else an empty string. prefix: of a key, named whole."""
+    import difflib
+
     close = difflib.get_close_matches(name, list(available), n=1, cutoff=cutoff)
     return f" Did you mean '{joined(prefix, close[0])}'?" if close else ""
 

@@ -174,6 +174,9 @@ def test_the_command_imports_no_library_that_composes_or_computes() -> None:
     imported = done.stderr.split()
     assert "hookline.plugins.models" in imported
     assert not {"torch", "numpy", "hydra", "omegaconf", "antlr4", "transformers", "asyncio"}.intersection(imported)
+    # What takes milliseconds and serves single requests or errors alone.
+    slow = {"ctypes", "hashlib", "secrets", "gzip", "difflib", "hookline.core.json_schemas"}
+    assert not slow.intersection(imported)
 
 
 def shown(name: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
