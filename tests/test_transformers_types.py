@@ -5,6 +5,7 @@ from importlib.metadata import version
 import pytest
 from packaging.version import Version
 
+from hookline.core.contracts import FullAttention, SlidingWindow
 from hookline.core.errors import ConfigError
 from tests.lazily import Lazily
 from tests.transformers_types import DRAFTERS, REFUSED, causal_config, model_types
@@ -50,7 +51,11 @@ def test_a_listed_type_is_refused_with_its_reason(model_type):
     assert REFUSED[model_type] in str(error.value)
 
 
-def test_chunks_end_sequences_before_queries_are_scaled_by_position():
+def test_chunks_are_windows_as_long_as_they_and_room_behind_the_keys():
     config = causal_config("llama4")
-    assert TransformersModel.spec(config).max_position == 8191
-    assert TransformersModel.spec({**config, "attn_temperature_tuning": False}).max_position == 8192
+    spec = TransformersModel.spec(config)
+    assert spec.max_position == 131_072
+    assert list(spec.layers[:4]) == [SlidingWindow(8192)] * 3 + [FullAttention()]
+    assert spec.head_dim == 160
+    within_one = TransformersModel.spec({**config, "attention_chunk_size": 131_072})
+    assert (within_one.layers, within_one.head_dim) == ((), 128)

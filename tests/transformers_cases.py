@@ -38,6 +38,20 @@ LATENT: dict[str, Any] = {
 }
 """Of latent attention, whose values are narrower than its keys."""
 
+LLAMA_4: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "head_dim": 10,
+    "attention_chunk_size": 12,
+    "no_rope_layers": [1, 0, 1, 0],
+    "intermediate_size_mlp": 40,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "interleave_moe_layer_step": 2,
+    "floor_scale": 7,
+    "attn_scale": 0.4,
+}
+"""Of chunks that are no whole number of blocks, and queries that are scaled by their position."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -226,13 +240,7 @@ ALL_CASES = {
     "mllama": Case("mllama_text_model", {"num_hidden_layers": 4, "cross_attention_layers": [1]}, has_plan=False,
                    since="5.24"),
     "emu3": Case("emu3_text_model", has_plan=False, since="5.24"),
-    "llama4": Case(
-        "llama4_text",
-        {"num_hidden_layers": 4, "head_dim": 8, "attention_chunk_size": 192, "no_rope_layers": [1, 1, 1, 0],
-         "intermediate_size_mlp": 48, "num_local_experts": 4, "num_experts_per_tok": 1, "interleave_moe_layer_step": 2,
-         "attn_temperature_tuning": True, "floor_scale": 192},
-        has_plan=False, since="5.24",
-    ),
+    "llama4": Case("llama4_text", LLAMA_4, since="5.24"),
     "gemma4": Case(
         "gemma4_text",
         {"num_hidden_layers": 6, "head_dim": 8, "global_head_dim": 12, "num_kv_shared_layers": 2, "sliding_window": 12,
@@ -273,6 +281,7 @@ WINDOWED = (
     "gemma4_experts",
     "gemma4_unified",
     "mimo_v2_flash",
+    "llama4",
 )
 """Cases with sliding windows."""
 FEW = (
@@ -289,6 +298,7 @@ FEW = (
     "falcon_h1",
     "lfm2",
     "minicpm3",
+    "llama4",
 )
 """Cases that every run tests; the others are nightly."""
 FEW_AT_TP_2 = ("phi3",)

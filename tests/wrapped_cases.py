@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.transformers_cases import ALL_CASES, LATENT, SIZES
+from tests.transformers_cases import ALL_CASES, LATENT, LLAMA_4, SIZES
 
 MROPE = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [1, 1, 2]}
 QWEN_TOWER = {"depth": 1, "embed_dim": 16, "num_heads": 2, "patch_size": 4, "mlp_ratio": 2}
@@ -78,6 +78,8 @@ class Wrapped:
     """Of eight tokens, in a pool that is too small for all requests."""
     thinker_of: str = ""
     """The model type of the whole, of which this one is the part that writes text."""
+    inner: str = ""
+    """The attribute of the whole that is its causal model, where the whole's own forward fails without an image."""
 
 
 CASES = {
@@ -152,6 +154,12 @@ CASES = {
          "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 20, "n_shared_experts": 1,
          "n_group": 4, "topk_group": 2},
         {**TOWER, "patch_size": 4},
+    ),
+    "llama4": Wrapped(
+        "llama4", "transformers", {**SIZES, **LLAMA_4},
+        {**TOWER, "image_size": 16, "patch_size": 8, "projector_input_dim": 32, "projector_output_dim": 32,
+         "vision_output_dim": 32},
+        num_blocks=28, inner="language_model",
     ),
     "phi4_multimodal": Wrapped(
         "phi4_multimodal", "transformers", {}, {**TOWER, "image_size": 16, "patch_size": 8, "crop_size": 16},
@@ -245,7 +253,7 @@ def make_wrapped(folder: Path, case: Wrapped, *, seed: int = 0) -> Any:
     loaded = auto.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
     if case.thinker_of:
         _put_beside_a_talker(folder, case.thinker_of)
-    return loaded.eval()
+    return (getattr(loaded, case.inner) if case.inner else loaded).eval()
 
 
 def _put_beside_a_talker(folder: Path, model_type: str) -> None:

@@ -23,9 +23,9 @@ SLOPES = "alibi_slopes"
 """The argument of an attention call that has a slope for each head: a tuple of numbers."""
 
 
-def widened(head_dim: int) -> int:
-    """The head dim with room for the digits, as kernels have it: a multiple of 16, beyond 128 of 32."""
-    needed = head_dim + NUM_DIGITS
+def widened(head_dim: int, num_more: int = NUM_DIGITS) -> int:
+    """The head dim with room for so many numbers, as kernels have it: a multiple of 16, beyond 128 of 32."""
+    needed = head_dim + num_more
     unit = 16 if needed <= 128 else 32
     return -(-needed // unit) * unit
 

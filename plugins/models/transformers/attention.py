@@ -28,6 +28,7 @@ from hookline.core.contracts import (
     SlidingWindow,
 )
 from hookline.plugins.models.transformers.alibi import SLOPES, digit_weights, digits
+from hookline.plugins.models.transformers.chunks import Temperature, in_chunks, parities, temperatures
 from hookline.plugins.models.transformers.states import LayerStates, ServedStates, StateCache
 
 SERVED, PROBED = "hookline", "hookline_probed"
@@ -51,6 +52,10 @@ class LayerAttention:
     has_sinks: bool = False
     kv_copies: int = 1
     """How many of the kv heads are one kv head of this layer's."""
+    chunk: int | None = None
+    """Tokens of a chunk, for a layer whose queries see their own chunk alone; its window has as many."""
+    temperature: Temperature | None = None
+    """How queries are scaled by position."""
 
     @property
     def cache(self) -> LayerCache:
@@ -60,10 +65,14 @@ class LayerAttention:
 
 @dataclass(frozen=True)
 class Mask:
-    """What stands for the mask that a probed model would have built. window: tokens a query sees; None for all."""
+    """What stands for the mask that a probed model would have built. window: tokens a query sees; None for all.
+
+    is_chunked: whether it sees those alone that begin with the last position that `window` divides.
+    """
 
     window: int | None
     fault: str | None = None
+    is_chunked: bool = False
     ndim: int = 0
     """Falcon writes biases into masks of four dimensions."""
 
@@ -84,11 +93,12 @@ class PagedAttention:
         self.positions_T: Tensor | None = None
         self.weights_HP: Tensor | None = None
         self.digits_TP: Tensor | None = None
+        self.parities: dict[int, Tensor] = {}
 
     def begin(self, attend: Attend, positions_T: Tensor) -> None:
         """What follows are the calls of one forward of tokens at these positions."""
         self.attend, self.next_layer = attend, 0
-        self.positions_T, self.digits_TP = positions_T, None
+        self.positions_T, self.digits_TP, self.parities = positions_T, None, {}
         self.states.begin()
 
     def with_states(self, own: Callable[..., Any], args: Any, options: Any) -> Any:
@@ -117,6 +127,11 @@ class PagedAttention:
         self.next_layer += 1
         is_whole = self.ranks.size > 1 and query.shape[1] == layer.num_heads
         width, copies = value.shape[-1], layer.kv_copies
+        if layer.temperature is not None:
+            assert self.positions_T is not None
+            query = (query * temperatures(self.positions_T, layer.temperature)[:, None]).to(query.dtype)
+        if layer.chunk is not None:
+            query, key = in_chunks(query, key, self._parities(layer.chunk, key.dtype), layer.form.scale or 1.0)
         if SLOPES in options:
             query, key = self._with_positions(query, key, options[SLOPES], layer.form.scale or 1.0)
         if copies > 1:
@@ -135,6 +150,13 @@ class PagedAttention:
         if is_whole:
             out_TC = self.ranks.all_gather_last(out_TC)
         return out_TC.view(1, out_TC.shape[0], -1, layer.head_dim)[..., :width]
+
+    def _parities(self, chunk: int, dtype: torch.dtype) -> Tensor:
+        """See chunks.parities."""
+        if chunk not in self.parities:
+            assert self.positions_T is not None
+            self.parities[chunk] = parities(self.positions_T, chunk, dtype)
+        return self.parities[chunk]
 
     def _with_positions(
         self, query: Tensor, key: Tensor, slopes: tuple[float, ...], scale: float
@@ -201,16 +223,29 @@ def attention(
 
 def _no_mask(*_: Any, mask_function: Callable[..., Any], local_size: int | None = None, **__: Any) -> Mask:
     """Find out what a mask would hide, by asking its function about a few pairs of positions."""
-    window = local_size
-    query = 3 if window is None else 2 * window + 3
-    pairs = {query + 1: False, query: True}
-    pairs |= {0: True} if window is None else {query - window + 1: True, query - window: False}
-    try:
-        zero = torch.zeros((), dtype=torch.long)
-        seen = {key: bool(mask_function(zero, zero, zero + query, zero + key)) for key in pairs}
-    except Exception:
-        return Mask(window, "it uses a mask of its own making")
-    return Mask(window, None if seen == pairs else "its mask is neither causal nor a sliding window")
+    size = local_size or 1
+    queries = (3,) if local_size is None else (2 * size, 3 * size - 1, 2 * size + 3)
+    firsts = {
+        "all": dict.fromkeys(queries, 0),
+        "window": {query: query - size + 1 for query in queries},
+        "chunk": {query: query // size * size for query in queries},
+    }
+    for kind in ("all",) if local_size is None else ("window", "chunk"):
+        try:
+            if all(_sees(mask_function, query, first) for query, first in firsts[kind].items()):
+                return Mask(local_size, is_chunked=kind == "chunk")
+        except Exception:
+            return Mask(local_size, "it uses a mask of its own making")
+    return Mask(local_size, "its mask is neither causal, nor a sliding window, nor one of chunks")
+
+
+def _sees(mask_function: Callable[..., Any], query: int, first: int) -> bool:
+    """Whether a query sees the keys from the first one on up to its own, as far as their ends tell."""
+    pairs = {first - 1: False, first: True, query: True, query + 1: False}
+    zero = torch.zeros((), dtype=torch.long)
+    return all(
+        bool(mask_function(zero, zero, zero + query, zero + key)) == seen for key, seen in pairs.items() if key >= 0
+    )
 
 
 for _name in (SERVED, PROBED):

@@ -129,25 +129,11 @@ def max_position(config: PreTrainedConfig, *, attends: bool = True) -> int:
     limits: list[Any] = [getattr(config, "max_position_embeddings", limit)]
     if config.model_type in ALIBI or getattr(config, "alibi", False):
         limits.append(MAX_POSITIONS)
-    if chunk_limit(config):
-        limits.append(chunk_limit(config))
     for limit in limits:
         if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
             refuse(config.model_type, f"its max_position_embeddings is {shown(limit)}, which must be a positive number")
     shortest: int = min(limits)
     return shortest
-
-
-def chunk_limit(config: PreTrainedConfig) -> int | None:
-    """Tokens of the longest sequence whose tokens see all earlier ones, for models that attend in chunks (Llama 4).
-
-    Where queries are scaled by their position (attn_temperature_tuning), none of them is yet. None without chunks.
-    """
-    if "chunked_attention" not in (getattr(config, "layer_types", None) or ()):
-        return None
-    scaled = getattr(config, "floor_scale", None) if getattr(config, "attn_temperature_tuning", False) else None
-    limits = [getattr(config, "attention_chunk_size", None), scaled and int(scaled) - 1]
-    return min(filter(None, limits), default=None)
 
 
 def original_length(config: PreTrainedConfig) -> int | None:

@@ -63,14 +63,14 @@ def _products(module: Any, x_TD: Tensor) -> Any:
     return grouped_mm_experts_forward if is_aligned else batched_mm_experts_forward
 
 
-def _experts(module: Any, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor) -> Tensor:
+def experts_of(module: Any, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor) -> Tensor:
     """What transformers calls. A model that is only tried out has nothing attached, and its experts give the shape."""
     compute = getattr(module, "hookline_experts", None)
     out_TD: Tensor = torch.empty_like(x_TD) if compute is None else compute(module, x_TD, expert_TA, weight_TA)
     return out_TD
 
 
-ExpertsInterface.register(SERVED_EXPERTS, _experts)
+ExpertsInterface.register(SERVED_EXPERTS, experts_of)
 
 
 def rank_shape(shape: torch.Size, style: str | None, num_features: int) -> tuple[int, ...]:

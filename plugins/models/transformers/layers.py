@@ -205,13 +205,11 @@ def pin_rope(model: nn.Module, max_len: int = 0) -> None:
     """Keep the rotary frequencies as they are for all sequences: "longrope" ones long if any may be, else short.
 
     transformers computes "dynamic" and "longrope" ones anew by the longest sequence of a step, which waits for the
-    device, and would make a request's result depend on the others. Llama 4 scales queries by their place among the
-    tokens of a step, from the first of floor_scale on. max_len: tokens of the longest sequence that is served.
+    device, and would make a request's result depend on the others. max_len: tokens of the longest sequence that is
+    served.
     """
     module: Any
     for module in model.modules():
-        if hasattr(module, "attn_temperature_tuning"):
-            module.attn_temperature_tuning = False
         kinds = getattr(module, "rope_type", None)
         if isinstance(kinds, str):
             _lengthen(module, kinds, max_len)

@@ -19,6 +19,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from hookline.core.contracts import Attend, FullAttention, ModelSpec, Runtime, WeightTarget
 from hookline.plugins.models.transformers.attention import LayerAttention, PagedAttention, attach
+from hookline.plugins.models.transformers.chunks import hand_over_temperatures
 from hookline.plugins.models.transformers.config import max_position, original_length, read_config, refuse
 from hookline.plugins.models.transformers.experts import (
     DOWN,
@@ -58,6 +59,7 @@ from hookline.plugins.models.transformers.probe import (
     tried,
     without_data,
 )
+from hookline.plugins.models.transformers.scaled_experts import TRANSPOSED_STYLES, ScaledExperts, stored_transposed
 from hookline.plugins.models.transformers.states import StateCache, serve_states
 from hookline.plugins.models.transformers.taps import last_norm, shown_layers
 from hookline.plugins.models.transformers.weights import StoredNames, parameter_targets, refuse_other_forms
@@ -102,6 +104,7 @@ class TransformersModel:
         self._fill_tied_bias(model)
         self.names.known = set(self.targets)
         self.decoder, self.given = split(model)
+        hand_over_temperatures(self.decoder)
         use_kernel_norms(self.decoder, runtime)
         self.cache = {facts.cache_name: StateCache(config)} if facts.cache_name else {}
         self.attention = PagedAttention(facts.layers, runtime.ranks, self.cache.get(facts.cache_name))
@@ -211,7 +214,12 @@ def _plan(model: PreTrainedModel, runtime: Runtime) -> dict[str, str]:
         refuse(
             config.model_type, f"transformers has no tensor-parallel plan for it; take tp=1, not {runtime.ranks.size}"
         )
-    return {f"{prefix}.{name}": style for name, style in own.items()}
+    plan = {f"{prefix}.{name}": style for name, style in own.items()}
+    for name, module in model.named_modules():
+        if isinstance(module, ScaledExperts):
+            keys = [re.sub(r"\d+", "*", f"{name}.{key}") for key in module._parameters]
+            plan |= {key: TRANSPOSED_STYLES.get(plan[key], plan[key]) for key in keys if key in plan}
+    return plan
 
 
 def _served(
@@ -279,7 +287,10 @@ def _allocate(model: PreTrainedModel, names: StoredNames, plan: Plan, runtime: R
             else:
                 module._buffers[key] = memory
             if is_parameter or key not in module._non_persistent_buffers_set:
-                targets |= parameter_targets(names, name, memory, part, 0 if style == PACKED else 1)
+                if isinstance(module, ScaledExperts):
+                    targets[name] = stored_transposed(memory, part, is_packed=key == "gate_up_proj")
+                else:
+                    targets |= parameter_targets(names, name, memory, part, 0 if style == PACKED else 1)
     model.initialize_weights()  # type: ignore[no-untyped-call]
     pin_rope(model, runtime.max_model_len)
     return targets

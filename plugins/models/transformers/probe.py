@@ -16,11 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
+from transformers.masking_utils import create_masks_for_generate
 
 from hookline.core.contracts import PLAIN_ATTENTION, AttentionForm, Runtime, StateRows
 from hookline.core.errors import ConfigError, one_short_line
 from hookline.core.layers import every_expert
-from hookline.plugins.models.transformers.alibi import SLOPES, needs_no_positions, serve_alibi, widened
+from hookline.plugins.models.transformers.alibi import NUM_DIGITS, SLOPES, needs_no_positions, serve_alibi, widened
 from hookline.plugins.models.transformers.attention import (
     PROBED,
     SERVED,
@@ -30,9 +31,11 @@ from hookline.plugins.models.transformers.attention import (
     attach,
     attention,
 )
-from hookline.plugins.models.transformers.config import GUIDE, STATES, WITHOUT_ATTENTION, chunk_limit, refuse
+from hookline.plugins.models.transformers.chunks import CHUNKED, NUM_PARITIES, TEMPERATURE, hand_over_temperatures
+from hookline.plugins.models.transformers.config import GUIDE, STATES, WITHOUT_ATTENTION, refuse
 from hookline.plugins.models.transformers.experts import SERVED_EXPERTS
 from hookline.plugins.models.transformers.layers import GivenPositions, pin_rope, typed_buffers
+from hookline.plugins.models.transformers.scaled_experts import serve_scaled_experts
 from hookline.plugins.models.transformers.states import (
     LayerStates,
     SeenStates,
@@ -137,6 +140,7 @@ def meta_model(config: PreTrainedConfig, model_class: Any) -> PreTrainedModel:
             refuse(config.model_type, NO_INTERFACE, GUIDE)
         refuse(config.model_type, f"transformers cannot build it: {one_short_line(error)}")
     serve_alibi(model, attention)
+    serve_scaled_experts(model)
     head = model.get_output_embeddings()
     if type(head) is not nn.Linear:
         kind = "missing" if head is None else f"a {type(head).__name__}"
@@ -190,8 +194,9 @@ def probe(config: PreTrainedConfig, model_class: type[PreTrainedModel]) -> Facts
     model = _probed(config, model_class)
     decoder, given = split(model)
     pin_rope(decoder)
+    hand_over_temperatures(decoder)
     positions = ["position_ids"] if takes_positions(decoder) else []
-    seen = _Seen(config.model_type, is_encoder=getattr(config, "is_decoder", True) is False)
+    seen = _Seen(config, is_encoder=getattr(config, "is_decoder", True) is False)
     attach(decoder, seen)
     num_tokens = num_trial_tokens(config)
     ones = torch.ones(1, num_tokens, dtype=torch.long, device="meta")
@@ -202,8 +207,8 @@ def probe(config: PreTrainedConfig, model_class: type[PreTrainedModel]) -> Facts
         1, num_tokens, dtype=torch.long
     )  # with values: models of several kinds of layers look at them
     masks: Any = seen_all if positions else None
-    if chunk_limit(config):  # no sequence is longer than a chunk, in which each token sees all earlier ones
-        masks = dict.fromkeys(config.layer_types, Mask(None))
+    if CHUNKED in (getattr(config, "layer_types", None) or ()):  # whose masks look at values of the forward's own
+        masks = create_masks_for_generate(config, torch.empty(1, num_tokens, 0), None, None)
     inputs: dict[str, Any] = {"input_ids": ones, "use_cache": False} | dict.fromkeys(positions, ones)
     cache_name = "cache" if has_states(config) and "cache" in inspect.signature(decoder.forward).parameters else ""
     if not cache_name:
@@ -386,8 +391,9 @@ class _Products:
 class _Seen:
     """Attention that computes nothing and keeps what each layer asked for."""
 
-    def __init__(self, model_type: str, *, is_encoder: bool) -> None:
-        self.model_type, self.is_encoder = model_type, is_encoder
+    def __init__(self, config: PreTrainedConfig, *, is_encoder: bool) -> None:
+        self.model_type, self.is_encoder = config.model_type, is_encoder
+        self.longest = getattr(config, "max_position_embeddings", None)
         self.layers: list[Any] = []
         self.states: SeenStates | None = None
 
@@ -418,9 +424,15 @@ class _Seen:
         if not getattr(module, "is_causal", True) or options.get("is_causal") is False:
             refuse(self.model_type, "its attention is not causal", GUIDE)
         form = _form(options.get("scaling"), options.get("softcap"), head_dim)
-        if SLOPES in options:
-            head_dim, form = widened(head_dim), replace(form, scale=form.scale or head_dim**-0.5)
-        self.layers.append(LayerAttention(num_heads, num_kv_heads, head_dim, window, form, sinks_H is not None))
+        chunk = window if isinstance(mask, Mask) and mask.is_chunked else None
+        if chunk is not None and form.softcap is not None:
+            refuse(self.model_type, "it attends in chunks with soft caps", GUIDE)
+        if SLOPES in options or chunk is not None:
+            num_more = NUM_PARITIES if chunk is not None else NUM_DIGITS
+            head_dim, form = widened(head_dim, num_more), replace(form, scale=form.scale or head_dim**-0.5)
+        temperature = getattr(module, TEMPERATURE, None)
+        layer = LayerAttention(num_heads, num_kv_heads, head_dim, window, form, sinks_H is not None)
+        self.layers.append(replace(layer, chunk=chunk, temperature=temperature))
         return query.transpose(1, 2)[..., :value_dim]
 
     def _window(self, mask: Any, options: Mapping[str, Any]) -> int | None:
@@ -432,6 +444,8 @@ class _Seen:
         if fault is not None:
             refuse(self.model_type, fault, GUIDE)
         window: int | None = mask.window
+        if mask.is_chunked and self.longest is not None and window is not None and window >= self.longest:
+            return None  # no sequence leaves the first chunk
         return window
 
 
@@ -487,7 +501,7 @@ def _refuse_shorter_caches(config: PreTrainedConfig, layers: list[LayerAttention
 
     transformers' tokens depend on how a prompt is cut then.
     """
-    length = min(filter(None, (getattr(config, "max_position_embeddings", None), chunk_limit(config))), default=None)
+    length = getattr(config, "max_position_embeddings", None)
     caches = [cache for cache in DynamicCache(config=config).layers if hasattr(cache, "keys")]  # not those of states
     for layer, cache in zip(layers, caches, strict=False):
         kept = getattr(cache, "sliding_window", None)
