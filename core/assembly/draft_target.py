@@ -6,7 +6,8 @@ Legend: N rows, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -14,24 +15,38 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline.core.assembly.resolve import ResolvedConfig, chosen, config_of
-from hookline.core.assembly.worker import finish_weights, make_kernels, runtime_of
+from hookline.core.assembly.resolve import ResolvedConfig, chosen, config_of, refuse
+from hookline.core.assembly.worker import finish_weights, kernels_of, make_kernels, runtime_of
 from hookline.core.checkpoint.checkpoint import Checkpoint, resolve
 from hookline.core.checkpoint.dequantised import with_dequantised
 from hookline.core.checkpoint.load import load_checkpoint, random_weights
 from hookline.core.checkpoint.stacked_experts import as_named
-from hookline.core.contracts import WHOLE_MODEL, DraftRow, Runtime, Sampler, SamplingBatch, WeightTarget
+from hookline.core.contracts import (
+    WHOLE_MODEL,
+    HeadAttention,
+    ModelSpec,
+    Runtime,
+    Sampler,
+    SamplingBatch,
+    WeightTarget,
+)
 from hookline.core.distributed.ranks import ALONE
 from hookline.core.errors import CheckpointError
 from hookline.core.layers.quantized import QuantizedWeights
+from hookline.core.plugin.needs import unfit_kernels
+from hookline.core.worker.graphs.cuda_graph import GraphPool, record
+from hookline.core.worker.startup.memory import allocate_cache
 
 
 class TargetModel:
-    """Implements hookline.core.contracts.DraftTarget. Allocates nothing before it is asked to."""
+    """Implements hookline.core.contracts.DraftTarget. Allocates nothing before it is asked to.
 
-    def __init__(self, resolved: ResolvedConfig) -> None:
+    num_blocks: of the model's KV cache; None: as many as the most and longest requests hold.
+    """
+
+    def __init__(self, resolved: ResolvedConfig, num_blocks: int | None = None) -> None:
         model = chosen(resolved.config.model)
-        self._resolved, self._opened = resolved, dict[str, Checkpoint]()
+        self._resolved, self._opened, self._num_blocks = resolved, dict[str, Checkpoint](), num_blocks
         self.spec, self.model_class = resolved.spec, model.load()
         self.hf_config: Mapping[str, Any] = resolved.checkpoint.config
         self.checkpoint = resolved.checkpoint.reference
@@ -68,19 +83,46 @@ class TargetModel:
             finish_weights(self.runtime)
 
     @torch.inference_mode()
-    def draw(self, logits_NV: Tensor, rows: Sequence[DraftRow], ahead: int) -> list[int]:
-        """See DraftTarget."""
-        device = logits_NV.device
-        asked = [row.params.temperature for row in rows]
-        temperatures = [1.0 if temperature is None else temperature for temperature in asked]
-        params = SamplingBatch(
-            torch.tensor(temperatures, dtype=torch.float32, device=device),
-            torch.tensor([row.seed for row in rows], device=device),
-            torch.tensor([len(row.tokens) + ahead - 1 for row in rows], device=device),
-            all_greedy=not any(temperatures),
+    def attention(self, spec: ModelSpec, num_rows: int, num_ahead: int) -> HeadAttention:
+        """See DraftTarget: the model's kernels, and room for as many tokens as its own cache has."""
+        resolved, sizes = self._resolved, self._resolved.attention
+        head_dim = spec.head_dim if spec.value_dim is None else None
+        facts = replace(resolved.facts, head_dim=head_dim, attention=spec.attention_features, kv_dtype=None)
+        refuse(resolved.kernels, unfit_kernels(resolved.kernels.needs, facts))
+        own = replace(
+            sizes,
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            value_dim=spec.value_dim,
+            kv_dtype=None,
+            max_num_seqs=num_rows,
+            max_model_len=sizes.max_model_len + num_ahead,
         )
-        drawn: list[int] = self._sampler.sample(logits_NV.float(), params).tolist()
-        return drawn
+        num_blocks = sizes.max_num_seqs * -(-own.max_model_len // own.block_size)
+        if self._num_blocks is not None:  # and for each request the block that it fills, and those ahead
+            own_blocks = sizes.max_num_seqs * (1 + -(-num_ahead // own.block_size))
+            num_blocks = min(num_blocks, self._num_blocks + own_blocks)
+        kernels = kernels_of(resolved, own)
+        return HeadAttention(own, kernels, allocate_cache(1, num_blocks, own)[:, 0])
+
+    def sample(self, logits_NV: Tensor, params: SamplingBatch) -> Tensor:
+        """See DraftTarget."""
+        return self._sampler.sample(logits_NV, params)
+
+    @property
+    def captures(self) -> bool:
+        """See DraftTarget."""
+        return self._resolved.uses_graphs
+
+    def capture(self, step: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        """See DraftTarget."""
+        graph, written = record(step, self._pool, self._resolved.device, nullcontext())
+        return graph.replay, written
+
+    @cached_property
+    def _pool(self) -> GraphPool:
+        return GraphPool()
 
     @cached_property
     def _sampler(self) -> Sampler:

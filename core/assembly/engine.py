@@ -51,6 +51,7 @@ from hookline.core.step.executor import SizedExecutor
 from hookline.core.util.garbage import unsearched
 from hookline.core.util.start_phases import StartPhases
 from hookline.core.util.tracebacks import forget_locals
+from hookline.core.worker.startup.late_work import not_late
 from hookline.core.worker.worker import Worker
 
 SMALL_HIDDEN_SIZE = 1024
@@ -255,10 +256,11 @@ def make_speculation(
     ):
         if refused:
             refuse(option.entry, [f"{told}; leave the drafter out"])
-    facts, target = resolved.facts, TargetModel(resolved)
+    facts, target = resolved.facts, TargetModel(resolved, plan.num_blocks)
     spec = DrafterSpec(limits.vocab_size, plan.max_num_seqs, plan.max_model_len, facts.device, facts.dtype, target)
     try:
-        drafter = option.entry.load()(option.config, spec)
+        with not_late():
+            drafter = option.entry.load()(option.config, spec)
     except torch.OutOfMemoryError as error:
         raise CapacityError(
             f"drafter '{option.name}' does not fit into the GPU's memory beside the model and its KV cache; lower "

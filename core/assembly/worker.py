@@ -24,7 +24,7 @@ from hookline.core.checkpoint.safetensors_files import renamed
 from hookline.core.checkpoint.stacked_experts import as_named, dtypes_by_matrix
 from hookline.core.checkpoint.ties import TIED, unlike_head, untied, with_either_stored
 from hookline.core.config.settings import MAX_COUNT
-from hookline.core.contracts import Kernels, Model, Runtime, WeightTarget
+from hookline.core.contracts import AttentionSpec, Kernels, Model, Runtime, WeightTarget
 from hookline.core.distributed.peer_ranks import with_copies, with_exchange
 from hookline.core.distributed.process_group import in_order
 from hookline.core.distributed.ranks import LocalRanks
@@ -108,12 +108,17 @@ def build_worker(
 
 def make_kernels(resolved: ResolvedConfig) -> Kernels:
     """Make the kernels object of this rank."""
+    # A step with drafts has a row for each of its tokens.
+    num_rows = max(resolved.attention.max_num_seqs, *resolved.draft_sizes, 0)
+    return kernels_of(resolved, replace(resolved.attention, max_num_seqs=num_rows))
+
+
+def kernels_of(resolved: ResolvedConfig, spec: AttentionSpec) -> Kernels:
+    """Make the chosen kernels for these sizes."""
     config = resolved.config.kernels.config
     if config is None and resolved.kernels.config is not None:
         config = resolved.kernels.config()
-    # A step with drafts has a row for each of its tokens.
-    num_rows = max(resolved.attention.max_num_seqs, *resolved.draft_sizes, 0)
-    kernels: Kernels = resolved.kernels.load()(config, replace(resolved.attention, max_num_seqs=num_rows))
+    kernels: Kernels = resolved.kernels.load()(config, spec)
     return kernels
 
 

@@ -37,6 +37,7 @@ from hookline.core.contracts.drafter import (
     DrafterSpec as DrafterSpec,
     DraftRow as DraftRow,
     DraftTarget as DraftTarget,
+    HeadAttention as HeadAttention,
 )
 from hookline.core.contracts.exchange import (
     EMPTY as EMPTY,

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hookline.core.contracts.draft_head import Shapes
+from hookline.core.contracts.kernels import AttentionSpec, Kernels
 from hookline.core.contracts.model import ModelSpec, Runtime
 from hookline.core.contracts.optional import optional
+from hookline.core.contracts.sampler import SamplingBatch
 from hookline.core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -92,12 +94,46 @@ class DraftTarget(Protocol):
         """
         ...
 
-    def draw(self, logits_NV: Tensor, rows: Sequence[DraftRow], ahead: int) -> list[int]:
-        """Draw with the requests' temperatures and noise the token that is `ahead` behind their last one, from 1.
+    def attention(self, spec: ModelSpec, num_rows: int, num_ahead: int) -> HeadAttention:
+        """Kernels for the attention of a head with these sizes, and a cache for it, allocated now.
 
-        NO_TOKEN where logits hold NaN.
+        num_rows: most entries of a batch of single entries. num_ahead: most entries of a request beyond those of its
+        tokens.
+        Raises: PluginError if the kernels do not compute such attention, CapacityError if its cache does not fit.
         """
         ...
+
+    def sample(self, logits_NV: Tensor, params: SamplingBatch) -> Tensor:
+        """Draw as the model's tokens are drawn: with the same noise for the same seed and position.
+
+        Shapes: logits_NV (N, V); returns (N,) int64, NO_TOKEN where logits hold NaN.
+        Device: no host sync; safe in what `capture` records.
+        """
+        ...
+
+    @property
+    def captures(self) -> bool:
+        """Whether `capture` may be called: on a GPU, unless the configuration has no CUDA graphs."""
+        ...
+
+    def capture(self, step: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        """Record what `step` launches as a CUDA graph: a call that replays it, and the tensor that each replay writes.
+
+        step: called twice. All graphs share their memory, so a tensor is valid until another one's replay. To be called
+        while the drafter is constructed.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class HeadAttention:
+    """What a head attends with. spec: its sizes; max_model_len counts the entries ahead, too. kernels: made for them.
+    kv_2NSKE: the cache, as of Kernels; its last block is scratch, for padding.
+    """
+
+    spec: AttentionSpec
+    kernels: Kernels
+    kv_2NSKE: Tensor
 
 
 @dataclass(frozen=True)

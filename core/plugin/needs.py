@@ -65,6 +65,11 @@ def unmet(needs: Needs, facts: Facts) -> list[str]:
     return reasons
 
 
+def unfit_kernels(needs: Needs, facts: Facts) -> list[str]:
+    """Why kernels with these needs do not fit: one short phrase each."""
+    return [why for each in (unmet, _lacking, _cannot_store, unmet_invariance) for why in each(needs, facts)]
+
+
 def _lacking(needs: Needs, facts: Facts) -> list[str]:
     """The attention features that the model needs and the kernels do not have."""
     missing = sorted(facts.attention.difference(needs.attention))
@@ -98,8 +103,7 @@ def choose_kernels(host: PluginHost, name: str, facts: Facts) -> Entry:
     Raises: PluginError with the reasons, and the entries that would fit.
     """
     entries = host.registry.of_kind("kernels")
-    compared = (unmet, _lacking, _cannot_store, unmet_invariance)
-    reasons = {entry.name: [why for each in compared for why in each(entry.needs, facts)] for entry in entries}
+    reasons = {entry.name: unfit_kernels(entry.needs, facts) for entry in entries}
     fitting = sorted((entry for entry in entries if not reasons[entry.name]), key=lambda entry: -entry.priority)
     if name == AUTO:
         return _best(fitting, reasons)

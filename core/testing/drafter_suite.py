@@ -111,7 +111,7 @@ class DrafterSuite:
         check(drafts == wanted, f"after a text that began again it drafted {drafts}, and the text goes on {wanted}")
 
     def _made(self) -> Any:
-        return self.make(DrafterSpec(self.vocab_size, max_num_seqs=8, max_model_len=300))
+        return self.make(DrafterSpec(self.vocab_size, max_num_seqs=32, max_model_len=300))
 
     def _show(self, drafter: Any, rows: Sequence[DraftRow], first: int = 0) -> None:
         """Hidden states of the tokens of these requests from the first on, up to the newest token."""

@@ -236,7 +236,8 @@ class Eagle3(HeadDrafter):
     def __init__(self, config: Eagle3Config, spec: DrafterSpec) -> None:
         target = spec.target
         assert target is not None, "drafter=eagle3 runs in an engine"
-        super().__init__(config, spec, target, _head(config, target))
+        head = _head(config, target)
+        super().__init__(config, spec, target, head, len(head.shape.layers))
 
     @classmethod
     def reads_layers(

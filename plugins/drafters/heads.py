@@ -1,77 +1,59 @@
 """Drafts by a head: a layer of its own that reads the model's hidden states, as a checkpoint or a publisher brings it.
 
-Runs between steps, on the model's device and in plain calls: hidden states come by way of the host, each request has a
-KV cache of its own, and every draft is one more run of the head. Where hidden states are missing, of a prompt's
-beginning that the prefix cache has, the head attends to what it saw: drafts may be worse, tokens stay the same.
-Legend: T entries of a run, R rows of a run, L entries of a request, Q query heads, K kv heads, E head dim, F numbers of
-a value, D hidden of the model, H hidden of the head.
+After each step the entries of its tokens are computed, and before a step with drafts k drafts for each request. Both
+are CUDA graphs of several sizes where the engine captures any. In a graph each entry is a row of its own, as the tokens
+of captured steps with drafts are; entries of long prompts are computed eagerly, a request's as one row. Hidden states
+come by way of the host. Where some are missing, of a prompt's beginning that the prefix cache has, the head attends to
+what it saw: drafts may be worse, tokens stay the same.
+Legend: T entries, N requests, B rows of a batch, S streams, D hidden of the model, H hidden of the head, V vocabulary,
+C tokens that are looked at, R rows of requests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from hookline.core.contracts import (
     PLAIN_ATTENTION,
     AttentionForm,
+    Batch,
     ComputedRow,
     Drafter,
     DrafterSpec,
     DraftHead,
     DraftRow,
     DraftTarget,
-    ModelSpec,
+    HeadAttention,
     QKNorm,
     Rope,
+    SamplingBatch,
     StateRows,
 )
+from hookline.plugins.drafters.head_cache import HeadCache, HeadSequence, on_device
 
-MIN_ENTRIES = 64
-"""Entries that a request's cache has room for at first."""
-
-
-@dataclass(slots=True)
-class HeadSequence:
-    """What the head keeps of one request.
-
-    keys_LKE, values_LKF: of its entries, with room for more; with ModelSpec.value_dim values are a part of the keys.
-    length: how many entries. end: the position behind the last one. hidden_H: what the last one came to.
-    """
-
-    keys_LKE: Tensor
-    values_LKF: Tensor | None
-    length: int = 0
-    end: int = 0
-    hidden_H: Tensor | None = None
-
-    def append(self, keys_TKE: Tensor, values_TKF: Tensor | None) -> None:
-        """Keep the keys and values of further entries."""
-        end = self.length + len(keys_TKE)
-        self.keys_LKE = _with_room(self.keys_LKE, end)
-        self.keys_LKE[self.length : end] = keys_TKE
-        if values_TKF is not None:
-            assert self.values_LKF is not None
-            self.values_LKF = _with_room(self.values_LKF, end)
-            self.values_LKF[self.length : end] = values_TKF
-        self.length = end
+MOST_SINGLE = 256
+"""Most entries of which each is a row of its own."""
+SIZES = tuple(1 << exponent for exponent in range(9))
+"""Entries, and requests, for which graphs are captured."""
+MOST_REQUESTS = 128
+"""Requests of the largest graph of drafts, as a step with drafts has at most 256 tokens."""
+MOST_LIKELY = 256
+"""Tokens that a truncated draw looks at; one that keeps more is cut there."""
+Graph = tuple[Callable[[], None], Tensor, Tensor]
+"""A call that replays it, its input and what it writes."""
 
 
-class HeadAttention:
-    """Attention of one run over the caches of its rows, in plain torch. Implements hookline.core.contracts.Attend.
+class PagedHeadAttention:
+    """A head's attention bound to one batch. Implements hookline.core.contracts.Attend."""
 
-    counts_R: entries of each row in this run; positions_T: theirs.
-    """
-
-    def __init__(
-        self, spec: ModelSpec, sequences: Sequence[HeadSequence], counts_R: Sequence[int], positions_T: Tensor
-    ) -> None:
-        self._spec, self._sequences, self._counts_R, self._positions_T = spec, sequences, counts_R, positions_T
+    def __init__(self, attention: HeadAttention, batch: Batch) -> None:
+        self._attention, self._batch = attention, batch
+        attention.kernels.prepare(batch)
 
     def __call__(
         self,
@@ -81,76 +63,82 @@ class HeadAttention:
         norm: QKNorm | None = None,
         form: AttentionForm = PLAIN_ATTENTION,
     ) -> Tensor:
-        """See Attend; of AttentionForm it knows the scale alone. layer: the head has one, whatever its number is."""
-        spec, num_tokens = self._spec, len(qkv_TC)
-        if norm is not None or form.features - {"scale"}:
-            raise NotImplementedError(f"attention of a head with {norm}, {sorted(form.features)}")
-        heads_TNE = qkv_TC.view(num_tokens, -1, spec.head_dim)
-        q_TQE, k_TKE = heads_TNE[:, : spec.num_heads], heads_TNE[:, spec.num_heads :][:, : spec.num_kv_heads]
-        v_TKF = None if spec.value_dim is not None else heads_TNE[:, spec.num_heads + spec.num_kv_heads :]
-        if rope is not None:
-            table_TR = rope.table_PE.index_select(0, self._positions_T)
-            q_TQE, k_TKE = _rotated(q_TQE, table_TR), _rotated(k_TKE, table_TR)
-        attended, first = [], 0
-        for sequence, count in zip(self._sequences, self._counts_R, strict=True):
-            mine = slice(first, first + count)
-            sequence.append(k_TKE[mine], None if v_TKF is None else v_TKF[mine])
-            attended.append(self._attended(q_TQE[mine], sequence, form.scale))
-            first += count
-        return torch.cat(attended).flatten(1)
+        """See Attend. layer: the head has one, whatever its number is."""
+        kernels, kv_2NSKE, batch = self._attention.kernels, self._attention.kv_2NSKE, self._batch
+        # Not qkv_attend: rows of a request see each other, and an entry's number is not its position.
+        q_THE = kernels.qk_norm_rope_write(qkv_TC, kv_2NSKE, batch, rope, norm)
+        forms = () if form is PLAIN_ATTENTION else (form,)
+        return kernels.attend(q_THE, kv_2NSKE, batch, *forms).reshape(len(qkv_TC), -1)
 
     def states(self, layer: int) -> StateRows:
         """See Attend."""
         raise NotImplementedError(f"a head keeps no state in layer {layer}")
 
-    def _attended(self, q_TQE: Tensor, sequence: HeadSequence, scale: float | None) -> Tensor:
-        """Of the newest entries of one request, each over those up to itself: (T, Q, F)."""
-        length, count = sequence.length, len(q_TQE)
-        keys_LKE = sequence.keys_LKE[:length]
-        values_LKF = keys_LKE if sequence.values_LKF is None else sequence.values_LKF[:length]
-        if self._spec.value_dim is not None:
-            values_LKF = values_LKF[..., -self._spec.value_dim :]
-        device = q_TQE.device
-        own_T1 = torch.arange(length - count, length, device=device).unsqueeze(1)
-        sees_TL = torch.arange(length, device=device) <= own_T1
-        repeats = self._spec.num_heads // self._spec.num_kv_heads
-        keys_QLE, values_QLF = (x.transpose(0, 1).repeat_interleave(repeats, 0) for x in (keys_LKE, values_LKF))
-        found_QTF = functional.scaled_dot_product_attention(
-            q_TQE.transpose(0, 1), keys_QLE, values_QLF, attn_mask=sees_TL, scale=scale
-        )
-        return found_QTF.transpose(0, 1)
-
 
 class HeadDrafter(Drafter):
     """Drafts by a head of the model `target`, one after the other; subclasses build the head."""
 
-    def __init__(self, config: Any, spec: DrafterSpec, target: DraftTarget, head: DraftHead) -> None:
+    @torch.inference_mode()
+    def __init__(self, config: Any, spec: DrafterSpec, target: DraftTarget, head: DraftHead, num_streams: int) -> None:
         self.k, self.adaptive = config.k, config.adaptive
         self.head, self._target, self._vocab_size = head, target, spec.vocab_size
-        self._device, self._dtype = target.runtime.device, target.runtime.dtype
-        self._sequences: dict[int, HeadSequence] = {}
+        self._attention = target.attention(head.spec, MOST_SINGLE, self.k)
+        sizes, runtime = self._attention.spec, target.runtime
+        self._device, self._last_position = runtime.device, max(1, runtime.max_model_len) - 1
+        self._cache = HeadCache(
+            spec.max_num_seqs,
+            sizes.max_model_len,
+            self._attention.kv_2NSKE.shape[1] - 1,
+            sizes.block_size,
+            self._device,
+        )
+        num_hidden = head.spec.hidden_size
+        self._hidden_RH = torch.zeros(spec.max_num_seqs + 1, num_hidden, dtype=runtime.dtype, device=self._device)
+        """What the last entry of each request came to, by its row."""
+        self._starts = torch.arange(MOST_SINGLE + 1, dtype=torch.int32, device=self._device)
+        self._entry_graphs: dict[int, Graph] = {}
+        self._draft_graphs: dict[tuple[int, bool], Graph] = {}
+        if target.captures:
+            shape = MOST_SINGLE, num_streams, target.spec.hidden_size
+            self._streams_TSD = torch.zeros(shape, dtype=torch.float32, device=self._device)
+            self._capture(spec.max_num_seqs)
+            self._warm_up()
 
     @torch.inference_mode()
     def observe(self, rows: Sequence[ComputedRow]) -> None:
         """See Drafter: an entry for each computed token, as the token behind it is known."""
-        sequences, entries = [], []
+        asked, needed = [], {row.id for row in rows}
         for row in rows:
-            sequence = self._sequences.get(row.id) or self._sequences.setdefault(row.id, self._new_sequence())
+            known = self._cache.get(row.id)
             end = row.start + len(next(iter(row.streams.values())))
-            first = max(row.start, sequence.end)  # those before are there, as after a preemption
-            if first < end:
-                sequences.append(sequence)
-                entries.append((row, first, end))
-        if not entries:
+            first = max(row.start, 0 if known is None else known.end)  # those before are there, as after a preemption
+            if first >= end:
+                continue
+            sequence = self._cache.with_room(row.id, end - first, needed)
+            if sequence is None:
+                self._cache.forget(row.id)
+            else:
+                asked.append((row, sequence, first, end))
+        if not asked:
             return
-        tokens_T = torch.cat([torch.from_numpy(row.tokens[first + 1 : end + 1].copy()) for row, first, end in entries])
-        positions_T = torch.cat([torch.arange(first, end) for _, first, end in entries])
-        streams = [
-            torch.cat([torch.from_numpy(row.streams[layer][first - row.start :]) for row, first, _ in entries])
-            for layer in sorted(entries[0][0].streams)
-        ]
-        hidden_TH = self.head.combine([stream_TD.to(self._device, self._dtype) for stream_TD in streams])
-        self._run(sequences, [end - first for _, first, end in entries], tokens_T, positions_T, hidden_TH)
+        self._cache.send()
+        entries = np.concatenate([_entries(*one, self._cache.padding_row) for one in asked], axis=1)
+        layers = sorted(asked[0][0].streams)
+        streams = [[row.streams[layer][first - row.start :] for layer in layers] for row, _, first, _ in asked]
+        for _, sequence, first, end in asked:
+            sequence.length, sequence.end = sequence.length + end - first, end
+        if entries.shape[1] > MOST_SINGLE:
+            streams_TSD = self._stacked(streams, entries.shape[1]).to(self._device, non_blocking=True)
+            self._compute(on_device(entries, self._device), streams_TSD, self._ragged(entries))
+            return
+        graph = self._replayed(self._entry_graphs, entries)
+        if graph is None:
+            inputs_5T = on_device(entries, self._device)
+            streams_TSD = self._stacked(streams, entries.shape[1]).to(self._device)
+            self._compute(inputs_5T, streams_TSD, self._single(*inputs_5T[:4], entries[2] + 1))
+        else:
+            self._streams_TSD[: entries.shape[1]].copy_(self._stacked(streams, entries.shape[1]), non_blocking=True)
+            graph[0]()
 
     def propose(self, row: DraftRow) -> Sequence[int]:
         """See Drafter."""
@@ -160,104 +148,254 @@ class HeadDrafter(Drafter):
     def propose_all(self, rows: Sequence[DraftRow]) -> list[list[int]]:
         """See Drafter; nothing for a request whose last hidden state it did not get."""
         found: list[list[int]] = [[] for _ in rows]
-        going = [
-            (drafts, row, sequence)
-            for drafts, row in zip(found, rows, strict=True)
-            if (sequence := self._sequences.get(row.id)) is not None and sequence.end == len(row.tokens) - 1
-        ]
-        lengths = [(sequence, sequence.length, sequence.end, sequence.hidden_H) for _, _, sequence in going]
-        ahead = 0
-        while going := [one for one in going if ahead < min(one[1].num_drafts, self.k)]:
-            if ahead:
-                tokens_T = torch.tensor([drafts[-1] for drafts, _, _ in going])
-                positions_T = torch.tensor([sequence.end for _, _, sequence in going])
-                hidden_TH = torch.stack([_known(sequence.hidden_H) for _, _, sequence in going])
-                self._run([sequence for _, _, sequence in going], [1] * len(going), tokens_T, positions_T, hidden_TH)
-            ahead += 1
-            logits_NV = self.head.logits(torch.stack([_known(sequence.hidden_H) for _, _, sequence in going]))
-            asking = [row for _, row, _ in going]
-            drawn = self._target.draw(truncated(logits_NV[:, : self._vocab_size], asking), asking, ahead)
-            for (drafts, _, _), token in zip(going, drawn, strict=True):
-                drafts += [token] if token >= 0 else []
-            going = [one for one, token in zip(going, drawn, strict=True) if token >= 0]
-        for sequence, length, end, hidden_H in lengths:  # what was computed of drafts counts no more
-            sequence.length, sequence.end, sequence.hidden_H = length, end, hidden_H
+        going, needed = [], {row.id for row in rows}
+        for drafts, row in zip(found, rows, strict=True):
+            known = self._cache.get(row.id)
+            if known is not None and known.end == len(row.tokens) - 1:
+                sequence = self._cache.with_room(row.id, self.k - 1, needed)
+                if sequence is not None:
+                    going.append((drafts, row, sequence))
+        if not going:
+            return found
+        self._cache.send()
+        asked = np.stack([_request(row, sequence) for _, row, sequence in going], axis=1)
+        truncates = any(_truncates(row) for _, row, _ in going)
+        graph = self._replayed({size: one for (size, cuts), one in self._draft_graphs.items() if cuts == truncates}, asked)
+        if graph is None:
+            drawn_KN = self._draw(on_device(asked, self._device), truncates, asked[1])
+        else:
+            graph[0]()
+            drawn_KN = graph[2][:, : len(going)]
+        for (drafts, row, _), drawn in zip(going, drawn_KN.T.tolist(), strict=True):
+            most = min(row.num_drafts, self.k)
+            drafts += drawn[: next((place for place, token in enumerate(drawn) if token < 0), most)][:most]
         return found
 
+    @torch.inference_mode()
     def hidden_of(self, id: int) -> Tensor:
         """What the last entry of a request came to, (H,)."""
-        return _known(self._sequences[id].hidden_H)
+        sequence = self._cache.get(id)
+        assert sequence is not None, "an entry was computed"
+        return self._hidden_RH[sequence.row].clone()
 
     def forget(self, id: int) -> None:
         """See Drafter."""
-        self._sequences.pop(id, None)
+        self._cache.forget(id)
 
     def close(self) -> None:
         """See Drafter."""
-        self._sequences.clear()
+        self._cache.clear()
+        self._entry_graphs.clear()
+        self._draft_graphs.clear()
 
-    def _run(
+    def _compute(self, inputs_5T: Tensor, streams_TSD: Tensor, batch: Batch) -> Tensor:
+        """Compute entries, and keep the hidden states of the last ones by their rows. Returns those of all.
+
+        inputs_5T: token behind it, position, number, row of the table, row to keep the hidden state in. Device:
+        graph-safe with a batch that is.
+        """
+        tokens_T, positions_T, _, _, kept_T = inputs_5T
+        hidden_TH = self.head.combine(list(streams_TSD.to(self._hidden_RH.dtype).unbind(1)))
+        hidden_TH = self.head.forward(tokens_T, positions_T, hidden_TH, PagedHeadAttention(self._attention, batch))
+        self._hidden_RH[kept_T] = hidden_TH
+        return hidden_TH
+
+    def _draw(self, inputs_8N: Tensor, truncates: bool, lengths_N: np.ndarray[Any, Any] | None = None) -> Tensor:
+        """Draw k drafts for each request, each by the entry of the one before: (k, N).
+
+        inputs_8N: row of the table, number and position of the next entry, seed, top_k, and the bits of temperature,
+        top_p and min_p. truncates: whether the last ones and top_k are looked at. lengths_N: the numbers on the host;
+        None in a graph.
+        """
+        rows_N, first_N, position_N, seed_N, top_k_N = inputs_8N[:5]
+        temperature_N, top_p_N, min_p_N = inputs_8N[5:].to(torch.int32).view(torch.float32)
+        hidden_NH, drawn = self._hidden_RH.index_select(0, rows_N), list[Tensor]()
+        for ahead in range(self.k):
+            if ahead:
+                number_N = first_N + (ahead - 1)
+                # Behind the longest request nothing is drawn that counts.
+                entry_N = (position_N + (ahead - 1)).clamp(max=self._last_position)
+                context_N = None if lengths_N is None else lengths_N + ahead
+                tokens_N = drawn[-1].clamp(min=0)
+                batch = self._single(tokens_N, entry_N, number_N, rows_N, context_N)
+                hidden_NH = self.head.forward(tokens_N, entry_N, hidden_NH, PagedHeadAttention(self._attention, batch))
+            logits_NV = self.head.logits(hidden_NH)[:, : self._vocab_size].float()
+            if truncates:
+                logits_NV = truncated(logits_NV, temperature_N, top_k_N, top_p_N, min_p_N)
+            params = SamplingBatch(temperature_N, seed_N, position_N + (1 + ahead))
+            drawn.append(self._target.sample(logits_NV, params))
+        return torch.stack(drawn)
+
+    def _single(
         self,
-        sequences: Sequence[HeadSequence],
-        counts_R: Sequence[int],
         tokens_T: Tensor,
         positions_T: Tensor,
-        hidden_TH: Tensor,
-    ) -> None:
-        """Compute further entries of these requests."""
-        on_device_T = positions_T.to(self._device)
-        attend = HeadAttention(self.head.spec, sequences, counts_R, on_device_T)
-        hidden_TH = self.head.forward(tokens_T.to(self._device, torch.int64), on_device_T, hidden_TH, attend)
-        ends = torch.tensor(counts_R).cumsum(0) - 1
-        last = positions_T[ends].tolist()
-        for sequence, hidden_H, position in zip(sequences, hidden_TH[ends.to(self._device)], last, strict=True):
-            sequence.hidden_H, sequence.end = hidden_H, position + 1
+        number_T: Tensor,
+        rows_T: Tensor,
+        context_lens: np.ndarray[Any, Any] | None,
+    ) -> Batch:
+        """A batch in which each entry is a row. context_lens: on the host; None in a graph."""
+        cache, count = self._cache, len(tokens_T)
+        longest = cache.max_len if context_lens is None else int(context_lens.max())
+        table_TM = cache.table_RM[:, : -(-longest // cache.block_size)].index_select(0, rows_T)
+        return Batch(
+            token_ids_T=tokens_T,
+            positions_T=positions_T,
+            slot_mapping_T=cache.slots(table_TM, number_T),
+            query_starts_B1=self._starts[: count + 1] if count < len(self._starts) else _starts(count, self._device),
+            context_lens_B=(number_T + 1).to(torch.int32),
+            block_table_BM=table_TM,
+            num_decodes=count,
+            max_query_len=1,
+            max_context_len=longest,
+            query_starts_host=np.arange(count + 1, dtype=np.int32),
+            context_lens_host=None if context_lens is None else context_lens.astype(np.int32),
+            repeats_requests=True,
+        )
 
-    def _new_sequence(self) -> HeadSequence:
-        spec = self.head.spec
-        keys_LKE = torch.empty(MIN_ENTRIES, spec.num_kv_heads, spec.head_dim, dtype=self._dtype, device=self._device)
-        return HeadSequence(keys_LKE, None if spec.value_dim is not None else torch.empty_like(keys_LKE))
+    def _ragged(self, entries_5T: np.ndarray[Any, Any]) -> Batch:
+        """A batch in which the entries of a request, which lie side by side, are one row."""
+        cache, (tokens_T, positions_T, number_T, row_T, _) = self._cache, entries_5T
+        starts = np.concatenate([[0], np.flatnonzero(np.diff(row_T)) + 1, [len(row_T)]]).astype(np.int32)
+        lens = (number_T[starts[1:] - 1] + 1).astype(np.int32)
+        longest, counts = int(lens.max()), np.diff(starts)
+        sent = on_device(entries_5T[:4], self._device)
+        table_RM = cache.table_RM[:, : -(-longest // cache.block_size)]
+        return Batch(
+            token_ids_T=sent[0],
+            positions_T=sent[1],
+            slot_mapping_T=cache.slots(table_RM.index_select(0, sent[3]), sent[2]),
+            query_starts_B1=on_device(starts, self._device),
+            context_lens_B=on_device(lens, self._device),
+            block_table_BM=table_RM.index_select(0, on_device(row_T[starts[:-1]], self._device)),
+            num_decodes=0,
+            max_query_len=int(counts.max()),
+            max_context_len=longest,
+            query_starts_host=starts,
+            context_lens_host=lens,
+        )
+
+    def _stacked(self, streams: Sequence[Sequence[np.ndarray[Any, Any]]], num_entries: int) -> Tensor:
+        """The streams of each request by layer (T, D), as a tensor on the host: (T, S, D) float32."""
+        shape = num_entries, len(streams[0]), streams[0][0].shape[1]
+        stacked = torch.empty(shape, dtype=torch.float32, pin_memory=self._device.type == "cuda")
+        array, first = stacked.numpy(), 0
+        for layers in streams:
+            for place, stream_TD in enumerate(layers):
+                array[first : first + len(stream_TD), place] = stream_TD
+            first += len(layers[0])
+        return stacked
+
+    def _replayed(self, graphs: dict[int, Graph], inputs: np.ndarray[Any, Any]) -> Graph | None:
+        """The smallest graph with room for these columns, which its input holds then; None if there is none."""
+        count = inputs.shape[1]
+        size = min((size for size in graphs if size >= count), default=None)
+        if size is None:
+            return None
+        padded = np.zeros((len(inputs), size), dtype=np.int64)
+        padded[:, :count] = inputs
+        padded[:, count:] = self._padding(len(inputs))
+        graphs[size][1].copy_(on_device(padded, self._device), non_blocking=True)
+        return graphs[size]
+
+    def _padding(self, num_inputs: int) -> np.ndarray[Any, Any]:
+        """A column of inputs that stands for no request."""
+        column, row = np.zeros((num_inputs, 1), dtype=np.int64), self._cache.padding_row
+        column[[3, 4] if num_inputs == 5 else 0] = row
+        return column
+
+    def _capture(self, max_num_seqs: int) -> None:
+        """Capture all graphs, the largest first, so that the others fit into its memory."""
+        for size in reversed(SIZES):
+            inputs_5T = torch.from_numpy(self._padding(5)).repeat(1, size).to(self._device)
+
+            def _entries_of(inputs_5T: Tensor = inputs_5T) -> Tensor:
+                batch = self._single(*inputs_5T[:4], None)
+                return self._compute(inputs_5T, self._streams_TSD[: inputs_5T.shape[1]], batch)
+
+            replay, written = self._target.capture(_entries_of)
+            self._entry_graphs[size] = replay, inputs_5T, written
+        most = min(max_num_seqs, MOST_REQUESTS)
+        for size in sorted({most, *(size for size in SIZES if size < most)}, reverse=True):
+            for truncates in (False, True):
+                inputs_8N = torch.from_numpy(self._padding(8)).repeat(1, size).to(self._device)
+
+                def _drafts_of(inputs_8N: Tensor = inputs_8N, truncates: bool = truncates) -> Tensor:
+                    return self._draw(inputs_8N, truncates)
+
+                replay, written = self._target.capture(_drafts_of)
+                self._draft_graphs[size, truncates] = replay, inputs_8N, written
+
+    def _warm_up(self) -> None:
+        """Compute entries of prompts eagerly, of padding alone, so that no prompt waits for a kernel."""
+        sizes, kernels = self._attention.spec, self._attention.kernels
+        shapes = {(shape.num_tokens, max(shape.context_len, 1)) for shape in kernels.step_shapes()}
+        shapes |= {(count, sizes.max_model_len) for count in (*kernels.own_row_counts, sizes.max_num_batched_tokens)}
+        shapes |= {(1 << exponent, sizes.max_model_len) for exponent in range(9, 13)}
+        fitting = {
+            (min(count, sizes.max_num_batched_tokens), min(context, sizes.max_model_len)) for count, context in shapes
+        }
+        for count, context in sorted(fitting):
+            if count > MOST_SINGLE:
+                entries = self._padding(5).repeat(count, 1)
+                entries[1] = entries[2] = np.arange(count) % context
+                entries[1] = entries[1].clip(max=self._last_position)
+                streams_TSD = self._streams_TSD.new_zeros(count, *self._streams_TSD.shape[1:])
+                self._compute(on_device(entries, self._device), streams_TSD, self._ragged(entries))
 
 
-def truncated(logits_NV: Tensor, rows: Sequence[DraftRow]) -> Tensor:
-    """The logits, -inf where a row's top_k, top_p and min_p, in this order, leave no token; float32 if any row has one.
+def truncated(logits_NV: Tensor, temperature_N: Tensor, top_k_N: Tensor, top_p_N: Tensor, min_p_N: Tensor) -> Tensor:
+    """The logits, -inf where a row's top_k, top_p and min_p, in this order, leave no token.
 
-    So a draft is none of the tokens that the model's own draw leaves out.
+    So a draft is none of the tokens that the model's own draw leaves out. Of a row with any of these, tokens behind the
+    MOST_LIKELY likeliest are left out, too. Rows of temperature 0 stay. logits: float32. Device: graph-safe.
     """
-    for index, params in enumerate(row.params for row in rows):
-        top_k, top_p, min_p = params.top_k or 0, 1.0 if params.top_p is None else params.top_p, params.min_p or 0.0
-        temperature = 1.0 if params.temperature is None else params.temperature
-        if not temperature or (top_k <= 0 and top_p >= 1 and min_p <= 0):
-            continue
-        logits_NV = logits_NV.float()
-        sorted_V, tokens_V = (logits_NV[index] / temperature).sort(descending=True)
-        sorted_V[top_k or len(sorted_V) :] = -torch.inf
-        chances_V = sorted_V.softmax(0)
-        is_out_V = (chances_V.cumsum(0) - chances_V >= top_p) | (chances_V < min_p * chances_V[0]) | sorted_V.isinf()
-        left_V = torch.zeros_like(is_out_V).index_copy_(0, tokens_V, ~is_out_V)
-        is_row_N1 = torch.arange(len(rows), device=tokens_V.device).unsqueeze(1) == index
-        logits_NV = logits_NV.masked_fill(is_row_N1 & ~left_V, -torch.inf)
-    return logits_NV
+    temperature_N1, top_k_N1 = temperature_N.unsqueeze(1), top_k_N.unsqueeze(1)
+    stays_N1 = ((temperature_N == 0) | ((top_k_N <= 0) & (top_p_N >= 1) & (min_p_N <= 0))).unsqueeze(1)
+    temperature_N1 = temperature_N1.masked_fill(stays_N1, 1.0)
+    top_NC, tokens_NC = logits_NV.topk(min(MOST_LIKELY, logits_NV.shape[1]))
+    place_C = torch.arange(top_NC.shape[1], device=logits_NV.device)
+    is_out_NC = (place_C >= top_k_N1) & (top_k_N1 > 0)
+    scaled_NC = (top_NC / temperature_N1).masked_fill(is_out_NC, -torch.inf)
+    all_N1 = (logits_NV / temperature_N1).logsumexp(1, keepdim=True)
+    is_cut_N1 = (top_k_N1 > 0) & (top_k_N1 <= len(place_C))
+    chances_NC = (scaled_NC - torch.where(is_cut_N1, scaled_NC.logsumexp(1, keepdim=True), all_N1)).exp()
+    before_NC = chances_NC.cumsum(1) - chances_NC
+    is_out_NC |= (before_NC >= top_p_N.unsqueeze(1)) | (chances_NC < min_p_N.unsqueeze(1) * chances_NC[:, :1])
+    left_NV = torch.full_like(logits_NV, -torch.inf)
+    left_NV.scatter_(1, tokens_NC, top_NC.masked_fill(is_out_NC, -torch.inf))
+    return torch.where(stays_N1, logits_NV, left_NV)
 
 
-def _known(hidden_H: Tensor | None) -> Tensor:
-    assert hidden_H is not None, "an entry was computed"
-    return hidden_H
+def _entries(
+    row: ComputedRow, sequence: HeadSequence, first: int, end: int, padding_row: int
+) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The entries of a request's positions from `first` to before `end`, as `HeadDrafter._compute` reads them."""
+    inputs = np.empty((5, end - first), dtype=np.int64)
+    inputs[0] = row.tokens[first + 1 : end + 1]
+    inputs[1] = np.arange(first, end)
+    inputs[2] = np.arange(sequence.length, sequence.length + end - first)
+    inputs[3] = sequence.row
+    inputs[4] = padding_row
+    inputs[4, -1] = sequence.row
+    return inputs
 
 
-def _with_room(cached: Tensor, length: int) -> Tensor:
-    """The same entries with room for at least so many."""
-    if length <= len(cached):
-        return cached
-    larger = cached.new_empty(max(length, 2 * len(cached)), *cached.shape[1:])
-    larger[: len(cached)] = cached
-    return larger
+def _request(row: DraftRow, sequence: HeadSequence) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """A request's column of what `HeadDrafter._draw` reads."""
+    params = row.params
+    temperature, top_p = (1.0 if asked is None else asked for asked in (params.temperature, params.top_p))
+    bits = np.array([temperature, top_p, params.min_p or 0.0], dtype=np.float32).view(np.int32)
+    numbers = sequence.row, sequence.length, sequence.end, row.seed, max(0, params.top_k or 0)
+    return np.array([*numbers, *bits.tolist()], dtype=np.int64)
 
 
-def _rotated(heads_TNE: Tensor, table_TR: Tensor) -> Tensor:
-    """The first R numbers of each head rotated by halves, in float32; see Rope."""
-    cos_T1R, sin_T1R = table_TR.unsqueeze(1).chunk(2, -1)
-    width = table_TR.shape[-1]
-    one, other = heads_TNE[..., :width].float().chunk(2, -1)
-    turned = torch.cat([one * cos_T1R - other * sin_T1R, other * cos_T1R + one * sin_T1R], -1)
-    return torch.cat([turned.to(heads_TNE.dtype), heads_TNE[..., width:]], -1)
+def _truncates(row: DraftRow) -> bool:
+    """Whether a request's draws leave out tokens."""
+    params = row.params
+    is_cut = (params.top_k or 0) > 0 or (params.top_p is not None and params.top_p < 1) or (params.min_p or 0.0) > 0
+    return is_cut and params.temperature != 0
+
+
+def _starts(count: int, device: torch.device) -> Tensor:
+    return torch.arange(count + 1, dtype=torch.int32, device=device)

@@ -24,7 +24,7 @@ class Mtp(HeadDrafter):
     def __init__(self, config: MtpConfig, spec: DrafterSpec) -> None:
         target = spec.target
         assert target is not None, "drafter=mtp runs in an engine"
-        super().__init__(config, spec, target, _head(target))
+        super().__init__(config, spec, target, _head(target), 1)
 
     @classmethod
     def reads_layers(
