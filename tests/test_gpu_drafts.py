@@ -94,7 +94,9 @@ def proposed(drafter, name, shape, **engine):
     made = config.drafter.entry.load()(config.drafter.config, DrafterSpec(5000, 12, 1024, target=target))
     layers = made.reads_layers(config.drafter.config, target.spec, target.config_of)
     rng, found = np.random.default_rng(0), []
-    tokens = [rng.integers(0, 5000, length, dtype=np.int32) for length in (2, 3, 9, 30, 100, 128, 129, 300, 17, 64, 200)]
+    tokens = [
+        rng.integers(0, 5000, length, dtype=np.int32) for length in (2, 3, 9, 30, 100, 128, 129, 300, 17, 64, 200)
+    ]
     start = [0] * len(tokens)
     for _ in range(3):
         streams = [

@@ -97,7 +97,8 @@ class HeadDrafter(Drafter):
         """What the last entry of each request came to, by its row."""
         self._starts = torch.arange(MOST_SINGLE + 1, dtype=torch.int32, device=self._device)
         self._entry_graphs: dict[int, Graph] = {}
-        self._draft_graphs: dict[tuple[int, bool], Graph] = {}
+        self._draft_graphs: dict[bool, dict[int, Graph]] = {False: {}, True: {}}
+        """By whether they truncate."""
         if target.captures:
             shape = MOST_SINGLE, num_streams, target.spec.hidden_size
             self._streams_TSD = torch.zeros(shape, dtype=torch.float32, device=self._device)
@@ -160,7 +161,7 @@ class HeadDrafter(Drafter):
         self._cache.send()
         asked = np.stack([_request(row, sequence) for _, row, sequence in going], axis=1)
         truncates = any(_truncates(row) for _, row, _ in going)
-        graph = self._replayed({size: one for (size, cuts), one in self._draft_graphs.items() if cuts == truncates}, asked)
+        graph = self._replayed(self._draft_graphs[truncates], asked)
         if graph is None:
             drawn_KN = self._draw(on_device(asked, self._device), truncates, asked[1])
         else:
@@ -255,7 +256,7 @@ class HeadDrafter(Drafter):
 
     def _ragged(self, entries_5T: np.ndarray[Any, Any]) -> Batch:
         """A batch in which the entries of a request, which lie side by side, are one row."""
-        cache, (tokens_T, positions_T, number_T, row_T, _) = self._cache, entries_5T
+        cache, (number_T, row_T) = self._cache, entries_5T[2:4]
         starts = np.concatenate([[0], np.flatnonzero(np.diff(row_T)) + 1, [len(row_T)]]).astype(np.int32)
         lens = (number_T[starts[1:] - 1] + 1).astype(np.int32)
         longest, counts = int(lens.max()), np.diff(starts)
@@ -324,7 +325,7 @@ class HeadDrafter(Drafter):
                     return self._draw(inputs_8N, truncates)
 
                 replay, written = self._target.capture(_drafts_of)
-                self._draft_graphs[size, truncates] = replay, inputs_8N, written
+                self._draft_graphs[truncates][size] = replay, inputs_8N, written
 
     def _warm_up(self) -> None:
         """Compute entries of prompts eagerly, of padding alone, so that no prompt waits for a kernel."""
