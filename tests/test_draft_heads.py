@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -15,10 +16,14 @@ import torch
 from torch import Tensor
 
 from hookline import LLM, SamplingParams
-from hookline.core.contracts import ComputedRow, DraftCounts, DrafterSpec, DraftRow
+from hookline.core.assembly.draft_target import TargetModel
+from hookline.core.assembly.resolve import resolve
+from hookline.core.config.settings import validate
+from hookline.core.contracts import ComputedRow, DraftCounts, DrafterSpec, DraftRow, Needs
 from hookline.core.errors import CheckpointError, ConfigError, PluginError
 from hookline.core.outputs import RequestOutput
 from hookline.core.plugin import sources
+from hookline.core.plugin.host import PluginHost
 from hookline.plugins.drafters import Eagle3Config, MtpConfig
 from hookline.plugins.drafters.eagle3 import Eagle3, read_config
 from hookline.plugins.drafters.heads import HeadDrafter
@@ -150,6 +155,69 @@ def test_an_eagle_head_drafts_what_plain_torch_computes(changed: dict[str, Any],
     drafter = drafter_of(Eagle3, Eagle3Config(k=3, **own), "llama", tmp_path / "model", {"name": "eagle3", **own})
     entries = partial(eagle_entries, config, weights, embedding_VH)
     check_drafts(drafter, {layer: one.numpy() for layer, one in streams.items()}, combined_TH, entries, best)
+
+
+class Replaying(TargetModel):
+    """A model on the CPU whose graphs run what they would have recorded, on the inputs of the moment."""
+
+    captures = True
+
+    def capture(self, step: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        written = step()
+
+        def _replay() -> None:
+            written.copy_(step())
+
+        return _replay, written
+
+
+@pytest.mark.parametrize("name", ["eagle3", "mtp"])
+def test_heads_in_graphs_of_other_sizes_propose_what_eager_ones_do(name: str) -> None:
+    shape = {**{"eagle3": LLAMA, "mtp": NEXTN}[name], "max_position_embeddings": 400}
+    model, layers = random_model({"eagle3": "llama", "mtp": "deepseek"}[name], shape), {"layers": [0, 1]}
+    host = PluginHost.load()
+    engine = {"max_num_seqs": 6, "max_model_len": 400, "max_num_batched_tokens": 512}
+    tree = {
+        "model": model,
+        "device": "cpu",
+        "dtype": "float32",
+        "drafter": {"name": name, **(layers if name == "eagle3" else {})},
+    }
+    config = validate({**tree, "engine": engine}, host)
+    resolved = resolve(config, host)
+    drafters = [
+        {"eagle3": Eagle3, "mtp": Mtp}[name](config.drafter.config, DrafterSpec(96, 6, 400, target=target))
+        for target in (TargetModel(resolved), Replaying(resolved))
+    ]
+    rng, found = np.random.default_rng(0), [list[list[int]]() for _ in drafters]
+    tokens, starts = [rng.integers(0, 96, length, dtype=np.int32) for length in (2, 9, 300, 40, 17)], [0] * 5
+    for _ in range(4):
+        shown = [
+            {
+                layer: rng.standard_normal((len(row) - 1 - start, resolved.spec.hidden_size), np.float32)
+                for layer in resolved.drafter_layers
+            }
+            for row, start in zip(tokens, starts, strict=True)
+        ]
+        rows = [ComputedRow(id_, *one) for id_, one in enumerate(zip(tokens, starts, shown, strict=True))]
+        params = [SamplingParams(temperature=id_ % 3 / 2, top_k=5 * (id_ == 2), min_p=0.1) for id_ in range(5)]
+        asked = [DraftRow(id_, row, 1, 3, params[id_], seed=id_) for id_, row in enumerate(tokens)]
+        for drafter, proposals in zip(drafters, found, strict=True):
+            drafter.observe(rows)
+            proposals += [*drafter.propose_all(asked), *drafter.propose_all(asked[::2]), drafter.propose(asked[3])]
+        starts = [len(row) - 1 for row in tokens]
+        tokens = [np.concatenate([row, rng.integers(0, 96, 1 + id_, dtype=np.int32)]) for id_, row in enumerate(tokens)]
+    assert found[0] == found[1] and all(len(drafts) == 3 for drafts in found[0])
+
+
+def test_kernels_that_do_not_compute_a_heads_attention_are_refused_by_name() -> None:
+    host = PluginHost.load()
+    tree = {"model": random_model("llama", LLAMA), "device": "cpu", "dtype": "float32"}
+    resolved = resolve(validate(tree, host), host)
+    kernels = replace(resolved.kernels, name="narrow", needs=Needs(head_dims=(32,)))
+    narrow = TargetModel(replace(resolved, kernels=kernels))
+    with pytest.raises(PluginError, match=r"kernels 'narrow' .* does not fit: the model's head_dim is 8, needs 32"):
+        narrow.attention(resolved.spec, 4, 3)
 
 
 RIGHT = {**CONFIGS["deepseek_v3"], "num_hidden_layers": 1, "first_k_dense_replace": 0}

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -101,7 +102,7 @@ class HeadCache:
         return oldest is not None
 
 
-def on_device(array: np.ndarray, device: torch.device) -> Tensor:  # type: ignore[type-arg]
+def on_device(array: np.ndarray[Any, Any], device: torch.device) -> Tensor:
     """A copy of an array on the device, without waiting for it."""
     sent = torch.from_numpy(np.ascontiguousarray(array))
     return sent.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else sent

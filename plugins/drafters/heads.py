@@ -136,7 +136,7 @@ class HeadDrafter(Drafter):
         if graph is None:
             inputs_5T = on_device(entries, self._device)
             streams_TSD = self._stacked(streams, entries.shape[1]).to(self._device)
-            self._compute(inputs_5T, streams_TSD, self._single(*inputs_5T[:4], entries[2] + 1))
+            self._compute(inputs_5T, streams_TSD, self._single(inputs_5T[:4].unbind(), entries[2] + 1))
         else:
             self._streams_TSD[: entries.shape[1]].copy_(self._stacked(streams, entries.shape[1]), non_blocking=True)
             graph[0]()
@@ -218,7 +218,7 @@ class HeadDrafter(Drafter):
                 entry_N = (position_N + (ahead - 1)).clamp(max=self._last_position)
                 context_N = None if lengths_N is None else lengths_N + ahead
                 tokens_N = drawn[-1].clamp(min=0)
-                batch = self._single(tokens_N, entry_N, number_N, rows_N, context_N)
+                batch = self._single((tokens_N, entry_N, number_N, rows_N), context_N)
                 hidden_NH = self.head.forward(tokens_N, entry_N, hidden_NH, PagedHeadAttention(self._attention, batch))
             logits_NV = self.head.logits(hidden_NH)[:, : self._vocab_size].float()
             if truncates:
@@ -227,15 +227,11 @@ class HeadDrafter(Drafter):
             drawn.append(self._target.sample(logits_NV, params))
         return torch.stack(drawn)
 
-    def _single(
-        self,
-        tokens_T: Tensor,
-        positions_T: Tensor,
-        number_T: Tensor,
-        rows_T: Tensor,
-        context_lens: np.ndarray[Any, Any] | None,
-    ) -> Batch:
-        """A batch in which each entry is a row. context_lens: on the host; None in a graph."""
+    def _single(self, entries: Sequence[Tensor], context_lens: np.ndarray[Any, Any] | None) -> Batch:
+        """A batch in which each entry is a row. entries: the first four inputs of `_compute`. context_lens: on the
+        host; None in a graph.
+        """
+        tokens_T, positions_T, number_T, rows_T = entries
         cache, count = self._cache, len(tokens_T)
         longest = cache.max_len if context_lens is None else int(context_lens.max())
         table_TM = cache.table_RM[:, : -(-longest // cache.block_size)].index_select(0, rows_T)
@@ -257,7 +253,8 @@ class HeadDrafter(Drafter):
     def _ragged(self, entries_5T: np.ndarray[Any, Any]) -> Batch:
         """A batch in which the entries of a request, which lie side by side, are one row."""
         cache, (number_T, row_T) = self._cache, entries_5T[2:4]
-        starts = np.concatenate([[0], np.flatnonzero(np.diff(row_T)) + 1, [len(row_T)]]).astype(np.int32)
+        is_next_T = (np.diff(row_T) == 0) & (np.diff(number_T) == 1)
+        starts = np.concatenate([[0], np.flatnonzero(~is_next_T) + 1, [len(row_T)]]).astype(np.int32)
         lens = (number_T[starts[1:] - 1] + 1).astype(np.int32)
         longest, counts = int(lens.max()), np.diff(starts)
         sent = on_device(entries_5T[:4], self._device)
@@ -311,7 +308,7 @@ class HeadDrafter(Drafter):
             inputs_5T = torch.from_numpy(self._padding(5)).repeat(1, size).to(self._device)
 
             def _entries_of(inputs_5T: Tensor = inputs_5T) -> Tensor:
-                batch = self._single(*inputs_5T[:4], None)
+                batch = self._single(inputs_5T[:4].unbind(), None)
                 return self._compute(inputs_5T, self._streams_TSD[: inputs_5T.shape[1]], batch)
 
             replay, written = self._target.capture(_entries_of)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from hookline.core.worker.startup.late_work import CAPTURED, COMPILED, FETCHED, KINDS, LateWork, note
+from hookline.core.worker.startup.late_work import CAPTURED, COMPILED, FETCHED, KINDS, LateWork, not_late, note
 
 
 @pytest.fixture
@@ -31,6 +31,16 @@ def test_each_late_piece_of_work_is_a_warning_with_its_name_and_seconds(late, ca
     with caplog.at_level(logging.WARNING, logger="hookline"):
         note(CAPTURED, "of cuda:0", 0.25)
     assert caplog.messages == ["a CUDA graph was captured after the engine was ready: of cuda:0, 0.250 s"]
+
+
+def test_what_a_start_does_behind_its_worker_is_not_late(late):
+    late.begin()
+    with pytest.raises(ValueError, match="it fails"), not_late():
+        note(CAPTURED, "of cuda:0", 0.25)
+        raise ValueError("it fails")
+    assert not any(late.counts.values())
+    note(CAPTURED, "of cuda:0", 0.25)
+    assert late.counts[CAPTURED] == 1
 
 
 def test_every_engine_that_is_ready_counts(late):
