@@ -13,7 +13,7 @@ from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.errors import ConfigError, PluginError
 from hookline.core.layers import ParallelHead, QKVParallelLinear, WholeQKNorm
 from hookline.core.testing.plain_kernels import PlainKernels
-from hookline.core.worker.runner.model_runner import scored, scored_alone
+from hookline.core.worker.results.scores import scored, scored_alone
 from tests.batch_invariance import alone, make_load, try_batches
 from tests.small_models import CONFIGS, SIZES
 

@@ -17,8 +17,9 @@ from hookline.core.contracts import Pooler, PoolerSpec, WeightTarget
 from hookline.core.errors import CheckpointError
 from hookline.core.plugin.registry import Entry
 from hookline.core.requests.pooling import Poolers
+from hookline.core.requests.prompt_readers import FIRST_PLUGIN
 from hookline.core.tokenizer.codec import Codec
-from hookline.core.worker.results.pooling import PoolerMaker
+from hookline.core.worker.results.pooling import RankPooler
 from hookline.core.worker.runner.model_runner import ModelRunner
 
 
@@ -34,8 +35,8 @@ def make_poolers(resolved: ResolvedConfig, entries: Iterable[Entry]) -> Poolers:
     )
 
 
-def pooler_makers(resolved: ResolvedConfig, entries: Sequence[Entry], runner: ModelRunner) -> list[PoolerMaker]:
-    """How this rank makes each pooler, in the same order on every rank."""
+def rank_poolers(resolved: ResolvedConfig, entries: Sequence[Entry], runner: ModelRunner) -> dict[int, RankPooler]:
+    """The rank's poolers by their indices as readers, which are the same on every rank."""
     spec = PoolerSpec(
         hidden_size=resolved.spec.hidden_size,
         vocab_size=resolved.spec.vocab_size,
@@ -43,10 +44,17 @@ def pooler_makers(resolved: ResolvedConfig, entries: Sequence[Entry], runner: Mo
         hf_config=resolved.checkpoint.config,
         model=RankPoolerModel(resolved, runner.whole_logits),
     )
-    return [
-        PoolerMaker(str(entry), partial(_make, resolved, entry, spec), partial(_reads_all_tokens, entry))
-        for entry in entries
-    ]
+    num_rows = resolved.attention.max_num_seqs + 1
+    return {
+        FIRST_PLUGIN + index: RankPooler(
+            str(entry),
+            partial(_make, resolved, entry, spec),
+            partial(_reads_all_tokens, entry),
+            num_rows,
+            resolved.device,
+        )
+        for index, entry in enumerate(entries)
+    }
 
 
 def _make(resolved: ResolvedConfig, entry: Entry, spec: PoolerSpec) -> Pooler:

@@ -16,21 +16,20 @@ import torch
 from torch import Tensor
 
 from hookline.core.assembly.cache_scales import cache_scales
-from hookline.core.assembly.poolers import pooler_makers, rank_codec
+from hookline.core.assembly.poolers import rank_codec, rank_poolers
 from hookline.core.assembly.resolve import ResolvedConfig, chosen
 from hookline.core.assembly.stages import stage_of
 from hookline.core.contracts import ExtensionSpec, Kernels, Model, RecurrentState, RequestFacts, StateTensor, TokenTexts
 from hookline.core.distributed.ranks import LocalRanks
-from hookline.core.engine.step_builder import rounded_logprobs
 from hookline.core.errors import CapacityError, ConfigError, HooklineError, RequestError, StepFault
 from hookline.core.layers import FinalNorm
 from hookline.core.plugin.blame import Blaming
 from hookline.core.plugin.registry import Entry
+from hookline.core.requests.scores import rounded_logprobs
 from hookline.core.requests.step_extensions import InstalledExtensions
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.tokenizer.codec import token_texts
 from hookline.core.worker.request_table import LayerStates, RequestTable, state_form
-from hookline.core.worker.results.pooling import PooledStates
 from hookline.core.worker.runner.model_runner import PLAIN, Extras, ModelRunner
 from hookline.core.worker.runner.step_extensions import RankExtensions
 from hookline.core.worker.stages.worker import StageWorker
@@ -103,8 +102,7 @@ class RankParts:
             first_layer=resolved.stage.first_layer,
             cache_scales=self._cache_scales,
         )
-        makers = pooler_makers(resolved, self._poolers, runner)
-        runner.pooled_states = PooledStates(makers, attention.max_num_seqs + 1, attention.device)
+        runner.readers.add(rank_poolers(resolved, self._poolers, runner))
         return runner
 
     def _table(self, num_blocks: int) -> RequestTable:

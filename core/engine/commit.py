@@ -5,6 +5,7 @@ Which step is committed when is decided in step_loop.py.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,11 +19,12 @@ from hookline.core.engine.plan_check import CheckedPlan
 from hookline.core.engine.policy import Planner
 from hookline.core.engine.policy_feedback import prefilled
 from hookline.core.engine.state import EngineState
-from hookline.core.engine.step_builder import Dispatched, scored_chunks
+from hookline.core.engine.step_builder import Dispatched
+from hookline.core.requests.prompt_readers import ChunkRead
 from hookline.core.requests.request import Request
 from hookline.core.requests.running_table import RunningTable
 from hookline.core.requests.structured_output import StructuredOutput
-from hookline.core.step.executor import StepResult, tapped_after
+from hookline.core.step.executor import StepResult, read_by, tapped_after
 from hookline.core.util.arrays import Array, BoolArray, IntArray, ints, no_ints
 
 PARTS = ("plan", "dispatch", "launch", "wait", "commit")
@@ -91,7 +93,8 @@ class Committer:
             if result.extras:
                 keep_extras(self._queue.live, launched.dispatched, result.extras)
             if tokens.ndim == 2:
-                tokens = keep_scores(self._queue.live, launched.dispatched, tokens)
+                add_scores(self._queue.live, launched.dispatched.sampled.ids_N, tokens)
+                tokens = tokens[:, 0]
             entries_N, tokens_N = table.commit(launched.dispatched.sampled, tokens)
             is_over_N = self._advance_grammars(entries_N, tokens_N)
         return CollectedStep(launched, result, entries_N, tokens_N, is_over_N, draws)
@@ -108,13 +111,15 @@ class Committer:
                 states = TappedStates(*launched.tapped, {layer: result.apart[tapped_after(layer)] for layer in layers})
                 self._state.observers.notify("on_hidden_states", states=states)
             self._note_first_tokens(launched)
+            if dispatched.reads:
+                keep_reads(self._queue.live, dispatched.reads, result.apart)
             kept = list(self._table.requests(entries_N)) if tells_policy else []
             self._keep(entries_N, step.tokens_N, step.is_over_N)
             num_kept = self._keep_drafts(step)
             if states is not None and self._state.speculation is not None:
                 self._state.speculation.show(self._queue.live, states)
-            if dispatched.pooled:
-                self._finisher.finish_pooled(dispatched.pooled, result.apart)
+            if dispatched.ending:
+                self._finisher.finish_prompts(dispatched.ending)
             self._state.announce()
         self._state.note_stats(self._stats(launched, len(entries_N) + num_kept))
         if tells_policy:
@@ -247,23 +252,21 @@ class Committer:
         self._last_commit_s = now_s
 
 
-def keep_scores(live: Mapping[int, Request], dispatched: Dispatched, rows: IntArray) -> IntArray:
-    """Give the requests of a step their log-probabilities; returns the sampled tokens.
-
-    rows: scored rows, of the sampled tokens and then of prompt tokens; see Executor.collect.
-    """
-    start = len(dispatched.sampled.ids_N)
-    add_scores(live, dispatched.sampled.ids_N, rows)
-    for _, request, first, count in scored_chunks(dispatched.chunks):
-        assert request.scores is not None
-        request.scores.add_prompt(first, rows[start : start + count])
-        start += count
-    return rows[: len(dispatched.sampled.ids_N), 0]
+def keep_reads(
+    live: Mapping[int, Request], reads: Sequence[tuple[Request, ChunkRead]], apart: Mapping[str, Array]
+) -> None:
+    """Give the requests of a step what was read of their prompts. apart: see StepResult."""
+    starts = Counter[str]()
+    for request, chunk in reads:
+        name, num_rows = read_by(chunk.index), chunk.num_rows
+        if num_rows and request.id in live:
+            request.keep_read(chunk, apart[name][starts[name] : starts[name] + num_rows])
+        starts[name] += num_rows
 
 
-def add_scores(live: Mapping[int, Request], ids_N: IntArray, rows: IntArray) -> None:
-    """Give requests the scored rows of their newest tokens; there may be more rows."""
-    for id_, row in zip(ids_N.tolist(), rows, strict=False):
+def add_scores(live: Mapping[int, Request], ids_N: IntArray, rows_NX: IntArray) -> None:
+    """Give requests the scored rows of their newest tokens."""
+    for id_, row in zip(ids_N.tolist(), rows_NX, strict=True):
         request = live.get(id_)
         if request is not None and request.scores is not None:
             request.scores.add(row)
@@ -272,12 +275,9 @@ def add_scores(live: Mapping[int, Request], ids_N: IntArray, rows: IntArray) -> 
 def first_draws(dispatched: Dispatched, result: StepResult) -> StepResult:
     """The result of a step as if each row with drafts had drawn once."""
     lengths = [len(row.tokens) for row in dispatched.drafted]
-    first, num_draws = dispatched.num_plain_draws, dispatched.step.num_sampled
-    starts = first + np.cumsum([0, *lengths[:-1]])
-    kept = np.concatenate([np.arange(first), starts])
-    extras = {name: one[kept] for name, one in result.extras.items()}
-    rows = np.concatenate([kept, np.arange(num_draws, len(result.tokens))])
-    return replace(result, tokens=result.tokens[rows], extras=extras)
+    first = dispatched.num_plain_draws
+    kept = np.concatenate([np.arange(first), first + np.cumsum([0, *lengths[:-1]])])
+    return replace(result, tokens=result.tokens[kept], extras={name: one[kept] for name, one in result.extras.items()})
 
 
 def keep_extras(live: Mapping[int, Request], dispatched: Dispatched, extras: Mapping[str, Array]) -> None:

@@ -103,7 +103,7 @@ class Dispatcher:
 
     def expect(self, dispatched: Dispatched) -> None:
         """Count the tokens that a launched step draws; requests that need no further step leave the running ones."""
-        self.count_draws(self._table.still_there(dispatched.sampled).entries_N, dispatched.pooled)
+        self.count_draws(self._table.still_there(dispatched.sampled).entries_N, dispatched.ending)
 
     def count_kept(self, entries_N: IntArray) -> None:
         """Count a draft that each of these requests keeps as computed, and the token drawn behind it."""
@@ -111,12 +111,12 @@ class Dispatcher:
         self._note_progress(entries_N)
         self.count_draws(entries_N)
 
-    def count_draws(self, entries_N: IntArray, pooled: Sequence[Request] = ()) -> None:
-        """Count a drawn token of each of these requests, as `expect` does. pooled: those whose vectors are computed."""
+    def count_draws(self, entries_N: IntArray, ending: Sequence[Request] = ()) -> None:
+        """Count a drawn token of each of these requests, as `expect` does. ending: end with their prompts."""
         table = self._table
         table.num_tokens_S[entries_N] += 1
         is_last = table.num_tokens_S[entries_N] >= table.max_len_S[entries_N]
-        for request in [*table.requests(entries_N[is_last]), *pooled]:
+        for request in [*table.requests(entries_N[is_last]), *ending]:
             if request.id in self._queue.running:
                 self._queue.end(request)
                 self._free_row(request)

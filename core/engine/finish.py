@@ -22,8 +22,7 @@ from hookline.core.errors import (
 from hookline.core.outputs import FinishReason
 from hookline.core.plugin.blame import breach
 from hookline.core.requests.request import Request
-from hookline.core.step.executor import pooled_by
-from hookline.core.util.arrays import IntArray, VectorArray
+from hookline.core.util.arrays import IntArray
 
 
 class Finisher:
@@ -65,18 +64,11 @@ class Finisher:
         self._state.cache.pool.reset_cache()
         self.finish(request, FinishReason.ERROR, missing_token_fault(request, token_id, self._plugin_names))
 
-    def finish_pooled(self, requests: Sequence[Request], apart: Mapping[str, VectorArray]) -> None:
-        """Finish the requests whose vectors a step computed, except those that have finished already.
-
-        requests: in the order of their chunks. apart: see StepResult.
-        """
-        vectors = {name: iter(rows_PF) for name, rows_PF in apart.items()}
+    def finish_prompts(self, requests: Sequence[Request]) -> None:
+        """Finish requests that end with their prompts, except those that have finished already."""
         for request in requests:
-            assert request.pooling is not None
-            vector = next(vectors[pooled_by(request.pooling.pooler)])
             if request.id in self._queue.live:
-                fault = request.keep_vector(vector)
-                self.finish(request, FinishReason.ERROR if fault else FinishReason.STOP, fault)
+                self.finish(request, FinishReason.ERROR if request.fault else FinishReason.STOP, request.fault)
 
     def finish_without_mask(self, ids_N: IntArray) -> None:
         """Finish those of these requests whose grammars failed to fill a mask; what is drawn for them is dropped."""

@@ -182,7 +182,7 @@ class Speculation:
         rows = []
         for first, end in zip(starts, [*starts[1:], len(ids_T)], strict=True):
             request = live.get(int(ids_T[first])) if end > first else None
-            if request is None or request.pooling is not None or self._refused(request) is not None:
+            if request is None or not request.is_drawn_for or self._refused(request) is not None:
                 continue
             start, known_L = int(states.positions_T[first]), _known_tokens(request)
             end = min(end, first + len(known_L) - 1 - start)  # behind it are wrong drafts

@@ -10,8 +10,10 @@ import numpy as np
 
 from hookline.core.engine.speculation import DraftedRow
 from hookline.core.kv_cache.shared_prefix import shared_prefix
+from hookline.core.requests.prompt_readers import FIRST_PLUGIN, ChunkRead
 from hookline.core.requests.request import Request
 from hookline.core.requests.running_table import RunningTable, Sampled
+from hookline.core.requests.scores import rounded_logprobs
 from hookline.core.step.message import Step
 from hookline.core.util.arrays import BoolArray, IntArray, every, float_bits, ints, no_ints
 
@@ -21,13 +23,6 @@ Record = tuple[int, int, IntArray]
 """Arguments of a step extension: the row of the request table, the extension's index, the values."""
 Chunk = tuple[Request, int, int]
 """A request, the position of the chunk's first token, and its length."""
-NUM_LOGPROBS = (0, 1, 5, 10, 20)
-"""`num_logprobs` is rounded up to one of these, so that few graphs serve all requests."""
-
-
-def rounded_logprobs(count: int) -> int:
-    """How many alternatives a step scores whose requests ask for at most `count`."""
-    return next(size for size in NUM_LOGPROBS if size >= count)
 
 
 class ArgumentWriter:
@@ -53,7 +48,7 @@ class ArgumentWriter:
         self.awaited.discard(request.id)
 
     def sections(self, admitted: Sequence[Request], chunks: Sequence[Chunk], sampled: Iterable[Request]) -> Sections:
-        """The extension_*, known_* and scored_* sections, `extensions` and `num_logprobs`; those that are not empty."""
+        """The extension_* and known_* sections, `extensions` and `num_logprobs`; those that are not empty."""
         records: list[Record] = []
         for request in admitted:
             records += self._records(request)
@@ -76,9 +71,6 @@ class ArgumentWriter:
                 extensions |= prepared.used(request.num_output_tokens) if prepared.ends else prepared.bits
             for request, _, _ in chunks:
                 extensions |= request.prepared.layer_bits  # also of chunks that no draw follows
-            scored = scored_chunks(chunks)
-            num_logprobs = max(num_logprobs, *(request.params.prompt_logprobs or 0 for _, request, _, _ in scored), -1)
-            sections |= scored_tokens(scored)
             sections["extensions"] = extensions
             sections["num_logprobs"] = num_logprobs if num_logprobs < 0 else rounded_logprobs(num_logprobs)
         return sections
@@ -103,31 +95,6 @@ class ArgumentWriter:
         if request.id not in self.awaited or request.extensions is None or not request.num_output_tokens:
             return []
         return [(request.row, index, values) for index, values in request.extensions.records]
-
-
-def scored_chunks(chunks: Sequence[Chunk]) -> list[tuple[int, Request, int, int]]:
-    """The prompt tokens that these chunks score: (chunk's index, request, first position, number of tokens).
-
-    A chunk's hidden states give the log-probabilities of the tokens one position further on.
-    """
-    found = []
-    for index, (request, start, length) in enumerate(chunks):
-        count = min(length, request.num_prompt_tokens - 1 - start)
-        if request.params.prompt_logprobs is not None and count > 0:
-            found.append((index, request, start + 1, count))
-    return found
-
-
-def scored_tokens(scored: Sequence[tuple[int, Request, int, int]]) -> Sections:
-    """The scored_* sections: the prompt tokens of `scored_chunks`."""
-    if not scored:
-        return {}
-    tokens = [request.tokens[first : first + count] for _, request, first, count in scored]
-    return {
-        "scored_chunks": ints(index for index, *_ in scored),
-        "scored_lens": ints(count for *_, count in scored),
-        "scored_tokens": np.concatenate(tokens, dtype=np.int64),
-    }
 
 
 def tokens_of(table: RunningTable, decode: IntArray, dispatched: Dispatched) -> tuple[IntArray, IntArray]:
@@ -201,8 +168,10 @@ class Dispatched:
     num_new_tokens: Sequence[int]
     """For each chunk, how many of its tokens are computed for the first time."""
     admitted: Sequence[Request]
-    pooled: Sequence[Request] = ()
-    """The requests whose vectors it computes, in the order of their chunks."""
+    reads: Sequence[tuple[Request, ChunkRead]] = ()
+    """What it reads of prompts, in the order of their chunks."""
+    ending: Sequence[Request] = ()
+    """The requests that end with their last chunk, for which nothing is drawn."""
     drafted: Sequence[DraftedRow] = ()
     """The decodes with drafts. They come last among the sampled requests, which are named once each, and among the
     draws, of which such a row has several."""
@@ -235,13 +204,17 @@ class StepWriter:
             if pairs:
                 sections[f"{name}_rows"], sections[f"{name}_slots"] = np.array(pairs, dtype=np.int64).T
         computing = sampled = decode
-        pooled: Sequence[Request] = ()
+        reads: Sequence[tuple[Request, ChunkRead]] = ()
+        ending: Sequence[Request] = ()
         if chunks:
             chunked = ints(request.entry for request, _, _ in chunks)
             is_sampled = table.can_decode(chunked)
-            if table.num_pooled:
-                sections["pooled"], pooled = pooled_chunks(chunks, is_sampled)
-                is_sampled &= ints(request.pooling is None for request, _, _ in chunks) > 0  # no draw follows them
+            if table.num_reading:
+                read_sections, reads = chunk_reads(chunks, is_sampled)
+                sections |= read_sections
+                is_drawn_for = ints(request.is_drawn_for for request, _, _ in chunks) > 0
+                ending = [chunks[index][0] for index in np.flatnonzero(is_sampled & ~is_drawn_for)]
+                is_sampled &= is_drawn_for
             sampled_chunks = np.flatnonzero(is_sampled)
             sections |= prompt_chunks(chunks)
             sections["sampled_chunks"] = sampled_chunks
@@ -286,7 +259,8 @@ class StepWriter:
             chunks=chunks,
             num_new_tokens=draft.num_new_tokens,
             admitted=admitted,
-            pooled=pooled,
+            reads=reads,
+            ending=ending,
             drafted=draft.drafted,
             masked_ids_N=masked_ids_N,
         )
@@ -356,15 +330,20 @@ def add_drafts(sections: Sections, drafted: Sequence[DraftedRow], num_chunks: in
         sections[name] = np.concatenate([sections[name], values]) if name in sections else values
 
 
-def pooled_chunks(chunks: Sequence[Chunk], is_last: BoolArray) -> tuple[IntArray, list[Request]]:
-    """The pooled section, and the requests whose last chunk is pooled. is_last: for each chunk, whether it ends its
-    prompt.
-    """
-    numbers: list[int] = []
-    for index, (request, start, _) in enumerate(chunks):
-        if request.pooling is not None:
-            numbers += request.pooling.chunk(index, start, ends=bool(is_last[index])) or ()
-    ending = [
-        request for (request, _, _), ends in zip(chunks, is_last, strict=True) if ends and request.pooling is not None
+def chunk_reads(chunks: Sequence[Chunk], is_last: BoolArray) -> tuple[Sections, list[tuple[Request, ChunkRead]]]:
+    """The read_* sections, and what is read of these chunks. is_last: for each chunk, whether it ends its prompt."""
+    found = [
+        (index, request, read)
+        for index, (request, start, length) in enumerate(chunks)
+        if request.reader is not None
+        and (read := request.reader.read(request.tokens, start, length, is_last=bool(is_last[index]))) is not None
     ]
-    return ints(numbers), ending
+    if not found:
+        return {}, []
+    sections = {
+        "reads": ints(number for index, _, one in found for number in (index, one.index, one.flags, one.size)),
+        "read_lens": ints(len(one.values) for _, _, one in found),
+        "read_values": np.concatenate([one.values for _, _, one in found]),
+        "num_plugin_reads": sum(one.index >= FIRST_PLUGIN for _, _, one in found),
+    }
+    return sections, [(request, one) for _, request, one in found]

@@ -62,11 +62,9 @@ class PrefixIndex:
     def max_cached_blocks(self, request: Request) -> int:
         """How many blocks may be taken from the cache: the full ones before the request's last known token.
 
-        0 while its prompt has to be scored, or if its pooler reads all of the prompt.
+        0 if all of its prompt has to be read.
         """
-        if request.pooling is not None and request.pooling.reads_all_tokens:
-            return 0
-        if request.scores is not None and request.scores.misses_prompt:
+        if request.reader is not None and request.reader.needs_whole_prompt:
             return 0
         return (request.num_tokens - 1) // request.block_size
 

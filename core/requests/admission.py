@@ -19,10 +19,11 @@ from hookline.core.pooling_params import PoolingParams
 from hookline.core.request_options import PLAIN, RequestOptions
 from hookline.core.requests.extension_states import ExtensionStates
 from hookline.core.requests.pooling import Poolers
-from hookline.core.requests.request import Request, TokenArray, Watcher
+from hookline.core.requests.request import Request, Watcher
 from hookline.core.requests.request_queue import RequestQueue
 from hookline.core.requests.step_extensions import InstalledExtensions
 from hookline.core.sampling_params import SamplingParams, derived_seed
+from hookline.core.util.arrays import TokenArray
 
 NOTHING_DRAWN = SamplingParams(temperature=0.0, max_tokens=1)
 """The parameters of requests that draw no token."""
@@ -135,7 +136,7 @@ def _pooled(
     """Make a request that ends with a vector when its prompt is computed. Raises: RequestError as `admit` does."""
     tokens = _checked_tokens(limits, prompt_token_ids, num_outputs=0)
     size, prepared = limits.plan.block_size, limits.poolers.prepare(pooling)
-    return Request(id, tokens, NOTHING_DRAWN, max_tokens=0, block_size=size, seed=0, pooling=prepared, **further)
+    return Request(id, tokens, NOTHING_DRAWN, max_tokens=0, block_size=size, seed=0, reader=prepared, **further)
 
 
 def _check_draws(params: SamplingParams, stop_ids: frozenset[int], vocab_size: int) -> None:

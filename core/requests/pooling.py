@@ -1,12 +1,13 @@
 """The host's half of pooling: which pooler a request asks for, and what of it travels in a step.
 
 A pooler's code is imported when a request first asks for it. The device's half, on each rank, is
-`core.worker.results.pooling`. Both halves list the poolers in the same order, so that an index names one.
+`core.worker.results.pooling`. Both halves list the poolers in the same order, so that an index names one; as readers
+of prompts they come from FIRST_PLUGIN on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,8 @@ from hookline.core.errors import EngineError, PluginError, PluginFault, RequestE
 from hookline.core.plugin.needs import Facts, unmet
 from hookline.core.plugin.registry import POOLER, Entry
 from hookline.core.pooling_params import EMBED, PoolingDefaults, PoolingParams
-from hookline.core.util.arrays import VectorArray
+from hookline.core.requests.prompt_readers import FIRST_PLUGIN, ChunkRead, PromptReader
+from hookline.core.util.arrays import TokenArray, VectorArray
 from hookline.core.util.text import near_miss
 
 SHORT_FOR = ("", "token", "_token", "_tokens")
@@ -25,32 +27,37 @@ BEGINS, ENDS, NORMALIZES = 1, 2, 4
 """Flags of a pooled chunk: it is the request's first, it is the last, and the vector is to be scaled to length 1."""
 
 
-@dataclass(frozen=True)
-class Pooling:
-    """What a pooled request asks for, resolved. num_dimensions: numbers of the vector to keep; 0 for all."""
+@dataclass
+class Pooling(PromptReader):
+    """What a pooled request asks for, resolved, and its vector. num_dimensions: numbers of it to keep; 0 for all."""
 
     pooler: int
-    reads_all_tokens: bool
+    needs_whole_prompt: bool
     normalizes: bool
     num_dimensions: int
+    vector: VectorArray | None = None
+    ends_request = True
 
-    def chunk(self, index: int, start: int, *, ends: bool) -> list[int] | None:
-        """The entry in a step's `pooled` for the request's chunk at this position; None if the pooler skips it."""
-        if not (ends or self.reads_all_tokens):
+    def read(self, tokens_L: TokenArray, start: int, length: int, *, is_last: bool) -> ChunkRead | None:
+        """See PromptReader: a pooler that reads the last token alone skips all chunks but the last."""
+        if not (is_last or self.needs_whole_prompt):
             return None
-        begins = start == 0 or not self.reads_all_tokens
-        return [index, self.pooler, BEGINS * begins | ENDS * ends | NORMALIZES * self.normalizes, self.num_dimensions]
+        begins = start == 0 or not self.needs_whole_prompt
+        flags = BEGINS * begins | ENDS * is_last | NORMALIZES * self.normalizes
+        return ChunkRead(FIRST_PLUGIN + self.pooler, start, int(is_last), flags, self.num_dimensions)
 
-    def kept(self, vector: VectorArray) -> tuple[VectorArray | None, EngineError | None]:
-        """The numbers of a vector that were asked for, and None; or None, and what is wrong with the vector."""
-        if not np.isfinite(vector).all():
-            return (
-                None,
-                EngineError(
-                    "the vector holds NaN or infinity: the model's hidden states do not suit the dtype, or are broken"
-                ),
+    def keep(self, chunk: ChunkRead, rows: VectorArray) -> EngineError | None:
+        """See PromptReader: the numbers of the vector that were asked for."""
+        if not np.isfinite(rows).all():
+            return EngineError(
+                "the vector holds NaN or infinity: the model's hidden states do not suit the dtype, or are broken"
             )
-        return vector[: self.num_dimensions or None].copy(), None
+        self.vector = rows[0, : self.num_dimensions or None].copy()
+        return None
+
+    def output(self) -> Mapping[str, Any]:
+        """See PromptReader."""
+        return {"vector": self.vector}
 
 
 class Poolers:

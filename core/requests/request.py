@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -20,14 +20,13 @@ from hookline.core.errors import HooklineError
 from hookline.core.outputs import FinishReason, RequestOutput, Timings
 from hookline.core.request_options import NO_TAGS, PLAIN, RequestOptions
 from hookline.core.requests.extension_states import ExtensionStates
-from hookline.core.requests.pooling import Pooling
-from hookline.core.requests.scores import Scores
+from hookline.core.requests.prompt_readers import ChunkRead, PromptReader
+from hookline.core.requests.scores import PromptScores, Scores
 from hookline.core.requests.step_extensions import NOTHING, Prepared
 from hookline.core.requests.structured_output import Constraint
 from hookline.core.sampling_params import SamplingParams
-from hookline.core.util.arrays import IntArray, VectorArray, ints
+from hookline.core.util.arrays import IntArray, TokenArray, VectorArray, ints
 
-TokenArray = np.ndarray[Any, np.dtype[np.int32]]
 COUNTS = (
     "id",
     "row",
@@ -107,11 +106,11 @@ class Request:
         "options",
         "params",
         "parent_serial",
-        "pooling",
         "prefix_root",
         "prepared",
         "priority",
         "prompt",
+        "reader",
         "scheduled_s",
         "scores",
         "seed",
@@ -121,7 +120,6 @@ class Request:
         "tags",
         "temperature",
         "tokens",
-        "vector",
         "view",
         "watcher",
     )
@@ -171,7 +169,7 @@ class Request:
         arrival_s: float = 0.0,
         options: RequestOptions = PLAIN,
         watcher: Watcher | None = None,
-        pooling: Pooling | None = None,
+        reader: PromptReader | None = None,
     ) -> None:
         self.counts: IntArray = np.zeros(len(COUNTS), dtype=np.int64)
         self.entry = -1
@@ -195,14 +193,13 @@ class Request:
         self.temperature: float = 1.0 if params.temperature is None else params.temperature
         self.prepared = prepared
         self.extensions = extensions
-        self.pooling = pooling
-        """How its prompt is pooled; None if it generates tokens."""
-        self.vector: VectorArray | None = None
+        if params.prompt_logprobs is not None:
+            reader = PromptScores(params.prompt_logprobs, len(prompt_token_ids))
+        self.reader = reader
+        """What is made of its prompt's hidden states, apart from draws; None for nothing."""
         self.fault: HooklineError | None = None
         """Why it ends with an error."""
-        self.scores: Scores | None = None
-        if params.is_scored:
-            self.scores = Scores(params.logprobs, params.prompt_logprobs, len(prompt_token_ids))
+        self.scores = None if params.logprobs is None else Scores(params.logprobs)
         self.block_size = block_size
         self.max_tokens = max_tokens
         self.num_prompt_tokens = self.num_tokens = self.num_known_tokens = len(prompt_token_ids)
@@ -279,13 +276,10 @@ class Request:
         """Note why it finishes with an error."""
         self.fault = fault
 
-    def keep_vector(self, vector: VectorArray) -> HooklineError | None:
-        """Keep the numbers of its pooled vector that were asked for; returns what is wrong with the vector, if anything
-        is.
-        """
-        assert self.pooling is not None
-        self.vector, fault = self.pooling.kept(vector)
-        return fault
+    def keep_read(self, chunk: ChunkRead, rows: VectorArray) -> None:
+        """Keep the rows that its reader made of a chunk; if anything is wrong with them, it finishes with an error."""
+        assert self.reader is not None
+        self.fault = self.reader.keep(chunk, rows) or self.fault
 
     def add_blocks(self, groups: Sequence[Sequence[int]]) -> None:
         """Put further blocks behind the request's; groups: equally many for each group of layers."""
@@ -328,8 +322,13 @@ class Request:
 
     @property
     def asks_beyond_sampling(self) -> bool:
-        """Whether it asks for what graphs of prompts do not have: a grammar's masks, scores of its prompt, a vector."""
-        return bool(self.is_constrained) or self.params.prompt_logprobs is not None or self.pooling is not None
+        """Whether it asks for what graphs of prompts do not have: a grammar's masks, or what is read of its prompt."""
+        return bool(self.is_constrained) or self.reader is not None
+
+    @property
+    def is_drawn_for(self) -> bool:
+        """Whether tokens are drawn for it; otherwise it ends with its prompt."""
+        return self.reader is None or not self.reader.ends_request
 
     @property
     def records(self) -> Sequence[tuple[int, IntArray]]:
@@ -361,7 +360,7 @@ class Request:
             self.priority,
             self.tags,
             self.options.deadline_s,
-            is_pooled=self.pooling is not None,
+            is_pooled=not self.is_drawn_for,
             trace=self.options.trace or NO_TAGS,
         )
 
@@ -379,19 +378,18 @@ class Request:
             num_preemptions=self.num_preemptions,
             error=error,
             logprobs=self.scores.sampled() if self.scores is not None else None,
-            prompt_logprobs=self.scores.prompt() if self.scores is not None else None,
             extensions=self.extensions.results() if self.extensions is not None else None,
             stop_reason=self._stop_reason() if reason is FinishReason.STOP else None,
             timings=Timings(self.arrival_s, self.scheduled_s, self.first_token_s, now_s),
             tags=dict(self.tags),
             priority=self.priority,
             deadline_s=self.options.deadline_s,
-            vector=self.vector,
             is_fault=is_fault,
+            **({} if self.reader is None else self.reader.output()),
         )
 
     def _stop_reason(self) -> str | int | None:
-        if self.pooling is not None:
+        if not self.is_drawn_for:
             return None
         last = int(self.tokens[self.num_known_tokens - 1])
         return self.stop_string or (last if last in self.params.stop_token_ids else None)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hookline.core.requests.request import COUNTS, Request, TokenArray
-from hookline.core.util.arrays import BoolArray, FloatArray, IntArray, every
+from hookline.core.requests.request import COUNTS, Request
+from hookline.core.util.arrays import BoolArray, FloatArray, IntArray, TokenArray, every
 
 NO_REQUEST = -1
 """The id of a free entry."""
@@ -52,8 +52,8 @@ class RunningTable:
         self.is_constrained_S = views["is_constrained"]
         self.num_constrained = 0
         """How many requests here draw by masks."""
-        self.num_pooled = 0
-        """How many requests here are pooled."""
+        self.num_reading = 0
+        """How many requests here have a reader of their prompts."""
         self.num_beyond_sampling = 0
         """How many requests here ask for what graphs of prompts lack, see Request.asks_beyond_sampling."""
         self.num_departures = 0
@@ -74,7 +74,7 @@ class RunningTable:
         tokens[: request.num_known_tokens] = request.tokens[: request.num_known_tokens]
         request.move_to(entry, self._counts_SC[entry], tokens)
         self.num_constrained += request.is_constrained
-        self.num_pooled += request.pooling is not None
+        self.num_reading += request.reader is not None
         self.num_beyond_sampling += request.asks_beyond_sampling
         self._watch(request, 1)
 
@@ -89,7 +89,7 @@ class RunningTable:
         self.num_departures += 1
         self._free.append(entry)
         self.num_constrained -= request.is_constrained
-        self.num_pooled -= request.pooling is not None
+        self.num_reading -= request.reader is not None
         self.num_beyond_sampling -= request.asks_beyond_sampling
         self._watch(request, -1)
 

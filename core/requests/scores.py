@@ -1,73 +1,96 @@
 """Log-probabilities on the host: what a caller gets, and what a request keeps of the scored rows that arrive.
 
-The rows are laid out as `core.worker.runner.model_runner` says. Legend: K alternatives, X = 2 + 2K.
+The rows are laid out as `core.worker.results.scores` says. Legend: K alternatives, X = 2 + 2K.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
 from hookline.core.outputs import TokenLogprob
-from hookline.core.util.arrays import IntArray
+from hookline.core.requests.prompt_readers import ChunkRead, PromptReader
+from hookline.core.util.arrays import Array, IntArray, TokenArray, VectorArray
+
+NUM_LOGPROBS = (0, 1, 5, 10, 20)
+"""How many alternatives are scored is rounded up to one of these, so that few graphs and kernels serve all requests.
+For prompts, each is a reader, whose index is the number's place here."""
+
+
+def rounded_logprobs(count: int) -> int:
+    """How many alternatives a step scores whose requests ask for at most `count`."""
+    return next(size for size in NUM_LOGPROBS if size >= count)
 
 
 class Scores:
-    """The scored rows of one request: of the tokens it draws, and of its prompt's tokens after the first."""
+    """The scored rows of the tokens that one request draws."""
 
-    def __init__(self, num_logprobs: int | None, num_prompt_logprobs: int | None, num_prompt_tokens: int) -> None:
-        self.num_logprobs, self.num_prompt_logprobs = num_logprobs, num_prompt_logprobs
-        self._sampled: list[IntArray] = []
-        self._prompt: dict[int, IntArray] = {}
-        self._num_missing = num_prompt_tokens - 1 if num_prompt_logprobs is not None else 0
-
-    @property
-    def misses_prompt(self) -> bool:
-        """Whether prompt tokens are still to be scored; they must be computed then, and not be found in the cache."""
-        return len(self._prompt) < self._num_missing
+    def __init__(self, num_logprobs: int) -> None:
+        self.num_logprobs = num_logprobs
+        self._rows: list[IntArray] = []
 
     def add(self, row_X: IntArray) -> None:
         """Keep the row of the next sampled token."""
-        if self.num_logprobs is not None:
-            self._sampled.append(row_X.copy())
+        self._rows.append(row_X.copy())
 
     def drop_last(self) -> None:
         """Forget the newest sampled token, which is not part of the answer."""
-        if self._sampled:
-            self._sampled.pop()
-
-    def add_prompt(self, first: int, rows_PX: IntArray) -> None:
-        """Keep the rows of the prompt's tokens from position `first` on."""
-        self._prompt.update(enumerate(rows_PX.copy(), start=first))
+        if self._rows:
+            self._rows.pop()
 
     @property
     def last_logprob(self) -> float | None:
-        """The newest token's log-probability; None if not asked for."""
-        return _floats(self._sampled[-1][1:2])[0] if self._sampled else None
+        """The newest token's log-probability; None without any."""
+        return _floats(self._rows[-1][1:2])[0] if self._rows else None
 
-    def sampled(self, first: int = 0) -> list[TokenLogprob] | None:
-        """Log-probabilities of the generated tokens from number `first` on; None if not asked for."""
-        if self.num_logprobs is None:
+    def sampled(self, first: int = 0) -> list[TokenLogprob]:
+        """Log-probabilities of the generated tokens from number `first` on."""
+        return [_read(row, self.num_logprobs) for row in self._rows[first:]]
+
+
+class PromptScores(PromptReader):
+    """The scored rows of one request's prompt, of all tokens after the first."""
+
+    ends_request = False
+
+    def __init__(self, num_logprobs: int, num_prompt_tokens: int) -> None:
+        self.num_logprobs, self._num_rows = num_logprobs, num_prompt_tokens - 1
+        self._rows: dict[int, Array] = {}
+
+    @property
+    def needs_whole_prompt(self) -> bool:
+        """See PromptReader: until all of it is scored."""
+        return len(self._rows) < self._num_rows
+
+    def read(self, tokens_L: TokenArray, start: int, length: int, *, is_last: bool) -> ChunkRead | None:
+        """See PromptReader: hidden states give the log-probabilities of the tokens one position further on."""
+        first, end = start + 1, min(start + length, self._num_rows) + 1
+        if first >= end:
             return None
-        return [_read(row, self.num_logprobs) for row in self._sampled[first:]]
+        values = tokens_L[first:end].astype(np.int64)
+        index = NUM_LOGPROBS.index(rounded_logprobs(self.num_logprobs))
+        return ChunkRead(index, first, end - first, values=values)
 
-    def prompt(self) -> list[TokenLogprob | None] | None:
-        """As `sampled`, of every prompt token; None for the first, and for those that were not computed before the end.
+    def keep(self, chunk: ChunkRead, rows: VectorArray) -> None:
+        """See PromptReader."""
+        self._rows.update(enumerate(rows.view(np.int32).copy(), start=chunk.first))
 
-        None if not asked for.
-        """
-        if self.num_prompt_logprobs is None:
-            return None
-        rows = [self._prompt.get(position) for position in range(1, self._num_missing + 1)]
-        return [None, *(None if row is None else _read(row, self.num_prompt_logprobs) for row in rows)]
+    def output(self) -> Mapping[str, Any]:
+        """See PromptReader: None for the first token, and for those that were not computed before the end."""
+        rows = [self._rows.get(position) for position in range(1, self._num_rows + 1)]
+        found = [None, *(None if row is None else _read(row, self.num_logprobs) for row in rows)]
+        return {"prompt_logprobs": found}
 
 
-def _read(row_X: IntArray, num_logprobs: int) -> TokenLogprob:
+def _read(row_X: Array, num_logprobs: int) -> TokenLogprob:
     count = (len(row_X) - 2) // 2
     ids = row_X[2 : 2 + num_logprobs].tolist()
     values = _floats(row_X[2 + count : 2 + count + num_logprobs])
     return TokenLogprob(int(row_X[0]), _floats(row_X[1:2])[0], tuple(zip(ids, values, strict=True)))
 
 
-def _floats(bits: IntArray) -> list[float]:
+def _floats(bits: Array) -> list[float]:
     values: list[float] = bits.astype(np.int32).view(np.float32).tolist()
     return values

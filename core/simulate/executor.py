@@ -46,7 +46,7 @@ class BlankExecutor(Executor):
 
     def launch(self, step: Step) -> int:
         """Count the sampled tokens of a step."""
-        assert step.num_logprobs < 0, "there are no log-probabilities without a model"
+        assert step.num_logprobs < 0 and not len(step.reads), "there are no log-probabilities without a model"
         return step.num_sampled
 
     def collect(self, handle: int) -> StepResult:

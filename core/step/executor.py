@@ -16,12 +16,12 @@ from hookline.core.util.arrays import Array, IntArray, MaskArray
 class StepResult:
     """The result of a step, on the host.
 
-    tokens: those drawn (N,). If step.num_logprobs is not -1: rows (N + P, X) instead, of the drawn tokens and then of
-    the scored prompt tokens, as `core.worker.runner.model_runner` lays them out; the first column holds the tokens.
+    tokens: those drawn (N,). If step.num_logprobs is not -1: rows (N, X) instead, as `core.worker.results.scores`
+    lays them out; the first column holds the tokens.
     extras: further arrays with numbers for each draw, by the name of the step extension that computed them.
-    apart: float32 arrays that belong to no draw, by name: `pooled_by` a pooler, the vectors (P, F) of its prompts that
-    are complete, in the chunks' order; `tapped_after` a layer of engine.taps, the hidden states (T, D) of the step's
-    decodes, then of its chunks' tokens.
+    apart: float32 arrays that belong to no draw, by name: `read_by` a reader of prompts, its rows (P, F) in the chunks'
+    order; `tapped_after` a layer of engine.taps, the hidden states (T, D) of the step's decodes, then of its chunks'
+    tokens.
     extension_seconds: (X, 2) float64, the index of each step extension that was timed on the device and its seconds;
     None if none was.
     """
@@ -32,9 +32,9 @@ class StepResult:
     extension_seconds: Array | None = None
 
 
-def pooled_by(pooler: int) -> str:
-    """The name of what the pooler of this index computed; see StepResult.apart."""
-    return f"pooled by {pooler}"
+def read_by(reader: int) -> str:
+    """The name of what the reader of this index made of prompts; see StepResult.apart."""
+    return f"read by {reader}"
 
 
 def tapped_after(layer: int) -> str:

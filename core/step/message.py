@@ -18,9 +18,9 @@ import numpy as np
 
 from hookline.core.util.arrays import IntArray, MaskArray, no_ints
 
-POOLED_WIDTH = 4
-"""Integers for each pooled chunk of a step: its index, the pooler's index, flags (see core.requests.pooling), and how
-many numbers of the vector to keep (0: all)."""
+READ_WIDTH = 4
+"""Integers for each chunk whose hidden states are read: its index, the reader's index, and the reader's flags and size
+(core/requests/prompt_readers.py)."""
 
 
 class Axis(IntEnum):
@@ -28,11 +28,10 @@ class Axis(IntEnum):
 
     STEP: the whole step, such as what is written into the request table before it is computed. DECODE, CHUNK: its rows,
     each of which is one or the other. TOKEN: the tokens that it computes, decodes first, then chunks' tokens. DRAW: the
-    tokens that it draws, decodes first, then sampled chunks. SCORE: the draws, then the prompt tokens that are scored.
-    MASK: the draws that wait for masks.
+    tokens that it draws, decodes first, then sampled chunks. MASK: the draws that wait for masks.
     """
 
-    STEP, DECODE, CHUNK, TOKEN, DRAW, SCORE, MASK = range(7)
+    STEP, DECODE, CHUNK, TOKEN, DRAW, MASK = range(6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +71,12 @@ class Step:
     shared_rows: if not empty, the rows that from now on share their first shared_len cached tokens, and no others do.
     extension_*: arguments for step extensions: (row, extension, number of values) and the values of all, one after
     the other; no values at all put an extension's defaults into a row.
-    scored_*: chunks (by index) whose hidden states give the log-probabilities of prompt tokens: how many of each
-    chunk's tokens are followed by one, and those that follow.
     known_*: rows of requests whose extensions read tokens, admitted now: length of the prompt, number of tokens known,
     and those tokens, row after row.
     restored_*: rows into which states are copied from slots, once the rows of admitted requests are zero. saved_*: rows
     whose states are copied into slots after the step is computed (core/kv_cache/snapshots.py).
-    pooled: chunks whose hidden states are pooled, POOLED_WIDTH integers each.
+    reads: chunks whose hidden states are read for results apart from draws, READ_WIDTH integers each; a chunk may be
+    named once. read_lens, read_values: how many integers the reader is given for each, and those of all.
     """
 
     admit_rows: IntArray = _section(Axis.STEP)
@@ -101,9 +99,6 @@ class Step:
     extension_ids: IntArray = _section(Axis.STEP)
     extension_lens: IntArray = _section(Axis.STEP)
     extension_values: IntArray = _section(Axis.STEP)
-    scored_chunks: IntArray = _section(Axis.CHUNK, by="scored_chunks")
-    scored_lens: IntArray = _section(Axis.CHUNK, by="scored_chunks")
-    scored_tokens: IntArray = _section(Axis.CHUNK, by="scored_chunks", each="scored_lens")
     known_rows: IntArray = _section(Axis.STEP)
     known_prompt_lens: IntArray = _section(Axis.STEP)
     known_lens: IntArray = _section(Axis.STEP)
@@ -112,7 +107,9 @@ class Step:
     restored_slots: IntArray = _section(Axis.STEP)
     saved_rows: IntArray = _section(Axis.STEP)
     saved_slots: IntArray = _section(Axis.STEP)
-    pooled: IntArray = _section(Axis.CHUNK, by="pooled", width=POOLED_WIDTH)
+    reads: IntArray = _section(Axis.CHUNK, by="reads", width=READ_WIDTH)
+    read_lens: IntArray = _section(Axis.CHUNK, by="reads")
+    read_values: IntArray = _section(Axis.CHUNK, by="reads", each="read_lens")
     max_context_len: int = 0
     """Most tokens that any row of the step has in the cache when the step ends."""
     all_greedy: bool = False
@@ -122,7 +119,9 @@ class Step:
     extensions: int = 0
     """Bits of the step extensions that a draw of the step goes through; 0 if it is plain."""
     num_logprobs: int = -1
-    """Alternatives with log-probabilities for every scored token of the step; -1: no token is scored."""
+    """Alternatives with log-probabilities for every draw of the step; -1: no draw is scored."""
+    num_plugin_reads: int = 0
+    """How many of `reads` are by plugins."""
 
     @property
     def num_tokens(self) -> int:
@@ -143,7 +142,7 @@ class Step:
     @property
     def is_agreed_on(self) -> bool:
         """Whether plugins run in it that may fail for single requests; ranks must then agree whether they did."""
-        return self.extensions != 0 or len(self.pooled) > 0
+        return self.extensions != 0 or self.num_plugin_reads > 0
 
     @property
     def num_sampled(self) -> int:
@@ -167,12 +166,12 @@ def pack(step: Step) -> IntArray:
     return np.concatenate([np.array(header, dtype=np.int64), *sections])
 
 
-_EXTENSIONS, _POOLED = HEADER.index("extensions"), len(HEADER) + SECTIONS.index("pooled")
+_EXTENSIONS, _PLUGIN_READS = HEADER.index("extensions"), HEADER.index("num_plugin_reads")
 
 
 def is_agreed_on(message: IntArray) -> bool:
     """Step.is_agreed_on of a packed step; False of other messages."""
-    return bool(message[0] >= 0 and (message[_EXTENSIONS] or message[_POOLED]))
+    return bool(message[0] >= 0 and (message[_EXTENSIONS] or message[_PLUGIN_READS]))
 
 
 MASKS, TIME_STEPS = -1, -2

@@ -1,6 +1,6 @@
 """A step cut into micro-batches, which the stages of a model compute one after the other: each is a step of its own.
 
-Every rank cuts by the same rule, so micro-batches need not be sent. Legend: N draws of a step, P scored prompt tokens.
+Every rank cuts by the same rule, so micro-batches need not be sent.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from hookline.core.util.arrays import Array, BoolArray, IntArray
 PIECES: Mapping[Axis, Sequence[Along]] = {
     Axis.TOKEN: (Along(Axis.DECODE), ALONG["token_ids_T"]),
     Axis.DRAW: (Along(Axis.DECODE), ALONG["sampled_chunks"]),
-    Axis.SCORE: (Along(Axis.DRAW), ALONG["scored_tokens"]),
     Axis.MASK: (ALONG["masked_draws"],),
 }
 """What follows one another along each axis that is made of others."""
@@ -109,7 +108,7 @@ def _part(step: Step, decodes: slice, chunks: slice, *, is_first: bool) -> Micro
     return MicroBatch(Step(**sections, **{name: getattr(step, name) for name in HEADER}), members)
 
 
-def joined(parts: Sequence[MicroBatch], results: Sequence[Array], axis: Axis = Axis.SCORE) -> Array:
+def joined(parts: Sequence[MicroBatch], results: Sequence[Array], axis: Axis = Axis.DRAW) -> Array:
     """The results of a step along an axis, put together from those of its micro-batches."""
     if len(parts) == 1:
         return results[0]

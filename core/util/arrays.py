@@ -12,6 +12,8 @@ IntArray = np.ndarray[Any, np.dtype[np.int64]]
 FloatArray = np.ndarray[Any, np.dtype[np.float64]]
 BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
 VectorArray = np.ndarray[Any, np.dtype[np.float32]]
+TokenArray = np.ndarray[Any, np.dtype[np.int32]]
+"""Token ids of a request."""
 MaskArray = np.ndarray[Any, np.dtype[np.int32]]
 """Masks of tokens as `core.contracts.grammar` has them, one row or several."""
 

@@ -127,7 +127,7 @@ class StepChecks(FormChecks):
         self.inside("sampler", "sample_shard", tokens_N[has_token_N], "token id", "the shard", first, end)
 
     def scores(self, scored_NX: Any, tokens_N: Tensor, num_logprobs: int, vocab_size: int) -> None:
-        """Check what a sampler's `score` returned: rows as `core.worker.runner.model_runner.scored` makes them."""
+        """Check what a sampler's `score` returned: rows as `core.worker.results.scores.scored` makes them."""
         self.form("sampler", "score", scored_NX, (len(tokens_N), 2 + 2 * num_logprobs), torch.int64)
         if not torch.equal(scored_NX[:, 0], tokens_N):
             raise self.fault("sampler", "score", "its first column is not the tokens that it was given")

@@ -42,7 +42,7 @@ from hookline.core.worker.graphs.laid_out_graphs import LaidOutGraphs
 from hookline.core.worker.graphs.masked_steps import MaskedDecodes, WaitingStep
 from hookline.core.worker.graphs.prompt_graphs import PromptGraphs
 from hookline.core.worker.request_table import DeviceStep, SampleRows, on_device
-from hookline.core.worker.results.pooling import DeviceVectors
+from hookline.core.worker.results.prompt_readers import DeviceRows
 from hookline.core.worker.results.token_transfer import Rows, TokenTransfer, send_apart
 from hookline.core.worker.runner.model_runner import PLAIN, Extras, ModelRunner
 from hookline.core.worker.runner.step_extensions import LayerWatch
@@ -101,7 +101,7 @@ class Worker(RankWorker):
         self._waiting: WaitingStep | None = None
         """The step launched last, if its draws wait for masks."""
         self._apart: Mapping[str, Rows] = {}
-        """The pooled vectors and the hidden states of the step computed last, on their way to the host."""
+        """What the step computed last has apart from its draws, on the way to the host."""
 
     @property
     def progress(self) -> int:
@@ -423,11 +423,13 @@ class Worker(RankWorker):
         self._send_apart({}, laid_out[0].tapped(step.num_tokens))
         return replayed
 
-    def _send_apart(self, vectors: DeviceVectors, tapped: Mapping[int, Tensor]) -> None:
-        """Start copying to the host what a step has besides its draws: pooled vectors, and the stream after layers."""
+    def _send_apart(self, read: DeviceRows, tapped: Mapping[int, Tensor]) -> None:
+        """Start copying to the host what a step has besides its draws: what is read of prompts, and the stream after
+        layers.
+        """
         if self.is_host:
             named = {tapped_after(layer): stream_TD for layer, stream_TD in tapped.items()}
-            self._apart = {name: send_apart(rows) for name, rows in (*vectors.items(), *named.items())}
+            self._apart = {name: send_apart(rows) for name, rows in (*read.items(), *named.items())}
 
     def _laid_out(self, step: Step) -> tuple[LaidOutGraphs[Any], Any] | None:
         """The graphs with prompts or drafts that hold a step, and its shape; None if none do."""
@@ -451,7 +453,7 @@ class Worker(RankWorker):
     @contextmanager
     def _checking_once(self, step: Step, extras: Extras) -> Iterator[None]:
         """Around eager work: what plugins return is held against their contracts once per kind of step."""
-        sections = (step.decode_rows, step.chunk_rows, step.mask_rows, step.masked_draws, step.pooled)
+        sections = (step.decode_rows, step.chunk_rows, step.mask_rows, step.masked_draws, step.reads)
         kind: tuple[bool | Extras, ...] = (*(len(section) > 0 for section in sections), extras)
         if kind in self._checked:
             yield
@@ -461,67 +463,53 @@ class Worker(RankWorker):
         self._checked.add(kind)
 
     def _forward_step(self, device_step: DeviceStep) -> tuple[SampleRows, Tensor]:
-        """The draws of a step that no graph holds, and their hidden states; all tokens' if prompt tokens are scored."""
+        """The draws of a step that no graph holds, and their hidden states."""
         step = device_step.step
         self.runner.begin()
         batch = self.table.batch(device_step)
         sampled = self.table.sample_rows(device_step, batch)
         watch = self.runner.watch(step, batch, sampled.token_indices_N)
-        scores_prompts = len(step.scored_chunks) > 0
-        vectors: DeviceVectors = {}
-        if len(step.pooled):
-            hidden_TD, vectors = self._forward_pooled(step, batch, sampled, watch=watch)
-        else:
-            hidden_TD = self.runner.forward(batch, None if scores_prompts else sampled.token_indices_N, watch=watch)
-        self._send_apart(vectors, {} if watch is None else watch.tapped)
-        return sampled if watch is None else replace(sampled, streams=watch.streams), hidden_TD
+        hidden_ND, read = self._forward_and_read(step, batch, sampled, watch=watch)
+        self._send_apart(read, {} if watch is None else watch.tapped)
+        return sampled if watch is None else replace(sampled, streams=watch.streams), hidden_ND
 
-    def _forward_pooled(
+    def _forward_and_read(
         self,
         step: Step,
         batch: Batch,
         sampled: SampleRows,
         stream_TD: Tensor | None = None,
         watch: LayerWatch | None = None,
-    ) -> tuple[Tensor, DeviceVectors]:
-        """The hidden states of a step with pooled chunks, and their vectors. stream_TD, watch: see ModelRunner."""
-        states, wanted_N = self.runner.pooled_states, sampled.token_indices_N
-        assert states is not None and wanted_N is not None, "chunks are pooled"
-        groups = states.groups(step)
-        tokens_P = on_device(np.concatenate([group.tokens for group in groups]), wanted_N.device)
-        scores_prompts = len(step.scored_chunks) > 0
-        if scores_prompts or states.reads_all_tokens(groups):
+    ) -> tuple[Tensor, DeviceRows]:
+        """The hidden states of a step's draws, and what is read of its prompts. stream_TD, watch: see ModelRunner."""
+        wanted_N, readers = sampled.token_indices_N, self.runner.readers
+        if not len(step.reads):
+            return self.runner.forward(batch, wanted_N, stream_TD, watch), {}
+        assert wanted_N is not None, "a draw follows every token, and prompts are read"
+        groups = readers.groups(step)
+        if not readers.read_last(groups):
             hidden_TD = self.runner.forward(batch, stream_TD=stream_TD, watch=watch)
-            vectors = states.run(groups, hidden_TD.index_select(0, tokens_P))
-            return hidden_TD if scores_prompts else hidden_TD.index_select(0, wanted_N), vectors
+            return hidden_TD.index_select(0, wanted_N), readers.run(groups, hidden_TD, is_whole=True)
+        tokens_P = on_device(np.concatenate([group.tokens for group in groups]), wanted_N.device)
         hidden_XD = self.runner.forward(batch, torch.cat([wanted_N, tokens_P]), stream_TD, watch)
-        return hidden_XD[: len(wanted_N)], states.run(groups, hidden_XD[len(wanted_N) :])
+        return hidden_XD[: len(wanted_N)], readers.run(groups, hidden_XD[len(wanted_N) :], is_whole=False)
 
     def _draw_all(
         self,
-        hidden_TD: Tensor,
+        hidden_ND: Tensor,
         sampled: SampleRows,
         device_step: DeviceStep,
         extras: Extras,
         forbid: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
-        """Draw the tokens of an eager step, and score what is to be scored; returns what StepResult describes."""
-        step, tokens_N, runner, hidden_ND = device_step.step, sampled.token_indices_N, self.runner, hidden_TD
-        scores_prompts = len(step.scored_chunks) > 0
-        if scores_prompts and tokens_N is not None:
-            hidden_ND = hidden_TD.index_select(0, tokens_N)
+        """Draw the tokens of an eager step; returns what StepResult.tokens describes."""
+        step = device_step.step
         mask = device_step.views if len(step.mask_rows) else None
-        results_N = sampled.rows_N
-        if len(sampled.rows_N) and (mask is not None or forbid is not None or extras != PLAIN):
-            results_N = runner.sample_extra(hidden_ND, sampled, extras, step.max_context_len, mask, forbid)
-        elif len(sampled.rows_N):
-            results_N = runner.sample(hidden_ND, sampled)
-        if not scores_prompts:
-            return results_N
-        prompt_PX = runner.score_prompt(hidden_TD, step, extras.num_logprobs)
-        if (missing := runner.num_columns(extras) - prompt_PX.shape[1]) > 0:
-            prompt_PX = torch.nn.functional.pad(prompt_PX, (0, missing))  # extensions tell nothing of prompt tokens
-        return torch.cat([results_N, prompt_PX]) if results_N.ndim == 2 else prompt_PX
+        if not len(sampled.rows_N):
+            return sampled.rows_N
+        if mask is not None or forbid is not None or extras != PLAIN:
+            return self.runner.sample_extra(hidden_ND, sampled, extras, step.max_context_len, mask, forbid)
+        return self.runner.sample(hidden_ND, sampled)
 
     def collect(self, handle: Handle) -> StepResult:
         """See Executor."""

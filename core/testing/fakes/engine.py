@@ -23,9 +23,10 @@ from hookline.core.plugin.check_plugin import new_manager
 from hookline.core.plugin.observers import Observers
 from hookline.core.requests.admission import EngineLimits
 from hookline.core.requests.pooling import BEGINS, ENDS
+from hookline.core.requests.prompt_readers import FIRST_PLUGIN
 from hookline.core.requests.request import Request
-from hookline.core.step.executor import Executor, StepResult, pooled_by
-from hookline.core.step.message import ALONG, POOLED_WIDTH, Axis, Step, pack, unpack
+from hookline.core.step.executor import Executor, StepResult, read_by
+from hookline.core.step.message import ALONG, READ_WIDTH, Axis, Step, pack, unpack
 from hookline.core.step.micro_batches import cut
 from hookline.core.step.timing import Clock, DeviceTime
 from hookline.core.testing.fakes.poolers import READS_ALL, pooled_numbers
@@ -161,9 +162,9 @@ class FakeExecutor(Executor):
     def _pool(self, step: Step, ends: list[tuple[int, int]]) -> dict[str, list[VectorArray]]:
         """The pooled prompts that are complete. Of those that are read whole, every token must have come in order."""
         vectors = dict[str, list[VectorArray]]()
-        for index, pooler, flags, _ in step.pooled.reshape(-1, POOLED_WIDTH).tolist():
+        for index, reader, flags, _ in step.reads.reshape(-1, READ_WIDTH).tolist():
             row, end = ends[len(step.decode_rows) + index]
-            if pooler == READS_ALL:
+            if reader == FIRST_PLUGIN + READS_ALL:
                 start = int(step.chunk_starts[index])
                 assert start == (0 if flags & BEGINS else self.pooled[row]), (
                     f"row {row} is not pooled from its beginning"
@@ -173,7 +174,7 @@ class FakeExecutor(Executor):
                 context = self.cache[self._slots(row, 0, end)]
                 assert (context != HOLE).all(), f"row {row} pools a cache slot that was never written"
                 vector = np.array(pooled_numbers(context.tolist()), dtype=np.float32)
-                vectors.setdefault(pooled_by(pooler), []).append(vector)
+                vectors.setdefault(read_by(reader), []).append(vector)
         return vectors
 
     def time_steps(self) -> Clock:

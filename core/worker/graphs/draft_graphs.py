@@ -38,7 +38,7 @@ class DraftGraphs(LaidOutGraphs[int]):
         """See LaidOutGraphs: none for a step with a token that no draw follows, nor for decodes alone without taps."""
         if not (len(step.chunk_rows) or self._tapped) or len(step.sampled_chunks) != len(step.token_ids_T):
             return None
-        if len(step.scored_chunks) or len(step.pooled):
+        if len(step.reads):
             return None
         return next((size for size in self.shapes if size >= step.num_tokens), None)
 

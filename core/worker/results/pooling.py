@@ -1,13 +1,12 @@
 """The device's half of pooling: hidden states of prompts into vectors, by the poolers of plugins.
 
-A step names chunks, rows of the request table and poolers by index; one without pooled chunks never comes here.
-Legend: as in core/contracts/pooler.py; P pooled chunks of a step.
+Legend: as in core/contracts/pooler.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,94 +18,43 @@ from hookline.core.contracts import PooledChunks, Pooler
 from hookline.core.errors import HooklineError, PluginError, RequestFault, is_out_of_memory
 from hookline.core.plugin.blame import breach, with_place
 from hookline.core.requests.pooling import BEGINS, ENDS, NORMALIZES
-from hookline.core.step.executor import pooled_by
-from hookline.core.step.message import POOLED_WIDTH, Step
-from hookline.core.util.arrays import IntArray
 from hookline.core.util.raising import Raising
 from hookline.core.worker.form_checks import form_fault
 from hookline.core.worker.request_table import on_device
+from hookline.core.worker.results.prompt_readers import Group, RankReader
 
 
-@dataclass(frozen=True)
-class PoolerMaker:
-    """A pooler's name in errors, whether it reads all tokens, and how to make it."""
+class RankPooler(RankReader):
+    """One pooler on this rank, made when it is first used, and its state for each row of the request table.
 
-    name: str
-    make: Callable[[], Pooler]
-    reads_all_tokens: Callable[[], bool]
-
-
-@dataclass(frozen=True)
-class Group:
-    """The pooled chunks of a step that one pooler takes, as arrays on the host.
-
-    rows, starts, lens: of each chunk, its request's row, the position of its first token and its length. flags, sizes:
-    see core.requests.pooling. tokens: where the chunks' tokens stand among the step's.
+    name: in errors. make: makes it. reads_all: whether it reads all tokens of a prompt.
     """
 
-    pooler: int
-    rows: IntArray
-    starts: IntArray
-    lens: IntArray
-    flags: IntArray
-    sizes: IntArray
-    tokens: IntArray
+    num_columns = 0
 
+    def __init__(
+        self, name: str, make: Callable[[], Pooler], reads_all: Callable[[], bool], num_rows: int, device: torch.device
+    ) -> None:
+        self._name, self._make, self._reads_all = name, make, reads_all
+        self._num_rows, self._device = num_rows, device
+        self._made: tuple[Pooler, Tensor] | None = None
+        self._refusal: HooklineError | None = None
 
-DeviceVectors = Mapping[str, Tensor]
-"""The vectors (P, F) of each pooler for the prompts that are complete, in the order of their chunks; see pooled_by."""
+    @cached_property
+    def reads_last(self) -> bool:
+        """See RankReader."""
+        return not self._reads_all()
 
+    def run(self, group: Group, hidden_TD: Tensor) -> Tensor | None:
+        """See RankReader: the vectors of the group's prompts that are complete.
 
-class PooledStates:
-    """The poolers that requests use, each made on first use, and their state for each row of the request table."""
-
-    def __init__(self, makers: Sequence[PoolerMaker], num_rows: int, device: torch.device) -> None:
-        self._makers, self._num_rows, self._device = makers, num_rows, device
-        self._poolers: dict[int, tuple[Pooler, Tensor]] = {}
-        self._refusals: dict[int, HooklineError] = {}
-        self._reads_all_tokens: dict[int, bool] = {}
-
-    def groups(self, step: Step) -> list[Group]:
-        """The step's pooled chunks, by their pooler."""
-        pooled_P4 = step.pooled.reshape(-1, POOLED_WIDTH)
-        firsts = len(step.decode_rows) + np.cumsum(step.chunk_lens) - step.chunk_lens
-        return [
-            self._group(step, index, pooled_P4[pooled_P4[:, 1] == index], firsts)
-            for index in np.unique(pooled_P4[:, 1]).tolist()
-        ]
-
-    def _group(self, step: Step, index: int, pooled_P4: IntArray, firsts: IntArray) -> Group:
-        chunks = pooled_P4[:, 0]
-        starts, lens, firsts = step.chunk_starts[chunks], step.chunk_lens[chunks], firsts[chunks]
-        if index not in self._reads_all_tokens:
-            self._reads_all_tokens[index] = self._makers[index].reads_all_tokens()
-        if not self._reads_all_tokens[index]:
-            starts, firsts, lens = starts + lens - 1, firsts + lens - 1, np.ones_like(lens)
-        tokens = np.repeat(firsts - (np.cumsum(lens) - lens), lens) + np.arange(lens.sum())
-        rows, flags, sizes = step.chunk_rows[chunks], pooled_P4[:, 2], pooled_P4[:, 3]
-        return Group(index, rows, starts, lens, flags, sizes, tokens)
-
-    def reads_all_tokens(self, groups: Sequence[Group]) -> bool:
-        """Whether any of them needs more than a prompt's last token."""
-        return any(self._reads_all_tokens[group.pooler] for group in groups)
-
-    def run(self, groups: Sequence[Group], hidden_PD: Tensor) -> DeviceVectors:
-        """Pool the hidden states of the groups' tokens, which lie one group after the other.
-
-        Raises: RequestFault naming the pooler that failed and its method, and the rows of its requests.
+        Raises: RequestFault naming the pooler and its method that failed, and the rows of its requests.
         """
-        found, first = dict[str, Tensor](), 0
-        for group in groups:
-            hidden_TD = hidden_PD[first : first + len(group.tokens)]
-            first += len(group.tokens)
-            with self._raising(group):
-                vectors_PF = self._run(group, hidden_TD)
-            if vectors_PF is not None:
-                found[pooled_by(group.pooler)] = vectors_PF
-        return found
+        with self._raising(group):
+            return self._run(group, hidden_TD)
 
     def _raising(self, group: Group, method: str = "") -> Raising:
-        """Around a call of a pooler's method, or around the use of its results."""
+        """Around a call of the pooler's method, or around the use of its results."""
 
         def fault(error: BaseException) -> RequestFault | None:
             if isinstance(error, RequestFault):
@@ -115,15 +63,13 @@ class PooledStates:
             is_refusal = is_ours and not isinstance(error, PluginError) and not is_out_of_memory(error)
             did = "refuses" if is_refusal else f"fails in {method}" if method else "fails"
             why = str(error) if is_ours else with_place(error)
-            told = f"{self._makers[group.pooler].name} {did}: {why}"
-            return RequestFault(told, rows=group.rows.tolist(), is_refusal=is_refusal)
+            return RequestFault(f"{self._name} {did}: {why}", rows=group.rows.tolist(), is_refusal=is_refusal)
 
         return Raising(fault)
 
     def _run(self, group: Group, hidden_TD: Tensor) -> Tensor | None:
-        """The vectors of the group's prompts that are complete; None if none is."""
         with self._raising(group, "__init__"):
-            pooler, state_RS = self._pooler(group.pooler)
+            pooler, state_RS = self._pooler()
         numbers = np.stack([group.rows, group.starts, group.lens, (group.flags & BEGINS) > 0, group.sizes])
         rows_B, starts_B, lens_B, begins_B, sizes_B = on_device(numbers, self._device).unbind(0)
         state_BS = state_RS.index_select(0, rows_B).masked_fill_(begins_B.bool().unsqueeze(1), 0)
@@ -152,31 +98,31 @@ class PooledStates:
             vectors_BF = functional.normalize(vectors_BF).where(is_scaled_B1, vectors_BF)
         return vectors_BF.contiguous()
 
-    def _pooler(self, index: int) -> tuple[Pooler, Tensor]:
-        """The pooler, made when it is first asked for.
+    def _pooler(self) -> tuple[Pooler, Tensor]:
+        """The pooler, made when it is first asked for, and its state.
 
         Raises: what making it raised, then and ever after if it refuses this checkpoint: to find that out it may read
         files, and whoever asks again must not hold up everybody's steps again.
         """
-        if index in self._refusals:
-            raise self._refusals[index].with_traceback(None)
-        if index not in self._poolers:
+        if self._refusal is not None:
+            raise self._refusal.with_traceback(None)
+        if self._made is None:
             try:
-                pooler = self._makers[index].make()
+                pooler = self._make()
             except HooklineError as error:
                 if not is_out_of_memory(error):
-                    self._refusals[index] = error
+                    self._refusal = error
                 raise
-            state_RS = torch.zeros((self._num_rows, pooler.state_size()), dtype=torch.float32, device=self._device)
-            self._poolers[index] = pooler, state_RS
-        return self._poolers[index]
+            shape = self._num_rows, pooler.state_size()
+            self._made = pooler, torch.zeros(shape, dtype=torch.float32, device=self._device)
+        return self._made
 
     def _formed(self, method: str, group: Group, found: Any, num_rows: int, width: int | None = None) -> Tensor:
         """What a pooler returned, if its shape and dtype are right. width: None if any number of columns is right."""
         if width is None:
             width = found.shape[1] if isinstance(found, Tensor) and found.ndim == 2 else 1
         if fault := form_fault(found, (num_rows, width), [torch.float32]):
-            raise RequestFault(breach(self._makers[group.pooler].name, method, fault), rows=group.rows.tolist())
+            raise RequestFault(breach(self._name, method, fault), rows=group.rows.tolist())
         formed: Tensor = found
         return formed
 

@@ -1,8 +1,8 @@
 """From a batch to tokens: the model's forward, its logits, and the sampling of tokens from them.
 
 `core.worker.worker` and the CUDA graphs compute with a `ModelRunner`, which itself is the same with and without graphs.
-Legend: T tokens of a step, D hidden, N draws, V vocabulary, K alternatives, X = 2 + 2K integers of a scored token: its
-id, the bits of its float32 log-probability, the ids of the K most likely tokens and the bits of theirs.
+Legend: T tokens of a step, D hidden, N draws, V vocabulary, X integers of a scored token
+(core/worker/results/scores.py).
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,8 +22,9 @@ from hookline.core.kv_cache.groups import CacheGroups
 from hookline.core.step.message import Step
 from hookline.core.util.arrays import Array, IntArray
 from hookline.core.worker.device_clock import StepClock
-from hookline.core.worker.request_table import RequestTable, SampleRows, on_device
-from hookline.core.worker.results.pooling import PooledStates
+from hookline.core.worker.request_table import RequestTable, SampleRows
+from hookline.core.worker.results.prompt_readers import PromptReaders
+from hookline.core.worker.results.scores import prompt_scorers, scored, scored_alone
 from hookline.core.worker.runner.attention import GroupedAttention, PagedAttention, grouped_attention
 from hookline.core.worker.runner.step_extensions import LayerWatch, RankExtensions
 from hookline.core.worker.runner.wrapped_attention import CheckedAttention, LayerScale, ScaledAttention
@@ -32,8 +32,6 @@ from hookline.core.worker.startup.memory import release
 from hookline.core.worker.step_checks import StepChecks
 
 _UNCHECKED: AbstractContextManager[None] = nullcontext()
-ROWS_AT_ONCE = 256
-"""Most prompt tokens whose logits are in memory at a time, when prompts are scored."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +61,6 @@ class ModelRunner:
 
     progress: list[int]
     """One number, which changes with each layer, so that another thread sees that a step gets further."""
-    pooled_states: PooledStates | None = None
-    """Set if requests can be pooled."""
     groups: CacheGroups | None = None
     """Set if the layers' caches differ."""
     is_checking = False
@@ -105,13 +101,17 @@ class ModelRunner:
         self.extensions = extensions
         self.clock: StepClock | None = None
         self._scores_by_sampler = is_offered(sampler.score)
+        self.readers = PromptReaders()
+        """What reads hidden states of prompts."""
+        self.readers.add(prompt_scorers(self.whole_logits, self.score, vocab_size))
 
     def close(self) -> None:
         """Free the cache, states, weights, the kernels' scratch and the extensions' state, even if still referred to.
 
         The traceback of a step that failed refers to views of the cache for as long as the error is kept.
         """
-        self.extensions = self.pooled_states = None
+        self.extensions = None
+        self.readers.clear()
         try:
             self.ranks.close()
         finally:
@@ -178,10 +178,10 @@ class ModelRunner:
     def keep_tokens(self, sampled: SampleRows, results: Tensor) -> None:
         """Write drawn tokens into the table, so that the next step can start from them; the padding row is as it was.
 
-        results: the tokens (N,), or scored rows (N or more, X), whose first column they are.
+        results: the tokens (N,), or scored rows (N, X), whose first column they are.
         Device: no host sync; graph-safe.
         """
-        tokens_N = results if results.ndim == 1 else results[: len(sampled.rows_N), 0]
+        tokens_N = results if results.ndim == 1 else results[:, 0]
         self.kernels.keep_tokens(sampled.rows_N, tokens_N, sampled.params.position_N, self.table.requests)
 
     def _sample(self, logits_NV: Tensor, params: SamplingBatch, first_token: int) -> Tensor:
@@ -255,14 +255,14 @@ class ModelRunner:
             )
         tokens_N = self._draw(logits_NV, params)
         if not extras.extensions:
-            return tokens_N if extras.num_logprobs < 0 else self._score(raw_NV, tokens_N, extras.num_logprobs)
+            return tokens_N if extras.num_logprobs < 0 else self.score(raw_NV, tokens_N, extras.num_logprobs)
         assert self.extensions is not None
         self.extensions.write_back(extras.extensions, sampled.rows_N, params, tokens_N)
         allowed_N = allowed_tokens(logits_NV, tokens_N)
         told = self.extensions.results(allowed_N, extras.extensions, sampled, max_num_tokens)
         if extras.num_logprobs < 0:
             return torch.cat([allowed_N.unsqueeze(1), *told], dim=1) if told else allowed_N
-        scored_NX = self._score(raw_NV, tokens_N, extras.num_logprobs)
+        scored_NX = self.score(raw_NV, tokens_N, extras.num_logprobs)
         scored_NX[:, 0] = allowed_N
         return torch.cat([scored_NX, *told], dim=1) if told else scored_NX
 
@@ -308,27 +308,12 @@ class ModelRunner:
         extensions = self.extensions
         return None if extensions is None or extensions.clock is None else extensions.clock.read(calls)
 
-    def score_prompt(self, hidden_TD: Tensor, step: Step, num_logprobs: int) -> Tensor:
-        """The prompt tokens that follow those of the step's scored chunks, scored: (P, X)."""
-        starts = len(step.decode_rows) + step.chunk_lens.cumsum() - step.chunk_lens
-        places = [
-            np.arange(starts[chunk], starts[chunk] + count)
-            for chunk, count in zip(step.scored_chunks, step.scored_lens, strict=True)
-        ]
-        places_P = on_device(np.concatenate(places), hidden_TD.device)
-        targets_P = on_device(step.scored_tokens, hidden_TD.device)
-        rows = []
-        for first in range(0, len(places_P), ROWS_AT_ONCE):
-            some = slice(first, first + ROWS_AT_ONCE)
-            raw_PV = self.whole_logits(hidden_TD.index_select(0, places_P[some]))
-            rows.append(self._score(raw_PV, targets_P[some], num_logprobs))
-        return torch.cat(rows)
-
     def whole_logits(self, hidden_ND: Tensor) -> Tensor:
         """Logits over the whole vocabulary, on every rank: (N, V)."""
         return self.ranks.all_gather_last(self._logits(hidden_ND))[:, : self.vocab_size]
 
-    def _score(self, raw_NV: Tensor, tokens_N: Tensor, num_logprobs: int) -> Tensor:
+    def score(self, raw_NV: Tensor, tokens_N: Tensor, num_logprobs: int) -> Tensor:
+        """These tokens scored: (N, X)."""
         if not (self._scores_by_sampler and raw_NV.is_cuda):
             return (scored_alone if self.batch_invariant else scored)(raw_NV, tokens_N, num_logprobs)
         if not self.is_checking:
@@ -353,38 +338,3 @@ def allowed_tokens(logits_NV: Tensor, tokens_N: Tensor) -> Tensor:
     logits_N = logits_NV.gather(1, tokens_N.clamp(min=0).unsqueeze(1)).squeeze(1)
     # Of a negative number the bits of FORBIDDEN are set already.
     return torch.where(logits_N == -torch.inf, tokens_N | FORBIDDEN, tokens_N)
-
-
-def scored(raw_NV: Tensor, tokens_N: Tensor, num_logprobs: int) -> Tensor:
-    """Tokens with their log-probabilities and those of the most likely ones, (N, X) int64."""
-    return _scored(raw_NV, tokens_N, raw_NV.topk(num_logprobs, dim=1) if num_logprobs else None)
-
-
-def scored_alone(raw_NV: Tensor, tokens_N: Tensor, num_logprobs: int) -> Tensor:
-    """`scored` of each row by itself: how torch adds up a row depends on how many there are.
-
-    Of equally likely tokens the first comes first, which with topk depends on how many the step asks for.
-    """
-    rows = []
-    for raw_1V, token_1 in zip(torch.split(raw_NV, 1), torch.split(tokens_N, 1), strict=True):
-        top = None
-        if num_logprobs:
-            values_1V, ids_1V = raw_1V.sort(dim=1, descending=True, stable=True)
-            top = values_1V[:, :num_logprobs], ids_1V[:, :num_logprobs]
-        rows.append(_scored(raw_1V, token_1, top))
-    return torch.cat(rows)
-
-
-def _scored(raw_NV: Tensor, tokens_N: Tensor, top: tuple[Tensor, Tensor] | None) -> Tensor:
-    total_N1 = raw_NV.float().logsumexp(1, keepdim=True)
-    drawn_N1 = tokens_N.unsqueeze(1)
-    columns = [drawn_N1, _bits(raw_NV.gather(1, drawn_N1.clamp(min=0)) - total_N1)]  # NO_TOKEN may be among them
-    if top is not None:
-        top_NK, ids_NK = top
-        columns += [ids_NK, _bits(top_NK - total_N1)]
-    return torch.cat(columns, dim=1)
-
-
-def _bits(values: Tensor) -> Tensor:
-    """float32 bit patterns in int64."""
-    return values.contiguous().view(torch.int32).long()

@@ -13,24 +13,23 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import AttentionSpec, Batch, Stage
+from hookline.core.contracts import AttentionSpec, Stage
 from hookline.core.errors import RequestFault
 from hookline.core.plugin.blame import Blaming
 from hookline.core.step.executor import tapped_after
-from hookline.core.step.message import Axis, Step
+from hookline.core.step.message import Axis
 from hookline.core.step.micro_batches import MicroBatch
 from hookline.core.worker.graphs.decode_graphs import DecodeGraphs
 from hookline.core.worker.request_table import DeviceStep, SampleRows, on_device
 from hookline.core.worker.results.token_transfer import Rows, send_apart
 from hookline.core.worker.runner.model_runner import PLAIN, Extras, ModelRunner
-from hookline.core.worker.runner.step_extensions import LayerWatch
-from hookline.core.worker.stages.pooling import NOTHING_POOLED, Pooled, StagePooling
-from hookline.core.worker.stages.pooling import Links as PoolingLinks
+from hookline.core.worker.stages.reads import NOTHING_READ, PartReads, StageReads
+from hookline.core.worker.stages.reads import Links as ReadLinks
 from hookline.core.worker.stages.returned_tokens import ReturnedTokens, StepResults
 from hookline.core.worker.worker import Worker
 
 
-class Links(PoolingLinks, Protocol):
+class Links(ReadLinks, Protocol):
     """What connects a rank with other stages; see `core.distributed.stage_links.StageLinks`."""
 
     def end_part(self) -> None:
@@ -40,10 +39,10 @@ class Links(PoolingLinks, Protocol):
 
 @dataclass(frozen=True)
 class ComputedPart:
-    """A micro-batch that was computed up to its hidden states: of its draws, or of all tokens if it scores a prompt's.
+    """A micro-batch that was computed up to its hidden states: of its draws, or of all tokens but on the last stage.
 
     sampled: None if a graph computed it, which needs only the rows that decode. graphs: those that can replay the
-    draws; None if they are computed eagerly. pooled: on the last stage. streams, tapped: see LayerWatch; of the layers
+    draws; None if they are computed eagerly. reads: on the last stage. streams, tapped: see LayerWatch; of the layers
     of this stage, and of those before.
     """
 
@@ -52,7 +51,7 @@ class ComputedPart:
     sampled: SampleRows | None
     hidden_ND: Tensor
     graphs: DecodeGraphs | None
-    pooled: Pooled = NOTHING_POOLED
+    reads: PartReads = NOTHING_READ
     streams: Mapping[int, Tensor] = field(default_factory=dict)
     tapped: Mapping[int, Tensor] = field(default_factory=dict)
 
@@ -90,7 +89,7 @@ class PartWorker(Worker):
         self.stage, self.links, self._spec, self._hidden_size = stage, links, spec, hidden_size
         self._taps = sorted(taps)
         self.returned = ReturnedTokens(self.table, links, is_host=is_host) if stage.is_first else None
-        self._pooling = StagePooling(stage, links, spec.device)
+        self._reads = StageReads(stage, links, spec.device)
         self._ones_R = torch.ones_like(self.table.length_R)
         self._waiting_parts: list[ComputedPart] = []
         """The parts of the step launched last, if its draws wait for masks."""
@@ -129,12 +128,18 @@ class PartWorker(Worker):
         watch = self.runner.watch(step, batch, sampled.token_indices_N)
         # filled by the forward
         streams, tapped = ({}, {}) if watch is None else (watch.streams, watch.tapped)
-        if self.stage.is_last and len(step.pooled):
-            hidden_ND, pooled = self._pool(step, batch, sampled, stream_TD, watch)
-            return ComputedPart(part, device_step, sampled, hidden_ND, None, pooled, streams, tapped)
-        wants_all = not self.stage.is_last or len(step.scored_chunks) > 0
-        hidden_ND = self.runner.forward(batch, None if wants_all else sampled.token_indices_N, stream_TD, watch)
-        return ComputedPart(part, device_step, sampled, hidden_ND, None, streams=streams, tapped=tapped)
+        if not self.stage.is_last:
+            hidden_TD = self.runner.forward(batch, None, stream_TD, watch)
+            return ComputedPart(part, device_step, sampled, hidden_TD, None, streams=streams, tapped=tapped)
+        try:
+            hidden_ND, rows = self._forward_and_read(step, batch, sampled, stream_TD, watch)
+            reads = PartReads(rows)
+        except RequestFault as fault:
+            if not step.num_plugin_reads:
+                raise
+            assert stream_TD is not None, "the last stage receives a stream"
+            hidden_ND, reads = stream_TD[:0], PartReads(fault=fault)  # other stages are told before this one raises it
+        return ComputedPart(part, device_step, sampled, hidden_ND, None, reads, streams, tapped)
 
     def _hand_on_streams(self, one: ComputedPart) -> ComputedPart:
         """Receive the streams that are read of the stages before; send them on, or keep them where draws are.
@@ -193,22 +198,6 @@ class PartWorker(Worker):
     def own_layers(self) -> range:
         """The layers of this stage."""
         return range(0) if self.runner.extensions is None else self.runner.extensions.own_layers
-
-    def _pool(
-        self,
-        step: Step,
-        batch: Batch,
-        sampled: SampleRows,
-        stream_TD: Tensor | None,
-        watch: LayerWatch | None,
-    ) -> tuple[Tensor, Pooled]:
-        """On the last stage: the hidden states of a micro-batch with pooled chunks, and their vectors or a fault."""
-        assert stream_TD is not None, "the last stage receives a stream"
-        try:
-            hidden_ND, vectors = self._forward_pooled(step, batch, sampled, stream_TD, watch)
-        except RequestFault as fault:  # the other stages have to be told before this one raises it
-            return stream_TD[:0], Pooled(fault=fault)
-        return hidden_ND, Pooled(vectors)
 
     def _draw(self, one: ComputedPart, extras: Extras, *, masked: bool = False) -> Tensor:
         """Draw, and write the tokens into the table; returns a micro-batch's results as `Worker` does a step's."""

@@ -2,7 +2,7 @@
 
 The first stage's next step starts from these tokens. A receive is posted as soon as a step is launched, and its tokens
 are written into the table just before the micro-batch that needs them, so no stage waits for a whole step.
-Legend: as in core/worker/request_table.py; X as in core/worker/runner/model_runner.py.
+Legend: as in core/worker/request_table.py; X as in core/worker/results/scores.py.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class StepResults:
 
     parts: Sequence[MicroBatch]
     arrivals: Sequence[Rows | None]
-    axis: Axis = Axis.SCORE
+    axis: Axis = Axis.DRAW
 
     @property
     def has_arrived(self) -> bool:
@@ -141,7 +141,7 @@ class ReturnedTokens:
         return StepResults(parts, [self._post(*one, num_columns) for one in zip(parts, rows, strict=True)])
 
     def _post(self, part: MicroBatch, rows_N: Tensor, num_columns: int) -> Arrival | None:
-        if not (count := len(part.places(Axis.SCORE))):
+        if not (count := len(part.places(Axis.DRAW))):
             return None
         shape = (count, num_columns) if num_columns else (count,)
         results_NX, step = torch.empty(shape, dtype=torch.int64, device=self._table.device), part.step

@@ -113,27 +113,30 @@ class StageWorker(PartWorker):
         return self._results
 
     def _compute(self, step: Step) -> None:
-        parts, extras, vectors = cut(step, self.stage.size), self._extras(step), dict[str, Rows]()
-        waits, pools = len(step.masked_draws) > 0, len(step.pooled) > 0
+        parts, extras, rows = cut(step, self.stage.size), self._extras(step), dict[str, Rows]()
+        waits, may_fail = len(step.masked_draws) > 0, step.num_plugin_reads > 0
         self._begin_step()
         if waits and self.stage.is_last:
             self.masks.begin()
         computed = []
         for part, device_step in zip(parts, self._received(step, parts), strict=True):
-            one = self._forward_and_send(part, device_step, extras, waits=waits or pools)
-            if not pools:
+            one = self._forward_and_send(part, device_step, extras, waits=waits or may_fail)
+            if not may_fail:
                 self._go_on(one, extras, waits=waits)
             self.links.end_part()
             computed.append(one)
-        if pools:
-            vectors = self._pooling.end_step([one.pooled for one in computed], self.returned)
+        if may_fail:
+            rows = self._reads.end_step([one.reads for one in computed], self.returned)
             for one in computed:
                 self._go_on(one, extras, waits=waits)
         if waits:
             self._waiting_parts = computed
         else:
             self._expect(computed, extras)
-        self._apart = {**vectors, **self._returned_states(computed)}
+        if len(step.reads) and not may_fail:
+            shapes = self.runner.readers.shapes(step)
+            rows = self._reads.end_step([one.reads for one in computed], self.returned, shapes)
+        self._apart = {**rows, **self._returned_states(computed)}
 
     def _begin_step(self) -> None:
         """Drop what an earlier step left, and write the tokens that have come back."""

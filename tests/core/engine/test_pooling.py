@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from hookline.core.sampling_params import SamplingParams
 from hookline.core.testing.fakes import check_engine, completion, fake_engine
 from hookline.core.testing.fakes.poolers import fake_poolers, pooled_numbers
 from hookline.core.testing.plain_scheduler import PlainScheduler
-from hookline.core.worker.results.pooling import PooledStates
+from hookline.core.worker.results.pooling import RankPooler
 
 LAST, ALL = PoolingParams("last"), PoolingParams("all")
 GREEDY = SamplingParams(max_tokens=6, seed=1)
@@ -42,7 +43,7 @@ def finished(engine: Any) -> dict[int, Any]:
 
 def assert_empty(engine: Any) -> None:
     assert engine.pool.num_free == engine.pool.num_blocks and not engine.queue.live
-    assert len(engine.dispatcher.free_rows) == engine.limits.plan.max_num_seqs and engine.queue.table.num_pooled == 0
+    assert len(engine.dispatcher.free_rows) == engine.limits.plan.max_num_seqs and engine.queue.table.num_reading == 0
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -149,7 +150,7 @@ def test_a_step_without_pooled_requests_says_nothing_of_pooling() -> None:
     engine = engine_with()
     engine.add([1, 2, 3], GREEDY)
     finished(engine)
-    assert all(len(step.pooled) == 0 for step in engine.executor.steps)
+    assert all(len(step.reads) == 0 for step in engine.executor.steps)
 
 
 def test_an_engine_without_poolers_refuses_in_one_line() -> None:
@@ -186,15 +187,15 @@ def test_impossible_wishes_are_refused_when_they_are_made(fields: dict[str, Any]
 
 @pytest.mark.parametrize("error", [ValueError, SystemExit, GeneratorExit])
 def test_a_pooler_that_leaves_by_whatever_names_itself_and_the_rows(error: type[BaseException]) -> None:
-    states = PooledStates([SimpleNamespace(name="pooler 'odd'")], 4, torch.device("cpu"))
+    pooler = RankPooler("pooler 'odd'", Mock(), Mock(), 4, torch.device("cpu"))
 
     def leave(group: Any, hidden_TD: Any) -> Any:
         raise error("boom")
 
-    states._run = leave  # type: ignore[method-assign]
-    group = SimpleNamespace(tokens=[0, 1], pooler=0, rows=np.array([3, 1]))
+    pooler._run = leave  # type: ignore[method-assign]
+    group = SimpleNamespace(tokens=[0, 1], rows=np.array([3, 1]))
     with pytest.raises(RequestFault, match=rf"pooler 'odd' fails: {error.__name__}: boom \(") as caught:
-        states.run([group], torch.zeros(2, 4))  # type: ignore[list-item]
+        pooler.run(group, torch.zeros(2, 4))  # type: ignore[arg-type]
     assert caught.value.rows == {1, 3}
 
 
@@ -206,9 +207,9 @@ def test_a_pooler_that_refuses_the_checkpoint_is_not_made_again_for_each_step(er
         made.append(1)
         raise error
 
-    states = PooledStates([SimpleNamespace(name="pooler 'odd'", make=make)], 4, torch.device("cpu"))
+    pooler = RankPooler("pooler 'odd'", make, Mock(), 4, torch.device("cpu"))
     numbers = {name: np.array([0]) for name in ("rows", "starts", "lens", "flags", "sizes")}
     for _ in range(3):
         with pytest.raises(RequestFault, match=rf"pooler 'odd' (refuses|fails( in __init__)?): {error}"):
-            states.run([SimpleNamespace(tokens=[0], pooler=0, **numbers)], torch.zeros(1, 4))  # type: ignore[list-item]
+            pooler.run(SimpleNamespace(tokens=[0], **numbers), torch.zeros(1, 4))  # type: ignore[arg-type]
     assert len(made) == num_made

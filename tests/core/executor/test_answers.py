@@ -16,7 +16,7 @@ from hookline.core.executor.answers import (
     result,
     words_of,
 )
-from hookline.core.step.executor import StepResult, pooled_by, tapped_after
+from hookline.core.step.executor import StepResult, read_by, tapped_after
 from hookline.core.step.timing import DeviceTime
 
 
@@ -39,8 +39,8 @@ def test_tokens_and_scored_rows_come_back_in_their_shape(shape):
 
 def test_vectors_states_and_times_come_beside_the_tokens():
     apart = {
-        pooled_by(0): np.array([[0.5, 1.5, 2.5]], np.float32),
-        pooled_by(2): np.zeros((1, 0), np.float32),
+        read_by(0): np.array([[0.5, 1.5, 2.5]], np.float32),
+        read_by(2): np.zeros((1, 0), np.float32),
         tapped_after(3): np.ones((2, 3), np.float32),
         tapped_after(11): np.zeros((1, 3), np.float32),
     }

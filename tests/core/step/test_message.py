@@ -39,13 +39,13 @@ CHUNKS = dict(chunk_rows=[4, 5], chunk_starts=[0, 0], chunk_lens=[2, 1], token_i
     ("sections", "message"),
     [
         (dict(), None),
-        (dict(scored_chunks=[0], scored_lens=[2], scored_tokens=[1, 2], mask_rows=[2, 2], mask_tokens=[3, 4]), None),
+        (dict(reads=[0, 0, 0, 0], read_lens=[2], read_values=[1, 2], mask_rows=[2, 2], mask_tokens=[3, 4]), None),
         (dict(token_ids_T=[7, 8]), "token_ids_T has other entries"),
         (dict(mask_rows=[2], mask_tokens=[]), "mask_tokens has other entries"),
-        (dict(scored_chunks=[0], scored_lens=[2], scored_tokens=[1]), "scored_tokens has other entries"),
+        (dict(reads=[0, 0, 0, 0], read_lens=[2], read_values=[1]), "read_values has other entries"),
         (dict(sampled_chunks=[2]), "sampled_chunks names what is not there"),
         (dict(masked_draws=[-1]), "masked_draws names what is not there"),
-        (dict(pooled=[-1, 0, 0, 0]), "pooled names what is not there"),
+        (dict(reads=[-1, 0, 0, 0], read_lens=[0]), "reads names what is not there"),
     ],
 )
 def test_sections_whose_entries_do_not_fit_their_axis_are_found(sections, message):

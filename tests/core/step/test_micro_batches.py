@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hookline.core.step.message import ALONG, POOLED_WIDTH, Axis, Step
+from hookline.core.step.message import ALONG, READ_WIDTH, Axis, Step
 from hookline.core.step.micro_batches import cut, joined
 
 
@@ -45,31 +45,29 @@ def test_decodes_are_cut_evenly_and_chunks_dealt_out_whole(num_decodes, lens, mo
 
 
 @given(st.data())
-def test_every_row_token_draw_mask_score_and_pooled_chunk_is_in_one_part_under_its_own_place(data):
+def test_every_row_token_draw_mask_and_read_chunk_is_in_one_part_under_its_own_place(data):
     num_decodes = data.draw(st.integers(0, 9))
     lens = data.draw(st.lists(st.integers(1, 20), min_size=0 if num_decodes else 1, max_size=6))
     sampled = np.array([index for index in range(len(lens)) if data.draw(st.booleans())], dtype=np.int64)
-    scored = np.array([index for index in range(len(lens)) if data.draw(st.booleans())], dtype=np.int64)
-    pooled = np.array([index for index in range(len(lens)) if data.draw(st.booleans())], dtype=np.int64)
+    read = np.array([index for index in range(len(lens)) if data.draw(st.booleans())], dtype=np.int64)
     num_draws = num_decodes + len(sampled)
     masked = np.array([draw for draw in range(num_draws) if data.draw(st.booleans())], dtype=np.int64)
     step = step_of(
         num_decodes,
         lens,
         sampled_chunks=sampled,
-        scored_chunks=scored,
-        scored_lens=np.array([lens[index] for index in scored], dtype=np.int64),
-        scored_tokens=np.concatenate([ints(), *(np.full(lens[index], index) for index in scored)]),
+        reads=np.array([[index, 7, index + 50, 0] for index in read], dtype=np.int64).reshape(-1),
+        read_lens=np.array([lens[index] for index in read], dtype=np.int64),
+        read_values=np.concatenate([ints(), *(np.full(lens[index], index) for index in read)]),
         masked_draws=masked,
         mask_rows=masked,
         mask_tokens=masked + 500,
         admit_rows=ints(3, 4),
-        pooled=np.array([[index, 7, index + 50, 0] for index in pooled], dtype=np.int64).reshape(-1),
         num_logprobs=2,
     )
     parts = cut(step, data.draw(st.integers(1, 5)))
     rows = np.concatenate([step.decode_rows, step.chunk_rows[sampled]])
-    found_rows, found_masks, found_tokens, results, found_pooled = [], [], [], [], []
+    found_rows, found_masks, found_tokens, results, found_read = [], [], [], [], []
     tokens, places = (
         np.concatenate([-1 - step.decode_rows, step.token_ids_T]),
         [part.places(Axis.TOKEN) for part in parts],
@@ -80,26 +78,24 @@ def test_every_row_token_draw_mask_score_and_pooled_chunk_is_in_one_part_under_i
     for part in parts:
         one = part.step
         assert one.num_tokens and one.num_logprobs == 2 and one.max_context_len == 99
-        assert len(one.token_ids_T) == one.chunk_lens.sum() and len(one.scored_tokens) == one.scored_lens.sum()
+        assert len(one.token_ids_T) == one.chunk_lens.sum() and len(one.read_values) == one.read_lens.sum()
         found_rows += [*one.decode_rows, *one.chunk_rows]
         found_tokens += one.token_ids_T.tolist()
         draws = np.concatenate([one.decode_rows, one.chunk_rows[one.sampled_chunks]])
         assert rows[part.places(Axis.DRAW)].tolist() == draws.tolist()
         assert draws[one.masked_draws].tolist() == rows[masked[part.places(Axis.MASK)]].tolist()
         assert draws[one.mask_rows].tolist() == rows[one.mask_tokens - 500].tolist()
-        assert (
-            np.repeat(one.chunk_rows[one.scored_chunks], one.scored_lens).tolist()
-            == (num_decodes + one.scored_tokens).tolist()
-        )
-        for index, pooler, flags, _ in one.pooled.reshape(-1, POOLED_WIDTH):
-            assert (pooler, one.chunk_rows[index]) == (7, num_decodes + flags - 50)
-            found_pooled.append(flags - 50)
+        own = one.reads.reshape(-1, READ_WIDTH)[:, 0]
+        assert np.repeat(one.chunk_rows[own], one.read_lens).tolist() == (num_decodes + one.read_values).tolist()
+        for index, reader, flags, _ in one.reads.reshape(-1, READ_WIDTH):
+            assert (reader, one.chunk_rows[index]) == (7, num_decodes + flags - 50)
+            found_read.append(flags - 50)
         found_masks += part.places(Axis.MASK).tolist()
-        results.append(part.places(Axis.SCORE)[:, None] + np.zeros((1, 3), dtype=np.int64))
+        results.append(part.places(Axis.DRAW)[:, None] + np.zeros((1, 3), dtype=np.int64))
     assert sorted(found_rows) == list(range(num_decodes + len(lens))) and len(parts) <= len(found_rows)
-    assert found_pooled == pooled.tolist()
+    assert found_read == read.tolist()
     assert found_tokens == step.token_ids_T.tolist() and sorted(found_masks) == list(range(len(masked)))
-    assert joined(parts, results)[:, 0].tolist() == list(range(num_draws + int(step.scored_lens.sum())))
+    assert joined(parts, results)[:, 0].tolist() == list(range(num_draws))
     assert [len(part.step.admit_rows) for part in parts] == [2] + [0] * (len(parts) - 1)
     assert all(
         not len(getattr(part.step, name))

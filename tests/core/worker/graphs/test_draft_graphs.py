@@ -106,7 +106,7 @@ def test_a_step_is_laid_out_token_by_token():
         ({"chunk_lens": [6], "sampled_chunks": [0] * 5}, None, []),
         ({"chunk_lens": [5, 2], "sampled_chunks": [0] * 5 + [1]}, None, []),
         ({"chunk_lens": [200], "sampled_chunks": [0] * 200}, None, []),
-        ({"chunk_lens": [5], "sampled_chunks": [0] * 5, "scored_chunks": [0]}, None, []),
+        ({"chunk_lens": [5], "sampled_chunks": [0] * 5, "reads": [0, 0, 0, 0]}, None, []),
         ({"decode_rows": [1, 2]}, None, []),
         ({"decode_rows": [1, 2]}, 2, [0]),
         ({"chunk_lens": [6], "sampled_chunks": [0] * 5, "decode_rows": [1, 2]}, None, [0]),

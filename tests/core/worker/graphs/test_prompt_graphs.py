@@ -272,9 +272,7 @@ def test_which_graph_a_step_takes():
     assert not held(decode_rows=np.arange(97), chunk_rows=np.arange(4)), "that would be 101 requests"
 
 
-@pytest.mark.parametrize(
-    "step", [{"chunk_rows": np.arange(0)}, {"scored_chunks": np.arange(1)}, {"pooled": np.arange(8)}], ids=str
-)
+@pytest.mark.parametrize("step", [{"chunk_rows": np.arange(0)}, {"reads": np.arange(8)}], ids=str)
 def test_steps_without_prompts_or_with_those_whose_states_are_asked_for_take_none(step):
     assert held(**step) is None
 

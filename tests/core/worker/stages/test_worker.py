@@ -16,7 +16,7 @@ from torch import Tensor
 from hookline.core.contracts import AttentionSpec, ExtensionSpec, Stage, wanted_rows
 from hookline.core.errors import EngineError, RequestFault
 from hookline.core.layers import tapped_stream
-from hookline.core.step.executor import tapped_after
+from hookline.core.step.executor import read_by, tapped_after
 from hookline.core.step.message import Step
 from hookline.core.step.micro_batches import cut
 from hookline.core.testing.plain_kernels import PlainKernels
@@ -25,7 +25,7 @@ from hookline.core.worker.graphs.decode_graphs import DecodeGraphs
 from hookline.core.worker.request_table import RequestTable
 from hookline.core.worker.runner.model_runner import ModelRunner
 from hookline.core.worker.runner.step_extensions import RankExtensions
-from hookline.core.worker.stages.pooling import Pooled, StagePooling
+from hookline.core.worker.stages.reads import PartReads, StageReads
 from hookline.core.worker.stages.returned_tokens import ReturnedTokens
 from hookline.core.worker.stages.worker import StageWorker
 from tests.replayed_at_once import replay_at_once
@@ -203,14 +203,15 @@ def test_chunks_that_draw_nothing_send_nothing_back():
     assert compute(workers, prompts(4, 4, sampled=ints(1))) == [22]
 
 
-def test_scored_tokens_come_back_behind_the_draws_of_all_micro_batches():
+def test_scored_prompts_of_all_micro_batches_come_back_apart_from_the_draws():
     workers, _ = make_workers(2)
     step = prompts(3, 2)
-    step.num_logprobs, step.scored_chunks, step.scored_lens = 0, ints(0, 1), ints(2, 1)
-    step.scored_tokens = ints(7, 8, 9)
+    step.reads, step.read_lens, step.read_values = ints(0, 0, 0, 0, 1, 0, 0, 0), ints(2, 1), ints(7, 8, 9)
     handle = workers[0].launch(step)
     workers[1].launch(step)
-    assert workers[0].collect(handle).tokens[:, 0].tolist() == [12, 22, 7, 8, 9]
+    result = workers[0].collect(handle)
+    assert result.tokens.tolist() == [12, 22]
+    assert result.apart[read_by(0)].view(np.int32)[:, 0].tolist() == [7, 8, 9]
 
 
 def test_masked_draws_wait_on_the_last_stage_and_all_stages_count_them_afterwards():
@@ -259,17 +260,17 @@ def test_captured_parts_compute_what_single_launches_do():
     assert workers[1].table.length_R[[0, 2, ROWS]].tolist() == [3, 3, 1]
 
 
-class PoolsNothing:
-    """Poolers of chunks that are done nothing with."""
+class ReadsNothing:
+    """Readers of chunks that are done nothing with."""
 
     def groups(self, step: Step) -> list[Any]:
         return [SimpleNamespace(tokens=ints(step.num_tokens - 1))]
 
-    def reads_all_tokens(self, groups: Any) -> bool:
-        return False
+    def read_last(self, groups: Any) -> bool:
+        return True
 
-    def run(self, groups: Any, hidden_PD: Tensor) -> list[Any]:
-        return []
+    def run(self, groups: Any, hidden_PD: Tensor, *, is_whole: bool) -> dict[str, Tensor]:
+        return {}
 
 
 def test_captured_parts_beside_pooled_chunks_draw_from_their_own_hidden_states(monkeypatch):
@@ -280,13 +281,15 @@ def test_captured_parts_beside_pooled_chunks_draw_from_their_own_hidden_states(m
         stream_GD = None if worker.stage.is_first else torch.zeros(2, 1)
         worker.graphs = DecodeGraphs(worker.runner, [1, 2], 32, stage=worker.stage, stream_GD=stream_GD)
         worker.graphs.capture(None)
-        worker._pooling = cast(Any, SimpleNamespace(end_step=lambda *told: {}))
-        worker.runner.pooled_states = cast(Any, PoolsNothing())
+        worker._reads = cast(Any, SimpleNamespace(end_step=lambda *told: {}))
+        worker.runner.readers = cast(Any, ReadsNothing())
     step = replace(
         prompts(1, sampled=ints()),
         decode_rows=ints(0, 1, 2),
         chunk_rows=ints(3),
-        pooled=ints(0, 0, 3, 0),
+        reads=ints(0, 8, 3, 0),
+        read_lens=ints(0),
+        num_plugin_reads=1,
         admit_rows=ints(3),
     )
     assert [len(part.step.decode_rows) for part in cut(step, 3)] == [1, 1, 1]
@@ -342,14 +345,14 @@ def test_hidden_states_of_all_stages_come_to_the_first_in_the_order_of_the_step(
     assert workers[0].collect(handles[0]).apart[tapped_after(1)][:, 0].tolist() == [18 + 2, 28 + 2, 1 + 2, 10 + 2]
 
 
-def pooled_on(links: list[FakeLinks], pooled: list[Pooled]) -> list[Any]:
+def read_on(links: list[FakeLinks], parts: list[PartReads]) -> list[Any]:
     """What comes of it on each stage, the first one first: the last one is asked before the others, as it says it."""
     found: dict[int, Any] = {}
     for one in (links[-1], *links[:-1]):
         returned = returned_to(one) if one.stage.is_first else None
-        own = pooled if one.stage.is_last else []
+        own = parts if one.stage.is_last else []
         try:
-            found[one.stage.index] = StagePooling(one.stage, one, SPEC.device).end_step(own, returned)
+            found[one.stage.index] = StageReads(one.stage, one, SPEC.device).end_step(own, returned)
         except RequestFault as fault:
             found[one.stage.index] = fault
     assert not any(one.queues[name] for one in links for name in range(len(links))), "nobody receives it"
@@ -358,8 +361,8 @@ def pooled_on(links: list[FakeLinks], pooled: list[Pooled]) -> list[Any]:
 
 def test_vectors_of_all_micro_batches_come_to_the_first_stage_in_the_order_of_their_chunks():
     wide, narrow, last = torch.ones(1, 4), torch.full((1, 2), 2.0), torch.full((2, 2), 3.0)
-    pooled = [Pooled({"narrow": narrow}), Pooled({"wide": wide, "narrow": last}), Pooled()]
-    first, *others = pooled_on(make_links(3), pooled)
+    parts = [PartReads({"narrow": narrow}), PartReads({"wide": wide, "narrow": last}), PartReads()]
+    first, *others = read_on(make_links(3), parts)
     found = {name: rows.wait().tolist() for name, rows in first.items()}
     assert found == {"narrow": [[2.0] * 2, [3.0] * 2, [3.0] * 2], "wide": [[1.0] * 4]}
     assert others == [{}, {}]
@@ -367,6 +370,6 @@ def test_vectors_of_all_micro_batches_come_to_the_first_stage_in_the_order_of_th
 
 def test_a_pooler_that_fails_on_the_last_stage_fails_on_all_of_them_with_the_same_rows():
     fault = RequestFault("pooler 'bad' fails: no", rows=[1])
-    found = pooled_on(make_links(3), [Pooled({"wide": torch.ones(1, 4)}), Pooled(fault=fault)])
+    found = read_on(make_links(3), [PartReads({"wide": torch.ones(1, 4)}), PartReads(fault=fault)])
     assert [str(one) for one in found] == ["pooler 'bad' fails: no"] * 3
     assert [one.rows for one in found] == [{1}] * 3

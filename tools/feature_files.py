@@ -1,0 +1,67 @@
+"""Which files of core name a feature: a search for words in the names and strings of its code.
+
+Run `python tools/feature_files.py [--files]`; --files lists the files. Comments, docstrings and the names of imported
+modules do not count; commands that no server imports do not either (tools/count_lines.py names them). The step's
+packages are what plans, sends, computes and commits a step. docs/architecture.md quotes the figures.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+from tools.count_lines import CORE, NOT_SERVING
+
+FEATURES = {
+    "scores": r"log_?probs?|scor(e|es|ed|ing|er)(?![a-z])",
+    "masks": r"(un)?mask(s|ed|ing)?(?![a-z])|grammars?|structured|constraints?",
+    "processors": r"(logits?|draw)_?processors?|processors?(?![a-z])",
+    "pooling": r"(?<!block)(?<!compile)(?<!thread)(?<!memory)_?pool(ing|ed|er|ers|s)(?![a-z])",
+    "taps": r"(?<![a-z])tap(s|ped|ping)?(?![a-z])",
+}
+"""What a name or a string of each feature has in it, whatever its case."""
+NOT_OF_IT = r"output_?processor|block_?pools?|compile_?pool|graph_?pools?|threadpool\w*|processpool\w*"
+"""What sounds alike."""
+STEP = ("step", "requests", "engine", "kv_cache", "executor", "worker")
+
+
+def words_of(source: str) -> str:
+    """The names and strings of a module's code, one a line, as words that end where a capital or `_` begins one."""
+    tree = ast.parse(source)
+    docs = {
+        id(body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(body := getattr(node, "body", None), list) and body and isinstance(body[0], ast.Expr)
+    }
+    docs |= {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        for field in ("id", "attr", "name", "arg", "asname"):
+            if isinstance(value := getattr(node, field, None), str):
+                found.add(value)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
+            found.add(node.value)
+    return re.sub(NOT_OF_IT, " ", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", "\n".join(sorted(found))), flags=re.IGNORECASE)
+
+
+def files_of(core: Path = CORE) -> dict[str, list[str]]:
+    """By feature, the files of core that serves requests and name it."""
+    files: dict[str, list[str]] = {feature: [] for feature in FEATURES}
+    for path in sorted(core.rglob("*.py")):
+        name = path.relative_to(core)
+        if name.parts[0] not in NOT_SERVING:
+            words = words_of(path.read_text(encoding="utf-8"))
+            for feature, pattern in FEATURES.items():
+                if re.search(pattern, words, flags=re.IGNORECASE):
+                    files[feature].append(str(name))
+    return files
+
+
+if __name__ == "__main__":
+    for feature, named in files_of().items():
+        in_step = [name for name in named if name.split("/")[0] in STEP]
+        print(f"{feature:10} {len(named):3} files of core, {len(in_step):2} of them in the step's packages")
+        if "--files" in sys.argv:
+            print("\n".join(f"    {name}" for name in named))
