@@ -94,7 +94,7 @@ def test_all_of_a_small_vocabulary_can_be_scored(tmp_path):
 
 
 def test_scores_of_long_prompts_are_computed_piece_by_piece(expected_logprobs, monkeypatch):
-    monkeypatch.setattr("hookline.core.worker.runner.model_runner.ROWS_AT_ONCE", 3)
+    monkeypatch.setattr("hookline.core.worker.results.scores.ROWS_AT_ONCE", 3)
     prompt = load_tokenizer(BUNDLED).encode(PROMPT)
     with LLM(device="cpu") as llm:
         output = llm.generate([prompt], SamplingParams(max_tokens=1, prompt_logprobs=0, logprobs=1))[0]

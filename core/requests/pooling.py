@@ -17,7 +17,7 @@ from hookline.core.errors import EngineError, PluginError, PluginFault, RequestE
 from hookline.core.plugin.needs import Facts, unmet
 from hookline.core.plugin.registry import POOLER, Entry
 from hookline.core.pooling_params import EMBED, PoolingDefaults, PoolingParams
-from hookline.core.requests.prompt_readers import FIRST_PLUGIN, ChunkRead, PromptReader
+from hookline.core.requests.prompt_readers import FIRST_PLUGIN, ChunkRead
 from hookline.core.util.arrays import TokenArray, VectorArray
 from hookline.core.util.text import near_miss
 
@@ -28,8 +28,11 @@ BEGINS, ENDS, NORMALIZES = 1, 2, 4
 
 
 @dataclass
-class Pooling(PromptReader):
-    """What a pooled request asks for, resolved, and its vector. num_dimensions: numbers of it to keep; 0 for all."""
+class Pooling:
+    """A PromptReader: what a pooled request asks for, resolved, and its vector.
+
+    num_dimensions: numbers of the vector to keep; 0 for all.
+    """
 
     pooler: int
     needs_whole_prompt: bool
