@@ -69,7 +69,7 @@ def fused_kernel() -> Callable[..., tuple[Tensor, Tensor]] | None:
 
 
 def fused_scores() -> Callable[[Tensor, Tensor, int], Tensor] | None:
-    """`core.worker.runner.model_runner.scored` as two Triton launches; None without a GPU or Triton."""
+    """`core.worker.results.scores.scored` as two Triton launches; None without a GPU or Triton."""
     if not torch.cuda.is_available() or importlib.util.find_spec("triton") is None:
         return None
     from hookline.plugins.samplers.scores_triton import score

@@ -1,4 +1,4 @@
-"""Log-probabilities on a GPU in two launches: `core.worker.runner.model_runner.scored` without its temporaries.
+"""Log-probabilities on a GPU in two launches: `core.worker.results.scores.scored` without its temporaries.
 
 Legend: N rows, V vocabulary, P stretches of a row, K alternatives, X = 2 + 2K integers of a scored token.
 """
@@ -76,7 +76,7 @@ def _of_row(
 def score(logits_NV: Tensor, tokens_N: Tensor, num_logprobs: int) -> Tensor:
     """Tokens with their log-probabilities and those of the most likely ones: (N, X) int64.
 
-    core/worker/runner/model_runner.py has the layout.
+    core/worker/results/scores.py has the layout.
 
     Shapes: logits_NV (N, V) with contiguous rows of any float dtype, tokens_N int64.
     Device: no host sync; safe inside a CUDA graph.

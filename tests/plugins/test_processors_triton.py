@@ -99,7 +99,7 @@ def test_truncation_with_a_top_k_beyond_the_number_of_groups(top_k):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("vocab_size", "num_logprobs"), [(50, 20), (9000, 5), (9000, 0), (4100, 1)])
 def test_scores_equal_the_plain_ones(vocab_size, num_logprobs, dtype):
-    from hookline.core.worker.runner.model_runner import scored
+    from hookline.core.worker.results.scores import scored
     from hookline.plugins.samplers.scores_triton import score
 
     generator = torch.Generator().manual_seed(vocab_size)
@@ -121,7 +121,7 @@ def test_scores_equal_the_plain_ones(vocab_size, num_logprobs, dtype):
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of NaN under the interpreter
 @pytest.mark.parametrize("num_logprobs", [0, 3])
 def test_a_row_without_a_token_disturbs_no_other_row_s_scores(num_logprobs):
-    from hookline.core.worker.runner.model_runner import scored
+    from hookline.core.worker.results.scores import scored
     from hookline.plugins.samplers.scores_triton import score
 
     logits_NV = torch.randn(3, 5000, generator=torch.Generator().manual_seed(4))

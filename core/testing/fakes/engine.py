@@ -162,7 +162,11 @@ class FakeExecutor(Executor):
     def _pool(self, step: Step, ends: list[tuple[int, int]]) -> dict[str, list[VectorArray]]:
         """The pooled prompts that are complete. Of those that are read whole, every token must have come in order."""
         vectors = dict[str, list[VectorArray]]()
-        for index, reader, flags, _ in step.reads.reshape(-1, READ_WIDTH).tolist():
+        reads = zip(step.reads.reshape(-1, READ_WIDTH).tolist(), step.read_lens.tolist(), strict=True)
+        for (index, reader, flags, _), count in reads:
+            if reader < FIRST_PLUGIN:  # what core makes of prompts is blank here
+                vectors.setdefault(read_by(reader), []).extend(np.zeros((count, 2), dtype=np.float32))
+                continue
             row, end = ends[len(step.decode_rows) + index]
             if reader == FIRST_PLUGIN + READS_ALL:
                 start = int(step.chunk_starts[index])
