@@ -15,15 +15,15 @@ from pathlib import Path
 from tools.count_lines import CORE, NOT_SERVING
 
 FEATURES = {
-    "scores": r"log_?probs?|scor(e|es|ed|ing|er)(?![a-z])",
+    "scores": r"logprobs?(?![a-z])|scor(e|es|ed|ing|ers?)(?![a-z])",
     "masks": r"(un)?mask(s|ed|ing)?(?![a-z])|grammars?|structured|constraints?",
-    "processors": r"(logits?|draw)_?processors?|processors?(?![a-z])",
-    "pooling": r"(?<!block)(?<!compile)(?<!thread)(?<!memory)_?pool(ing|ed|er|ers|s)(?![a-z])",
+    "processors": r"processors?(?![a-z])",
+    "pooling": r"pool(ing|ed|ers?)(?![a-z])",
     "taps": r"(?<![a-z])tap(s|ped|ping)?(?![a-z])",
 }
 """What a name or a string of each feature has in it, whatever its case."""
-NOT_OF_IT = r"output_?processor|block_?pools?|compile_?pool|graph_?pools?|threadpool\w*|processpool\w*"
-"""What sounds alike."""
+NOT_OF_IT = r"(output|multi|pre|post)_processor\w*|scores_NR?\b|best_score\w*|masked_fill_?|is_mask"
+"""What sounds alike: scores are also what ranks draw by, and masks what torch fills."""
 STEP = ("step", "requests", "engine", "kv_cache", "executor", "worker")
 
 
