@@ -13,6 +13,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
+from hookline.core.assembly.exported_kernels import fitting
 from hookline.core.config.settings import Config
 from hookline.core.util.child_python import python_command
 from hookline.core.util.process import num_usable_cores
@@ -59,7 +60,8 @@ def _is_likely(config: Config) -> bool:
         return False
     if num_usable_cores() < LEAST_CORES or find_spec("triton") is None:
         return False
-    return not any(triton_cache().glob(STAMP.format("*")))
+    folders = filter(None, (triton_cache(), fitting(config.engine.kernel_cache)))
+    return not any(path for folder in folders for path in folder.glob(STAMP.format("*")))
 
 
 def compiler_child() -> TaskChild:

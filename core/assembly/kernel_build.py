@@ -23,6 +23,7 @@ import torch
 
 from hookline.core.assembly.compiler_child import STAMP, compiler_child, end_early, triton_cache
 from hookline.core.assembly.config_tree import config_tree
+from hookline.core.assembly.exported_kernels import fitting, in_export, manifest_of
 from hookline.core.assembly.resolve import ResolvedConfig
 from hookline.core.util.process import ending_of
 from hookline.core.util.start_phases import StartPhases
@@ -205,6 +206,13 @@ def start_build(resolved: ResolvedConfig, stamp: Path | None) -> KernelBuild | N
     if stamp is None or stamp.exists():
         end_early()
         return None
+    exported = fitting(resolved.config.engine.kernel_cache)
+    if exported is not None:
+        made_for = (manifest_of(exported) or {}).get("made_for", ())
+        logger.warning(
+            "engine.kernel_cache=%s was made for %s, and not for just this configuration; what it lacks is compiled",
+            *(exported, "; ".join(map(str, made_for))),
+        )
     task = json.dumps({
         "config": config_tree(resolved.config, resolved.kernels.name),
         "card": card_facts(resolved.device),
@@ -240,7 +248,8 @@ def stamp_ahead(resolved: ResolvedConfig) -> Path | None:
         return None
     if not resolved.config.engine.compile_ahead or find_spec("triton") is None:
         return None
-    return stamp_of(resolved, card_facts(resolved.device))
+    stamp = stamp_of(resolved, card_facts(resolved.device))
+    return in_export(resolved.config.engine.kernel_cache, stamp)
 
 
 def variants_ahead(stamp: Path | None) -> frozenset[str]:
@@ -268,7 +277,7 @@ def code_versions(resolved: ResolvedConfig) -> dict[str, str]:
     found = {}
     for name in ("torch", "triton", "hookline"):
         try:
-            found[name] = version(name)
+            found[name] = version(name).partition("+")[0]  # of torch, what follows is the CUDA version, or none
         except PackageNotFoundError:
             found[name] = ""
     digest = hashlib.sha256()

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from hookline.core.assembly.compiler_child import end_early
+from hookline.core.assembly.exported_kernels import use_exported
 from hookline.core.assembly.kernel_build import AWAITED, hash_compiler_aside, stamp_ahead, start_build, variants_ahead
 from hookline.core.assembly.model_contract import stated_targets
 from hookline.core.assembly.rank_parts import RankParts
@@ -72,6 +73,8 @@ def build_worker(
                 resolved.ranks.links.smallest(0)  # so that links have their memory before what is left is counted
             kernels = make_kernels(resolved)
             hashing = hash_compiler_aside(resolved)
+            if hashing is not None:
+                use_exported(resolved.config.engine.kernel_cache)
             stamp = stamp_ahead(resolved)
             build = start_build(resolved, stamp)
             resolved = replace(resolved, ranks=summing_ranks(resolved, kernels))

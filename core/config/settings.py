@@ -106,6 +106,10 @@ class EngineConfig:
     compile_ahead: bool = True
     """If kernels that the engine needs are not in their compiler's cache at its start, compile them in processes of
     their own, one for each core, while it goes on. hookline warm compiles them ahead of any start."""
+    kernel_cache: str | None = None
+    """A folder that `hookline warm export=FOLDER` wrote: kernels are taken from it before their compiler's own cache is
+    asked. It may be read-only and lie anywhere, and is to be trusted as code is. One that was made with another version
+    of Triton or Python is left out, with a warning. None: no such folder."""
     freeze_gc: bool | None = None
     """When the engine is ready, collect garbage once. From then on until the engine is closed, leave all objects that
     exist then, yours too, out of full collections, which would stop steps for 0.1 s and more. Reference cycles among

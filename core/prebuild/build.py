@@ -22,6 +22,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
+from unittest.mock import Mock, patch
 
 from hookline.core.assembly.kernel_build import key_of
 from hookline.core.config.settings import Config
@@ -179,9 +180,9 @@ def compile_one(
 def build_launcher(compiled: Any) -> None:
     """Compile the C code by which Triton launches a compiled kernel, if it has any, into Triton's cache as well.
 
-    This needs the driver's library, which an image that is built without a GPU may lack; it is then done at the start.
+    This needs a C compiler and a library of the driver's name, see `linkable_driver`; else it is done at the start.
     """
-    with suppress(Exception):
+    with _unloaded(), suppress(Exception):
         from triton.backends.nvidia.driver import CudaLauncher
 
         CudaLauncher(compiled.src, compiled.metadata)
@@ -189,7 +190,16 @@ def build_launcher(compiled: Any) -> None:
 
 def build_driver() -> None:
     """Compile Triton's own C code for the driver into its cache, as `build_launcher` does for a kernel."""
-    with suppress(Exception):
+    with _unloaded(), suppress(Exception):
         from triton.backends.nvidia.driver import CudaUtils
 
         CudaUtils()
+
+
+@contextmanager
+def _unloaded() -> Iterator[None]:
+    """Inside, Triton does not load the C code that it compiles: nothing is launched here, and there may be no driver."""
+    from triton.runtime import build as of_triton
+
+    with patch.object(of_triton, "_load_module_from_path", lambda *_: Mock(), create=True):
+        yield

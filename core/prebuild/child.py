@@ -22,6 +22,7 @@ def main() -> int:
     so garbage is not collected, and not at exit either.
     """
     gc.disable()
+    from hookline.core.assembly.exported_kernels import use_exported
     from hookline.core.assembly.kernel_build import progress_line
     from hookline.core.config.settings import validate
     from hookline.core.plugin.host import PluginHost
@@ -36,6 +37,7 @@ def main() -> int:
     task = json.loads(line)
     host.check_same(task["plugins"], "the process that compiles kernels")
     config = validate(task["config"], host)
+    use_exported(config.engine.kernel_cache)
     card = task["card"]
     card = Card(tuple(card["compute_capability"]), card["num_sms"], card["shared_memory_bytes"])
 

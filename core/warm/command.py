@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hookline.core.cli.command import guarded, is_sweep
@@ -36,19 +38,28 @@ def _run(arguments: list[str]) -> int:
     if not jobs:
         return 0
     tree = jobs[0].tree
-    check_keys(tree, (*ENGINE_KEYS, "card", "processes"))
+    check_keys(tree, (*ENGINE_KEYS, "card", "processes", "export"))
     config = validate({key: tree[key] for key in ENGINE_KEYS if key in tree}, host)
     processes = tree.get("processes")
     if processes is not None and (isinstance(processes, bool) or not isinstance(processes, int)):
         raise ConfigError(f"processes={processes!r} is not an int")
     check_ranges(WarmKeys, {"processes": processes})
-    return warm(config, host, tree.get("card"), processes)
+    export = tree.get("export")
+    return warm(config, host, tree.get("card"), processes, Path(str(export)) if export is not None else None)
 
 
-def warm(config: Config, host: PluginHost, card_name: str | None, num_processes: int | None = None) -> int:
+def warm(
+    config: Config,
+    host: PluginHost,
+    card_name: str | None,
+    num_processes: int | None = None,
+    export: Path | None = None,
+) -> int:
     """Compile what the configuration launches, and print the outcome; returns the exit code.
 
-    Raises: ConfigError for an unknown card, or if there is none; whatever an engine of the configuration raises.
+    export: a folder to put it into, see `core.assembly.exported_kernels`, in place of Triton's cache.
+    Raises: ConfigError for an unknown card, or if there is none, or for a folder that cannot be used; whatever an
+    engine of the configuration raises.
     """
     from dataclasses import asdict
 
@@ -57,8 +68,10 @@ def warm(config: Config, host: PluginHost, card_name: str | None, num_processes:
     from hookline.core.errors import ConfigError
     from hookline.core.prebuild.build import build
     from hookline.core.prebuild.child import num_processes as all_cores
+    from hookline.core.prebuild.driver_library import linkable_driver
     from hookline.core.prebuild.dry_run import on_cuda
     from hookline.core.prebuild.pretended import pretended
+    from hookline.core.warm.export import compiled_into, num_bytes
 
     if config.num_ranks > 1:
         ranks = f"tp={config.tp}" + f" with pp={config.pp}" * (config.pp > 1)
@@ -68,12 +81,23 @@ def warm(config: Config, host: PluginHost, card_name: str | None, num_processes:
         resolved = resolve(on_cuda(config), host)
     if "triton" not in resolved.kernels.needs.packages:
         raise ConfigError(f"kernels={resolved.kernels.name} compile nothing ahead; on a GPU, kernels=triton does")
-    built = build(config, host, card, num_processes or all_cores())
+    with ExitStack() as stack:
+        if export is not None:
+            model, capability = resolved.config.model, ".".join(map(str, card.compute_capability))
+            name = resolved.checkpoint.reference or model.name
+            made_for = f"{name} in {resolved.attention.dtype} on {card_name or f'compute capability {capability}'}"
+            stack.enter_context(compiled_into(export, made_for))
+        stack.enter_context(linkable_driver())
+        built = build(config, host, card, num_processes or all_cores())
+        if not built.failed:
+            mark_done(stamp_of(resolved, card_facts_of(card)), asdict(built))
     for line in built.failed:
         say(f"not compiled: {line}")
-    if not built.failed:
-        mark_done(stamp_of(resolved, card_facts_of(card)), asdict(built))
     say(f"{built.num_compiled} of {built.num_kernels} kernels compiled in {built.seconds:.1f} s, the others were there")
+    if export is not None:
+        say(
+            f"{export} takes {num_bytes(export) / 1e6:.1f} MB; engines take kernels from it: engine.kernel_cache={export}"
+        )
     return 2 if built.failed else 0
 
 
