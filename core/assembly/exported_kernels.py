@@ -49,11 +49,10 @@ def misfit_of(folder: Path) -> str | None:
                 return None
         return f"there is no {MANIFEST} in it that can be read" if folder.is_dir() else "there is no such folder"
     here = compiler_versions()
-    others = [
-        f"{name} {manifest['versions'].get(name)}" for name in here if manifest["versions"].get(name) != here[name]
-    ]
-    mine = [f"{name} {here[name]}" for name in here if manifest["versions"].get(name) != here[name]]
-    return f"it was made with {' and '.join(others)}, here is {' and '.join(mine)}" if others else None
+    there = manifest["versions"]
+    others = [name for name in here if there.get(name) != here[name]]
+    told = (" and ".join(f"{name} {versions.get(name)}" for name in others) for versions in (there, here))
+    return "it was made with {}, here is {}".format(*told) if others else None
 
 
 def fitting(folder: str | None) -> Path | None:

@@ -1,4 +1,4 @@
-"""Stands in for the driver's library where launchers of kernels are compiled and no driver is, as in an image's build."""
+"""Stands in for the driver's library where launchers of kernels are compiled without one, as in an image's build."""
 
 from __future__ import annotations
 

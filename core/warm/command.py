@@ -95,9 +95,7 @@ def warm(
         say(f"not compiled: {line}")
     say(f"{built.num_compiled} of {built.num_kernels} kernels compiled in {built.seconds:.1f} s, the others were there")
     if export is not None:
-        say(
-            f"{export} takes {num_bytes(export) / 1e6:.1f} MB; engines take kernels from it: engine.kernel_cache={export}"
-        )
+        say(f"{export} takes {num_bytes(export) / 1e6:.1f} MB; an engine takes kernels from it by engine.kernel_cache")
     return 2 if built.failed else 0
 
 

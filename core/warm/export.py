@@ -30,8 +30,8 @@ KEPT = (".json", ".cubin")
 def compiled_into(target: Path, made_for: str) -> Iterator[None]:
     """Inside, Triton compiles all that the export does not have yet, whatever its own cache has; then it is added.
 
-    made_for: what the manifest says of it, the model and the card. Raises: ConfigError if the folder has other things, or kernels of other
-    versions, or cannot be written to.
+    made_for: what the manifest says of it, the model and the card.
+    Raises: ConfigError if the folder has other things, or kernels of other versions, or cannot be written to.
     """
     why = misfit_of(target) if target.exists() else None
     if why is not None:
