@@ -198,7 +198,7 @@ def build_driver() -> None:
 
 @contextmanager
 def _unloaded() -> Iterator[None]:
-    """Inside, Triton loads none of the C code that it compiles: nothing is launched here, and there may be no driver."""
+    """Inside, Triton loads no C code that it compiles: nothing is launched here, and there may be no driver."""
     from triton.runtime import build as of_triton
 
     with patch.object(of_triton, "_load_module_from_path", lambda *_: Mock(), create=True):
