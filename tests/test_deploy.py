@@ -37,6 +37,7 @@ from hookline.core.testing.fakes import fake_engine
 from hookline.core.testing.plain_scheduler import PlainScheduler
 from hookline.plugins.observers import PrometheusConfig
 from hookline.plugins.observers.prometheus import Prometheus
+from hookline.core.warm.settings import WarmKeys
 from tests.doc_pages import ROOT, commands
 from tests.serving import server, wait_for
 
@@ -106,6 +107,16 @@ def test_the_image_installs_extras_in_pinned_versions_and_what_it_copies_is_not_
     kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     copied = {word for line in re.findall(r"^COPY (.*) /\S+$", DOCKERFILE, re.M) for word in line.split()}
     assert copied == kept
+
+
+def test_the_image_starts_from_the_kernels_that_its_build_can_compile():
+    exported = re.search(r"hookline warm export=(\S+) \$WARM", DOCKERFILE)[1]
+    assert served([]).config.engine.kernel_cache == exported
+    assert f"mkdir /hub {exported} && chown hookline /hub {exported}" in DOCKERFILE
+    for text in (DOCKERFILE, (ROOT / "docs/deploying.md").read_text()):
+        given = re.search(r'--build-arg WARM="([^"]*)"', text)[1].split()
+        (job,) = compose([f"export={exported}", *given], PluginHost.load(), WarmKeys, "warm")
+        assert (job.tree["card"], job.tree["export"]) == ("h200", exported)
 
 
 @pytest.mark.parametrize("extra", ["serve", "otel"])

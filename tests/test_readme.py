@@ -56,6 +56,7 @@ ELSEWHERE = {
     "'engine.max_num_seqs=range(1,8)'",
     # compiles for a minute; tests/plugins/test_prebuild.py compiles a few kernels in the same way
     "hookline warm model=qwen3_0_6b model.weights=random card=h200",
+    "hookline warm model=qwen3_0_6b model.weights=random card=h200 export=kernels",
     # part of what .ci/run runs
     'python -m pytest -m "not slow"',
 }

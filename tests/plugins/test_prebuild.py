@@ -3,6 +3,7 @@
 import inspect
 import json
 import os
+import shutil
 import subprocess
 import sys
 from importlib import import_module
@@ -20,19 +21,22 @@ SCRIPT = Path(__file__).parents[1] / "compiled_kernels.py"
 
 
 @pytest.mark.slow
-def test_what_processes_compiled_is_read_from_the_cache_when_it_is_launched(tmp_path):
+def test_what_processes_compiled_is_read_from_the_cache_and_from_a_moved_export_when_it_is_launched(tmp_path):
     pytest.importorskip("triton")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TRITON_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, SCRIPT], env=environment, capture_output=True, text=True)
+    environment |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TRITON_CACHE_DIR": str(tmp_path / "none")}
+    done = subprocess.run([sys.executable, SCRIPT, tmp_path], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert [one[:2] for one in found["built"]] == [[True, None]] * 4
     variants = [variant for _, _, variant in found["built"]]
-    assert len(set(variants)) == 4 and found["launched"] == [[variant, True] for variant in variants]
+    assert len(set(variants)) == 4 and found["launched"] == [[variant, True] for variant in variants] * 2
+    assert not found["written"]
+    compiled_c = [".so"] if os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang") else []
+    assert found["suffixes"] == [".cubin", ".json", *compiled_c]  # without a driver, too
     names = ["_rms_norm_kernel", "_rms_norm_kernel", "_silu_mul_kernel", "_route_kernel"]
     assert [variant.partition("-")[0] for variant in variants] == names
-    assert len(set(found["told"])) == 4 and found["asked"] == found["told"]  # so an engine waits for the right one
+    assert len(set(found["told"])) == 4 and found["asked"] == found["told"] * 2  # so an engine waits for the right one
 
 
 def jit_functions():

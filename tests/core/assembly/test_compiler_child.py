@@ -9,6 +9,7 @@ import pytest
 
 from hookline.core.assembly import compiler_child
 from hookline.core.assembly.compiler_child import begin_early, end_early
+from hookline.core.assembly.exported_kernels import MANIFEST, compiler_versions
 from hookline.core.config.settings import validate
 from hookline.core.plugin.host import PluginHost
 from hookline.core.util.child_python import python_command
@@ -92,7 +93,7 @@ def test_a_process_that_cannot_be_begun_costs_no_start(monkeypatch):
     assert not compiler_child._early
 
 
-@pytest.mark.parametrize("lacks", ["card", "visible card", "cores", "triton", "room", "torch"])
+@pytest.mark.parametrize("lacks", ["card", "visible card", "cores", "triton", "room", "torch", "an export"])
 def test_it_is_not_begun_where_it_would_be_in_the_way(lacks, card, monkeypatch, tmp_path):
     if lacks == "card":
         card.unlink()
@@ -105,9 +106,15 @@ def test_it_is_not_begun_where_it_would_be_in_the_way(lacks, card, monkeypatch, 
     elif lacks == "room":  # something was compiled before, so this engine's kernels probably were, too
         (tmp_path / "cache").mkdir()
         (tmp_path / "cache" / compiler_child.STAMP.format("1f")).touch()
-    else:  # it is imported already
+    elif lacks == "torch":  # it is imported already
         monkeypatch.setitem(sys.modules, "torch", object())
-    begin_early(configured())
+    else:
+        (tmp_path / MANIFEST).write_text(json.dumps({"versions": compiler_versions()}))
+        begin_early(configured(engine={"kernel_cache": str(tmp_path)}))
+        assert compiler_child._early  # as it was made for nothing
+        end_early()
+        (tmp_path / compiler_child.STAMP.format("1f")).touch()
+    begin_early(configured(engine={"kernel_cache": str(tmp_path)} if lacks == "an export" else {}))
     assert not compiler_child._early
 
 

@@ -1,4 +1,4 @@
-"""An export of compiled kernels: when it fits, and that Triton finds its files before its own, and never writes to it."""
+"""An export of compiled kernels: when it fits, and that Triton finds its files first and never writes to it."""
 
 import json
 

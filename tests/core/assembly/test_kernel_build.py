@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from hookline.core.assembly import compiler_child, kernel_build
+from hookline.core.assembly.exported_kernels import MANIFEST, compiler_versions
 from hookline.core.assembly.kernel_build import (
     AWAITED,
     KernelBuild,
@@ -223,7 +224,7 @@ def resolved(monkeypatch, tmp_path):
     )
     sizes = dict(dtype=torch.bfloat16, kv_dtype=None, block_size=64, num_heads=16, num_kv_heads=8)
     config = SimpleNamespace(
-        engine=SimpleNamespace(compile_ahead=True, prepared_sampling=()),
+        engine=SimpleNamespace(compile_ahead=True, prepared_sampling=(), kernel_cache=None),
         sampler=SimpleNamespace(name="gumbel", config=None, entry=None),
         model=SimpleNamespace(name="qwen3", entry=None),
         extension_options={},
@@ -255,6 +256,36 @@ def test_nothing_is_begun_twice_for_a_model_and_a_card(resolved, monkeypatch):
     fourth = stamp_ahead(resolved)
     resolved.config.model.entry = SimpleNamespace(target="stranger:Model")
     assert len({build.stamp, other.stamp, third, fourth, stamp_ahead(resolved)}) == 5
+
+
+def test_nothing_is_begun_with_an_export_for_this_configuration_and_one_for_another_is_told(
+    resolved, monkeypatch, tmp_path, caplog
+):
+    monkeypatch.setattr(
+        compiler_child, "python_command", lambda *_: [sys.executable, "-c", f"print('''{json.dumps(FOUND)}''')"]
+    )
+    export = tmp_path / "export"
+    export.mkdir()
+    (export / MANIFEST).write_text(json.dumps({"versions": compiler_versions(), "made_for": ["a model on h200"]}))
+    resolved.config.engine.kernel_cache = str(export)
+    build = start_build(resolved)
+    assert build.finish() and build.stamp.parent == tmp_path
+    assert caplog.messages[0] == (
+        f"engine.kernel_cache={export} was made for a model on h200, and not for just this configuration; "
+        "what it lacks is compiled"
+    )
+    caplog.clear()
+    build.stamp.rename(export / build.stamp.name)
+    assert start_build(resolved) is None and variants_ahead(stamp_ahead(resolved)) == {"_norm-1"} and not caplog.text
+
+
+def test_a_stamp_is_the_same_with_torch_for_another_cuda_or_for_none(resolved, monkeypatch):
+    versions = {"torch": "2.11.0", "triton": "3.6.0", "hookline": "0.1.0"}
+    monkeypatch.setattr(kernel_build, "version", lambda name: versions[name])
+    stamps = []
+    for versions["torch"] in ("2.11.0", "2.11.0+cpu", "2.11.0+cu130", "2.11.1"):
+        stamps.append(stamp_ahead(resolved))
+    assert stamps[0] == stamps[1] == stamps[2] != stamps[3]
 
 
 def test_nothing_is_begun_where_nothing_is_compiled_or_somebody_said_so(resolved):

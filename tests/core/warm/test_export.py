@@ -85,7 +85,9 @@ def test_a_folder_with_other_things_or_of_other_versions_is_refused(warm, tmp_pa
     assert warm("A") == 2
     (target / MANIFEST).write_text(json.dumps({"versions": {**compiler_versions(), "triton": "3.5.1"}}))
     assert warm("A") == 2
-    told = [line.rpartition(f"export={target}: ")[2] for line in capsys.readouterr().err.splitlines() if "error" in line]
+    told = [
+        line.rpartition(f"export={target}: ")[2] for line in capsys.readouterr().err.splitlines() if "error" in line
+    ]
     here = compiler_versions()["triton"]
     assert told == [
         f"there is no {MANIFEST} in it that can be read; name another folder",
