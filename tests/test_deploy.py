@@ -35,9 +35,9 @@ from hookline.core.serve.processes.replica_client import UP
 from hookline.core.serve.settings import ServeKeys, validate_serve
 from hookline.core.testing.fakes import fake_engine
 from hookline.core.testing.plain_scheduler import PlainScheduler
+from hookline.core.warm.settings import WarmKeys
 from hookline.plugins.observers import PrometheusConfig
 from hookline.plugins.observers.prometheus import Prometheus
-from hookline.core.warm.settings import WarmKeys
 from tests.doc_pages import ROOT, commands
 from tests.serving import server, wait_for
 
