@@ -28,6 +28,7 @@ from hookline.core.plugin.registry import Entry
 from hookline.core.requests.scores import rounded_logprobs
 from hookline.core.requests.step_extensions import InstalledExtensions
 from hookline.core.sampling_params import SamplingParams
+from hookline.core.step.executor import tapped_after
 from hookline.core.tokenizer.codec import token_texts
 from hookline.core.worker.request_table import LayerStates, RequestTable, state_form
 from hookline.core.worker.runner.model_runner import PLAIN, Extras, ModelRunner
@@ -78,7 +79,7 @@ class RankParts:
             resolved.spec.hidden_size,
             is_host=is_host,
             blaming=self._blaming,
-            taps=[layer for layer in self._taps if layer not in first_layers],
+            kept={tapped_after(layer): layer for layer in sorted(self._taps) if layer not in first_layers},
             prepared=self._prepared,
         )
 

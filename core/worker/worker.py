@@ -32,7 +32,7 @@ from hookline.core.errors import (
 )
 from hookline.core.plugin.blame import Blaming
 from hookline.core.step.captured import DRAFT_TOKENS, PromptShape
-from hookline.core.step.executor import RankWorker, StepResult, tapped_after
+from hookline.core.step.executor import RankWorker, StepResult
 from hookline.core.step.message import Step
 from hookline.core.util.arrays import Array, MaskArray, num_mask_words
 from hookline.core.worker.device_clock import StepClock
@@ -400,7 +400,7 @@ class Worker(RankWorker):
             results_N = graphs.launch(rows_D, step.decode_rows, extras, is_shared=step.shared_len > 0)
         elif extras == PLAIN and not len(step.mask_rows) and (laid_out := self._laid_out(step)):
             results_N = laid_out[0].launch(step, laid_out[1])
-            self._send_apart({}, laid_out[0].tapped(step.num_tokens))
+            self._send_apart(laid_out[0].apart(step.num_tokens))
         else:
             return None
         self.table.mirror(step)
@@ -420,16 +420,13 @@ class Worker(RankWorker):
         if laid_out is None:
             return None
         replayed = laid_out[0].launch_layers(step, laid_out[1])
-        self._send_apart({}, laid_out[0].tapped(step.num_tokens))
+        self._send_apart(laid_out[0].apart(step.num_tokens))
         return replayed
 
-    def _send_apart(self, read: DeviceRows, tapped: Mapping[int, Tensor]) -> None:
-        """Start copying to the host what a step has besides its draws: what is read of prompts, and the stream after
-        layers.
-        """
+    def _send_apart(self, rows: DeviceRows) -> None:
+        """Start copying to the host what a step has apart from its draws, by name."""
         if self.is_host:
-            named = {tapped_after(layer): stream_TD for layer, stream_TD in tapped.items()}
-            self._apart = {name: send_apart(rows) for name, rows in (*read.items(), *named.items())}
+            self._apart = {name: send_apart(one) for name, one in rows.items()}
 
     def _laid_out(self, step: Step) -> tuple[LaidOutGraphs[Any], Any] | None:
         """The graphs with prompts or drafts that hold a step, and its shape; None if none do."""
@@ -470,7 +467,7 @@ class Worker(RankWorker):
         sampled = self.table.sample_rows(device_step, batch)
         watch = self.runner.watch(step, batch, sampled.token_indices_N)
         hidden_ND, read = self._forward_and_read(step, batch, sampled, watch=watch)
-        self._send_apart(read, {} if watch is None else watch.tapped)
+        self._send_apart(read if watch is None else {**read, **watch.apart})
         return sampled if watch is None else replace(sampled, streams=watch.streams), hidden_ND
 
     def _forward_and_read(

@@ -31,12 +31,14 @@ class DraftGraphs(LaidOutGraphs[int]):
     def __init__(self, runner: ModelRunner, sizes: Sequence[int], max_model_len: int) -> None:
         most = max(sizes, default=0)
         super().__init__(runner, sizes, max_model_len, most)
-        self._tapped = {layer: HiddenRoom(most) for layer in runner.taps}
+        self._apart = {name: HiddenRoom(most) for name in runner.apart}
         self._starts = torch.arange(most + 1, dtype=torch.int32, device=runner.table.device)
 
     def shape(self, step: Step) -> int | None:
-        """See LaidOutGraphs: none for a step with a token that no draw follows, nor for decodes alone without taps."""
-        if not (len(step.chunk_rows) or self._tapped) or len(step.sampled_chunks) != len(step.token_ids_T):
+        """See LaidOutGraphs: none for a step with a token that no draw follows, nor for decodes alone of which nothing
+        is kept apart.
+        """
+        if not (len(step.chunk_rows) or self._apart) or len(step.sampled_chunks) != len(step.token_ids_T):
             return None
         if len(step.reads):
             return None
@@ -49,16 +51,16 @@ class DraftGraphs(LaidOutGraphs[int]):
     def forward(self, inputs_3G: Tensor, size: int) -> Tensor:
         """See LaidOutGraphs: of all tokens."""
         batch = draft_batch(self.runner.table, inputs_3G, self._starts[: size + 1], self.max_model_len)
-        watch = self.runner.tap_watch(inputs_3G[2], batch)
+        watch = self.runner.captured_watch(inputs_3G[2], batch)
         hidden_GD = self.runner.forward(batch, watch=watch)
         if watch is not None:
-            for layer, room in self._tapped.items():
-                room.keep(watch.tapped[layer])
+            for name, room in self._apart.items():
+                room.keep(watch.apart[name])
         return hidden_GD
 
-    def tapped(self, num_tokens: int) -> dict[int, Tensor]:
+    def apart(self, num_tokens: int) -> dict[str, Tensor]:
         """See LaidOutGraphs."""
-        return {layer: room.kept(num_tokens) for layer, room in self._tapped.items()}
+        return {name: room.kept(num_tokens) for name, room in self._apart.items()}
 
     def draws(self, inputs_3G: Tensor, size: int, count: int | None = None, *, all_greedy: bool = False) -> SampleRows:
         """See LaidOutGraphs."""

@@ -68,8 +68,8 @@ class LaidOutGraphs(ABC, Generic[Shape]):
     ) -> SampleRows:
         """The draws of a step. count: of how many, from the first on; None: of all. all_greedy: see SamplingBatch."""
 
-    def tapped(self, num_tokens: int) -> dict[int, Tensor]:
-        """The stream after each layer of engine.taps, of the first so many tokens of the step computed last."""
+    def apart(self, num_tokens: int) -> dict[str, Tensor]:
+        """What the step computed last has apart from its draws, of its first so many tokens; see StepResult."""
         return {}
 
     def kind(self, shape: Shape) -> Hashable:

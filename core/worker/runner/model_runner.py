@@ -268,19 +268,19 @@ class ModelRunner:
 
     def watch(self, step: Step, batch: Batch, draws_N: Tensor | None) -> LayerWatch | None:
         """What the layers of an eager step are shown to; None if nobody sees them. draws_N: as in LayerWatch."""
-        if self.extensions is None or not (self.taps or self.sees_layers(step)):
+        if self.extensions is None or not (self.apart or self.sees_layers(step)):
             return None
         rows_T = self.table.token_rows(step)
         return self.extensions.watch(step.extensions, rows_T, batch.positions_T, draws_N)
 
     @property
-    def taps(self) -> Sequence[int]:
-        """The layers of this rank whose stream every step has for observers, or for the drafter."""
-        return [] if self.extensions is None else self.extensions.taps
+    def apart(self) -> Sequence[str]:
+        """The names of what this rank keeps of its layers in every step, apart from draws; see StepResult."""
+        return () if self.extensions is None else self.extensions.apart
 
-    def tap_watch(self, rows_T: Tensor, batch: Batch) -> LayerWatch | None:
-        """What the layers of a captured step are shown to, for `taps`; None without any."""
-        return self.extensions.watch(0, rows_T, batch.positions_T, None) if self.extensions and self.taps else None
+    def captured_watch(self, rows_T: Tensor, batch: Batch) -> LayerWatch | None:
+        """What the layers of a captured step are shown to, for `apart`; None without any."""
+        return self.extensions.watch(0, rows_T, batch.positions_T, None) if self.extensions and self.apart else None
 
     def sees_layers(self, step: Step) -> bool:
         """Whether an extension of this step sees layers."""

@@ -21,6 +21,7 @@ from hookline.core.contracts import ExtensionSpec, LayerRows, LogitsRows, Sampli
 from hookline.core.errors import RequestError, RequestFault, StepFault
 from hookline.core.plugin.blame import breach, failure
 from hookline.core.plugin.step_extensions import HostExtension
+from hookline.core.step.executor import tapped_after
 from hookline.core.step.message import Step
 from hookline.core.util.raising import Raising
 from hookline.core.worker.device_clock import CallClock
@@ -101,6 +102,8 @@ class RankExtensions:
         """The layers of this rank's stage."""
         self.taps = [layer for layer in sorted(taps) if layer in self.own_layers]
         """Those of them in engine.taps, whose stream every step has for observers."""
+        self.apart = [tapped_after(layer) for layer in self.taps]
+        """The names of what a watch keeps of every step; see StepResult.apart."""
         self._made: dict[int, RankExtension] = {}
         self.generation = 0
         """Changes when an extension is made anew: graphs that captured the old one must not be replayed."""
@@ -324,8 +327,8 @@ class _Timed(Raising):
 class LayerWatch:
     """`core.layers.stage.Tap` of one step: after each layer, the extensions that change the stream, and that read it.
 
-    streams: the stream (N, D) of the draws' tokens after each layer that an extension reads. tapped: the stream (T, D)
-    float32 of all tokens after each layer of engine.taps.
+    streams: the stream (N, D) of the draws' tokens after each layer that an extension reads. apart: see StepResult; the
+    stream (T, D) float32 of all tokens after each layer of engine.taps.
     """
 
     def __init__(
@@ -345,7 +348,7 @@ class LayerWatch:
         }
         """The layers that the model has not shown yet, and an extension that asks for each; None: engine.taps alone."""
         self.streams: dict[int, Tensor] = {}
-        self.tapped: dict[int, Tensor] = {}
+        self.apart: dict[str, Tensor] = {}
 
     def __call__(self, layer: int, stream: Callable[[], Tensor]) -> Tensor | None:
         """Let the extensions that asked for this layer see and change the stream; returns it if they did."""
@@ -366,7 +369,7 @@ class LayerWatch:
             draws_N = self._draws_N
             self.streams[layer] = stream_TD.clone() if draws_N is None else stream_TD.index_select(0, draws_N)
         if layer in self._extensions.taps:  # a copy, since later layers may write over it
-            self.tapped[layer] = stream_TD.to(torch.float32, copy=True)
+            self.apart[tapped_after(layer)] = stream_TD.to(torch.float32, copy=True)
         return stream_TD if is_changed else None
 
     def check_shown(self) -> None:

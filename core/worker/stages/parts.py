@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,7 +16,6 @@ from torch import Tensor
 from hookline.core.contracts import AttentionSpec, Stage
 from hookline.core.errors import RequestFault
 from hookline.core.plugin.blame import Blaming
-from hookline.core.step.executor import tapped_after
 from hookline.core.step.message import Axis
 from hookline.core.step.micro_batches import MicroBatch
 from hookline.core.worker.graphs.decode_graphs import DecodeGraphs
@@ -27,6 +26,8 @@ from hookline.core.worker.stages.reads import NOTHING_READ, PartReads, StageRead
 from hookline.core.worker.stages.reads import Links as ReadLinks
 from hookline.core.worker.stages.returned_tokens import ReturnedTokens, StepResults
 from hookline.core.worker.worker import Worker
+
+Key = TypeVar("Key", int, str)
 
 
 class Links(ReadLinks, Protocol):
@@ -42,7 +43,7 @@ class ComputedPart:
     """A micro-batch that was computed up to its hidden states: of its draws, or of all tokens but on the last stage.
 
     sampled: None if a graph computed it, which needs only the rows that decode. graphs: those that can replay the
-    draws; None if they are computed eagerly. reads: on the last stage. streams, tapped: see LayerWatch; of the layers
+    draws; None if they are computed eagerly. reads: on the last stage. streams, apart: see LayerWatch; of the layers
     of this stage, and of those before.
     """
 
@@ -53,7 +54,7 @@ class ComputedPart:
     graphs: DecodeGraphs | None
     reads: PartReads = NOTHING_READ
     streams: Mapping[int, Tensor] = field(default_factory=dict)
-    tapped: Mapping[int, Tensor] = field(default_factory=dict)
+    apart: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def rows_N(self) -> Tensor:
@@ -64,12 +65,15 @@ class ComputedPart:
         return rows_D
 
 
+NOTHING_KEPT: Mapping[str, int] = {}
+
+
 class PartWorker(Worker):
     """What a `Worker` of one stage has, and what it does with a single micro-batch; `StageWorker` puts steps together
     from them.
 
-    links: to the ranks of the other stages. hidden_size: D. taps: the layers of engine.taps that the first stage does
-    not have.
+    links: to the ranks of the other stages. hidden_size: D. kept: what every step has apart from its draws, by name, of
+    layers that the first stage does not have.
     """
 
     def __init__(
@@ -82,12 +86,12 @@ class PartWorker(Worker):
         *,
         is_host: bool,
         blaming: Blaming | None = None,
-        taps: Sequence[int] = (),
+        kept: Mapping[str, int] = NOTHING_KEPT,
         prepared: Sequence[Extras] = (),
     ) -> None:
         super().__init__(runner, is_host=is_host, blaming=blaming, prepared=prepared)
         self.stage, self.links, self._spec, self._hidden_size = stage, links, spec, hidden_size
-        self._taps = sorted(taps)
+        self._kept = kept
         self.returned = ReturnedTokens(self.table, links, is_host=is_host) if stage.is_first else None
         self._reads = StageReads(stage, links, spec.device)
         self._ones_R = torch.ones_like(self.table.length_R)
@@ -127,10 +131,10 @@ class PartWorker(Worker):
         sampled = self.table.sample_rows(device_step, batch)
         watch = self.runner.watch(step, batch, sampled.token_indices_N)
         # filled by the forward
-        streams, tapped = ({}, {}) if watch is None else (watch.streams, watch.tapped)
+        streams, apart = ({}, {}) if watch is None else (watch.streams, watch.apart)
         if not self.stage.is_last:
             hidden_TD = self.runner.forward(batch, None, stream_TD, watch)
-            return ComputedPart(part, device_step, sampled, hidden_TD, None, streams=streams, tapped=tapped)
+            return ComputedPart(part, device_step, sampled, hidden_TD, None, streams=streams, apart=apart)
         try:
             hidden_ND, rows = self._forward_and_read(step, batch, sampled, stream_TD, watch)
             reads = PartReads(rows)
@@ -139,56 +143,54 @@ class PartWorker(Worker):
                 raise
             assert stream_TD is not None, "the last stage receives a stream"
             hidden_ND, reads = stream_TD[:0], PartReads(fault=fault)  # other stages are told before this one raises it
-        return ComputedPart(part, device_step, sampled, hidden_ND, None, reads, streams, tapped)
+        return ComputedPart(part, device_step, sampled, hidden_ND, None, reads, streams, apart)
 
     def _hand_on_streams(self, one: ComputedPart) -> ComputedPart:
         """Receive the streams that are read of the stages before; send them on, or keep them where draws are.
 
-        Extensions read those of the draws' tokens, and engine.taps those of all tokens.
+        Extensions read those of the draws' tokens; those of all tokens are kept apart.
         """
-        step, extensions, streams, tapped = one.part.step, self.runner.extensions, one.streams, one.tapped
-        if not (step.extensions or self._taps):
+        step, extensions, streams, apart = one.part.step, self.runner.extensions, one.streams, one.apart
+        if not (step.extensions or self._kept):
             return one
         if step.extensions and step.num_sampled and extensions is not None:
-            layers = extensions.read_layers(step.extensions)
+            layers = {layer: layer for layer in extensions.read_layers(step.extensions)}
             streams = self._handed_on(streams, layers, step.num_sampled, self._spec.dtype)
-        if self._taps and not self.stage.is_first:  # whose host has its own
-            tapped = self._handed_on(tapped, self._taps, step.num_tokens, torch.float32)
-        return replace(one, streams=streams, tapped=tapped)
+        if self._kept and not self.stage.is_first:  # whose host has its own
+            apart = self._handed_on(apart, self._kept, step.num_tokens, torch.float32)
+        return replace(one, streams=streams, apart=apart)
 
     def _handed_on(
-        self, own: Mapping[int, Tensor], layers: Sequence[int], num_rows: int, dtype: torch.dtype
-    ) -> dict[int, Tensor]:
+        self, own: Mapping[Key, Tensor], layers: Mapping[Key, int], num_rows: int, dtype: torch.dtype
+    ) -> dict[Key, Tensor]:
         """The streams after these layers, ascending, of this stage and those before; sent on, but by the last stage."""
         streams = dict(own)
-        for layer in layers:
+        for key, layer in layers.items():
             if layer < self.stage.first_layer:
-                streams[layer] = self._rows(num_rows, dtype)
-                self.links.receive(streams[layer])
+                streams[key] = self._rows(num_rows, dtype)
+                self.links.receive(streams[key])
         if not self.stage.is_last:
-            for layer in sorted(streams):
-                self.links.send(streams[layer].contiguous())
+            for key in layers:
+                if key in streams:
+                    self.links.send(streams[key].contiguous())
         return streams
 
     def _returned_states(self, computed: Sequence[ComputedPart]) -> dict[str, Rows]:
-        """On the first stage, the hidden states for engine.taps; the last one sends it those of the others."""
+        """On the first stage, the streams that are kept apart; the last one sends it those of the others."""
         if self.stage.is_last:
             for one in computed:
-                for layer in self._taps:
-                    self.links.send_back(one.tapped[layer])
+                for name in self._kept:
+                    self.links.send_back(one.apart[name])
         if self.returned is None:
             return {}
-        arrivals: list[dict[int, Rows]] = []
+        arrivals: list[dict[str, Rows]] = []
         for one in computed:
-            own = {layer: send_apart(state_TD) for layer, state_TD in one.tapped.items()}
+            own = {name: send_apart(state_TD) for name, state_TD in one.apart.items()}
             num_tokens = one.part.step.num_tokens
-            come = {layer: self.returned.receive(self._rows(num_tokens, torch.float32)) for layer in self._taps}
+            come = {name: self.returned.receive(self._rows(num_tokens, torch.float32)) for name in self._kept}
             arrivals.append({**own, **come})
         parts = [one.part for one in computed]
-        return {
-            tapped_after(layer): StepResults(parts, [one[layer] for one in arrivals], Axis.TOKEN)
-            for layer in sorted(arrivals[0])
-        }
+        return {name: StepResults(parts, [one[name] for one in arrivals], Axis.TOKEN) for name in arrivals[0]}
 
     def _rows(self, num_rows: int, dtype: torch.dtype) -> Tensor:
         """Room for hidden states."""

@@ -66,7 +66,7 @@ def replay_steps(llm, monkeypatch):
     send = worker.transfer.send  # a copy, as to the host: the next replay may come before these are collected
     monkeypatch.setattr(worker.transfer, "send", lambda tokens_N: send(tokens_N.clone()))
     monkeypatch.setattr(worker_module, "send_apart", lambda rows_NX: send_apart(rows_NX.clone()))
-    has_taps = len(worker.runner.taps) > 0
+    has_taps = len(worker.runner.apart) > 0
     decodes = DecodeGraphs(worker.runner, [] if has_taps else [1, 2, 4, 8], 96)
     prompts = PromptGraphs(worker.runner, [] if has_taps else prompt_shapes(8, 2048, 96), 96)
     drafts = DraftGraphs(worker.runner, draft_sizes(8, 2048), 96)
@@ -116,7 +116,7 @@ def test_which_steps_fit(fields, size, taps):
     fields = {name: np.array(values) for name, values in fields.items()}
     lens = fields.get("chunk_lens", np.array([], dtype=np.int64))
     table = RequestTable(6, 4, 16, 99, torch.device("cpu"))
-    graphs = DraftGraphs(type("Runner", (), {"table": table, "taps": taps})(), draft_sizes(8, 160), 96)
+    graphs = DraftGraphs(type("Runner", (), {"table": table, "apart": taps})(), draft_sizes(8, 160), 96)
     step = Step(chunk_rows=np.arange(len(lens)), token_ids_T=np.zeros(lens.sum(), dtype=np.int64), **fields)
     assert graphs.shape(step) == size
 

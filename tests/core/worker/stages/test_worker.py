@@ -111,8 +111,8 @@ def make_workers(size: int, taps: tuple[int, ...] = ()) -> tuple[list[StageWorke
             sizes = ExtensionSpec(ROWS + 1, VOCAB, SPEC.max_model_len, SPEC.device, num_layers=size)
             runner.extensions = RankExtensions([], sizes, own_layers=range(index, index + 1), taps=taps)
         links = FakeLinks(stage, queues, events)
-        behind = [layer for layer in taps if layer]
-        workers.append(StageWorker(runner, stage, cast(Any, links), SPEC, 1, is_host=index == 0, taps=behind))
+        behind = {tapped_after(layer): layer for layer in sorted(taps) if layer}
+        workers.append(StageWorker(runner, stage, cast(Any, links), SPEC, 1, is_host=index == 0, kept=behind))
     return workers, events
 
 
