@@ -57,6 +57,26 @@ ELSEWHERE = {
     **dict.fromkeys(("guided_decoding", "json", "choice", "choices", "regexp", "lark", "gbnf"), "structured_outputs"),
 }
 """Fields of other APIs that ask for a form -> the field of this endpoint for it."""
+_LENGTHS = ("max_completion_tokens", "max_output_tokens", "max_tokens")
+_STOPS = ("stop", "stop_sequences")
+SAME = {
+    **dict.fromkeys((*_LENGTHS, "max_new_tokens", "max_tokens_to_sample", "n_predict", "num_predict"), _LENGTHS),
+    **dict.fromkeys((*_STOPS, "stop_strings", "stopping_strings", "custom_stopping_strings", "stop_words"), _STOPS),
+    **dict.fromkeys(("min_new_tokens", "min_output_tokens"), ("min_tokens",)),
+    **dict.fromkeys(("banned_tokens", "banned_strings", "bad_words_ids", "custom_token_bans"), ("bad_words",)),
+    **dict.fromkeys(("allowed_tokens", "allowed_words"), ("allowed_token_ids",)),
+    **dict.fromkeys(("ban_eos_token", "ignore_eos_token"), ("ignore_eos",)),
+}
+"""Fields by which other servers bound an answer -> those of which an endpoint has one for it."""
+_WORDS = {
+    **dict.fromkeys(("grammar", "gbnf", "ebnf", "bnf", "lark"), "grammar"),
+    **dict.fromkeys(("regex", "regexp"), "regex"),
+    "schema": FORMAT,
+    **dict.fromkeys(("guided", "guidance", "constraint", "constraints", "constrained"), "structured_outputs"),
+}
+"""Words in names of fields that ask for a form, whichever server has them -> the field for it."""
+_NO_FORM = frozenset(("backend", "cache", "id", "lazy", "mode", "name", "scale", "strength", "triggers", "version"))
+"""Last words of names of fields that ask for no form, but say something about one or about guidance of another kind."""
 ANNOTATIONS = (
     "guided_decoding_backend",
     "guided_whitespace_pattern",
@@ -267,19 +287,45 @@ def check_unknown(values: Mapping[str, Any], known: Iterable[str]) -> None:
         return
     if values.keys() <= known:
         return
-    unknown = (name for name, value in values.items() if name not in known and value not in (None, False))
+    unknown = (name for name, value in values.items() if name not in known and not _is_unset(value))
     for name in islice(unknown, MAX_UNKNOWN):
         value = values[name]
         if name in ANNOTATIONS:
             continue
-        if (right := ELSEWHERE.get(_snake(name))) in known:
+        if (right := _same_field(name, known)) is not None and _is_unset(values.get(right)):
             raise invalid(f"{name} is not a field of this endpoint; use {right}", name)
         names = [*_LONG_NAMES, *known.intersection((*_CHOICES, *ELSEWHERE))]
         if close := near_miss(_snake(name), names, cutoff=0.85):
             raise invalid(f"{name} is not a field of this endpoint.{close}", name)
+        if (right := _field_by_words(name)) is not None:
+            raise invalid(f"{name} is not a field of this endpoint; use {right}", name)
         if isinstance(value, Mapping):
-            for inner in _UNPACKED.intersection(value):
-                raise invalid(f"{name}.{inner} has no effect there; send {inner} as a field of the body", name)
+            _check_within(value, name, known)
+
+
+def _is_unset(value: Any) -> bool:
+    """Whether clients that send all fields they know send this value for one that is to have no effect."""
+    return value is None or value is False or value in ("", [], {})
+
+
+def _same_field(name: str, known: frozenset[str]) -> str | None:
+    """The endpoint's field that means the same as another server's of this name; None if none is known to."""
+    snake = _snake(name)
+    return next((one for one in (ELSEWHERE.get(snake, ""), *SAME.get(snake, ())) if one in known), None)
+
+
+def _field_by_words(name: str) -> str | None:
+    """The field for a form of the answer, if a name's words say that it asks for one."""
+    words = _snake(name).split("_")
+    return None if words[-1] in _NO_FORM else next((right for word, right in _WORDS.items() if word in words), None)
+
+
+def _check_within(value: Mapping[str, Any], name: str, known: frozenset[str]) -> None:
+    """Refuse what asks for a form within an unknown field, as other servers have it in `parameters` or `options`."""
+    for inner in islice((one for one in value if isinstance(one, str) and not _is_unset(value[one])), MAX_UNKNOWN):
+        is_ours = inner in _UNPACKED or (inner in SAME and inner in known)
+        if (right := inner if is_ours else _same_field(inner, known) or _field_by_words(inner)) is not None:
+            raise invalid(f"{name}.{inner} has no effect there; send {right} as a field of the body", name)
 
 
 def _snake(name: str) -> str:

@@ -252,6 +252,60 @@ def test_a_tool_whose_parameters_stand_elsewhere_is_refused(
     assert response.status_code == 400 and message in response.json()["error"]["message"]
 
 
+STRANGERS: list[tuple[dict[str, Any], str]] = [
+    ({"grammar_string": 'root ::= "a"'}, "use grammar"),
+    ({"gbnf_grammar": 'root ::= "a"'}, "use grammar"),
+    ({"regex_pattern": "a+"}, "use regex"),
+    ({"response_regex": "a+"}, "use regex"),
+    ({"json_schema_constraint": SCHEMA}, "use response_format"),
+    ({"constrained_decoding": {"type": "json"}}, "use structured_outputs"),
+    ({"guided_lark": "start: x"}, "use grammar"),
+    ({"parameters": {"grammar": {"type": "json", "value": SCHEMA}}}, "send grammar as a field of the body"),
+    ({"sampling_params": {"json_schema": "{}"}}, "send json_schema as a field of the body"),
+    ({"generationConfig": {"responseSchema": SCHEMA}}, "send response_format as a field of the body"),
+    ({"nvext": {"guided_whitespace": "a", "guidedRegexp": "a"}}, "send structured_outputs as a field of the body"),
+    ({"stopping_strings": ["a"]}, "use stop"),
+    ({"banned_strings": ["a"]}, "use bad_words"),
+    ({"options": {"stop": ["a"]}}, "send stop as a field of the body"),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), STRANGERS)
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES, MESSAGES])
+def test_a_stranger_s_field_that_constrains_the_answer_is_refused_with_the_one_that_works(
+    ask: Ask, path: str, fields: dict[str, Any], message: str
+) -> None:
+    for stream in (False, True):
+        response, _ = sent(ask, path, stream=stream, **fields)
+        assert response.status_code == 400 and message in response.json()["error"]["message"], response.text
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "right"),
+    [
+        (CHAT, "max_new_tokens", "max_completion_tokens"),
+        (COMPLETIONS, "n_predict", "max_tokens"),
+        (RESPONSES, "max_completion_tokens", "max_output_tokens"),
+        (CHAT, "stop_sequences", "stop"),
+    ],
+)
+def test_a_bound_of_another_name_is_refused_unless_the_endpoint_s_own_is_set_too(
+    ask: Ask, path: str, field: str, right: str
+) -> None:
+    response, _ = sent(ask, path, **{"max_tokens": None, field: 5})
+    assert response.status_code == 400 and f"use {right}" in response.json()["error"]["message"]
+    value: Any = ["a"] if right == "stop" else 5
+    response, _ = sent(ask, path, **{field: value, right: value})
+    assert response.status_code == 200 and response.headers[IGNORED] == field
+
+
+def test_fields_that_clients_send_without_a_value_and_those_about_back_ends_are_named(ask: Ask) -> None:
+    fields = {"grammar_string": "", "stopping_strings": [], "guidance_scale": 1.5, "schema_version": 2, "seed": 1}
+    response, _ = sent(ask, CHAT, **fields)
+    assert response.status_code == 200
+    assert response.headers[IGNORED] == "grammar_string, stopping_strings, guidance_scale, schema_version"
+
+
 def test_a_field_of_another_name_that_is_false_asks_for_nothing(ask: Ask) -> None:
     response, _ = sent(ask, CHAT, json_mode=False)
     assert response.status_code == 200 and response.headers[IGNORED] == "json_mode"
