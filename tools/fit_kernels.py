@@ -125,6 +125,7 @@ def fits(launches: Mapping[str, Sequence[Launch]]) -> dict[str, Fits]:
     from hookline.core.prebuild.pretended import card_named, target_of
 
     known, plain, found = dict[str, int](), False, dict[str, Fits]()
+    told_before = dict[str, int]()  # bytes by what a variant is compiled for: it need not even be traced again
     for card_name, of_card in launches.items():
         card, done = card_named(card_name), set[str]()
         fit, kind = found.setdefault(card_name, Fits(card_name, len(of_card))), str(card.compute_capability[0])
@@ -134,22 +135,27 @@ def fits(launches: Mapping[str, Sequence[Launch]]) -> dict[str, Fits]:
             if told in done or plain:
                 continue
             done.add(told)
+            # Not all cards of a generation have values of 8 bits: kernels of those may compile for one of them alone.
+            variant = f"{kind if 'fp8' not in told else card.compute_capability} {told}"
             kernel = getattr(importlib.import_module(module), name)
             if not number:
                 kernel.device_caches.clear()  # they hold the target of the card before
             try:
-                with target_of(card), stopping(given["options"], known, kind):
-                    kernel.preload(specialization)
+                if variant not in told_before:
+                    with target_of(card), stopping(given["options"], known, kind):
+                        kernel.preload(specialization)
             except Stopped as stopped:
-                code, num_bytes, has_product = stopped.args
+                code, told_before[variant], has_product = stopped.args
                 fit.num_compiled += code not in known
-                known[code] = num_bytes
-                fit.most = max(fit.most, (num_bytes, name))
+                known[code] = told_before[variant]
                 plain = not has_product
-                if num_bytes > card.shared_memory_bytes:
-                    fit.over.append(f"{name} asks for {num_bytes:,} bytes of shared memory ({told})")
             except Exception as error:  # whatever a compiler raises
                 fit.failed.append(f"{name}: {type(error).__name__}: {str(error).partition(chr(10))[0]} ({told})")
+                continue
+            num_bytes = told_before[variant]
+            fit.most = max(fit.most, (num_bytes, name))
+            if num_bytes > card.shared_memory_bytes:
+                fit.over.append(f"{name} asks for {num_bytes:,} bytes of shared memory ({told})")
     return found
 
 
@@ -166,8 +172,13 @@ def parts_of(plan: Mapping[str, Sequence[str]]) -> list[tuple[str, Sequence[str]
 
 def check(plan: Mapping[str, Sequence[str]], num_processes: int) -> list[Fits]:
     """All cards of the plan, whose values are overrides: first what is launched, then each kernel for all its cards."""
+    from hookline.core.config.compose import compose
+    from hookline.core.plugin.host import PluginHost
+    from hookline.core.run.settings import RunKeys
+
     for module in IMPORTED_ONCE:
         importlib.import_module(module)
+    compose(["model.weights=random"], PluginHost.load(), RunKeys)  # imports what each process would import by itself
     gc.freeze()
     found = {card: Fits(card) for card in plan}
     context, parts = multiprocessing.get_context("fork"), parts_of(plan)

@@ -29,7 +29,7 @@ from hookline.core.config.settings import Config
 from hookline.core.errors import HooklineError
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.registry import Option
-from hookline.core.prebuild.pretended import Card, pretended, target_of
+from hookline.core.prebuild.pretended import Card, pretended, seeing_once, target_of
 from hookline.core.worker.startup.late_work import variant_of
 
 LEAST_LAYERS = 2
@@ -130,7 +130,7 @@ def launch_all(config: Config, host: PluginHost, card: Card, seen: Any) -> None:
     """
     from hookline.core.prebuild.dry_run import dry_worker, few_layers
 
-    with pretended(card, seen, num_devices=config.num_ranks):
+    with seeing_once(seen) as seen_once, pretended(card, seen_once, num_devices=config.num_ranks):
         few = few_layers(config, LEAST_LAYERS, host)
         try:
             dry_worker(config if few is None else with_overrides(config, few), host)

@@ -33,6 +33,11 @@ class FakeTensors(FakeTensorMode):  # type: ignore[no-untyped-call]
 
     avoid_device_init = True
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: torch would ask its compiler in each operation whether this method may be compiled."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
@@ -50,7 +55,7 @@ class FakeTensors(FakeTensorMode):  # type: ignore[no-untyped-call]
             return self._faked(found, device if target is None else target)
         if func is _ATEN.lift_fresh.default and type(args[0]) is Tensor and args[0].numel() != 1:  # one has a value
             return self._faked(torch.empty_like(args[0], device="meta"), args[0].device)
-        return super().__torch_dispatch__(func, types, args, given)
+        return self.dispatch(func, types, args, given)
 
     def _faked(self, found: Any, device: torch.device) -> Any:
         """The outcome of a meta kernel, as tensors on this device."""

@@ -7,6 +7,7 @@ own, or in a test.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -224,6 +225,37 @@ def target_of(card: Card) -> Iterator[None]:
         yield
     finally:
         driver._active = before
+
+
+class _Recorded:
+    """Stands for a compiled kernel; its launches do nothing."""
+
+    function = packed_metadata = None
+
+    def launch_metadata(self, *_: Any) -> None: ...
+
+    def run(self, *_: Any) -> None: ...
+
+
+@contextmanager
+def seeing_once(seen: Seen) -> Iterator[Seen]:
+    """A `seen` for `pretended` after which Triton takes a variant for compiled, until the end of this context.
+
+    Its further launches are then a look-up: to describe a variant again takes a third of a dry run's time.
+    """
+    kept = list[tuple[dict[str, Any], str]]()
+
+    def _seen(kernel: Any, specialization: str) -> None:
+        seen(kernel, specialization)
+        kernels, key = kernel.device_caches[0][0], json.loads(specialization)["key"]
+        kernels[key] = _Recorded()
+        kept.append((kernels, key))
+
+    try:
+        yield _seen
+    finally:
+        for kernels, key in kept:
+            kernels.pop(key, None)
 
 
 @contextmanager
