@@ -318,14 +318,16 @@ class Kernels(QuantizedProducts, RequestRowOperations, Protocol):
         raise AssertionError("left out")
 
     @optional
-    def short_convolution(self, x_TC: Tensor, weight_CW: Tensor, state_RCP: Tensor, states: StateRows) -> Tensor:
+    def short_convolution(
+        self, x_TC: Tensor, weight_CW: Tensor, state_RCP: Tensor, states: StateRows, bias_C: Tensor | None = None
+    ) -> Tensor:
         """A causal convolution of every channel by itself over a sequence's last W tokens, then silu: (T, C) -> (T, C).
 
-        Token t gets silu(sum over w of weight[:, w] * x[t - (W - 1) + w]). If it is left out, `hookline.core.layers`
-        computes it in plain torch.
-        Shapes: weight_CW (C, W); state_RCP (R, C, W - 1), the inputs of a sequence before the step's first token,
-        oldest first, zeros before its first one; read, and written with those before the next step's. Its row is
-        states.rows_B[b] for request b.
+        Token t gets silu(bias + sum over w of weight[:, w] * x[t - (W - 1) + w]). If it is left out,
+        `hookline.core.layers` computes it in plain torch.
+        Shapes: weight_CW (C, W); bias_C (C,), left out by a model that has none; state_RCP (R, C, W - 1), the inputs of
+        a sequence before the step's first token, oldest first, zeros before its first one; read, and written with those
+        before the next step's. Its row is states.rows_B[b] for request b.
         Device: no host sync; graph-safe if the entry is.
         """
         raise AssertionError("left out")

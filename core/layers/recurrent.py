@@ -1,7 +1,7 @@
 """The operations of layers with a RecurrentState in plain torch: a short convolution and the gated delta rule.
 
-Used for kernels that do not offer them. Decode rows are computed together, the chunks of prompts one by one, for which
-the host must know their lengths. States are read and written in place, in their own dtype.
+Used for kernels that do not offer them. By the rule, decode rows are computed together, the chunks of prompts one by
+one, for which the host must know their lengths. States are read and written in place, in their own dtype.
 Legend: T tokens, D decode rows, R rows of states, C channels, W width of a convolution, P = W - 1 past inputs,
 K key heads, H = K * G value heads, E key head dim, F value head dim, Q tokens of a chunk.
 """
@@ -22,19 +22,28 @@ EPS = 1e-6
 """Added under the root when queries and keys are normalised."""
 
 
-def plain_short_convolution(x_TC: Tensor, weight_CW: Tensor, state_RCP: Tensor, states: StateRows) -> Tensor:
-    """See Kernels.short_convolution. Device: prompts need their lengths on the host, so no captured step has any."""
-    num_channels, num_past = state_RCP.shape[1:]
-    weight_C1W = weight_CW.float().unsqueeze(1)
-    parts = []
-    for rows_B, span in _spans(states):
-        x_BCQ = x_TC[span].float().reshape(len(rows_B), -1, num_channels).transpose(1, 2)
-        past_BCP = state_RCP.index_select(0, rows_B)
-        window_BCL = torch.cat((past_BCP.float(), x_BCQ), -1)
-        out_BCQ = functional.conv1d(window_BCL, weight_C1W, groups=num_channels)
-        state_RCP.index_copy_(0, rows_B, window_BCL[..., -num_past:].to(state_RCP.dtype))
-        parts.append(functional.silu(out_BCQ).transpose(1, 2).reshape(-1, num_channels))
-    return torch.cat(parts).to(x_TC.dtype)
+def plain_short_convolution(
+    x_TC: Tensor, weight_CW: Tensor, state_RCP: Tensor, states: StateRows, bias_C: Tensor | None = None
+) -> Tensor:
+    """See Kernels.short_convolution. Device: no host sync; needs no lengths on the host, which captured steps lack."""
+    starts_B, ends_B = states.query_starts_B1[:-1].long(), states.query_starts_B1[1:].long()
+    past_BCP, num_past = state_RCP.index_select(0, states.rows_B), state_RCP.shape[2]
+
+    def inputs(token_N: Tensor, request_N: Tensor) -> Tensor:
+        """What these tokens of these requests were given, (N, C) float32: in this step, or before it."""
+        age_N = token_N - starts_B[request_N]
+        kept_NC = past_BCP[request_N, :, (age_N + num_past).clamp(0, num_past - 1)]
+        return torch.where((age_N >= 0).unsqueeze(1), x_TC[token_N.clamp(min=0)], kept_NC).float()
+
+    token_T = torch.arange(len(x_TC), device=x_TC.device)
+    request_T = torch.searchsorted(ends_B, token_T, right=True)
+    out_TC = torch.zeros_like(x_TC, dtype=torch.float32) if bias_C is None else bias_C.float()
+    for back, weight_C in enumerate(reversed(weight_CW.float().unbind(1))):
+        out_TC = out_TC + inputs(token_T - back, request_T) * weight_C
+    request_B = torch.arange(len(ends_B), device=x_TC.device)
+    next_BCP = torch.stack([inputs(ends_B - back, request_B) for back in range(num_past, 0, -1)], -1)
+    state_RCP.index_copy_(0, states.rows_B, next_BCP.to(state_RCP.dtype))
+    return functional.silu(out_TC).to(x_TC.dtype)
 
 
 def plain_gated_delta_rule(

@@ -265,7 +265,7 @@ FORMS: dict[str, Form] = {
     "sigmoid_mul": lambda x_TD, gate_TG, added_TD=None: [x_TD.shape],
     "mask_logits": lambda logits_NV, masks_RW, index_N: [logits_NV.shape],
     "delta_gates": lambda beta_TH, decay_TH, log_rate_H, decay_bias_H: [beta_TH.shape] * 2,
-    "short_convolution": lambda x_TC, weight_CW, state_RCP, states: [x_TC.shape],
+    "short_convolution": lambda x_TC, weight_CW, state_RCP, states, bias_C=None: [x_TC.shape],
     "gated_delta_rule": lambda q_TKE, k_TKE, v_THF, log_decay_TH, beta_TH, state_RHEF, states: [v_THF.shape],
     "route_experts": lambda logits_TX, top_k, normalise: [(len(logits_TX), top_k)] * 2,
     "expert_mlp": lambda x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF: [x_TD.shape],

@@ -229,9 +229,11 @@ class TritonKernels(TritonQuantized):
         weights = gate_up_XFD, gate_up_bias_XF, down_XDF, down_bias_XD
         return triton_experts.clamped_expert_mlp(x_TD, expert_TA, weight_TA, *weights, alpha, limit)
 
-    def short_convolution(self, x_TC: Tensor, weight_CW: Tensor, state_RCP: Tensor, states: StateRows) -> Tensor:
+    def short_convolution(
+        self, x_TC: Tensor, weight_CW: Tensor, state_RCP: Tensor, states: StateRows, bias_C: Tensor | None = None
+    ) -> Tensor:
         """See Kernels.short_convolution."""
-        return triton_recurrent.short_convolution(x_TC, weight_CW, state_RCP, states)
+        return triton_recurrent.short_convolution(x_TC, weight_CW, state_RCP, states, bias_C)
 
     def gated_delta_rule(
         self,

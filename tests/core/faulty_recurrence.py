@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import StateRows
 from hookline.core.layers import plain_gated_delta_rule, plain_short_convolution
 from hookline.core.testing.plain_kernels import PlainKernels
 
@@ -16,27 +15,33 @@ from hookline.core.testing.plain_kernels import PlainKernels
 class PlainRecurrence(PlainKernels):
     """No fault."""
 
-    def short_convolution(self, x_TC: Tensor, weight_CW: Tensor, state_RCP: Tensor, states: StateRows) -> Tensor:
-        return plain_short_convolution(x_TC, weight_CW, state_RCP, states)
+    def short_convolution(self, *given: Any, **bias: Any) -> Tensor:
+        return plain_short_convolution(*given, **bias)
 
     def gated_delta_rule(self, *given: Any) -> Tensor:
         return plain_gated_delta_rule(*given)
 
 
 class ReversesTheConvolution(PlainRecurrence):
-    def short_convolution(self, x_TC: Tensor, weight_CW: Tensor, *rest: Any) -> Tensor:
-        return super().short_convolution(x_TC, weight_CW.flip(1), *rest)
+    def short_convolution(self, x_TC: Tensor, weight_CW: Tensor, *rest: Any, **bias: Any) -> Tensor:
+        return super().short_convolution(x_TC, weight_CW.flip(1), *rest, **bias)
+
+
+class LeavesOutTheBias(PlainRecurrence):
+    def short_convolution(self, *given: Any, **bias: Any) -> Tensor:
+        return super().short_convolution(*given)
 
 
 class ForgetsPastInputs(PlainRecurrence):
-    def short_convolution(self, x_TC: Tensor, weight_CW: Tensor, state_RCP: Tensor, states: StateRows) -> Tensor:
+    def short_convolution(self, *given: Any, **bias: Any) -> Tensor:
+        state_RCP, states = given[2:]
         state_RCP[states.rows_B] = 0
-        return super().short_convolution(x_TC, weight_CW, state_RCP, states)
+        return super().short_convolution(*given, **bias)
 
 
 class KeepsNoInputs(PlainRecurrence):
-    def short_convolution(self, x_TC: Tensor, weight_CW: Tensor, state_RCP: Tensor, states: StateRows) -> Tensor:
-        return super().short_convolution(x_TC, weight_CW, state_RCP.clone(), states)
+    def short_convolution(self, x_TC: Tensor, weight_CW: Tensor, state_RCP: Tensor, *rest: Any, **bias: Any) -> Tensor:
+        return super().short_convolution(x_TC, weight_CW, state_RCP.clone(), *rest, **bias)
 
 
 class NumbersStatesByRequest(PlainRecurrence):
@@ -78,6 +83,7 @@ class ClearsOtherStates(PlainRecurrence):
 
 FAULTS = {
     ReversesTheConvolution: "what short_convolution of decodes",
+    LeavesOutTheBias: "what short_convolution of decodes",
     ForgetsPastInputs: "what short_convolution of decodes",
     KeepsNoInputs: "the states that short_convolution of decodes",
     NumbersStatesByRequest: "what gated_delta_rule of decodes",

@@ -64,6 +64,7 @@ class RecurrentCases(AttentionCases):
             kept: list[Tensor] = []
             for step in (*STEPS, *self._largest(spec)):
                 self._check_convolution(spec, kernels, step, kept)
+                self._check_convolution(spec, kernels, step, kept, has_bias=True)
 
     def test_gated_delta_rule(self) -> None:
         """From each request's own state, which is left as the last token leaves it; other states stay as they are."""
@@ -83,7 +84,14 @@ class RecurrentCases(AttentionCases):
                 self._check_delta_rule(spec, kernels, step, is_captured=True)
 
     def _check_convolution(
-        self, spec: AttentionSpec, kernels: Any, step: RecurrentStep, kept: list[Tensor], *, is_captured: bool = False
+        self,
+        spec: AttentionSpec,
+        kernels: Any,
+        step: RecurrentStep,
+        kept: list[Tensor],
+        *,
+        is_captured: bool = False,
+        has_bias: bool = False,
     ) -> None:
         """With another weight for each step; `kept` holds them, since kernels may know them by address."""
         # Columns of a wider product, as a model splits it.
@@ -91,8 +99,9 @@ class RecurrentCases(AttentionCases):
         kept.append(weight_CW := self.random(spec, NUM_CHANNELS, WIDTH).roll(len(kept), 0))
         state_RCP = self.random(spec, NUM_ROWS, NUM_CHANNELS, WIDTH - 1).flip(0)
         expected_state = state_RCP.double()
-        expected_TC = _convolved(x_TC.double(), weight_CW.double(), expected_state, step.rows(spec.device))
-        call = partial(kernels.short_convolution, x_TC, weight_CW)
+        bias = {"bias_C": self.random(spec, NUM_CHANNELS)} if has_bias else {}
+        expected_TC = _convolved(x_TC, weight_CW, expected_state, step.rows(spec.device), **bias)
+        call = partial(kernels.short_convolution, x_TC, weight_CW, **bias)
         self._check_states(spec, "short_convolution", step, call, state_RCP, expected_TC, expected_state, is_captured)
 
     def _check_delta_rule(
@@ -158,12 +167,14 @@ def _requests(states: StateRows) -> Iterator[tuple[int, range]]:
         yield row, range(starts[request], starts[request + 1])
 
 
-def _convolved(x_TC: Tensor, weight_CW: Tensor, state_RCP: Tensor, states: StateRows) -> Tensor:
-    out_TC = torch.empty_like(x_TC)
+def _convolved(
+    x_TC: Tensor, weight_CW: Tensor, state_RCP: Tensor, states: StateRows, bias_C: Tensor | None = None
+) -> Tensor:
+    out_TC, x_TC, bias = torch.empty_like(x_TC, dtype=torch.float64), x_TC.double(), 0.0 if bias_C is None else bias_C
     for row, tokens in _requests(states):
         for token in tokens:
             window_CW = torch.cat((state_RCP[row], x_TC[token, :, None]), 1)
-            total_C = (window_CW * weight_CW).sum(1)
+            total_C = (window_CW * weight_CW.double()).sum(1) + bias
             out_TC[token] = total_C * total_C.sigmoid()
             state_RCP[row] = window_CW[:, 1:]
     return out_TC

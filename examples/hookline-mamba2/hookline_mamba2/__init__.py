@@ -9,20 +9,8 @@ from hookline.core.contracts import ModelConfig, Registrar, hookimpl
 
 API_VERSION = 2
 
-MAMBA2_7B = {
-    "architectures": ["Mamba2ForCausalLM"],
-    "model_type": "mamba2",
-    "vocab_size": 32768,
-    "hidden_size": 4096,
-    "num_hidden_layers": 64,
-    "num_heads": 128,
-    "head_dim": 64,
-    "n_groups": 8,
-    "state_size": 128,
-    "conv_kernel": 4,
-    "expand": 2,
-    "eos_token_id": 2,
-}
+MAMBA2_7B = {"architectures": ["Mamba2ForCausalLM"], "model_type": "mamba2", "vocab_size": 32768, "eos_token_id": 2}
+MAMBA2_7B |= {"hidden_size": 4096, "num_hidden_layers": 64, "num_heads": 128, "head_dim": 64, "n_groups": 8}
 """The sizes that transformers takes where a config.json says none."""
 
 
@@ -36,10 +24,5 @@ class Mamba2Config(ModelConfig):
 
 @hookimpl
 def register_models(register: Registrar) -> None:
-    register(
-        "mamba2",
-        "hookline_mamba2.model:Mamba2",
-        config=Mamba2Config,
-        help="Mamba-2: layers that keep a state each, no attention",
-        architectures=("Mamba2ForCausalLM",),
-    )
+    options: Any = {"config": Mamba2Config, "architectures": ("Mamba2ForCausalLM",)}
+    register("mamba2", "hookline_mamba2.model:Mamba2", help="Mamba-2: a state in each layer, no attention", **options)

@@ -1,9 +1,8 @@
-"""Mamba-2, arXiv:2405.21060: in each layer norm, mixer, add. A mixer is a short convolution and a linear recurrence.
+"""Mamba-2, arXiv:2405.21060: layers of a norm, a product, a short convolution, a linear recurrence, a norm, a product.
 
-The heads are split over the ranks; so are the groups, which give the heads their B and C, where the ranks divide them.
-Otherwise every rank computes all groups, and the ranks add up the squares of the norm that goes by groups.
-Legend: T tokens, N rows whose logits are wanted, D hidden, V vocabulary, H heads, P head dim, G groups, S state size,
-I = H * P inner features, C channels of the convolution. Sizes are of this rank.
+The heads are split over the ranks. Every rank computes B and C of all groups of heads, and the ranks add up the squares
+of the norm that goes by groups. Legend: T tokens, N rows that are wanted, D hidden, H heads of this rank, P head dim,
+G groups, S state size, I = H * P inner features, X = 2 * G * S, C = I + X channels of the convolution, W its width.
 """
 
 from __future__ import annotations
@@ -13,36 +12,44 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
+from torch.nn.functional import one_hot, silu, softplus
 
-from hookline.core.contracts import (
-    Attend,
-    ModelSpec,
-    Part,
-    RecurrentState,
-    Runtime,
-    StateRows,
-    StateTensor,
-    WeightTarget,
-    wanted_rows,
-)
-from hookline.core.layers import (
-    FinalNorm,
-    ParallelHead,
-    Residual,
-    RowParallelLinear,
-    StageLayers,
-    VocabParallelEmbedding,
-    empty_parameter,
-    even_part,
-    stage_input,
-    tapped,
-)
-from hookline_mamba2.config import Sizes, read_config
-from hookline_mamba2.recurrence import recurrence, short_convolution
+from hookline.core import contracts, layers
+from hookline.core.contracts import Attend, ModelSpec, Part, Runtime, StateRows, StateTensor, WeightTarget
+from hookline_mamba2.recurrence import recurrence
 
 MAX_POSITION = 1 << 20
 """A state has no longest sequence, and config.json names none; engine.max_model_len says how far to go."""
+NO_LIMITS = ([0.0, float("inf")], [0.0, {"__float__": "Infinity"}])  # the second as transformers 5 writes it
+
+
+class Sizes:
+    """What a config.json says of the whole model. inner: features of all heads. width: of the convolution, in tokens.
+
+    `residual_in_fp32` is not read: the residual stream has the model's dtype, as in every model here.
+    Raises: ConfigError for what the model does not implement.
+    """
+
+    def __init__(self, hf_config: Mapping[str, Any]) -> None:
+        values = layers.ConfigValues(hf_config, "mamba2")
+        values.model_type({"mamba2": "Mamba2ForCausalLM"})
+        values.refuse_quantised()
+        values.only("hidden_act", "silu")
+        if list(hf_config.get("time_step_limit") or NO_LIMITS[0]) not in NO_LIMITS:
+            values.refuse("time_step_limit", "[0, Infinity]")
+        self.num_layers, self.hidden = values.num_layers(), values.size("hidden_size")
+        self.vocab, self.is_tied = values.size("vocab_size"), values.flag("tie_word_embeddings")
+        self.num_heads, self.head_dim = values.size("num_heads", 128), values.size("head_dim", 64)
+        self.num_groups, self.state = values.size("n_groups", 8), values.size("state_size", 128)
+        self.width, self.eps = values.size("conv_kernel", 4), values.eps("layer_norm_epsilon", 1e-5)
+        self.has_bias, self.has_convolution_bias = values.flag("use_bias"), values.flag("use_conv_bias", True)
+        self.inner, self.shared = self.num_heads * self.head_dim, 2 * self.num_groups * self.state
+        if self.inner != values.positive("expand", 2) * self.hidden:
+            values.refuse("num_heads", f"num_heads * head_dim = {self.inner} equal to expand * hidden_size")
+        if self.num_heads % self.num_groups:
+            values.refuse("n_groups", f"a divisor of num_heads = {self.num_heads}")
+        if self.width < 2:
+            values.refuse("conv_kernel", "2 or more")
 
 
 class Mamba2:
@@ -51,153 +58,113 @@ class Mamba2:
     runs_in_stages = True
 
     def __init__(self, hf_config: Mapping[str, Any], runtime: Runtime) -> None:
-        sizes = read_config(hf_config)
-        self.runtime, self.eps = runtime, sizes.eps
-        self.embed = VocabParallelEmbedding(sizes.vocab, sizes.hidden, runtime, is_tied=sizes.is_tied)
-        self.layers = StageLayers(lambda index: Layer(index, sizes, runtime), sizes.num_layers, runtime)
-        self.norm = FinalNorm(sizes.hidden, sizes.eps, runtime)
-        self.head = ParallelHead(sizes.vocab, sizes.hidden, runtime, tied_to=self.embed if sizes.is_tied else None)
+        sizes = Sizes(hf_config)
+        self.runtime, self.eps, tied = runtime, sizes.eps, sizes.is_tied
+        self.embed = layers.VocabParallelEmbedding(sizes.vocab, sizes.hidden, runtime, is_tied=tied)
+        self.layers = layers.StageLayers(lambda index: Layer(index, sizes, runtime), sizes.num_layers, runtime)
+        self.norm = layers.FinalNorm(sizes.hidden, sizes.eps, runtime)
+        self.head = layers.ParallelHead(sizes.vocab, sizes.hidden, runtime, tied_to=self.embed if tied else None)
 
     @classmethod
     def spec(cls, hf_config: Mapping[str, Any]) -> ModelSpec:
-        """See Model. Every rank has room for past B and C of all groups, since it is not known here who splits them."""
-        sizes = read_config(hf_config)
-        keeps = RecurrentState(
-            (
-                ("x", StateTensor((sizes.inner, sizes.width - 1), split_dim=0)),
-                ("bc", StateTensor((2 * sizes.num_groups * sizes.state, sizes.width - 1))),
-                ("state", StateTensor((sizes.num_heads, sizes.head_dim, sizes.state), "float32", split_dim=0)),
-            )
-        )
-        return ModelSpec(
-            num_layers=sizes.num_layers,
-            num_heads=sizes.num_heads,
-            num_kv_heads=sizes.num_heads,
-            head_dim=sizes.head_dim,
-            hidden_size=sizes.hidden,
-            vocab_size=sizes.vocab,
-            max_position=MAX_POSITION,
-            layers=(keeps,) * sizes.num_layers,
-        )
+        sizes = Sizes(hf_config)
+        x = StateTensor((sizes.inner, sizes.width - 1), split_dim=0)
+        state = StateTensor((sizes.num_heads, sizes.head_dim, sizes.state), "float32", split_dim=0)
+        kept = ("x", x), ("bc", StateTensor((sizes.shared, sizes.width - 1))), ("state", state)
+        counts: dict[str, Any] = {
+            "num_layers": sizes.num_layers,
+            "hidden_size": sizes.hidden,
+            "vocab_size": sizes.vocab,
+        }
+        counts |= {"num_heads": sizes.num_heads, "num_kv_heads": sizes.num_heads, "head_dim": sizes.head_dim}
+        kept_by_each = (contracts.RecurrentState(kept),) * sizes.num_layers
+        return ModelSpec(**counts, max_position=MAX_POSITION, layers=kept_by_each)
 
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
-        """See Model."""
-        residual = Residual(stage_input(self.embed, token_ids_T, attend), self.eps, self.runtime)
-        for layer in tapped(self.layers, residual, attend):
+        residual = layers.Residual(layers.stage_input(self.embed, token_ids_T, attend), self.eps, self.runtime)
+        for layer in layers.tapped(self.layers, residual, attend):
             layer(residual, attend)
         return self.norm(residual)
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
-        """See Model."""
         return self.head(hidden_ND)
 
     def weight_targets(self) -> Mapping[str, WeightTarget]:
-        """See Model."""
-        return {
-            **self.embed.targets("backbone.embeddings"),
-            **self.layers.targets("backbone.layers"),
-            **self.norm.targets("backbone.norm_f"),
-            **self.head.targets("lm_head"),
-        }
+        own = self.embed.targets("backbone.embeddings") | self.norm.targets("backbone.norm_f")
+        return own | self.layers.targets("backbone.layers") | self.head.targets("lm_head")
 
 
 class Layer:
     """x + mixer(norm(x)). The mixer's last product is added to the stream by the residual itself."""
 
     def __init__(self, index: int, sizes: Sizes, runtime: Runtime) -> None:
-        self.index, self.is_last = index, index == sizes.num_layers - 1
-        self.norm_D = empty_parameter(runtime, sizes.hidden)
-        self.mixer = Mixer(sizes, runtime)
-        self.output = RowParallelLinear(
-            sizes.inner, sizes.hidden, runtime, what="num_heads * head_dim", bias=sizes.has_bias
+        self.index, self.sizes, self.runtime, hidden = index, sizes, runtime, sizes.hidden
+        self.heads = heads = layers.even_part(sizes.num_heads, runtime.ranks, "num_heads")
+        self.inner, heads_of_group = heads.times(sizes.head_dim), sizes.num_heads // sizes.num_groups
+        self.convolved = [self.inner, Part(sizes.shared, 0, sizes.shared)]
+        self.projected = [self.inner, *self.convolved, heads]
+        self.group_of_H = torch.arange(heads.start, heads.stop, device=runtime.device) // heads_of_group
+        self.widths, self.channels = ([part.size for part in parts] for parts in (self.projected, self.convolved))
+        self.norm_D, self.norm_I, self.in_bias_O, self.bias_C, self.log_rate_H, self.skip_H, self.dt_bias_H = (
+            layers.empty_parameter(runtime, size).zero_()
+            for size in (hidden, self.inner.size, sum(self.widths), sum(self.channels), *[heads.size] * 3)
         )
+        self.in_weight_OD = layers.empty_parameter(runtime, sum(self.widths), hidden)
+        self.weight_CW = layers.empty_parameter(runtime, sum(self.channels), sizes.width)
+        self.output = layers.RowParallelLinear(sizes.inner, hidden, runtime, what="num_heads", bias=sizes.has_bias)
 
-    def __call__(self, residual: Residual, attend: Attend) -> None:
+    def __call__(self, residual: layers.Residual, attend: Attend) -> None:
         """Norm, mixer, add."""
-        mixed_TI = self.mixer(residual.norm(self.norm_D), attend.states(self.index))
-        rows_N = wanted_rows(attend) if self.is_last else None
+        mixed_TI = self._mixed(residual.norm(self.norm_D), attend.states(self.index))
+        rows_N = contracts.wanted_rows(attend) if self.index == self.sizes.num_layers - 1 else None
         residual.keep(rows_N)
         residual.add(mixed_TI if rows_N is None else mixed_TI[rows_N], through=self.output)
 
-    def weight_targets(self) -> dict[str, WeightTarget]:
-        """The layer's checkpoint tensors, and where this rank puts them."""
-        layer = f"backbone.layers.{self.index}"
-        return {
-            f"{layer}.norm.weight": WeightTarget.whole(self.norm_D, init="ones"),
-            **self.mixer.targets(f"{layer}.mixer"),
-            **self.output.targets(f"{layer}.mixer.out_proj"),
-        }
-
-
-class Mixer:
-    """One product to gate, x, B, C and time steps; convolution, recurrence, and a norm of each group, gated."""
-
-    def __init__(self, sizes: Sizes, runtime: Runtime) -> None:
-        ranks, num_groups = runtime.ranks, sizes.num_groups
-        self.sizes, self.runtime = sizes, runtime
-        heads = even_part(sizes.num_heads, ranks, "num_heads")
-        self.splits_groups = num_groups % ranks.size == 0
-        groups = even_part(num_groups, ranks, "n_groups") if self.splits_groups else Part(num_groups, 0, num_groups)
-        inner, shared = heads.times(sizes.head_dim), groups.times(sizes.state)
-        self.parts = {"gate": inner, "x": inner, "b": shared, "c": shared, "dt": heads}
-        self.num_inner, self.num_shared, self.num_heads = inner.size, 2 * shared.size, heads.size
-        every_head_H = torch.arange(heads.start, heads.stop, device=runtime.device)
-        self.group_of_H = every_head_H // (sizes.num_heads // num_groups) - groups.start
-        self.num_groups = groups.size
-        num_channels = self.num_inner + self.num_shared
-        self.in_weight_OD = empty_parameter(runtime, self.num_inner + num_channels + self.num_heads, sizes.hidden)
-        self.in_bias_O = empty_parameter(runtime, len(self.in_weight_OD)) if sizes.has_bias else None
-        self.weight_C1W = empty_parameter(runtime, num_channels, 1, sizes.width)
-        self.bias_C = empty_parameter(runtime, num_channels) if sizes.has_convolution_bias else None
-        self.log_rate_H, self.skip_H, self.dt_bias_H = (empty_parameter(runtime, self.num_heads) for _ in range(3))
-        self.norm_I = empty_parameter(runtime, self.num_inner)
-
-    def __call__(self, x_TD: Tensor, states: StateRows) -> Tensor:
+    def _mixed(self, x_TD: Tensor, states: StateRows) -> Tensor:
         """All of a mixer but its last product: (T, D) -> (T, I)."""
-        projected_TO = self.runtime.kernels.linear(x_TD, self.in_weight_OD, self.in_bias_O)
-        gate_TI, xbc_TC, dt_TH = projected_TO.split(
-            [self.num_inner, self.num_inner + self.num_shared, self.num_heads], dim=-1
-        )
-        past = states.tensors["x"], states.tensors["bc"][:, : self.num_shared]  # the groups of this rank come first
-        xbc_TC = short_convolution(xbc_TC, self.weight_C1W, self.bias_C, past, states).float()
-        x_TI, b_TX, c_TX = xbc_TC.split([self.num_inner, self.num_shared // 2, self.num_shared // 2], dim=-1)
-        x_THP = x_TI.unflatten(-1, (self.num_heads, -1))
-        b_THS, c_THS = (x_TX.unflatten(-1, (self.num_groups, -1))[:, self.group_of_H] for x_TX in (b_TX, c_TX))
-        dt_TH = functional.softplus(dt_TH.float() + self.dt_bias_H.float())
+        bias_O = self.in_bias_O if self.sizes.has_bias else None
+        projected_TO = self.runtime.kernels.linear(x_TD, self.in_weight_OD, bias_O)
+        gate_TI, x_TI, bc_TX, dt_TH = projected_TO.split(self.widths, -1)
+        offered = self.runtime.kernels.short_convolution
+        convolve = offered if contracts.is_offered(offered) else layers.plain_short_convolution
+        weights, biases = self.weight_CW.split(self.channels), self.bias_C.split(self.channels)
+        given = zip((x_TI, bc_TX), weights, ("x", "bc"), biases, strict=True)
+        x_TI, bc_TX = (convolve(x, weight, states.tensors[key], states, bias).float() for x, weight, key, bias in given)
+        x_THP, group_H = x_TI.unflatten(-1, (self.heads.size, -1)), self.group_of_H
+        b_THS, c_THS = (one.unflatten(-1, (self.sizes.num_groups, -1))[:, group_H] for one in bc_TX.chunk(2, -1))
+        dt_TH = softplus(dt_TH.float() + self.dt_bias_H.float())
         decay_TH = -self.log_rate_H.float().exp() * dt_TH
         y_THP = recurrence(x_THP * dt_TH.unsqueeze(-1), decay_TH, b_THS, c_THS, states.tensors["state"], states)
         y_THP = y_THP + self.skip_H.float().unsqueeze(-1) * x_THP
-        gated_THP = y_THP * functional.silu(gate_TI.float()).unflatten(-1, (self.num_heads, -1))
+        gated_THP = y_THP * silu(gate_TI.float()).unflatten(-1, (self.heads.size, -1))
         return self._normalised(gated_THP).to(x_TD.dtype) * self.norm_I
 
     def _normalised(self, y_THP: Tensor) -> Tensor:
         """Divide by the root mean square of the group, some of whose features other ranks may have."""
-        is_of_HG = functional.one_hot(self.group_of_H, self.num_groups).to(y_THP.dtype)
-        squares_TG = y_THP.square().sum(-1) @ is_of_HG
-        if not self.splits_groups:
-            squares_TG = self.runtime.ranks.all_reduce(squares_TG)
+        is_of_HG = one_hot(self.group_of_H, self.sizes.num_groups).to(y_THP.dtype)
+        squares_TG = self.runtime.ranks.all_reduce(y_THP.square().sum(-1) @ is_of_HG)
         scale_TG = torch.rsqrt(squares_TG * (self.sizes.num_groups / self.sizes.inner) + self.sizes.eps)
         return (y_THP * scale_TG[:, self.group_of_H].unsqueeze(-1)).flatten(1)
 
-    def targets(self, name: str) -> dict[str, WeightTarget]:
-        """The mixer's checkpoint tensors but those of its last product."""
-        heads, every, convolved = self.parts["dt"], list(self.parts), ["x", "b", "c"]
+    def weight_targets(self) -> dict[str, WeightTarget]:
+        """The layer's checkpoint tensors, and where this rank puts them."""
+        shard, mixer = WeightTarget.shard, f"backbone.layers.{self.index}.mixer"
         targets = {
-            f"{name}.in_proj.weight": self._joined(self.in_weight_OD, every),
-            f"{name}.conv1d.weight": self._joined(self.weight_C1W, convolved),
-            f"{name}.A_log": WeightTarget.shard(self.log_rate_H, 0, heads),
-            f"{name}.D": WeightTarget.shard(self.skip_H, 0, heads, init="ones"),
-            f"{name}.dt_bias": WeightTarget.shard(self.dt_bias_H, 0, heads),
-            f"{name}.norm.weight": WeightTarget.shard(self.norm_I, 0, self.parts["x"], init="ones"),
+            f"backbone.layers.{self.index}.norm.weight": WeightTarget.whole(self.norm_D, init="ones"),
+            f"{mixer}.in_proj.weight": _joined(self.in_weight_OD, self.projected),
+            f"{mixer}.conv1d.weight": _joined(self.weight_CW.unsqueeze(1), self.convolved),
+            f"{mixer}.A_log": shard(self.log_rate_H, 0, self.heads),
+            f"{mixer}.D": shard(self.skip_H, 0, self.heads, init="ones"),
+            f"{mixer}.dt_bias": shard(self.dt_bias_H, 0, self.heads),
+            f"{mixer}.norm.weight": shard(self.norm_I, 0, self.inner, init="ones"),
         }
-        if self.in_bias_O is not None:
-            targets[f"{name}.in_proj.bias"] = self._joined(self.in_bias_O, every)
-        if self.bias_C is not None:
-            targets[f"{name}.conv1d.bias"] = self._joined(self.bias_C, convolved)
-        return targets
+        biases = {"in_proj": (self.in_bias_O, self.projected)} if self.sizes.has_bias else {}
+        biases |= {"conv1d": (self.bias_C, self.convolved)} if self.sizes.has_convolution_bias else {}
+        targets |= {f"{mixer}.{key}.bias": _joined(*one) for key, one in biases.items()}
+        return targets | self.output.targets(f"{mixer}.out_proj")
 
-    def _joined(self, parameter: Tensor, names: Sequence[str]) -> WeightTarget:
-        """One checkpoint tensor that holds these parts one after the other."""
-        parts = [self.parts[name] for name in names]
-        views = parameter.split([part.size for part in parts])
-        return WeightTarget.joined([WeightTarget.shard(view, 0, part) for view, part in zip(views, parts, strict=True)])
+
+def _joined(parameter: Tensor, parts: Sequence[Part]) -> WeightTarget:
+    """One checkpoint tensor that holds these parts one after the other."""
+    views = parameter.split([part.size for part in parts])
+    return WeightTarget.joined([WeightTarget.shard(view, 0, part) for view, part in zip(views, parts, strict=True)])

@@ -1,13 +1,11 @@
-"""The two operations over sequences, beside loops that go token by token; without lengths on the host."""
+"""The recurrence over sequences, beside a loop that goes token by token; without lengths on the host."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 
-import pytest
 import torch
-from hookline_mamba2.recurrence import BLOCK, recurrence, short_convolution
-from torch.nn import functional
+from hookline_mamba2.recurrence import BLOCK, recurrence
 
 from hookline.core.contracts import StateRows
 
@@ -23,26 +21,6 @@ def rows_of(lengths: list[int]) -> StateRows:
     return StateRows(
         {}, rows_B, starts_B1, torch.zeros(len(lengths), dtype=torch.bool), NUM_DECODES, max(lengths), None
     )
-
-
-@pytest.mark.parametrize("bias", [True, False])
-def test_a_convolution_sees_the_last_tokens_of_its_own_sequence(bias: bool) -> None:
-    torch.manual_seed(0)
-    states, width = rows_of(LENGTHS), 4
-    x_TC, weight_C1W = torch.randn(sum(LENGTHS), 5), torch.randn(5, 1, width)
-    bias_C = torch.randn(5) if bias else None
-    past = [torch.randn(8, channels, width - 1) for channels in (2, 3)]
-    before = torch.cat(past, dim=1).clone()
-    out_TC = short_convolution(x_TC, weight_C1W, bias_C, past, states)
-    after = torch.cat(past, dim=1)
-    for row, (start, stop) in zip(states.rows_B.tolist(), pairwise(states.query_starts_B1.tolist()), strict=True):
-        seen_CL = torch.cat([before[row], x_TC[start:stop].T], dim=1)
-        torch.testing.assert_close(after[row], seen_CL[:, -(width - 1) :], rtol=0, atol=0)
-        for token in range(start, stop):
-            window_CW = seen_CL[:, token - start : token - start + width]
-            expected_C = (window_CW * weight_C1W[:, 0]).sum(1) + (0 if bias_C is None else bias_C)
-            torch.testing.assert_close(out_TC[token], functional.silu(expected_C))
-    torch.testing.assert_close(after[[0, 7]], before[[0, 7]], rtol=0, atol=0)
 
 
 def test_a_recurrence_goes_on_from_the_state_of_its_own_sequence() -> None:

@@ -31,8 +31,8 @@ EPS = tl.constexpr(1e-6)
 
 @triton.jit
 def _convolve_one_kernel(
-    x_ptr, weight_ptr, state_ptr, out_ptr, rows_ptr, x_stride, row_stride, num_channels,
-    PAST: tl.constexpr, BLOCK_PAST: tl.constexpr, BLOCK_C: tl.constexpr, PDL: tl.constexpr,
+    x_ptr, weight_ptr, bias_ptr, state_ptr, out_ptr, rows_ptr, x_stride, row_stride, num_channels,
+    BIAS: tl.constexpr, PAST: tl.constexpr, BLOCK_PAST: tl.constexpr, BLOCK_C: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One token of each request, and its state."""
     if PDL:
@@ -50,6 +50,8 @@ def _convolve_one_kernel(
     weights = tl.load(weight_ptr + channel[:, None] * (PAST + 1) + past[None, :], mask=mask, other=0.0)
     weight = tl.load(weight_ptr + channel * (PAST + 1) + PAST, mask=inside, other=0.0)
     total = tl.sum(earlier.to(tl.float32) * weights.to(tl.float32), axis=1) + x.to(tl.float32) * weight.to(tl.float32)
+    if BIAS:
+        total += tl.load(bias_ptr + channel, mask=inside, other=0.0).to(tl.float32)
     out = total / (1.0 + tl.exp(-total))
     tl.store(out_ptr + token * num_channels + channel, out.to(out_ptr.dtype.element_ty), mask=inside)
     tl.debug_barrier()  # every thread has read what the others overwrite
@@ -59,8 +61,8 @@ def _convolve_one_kernel(
 
 @triton.jit(do_not_specialize=["num_tokens", "num_rows"])
 def _convolve_kernel(
-    x_ptr, weight_ptr, state_ptr, out_ptr, rows_ptr, starts_ptr, x_stride, row_stride, num_channels, num_tokens,
-    num_rows,
+    x_ptr, weight_ptr, bias_ptr, state_ptr, out_ptr, rows_ptr, starts_ptr, x_stride, row_stride, num_channels,
+    num_tokens, num_rows, BIAS: tl.constexpr,
     WIDTH: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Tokens of any requests, from inputs and states as they were before the step."""
@@ -76,6 +78,8 @@ def _convolve_kernel(
     start = tl.load(starts_ptr + request, mask=tokens, other=0)
     state_row = tl.load(rows_ptr + request, mask=tokens, other=0).to(tl.int64)
     total = tl.zeros([BLOCK_T, BLOCK_C], tl.float32)
+    if BIAS:
+        total += tl.load(bias_ptr + channel, mask=channels, other=0.0).to(tl.float32)[None, :]
     for place in tl.static_range(WIDTH):
         source = token - (WIDTH - 1) + place
         is_input = (source >= start)[:, None]
@@ -121,7 +125,9 @@ def _keep_inputs_kernel(
     tl.store(state_row_ptr + at + past[None, :], tl.where(is_input, x, earlier), mask=mask)
 
 
-def short_convolution(x_TC: Tensor, weight_CW: Tensor, state_RCP: Tensor, states: StateRows) -> Tensor:
+def short_convolution(
+    x_TC: Tensor, weight_CW: Tensor, state_RCP: Tensor, states: StateRows, bias_C: Tensor | None = None
+) -> Tensor:
     """See Kernels.short_convolution. Device: one launch for decodes alone, else two; no host sync."""
     num_tokens, num_channels = x_TC.shape
     width, num_requests = weight_CW.shape[1], len(states.rows_B)
@@ -129,19 +135,20 @@ def short_convolution(x_TC: Tensor, weight_CW: Tensor, state_RCP: Tensor, states
     assert state_RCP.stride(1) == width - 1 and weight_CW.is_contiguous()
     out_TC = torch.empty((num_tokens, num_channels), dtype=x_TC.dtype, device=x_TC.device)
     row_stride, options = state_RCP.stride(0), launch_options(x_TC.device)
+    weights = weight_CW, weight_CW if bias_C is None else bias_C
     past = {"PAST": width - 1, "BLOCK_PAST": next_power_of_2(width - 1), "BLOCK_C": CHANNELS}
     num_blocks = cdiv(num_channels, CHANNELS)
     if num_requests == states.num_decodes:
         _convolve_one_kernel[(num_tokens, num_blocks)](
-            x_TC, weight_CW, state_RCP, out_TC, states.rows_B, x_TC.stride(0), row_stride, num_channels,
-            **past, num_warps=4, **options,
+            x_TC, *weights, state_RCP, out_TC, states.rows_B, x_TC.stride(0), row_stride, num_channels,
+            BIAS=bias_C is not None, **past, num_warps=4, **options,
         )  # fmt: skip
         return out_TC
     _convolve_kernel[(cdiv(num_tokens, TOKENS), num_blocks)](
-        x_TC, weight_CW, state_RCP, out_TC, states.rows_B, states.query_starts_B1, x_TC.stride(0), row_stride,
+        x_TC, *weights, state_RCP, out_TC, states.rows_B, states.query_starts_B1, x_TC.stride(0), row_stride,
         num_channels, num_tokens, num_requests,
-        WIDTH=width, BLOCK_ROWS=rows_in_a_block(num_requests), BLOCK_T=TOKENS, BLOCK_C=CHANNELS, num_warps=4,
-        **options,
+        BIAS=bias_C is not None, WIDTH=width, BLOCK_ROWS=rows_in_a_block(num_requests), BLOCK_T=TOKENS,
+        BLOCK_C=CHANNELS, num_warps=4, **options,
     )  # fmt: skip
     _keep_inputs_kernel[(num_requests, num_blocks)](
         x_TC, state_RCP, states.rows_B, states.query_starts_B1, x_TC.stride(0), row_stride, num_channels,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -92,3 +94,20 @@ def test_decodes_and_chunks_of_one_step_are_convolved_each_with_its_own_past() -
     out = plain_short_convolution(x, weight, together, step(rows, counts, num_decodes=2))
     torch.testing.assert_close(out, torch.cat(parts), rtol=EXACT, atol=EXACT)
     assert torch.equal(alone, together)
+
+
+@pytest.mark.parametrize("bias_C", [None, torch.linspace(-1, 1, 5)], ids=["plain", "bias"])
+def test_a_short_convolution_needs_no_lengths_on_the_host(bias_C: torch.Tensor | None) -> None:
+    """Two decodes, then chunks, one of them empty and one longer than what the state keeps."""
+    counts, x_TC, weight_CW = [1, 1, 3, 0, 9, 2], torch.randn(16, 5), torch.randn(5, 4)
+    rows = [6, 5, 4, 3, 2, 1]
+    state = torch.randn(8, 5, 3)
+    before, states = state.clone(), replace(step(rows, counts, 2), query_starts_host=None)
+    out_TC = plain_short_convolution(x_TC, weight_CW, state, states, bias_C)
+    for row, own_TC, own_out_TC in zip(rows, x_TC.split(counts), out_TC.split(counts), strict=True):
+        seen_CL = torch.cat([before[row], own_TC.T], 1)
+        torch.testing.assert_close(state[row], seen_CL[:, -3:], rtol=0, atol=0)
+        if len(own_TC):
+            expected_1CL = functional.conv1d(seen_CL.unsqueeze(0), weight_CW.unsqueeze(1), bias_C, groups=5)
+            torch.testing.assert_close(own_out_TC, functional.silu(expected_1CL)[0].T, rtol=EXACT, atol=EXACT)
+    torch.testing.assert_close(state[[0, 7]], before[[0, 7]], rtol=0, atol=0)
