@@ -209,7 +209,8 @@ class StepRecorder:
         for request in newest:  # those that this step admitted
             self._owner[request.row] = request.id
         chunk_ids, is_prompt = self._owner[step.chunk_rows], ~has_drafts(step)
-        drawn = np.concatenate([self._owner[step.decode_rows], chunk_ids[np.unique(step.sampled_chunks)]])
+        is_drawn = np.bincount(step.sampled_chunks, minlength=len(chunk_ids)) > 0  # np.unique's first call takes 40 ms
+        drawn = np.concatenate([self._owner[step.decode_rows], chunk_ids[is_drawn]])
         counts = self._counter.count(step)
         return _Noted(started, counts, drawn, chunk_ids[is_prompt], step.chunk_lens[is_prompt])
 

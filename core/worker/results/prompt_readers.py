@@ -79,7 +79,7 @@ class PromptReaders:
         reads_P4, ends = step.reads.reshape(-1, READ_WIDTH), np.cumsum(step.read_lens)
         firsts = len(step.decode_rows) + np.cumsum(step.chunk_lens) - step.chunk_lens
         found = []
-        for index in np.unique(reads_P4[:, 1]).tolist():
+        for index in sorted(set(reads_P4[:, 1].tolist())):  # np.unique's first call imports numpy.ma, for 40 ms
             (own,) = (reads_P4[:, 1] == index).nonzero()
             chunks, counts = reads_P4[own, 0], step.read_lens[own]
             starts, lens, places = step.chunk_starts[chunks], step.chunk_lens[chunks], firsts[chunks]

@@ -1,5 +1,7 @@
 """What stands between an engine and its executor passes on what it does not note."""
 
+import subprocess
+import sys
 from itertools import pairwise
 
 import numpy as np
@@ -11,6 +13,33 @@ from hookline.core.bench.recorder import StepRecorder, token_times
 from hookline.core.bench.workload import WorkloadConfig
 from hookline.core.testing.fakes import fake_engine
 from hookline.core.testing.plain_scheduler import PlainScheduler
+
+FIRST_STEPS = """
+import sys
+from types import SimpleNamespace
+from hookline.core.bench.driver import drive
+from hookline.core.bench.workload import WorkloadConfig, draw_load
+from hookline.core.step.message import READ_WIDTH, Step
+from hookline.core.testing.fakes import fake_engine
+from hookline.core.testing.plain_scheduler import PlainScheduler
+from hookline.core.util.arrays import ints
+from hookline.core.worker.results.prompt_readers import PromptReaders
+
+engine, load = fake_engine(PlainScheduler()), draw_load(WorkloadConfig(num_prompts=2, output_len=(3, 3)), 50)
+readers, read = PromptReaders(), ints([0, 1, *[0] * (READ_WIDTH - 2)])
+readers.add({1: SimpleNamespace(reads_last=True)})
+step = Step(chunk_rows=ints([2]), chunk_starts=ints([0]), chunk_lens=ints([4]), reads=read, read_lens=ints([0]))
+before = set(sys.modules)
+drive(engine, load)
+(group,) = readers.groups(step)
+assert (group.reader, group.tokens.tolist()) == (1, [3])
+print(sorted(set(sys.modules) - before))
+"""
+
+
+def test_the_first_steps_import_nothing_which_would_be_taken_for_their_time():
+    done = subprocess.run([sys.executable, "-c", FIRST_STEPS], capture_output=True, text=True)
+    assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
 
 
 def test_who_asks_to_hear_of_a_stuck_step_is_heard_while_steps_are_recorded():
