@@ -84,6 +84,8 @@ def use_exported(folder: str | None) -> None:
 
 _IN_USE: dict[Path, None] = {}
 """The exports that Triton looks into in this process. A key names what a kernel is made of, so each may serve all."""
+_REPLACED: set[str] = set()
+"""Keys of which this process has made files anew: the export's do not do, as C code linked for another system."""
 
 
 def _look_in(path: Path) -> None:
@@ -101,9 +103,9 @@ def _look_in(path: Path) -> None:
         is_hooklines = True
 
         def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
-            given = () if override or dump else tuple(_IN_USE)
+            given = () if override or dump or key in _REPLACED else tuple(_IN_USE)
             self._folders = [place / key for place in given if (place / key).is_dir()]
-            self._how: Any = (key, override, dump)
+            self._key, self._how = key, (key, override, dump)
             self._made: Any = None
 
         @property
@@ -131,6 +133,8 @@ def _look_in(path: Path) -> None:
             return found
 
         def put(self, data: Any, filename: str, binary: bool = True) -> str:
+            _REPLACED.add(self._key)
+            self._folders = []
             return str(self._own.put(data, filename, binary=binary))
 
         def put_group(self, filename: str, group: dict[str, str]) -> Any:

@@ -31,6 +31,7 @@ def make(monkeypatch, tmp_path):
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "own"))
     monkeypatch.setattr(exported_kernels, "_IN_USE", {})
+    monkeypatch.setattr(exported_kernels, "_REPLACED", set())
     monkeypatch.setattr(knobs.cache, "manager_class", None)
     yield lambda key: (knobs.cache.manager_class or FileCacheManager)(key)
     monkeypatch.undo()
@@ -104,3 +105,12 @@ def test_a_stamp_of_the_export_says_that_nothing_is_to_be_compiled(export, tmp_p
     assert in_export(str(export), tmp_path / "own" / STAMP) == export / STAMP
     assert in_export(str(export), tmp_path / "own" / "hookline-2.json") == tmp_path / "own" / "hookline-2.json"
     assert in_export(None, tmp_path / "own" / STAMP) == tmp_path / "own" / STAMP
+
+
+def test_a_launcher_that_does_not_load_here_is_compiled_once_and_not_for_each_kernel(export, make, tmp_path):
+    use_exported(str(export))
+    first = make(KEY)
+    assert first.get_file("launcher.so") == str(export / KEY / "launcher.so")
+    path = first.put(b"of this system", "launcher.so")
+    assert first.get_file("launcher.so") == make(KEY).get_file("launcher.so") == path
+    assert path == str(tmp_path / "own" / KEY / "launcher.so")
