@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -172,7 +173,12 @@ class Progress:
     """Counts finished requests; the rates are those of the last half second."""
 
     def __init__(self, num_requests: int) -> None:
-        from tqdm.auto import tqdm  # a notebook gets a bar of its own
+        from tqdm import TqdmWarning
+
+        with warnings.catch_warnings():
+            # A notebook gets a bar of its own, or without ipywidgets the terminal's, which does for it.
+            warnings.simplefilter("ignore", TqdmWarning)
+            from tqdm.auto import tqdm
 
         self._bar: Any = tqdm(total=num_requests, unit="request", dynamic_ncols=True, leave=False, file=sys.stderr)
         self._since_s = time.monotonic()

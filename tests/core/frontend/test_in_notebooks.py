@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+import warnings
+from types import SimpleNamespace
 
 import pytest
 
@@ -66,3 +69,20 @@ def test_progress_is_what_tqdm_chooses_for_where_it_runs(monkeypatch: pytest.Mon
     monkeypatch.setattr("tqdm.auto.tqdm", Bar)
     Progress(3).close()
     assert made[0]["total"] == 3
+
+
+def test_a_notebook_without_widgets_gets_the_bar_of_a_terminal_and_no_warning(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class ZMQInteractiveShell:
+        pass
+
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=ZMQInteractiveShell))
+    monkeypatch.setitem(sys.modules, "ipykernel.zmqshell", SimpleNamespace())
+    monkeypatch.setattr("tqdm.notebook.IProgress", None)
+    for module in ("tqdm.auto", "tqdm.autonotebook"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        Progress(3).close()
+    assert "0/3" in capsys.readouterr().err and not told
