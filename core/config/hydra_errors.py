@@ -6,9 +6,10 @@ Reads their exceptions and messages, and asks the plugin host whether a broken p
 from __future__ import annotations
 
 import re
+import shlex
 from typing import Any
 
-from hookline.core.config.hydra_options import as_typed
+from hookline.core.config.hydra_options import as_typed, quoted
 from hookline.core.config.schema import describe, unknown_key
 from hookline.core.config.settings import LIMIT_KEYS, ROOT_KEYS
 from hookline.core.errors import ConfigError, HooklineError
@@ -54,7 +55,9 @@ def _unparsable(override: str) -> ConfigError:
     if not equals:
         example = f", as in model={override}" if "/" in override else ""
         return ConfigError(f"cannot read argument '{override}'; arguments have the form key=value{example}")
-    return ConfigError(f"cannot read the value of {key}={value}; put it in quotes: \"{key}='...'\"")
+    plain = quoted(override)
+    told = shlex.quote(plain) if {*plain} & {*'"$`\\!'} else f'"{plain}"'
+    return ConfigError(f"cannot read the value of {key}={value}; put it in quotes: {told}")
 
 
 def _unknown_option(path: str, options: list[str], message: str, host: PluginHost) -> HooklineError:

@@ -48,11 +48,30 @@ def is_raw(argument: str) -> bool:
 
 
 def quote_raw_values(arguments: Sequence[str]) -> list[str]:
-    """The arguments with the values of raw keys quoted, so that Hydra gives back exactly what was typed."""
-    return [_quoted(argument) if is_raw(argument) else argument for argument in arguments]
+    """The arguments with the values of raw keys, and paths that Hydra cannot read, quoted, so that Hydra gives back
+    exactly what was typed.
+    """
+    return [quoted(one) if is_raw(one) or _is_unreadable_path(one) else one for one in arguments]
 
 
-def _quoted(argument: str) -> str:
+def _is_unreadable_path(argument: str) -> bool:
+    """Whether the value is a path with what only quotes let Hydra read, as an ü or a bracket."""
+    return argument.partition("=")[2].startswith(("/", "./", "../", "~/")) and _parsed(argument) is None
+
+
+def _parsed(argument: str) -> Any:
+    """Hydra's override of an argument; None if it cannot read it."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        return OverridesParser.create().parse_override(argument)
+    except HydraException:
+        return None
+
+
+def quoted(argument: str) -> str:
+    """The argument with its value in quotes of Hydra's."""
     key, _, value = argument.partition("=")
     # OmegaConf's escape first, since Hydra's own quotes are taken off before OmegaConf sees the text.
     plain = re.sub(r"(\\*)\$\{", lambda match: match[1] * 2 + r"\${", value)
@@ -112,27 +131,15 @@ def _as_choice(argument: str) -> str:
 
 def is_swept(argument: str) -> bool:
     """Whether an argument gives a key several values. False for what Hydra cannot read, which Hydra reports itself."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
-    try:
-        return "=" in argument and OverridesParser.create().parse_override(argument).is_sweep_override()
-    except HydraException:
-        return False
+    return "=" in argument and (override := _parsed(argument)) is not None and override.is_sweep_override()
 
 
 def named_in_mapping(argument: str) -> str | None:
     """The name in an argument's mapping, or the names in its mappings; None if there is none, or if it
     cannot be read.
     """
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
-    if "{" not in argument:
-        return None
-    try:
-        override = OverridesParser.create().parse_override(argument)
-    except HydraException:
+    override = _parsed(argument) if "{" in argument else None
+    if override is None:
         return None
     values = list(override.sweep_iterator()) if override.is_choice_sweep() else [override.value()]
     names = [str(one["name"]) for one in values if isinstance(one, dict) and "name" in one]

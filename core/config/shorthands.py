@@ -7,6 +7,7 @@ A positional argument is the value of one key of its command: `hookline serve Qw
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 
 from hookline.core.errors import ConfigError, shown
@@ -25,8 +26,9 @@ def write_out(pairs: Sequence[str], positional: str | None, keys: Sequence[str])
     """The arguments with keys in place of short forms. positional: key of a positional argument; None: refused.
 
     keys: full keys of the command: an argument that is one lacks its value, and is left for Hydra to refuse.
-    Raises: ConfigError for several positional arguments, or for one beside its key.
+    Raises: ConfigError for several positional arguments, for one beside its key, or for a key with spaces around its =.
     """
+    _refuse_spaces(pairs, positional, keys)
     values = [one for one in pairs if positional is not None and is_positional(one) and one not in keys]
     if len(values) > 1:
         first, second = map(shown, values[:2])
@@ -44,3 +46,16 @@ def _with_checkpoint(argument: str) -> str:
     key, _, value = argument.partition("=")
     swept = value.split(",")
     return f"{CHECKPOINT}={value}" if key == "model" and all("/" in one for one in swept) else argument
+
+
+def _refuse_spaces(pairs: Sequence[str], positional: str | None, keys: Sequence[str]) -> None:
+    """Refuse `key = value`, as one argument or as several. A text may look so, too, which the error says."""
+    for place, argument in enumerate(pairs):
+        key, equals, value = argument.partition("=")
+        apart = not key and place > 0 and pairs[place - 1] in keys
+        if not equals or not (apart or (key != key.rstrip() and key.rstrip() in keys)):
+            continue
+        key = pairs[place - 1] if apart else key.rstrip()
+        value = value.strip() or (pairs[place + 1] if place + 1 < len(pairs) else "VALUE")
+        text = "" if apart or positional is None else f", or {shlex.quote(f'{positional}={argument}')} if it is a text"
+        raise ConfigError(f"{shown(key)} is a key, which has no spaces around its =; write {key}={value}{text}")

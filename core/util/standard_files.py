@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import sys
 
 
 def open_missing() -> None:
     """Open the null device for each of the descriptors 0 to 2 that is closed.
 
     Else the next file that is opened takes its number, and a child process that is given that file finds its own
-    standard input or output there.
+    standard input or output there. Python has no `sys.stderr` then, and what is printed to None would stand among the
+    results on standard output.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # the lowest number that is free, which is this one
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")

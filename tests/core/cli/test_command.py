@@ -48,6 +48,17 @@ def test_what_a_command_opens_takes_no_standard_file_s_number(closed) -> None:
     assert subprocess.run(command, env=environ, check=False).returncode > 2
 
 
+def test_what_a_command_says_of_itself_is_not_among_the_results_where_standard_error_is_closed() -> None:
+    code = (
+        "import logging; from hookline.core.cli.command import guarded; from hookline.core.cli.output import say; "
+        "log = logging.getLogger('hookline'); "
+        "guarded(lambda arguments: (say('one'), log.warning('two'), print('result'), 0)[-1], [])"
+    )
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[3]), *sys.path])}
+    command = ["sh", "-c", 'exec "$0" -c "$1" 2>&-', sys.executable, code]
+    assert subprocess.run(command, env=environ, check=False, stdout=subprocess.PIPE, text=True).stdout == "result\n"
+
+
 @pytest.mark.parametrize(
     ("name", "argument"),
     [("report", "{}"), ("run", "model.checkpoint={}"), ("run", "output={}.jsonl"), ("batch", "{}")],

@@ -44,9 +44,17 @@ def test_a_short_form_is_written_out(given: str, positional: str | None, wanted:
         (["hello", "prompt=x"], "prompt", "prompt is given twice, as 'hello' and by its key; leave one out"),
         (["a/b", "model=x"], "model", "model is given twice, as 'a/b' and by its key"),
         (["x", "model.checkpoint=a/b"], "model", "model.checkpoint is given twice, as 'x' and by its key"),
+        (["device = cpu"], None, "'device' is a key, which has no spaces around its =; write device=cpu"),
+        (["device", "=", "cpu"], "prompt", "'device' is a key, which has no spaces around its =; write device=cpu"),
+        (["device", "=cpu"], "prompt", "'device' is a key, which has no spaces around its =; write device=cpu"),
+        (
+            ["device = cpu"],
+            "prompt",
+            "'device' is a key, which has no spaces around its =; write device=cpu, or 'prompt=device = cpu' if it is",
+        ),
     ],
 )
-def test_what_is_given_twice_is_refused(pairs: list[str], positional: str, message: str) -> None:
+def test_what_is_given_twice_or_spread_is_refused(pairs: list[str], positional: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         write_out(pairs, positional, KEYS)
     assert str(error.value).startswith(message)
@@ -56,6 +64,8 @@ def test_the_commands_take_them() -> None:
     host = PluginHost.load()
     [job] = compose(["tp=1", "a = b, c"], host, RunKeys, positional="prompt")
     assert job.tree["prompt"] == "a = b, c"
+    [job] = compose(["model.checkpoint=/home/josé/models (old)/it's"], host, RunKeys)
+    assert job.tree["model"]["checkpoint"] == "/home/josé/models (old)/it's"
     [job] = compose(["Qwen/Qwen3-0.6B", "serve.port=1"], host, ServeKeys, "serve", positional="model")
     assert (job.tree["model"]["checkpoint"], job.tree["serve"]["port"]) == ("Qwen/Qwen3-0.6B", 1)
 

@@ -615,7 +615,7 @@ def test_a_file_of_bad_lines_alone_starts_nothing(llm: type[FakeLLM], capsys: py
         (["scheduler=null"], "scheduler needs an option; it can be neither null nor deleted"),
         (["scheduler=hasty,patient"], "scheduler=hasty,patient has several values; add -m to run one job for each"),
         (["device=cpu x"], "device='cpu x' is not one of auto, cpu, cuda, cuda:N"),
-        (["device={cpu"], "cannot read the value of device={cpu; put it in quotes: \"device='...'\""),
+        (["device={cpu"], "cannot read the value of device={cpu; put it in quotes: \"device='{cpu'\""),
         (["--bogus"], "unrecognized arguments: --bogus; see --help and --hydra-help"),
         (["--cfg", "jab"], "argument --cfg/-c: invalid choice: 'jab'"),
         (["device"], "cannot read argument 'device'; arguments have the form key=value"),
