@@ -34,8 +34,10 @@ commands:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command that the arguments name, and return its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == ["help"]:  # `help serve` is `serve --help`
+        given = [*given[1:2], "--help"]
     first = given[0] if given else ""
-    if first == "--version":
+    if first in ("--version", "version"):
         import hookline
 
         print(f"hookline {hookline.__version__}")

@@ -117,7 +117,7 @@ def test_arguments_without_a_command_run(arguments: list[str], capsys: pytest.Ca
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--version"], ["run", "--version"], ["bench", "--vers"], ["bench", "-m", "--version"]]
+    "arguments", [["--version"], ["version"], ["run", "--version"], ["bench", "--vers"], ["bench", "-m", "--version"]]
 )
 def test_its_version_is_hooklines_and_not_that_of_what_composes(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
@@ -126,11 +126,20 @@ def test_its_version_is_hooklines_and_not_that_of_what_composes(
     assert capsys.readouterr().out == f"hookline {hookline.__version__}\n"
 
 
-@pytest.mark.parametrize("flag", ["--help", "-h"])
+@pytest.mark.parametrize("flag", ["--help", "-h", "help"])
 def test_help_lists_the_commands(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([flag]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("usage: hookline ") and all(f"\n  {command} " in shown for command in COMMANDS)
+
+
+def test_help_of_a_command_is_what_the_command_says_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["info", "--help"])
+    shown = capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["help", "info"])
+    assert capsys.readouterr().out == shown
 
 
 def test_an_unknown_command_exits_with_2_and_the_near_miss(capsys: pytest.CaptureFixture[str]) -> None:

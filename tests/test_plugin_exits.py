@@ -222,7 +222,7 @@ def test_a_plugin_that_exits_while_it_is_loaded_stops_nobody_else(place, error, 
     faulty(f"{place}:{error}")
     sys.modules.pop("tests.faulty_exit", None)
     assert main(["device=cpu", "prompt=import os", "sampling.max_tokens=1"]) == 0
-    assert "hookline: plugin 'tests.faulty_exit' (HOOKLINE_PLUGINS -): " in capsys.readouterr().err
+    assert "hookline: not loaded: plugin 'tests.faulty_exit' (HOOKLINE_PLUGINS -): " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", [core_bench, core_simulate], ids=["bench", "simulate"])

@@ -30,7 +30,7 @@ from hookline.core.config.hydra_options import (
     store_options,
 )
 from hookline.core.config.schema import describe, documented, plain_defaults
-from hookline.core.config.shorthands import write_out
+from hookline.core.config.shorthands import CHECKPOINT, write_out
 from hookline.core.contracts.hooks import PROJECT
 from hookline.core.errors import ConfigError
 from hookline.core.plugin.host import PluginHost
@@ -325,6 +325,8 @@ def _meant_key(arguments: Sequence[str], unknown: Sequence[str], keys: Sequence[
         elif key is not None:
             follows = arguments[place + 1] if place + 1 < len(arguments) else ""
             value = value if equals else follows if follows and not follows.startswith("-") else "..."
+            if key == CHECKPOINT and value != "..." and "/" not in value and not Path(value).is_dir():
+                key = "model"  # the name of a model or a preset
             meant[flag] = f"{key}={value}"
     if not meant:
         return None

@@ -9,7 +9,7 @@ import re
 import shlex
 from typing import Any
 
-from hookline.core.config.hydra_options import as_typed, quoted
+from hookline.core.config.hydra_options import as_typed, parsed, quoted
 from hookline.core.config.schema import describe, unknown_key
 from hookline.core.config.settings import LIMIT_KEYS, ROOT_KEYS
 from hookline.core.errors import ConfigError, HooklineError
@@ -55,6 +55,9 @@ def _unparsable(override: str) -> ConfigError:
     if not equals:
         example = f", as in model={override}" if "/" in override else ""
         return ConfigError(f"cannot read argument '{override}'; arguments have the form key=value{example}")
+    some = ",".join(one for one in value.split(",") if one.strip())
+    if some not in ("", value) and parsed(f"{key}={some}") is not None:
+        return ConfigError(f"{key}={value} has nothing at a side of a comma; write {key}={some}")
     plain = quoted(override)
     told = shlex.quote(plain) if {*plain} & {*'"$`\\!'} else f'"{plain}"'
     return ConfigError(f"cannot read the value of {key}={value}; put it in quotes: {told}")

@@ -56,10 +56,10 @@ def quote_raw_values(arguments: Sequence[str]) -> list[str]:
 
 def _is_unreadable_path(argument: str) -> bool:
     """Whether the value is a path with what only quotes let Hydra read, as an ü or a bracket."""
-    return argument.partition("=")[2].startswith(("/", "./", "../", "~/")) and _parsed(argument) is None
+    return argument.partition("=")[2].startswith(("/", "./", "../", "~/")) and parsed(argument) is None
 
 
-def _parsed(argument: str) -> Any:
+def parsed(argument: str) -> Any:
     """Hydra's override of an argument; None if it cannot read it."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
@@ -131,14 +131,14 @@ def _as_choice(argument: str) -> str:
 
 def is_swept(argument: str) -> bool:
     """Whether an argument gives a key several values. False for what Hydra cannot read, which Hydra reports itself."""
-    return "=" in argument and (override := _parsed(argument)) is not None and override.is_sweep_override()
+    return "=" in argument and (override := parsed(argument)) is not None and override.is_sweep_override()
 
 
 def named_in_mapping(argument: str) -> str | None:
     """The name in an argument's mapping, or the names in its mappings; None if there is none, or if it
     cannot be read.
     """
-    override = _parsed(argument) if "{" in argument else None
+    override = parsed(argument) if "{" in argument else None
     if override is None:
         return None
     values = list(override.sweep_iterator()) if override.is_choice_sweep() else [override.value()]

@@ -132,7 +132,7 @@ class PluginHost:
         """Log each broken plugin as a warning; a blocked one at level DEBUG, since the user asked for it."""
         for problem in self.problems:
             wished = problem.stage is Phase.BLOCK and problem.distribution != BLOCK_VARIABLE
-            _log.log(logging.DEBUG if wished else logging.WARNING, "%s", problem)
+            _log.log(logging.DEBUG if wished else logging.WARNING, "not loaded: %s", problem)
 
     def _add(self, source: Source, blocked: bool) -> None:
         if blocked:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from typing import Any
 
 from hookline.core.contracts.hooks import PROJECT
@@ -58,9 +59,18 @@ def in_development(environ: Mapping[str, str]) -> list[Source]:
     if names and not {"", os.getcwd()} & set(sys.path):
         sys.path.append(os.getcwd())
     return [
-        Source(Origin(module, module, DEVELOPMENT_VARIABLE, "-"), partial(importlib.import_module, module))
-        for module in names
+        Source(Origin(module, module, DEVELOPMENT_VARIABLE, "-"), partial(_import_module, module)) for module in names
     ]
+
+
+def _import_module(name: str) -> Any:
+    if "/" in name or " " in name or name.endswith(".py"):
+        modules = ",".join(Path(one).stem for one in name.split())
+        raise ImportError(
+            f"{DEVELOPMENT_VARIABLE} takes names of modules, with commas between them; write "
+            f"{DEVELOPMENT_VARIABLE}={modules}, with their folder in PYTHONPATH if it is not the working folder"
+        )
+    return importlib.import_module(name)
 
 
 def names_in(environ: Mapping[str, str], variable: str) -> list[str]:

@@ -47,3 +47,12 @@ def test_the_error_in_the_page_is_the_error():
     with pytest.raises(ConfigError) as refused:
         compose(shlex.split(command), PluginHost.load(), ServeKeys, "serve", positional="model")
     assert str(refused.value) == error
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [("qwen3_0_6b", "model=qwen3_0_6b"), ("a/b", "model.checkpoint=a/b"), (".", "model.checkpoint=.")],
+)
+def test_a_model_s_name_is_no_checkpoint(given, told):
+    with pytest.raises(ConfigError, match=f"^there is no flag --model; write {re.escape(told)}$"):
+        compose(["--model", given], PluginHost.load(), ServeKeys, "serve", positional="model")

@@ -656,6 +656,15 @@ def test_modules_in_development_are_loaded_from_the_environment(
     assert [problem.cause for problem in host.problems] == ["ModuleNotFoundError: No module named 'no_such_plugin'"]
 
 
+@pytest.mark.parametrize(
+    ("named", "module"),
+    [("./mine.py", "mine"), ("mine.py", "mine"), ("a/mine", "mine"), ("mine yours.py", "mine,yours")],
+)
+def test_a_file_in_place_of_a_module_is_told_as_the_module_that_it_holds(named: str, module: str) -> None:
+    [problem] = PluginHost.load([], {"HOOKLINE_PLUGINS": named}).problems
+    assert f"takes names of modules, with commas between them; write HOOKLINE_PLUGINS={module}, with" in problem.cause
+
+
 def test_a_module_named_twice_is_loaded_once() -> None:
     module = scheduler_plugin("mine")
     host = PluginHost.load([source(module, "one"), source(module, "two")], {})

@@ -616,6 +616,7 @@ def test_a_file_of_bad_lines_alone_starts_nothing(llm: type[FakeLLM], capsys: py
         (["scheduler=hasty,patient"], "scheduler=hasty,patient has several values; add -m to run one job for each"),
         (["device=cpu x"], "device='cpu x' is not one of auto, cpu, cuda, cuda:N"),
         (["device={cpu"], "cannot read the value of device={cpu; put it in quotes: \"device='{cpu'\""),
+        (["-m", "seed=1,,2,"], "seed=1,,2, has nothing at a side of a comma; write seed=1,2"),
         (["--bogus"], "unrecognized arguments: --bogus; see --help and --hydra-help"),
         (["--cfg", "jab"], "argument --cfg/-c: invalid choice: 'jab'"),
         (["device"], "cannot read argument 'device'; arguments have the form key=value"),
