@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import re
 import shlex
+from pathlib import Path
 from typing import Any
 
 from hookline.core.config.hydra_options import as_typed, parsed, quoted
 from hookline.core.config.schema import describe, unknown_key
 from hookline.core.config.settings import LIMIT_KEYS, ROOT_KEYS
-from hookline.core.errors import ConfigError, HooklineError
+from hookline.core.errors import ConfigError, HooklineError, clipped
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.presets import yaml_fault
-from hookline.core.plugin.registry import KINDS
+from hookline.core.plugin.registry import KINDS, MODEL
 from hookline.core.util.process import called_as
 from hookline.core.util.text import near_miss
 
@@ -65,6 +66,8 @@ def _unparsable(override: str) -> ConfigError:
 
 def _unknown_option(path: str, options: list[str], message: str, host: PluginHost) -> HooklineError:
     group, _, name = path.removesuffix(".yaml").rpartition("/")
+    if group == MODEL and Path(name).is_dir():
+        return ConfigError(f"no model named '{clipped(name)}'; for the folder of this name: model.checkpoint=./{name}")
     if group in KINDS:
         presets = [preset.name for preset in host.presets if preset.kind == group]
         return host.unknown(group, name, [*presets, *options])

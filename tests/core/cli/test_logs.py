@@ -15,7 +15,6 @@ from hookline.core.cli.command import guarded
 from hookline.core.cli.logs import START, chosen_form, form_in, logging_to_stderr
 from hookline.core.errors import ConfigError
 
-FIRST_LINE_S = 0.3
 _log = logging.getLogger("hookline")
 
 
@@ -82,17 +81,16 @@ def test_in_the_plain_form_only_a_terminal_is_told_what_a_start_is_doing(
 
 
 def test_serve_says_its_first_line_before_it_imports_anything_heavy() -> None:
-    """Measured as a user would; the fastest of a few starts, since the machine may be busy."""
-    taken = []
-    for _ in range(5):
-        begun = time.monotonic()
-        command = [sys.executable, "-m", "hookline", "serve", "serve.port=0", "serve.log_format=json"]
-        with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
-            assert process.stderr is not None
-            line = process.stderr.readline()
-            taken.append(time.monotonic() - begun)
-            process.kill()
-        assert json.loads(line)["message"] == "starting hookline serve serve.port=0 serve.log_format=json"
-        if taken[-1] <= FIRST_LINE_S:
-            return
-    assert min(taken) <= FIRST_LINE_S, taken
+    """Asked for within 0.3 s; what takes that long is told by imports, whatever else the machine does."""
+    command = [sys.executable, "-X", "importtime", "-m", "hookline", "serve", "serve.port=0", "serve.log_format=json"]
+    imported = []
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if not line.startswith("import time:"):
+                break
+            imported.append(line.rpartition("|")[2].strip())
+        process.kill()
+    assert json.loads(line)["message"] == "starting hookline serve serve.port=0 serve.log_format=json"
+    assert "logging" in imported
+    assert not {"torch", "numpy", "hydra", "omegaconf", "dataclasses", "asyncio", "importlib.metadata"} & {*imported}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from hookline.core.config.compose import compose
@@ -73,3 +75,13 @@ def test_the_commands_take_them() -> None:
 def test_a_command_without_a_positional_argument_says_what_to_write() -> None:
     with pytest.raises(ConfigError, match=r"cannot read argument 'a/b'; .* key=value, as in model=a/b$"):
         compose(["a/b"], PluginHost.load(), RunKeys)
+
+
+def test_a_folder_in_place_of_a_model_s_name_is_told_as_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as error:
+        compose(["mine"], PluginHost.load(), ServeKeys, "serve", positional="model")
+    assert str(error.value) == "no model named 'mine'; for the folder of this name: model.checkpoint=./mine"

@@ -691,7 +691,9 @@ def test_a_closed_standard_output_is_told_before_anything_runs(
 
 def test_a_broken_plugin_is_mentioned_but_stops_nobody(llm: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*CHOSEN, "prompt=x"]) == 0
-    assert "hookline: plugin 'plugin1' (their-dist 1.2): scheduler 'theirs': target" in capsys.readouterr().err
+    assert (
+        "hookline: not loaded: plugin 'plugin1' (their-dist 1.2): scheduler 'theirs': target" in capsys.readouterr().err
+    )
 
 
 # --- Hydra
