@@ -61,6 +61,8 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
     has_plan: bool = True
     since: str = "0"
+    num_blocks: int = 17
+    """Of eight tokens, in a pool that is too small for all requests and has room for the longest one."""
 
 
 STATES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -246,7 +248,7 @@ ALL_CASES = {
         {"num_hidden_layers": 6, "head_dim": 8, "global_head_dim": 12, "num_kv_shared_layers": 2, "sliding_window": 12,
          "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
          "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 97},
-        has_plan=False, since="5.24",
+        has_plan=False, since="5.24", num_blocks=28,
     ),
     "gemma4_experts": Case(
         "gemma4_text",
@@ -254,19 +256,19 @@ ALL_CASES = {
          "layer_types": ["sliding_attention", "sliding_attention", "full_attention"], "enable_moe_block": True,
          "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 20, "hidden_size_per_layer_input": 0,
          "attention_k_eq_v": True, "num_global_key_value_heads": 1},
-        has_plan=False, since="5.24",
+        has_plan=False, since="5.24", num_blocks=28,
     ),
     "gemma4_unified": Case(
         "gemma4_unified_text",
         {"num_hidden_layers": 3, "head_dim": 8, "global_head_dim": 12, "sliding_window": 12,
          "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]},
-        has_plan=False, since="5.24",
+        has_plan=False, since="5.24", num_blocks=28,
     ),
     "mimo_v2_flash": Case(
         "mimo_v2_flash",
         {"num_hidden_layers": 3, "head_dim": 12, "v_head_dim": 7, "sliding_window": 12, "swa_num_key_value_heads": 4,
          "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20},
-        has_plan=False, since="5.24",
+        has_plan=False, since="5.24", num_blocks=28,
     ),
 }  # fmt: skip
 CASES = {name: case for name, case in ALL_CASES.items() if Version(case.since) <= Version(version("transformers"))}
