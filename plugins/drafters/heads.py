@@ -290,10 +290,11 @@ class HeadDrafter(Drafter):
         size = min((size for size in graphs if size >= count), default=None)
         if size is None:
             return None
-        padded = np.zeros((len(inputs), size), dtype=np.int64)
-        padded[:, :count] = inputs
-        padded[:, count:] = self._padding(len(inputs))
-        graphs[size][1].copy_(on_device(padded, self._device), non_blocking=True)
+        padded = torch.empty(len(inputs), size, dtype=torch.int64, pin_memory=self._device.type == "cuda")
+        columns = padded.numpy()
+        columns[:, :count] = inputs
+        columns[:, count:] = self._padding(len(inputs))
+        graphs[size][1].copy_(padded, non_blocking=True)
         return graphs[size]
 
     def _padding(self, num_inputs: int) -> np.ndarray[Any, Any]:
