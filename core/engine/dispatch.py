@@ -13,7 +13,7 @@ from hookline.core.engine.step_builder import ArgumentWriter, Dispatched, StepDr
 from hookline.core.requests.request import Request
 from hookline.core.requests.running_table import NO_REQUEST
 from hookline.core.step.captured import DRAFT_TOKENS
-from hookline.core.util.arrays import IntArray, ints
+from hookline.core.util.arrays import IntArray, ints, without
 
 
 class Dispatcher:
@@ -68,7 +68,7 @@ class Dispatcher:
             draft.table.extend(cache.allocate(row.request, missing))
         draft.add_drafted(rows)
         speculation.launched(rows)
-        return plan.decode[~np.isin(plan.decode, ints(row.request.entry for row in rows))] if rows else plan.decode
+        return without(plan.decode, ints(row.request.entry for row in rows)) if rows else plan.decode
 
     def preempt(self, requests: Sequence[Request]) -> None:
         """Take rows and blocks from running requests and queue them again; what they computed stays cached."""

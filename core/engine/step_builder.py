@@ -15,7 +15,7 @@ from hookline.core.requests.request import Request
 from hookline.core.requests.running_table import RunningTable, Sampled
 from hookline.core.requests.scores import rounded_logprobs
 from hookline.core.step.message import Step
-from hookline.core.util.arrays import BoolArray, IntArray, every, float_bits, ints, no_ints
+from hookline.core.util.arrays import BoolArray, IntArray, every, float_bits, ints, no_ints, without
 
 Sections = dict[str, Any]
 """Fields of a Step by name."""
@@ -104,7 +104,7 @@ def tokens_of(table: RunningTable, decode: IntArray, dispatched: Dispatched) -> 
     """
     drafted = [(row.request, row.start, len(row.tokens)) for row in dispatched.drafted]
     if drafted:
-        decode = decode[~np.isin(decode, ints(request.entry for request, _, _ in drafted))]
+        decode = without(decode, ints(request.entry for request, _, _ in drafted))
     owners, places = [table.id_S[decode]], [table.num_computed_tokens_S[decode] - 1]
     for request, start, length in (*dispatched.chunks, *drafted):
         owners.append(np.full(length, request.id))

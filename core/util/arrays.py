@@ -36,6 +36,13 @@ def ints(values: Iterable[int]) -> IntArray:
     return np.fromiter(values, dtype=np.int64)
 
 
+def without(entries: IntArray, others: IntArray) -> IntArray:
+    """Those entries of a table that are not among the others, as `np.isin` finds them in ten times the time."""
+    is_other = np.zeros(max(int(entries.max(initial=0)), int(others.max(initial=0))) + 1, dtype=bool)
+    is_other[others] = True
+    return entries[~is_other[entries]]
+
+
 def num_mask_words(vocab_size: int) -> int:
     """Words of a mask: an even number, so that masks travel as 64-bit words."""
     return 2 * -(-vocab_size // 64)
