@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-MANIFEST = "hookline-kernels.json"
+MANIFEST = "manifest.json"
 GROUP = "__grp__"
 """What the names of the files begin with in which Triton lists a kernel's files."""
 logger = logging.getLogger("hookline")
@@ -97,7 +97,7 @@ def _look_in(path: Path) -> None:
     if getattr(ordinary, "is_hooklines", False):
         return
 
-    class _ExportsFirst(CacheManager):
+    class _ExportsFirst(CacheManager):  # type: ignore[misc]
         """The files of one key: those of an export, where one has them, else the ordinary manager's."""
 
         is_hooklines = True

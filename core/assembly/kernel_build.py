@@ -11,7 +11,7 @@ import json
 import logging
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -45,11 +45,18 @@ logger = logging.getLogger("hookline")
 class KernelBuild:
     """A child process that compiles, and what it has said so far.
 
-    child: see `core.prebuild.child`. stamp: the file that is written once it is done.
+    child: see `core.prebuild.child`. stamp: the file that is written once it is done. versions: of the code, as
+    `code_versions` returns them. known: kernels that were compiled for other configurations, see `known_keys`.
     """
 
-    def __init__(self, child: TaskChild, stamp: Path) -> None:
-        self.stamp = stamp
+    def __init__(
+        self,
+        child: TaskChild,
+        stamp: Path,
+        versions: Mapping[str, str] | None = None,
+        known: Collection[str] = (),
+    ) -> None:
+        self.stamp, self._versions, self._known = stamp, versions, known
         self.variants: set[str] = set()
         """Variants of kernels that are compiled by now, as `late_work.variant_of` names them."""
         self._told: set[str] = set()
@@ -97,7 +104,12 @@ class KernelBuild:
             del _WAITING[get_ident()]
 
     def wait_for(self, key: str) -> None:
-        """Wait until the child is done with this kernel, see `key_of`, or has ended, or patience has."""
+        """Wait until the child is done with this kernel, see `key_of`, or has ended, or patience has.
+
+        Not for a kernel that is known to be in the cache.
+        """
+        if key in self._known:
+            return
         with self._news:
             self._news.wait_for(lambda: key in self._told or self._has_ended, self._deadline - time.monotonic())
 
@@ -122,7 +134,7 @@ class KernelBuild:
                 "remove %s to have it tried again", why, self.stamp,
             )  # fmt: skip
             return None
-        mark_done(self.stamp, found)
+        mark_done(self.stamp, found | {"versions": self._versions})
         for line in found["failed"]:
             logger.debug("not compiled ahead: %s", line)
         return "{num_compiled} of {num_kernels} kernels compiled ahead in {seconds:.1f} s".format(**found)
@@ -220,7 +232,9 @@ def start_build(resolved: ResolvedConfig, stamp: Path | None) -> KernelBuild | N
     })  # fmt: skip
     child = compiler_child()
     child.give(task)
-    return KernelBuild(child, stamp)
+    versions = code_versions(resolved)
+    folders = [triton_cache(), *filter(None, [exported])]
+    return KernelBuild(child, stamp, versions, known_keys(folders, versions))
 
 
 def hash_compiler_aside(resolved: ResolvedConfig) -> Thread | None:
@@ -250,6 +264,20 @@ def stamp_ahead(resolved: ResolvedConfig) -> Path | None:
         return None
     stamp = stamp_of(resolved, card_facts(resolved.device))
     return in_export(resolved.config.engine.kernel_cache, stamp)
+
+
+def known_keys(folders: Iterable[Path], versions: Mapping[str, str]) -> frozenset[str]:
+    """Kernels, see `key_of`, that these folders have by their stamps: of this code, for whatever model and card.
+
+    A model's config may differ in what no kernel depends on. One that is not there after all is compiled by the engine.
+    """
+    keys = set[str]()
+    for stamp in (path for folder in folders for path in folder.glob(STAMP.format("*"))):
+        with suppress(OSError, ValueError, AttributeError):
+            found: Any = json.loads(stamp.read_text())
+            if found.get("versions") == versions:
+                keys.update(found.get("keys", ()))
+    return frozenset(keys)
 
 
 def variants_ahead(stamp: Path | None) -> frozenset[str]:

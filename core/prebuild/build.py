@@ -42,8 +42,8 @@ PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True)
 class Built:
-    """The outcome of a build. failed: a line for each kernel that could not be compiled. variants: those that were, by
-    `variant_of`.
+    """The outcome of a build. failed: a line for each kernel that could not be compiled. variants, keys: of those that
+    were, by `variant_of` and `kernel_build.key_of`.
     """
 
     num_kernels: int
@@ -51,6 +51,7 @@ class Built:
     seconds: float
     failed: tuple[str, ...] = ()
     variants: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
 
 
 class Outcome(NamedTuple):
@@ -73,7 +74,7 @@ def build(
     Raises: PluginError, ConfigError or CheckpointError, as an engine does that does not fit.
     """
     importlib.import_module("triton")  # once, and not in each of the processes
-    started, pending = time.perf_counter(), list[Future[Outcome]]()
+    started, pending = time.perf_counter(), list[tuple[str, Future[Outcome]]]()
     launched: dict[tuple[str, str], None] = {}
     with ProcessPoolExecutor(num_processes, multiprocessing.get_context("fork"), initializer=_begin_process) as pool:
         for _ in range(num_processes):
@@ -84,17 +85,20 @@ def build(
         def _seen(kernel: Any, specialization: str) -> None:
             name = kernel.__module__, kernel.__name__
             future = pool.submit(compile_one, card, *name, specialization, tuple(launched))
+            key = key_of(kernel, specialization)
             if told is not None:
-                future.add_done_callback(partial(_tell, told, key_of(kernel, specialization)))
-            pending.append(future)
+                future.add_done_callback(partial(_tell, told, key))
+            pending.append((key, future))
             launched[name] = None
 
         with _quietly():
             launch_all(config, host, card, _seen)
-        done = [one.result() for one in pending]
-    failed = tuple(one.failure for one in done if one.failure is not None)
-    variants = tuple(one.variant for one in done if one.variant is not None)
-    return Built(len(done), sum(one.is_new for one in done), time.perf_counter() - started, failed, variants)
+        done = [(key, future.result()) for key, future in pending]
+    failed = tuple(one.failure for _, one in done if one.failure is not None)
+    variants = tuple(one.variant for _, one in done if one.variant is not None)
+    keys = tuple(key for key, one in done if one.failure is None)
+    num_new = sum(one.is_new for _, one in done)
+    return Built(len(done), num_new, time.perf_counter() - started, failed, variants, keys)
 
 
 def _tell(told: Callable[[str, Outcome], None], key: str, future: Future[Outcome]) -> None:

@@ -33,7 +33,7 @@ def linkable_driver() -> Iterator[None]:
     with TemporaryDirectory() as folder:
         source = Path(folder, "driver.c")
         source.write_text("".join(f"void {name}(void) {{}}\n" for name in _called_functions()))
-        command = [compiler, "-shared", "-fPIC", f"-Wl,-soname,{LIBRARY}", source, "-o", Path(folder, LIBRARY)]
+        command = [compiler, "-shared", "-fPIC", f"-Wl,-soname,{LIBRARY}", str(source), "-o", f"{folder}/{LIBRARY}"]
         is_made = not subprocess.run(command, capture_output=True).returncode
         with patch.dict(os.environ, {"TRITON_LIBCUDA_PATH": folder} if is_made else {}):
             yield

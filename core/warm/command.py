@@ -63,7 +63,7 @@ def warm(
     """
     from dataclasses import asdict
 
-    from hookline.core.assembly.kernel_build import mark_done, stamp_of
+    from hookline.core.assembly.kernel_build import code_versions, mark_done, stamp_of
     from hookline.core.assembly.resolve import resolve
     from hookline.core.errors import ConfigError
     from hookline.core.prebuild.build import build
@@ -90,7 +90,8 @@ def warm(
         stack.enter_context(linkable_driver())
         built = build(config, host, card, num_processes or all_cores())
         if not built.failed:
-            mark_done(stamp_of(resolved, card_facts_of(card)), asdict(built))
+            found = asdict(built) | {"versions": code_versions(resolved)}
+            mark_done(stamp_of(resolved, card_facts_of(card)), found)
     for line in built.failed:
         say(f"not compiled: {line}")
     say(f"{built.num_compiled} of {built.num_kernels} kernels compiled in {built.seconds:.1f} s, the others were there")

@@ -14,12 +14,14 @@ import pytest
 import torch
 
 from hookline.core.assembly import compiler_child, kernel_build
+from hookline.core.assembly.compiler_child import STAMP
 from hookline.core.assembly.exported_kernels import MANIFEST, compiler_versions
 from hookline.core.assembly.kernel_build import (
     AWAITED,
     KernelBuild,
     code_files,
     key_of,
+    known_keys,
     stamp_ahead,
     variants_ahead,
 )
@@ -39,7 +41,7 @@ def child(tmp_path, code):
 def test_what_came_of_it_is_its_last_line_and_is_noted_beside_the_kernels(tmp_path):
     build = child(tmp_path, f"print('a plugin says hello'); print({json.dumps(json.dumps(FOUND))})")
     assert build.finish() == "2 of 3 kernels compiled ahead in 1.2 s"
-    assert json.loads(build.stamp.read_text()) == FOUND
+    assert json.loads(build.stamp.read_text()) == {**FOUND, "versions": None}
 
 
 def test_a_child_that_fails_is_no_reason_not_to_start_and_is_said_and_remembered(tmp_path, caplog):
@@ -189,6 +191,26 @@ def test_an_engine_waits_for_the_kernel_that_it_launches_and_for_no_other(waitin
     (tmp_path / "end").touch()
     assert waiting.finish() == "2 of 3 kernels compiled ahead in 1.2 s"
     assert waiting.variants == {"_norm-first", "_norm-second"}
+
+
+def test_a_kernel_of_another_configurations_stamp_is_not_waited_for(tmp_path):
+    pytest.importorskip("triton")
+    versions, other = {"triton": "3.6.0", "files": "1f"}, {"triton": "3.6.0", "files": "2e"}
+    keys = {name: key_of(KERNEL, name) for name in ("first", "second")}
+    stamps = {"versions": versions, "keys": [keys["first"]]}, {"versions": versions}, {"versions": other, "keys": ["x"]}
+    for number, stamp in enumerate((*stamps, [])):
+        (tmp_path / STAMP.format(number)).write_text(json.dumps(stamp))
+    (tmp_path / STAMP.format("torn")).write_text("{")
+    known = known_keys([tmp_path, tmp_path / "absent"], versions)
+    assert known == {keys["first"]}
+    command = [sys.executable, "-c", waiting_child(tmp_path, list(keys.items()))]
+    build = KernelBuild(TaskChild(command), tmp_path / "stamp.json", versions, known)
+    with build.awaited(StartPhases()):
+        assert launch("first") and not (tmp_path / "first-done").exists()
+        for name in ("first", "second", "end"):
+            (tmp_path / name).touch()
+        assert launch("second") and (tmp_path / "second-done").exists()
+    assert build.finish() and json.loads(build.stamp.read_text()) == {**FOUND, "versions": versions}
 
 
 def test_a_kernel_that_the_child_never_compiles_is_waited_for_until_it_has_ended(waiting, tmp_path):
