@@ -29,6 +29,9 @@ MAX_ROWS = 4
 """Most rows a thin product takes."""
 MAX_WIDTH = 4096
 """Most input features: a program holds whole rows of the weight in registers."""
+MOST_PRODUCTS = 24 << 20
+"""Most products of a number of two or more rows in 16 bits with one of the weight: each row is multiplied in turn, which
+takes longer than to read a larger weight (docs/log, products of 2 to 4 rows)."""
 MAX_WIDTH_OF_ONE_ROW = 16384
 """The same for a single row, which leaves registers for a wider weight (docs/log, several GPUs)."""
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -115,6 +118,7 @@ def fits(x_TD: Tensor, weight_OD: Tensor) -> bool:
         x_TD.dim() == 2
         and 1 <= x_TD.shape[0] <= MAX_ROWS
         and weight_OD.shape[1] <= (MAX_WIDTH_OF_ONE_ROW if x_TD.shape[0] == 1 else MAX_WIDTH)
+        and (len(x_TD) == 1 or len(x_TD) * weight_OD.numel() <= MOST_PRODUCTS or x_TD.dtype == torch.float32)
         and x_TD.dtype in DTYPES
         and x_TD.dtype == weight_OD.dtype
         and x_TD.stride(1) == 1
