@@ -80,7 +80,8 @@ class HeadDrafter(Drafter):
 
     @torch.inference_mode()
     def __init__(self, config: Any, spec: DrafterSpec, target: DraftTarget, head: DraftHead, num_streams: int) -> None:
-        self.k, self.adaptive = config.k, config.adaptive
+        self.k: int = config.k
+        self.adaptive: bool = config.adaptive
         self.head, self._target, self._vocab_size = head, target, spec.vocab_size
         self._attention = target.attention(head.spec, MOST_SINGLE, self.k)
         sizes, runtime = self._attention.spec, target.runtime

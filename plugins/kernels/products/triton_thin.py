@@ -29,11 +29,11 @@ MAX_ROWS = 4
 """Most rows a thin product takes."""
 MAX_WIDTH = 4096
 """Most input features: a program holds whole rows of the weight in registers."""
-MOST_PRODUCTS = 24 << 20
-"""Most products of a number of two or more rows in 16 bits with one of the weight: each row is multiplied in turn, which
-takes longer than to read a larger weight (docs/log, products of 2 to 4 rows)."""
 MAX_WIDTH_OF_ONE_ROW = 16384
 """The same for a single row, which leaves registers for a wider weight (docs/log, several GPUs)."""
+MOST_PRODUCTS = 24 << 20
+"""Most rows times elements of the weight, of two or more rows in 16 bits. Rows are multiplied one after the other, which
+takes longer than to read a larger weight (docs/log, 2026-11-28)."""
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
