@@ -32,8 +32,8 @@ MAX_WIDTH = 4096
 MAX_WIDTH_OF_ONE_ROW = 16384
 """The same for a single row, which leaves registers for a wider weight (docs/log, several GPUs)."""
 MOST_PRODUCTS = 24 << 20
-"""Most rows times elements of the weight, of two or more rows in 16 bits. Rows are multiplied one after the other, which
-takes longer than to read a larger weight (docs/log, 2026-11-28)."""
+"""Most rows times elements of the weight, of two or more rows in 16 bits. Rows are multiplied one after the other,
+which takes longer than to read a larger weight (docs/log, 2026-11-28)."""
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
