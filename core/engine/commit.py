@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -61,8 +61,8 @@ class CollectedStep:
     entries_N: IntArray
     tokens_N: IntArray
     is_over_N: BoolArray | None
-    draws: IntArray = field(default_factory=no_ints)
-    """All draws of the step, tokens or scored rows, if some of its rows have drafts."""
+    drawn: StepResult
+    """The same with all draws, if some rows of the step have drafts; `result` has one for each."""
 
 
 class Committer:
@@ -82,22 +82,17 @@ class Committer:
         table = self._table
         with self._watch.part("wait"):
             executor = self._state.executor
-            result = executor.collect(launched.handle) if launched.plan.computes else StepResult(no_ints())
-            tokens = draws = result.tokens
+            result = drawn = executor.collect(launched.handle) if launched.plan.computes else StepResult(no_ints())
         with self._watch.part("advance"):
             if extensions := launched.dispatched.step.extensions:
                 self._state.limits.extensions.note_step(extensions, result.extension_seconds)
             if launched.dispatched.drafted:
                 result = first_draws(launched.dispatched, result)
-                tokens = result.tokens
             if result.extras:
-                keep_extras(self._queue.live, launched.dispatched, result.extras)
-            if tokens.ndim == 2:
-                add_scores(self._queue.live, launched.dispatched.sampled.ids_N, tokens)
-                tokens = tokens[:, 0]
-            entries_N, tokens_N = table.commit(launched.dispatched.sampled, tokens)
+                keep_extras(self._queue.live, launched.dispatched.sampled.ids_N, result.extras)
+            entries_N, tokens_N = table.commit(launched.dispatched.sampled, result.tokens)
             is_over_N = self._advance_grammars(entries_N, tokens_N)
-        return CollectedStep(launched, result, entries_N, tokens_N, is_over_N, draws)
+        return CollectedStep(launched, result, entries_N, tokens_N, is_over_N, drawn)
 
     def commit(self, step: CollectedStep) -> None:
         """Cache filled blocks, finish the requests that have all they asked for, and tell observers and the policy."""
@@ -152,7 +147,7 @@ class Committer:
         table, dispatched, speculation = self._table, step.launched.dispatched, self._state.speculation
         if speculation is None:
             return 0
-        drawn = step.draws if step.draws.ndim == 1 else step.draws[:, 0]
+        drawn = step.drawn.tokens
         first, going, total = dispatched.num_plain_draws, list[tuple[Request, int, int]](), 0
         num_kept = {row.request.id: 0 for row in dispatched.drafted}
         for row in dispatched.drafted:
@@ -173,8 +168,8 @@ class Committer:
             entries_N, draws_N = ints(request.entry for request, _, _ in going), ints(at + place for _, at, _ in going)
             sampled = table.sampled(entries_N)
             self._dispatcher.count_kept(entries_N)
-            if step.draws.ndim == 2:
-                add_scores(self._queue.live, sampled.ids_N, step.draws[draws_N])
+            extras = {name: values_NW[draws_N] for name, values_NW in step.drawn.extras.items()}
+            keep_extras(self._queue.live, sampled.ids_N, extras)
             kept_N, tokens_N = table.commit(sampled, drawn[draws_N])
             self._keep(kept_N, tokens_N, self._advance_grammars(kept_N, tokens_N))
             total += len(going)
@@ -264,14 +259,6 @@ def keep_reads(
         starts[name] += num_rows
 
 
-def add_scores(live: Mapping[int, Request], ids_N: IntArray, rows_NX: IntArray) -> None:
-    """Give requests the scored rows of their newest tokens."""
-    for id_, row in zip(ids_N.tolist(), rows_NX, strict=True):
-        request = live.get(id_)
-        if request is not None and request.scores is not None:
-            request.scores.add(row)
-
-
 def first_draws(dispatched: Dispatched, result: StepResult) -> StepResult:
     """The result of a step as if each row with drafts had drawn once."""
     lengths = [len(row.tokens) for row in dispatched.drafted]
@@ -280,13 +267,13 @@ def first_draws(dispatched: Dispatched, result: StepResult) -> StepResult:
     return replace(result, tokens=result.tokens[kept], extras={name: one[kept] for name, one in result.extras.items()})
 
 
-def keep_extras(live: Mapping[int, Request], dispatched: Dispatched, extras: Mapping[str, Array]) -> None:
-    """Give the requests of a step what step extensions computed for their draws: (N, W) numbers by their names."""
+def keep_extras(live: Mapping[int, Request], ids_N: IntArray, extras: Mapping[str, Array]) -> None:
+    """Give requests what was computed for their draws: (N, W) numbers by name, see StepResult."""
     for name, values_NW in extras.items():
-        for id_, values_W in zip(dispatched.sampled.ids_N.tolist(), values_NW, strict=False):
+        for id_, values_W in zip(ids_N.tolist(), values_NW, strict=True):
             request = live.get(id_)
-            if request is not None and request.extensions is not None:
-                request.extensions.add_result(name, values_W)
+            if request is not None:
+                request.keep_extra(name, values_W)
 
 
 def advance_grammars(

@@ -161,9 +161,8 @@ def _reason_by_limits(request: Request, token_id: int) -> FinishReason | None:
 
 def _reason_by_extensions(request: Request, token_id: int, reason: FinishReason | None) -> FinishReason | None:
     """Show the extensions a token. reason: why it ends the request anyhow; None if it does not."""
-    assert request.extensions is not None
     try:
-        text = request.extensions.see(token_id, None if request.scores is None else request.scores.last_logprob)
+        text = request.show_extensions(token_id)
     except HooklineError as error:
         show_traceback(error)
         kind = PluginFault if isinstance(error, PluginError) else RequestError

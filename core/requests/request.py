@@ -21,11 +21,11 @@ from hookline.core.outputs import FinishReason, RequestOutput, Timings
 from hookline.core.request_options import NO_TAGS, PLAIN, RequestOptions
 from hookline.core.requests.extension_states import ExtensionStates
 from hookline.core.requests.prompt_readers import ChunkRead, PromptReader
-from hookline.core.requests.scores import PromptScores, Scores
+from hookline.core.requests.scores import DRAW_SCORES, PromptScores, Scores
 from hookline.core.requests.step_extensions import NOTHING, Prepared
 from hookline.core.requests.structured_output import Constraint
 from hookline.core.sampling_params import SamplingParams
-from hookline.core.util.arrays import IntArray, TokenArray, VectorArray, ints
+from hookline.core.util.arrays import Array, IntArray, TokenArray, VectorArray, ints
 
 COUNTS = (
     "id",
@@ -275,6 +275,19 @@ class Request:
     def fail(self, fault: HooklineError) -> None:
         """Note why it finishes with an error."""
         self.fault = fault
+
+    def keep_extra(self, name: str, values_X: Array) -> None:
+        """Keep the numbers of this name (see StepResult.extras) of its next token; none if it did not ask for them."""
+        if name == DRAW_SCORES:
+            if self.scores is not None:
+                self.scores.add(values_X)
+        elif self.extensions is not None:
+            self.extensions.add_result(name, values_X)
+
+    def show_extensions(self, token_id: int) -> str | None:
+        """Show its extensions a token; see ExtensionStates.see."""
+        assert self.extensions is not None
+        return self.extensions.see(token_id, None if self.scores is None else self.scores.last_logprob)
 
     def keep_read(self, chunk: ChunkRead, rows: VectorArray) -> None:
         """Keep the rows that its reader made of a chunk; if anything is wrong with them, it finishes with an error."""

@@ -14,6 +14,8 @@ from hookline.core.outputs import TokenLogprob
 from hookline.core.requests.prompt_readers import ChunkRead, PromptReader
 from hookline.core.util.arrays import Array, IntArray, TokenArray, VectorArray
 
+DRAW_SCORES = "scores of draws"
+"""The name of the scored rows (N, X) of a step in StepResult.extras; it has spaces, which no plugin's name has."""
 NUM_LOGPROBS = (0, 1, 5, 10, 20)
 """How many alternatives are scored is rounded up to one of these, so that few graphs and kernels serve all requests.
 For prompts, each is a reader, whose index is the number's place here."""

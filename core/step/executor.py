@@ -16,9 +16,9 @@ from hookline.core.util.arrays import Array, IntArray, MaskArray
 class StepResult:
     """The result of a step, on the host.
 
-    tokens: those drawn (N,). If step.num_logprobs is not -1: rows (N, X) instead, as `core.worker.results.scores`
-    lays them out; the first column holds the tokens.
-    extras: further arrays with numbers for each draw, by the name of the step extension that computed them.
+    tokens: those drawn (N,).
+    extras: further arrays with numbers for each draw, by the name of the step extension that computed them, or
+    DRAW_SCORES.
     apart: float32 arrays that belong to no draw, by name: `read_by` a reader of prompts, its rows (P, F) in the chunks'
     order; `tapped_after` a layer of engine.taps, the hidden states (T, D) of the step's decodes, then of its chunks'
     tokens.

@@ -34,7 +34,7 @@ from hookline.core.plugin.blame import Blaming
 from hookline.core.step.captured import DRAFT_TOKENS, PromptShape
 from hookline.core.step.executor import RankWorker, StepResult
 from hookline.core.step.message import Step
-from hookline.core.util.arrays import Array, MaskArray, num_mask_words
+from hookline.core.util.arrays import MaskArray, num_mask_words
 from hookline.core.worker.device_clock import StepClock
 from hookline.core.worker.graphs.decode_graphs import DecodeGraphs, capture_graphs
 from hookline.core.worker.graphs.draft_graphs import DraftGraphs
@@ -58,7 +58,7 @@ class Handle:
     """A launched step.
 
     tokens: None while its draws wait for masks, and on ranks whose results nobody collects. apart: see StepResult.
-    extras: what its draws needed, if step extensions took part. calls: of methods of step extensions that were timed,
+    extras: what its draws needed. calls: of methods of step extensions that were timed,
     see CallClock.
     """
 
@@ -241,7 +241,7 @@ class Worker(RankWorker):
         with self._telling(step):
             results_N = self._compute(step)
             self.table.save_states(step)
-        extras = self._extras(step) if step.extensions else PLAIN
+        extras = self._extras(step)
         calls = self._timed_calls() if step.extensions else []
         return Handle(self._sent(results_N), self._apart, extras, calls)
 
@@ -252,6 +252,8 @@ class Worker(RankWorker):
 
     def _extras(self, step: Step) -> Extras:
         """What the draws of a step need beyond plain sampling."""
+        if not step.extensions and step.num_logprobs < 0:
+            return PLAIN
         return Extras(step.extensions, min(step.num_logprobs, self.runner.vocab_size))
 
     @torch.inference_mode()
@@ -499,7 +501,7 @@ class Worker(RankWorker):
         extras: Extras,
         forbid: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
-        """Draw the tokens of an eager step; returns what StepResult.tokens describes."""
+        """Draw the tokens of an eager step; returns tokens (N,), or rows (N, X) that `ModelRunner.split` reads."""
         step = device_step.step
         mask = device_step.views if len(step.mask_rows) else None
         if not len(sampled.rows_N):
@@ -511,12 +513,10 @@ class Worker(RankWorker):
     def collect(self, handle: Handle) -> StepResult:
         """See Executor."""
         assert handle.tokens is not None, "the step's draws wait for masks"
-        tokens, told, seconds_X2 = handle.tokens.wait(), dict[str, Array](), None
-        if handle.extras.extensions:
-            tokens, told = self.runner.split(tokens, handle.extras)
-            seconds_X2 = self.runner.call_seconds(handle.calls)
+        tokens, extras = self.runner.split(handle.tokens.wait(), handle.extras)
+        seconds_X2 = self.runner.call_seconds(handle.calls) if handle.extras.extensions else None
         apart = {name: rows.wait().view(np.float32) for name, rows in handle.apart.items()}
-        return StepResult(tokens, told, apart, seconds_X2)
+        return StepResult(tokens, extras, apart, seconds_X2)
 
     def has_arrived(self, handle: Handle) -> bool:
         """See RankWorker."""

@@ -19,6 +19,7 @@ from hookline.core.contracts import Batch, Kernels, Model, Sampler, SamplingBatc
 from hookline.core.contracts.sampler import FORBIDDEN
 from hookline.core.distributed.ranks import ALONE, LocalRanks
 from hookline.core.kv_cache.groups import CacheGroups
+from hookline.core.requests.scores import DRAW_SCORES
 from hookline.core.step.message import Step
 from hookline.core.util.arrays import Array, IntArray
 from hookline.core.worker.device_clock import StepClock
@@ -296,12 +297,15 @@ class ModelRunner:
         return 0 if extras.num_logprobs < 0 and not width else num_scored(extras) + width
 
     def split(self, results_NX: IntArray, extras: Extras) -> tuple[IntArray, dict[str, Array]]:
-        """Results on the host: the tokens or scored rows, and what each extension tells of each draw, by its name."""
-        if results_NX.ndim == 1 or self.extensions is None or not self.extensions.width(extras.extensions):
+        """Results on the host: the tokens, and StepResult.extras."""
+        if results_NX.ndim == 1:
             return results_NX, {}
-        count = num_scored(extras)
-        tokens = results_NX[:, 0] if extras.num_logprobs < 0 else results_NX[:, :count]
-        return tokens, self.extensions.split(results_NX[:, count:], extras.extensions)
+        count, found = num_scored(extras), dict[str, Array]()
+        if extras.num_logprobs >= 0:
+            found[DRAW_SCORES] = results_NX[:, :count]
+        if self.extensions is not None:
+            found |= self.extensions.split(results_NX[:, count:], extras.extensions)
+        return results_NX[:, 0], found
 
     def call_seconds(self, calls: Sequence[Any]) -> Array | None:
         """How long timed calls of step extensions took, see CallClock.read; the device must be through with them."""
