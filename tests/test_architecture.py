@@ -22,6 +22,7 @@ from hookline.core.new.command import kinds, write_skeleton
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.registry import KINDS
 from tools.count_lines import NOT_SERVING, lines_by_package
+from tools.feature_files import FEATURES, files_by_feature, in_step, words_of
 
 ROOT = Path(__file__).parents[1]
 CORE = sorted(ROOT.glob("core/**/*.py"))
@@ -428,6 +429,21 @@ def test_what_serves_imports_nothing_that_is_left_out_of_the_count_but_two_names
     packages = [(importer.split(".")[2:3], one.split(".")[2]) for importer, found in graph.items() for one in found]
     found = {(own[0], other) for own, other in packages if own and own[0] not in NOT_SERVING and other in NOT_SERVING}
     assert {one for one in found if one[0] != "commands"} == {("serving", "batch"), ("run", "sweep")}
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_the_files_that_are_quoted_for_a_feature_are_those_of_the_tool(feature: str) -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    ((told, told_in_step),) = re.findall(rf"^\| {feature}\b.* \| (\d+) \| (\d+) \|$", page, re.M)
+    files = files_by_feature()[feature]
+    assert abs(int(told) - len(files)) <= 2, files
+    assert int(told_in_step) >= len(found := in_step(files)), found
+
+
+def test_a_name_and_a_string_are_found_and_prose_is_not() -> None:
+    code = '''"""Pools."""\nimport pooling\nclass MaskRow:\n    """A tap."""\n    kind = "the tapped"  # processors\n'''
+    words = words_of(code)
+    assert [feature for feature, told in FEATURES.items() if re.search(told, words, re.IGNORECASE)] == ["masks", "taps"]
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+from functools import cache
 from pathlib import Path
 
 from tools.count_lines import CORE, NOT_SERVING
@@ -30,24 +31,26 @@ STEP = ("step", "requests", "engine", "kv_cache", "executor", "worker")
 def words_of(source: str) -> str:
     """The names and strings of a module's code, one a line, as words that end where a capital or `_` begins one."""
     tree = ast.parse(source)
-    docs = {
-        id(body[0].value)
-        for node in ast.walk(tree)
-        if isinstance(body := getattr(node, "body", None), list) and body and isinstance(body[0], ast.Expr)
-    }
-    docs |= {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    modules = {id(one) for node in ast.walk(tree) if isinstance(node, ast.Import) for one in node.names}
     found: set[str] = set()
     for node in ast.walk(tree):
         for field in ("id", "attr", "name", "arg", "asname"):
-            if isinstance(value := getattr(node, field, None), str):
+            if isinstance(value := getattr(node, field, None), str) and id(node) not in modules:
                 found.add(value)
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
             found.add(node.value)
     return re.sub(NOT_OF_IT, " ", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", "\n".join(sorted(found))), flags=re.IGNORECASE)
 
 
-def files_of(core: Path = CORE) -> dict[str, list[str]]:
-    """By feature, the files of core that serves requests and name it."""
+def in_step(files: list[str]) -> list[str]:
+    """Those of these files that are in the step's packages."""
+    return [name for name in files if name.split("/")[0] in STEP]
+
+
+@cache
+def files_by_feature(core: Path = CORE) -> dict[str, list[str]]:
+    """The files of core that serves requests and names each feature."""
     files: dict[str, list[str]] = {feature: [] for feature in FEATURES}
     for path in sorted(core.rglob("*.py")):
         name = path.relative_to(core)
@@ -60,8 +63,7 @@ def files_of(core: Path = CORE) -> dict[str, list[str]]:
 
 
 if __name__ == "__main__":
-    for feature, named in files_of().items():
-        in_step = [name for name in named if name.split("/")[0] in STEP]
-        print(f"{feature:10} {len(named):3} files of core, {len(in_step):2} of them in the step's packages")
+    for feature, named in files_by_feature().items():
+        print(f"{feature:10} {len(named):3} files of core, {len(in_step(named)):2} of them in the step's packages")
         if "--files" in sys.argv:
             print("\n".join(f"    {name}" for name in named))
