@@ -320,7 +320,7 @@ def _field_by_words(name: str) -> str | None:
     return None if words[-1] in _NO_FORM else next((right for word, right in _WORDS.items() if word in words), None)
 
 
-def _check_within(value: Mapping[str, Any], name: str, known: frozenset[str]) -> None:
+def _check_within(value: Mapping[Any, Any], name: str, known: frozenset[str]) -> None:
     """Refuse what asks for a form within an unknown field, as other servers have it in `parameters` or `options`."""
     for inner in islice((one for one in value if isinstance(one, str) and not _is_unset(value[one])), MAX_UNKNOWN):
         is_ours = inner in _UNPACKED or (inner in SAME and inner in known)
