@@ -564,7 +564,22 @@ class _Document:
         for low, high in _ORDERS:
             if low in found and high in found and found[low] > found[high]:
                 self._drop(low, found.pop(low), spot.place, f"is above {high}={found[high]}", malformed=True)
+        if self._mends and not self._strict:
+            self._mend_contradictions(found, spot.place)
         return found
+
+    def _mend_contradictions(self, found: dict[str, Any], place: str) -> None:
+        """Leave out a type that no constant beside it has, and required properties that must not be there: no value
+        fits such a schema, and all calls would be refused because of it.
+        """
+        constants = [found["const"]] if "const" in found else found.get("enum", [])
+        if constants and "type" in found and not any(_has_type(one, found["type"]) for one in constants):
+            self._drop("type", found.pop("type"), place, "is that of no constant beside it", malformed=True)
+        if found.get("additionalProperties") is False and not {*_IN_PLACE, "patternProperties"} & found.keys():
+            named = {name: schema for name, schema in found.get("properties", {}).items() if schema is not False}
+            if not all(name in named for name in found.get("required", [])):
+                self._drop("required", found["required"], place, "has a property that is forbidden", malformed=True)
+                found["required"] = [name for name in found["required"] if name in named]
 
     def _kept(self, keyword: str, value: Any, node: Mapping[str, Any], place: str) -> tuple[Any] | None:
         """The keyword's value in a tuple if the keyword is kept, else None."""
@@ -636,6 +651,19 @@ def _modern(node: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(found.get(exclusive), bool) and found.pop(exclusive) and limit in found:
             found[exclusive] = found.pop(limit)
     return found
+
+
+def _has_type(value: Any, types: Any) -> bool:
+    """Whether a value is of a JSON type, or of one of a list of them."""
+    return any(one in _types_of(value) for one in _listed(types))
+
+
+def _types_of(value: Any) -> tuple[str, ...]:
+    if isinstance(value, bool) or value is None:
+        return ("null",) if value is None else ("boolean",)
+    if isinstance(value, int | float):
+        return ("number", "integer") if isinstance(value, int) or value.is_integer() else ("number",)
+    return ("string",) if isinstance(value, str) else ("object",) if isinstance(value, Mapping) else ("array",)
 
 
 def _type_of(schema: Mapping[str, Any]) -> Any:

@@ -262,6 +262,33 @@ def test_of_properties_the_malformed_one_alone_is_left_out(odd: Any) -> None:
         held(schema)
 
 
+@pytest.mark.parametrize(
+    ("schema", "expected", "left_out"),
+    [
+        ({"type": "string", "const": 5}, {"const": 5}, ["s.type"]),
+        ({"type": ["object", "array"], "enum": ["a", 1.5, None]}, {"enum": ["a", 1.5, None]}, ["s.type"]),
+        ({"type": "integer", "const": True}, {"const": True}, ["s.type"]),
+        ({"type": "integer", "enum": ["a", 2.0]}, {"type": "integer", "enum": ["a", 2.0]}, []),
+        ({"type": "number", "const": 1}, {"type": "number", "const": 1}, []),
+        ({**closed(a=TEXT), "required": ["a", "b"]}, {**closed(a=TEXT), "required": ["a"]}, ["s.required"]),
+        ({**closed(a=False), "required": ["a"]}, {**closed(a=False), "required": []}, ["s.required"]),
+        (
+            {"additionalProperties": False, "patternProperties": {"^b": TEXT}, "required": ["b"]},
+            {"additionalProperties": False, "patternProperties": {"^b": TEXT}, "required": ["b"]},
+            [],
+        ),
+    ],
+)
+def test_a_tool_s_schema_that_contradicts_itself_is_mended_unless_it_is_strict(
+    schema: dict[str, Any], expected: dict[str, Any], left_out: list[str]
+) -> None:
+    joined = JoinedSchemas()
+    assert joined.add(schema, "s", mends=True) == expected and joined.dropped == left_out
+    for further in ({}, {"mends": True, "strict": True}):
+        joined = JoinedSchemas()
+        assert joined.add(schema, "s", **further) == schema and not joined.dropped
+
+
 def test_earlier_drafts_mean_what_they_meant() -> None:
     tuple_ = {"type": "array", "items": [TEXT, NUMBER], "additionalItems": False}
     assert held(tuple_) == {"type": "array", "prefixItems": [TEXT, NUMBER], "items": False}
