@@ -167,7 +167,10 @@ class JoinedSchemas:
             if isinstance(schema, bool):
                 return schema
             raise SchemaError(place, f"={shown(schema)} is not a JSON schema")
-        check_tree(place, schema)
+        try:
+            check_tree(place, schema)
+        except RequestError as error:
+            raise SchemaError(place, str(error).removeprefix(place)) from None
         return _Document(self, schema, place, strict, mends).written()
 
     def leave_out(self, keyword: str, value: Any, place: str, why: str, *, strict: bool) -> None:

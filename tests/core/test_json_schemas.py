@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from hookline.core.errors import RequestError
 from hookline.core.json_schemas import MAX_TRIED, JoinedSchemas, SchemaError, SchemaRules, as_held, written
 from hookline.core.structured_outputs import MAX_SCHEMA_VALUES, StructuredOutputs
 
@@ -304,8 +303,9 @@ def test_what_references_unfold_to_has_a_bound() -> None:
     deep: dict[str, Any] = {"type": "string"}
     for _ in range(70):
         deep = {"items": deep}
-    with pytest.raises(RequestError, match="s is nested deeper than 64 levels"):
+    with pytest.raises(SchemaError, match="s is nested deeper than 64 levels") as error:
         held(deep)
+    assert error.value.place == "s", "an answer names the field of the request"
 
 
 def test_a_keyword_that_json_schema_does_not_know_says_nothing() -> None:
