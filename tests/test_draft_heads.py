@@ -191,7 +191,7 @@ def test_heads_in_graphs_of_other_sizes_propose_what_eager_ones_do(name: str) ->
     ]
     rng, found = np.random.default_rng(0), [list[list[int]]() for _ in drafters]
     tokens, starts = [rng.integers(0, 96, length, dtype=np.int32) for length in (2, 9, 300, 40, 17)], [0] * 5
-    for _ in range(4):
+    for turn in range(5):
         shown = [
             {
                 layer: rng.standard_normal((len(row) - 1 - start, resolved.spec.hidden_size), np.float32)
@@ -203,11 +203,17 @@ def test_heads_in_graphs_of_other_sizes_propose_what_eager_ones_do(name: str) ->
         params = [SamplingParams(temperature=id_ % 3 / 2, top_k=5 * (id_ == 2), min_p=0.1) for id_ in range(5)]
         asked = [DraftRow(id_, row, 1, 3, params[id_], seed=id_) for id_, row in enumerate(tokens)]
         for drafter, proposals in zip(drafters, found, strict=True):
-            drafter.observe(rows)
+            for part in (rows[:3], rows[3:]) if turn == 2 else (rows,):
+                drafter.observe(part)
+            if turn == 3:  # its entries wait to be computed, and another request gets its row
+                drafter.forget(4)
+                drafter.observe([ComputedRow(7, tokens[0], 0, shown[0])])
             proposals += [*drafter.propose_all(asked), *drafter.propose_all(asked[::2]), drafter.propose(asked[3])]
         starts = [len(row) - 1 for row in tokens]
         tokens = [np.concatenate([row, rng.integers(0, 96, 1 + id_, dtype=np.int32)]) for id_, row in enumerate(tokens)]
-    assert found[0] == found[1] and all(len(drafts) == 3 for drafts in found[0])
+    assert found[0] == found[1]
+    assert [len(drafts) for drafts in found[0][:9]] == [3] * 9
+    assert [len(drafts) for drafts in found[0][27:]] == [3, 3, 3, 3, 0, 3, 3, 0, 3, *[3] * 9]
 
 
 def test_kernels_that_do_not_compute_a_heads_attention_are_refused_by_name() -> None:

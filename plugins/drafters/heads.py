@@ -1,8 +1,9 @@
 """Drafts by a head: a layer of its own that reads the model's hidden states, as a checkpoint or a publisher brings it.
 
-After each step the entries of its tokens are computed, and before a step with drafts k drafts for each request. Both
-are CUDA graphs of several sizes where the engine captures any. In a graph each entry is a row of its own, as the tokens
-of captured steps with drafts are; entries of long prompts are computed eagerly, a request's as one row. Hidden states
+After each step the entries of its tokens are computed, and before a step with drafts k drafts for each request: where
+the engine captures CUDA graphs, by one graph, or by two where there are more entries than drafts. In a graph each entry
+is a row of its own, as the tokens of captured steps with drafts are; entries of long prompts are computed eagerly, a
+request's as one row. Hidden states
 come by way of the host. Where some are missing, of a prompt's beginning that the prefix cache has, the head attends to
 what it saw: drafts may be worse, tokens stay the same.
 Legend: T entries, N requests, B rows of a batch, S streams, D hidden of the model, H hidden of the head, V vocabulary,
@@ -11,7 +12,7 @@ C tokens that are looked at, R rows of requests.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,8 +45,12 @@ MOST_REQUESTS = 128
 """Requests of the largest graph of drafts, as a step with drafts has at most 256 tokens."""
 MOST_LIKELY = 256
 """Tokens that a truncated draw looks at; one that keeps more is cut there."""
+LEAST_JOINED = 32
+"""Entries that graphs of drafts have room for, besides one or two of each request: as many as cost nothing."""
 Graph = tuple[Callable[[], None], Tensor, Tensor]
 """A call that replays it, its input and what it writes."""
+Streams = Sequence[Sequence[np.ndarray[Any, np.dtype[np.float32]]]]
+"""The streams of each request by layer, (T, D)."""
 
 
 class PagedHeadAttention:
@@ -99,7 +104,9 @@ class HeadDrafter(Drafter):
         self._starts = torch.arange(MOST_SINGLE + 1, dtype=torch.int32, device=self._device)
         self._entry_graphs: dict[int, Graph] = {}
         self._draft_graphs: dict[bool, dict[int, Graph]] = {False: {}, True: {}}
-        """By whether they truncate."""
+        """By whether they truncate. They compute entries before, see `_num_joined`."""
+        self._pending: tuple[np.ndarray[Any, np.dtype[np.int64]], Streams, set[int]] | None = None
+        """The entries of the last step if a graph has room for them, and their requests; not computed yet."""
         if target.captures:
             shape = MOST_SINGLE, num_streams, target.spec.hidden_size
             self._streams_TSD = torch.zeros(shape, dtype=torch.float32, device=self._device)
@@ -109,6 +116,7 @@ class HeadDrafter(Drafter):
     @torch.inference_mode()
     def observe(self, rows: Sequence[ComputedRow]) -> None:
         """See Drafter: an entry for each computed token, as the token behind it is known."""
+        self._compute_pending()
         asked, needed = [], {row.id for row in rows}
         for row in rows:
             known = self._cache.get(row.id)
@@ -133,14 +141,12 @@ class HeadDrafter(Drafter):
             streams_TSD = self._stacked(streams, entries.shape[1]).to(self._device, non_blocking=True)
             self._compute(on_device(entries, self._device), streams_TSD, self._ragged(entries))
             return
-        graph = self._replayed(self._entry_graphs, entries)
-        if graph is None:
+        if self._entry_graphs:
+            self._pending = entries, streams, needed
+        else:
             inputs_5T = on_device(entries, self._device)
             streams_TSD = self._stacked(streams, entries.shape[1]).to(self._device)
             self._compute(inputs_5T, streams_TSD, self._single(inputs_5T[:4].unbind(), entries[2] + 1))
-        else:
-            self._streams_TSD[: entries.shape[1]].copy_(self._stacked(streams, entries.shape[1]), non_blocking=True)
-            graph[0]()
 
     def propose(self, row: DraftRow) -> Sequence[int]:
         """See Drafter."""
@@ -151,6 +157,8 @@ class HeadDrafter(Drafter):
         """See Drafter; nothing for a request whose last hidden state it did not get."""
         found: list[list[int]] = [[] for _ in rows]
         going, needed = [], {row.id for row in rows}
+        if self._pending is not None:
+            needed |= self._pending[2]
         for drafts, row in zip(found, rows, strict=True):
             known = self._cache.get(row.id)
             if known is not None and known.end == len(row.tokens) - 1:
@@ -162,12 +170,12 @@ class HeadDrafter(Drafter):
         self._cache.send()
         asked = np.stack([_request(row, sequence) for _, row, sequence in going], axis=1)
         truncates = any(_truncates(row) for _, row, _ in going)
-        graph = self._replayed(self._draft_graphs[truncates], asked)
-        if graph is None:
+        size = _fitting(self._draft_graphs[truncates], len(going))
+        if size is None:
+            self._compute_pending()
             drawn_KN = self._draw(on_device(asked, self._device), truncates, asked[1])
         else:
-            graph[0]()
-            drawn_KN = graph[2][:, : len(going)]
+            drawn_KN = self._replayed_drafts(self._draft_graphs[truncates][size], asked, size)
         for (drafts, row, _), drawn in zip(going, drawn_KN.T.tolist(), strict=True):
             most = min(row.num_drafts, self.k)
             drafts += drawn[: next((place for place, token in enumerate(drawn) if token < 0), most)][:most]
@@ -176,19 +184,60 @@ class HeadDrafter(Drafter):
     @torch.inference_mode()
     def hidden_of(self, id: int) -> Tensor:
         """What the last entry of a request came to, (H,)."""
+        self._compute_pending()
         sequence = self._cache.get(id)
         assert sequence is not None, "an entry was computed"
         return self._hidden_RH[sequence.row].clone()
 
     def forget(self, id: int) -> None:
         """See Drafter."""
+        if self._pending is not None and id in self._pending[2]:
+            self._compute_pending()  # while its row and its blocks are nobody else's
         self._cache.forget(id)
 
     def close(self) -> None:
         """See Drafter."""
+        self._pending = None
         self._cache.clear()
         self._entry_graphs.clear()
-        self._draft_graphs.clear()
+        for graphs in self._draft_graphs.values():
+            graphs.clear()
+
+    @torch.inference_mode()
+    def _compute_pending(self) -> None:
+        """Compute the entries that wait for a graph."""
+        if self._pending is None:
+            return
+        entries, streams, _ = self._pending
+        size = _fitting(self._entry_graphs, entries.shape[1])
+        assert size is not None, "there are graphs for all entries that wait"
+        replay, inputs_5T, _ = self._entry_graphs[size]
+        self._send_pending(streams, entries.shape[1])
+        inputs_5T.copy_(self._padded((entries, size)).view(5, size), non_blocking=True)
+        replay()
+
+    def _replayed_drafts(self, graph: Graph, asked: np.ndarray[Any, Any], size: int) -> Tensor:
+        """What a graph of drafts for `size` requests draws for these: (k, N)."""
+        replay, inputs_X, drawn_KN = graph
+        entries, num_joined = np.empty((5, 0), dtype=np.int64), self._num_joined(size)
+        if self._pending is not None:
+            if self._pending[0].shape[1] > num_joined:
+                self._compute_pending()
+            else:
+                entries, streams, _ = self._pending
+                self._send_pending(streams, entries.shape[1])
+        inputs_X.copy_(self._padded((asked, size), (entries, num_joined)), non_blocking=True)
+        replay()
+        return drawn_KN[:, : asked.shape[1]]
+
+    def _send_pending(self, streams: Streams, num_entries: int) -> None:
+        """Copy the streams of entries to where graphs read them; a graph that computes these is then replayed."""
+        self._streams_TSD[:num_entries].copy_(self._stacked(streams, num_entries), non_blocking=True)
+        self._pending = None
+
+    def _num_joined(self, num_requests: int) -> int:
+        """Entries that the graph of drafts for so many requests has room for: all of a few, else the usual number."""
+        return min(num_requests * (1 + self.k), max(LEAST_JOINED, 2 * num_requests))
 
     def _compute(self, inputs_5T: Tensor, streams_TSD: Tensor, batch: Batch) -> Tensor:
         """Compute entries, and keep the hidden states of the last ones by their rows. Returns those of all.
@@ -274,8 +323,8 @@ class HeadDrafter(Drafter):
             context_lens_host=lens,
         )
 
-    def _stacked(self, streams: Sequence[Sequence[np.ndarray[Any, Any]]], num_entries: int) -> Tensor:
-        """The streams of each request by layer (T, D), as a tensor on the host: (T, S, D) float32."""
+    def _stacked(self, streams: Streams, num_entries: int) -> Tensor:
+        """Streams as a tensor on the host: (T, S, D) float32."""
         shape = num_entries, len(streams[0]), streams[0][0].shape[1]
         stacked = torch.empty(shape, dtype=torch.float32, pin_memory=self._device.type == "cuda")
         array, first = stacked.numpy(), 0
@@ -285,18 +334,17 @@ class HeadDrafter(Drafter):
             first += len(layers[0])
         return stacked
 
-    def _replayed(self, graphs: dict[int, Graph], inputs: np.ndarray[Any, Any]) -> Graph | None:
-        """The smallest graph with room for these columns, which its input holds then; None if there is none."""
-        count = inputs.shape[1]
-        size = min((size for size in graphs if size >= count), default=None)
-        if size is None:
-            return None
-        padded = torch.empty(len(inputs), size, dtype=torch.int64, pin_memory=self._device.type == "cuda")
-        columns = padded.numpy()
-        columns[:, :count] = inputs
-        columns[:, count:] = self._padding(len(inputs))
-        graphs[size][1].copy_(padded, non_blocking=True)
-        return graphs[size]
+    def _padded(self, *parts: tuple[np.ndarray[Any, Any], int]) -> Tensor:
+        """Inputs with columns for no request up to these sizes, one after the other in memory to copy from."""
+        num_numbers = sum(len(inputs) * size for inputs, size in parts)
+        sent = torch.empty(num_numbers, dtype=torch.int64, pin_memory=self._device.type == "cuda")
+        numbers, first = sent.numpy(), 0
+        for inputs, size in parts:
+            columns = numbers[first : first + len(inputs) * size].reshape(len(inputs), size)
+            columns[:, : inputs.shape[1]] = inputs
+            columns[:, inputs.shape[1] :] = self._padding(len(inputs))
+            first += len(inputs) * size
+        return sent
 
     def _padding(self, num_inputs: int) -> np.ndarray[Any, Any]:
         """A column of inputs that stands for no request."""
@@ -318,13 +366,17 @@ class HeadDrafter(Drafter):
         most = min(max_num_seqs, MOST_REQUESTS)
         for size in sorted({most, *(size for size in SIZES if size < most)}, reverse=True):
             for truncates in (False, True):
-                inputs_8N = torch.from_numpy(self._padding(8)).repeat(1, size).to(self._device)
+                parts = (self._padding(8), size), (self._padding(5), self._num_joined(size))
+                inputs_X = self._padded(*parts).to(self._device)
 
-                def _drafts_of(inputs_8N: Tensor = inputs_8N, truncates: bool = truncates) -> Tensor:
-                    return self._draw(inputs_8N, truncates)
+                def _drafts_of(inputs_X: Tensor = inputs_X, size: int = size, truncates: bool = truncates) -> Tensor:
+                    inputs_5T = inputs_X[8 * size :].view(5, -1)
+                    batch = self._single(inputs_5T[:4].unbind(), None)
+                    self._compute(inputs_5T, self._streams_TSD[: inputs_5T.shape[1]], batch)
+                    return self._draw(inputs_X[: 8 * size].view(8, size), truncates)
 
                 replay, written = self._target.capture(_drafts_of)
-                self._draft_graphs[truncates][size] = replay, inputs_8N, written
+                self._draft_graphs[truncates][size] = replay, inputs_X, written
 
     def _warm_up(self) -> None:
         """Compute entries of prompts eagerly, of padding alone, so that no prompt waits for a kernel."""
@@ -365,6 +417,11 @@ def truncated(logits_NV: Tensor, temperature_N: Tensor, top_k_N: Tensor, top_p_N
     left_NV = torch.full_like(logits_NV, -torch.inf)
     left_NV.scatter_(1, tokens_NC, top_NC.masked_fill(is_out_NC, -torch.inf))
     return torch.where(stays_N1, logits_NV, left_NV)
+
+
+def _fitting(graphs: Collection[int], count: int) -> int | None:
+    """The smallest of these sizes that has room; None if there is none."""
+    return min((size for size in graphs if size >= count), default=None)
 
 
 def _entries(
