@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, TypedDict, Unpack
 
 from hookline.core.errors import RequestError, shown, shown_key
-from hookline.core.sampling_params import MAX_WHOLE, as_float
+from hookline.core.sampling_params import MAX_WHOLE, SamplingParams, as_float
 from hookline.core.util.text import near_miss
 
 MAX_TAGS = 8
@@ -128,10 +128,20 @@ class RequestOptions:
 def options_each(count: int, **given: Unpack[EachOptionKeys]) -> list[RequestOptions]:
     """The options of each of `count` prompts. A list, which is no text, has one value for each prompt.
 
-    Raises: RequestError for a list of another length.
+    Raises: RequestError for a list of another length; TypeError for an option that there is not.
     """
     columns = {name: _one_each(name, value, count) for name, value in given.items()}
-    return [RequestOptions(**{name: values[index] for name, values in columns.items()}) for index in range(count)]
+    return [options_of(**{name: values[index] for name, values in columns.items()}) for index in range(count)]
+
+
+def options_of(**given: Unpack[OptionKeys]) -> RequestOptions:
+    """The options of a call in Python. Raises: TypeError for one that there is not, with what was meant."""
+    names = [one.name for one in fields(RequestOptions)]
+    for name in given.keys() - names:
+        if name in (one.name for one in fields(SamplingParams)):
+            raise TypeError(f"{name} is a sampling parameter; pass SamplingParams({name}=...)")
+        raise TypeError(f"unexpected argument '{name}'.{near_miss(name, names)} Available: {', '.join(names)}")
+    return RequestOptions(**given)
 
 
 def _one_each(name: str, value: Any, count: int) -> list[Any]:

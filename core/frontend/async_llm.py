@@ -21,7 +21,7 @@ from hookline.core.frontend.engine_thread import EngineThread
 from hookline.core.frontend.llm import LLM, ServingLLM
 from hookline.core.outputs import RequestOutput, merge_completions
 from hookline.core.plugin.host import PluginHost
-from hookline.core.request_options import CHAT_TRACE, OptionKeys, RequestOptions
+from hookline.core.request_options import CHAT_TRACE, OptionKeys, RequestOptions, options_of
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.tokenizer.codec import Prompt, is_chat, snapshot, takes_long, with_word_ids
 
@@ -75,7 +75,7 @@ class AsyncLLM(AsyncPoolingCalls):
 
         Raises: RequestError if it cannot be served, QueueFullError among them; EngineError if the engine breaks off.
         """
-        stream = self._submit(prompt, params, RequestOptions(**options))
+        stream = self._submit(prompt, params, options_of(**options))
         return merge_completions([delta.output async for delta in stream if delta.output is not None])
 
     def stream(
@@ -91,7 +91,7 @@ class AsyncLLM(AsyncPoolingCalls):
         trace: for observers that trace, see RequestBegin.
         Raises: what generate does when the first Delta is asked for; of a short prompt, what tokenizing raises at once.
         """
-        return self._submit(prompt, params, RequestOptions(**options), follows=True, is_cumulative=cumulative)
+        return self._submit(prompt, params, options_of(**options), follows=True, is_cumulative=cumulative)
 
     def _submit(
         self, prompt: Prompt, params: SamplingParams | None, options: RequestOptions, **further: Any

@@ -18,7 +18,7 @@ from hookline.core.frontend.relevance import (
 )
 from hookline.core.outputs import RequestOutput
 from hookline.core.pooling_params import CLASSIFY, PoolingParams
-from hookline.core.request_options import OptionKeys, RequestOptions
+from hookline.core.request_options import OptionKeys, RequestOptions, options_of
 from hookline.core.sampling_params import NOT_SAMPLED, SamplingParams
 from hookline.core.tokenizer.codec import Prompt
 
@@ -40,7 +40,7 @@ class AsyncPoolingCalls:
     def pool(self, prompt: Prompt, params: PoolingParams | None = None, **options: Unpack[OptionKeys]) -> RequestStream:
         """Queue a prompt to be pooled; its only Delta has the output with the vector. Raises: as `stream`."""
         pooling = PoolingParams() if params is None else params
-        return self._submit(prompt, NOT_SAMPLED, RequestOptions(**options), pooling=pooling)
+        return self._submit(prompt, NOT_SAMPLED, options_of(**options), pooling=pooling)
 
     async def embed(
         self, prompt: Prompt, params: PoolingParams | None = None, **options: Unpack[OptionKeys]

@@ -1,9 +1,11 @@
 """What a request says of itself: what is taken, and one line for what is not."""
 
+from functools import partial
+
 import pytest
 
 from hookline.core.errors import RequestError
-from hookline.core.request_options import PLAIN, RequestOptions
+from hookline.core.request_options import PLAIN, RequestOptions, options_each, options_of
 
 
 def test_nothing_said_is_a_plain_request():
@@ -81,3 +83,20 @@ def test_a_very_long_value_is_refused_in_a_short_line(given):
     with pytest.raises(RequestError) as refused:
         RequestOptions(**given).checked()
     assert len(str(refused.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("max_tokens", "max_tokens is a sampling parameter; pass SamplingParams(max_tokens=...)"),
+        (
+            "deadline",
+            "unexpected argument 'deadline'. Did you mean 'deadline_s'? Available: priority, tags, deadline_s, ",
+        ),
+    ],
+)
+def test_an_option_that_is_none_is_told_with_what_was_meant(name: str, told: str) -> None:
+    for make in (options_of, partial(options_each, 1)):
+        with pytest.raises(TypeError) as error:
+            make(**{name: 3})
+        assert str(error.value).startswith(told)
