@@ -40,11 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if first in ("--version", "version"):
         import hookline
 
-        print(f"hookline {hookline.__version__}")
-        return 0
+        return _tell(f"hookline {hookline.__version__}")
     if first in ("--help", "-h"):
-        print(USAGE)
-        return 0
+        return _tell(USAGE)
     if first == "--completion":
         from hookline.core.info.completion import SCRIPTS
 
@@ -52,14 +50,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if shell not in SCRIPTS:
             print(f"hookline: error: --completion takes one of {', '.join(SCRIPTS)}", file=sys.stderr)
             return 2
-        print(SCRIPTS[shell])
-        return 0
+        return _tell(SCRIPTS[shell])
     if first == "--complete":
         from hookline.core.info.completion import candidates
 
         command, word = (*given[1:], "", "")[:2]
-        print("\n".join(candidates(command, word, COMMANDS)))
-        return 0
+        return _tell("\n".join(candidates(command, word, COMMANDS)))
     if first.isidentifier() and first not in COMMANDS:
         from hookline.core.util.text import near_miss
 
@@ -69,6 +65,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = given.pop(0) if first in COMMANDS else "run"
     exit_code: int = import_module(f"hookline.core.{command}").main(given)
     return exit_code
+
+
+def _tell(text: str) -> int:
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # the reader of the output has exited, as `head` does
+        from hookline.core.cli.output import discard_output
+
+        discard_output()
+        return 141
+    return 0
 
 
 if __name__ == "__main__":

@@ -13,7 +13,18 @@ from hookline.core.cli.command import guarded
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", [["info", "--json"], ["new", "scheduler", "mine"], ["report", "--help"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["info", "--json"],
+        ["new", "scheduler", "mine"],
+        ["report", "--help"],
+        ["--help"],
+        ["--version"],
+        ["--completion", "bash"],
+        ["--complete", "ru"],
+    ],
+)
 def test_a_command_whose_reader_left_ends_quietly(tmp_path: Path, arguments: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
