@@ -120,6 +120,16 @@ class Quantization(Protocol):
         raise AssertionError("left out")
 
     @optional
+    def calibrated(self, matrix: QuantizedMatrix, weight_OD: Tensor, moment_DD: Tensor) -> QuantizedMatrix:
+        """The matrix with its values rounded anew for inputs that were seen: `hookline quantize rounding=gptq`.
+
+        matrix: a whole linear, as `matrix` made it of the floats weight_OD. moment_DD: the sum of x.T @ x over rows of
+        inputs that calibration texts gave this linear, float32. Products with such inputs change less by the result's
+        rounding than by the matrix's; both are `written` alike.
+        """
+        raise AssertionError("left out")
+
+    @optional
     def ignores(self, name: str) -> bool:
         """Whether a stored tensor that nothing asked for is not needed, rather than an error.
 

@@ -28,6 +28,8 @@ class Scheme:
     """How the values of a matrix are stored, as far as kernels choose by it.
 
     values: FP8, INT8, INT4 or FP4, which are a ScaledMatrix; or a name of a plugin's own.
+    multiplies: whether matrices of the scheme have a product of their own, `QuantizedMatrix.linear`, which layers call
+    where the kernels do not compute the scheme.
     rows, columns: outputs and inputs of the block that shares a scale; 0 means all of them. (128, 128): blocks;
     (1, 0): one scale for each output; (1, 128): groups of 128 inputs.
     has_zeros: whether each block has a zero point of its own. is_reordered: whether the inputs of a group are not
@@ -41,6 +43,7 @@ class Scheme:
     has_zeros: bool = False
     is_reordered: bool = False
     activations: str = ""
+    multiplies: bool = False
 
     def __str__(self) -> str:
         """In words, for messages."""
@@ -74,6 +77,14 @@ class QuantizedMatrix(Protocol):
     def of_expert(self, index: int) -> QuantizedMatrix:
         """The matrix (O, D) of one expert, in the same memory."""
         ...
+
+    @optional
+    def linear(self, x_TD: Tensor) -> Tensor:
+        """Its product with rows, x @ W.T: (T, D) -> (T, O) in the rows' dtype; see Scheme.multiplies.
+
+        Device: no host sync; graph-safe, unless the engine runs without CUDA graphs.
+        """
+        raise AssertionError("left out")
 
 
 @dataclass(frozen=True, eq=False)

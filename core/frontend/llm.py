@@ -108,10 +108,10 @@ class LLM(PoolingCalls):
         self._start(config, host)
 
     @classmethod
-    def from_config(cls, config: Config, host: PluginHost) -> LLM:
-        """An LLM from a validated configuration, as a command makes it: the process is the engine's own."""
+    def from_config(cls, config: Config, host: PluginHost, *, is_command: bool = True) -> LLM:
+        """An LLM from a validated configuration. is_command: the process is a command's and this its one engine."""
         llm = cls.__new__(cls)
-        llm._start(config, host, is_command=True)
+        llm._start(config, host, is_command=is_command)
         return llm
 
     def _start(self, config: Config, host: PluginHost, *, is_command: bool = False) -> None:

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor
+from torch.nn import functional
 
 from hookline.core.checkpoint.safetensors_files import FLOAT_DTYPES
 from hookline.core.contracts import (
@@ -81,6 +82,31 @@ class DequantisingWeight(PlainWeight):
         return self.matrix.dequantised(self.dtype)
 
 
+class OwnProductWeight(PlainWeight):
+    """A matrix (O, D) that multiplies by itself; see Scheme.multiplies."""
+
+    def __init__(self, runtime: Runtime, matrix: QuantizedMatrix) -> None:
+        """Keep the matrix."""
+        self.kernels, self.ranks, self.matrix = runtime.kernels, runtime.ranks, matrix
+
+    def linear(self, x_TD: Tensor, bias_O: Tensor | None) -> Tensor:
+        """See Weight."""
+        product_TO = self.matrix.linear(x_TD)
+        return product_TO if bias_O is None else product_TO.add_(bias_O)
+
+    def linear_silu_mul(self, x_TD: Tensor, then: Any = None) -> Tensor:
+        """See Weight."""
+        return self.kernels.silu_mul(self.matrix.linear(x_TD))
+
+    def linear_add_rms_norm(
+        self, x_TD: Tensor, bias_O: Tensor | None, residual_TO: Tensor, norm_weight_O: Tensor, eps: float,
+        then: Any = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """See Weight."""
+        partial_TO = self.linear(x_TD, bias_O)
+        return self.ranks.add_rms_norm(self.kernels, partial_TO, residual_TO, norm_weight_O, eps)
+
+
 class QuantizedExperts(SummedExperts):
     """Matrices (X, 2F, D) and (X, D, F) that kernels multiply as they are. Implements ExpertWeights."""
 
@@ -104,7 +130,7 @@ class QuantizedExperts(SummedExperts):
 
 
 class DequantisingExperts(SummedExperts):
-    """The same for a CPU: each expert that a token chose is made plain for its products."""
+    """The same without kernels: each expert multiplies by itself, or is made plain for its products, as on a CPU."""
 
     def __init__(self, runtime: Runtime, gate_up: QuantizedMatrix, down: QuantizedMatrix) -> None:
         """Keep the matrices."""
@@ -119,6 +145,9 @@ class DequantisingExperts(SummedExperts):
         return compute(self.experts, x_TD, expert_TA, weight_TA)
 
     def _expert(self, gate_up: QuantizedMatrix, down: QuantizedMatrix, x_ND: Tensor) -> Tensor:
+        if gate_up.scheme.multiplies:
+            gate_TF, up_TF = gate_up.linear(x_ND).chunk(2, -1)
+            return down.linear(functional.silu(gate_TF) * up_TF)
         return expert_mlp(x_ND, gate_up.dequantised(self.dtype), down.dequantised(self.dtype))
 
 
@@ -154,9 +183,10 @@ class UnnamedWeight:
             assert self._plain is not None
             return self._plain.targets(pieces)
         loading, is_computed = self._factory.begin(self._runtime, self._shape, pieces)
+        by_itself = OwnProductWeight if loading.scheme.multiplies else DequantisingWeight
 
         def finish() -> None:
-            self._be((QuantizedWeight if is_computed else DequantisingWeight)(self._runtime, loading.loaded()))
+            self._be((QuantizedWeight if is_computed else by_itself)(self._runtime, loading.loaded()))
 
         self._factory.unfinished.append(finish)
         return dict(loading.targets())
@@ -269,7 +299,9 @@ class QuantizedWeights:
     def begin(
         self, runtime: Runtime, shape: tuple[int, int], pieces: Sequence[MatrixPiece], num_experts: int | None = None
     ) -> tuple[LoadingMatrix, bool]:
-        """Allocate the matrix of these pieces, and whether the kernels compute it; a CPU needs none that do.
+        """Allocate the matrix of these pieces, and whether the kernels compute it.
+
+        A CPU needs none that do, and neither does a matrix that multiplies by itself.
 
         Raises: ConfigError if nothing computes it.
         """
@@ -278,7 +310,7 @@ class QuantizedWeights:
         kernels = runtime.kernels
         is_offer = num_experts is None or is_offered(kernels.quantized_expert_mlp)
         is_computed = is_offer and kernels.computes(loading.scheme, *shape)
-        if not is_computed and runtime.device.type == "cuda":
+        if not is_computed and not loading.scheme.multiplies and runtime.device.type == "cuda":
             raise ConfigError(
                 f"kernels={self.kernels} do not compute what {pieces[0].name} is stored as: {loading.scheme}, "
                 f"{shape[0]} outputs and {shape[1]} inputs on a rank; set quantization.dequantize=true, which takes "

@@ -13,8 +13,8 @@ from hookline.core.util.process import called_as
 from hookline.core.util.text import near_miss
 
 if TYPE_CHECKING:
-    from hookline.core.config.settings import Config
     from hookline.core.plugin.host import PluginHost
+    from hookline.core.quantize.job import Job
 
 USAGE = """\
 {quantize} SOURCE TARGET quantization=NAME [quantization.KEY=VALUE ...] [model=NAME]
@@ -22,8 +22,14 @@ USAGE = """\
 SOURCE        a checkpoint of safetensors that is not quantised: a folder, or a hub id
 TARGET        the folder to write, which must be empty or not be there
 quantization  what quantises it, for example fp8, fp8_block, int8 or int4, with its options
-model         what reads the checkpoint, if not the model that its config.json names"""
+model         what reads the checkpoint, if not the model that its config.json names
+texts         a file of texts (.jsonl: {{"text": "..."}} in each row); says the perplexity before and after, on its end
+rounding      nearest, or gptq: for the inputs that the other texts give each linear
+device        where the texts are computed: auto, cpu, cuda, cuda:N"""
 KINDS = ("quantization", "model")
+NEAREST, GPTQ = "nearest", "gptq"
+PLAIN = {"texts": "", "rounding": NEAREST, "device": "auto"}
+"""The keys without fields, and their defaults."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,23 +45,24 @@ def _run(arguments: list[str]) -> int:
 
     host = PluginHost.load()
     host.log_problems()
-    config, target = parse(arguments, host)
+    job = parse(arguments, host)
     from hookline.core.quantize.write import write_quantised
 
-    print(write_quantised(config, host, target))
+    print(write_quantised(job, host))
     return 0
 
 
-def parse(arguments: Sequence[str], host: PluginHost) -> tuple[Config, Path]:
-    """The configuration that reads and quantises the source, and the folder to write.
+def parse(arguments: Sequence[str], host: PluginHost) -> Job:
+    """What to read, how to quantise it, and the folder to write.
 
     Raises: ConfigError for an unknown key, an invalid value, or folders that are missing or too many.
     """
     from omegaconf import OmegaConf
 
     from hookline.core.config.settings import validate
+    from hookline.core.quantize.job import Job
 
-    folders, pairs = [], []
+    folders, pairs, plain = [], [], dict(PLAIN)
     for argument in arguments:
         key, equals, value = argument.partition("=")
         kind = key.partition(".")[0]
@@ -63,8 +70,11 @@ def parse(arguments: Sequence[str], host: PluginHost) -> tuple[Config, Path]:
             folders.append(argument)
         elif kind in KINDS:
             pairs.append(f"{key}.name={value}" if key == kind else argument)
+        elif key in plain:
+            plain[key] = value
         else:
-            raise ConfigError(f"unknown key '{key}'.{near_miss(kind, KINDS)} Available: {', '.join(KINDS)}")
+            known = (*KINDS, *PLAIN)
+            raise ConfigError(f"unknown key '{key}'.{near_miss(kind, known)} Available: {', '.join(known)}")
     if len(folders) != 2:
         raise ConfigError(
             f"a source and a target are needed, and {len(folders)} are given: {called_as('quantize')} SOURCE TARGET "
@@ -77,4 +87,11 @@ def parse(arguments: Sequence[str], host: PluginHost) -> tuple[Config, Path]:
     target = Path(folders[1])
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise ConfigError(f"{target} is there already; give a folder that is empty or not there")
-    return validate({**tree, "device": "cpu"}, host), target
+    if plain["rounding"] not in (NEAREST, GPTQ):
+        raise ConfigError(f"rounding={plain['rounding']} is not one of {NEAREST}, {GPTQ}")
+    is_calibrated = plain["rounding"] == GPTQ
+    if is_calibrated and not plain["texts"]:
+        raise ConfigError("rounding=gptq rounds for the inputs that texts give; give texts=FILE, a few hundred kB")
+    texts = Path(plain["texts"]) if plain["texts"] else None
+    validate({**tree, "device": plain["device"]}, host)  # a device that is not there costs no reading
+    return Job(validate({**tree, "device": "cpu"}, host), target, texts, is_calibrated, plain["device"])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,43 +29,96 @@ from hookline.core.contracts import (
     MatrixPlace,
     Part,
     Quantization,
+    QuantizationConfig,
+    QuantizedMatrix,
     StoredForm,
     is_offered,
 )
 from hookline.core.errors import CheckpointError, ConfigError
 from hookline.core.plugin.host import PluginHost
+from hookline.core.plugin.registry import Option
+from hookline.core.quantize.calibration import (
+    MOMENTS_BYTES,
+    Texts,
+    cut,
+    passes,
+    perplexity,
+    read_texts,
+    reading,
+    recording,
+)
+from hookline.core.quantize.job import Job
+from hookline.core.quantize.recording import Moments
 
 _CPU, _NOWHERE = torch.device("cpu"), torch.device("meta")
 
 
-def write_quantised(config: Config, host: PluginHost, target: Path) -> str:
+def write_quantised(job: Job, host: PluginHost) -> str:
     """Write the quantised checkpoint, and say in one line what was written.
 
-    Raises: ConfigError for a quantization that writes no checkpoints; CheckpointError for one that is no safetensors,
-    has experts in one tensor, or cannot be read; whatever resolving the configuration raises.
+    Raises: ConfigError for a quantization that writes no checkpoints, or cannot be calibrated, and for texts that do
+    not do; CheckpointError for one that is no safetensors, has experts in one tensor, or cannot be read; whatever
+    resolving the configuration raises.
     """
-    config, checkpoint = with_model(config, host)
+    text = read_texts(job.texts) if job.texts is not None else None
+    config, checkpoint = with_model(job.config, host)
     resolved = resolve(config, host, checkpoint=checkpoint)
-    quantization = resolved.quantization
+    quantization, target = resolved.quantization, job.target
     assert quantization is not None
     if not is_offered(quantization.written):
         raise ConfigError(
             f"quantization={config.quantization.name} writes no checkpoints; those that quantise while loading do: "
             "fp8, fp8_block, int8, int4"
         )
+    if job.is_calibrated and not is_offered(quantization.calibrated):
+        raise ConfigError(f"quantization={config.quantization.name} rounds to the nearest alone; leave out rounding=")
     folder = resolved.checkpoint.folder
     if folder is None or resolved.checkpoint.source is not None:
         raise CheckpointError(f"{resolved.checkpoint.reference} is no folder of safetensors, and only those are read")
     stored, linears = _linears(resolved)
+    source = _Source(stored, linears, quantization)
+    plain = replace(config, quantization=Option(None, QuantizationConfig()), device=job.device)
+    told = ""
+    if text is not None:
+        assert job.texts is not None
+        pieces, before, rounded = _computed(plain, host, job, source, text)
+        source = replace(source, rounded=rounded)
+        if job.is_calibrated and len(rounded) < len(linears):
+            told += f"; {len(linears) - len(rounded)} had no inputs and are rounded to the nearest"
     left = [name.removesuffix(WEIGHT) for name, one in stored.items() if len(one.shape) == 2 and name not in linears]
     target.mkdir(parents=True, exist_ok=True)
     try:
-        before, after = _write_files(stored, linears, quantization, target)
+        bytes_before, bytes_after = source.write(target)
         _write_config(folder, target, quantization.states(left))
+        if text is not None:
+            model = replace(plain.model, config=replace(plain.model.config, checkpoint=str(target)))
+            with reading(replace(plain, model=model), host) as llm:
+                after = perplexity(llm, pieces.held_out)
+            told += f"; perplexity of {pieces.num_held_out:,} tokens at the end of {job.texts}: "
+            told += f"{before:.4g} before, {after:.4g} after"
     except BaseException:  # half a checkpoint would be taken for one
         shutil.rmtree(target, ignore_errors=True)
         raise
-    return f"{target}: {len(linears)} linears quantised, {before / 1e9:.3g} GB became {after / 1e9:.3g} GB"
+    sizes = f"{bytes_before / 1e9:.3g} GB became {bytes_after / 1e9:.3g} GB"
+    return f"{target}: {len(linears)} linears quantised, {sizes}{told}"
+
+
+def _computed(
+    plain: Config, host: PluginHost, job: Job, source: _Source, text: str
+) -> tuple[Texts, float, Mapping[str, QuantizedMatrix]]:
+    """The texts in pieces, their perplexity without quantisation, and what was calibrated by them."""
+    assert job.texts is not None
+    moments, rounded = Moments(MOMENTS_BYTES), dict[str, QuantizedMatrix]()
+    config = recording(plain, source.quantization, moments) if job.is_calibrated else plain
+    with reading(config, host) as llm:
+        pieces = cut(llm, text, job.texts)
+        before = perplexity(llm, pieces.held_out)
+        if job.is_calibrated:
+            stored_as = {linear: name for name, linear in source.linears.items()}
+            for found in passes(llm, pieces.calibrating, moments):
+                for linear, moment_DD in found.items():
+                    rounded[stored_as[linear]] = source.calibrated(stored_as[linear], moment_DD)
+    return pieces, before, rounded
 
 
 class _Recorded(Quantization):
@@ -83,8 +136,8 @@ class _Recorded(Quantization):
         return self.inner.matrix(pieces, place)
 
 
-def _linears(resolved: ResolvedConfig) -> tuple[dict[str, StoredTensor], set[str]]:
-    """The files' tensors by the files' names, and which of them are linears that are quantised.
+def _linears(resolved: ResolvedConfig) -> tuple[dict[str, StoredTensor], dict[str, str]]:
+    """The files' tensors by the files' names, and the linears that are quantised, by the names of their tensors.
 
     Raises: CheckpointError if one of these is part of a larger tensor.
     """
@@ -93,7 +146,7 @@ def _linears(resolved: ResolvedConfig) -> tuple[dict[str, StoredTensor], set[str
     runtime = replace(runtime_of(resolved, make_kernels(resolved)), device=_NOWHERE)
     model, targets = build_model(resolved, runtime, resolved.checkpoint.config)
     stored, _ = matched(resolved.checkpoint, model, targets)
-    linears = set()
+    linears = {}
     for name in recorded.linears:
         tensor = stored.get(name + WEIGHT)
         if tensor is None or tensor.within is not None or tensor.join is not None:
@@ -102,42 +155,65 @@ def _linears(resolved: ResolvedConfig) -> tuple[dict[str, StoredTensor], set[str
                 f"a tied head); serve it with quantization={resolved.config.quantization.name}, which quantises "
                 "while it is loaded"
             )
-        linears.add(tensor.name or name + WEIGHT)
+        linears[tensor.name or name + WEIGHT] = name
     return {one.name or name: one for name, one in resolved.checkpoint.stored.items()}, linears
 
 
-def _write_files(
-    stored: Mapping[str, StoredTensor], linears: set[str], quantization: Quantization, target: Path
-) -> tuple[int, int]:
-    """Bytes of all tensors before and after."""
-    by_path: dict[Path, list[str]] = {}
-    for name, one in stored.items():
-        by_path.setdefault(one.path, []).append(name)
-    index: dict[str, str] = {}
-    before = after = 0
-    for path, names in sorted(by_path.items()):
-        tensors: dict[str, Tensor] = {}
-        with open_file(path) as file:
-            for name in names:
-                tensor = file.get_tensor(name)
-                before += tensor.nbytes
-                tensors |= _written(name, tensor, quantization) if name in linears else {name: tensor}
-        save_file({name: one.contiguous() for name, one in tensors.items()}, target / path.name, {"format": "pt"})
-        index |= dict.fromkeys(tensors, path.name)
-        after += sum(one.nbytes for one in tensors.values())
-    if len(by_path) > 1 or set(index.values()) != {"model.safetensors"}:
-        told = {"metadata": {"total_size": after}, "weight_map": index}
-        (target / INDEX).write_text(json.dumps(told, indent=2) + "\n")
-    return before, after
+@dataclass(frozen=True)
+class _Source:
+    """A checkpoint's tensors, and how its linears are quantised.
 
+    stored, linears: see `_linears`. rounded: what was calibrated, by the tensors' names.
+    """
 
-def _written(name: str, weight_OD: Tensor, quantization: Quantization) -> dict[str, Tensor]:
-    linear, (num_rows, num_columns) = name.removesuffix(WEIGHT), weight_OD.shape
-    piece = MatrixPiece(linear, 0, Part(num_rows, 0, num_rows), Part(num_columns, 0, num_columns))
-    loading = quantization.matrix([piece], MatrixPlace(num_rows, num_columns, _CPU, from_floats=True))
-    for part in loading.targets().values():
-        part.fill(weight_OD)
-    return {f"{linear}.{suffix}": one for suffix, one in quantization.written(linear, loading.loaded()).items()}
+    stored: Mapping[str, StoredTensor]
+    linears: Mapping[str, str]
+    quantization: Quantization
+    rounded: Mapping[str, QuantizedMatrix] = field(default_factory=dict)
+
+    def write(self, target: Path) -> tuple[int, int]:
+        """Write the files; bytes of all tensors before and after."""
+        by_path: dict[Path, list[str]] = {}
+        for name, one in self.stored.items():
+            by_path.setdefault(one.path, []).append(name)
+        index: dict[str, str] = {}
+        before = after = 0
+        for path, names in sorted(by_path.items()):
+            tensors: dict[str, Tensor] = {}
+            with open_file(path) as file:
+                for name in names:
+                    tensor = file.get_tensor(name)
+                    before += tensor.nbytes
+                    tensors |= self._written(name, tensor) if name in self.linears else {name: tensor}
+            save_file({name: one.contiguous() for name, one in tensors.items()}, target / path.name, {"format": "pt"})
+            index |= dict.fromkeys(tensors, path.name)
+            after += sum(one.nbytes for one in tensors.values())
+        if len(by_path) > 1 or set(index.values()) != {"model.safetensors"}:
+            told = {"metadata": {"total_size": after}, "weight_map": index}
+            (target / INDEX).write_text(json.dumps(told, indent=2) + "\n")
+        return before, after
+
+    def calibrated(self, name: str, moment_DD: Tensor) -> QuantizedMatrix:
+        """The matrix of a tensor's linear, rounded for inputs of these moments."""
+        with open_file(self.stored[name].path) as file, torch.inference_mode():
+            weight_OD = file.get_tensor(name)
+            return self.quantization.calibrated(self._rounded(name, weight_OD), weight_OD, moment_DD)
+
+    def _written(self, name: str, weight_OD: Tensor) -> dict[str, Tensor]:
+        linear, matrix = name.removesuffix(WEIGHT), self.rounded.get(name)
+        written = self.quantization.written(linear, matrix or self._rounded(name, weight_OD))
+        return {f"{linear}.{suffix}": one for suffix, one in written.items()}
+
+    def _rounded(self, name: str, weight_OD: Tensor) -> QuantizedMatrix:
+        """Rounded to the nearest."""
+        num_rows, num_columns = weight_OD.shape
+        piece = MatrixPiece(
+            name.removesuffix(WEIGHT), 0, Part(num_rows, 0, num_rows), Part(num_columns, 0, num_columns)
+        )
+        loading = self.quantization.matrix([piece], MatrixPlace(num_rows, num_columns, _CPU, from_floats=True))
+        for part in loading.targets().values():
+            part.fill(weight_OD)
+        return loading.loaded()
 
 
 def _write_config(folder: Path, target: Path, stated: Mapping[str, Any]) -> None:

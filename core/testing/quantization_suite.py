@@ -137,6 +137,18 @@ class QuantizationSuite:
                 continue
             raise AssertionError(f"NaN in {self.name}.{suffix} is loaded without an error")
 
+    def test_a_product_of_its_own_is_that_of_the_matrix(self) -> None:
+        """If its scheme says that matrices multiply by themselves; rows have the model's dtype."""
+        stored, meant = self._stored()
+        matrix = self._filled([self._piece()], {self.name: stored})
+        if not matrix.scheme.multiplies:
+            return
+        x_TD = torch.randn(3, self.num_columns, generator=torch.Generator().manual_seed(7)).to(self.device)
+        found = matrix.linear(x_TD.bfloat16())
+        check(found.dtype == torch.bfloat16, f"its product with rows of bfloat16 is of {found.dtype}")
+        expected = x_TD.cpu() @ meant.cpu().T
+        check_close("its product", matrix.linear(x_TD).cpu(), expected, max(self.tolerance, 1e-4) * self.num_columns)
+
     def test_dequantising_never_waits_for_the_host(self) -> None:
         """It may be computed within a step."""
         matrix = self._filled([self._piece()], {self.name: self._stored()[0]})

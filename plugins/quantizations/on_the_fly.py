@@ -20,6 +20,7 @@ from hookline.core.contracts import (
 )
 from hookline.core.errors import ConfigError
 from hookline.plugins.quantizations.compressed_writing import config_of, tensors_of
+from hookline.plugins.quantizations.gptq_rounding import gptq
 from hookline.plugins.quantizations.loading import ScaledLoading, StoredPart
 from hookline.plugins.quantizations.names import is_named
 
@@ -50,6 +51,10 @@ class Rounded(Quantization):
     def matrix(self, pieces: Sequence[MatrixPiece], place: MatrixPlace) -> ScaledLoading:
         """See Quantization."""
         return ScaledLoading(pieces, place, self.scheme, _no_parts)
+
+    def calibrated(self, matrix: ScaledMatrix, weight_OD: Tensor, moment_DD: Tensor) -> ScaledMatrix:  # type: ignore[override]
+        """See Quantization."""
+        return gptq(matrix, weight_OD, moment_DD)
 
     def written(self, name: str, matrix: ScaledMatrix) -> Mapping[str, Tensor]:  # type: ignore[override]
         """See Quantization: compressed-tensors' layout."""

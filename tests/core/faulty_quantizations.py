@@ -6,7 +6,7 @@ Stored are `X.codes` (O, D) uint8, `X.scales` and `X.zeros` (O, G), and `X.group
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -143,6 +143,24 @@ class JoinsFromTheFirstRow(PlainQuantization):
         return PlainLoading(self, [replace(piece, row=0) for piece in pieces], place)
 
 
+@dataclass(frozen=True, eq=False)
+class HalvedMatrix(ScaledMatrix):
+    def linear(self, x_TD: Tensor) -> Tensor:
+        return x_TD @ self.dequantised(x_TD.dtype).T / 2
+
+
+class HalvedLoading(PlainLoading):
+    scheme = replace(SCHEME, multiplies=True)
+
+    def loaded(self) -> ScaledMatrix:
+        return HalvedMatrix(**vars(super().loaded()))
+
+
+class MultipliesByAnotherMatrix(PlainQuantization):
+    def matrix(self, pieces: Sequence[MatrixPiece], place: MatrixPlace) -> PlainLoading:
+        return HalvedLoading(self, pieces, place)
+
+
 FAULTS: dict[type, str] = {
     TakesTheScalesOfTheNeighboursShard: "the rows 24 to 48 of 48 is wrong",
     HasZeroPointsOffByOne: "a whole matrix is wrong",
@@ -151,4 +169,5 @@ FAULTS: dict[type, str] = {
     LoadsNaN: "is loaded without an error",
     GivesEveryExpertTheFirst: "expert 0 is wrong",
     JoinsFromTheFirstRow: "joined linears is wrong",
+    MultipliesByAnotherMatrix: "its product is wrong",
 }

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from hookline.core.contracts import (
     MatrixPiece,
@@ -25,7 +26,7 @@ from hookline.core.contracts import (
 )
 from hookline.core.errors import CheckpointError, ConfigError, shown
 
-SCHEME = Scheme("codebook", 0, 0)
+SCHEME = Scheme("codebook", 0, 0, multiplies=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +53,9 @@ class CodebookMatrix(QuantizedMatrix):
     def dequantised(self, dtype: torch.dtype) -> Tensor:
         places = self.book_of_O.unsqueeze(-1) * self.books_BV.shape[1] + self.codes
         return self.books_BV.flatten()[places].to(dtype)
+
+    def linear(self, x_TD: Tensor) -> Tensor:
+        return functional.linear(x_TD, self.dequantised(x_TD.dtype))
 
     def of_expert(self, index: int) -> CodebookMatrix:
         return replace(self, codes=self.codes[index], book_of_O=self.book_of_O[index])
