@@ -73,6 +73,7 @@ def _factor(moment_DD: Tensor) -> Tensor:
         damped_DD = moment_DD + torch.diag(unseen_D * mean + mean * DAMPING * 10**attempt)
         lower_DD, failed = torch.linalg.cholesky_ex(damped_DD)
         if not failed:
+            upper_DD: Tensor
             upper_DD, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower_DD), upper=True)
             if not failed:
                 return upper_DD
