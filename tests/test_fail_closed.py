@@ -161,7 +161,7 @@ def test_none_of_them_stops_a_run_that_did_not_choose_it(capsys: pytest.CaptureF
     shown = capsys.readouterr()
     assert "1 tokens" in shown.out or "1 token" in shown.out
     for name in OTHERS:
-        assert f"hookline: plugin '{name}'" in shown.err
+        assert f"hookline: not loaded: plugin '{name}'" in shown.err
     assert "kernels 'no_attend' of plugin 'faulty' (HOOKLINE_PLUGINS -) does not keep its contract" in shown.err
     assert "kernels=auto takes 'torch'" in shown.err
 
