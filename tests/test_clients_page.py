@@ -124,3 +124,18 @@ def test_a_batch_answers_the_line_of_the_page(tmp_path, monkeypatch):
     assert batch([one for one in arguments if not one.startswith("model=")]) == 0
     answer = json.loads((tmp_path / arguments[1]).read_text())
     assert answer["custom_id"] == "1" and answer["response"]["body"]["choices"][0]["message"]["role"] == "assistant"
+
+
+def test_clients_that_need_an_environment_of_their_own_read_typed_answers(address):
+    python = os.environ.get("HOOKLINE_CLIENTS")
+    if not python:
+        pytest.skip("HOOKLINE_CLIENTS names no Python with instructor, langchain-openai, outlines and pydantic-ai")
+    drill = [python, str(ROOT / "tools/drill_clients.py"), f"{address}/v1", "qwen"]
+    done = subprocess.run(drill, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.findall(r"^(\S+) \S+: (\d) typed answers$", done.stdout, re.M) == [
+        ("instructor", "2"),
+        ("langchain-openai", "2"),
+        ("outlines", "1"),
+        ("pydantic-ai-slim", "4"),
+    ]

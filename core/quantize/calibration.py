@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ MAX_CALIBRATING, MAX_HELD_OUT = 256, 32
 """Pieces that are used of a file, in its order; the last eighth is held out."""
 MOMENTS_BYTES = 2 << 30
 """Memory of the moments of one pass over the texts; a large model takes several passes."""
+STDIN = "-"
 CHARACTERS = 1000
 """Of a text that is tokenized at a time."""
 SCORES = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True, prompt_logprobs=0)
@@ -45,12 +47,12 @@ class Texts:
 
 
 def read_texts(path: Path) -> str:
-    """A file's text: that of `text` in each row of a .jsonl file, of any other file all of it.
+    """A file's text: that of `text` in each row of a .jsonl file, of any other file all of it; of standard input for -.
 
     Raises: ConfigError if there is no such file or no text in it.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = sys.stdin.read() if str(path) == STDIN else path.read_text(encoding="utf-8")
         if path.suffix == ".jsonl":
             text = "\n\n".join(json.loads(line)["text"] for line in text.splitlines() if line.strip())
     except (OSError, UnicodeDecodeError) as error:

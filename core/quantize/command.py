@@ -23,7 +23,8 @@ SOURCE        a checkpoint of safetensors that is not quantised: a folder, or a 
 TARGET        the folder to write, which must be empty or not be there
 quantization  what quantises it, for example fp8, fp8_block, int8 or int4, with its options
 model         what reads the checkpoint, if not the model that its config.json names
-texts         a file of texts (.jsonl: {{"text": "..."}} in each row); says the perplexity before and after, on its end
+texts         a file of texts (.jsonl: {{"text": "..."}} in each row; -: standard input); says the perplexity before and
+              after, on its end
 rounding      nearest, or gptq: for the inputs that the other texts give each linear
 device        where the texts are computed: auto, cpu, cuda, cuda:N"""
 KINDS = ("quantization", "model")
