@@ -103,7 +103,7 @@ def test_int4_for_texts_of_a_kind_predicts_these_better_than_int4_by_the_nearest
     texts = tmp_path / "texts.jsonl"
     texts.write_text("\n".join(map(json.dumps, rows)))
     found = {}
-    for rounding in ("nearest", "gptq"):
+    for rounding in ("nearest", "calibrated"):
         arguments = [
             str(bundled),
             str(tmp_path / rounding),
@@ -116,16 +116,16 @@ def test_int4_for_texts_of_a_kind_predicts_these_better_than_int4_by_the_nearest
         assert "56 linears quantised" in told and "had no inputs" not in told
         (numbers,) = re.findall(r"([\d.]+) before, ([\d.]+) after", told)
         found[rounding] = tuple(map(float, numbers))
-    assert found["gptq"][0] == found["nearest"][0], "both have the same unquantised model"
+    assert found["calibrated"][0] == found["nearest"][0], "both have the same unquantised model"
     grown = {name: after / before - 1 for name, (before, after) in found.items()}
-    assert 0 < grown["gptq"] < 0.75 * grown["nearest"]
+    assert 0 < grown["calibrated"] < 0.75 * grown["nearest"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["quantization=int4", "rounding=gptq"], "give texts=FILE"),
-        (["quantization=int4", "rounding=best"], "rounding=best is not one of nearest, gptq"),
+        (["quantization=int4", "rounding=calibrated"], "give texts=FILE"),
+        (["quantization=int4", "rounding=best"], "rounding=best is not one of nearest, calibrated"),
         (["quantization=int4", "texts={missing}"], "cannot be read"),
         (["quantization=int4", "texts={empty}"], "has no text"),
         (["quantization=int4", "texts={short}", "device=cpu"], "has 11 characters"),

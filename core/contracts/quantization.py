@@ -121,7 +121,7 @@ class Quantization(Protocol):
 
     @optional
     def calibrated(self, matrix: QuantizedMatrix, weight_OD: Tensor, moment_DD: Tensor) -> QuantizedMatrix:
-        """The matrix with its values rounded anew for inputs that were seen: `hookline quantize rounding=gptq`.
+        """The matrix with its values rounded anew for inputs that were seen: `hookline quantize rounding=calibrated`.
 
         matrix: a whole linear, as `matrix` made it of the floats weight_OD. moment_DD: the sum of x.T @ x over rows of
         inputs that calibration texts gave this linear, float32. Products with such inputs change less by the result's

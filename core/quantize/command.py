@@ -25,10 +25,10 @@ quantization  what quantises it, for example fp8, fp8_block, int8 or int4, with 
 model         what reads the checkpoint, if not the model that its config.json names
 texts         a file of texts (.jsonl: {{"text": "..."}} in each row; -: standard input); says the perplexity before and
               after, on its end
-rounding      nearest, or gptq: for the inputs that the other texts give each linear
+rounding      nearest, or calibrated: for the inputs that the other texts give each linear
 device        where the texts are computed: auto, cpu, cuda, cuda:N"""
 KINDS = ("quantization", "model")
-NEAREST, GPTQ = "nearest", "gptq"
+NEAREST, CALIBRATED = "nearest", "calibrated"
 PLAIN = {"texts": "", "rounding": NEAREST, "device": "auto"}
 """The keys without fields, and their defaults."""
 
@@ -88,11 +88,11 @@ def parse(arguments: Sequence[str], host: PluginHost) -> Job:
     target = Path(folders[1])
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise ConfigError(f"{target} is there already; give a folder that is empty or not there")
-    if plain["rounding"] not in (NEAREST, GPTQ):
-        raise ConfigError(f"rounding={plain['rounding']} is not one of {NEAREST}, {GPTQ}")
-    is_calibrated = plain["rounding"] == GPTQ
+    if plain["rounding"] not in (NEAREST, CALIBRATED):
+        raise ConfigError(f"rounding={plain['rounding']} is not one of {NEAREST}, {CALIBRATED}")
+    is_calibrated = plain["rounding"] == CALIBRATED
     if is_calibrated and not plain["texts"]:
-        raise ConfigError("rounding=gptq rounds for the inputs that texts give; give texts=FILE, a few hundred kB")
+        raise ConfigError("rounding=calibrated rounds for the inputs that texts give; give texts=FILE, some 300 kB")
     texts = Path(plain["texts"]) if plain["texts"] else None
     validate({**tree, "device": plain["device"]}, host)  # a device that is not there costs no reading
     return Job(validate({**tree, "device": "cpu"}, host), target, texts, is_calibrated, plain["device"])
