@@ -18,12 +18,12 @@ from typing import Any
 
 MANIFEST = "manifest.json"
 GROUP = "__grp__"
-"""What the names of the files begin with in which Triton lists a kernel's files."""
+"""Triton lists the files of a kernel in a JSON file whose name begins with this."""
 logger = logging.getLogger("hookline")
 
 
 def compiler_versions() -> dict[str, str]:
-    """What Triton's keys depend on and the launchers' names: its version, and Python's version and platform."""
+    """The versions that Triton's cache keys and launchers depend on: Triton's, and Python's with its platform."""
     try:
         triton = version("triton")
     except PackageNotFoundError:
@@ -41,7 +41,7 @@ def manifest_of(folder: Path) -> dict[str, Any] | None:
 
 
 def misfit_of(folder: Path) -> str | None:
-    """Why Triton would find nothing in this folder here, in a few words; None if it may, or if the folder is empty."""
+    """The reason why Triton here can use no kernel of this folder; None if it may, or if the folder is empty."""
     manifest = manifest_of(folder)
     if manifest is None:
         with suppress(OSError):
@@ -69,9 +69,9 @@ def in_export(folder: str | None, stamp: Path) -> Path:
 
 
 def use_exported(folder: str | None) -> None:
-    """Have Triton look for kernels in this export first, in this process and those that are forked from it.
+    """Make Triton look for kernels in this export before its own cache, in this process and in those forked from it.
 
-    One that does not fit, or is not there, is told in one line, and left out.
+    An export that does not fit, or is not there, is left out with one line in the log.
     """
     if folder is None:
         return
@@ -85,7 +85,7 @@ def use_exported(folder: str | None) -> None:
 _IN_USE: dict[Path, None] = {}
 """The exports that Triton looks into in this process. A key names what a kernel is made of, so each may serve all."""
 _REPLACED: set[str] = set()
-"""Keys of which this process has made files anew: the export's do not do, as C code linked for another system."""
+"""Cache keys whose files this process has compiled again, because those of the export could not be loaded here."""
 
 
 def _look_in(path: Path) -> None:
@@ -110,7 +110,7 @@ def _look_in(path: Path) -> None:
 
         @property
         def _own(self) -> Any:
-            """The ordinary manager, which makes a folder and is therefore not made before it is needed."""
+            """Triton's ordinary cache manager, constructed when first needed, since that creates a folder."""
             if self._made is None:
                 self._made = ordinary(*self._how)
             return self._made

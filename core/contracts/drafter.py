@@ -127,8 +127,10 @@ class DraftTarget(Protocol):
 
 @dataclass(frozen=True)
 class HeadAttention:
-    """What a head attends with. spec: its sizes; max_model_len counts the entries ahead, too. kernels: made for them.
-    kv_2NSKE: the cache, as of Kernels; its last block is scratch, for padding.
+    """The kernels and the KV cache of a drafting head's attention.
+
+    spec: the head's sizes; its max_model_len includes the entries that are drafted ahead. kernels: made for them.
+    kv_2NSKE: the cache in the layout of Kernels; its last block is scratch memory that padding rows write to.
     """
 
     spec: AttentionSpec

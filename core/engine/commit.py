@@ -250,7 +250,7 @@ class Committer:
 def keep_reads(
     live: Mapping[int, Request], reads: Sequence[tuple[Request, ChunkRead]], apart: Mapping[str, Array]
 ) -> None:
-    """Give the requests of a step what was read of their prompts. apart: see StepResult."""
+    """Give each request the rows that its reader made of its prompt in this step. apart: see StepResult."""
     starts = Counter[str]()
     for request, chunk in reads:
         name, num_rows = read_by(chunk.index), chunk.num_rows
