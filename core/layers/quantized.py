@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor
-from torch.nn import functional
 
 from hookline.core.checkpoint.safetensors_files import FLOAT_DTYPES
 from hookline.core.contracts import (
@@ -146,8 +145,7 @@ class DequantisingExperts(SummedExperts):
 
     def _expert(self, gate_up: QuantizedMatrix, down: QuantizedMatrix, x_ND: Tensor) -> Tensor:
         if gate_up.scheme.multiplies:
-            gate_TF, up_TF = gate_up.linear(x_ND).chunk(2, -1)
-            return down.linear(functional.silu(gate_TF) * up_TF)
+            return down.linear(self.kernels.silu_mul(gate_up.linear(x_ND)))
         return expert_mlp(x_ND, gate_up.dequantised(self.dtype), down.dequantised(self.dtype))
 
 

@@ -21,6 +21,7 @@ from hookline.core.assembly.exported_kernels import (
     use_exported,
 )
 from hookline.core.errors import ConfigError
+from hookline.core.util.files import write_whole
 
 KEPT = (".json", ".cubin")
 """Suffixes of the files that Triton needs to launch a kernel; the stages on the way to them are left out."""
@@ -84,6 +85,5 @@ def _kept(folder: Path) -> tuple[list[Path], dict[str, list[str]]]:
 def _note(target: Path, made_for: str) -> None:
     """Write the manifest, with what it said before."""
     made = dict.fromkeys([*(manifest_of(target) or {}).get("made_for", ()), made_for])
-    part = target / f".{MANIFEST}.{os.getpid()}"
-    part.write_text(json.dumps({"versions": compiler_versions(), "made_for": list(made)}, indent=2) + "\n")
-    os.replace(part, target / MANIFEST)
+    told = json.dumps({"versions": compiler_versions(), "made_for": list(made)}, indent=2)
+    write_whole(target / MANIFEST, [told, "\n"], "export")
