@@ -64,6 +64,24 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 50_000.0},
         },
     },
+    "gemma4": {
+        **SIZES,
+        "model_type": "gemma4_text",
+        "num_hidden_layers": 4,
+        "head_dim": 10,
+        "num_key_value_heads": 4,
+        "sliding_window": 13,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+        "global_head_dim": 22,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "final_logit_softcapping": 3.0,
+        "hidden_size_per_layer_input": 0,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+            "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 50_000.0},
+        },
+    },
     "gpt_oss": {
         **SIZES,
         "model_type": "gpt_oss",
@@ -98,6 +116,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "shared_expert_intermediate_size": 16,
         "mlp_only_layers": [2],
     },
+}
+CONFIGS["gemma4_per_layer"] = {
+    **CONFIGS["gemma4"],
+    "num_hidden_layers": 5,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+    "num_key_value_heads": 1,
+    "attention_k_eq_v": False,
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 6,
+    "vocab_size_per_layer_input": 96,
 }
 _DELTA = {
     key: value for key, value in CONFIGS["qwen3_next"].items() if key.startswith("linear_") or key in ("head_dim",)
@@ -199,7 +228,7 @@ def transformers_model(config: Mapping[str, Any], seed: int = 0) -> Any:
             if parameter.ndim == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
         for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "layer_scalar")):
                 buffer.add_(torch.randn_like(buffer) * 0.2)
     return model
 

@@ -23,6 +23,7 @@ PLUGINS = {
     "phi3": "llama",
     "mistral": "llama",
     "gemma3_text": "gemma3",
+    "gemma4_text": "gemma4",
     "qwen3_5_text": "qwen3_5",
     "qwen3_5_moe_text": "qwen3_5",
     "deepseek_v2": "deepseek",
@@ -34,12 +35,15 @@ TINY_POOLS = {
     "qwen2_window": 40,
     "gemma3": 130,
     "gemma3_window": 60,
+    "gemma4": 60,
+    "gemma4_per_layer": 60,
     "gpt_oss": 90,
     "gpt_oss_window": 60,
 }
 """Blocks of four tokens that hold any of the requests and not all; of layers of unlike windows each takes its own."""
 SEEDS = {"llama_biased": 2, "qwen3_next": 1}
 """Of checkpoints for which seed 0 leaves two tokens closer than float32 sums in another order may move them."""
+WITHOUT_STAGES = ("gemma4_per_layer",)
 WAYS: dict[str, dict[str, Any]] = {
     "plain": {},
     "tiny_pool_in_chunks": dict(engine=dict(block_size=4, max_num_batched_tokens=8, max_num_seqs=4)),
@@ -96,6 +100,8 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterato
 
 def check(checkpoint: tuple[str, Path, list[list[int]]], way: str) -> None:
     name, folder, expected = checkpoint
+    if name in WITHOUT_STAGES and "pp" in WAYS[way]:
+        pytest.skip("its layers share a cache, and each needs the tokens' embeddings")
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
     model = {"name": model_name(name), "checkpoint": str(folder)}
     options = {**WAYS[way], "engine": {**WAYS[way].get("engine", {})}}

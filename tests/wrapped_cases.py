@@ -168,7 +168,7 @@ CASES = {
                           "input_size": 16, "nemo_conv_channels": 8, "ext_pw_out_channel": 16}},
     ),
     "gemma4": Wrapped(
-        "gemma4", "transformers",
+        "gemma4", "gemma4",
         {**ALL_CASES["gemma4"].options, **SIZES, "num_hidden_layers": 6},
         {**TOWER, "num_key_value_heads": 2, "head_dim": 8, "patch_size": 4, "position_embedding_size": 16},
         num_blocks=50,

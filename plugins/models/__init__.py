@@ -51,6 +51,11 @@ class Gemma3Config(ModelConfig):
 
 
 @dataclass
+class Gemma4Config(ModelConfig):
+    """Gemma 4, text alone. Has no checkpoint of its own: take a preset, or name a folder or hub id."""
+
+
+@dataclass
 class GptOssConfig(ModelConfig):
     """gpt-oss. Has no checkpoint of its own: take a preset, or name a folder or hub id."""
 
@@ -131,6 +136,19 @@ def register_models(register: Registrar) -> None:
         config=Gemma3Config,
         help="Gemma 3, text alone: windows with a rope of their own on most layers, norms around each part",
         architectures=("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
+        needs=ROW_BY_ROW,
+    )
+    register(
+        "gemma4",
+        "hookline.plugins.models.gemma4:Gemma4",
+        config=Gemma4Config,
+        help="Gemma 4, text: heads by the type of layer, windows on most, per-layer embeddings in the small forms",
+        architectures=(
+            "Gemma4ForCausalLM",
+            "Gemma4ForConditionalGeneration",
+            "Gemma4UnifiedForCausalLM",
+            "Gemma4UnifiedForConditionalGeneration",
+        ),
         needs=ROW_BY_ROW,
     )
     register(

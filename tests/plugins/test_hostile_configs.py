@@ -13,6 +13,7 @@ from hookline.core.contracts import SlidingWindow
 from hookline.core.errors import HooklineError
 from hookline.core.layers import rope_table
 from hookline.plugins.models.gemma3 import Gemma3
+from hookline.plugins.models.gemma4 import Gemma4
 from hookline.plugins.models.gpt_oss import GptOss
 from hookline.plugins.models.llama import Llama
 from hookline.plugins.models.olmo2 import Olmo2
@@ -61,6 +62,7 @@ CLASSES = {
     "qwen2_window": Qwen2,
     "olmo2": Olmo2,
     "gemma3": Gemma3,
+    **dict.fromkeys(("gemma4", "gemma4_per_layer"), Gemma4),
     "gpt_oss": GptOss,
     "qwen3_next": Qwen3Next,
     "qwen3_5": Qwen3_5,
