@@ -6,7 +6,7 @@ C = (H + 2K) * E.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -186,6 +186,13 @@ class WeightFactory(Protocol):
 
     def experts(self, runtime: Runtime, num_experts: int, hidden: int, inner: int) -> ExpertWeights:
         """Of experts with D = hidden and F = inner features on this rank."""
+        ...
+
+    def rename(self, tensor_name: Callable[[str], str | None]) -> None:
+        """Take names that the model has for linears, where the checkpoint has others.
+
+        tensor_name: that of `RenamesTensors`. When: before the first weight is made.
+        """
         ...
 
 

@@ -310,7 +310,11 @@ class OpensCheckpoint(Protocol):
 
 
 class RenamesTensors(Protocol):
-    """For a model whose checkpoints do not have the tensor names of `weight_targets`; a method besides Model's."""
+    """For a model whose checkpoints do not have the tensor names of `weight_targets`; a method besides Model's.
+
+    Before it builds layers it hands the method to `runtime.weights.rename`, if its runtime has weights: quantised ones
+    are asked for by the checkpoint's names.
+    """
 
     def tensor_name(self, stored: str) -> str | None:
         """The name that weight_targets has for a tensor of the checkpoint's files; None if the model does not need it.

@@ -29,6 +29,7 @@ from hookline.core.contracts import (
 )
 from hookline.core.errors import ConfigError
 from hookline.core.layers.expert_products import Expert, every_expert_of, expert_mlp, wanted_experts_of
+from hookline.core.layers.renamed import RenamedQuantization
 from hookline.core.layers.weights import PLAIN, PlainExperts, PlainWeight, SummedExperts
 
 _log = logging.getLogger("hookline")
@@ -274,6 +275,11 @@ class QuantizedWeights:
     def experts(self, runtime: Runtime, num_experts: int, hidden: int, inner: int) -> ExpertWeights:
         """See WeightFactory."""
         return UnnamedExperts(self, runtime, num_experts, hidden, inner)
+
+    def rename(self, tensor_name: Callable[[str], str | None]) -> None:
+        """See WeightFactory."""
+        renamed = RenamedQuantization(self.quantization, self.dtypes, tensor_name)
+        self.quantization, self.dtypes = renamed, renamed.dtypes
 
     def finish(self) -> None:
         """Make the weights of what was loaded, one after the other. Call it once, after loading."""

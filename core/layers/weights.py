@@ -7,7 +7,7 @@ X experts, A experts of a token.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -132,6 +132,9 @@ class PlainWeights:
         """See WeightFactory."""
         gate_up_XFD = empty_parameter(runtime, num_experts, 2 * inner, hidden)
         return PlainExperts(gate_up_XFD, empty_parameter(runtime, num_experts, hidden, inner), runtime)
+
+    def rename(self, tensor_name: Callable[[str], str | None]) -> None:
+        """See WeightFactory. Plain weights have the model's names."""
 
 
 PLAIN = PlainWeights()

@@ -24,7 +24,8 @@ from hookline.core.errors import CheckpointError, ConfigError, HooklineError
 from hookline.core.layers.quantized import DequantisingWeight
 from hookline.core.plugin.host import PluginHost
 from tests.hf_models import make_qwen3, make_qwen3_moe
-from tests.quantised_layouts import FURTHER, LAYOUTS, words, write_layout
+from tests.quantised_layouts import FURTHER, LAYOUTS, Layout, compressed, fp8_channel, packed, words, write_layout
+from tests.small_models import CONFIGS, save_checkpoint
 
 SIZES: dict[str, Any] = {"max_num_seqs": 4, "num_blocks": 32, "max_num_batched_tokens": 64, "max_model_len": 64}
 ODD: dict[str, Any] = {"hidden_size": 40, "intermediate_size": 56, "head_dim": 12}
@@ -143,6 +144,55 @@ def test_experts_give_the_tokens_of_the_dequantised_checkpoint(
 ) -> None:
     quantised, dequantised = folders(layout, make_qwen3_moe)
     assert tokens(quantised, model=model) == tokens(dequantised)
+
+
+MIXTRAL: dict[str, Any] = {**CONFIGS["llama"], "model_type": "mixtral", "num_local_experts": 3}
+"""A model whose checkpoints have other names (block_sparse_moe.experts.0.w1) than transformers' module of it."""
+EXPERTS_BY_NAME = Layout(
+    {
+        **compressed("mixed-precision", {}),
+        "config_groups": {
+            "experts": {
+                "targets": ["re:.*block_sparse_moe[.]experts.*"],
+                "format": "pack-quantized",
+                "weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 16},
+            },
+            "others": {
+                "targets": ["Linear"],
+                "format": "float-quantized",
+                "weights": {"num_bits": 8, "type": "float", "strategy": "channel"},
+            },
+        },
+        "ignore": ["lm_head", "re:.*block_sparse_moe[.]gate"],
+    },
+    fp8_channel,
+    left=("block_sparse_moe.gate",),
+    others={"experts": packed(16)},
+)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [EXPERTS_BY_NAME, *(replace(LAYOUTS[name], left=("block_sparse_moe.gate",)) for name in ("fp8_blocks", "awq"))],
+    ids=["by name", "fp8_blocks", "awq"],
+)
+def test_a_model_that_calls_tensors_otherwise_than_its_checkpoints_is_read_by_the_checkpoints_names(
+    layout: Layout, tmp_path: Path
+) -> None:
+    save_checkpoint(MIXTRAL, tmp_path / "plain")
+    quantised, dequantised = write_layout(tmp_path / "plain", tmp_path, layout)
+    assert tokens(quantised) == tokens(dequantised)
+
+
+def test_a_quantised_decoder_alone_has_its_prefix_added(tmp_path: Path) -> None:
+    """As GPT-2's on the hub, whose names begin with h.0."""
+    config = {"model_type": "gpt2", "vocab_size": 96, "n_embd": 40, "n_layer": 1, "n_head": 4, "n_positions": 64}
+    save_checkpoint(config, tmp_path / "plain")
+    layout = replace(LAYOUTS["gptq_order"], left=("wte", "wpe"))
+    quantised, dequantised = write_layout(tmp_path / "plain", tmp_path, layout)
+    stored = load_file(quantised / "model.safetensors")
+    save_file({name.removeprefix("transformer."): one for name, one in stored.items()}, quantised / "model.safetensors")
+    assert tokens(quantised) == tokens(dequantised)
 
 
 @pytest.mark.parametrize("name", ["fp8", "fp8_block", "int8", "int4"])

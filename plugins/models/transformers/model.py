@@ -96,6 +96,8 @@ class TransformersModel:
         share_modules(model)
         plan = Plan(_plan(model, runtime), facts.attention.num_kv_heads)
         self.names = StoredNames(model, unused)
+        if runtime.weights is not None:
+            runtime.weights.rename(self.names.name)
         self.targets, head = _served(model, plan, runtime, facts)
         share_modules(model)  # once more, since linears have been replaced
         refuse_other_forms(self.names, self.targets)

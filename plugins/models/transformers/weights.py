@@ -43,6 +43,7 @@ class StoredNames:
         self.converters = [one for one in changes if isinstance(one, WeightConverter) and not _exchanges(one)]
         self.renamings: list[Any] = [one for one in changes if not isinstance(one, WeightConverter)]
         self.linears = {name: one.out_features for name, one in model.named_modules() if type(one) is nn.Linear}
+        self.modules = {name for name, _ in model.named_modules()}
         self.prefix, self.model_type = f"{decoder_name(model)}.", model.config.model_type
         ignored = model._keys_to_ignore_on_load_unexpected or ()
         self.ignored = re.compile("|".join(f"({pattern})" for pattern in ignored) or r"(?!)")
@@ -52,11 +53,13 @@ class StoredNames:
     def name(self, stored: str) -> str | None:
         """The model's name of a stored tensor; None if nothing needs it."""
         renamed: str = rename_source_key(stored, self.renamings, [])[0]
-        for name in (renamed, f"{self.prefix}{renamed}", renamed.removeprefix(self.prefix)):
+        names = renamed, f"{self.prefix}{renamed}", renamed.removeprefix(self.prefix)
+        for name in names:
             if name in self.known:
                 return name
-        is_left_out = self.ignored.search(stored) or renamed.startswith(self.unused)
-        return None if is_left_out else renamed
+        if self.ignored.search(stored) or renamed.startswith(self.unused):
+            return None
+        return next((name for name in names if name.rpartition(".")[0] in self.modules), renamed)
 
     def converter(self, name: str) -> tuple[WeightConverter, str] | None:
         """What makes this parameter of tensors in another form, and the part of its name before the pattern."""
