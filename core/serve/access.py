@@ -1,6 +1,6 @@
-"""What the access log says of one HTTP request beyond its path and status: its tokens, its times, why it was refused.
+"""Fields of an HTTP request in the access log besides path and status: token counts, times, the reason of a refusal.
 
-The gate sets one for the task of each request; whoever learns something notes it there.
+The gate sets an `Access` for the task of each request; the code that serves the request fills it in.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _log = logging.getLogger("hookline.access")
 
 @dataclass
 class Access:
-    """One request. num_prompt, num_cached, num_generated: tokens of its completions that have ended."""
+    """Of one HTTP request. num_prompt, num_cached, num_generated: tokens of its completions that have ended."""
 
     started_s: float = field(default_factory=time.monotonic)
     num_prompt: int = 0
     num_cached: int = 0
     num_generated: int = 0
     first_token_s: float | None = None
-    """From the request to the first news of a completion."""
+    """Seconds from the request's arrival to the first token or the end of a completion."""
     reason: str | None = None
-    """What the client was told where it got an error; it may quote the value at fault."""
+    """The error message sent to the client; it may quote the invalid value. None without an error."""
 
     def add(self, output: RequestOutput) -> None:
         """Count a completion that has ended; the prompt of several completions once."""
@@ -44,7 +44,7 @@ class Access:
             self.first_token_s = time.monotonic() - self.started_s
 
     def fields(self) -> dict[str, Any]:
-        """What is known, by the names that the log has for it."""
+        """The known fields by their names in the log."""
         found: dict[str, Any] = {}
         if self.first_token_s is not None:
             found = {"prompt": self.num_prompt, "cached": self.num_cached, "output": self.num_generated}

@@ -1,4 +1,4 @@
-"""What endpoints know of the engine: a client for completions, and facts of the served model.
+"""The engine as endpoints see it: a client for completions, and facts of the served model.
 
 Implementations: `core.serve.in_process` (an engine in this process), `core.serve.processes.remote_client` (in another
 process), `core.serve.processes.replica_client` (several engines); `core.testing.engine_client` invents tokens.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What a server must know of the model that its engine has loaded; plain values, which cross processes as JSON.
+    """Facts of the loaded model that a server needs; plain values, sent between processes as JSON.
 
     root: the checkpoint's reference. folder: of its tokenizer; None: as the model's own source has it. max_model_len:
     tokens of prompt and output together. created_s: seconds since 1970. model: the name of its option.
@@ -145,10 +145,10 @@ class EngineClient(Protocol):
         pooling: PoolingParams | None = None,
         **keys: Unpack[OptionKeys],
     ) -> DeltaStream:
-        """Queue a prompt: a text, token ids or chat messages. Arguments as those of AsyncLLM.stream.
+        """Queue a prompt: a text, token ids or chat messages. Same arguments as AsyncLLM.stream.
 
-        keys: of the RequestOptions. session: requests of one go to the same replica, where there are several.
-        pooling: in place of params, which are not looked at then; the only Delta's output has the vector.
+        keys: the fields of RequestOptions. session: all requests of a session go to the same replica.
+        pooling: replaces params, which are ignored then; there is one Delta, whose output has the vector.
 
         With params.n > 1 the Deltas' `index` tells the completions apart. The last Delta of a completion has its
         `output`. Raises: RequestError, at once or when the first Delta is asked for.

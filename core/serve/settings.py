@@ -1,4 +1,4 @@
-"""The keys of a server beside those of an engine, and their checks."""
+"""The keys of a server, which are added to an engine's keys, and their checks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ REASONING_FIELDS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class ServeConfig:
-    """Where a server listens, and what it holds its clients to.
+    """A server's address, its processes and the limits for its clients.
 
     Raises: ConfigError naming the key, the value and the allowed range.
     """
@@ -42,7 +42,7 @@ class ServeConfig:
     port: int = bounded(8000, 0, 65535)
     """Port to listen on; 0 takes a free one."""
     names: tuple[str, ...] = ()
-    """What requests may call the model; none: the checkpoint's reference."""
+    """Names of the model in requests; none: the checkpoint's reference."""
     any_model: bool = False
     """Take requests for any model: whatever name they have, the served model answers, under its own name. Else an
     unknown name is refused with status 404."""
@@ -51,7 +51,7 @@ class ServeConfig:
     one process. None: as the machine's cores allow."""
     replicas: int = bounded(1, 1, 64)
     """Engines that serve the model, each a process with its own part of the GPUs, or of a CPU's cores. A request goes
-    to one that has its beginning in its cache, unless that one is much busier than others."""
+    to an engine that has its prefix in its cache, unless that engine is much busier than others."""
     restart: bool = False
     """Start the engine again after it died; else the server stays, unhealthy, until it is ended. An engine that has
     died five times within 300 s of service is not started again: the server ends with exit code 2."""
@@ -95,8 +95,8 @@ class ServeConfig:
     The environment variable HOOKLINE_LOG says it for any command."""
     apis: tuple[Any, ...] | None = None
     """The APIs that are served, e.g. [openai]: names, or mappings with a name and fields; hookline info lists them. The
-    first one writes the errors of paths that belong to none. None: OpenAI's and Anthropic's, and those of installed
-    plugins that ask for it."""
+    first API writes the errors of paths that belong to no API. None: OpenAI's and Anthropic's, and the APIs of
+    installed plugins that ask for it."""
     reasoning_parser: Any = None
     """Who tells reasoning from the answer in chats: a name, or a mapping with name and fields; None: none does.
     hookline info lists them."""
@@ -133,7 +133,7 @@ class ServeKeys(EngineKeys):
     """Root keys of a server, beside the kinds."""
 
     serve: ServeConfig = field(default_factory=ServeConfig)
-    """Where the server listens, and what it holds its clients to."""
+    """The server's address, its processes and the limits for its clients."""
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""What conversations share, whichever API they come by: the chat template, turns, forced calls of tools."""
+"""Chats, shared by all APIs: the chat template, a turn's prompt and parsers, forced tool calls."""

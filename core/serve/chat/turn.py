@@ -1,4 +1,4 @@
-"""One turn of a chat, whatever API it came by: its prompt, its sampling parameters, and the parsers of its answers."""
+"""One turn of a chat, for every API: its prompt, its sampling parameters, and the parsers of its answers."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def checked_tools(
     schema_key: str = "parameters",
     ignored: Sequence[str] = (),
 ) -> Tools:
-    """Check the definitions of the tools and the choice among them. The arguments are those of `Tools`.
+    """Check the definitions of the tools and the tool choice. Same arguments as `Tools`.
 
     Raises: ApiError with status 400 naming the tool.
     """

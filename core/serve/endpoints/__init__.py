@@ -1,1 +1,1 @@
-"""What the endpoints of all APIs share: bodies, fields, the engine's completions of a request, answers."""
+"""Shared by the endpoints of all APIs: request bodies, their fields, the engine's completions, responses."""

@@ -37,7 +37,7 @@ _SMALLEST_COMPRESSED = 1024
 
 
 def told(error: BaseException, max_model_len: int) -> ApiError:
-    """What the client is told of an error. Details that the client is not told go to the log."""
+    """The error as it is sent to the client. Details that the client must not see go to the log."""
     failure = api_error(error, max_model_len)
     note_reason(failure.message)
     if failure.status >= 500 and failure is not error:  # an ApiError tells the client all, and the access log has it

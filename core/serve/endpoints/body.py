@@ -152,7 +152,7 @@ def _decoded(data: bytes, kind: type[Struct]) -> tuple[Struct, dict[str, str]]:
 
 
 def _without_effect(value: Any, shape: Any, place: str) -> Iterator[str]:
-    """Places of unknown fields within a field; those that are null count as unset."""
+    """Places of unknown fields within a field; null fields count as unset."""
     if isinstance(value, list):
         for number, one in enumerate(value):
             yield from _without_effect(one, shape, f"{place}[{number}]")
@@ -189,7 +189,7 @@ def _known(kind: type[msgspec.Struct]) -> frozenset[str]:
 
 @cache
 def _effective(kind: type[msgspec.Struct]) -> frozenset[str]:
-    """Names of the fields that have an effect. A struct lists those that are accepted without an effect in IGNORED."""
+    """Names of the fields that have an effect. A struct lists its accepted but ignored fields in IGNORED."""
     ignored: Iterable[str] = getattr(kind, "IGNORED", ())
     return frozenset(field.encode_name for field in msgspec.structs.fields(kind)) - frozenset(ignored)
 

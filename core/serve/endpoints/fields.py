@@ -20,12 +20,12 @@ from hookline.core.serve.errors import invalid, too_long
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
-    """What a stream contains besides text."""
+    """Usage that a stream reports besides the text."""
 
     include_usage: bool | None = None
-    """One more chunk with the request's usage and no choices, before [DONE]."""
+    """Whether a last chunk, before [DONE], has the request's usage and no choices."""
     continuous_usage_stats: bool | None = None
-    """The usage so far in every chunk."""
+    """Whether every chunk has the usage so far."""
 
 
 class SamplingFields(ServiceFields, kw_only=True):
@@ -65,7 +65,7 @@ class SamplingFields(ServiceFields, kw_only=True):
     allowed_token_ids: list[int] | None = None
     prompt_logprobs: int | None = None
     structured_outputs: dict[str, Any] | None = None
-    """One of json, regex, choice, grammar, structural_tag."""
+    """A mapping with one of the keys json, regex, choice, grammar, structural_tag."""
     guided_json: Any = None
     """Other servers' name for a key of structured_outputs; so are the next fields."""
     guided_json_object: bool | None = None
@@ -199,5 +199,5 @@ def at_least(name: str, value: int | None, least: int) -> None:
 
 
 def are_ids(value: object) -> bool:
-    """Whether a value is a list of token ids, with at least one of them."""
+    """Whether a value is a non-empty list of integers."""
     return isinstance(value, list) and set(map(type, value)) == {int}  # 40 times as fast as checking each value

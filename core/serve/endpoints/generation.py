@@ -24,7 +24,7 @@ class Generation:
     Must be closed in any case. naming: parameter -> the request's field that errors name. places: the names of the
     prompts in errors, if there are several.
     Raises, when the next Delta is asked for: the errors of a stream; RequestError or ApiError for a completion that
-    could not be served; ApiError for one that was ended from outside.
+    could not be served; ApiError for a completion that was aborted.
     """
 
     def __init__(self, streams: Sequence[DeltaStream], naming: Naming = SAME_NAMES, places: Sequence[str] = ()) -> None:
@@ -122,7 +122,7 @@ class Usage:
         self.num_completion_tokens += num_tokens
 
     def add_reasoning(self, num_tokens: int) -> None:
-        """Count those of a completion's tokens that were reasoning."""
+        """Count a completion's reasoning tokens; they are among the tokens that `add` counts."""
         self.num_reasoning_tokens += num_tokens
 
     def add_end(self, output: RequestOutput) -> None:

@@ -43,7 +43,7 @@ async def pooled(
     """Pool prompts; returns one output with a vector for each.
 
     id: of the response. places: names of the prompts in errors.
-    Raises: RequestError or ApiError if one of them cannot be served; the others are cancelled then.
+    Raises: RequestError or ApiError if a prompt cannot be served; the other prompts are cancelled then.
     """
     asked = [(token_ids, NOT_SAMPLED) for token_ids in prompts]
     generation = await engine.open(asked, fields, headers, pooling=params, places=places, span=span("embeddings", id))

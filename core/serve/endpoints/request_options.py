@@ -31,7 +31,7 @@ class ServiceFields(msgspec.Struct, kw_only=True):
     IGNORED: ClassVar[tuple[str, ...]] = ("user",)
 
     model: str | None = None
-    """One of the names in /v1/models; unset: the served model."""
+    """A name listed by /v1/models; unset: the served model."""
     user: str | None = None
     priority: int | None = None
     """Lower is more urgent, with a scheduler that heeds priorities."""
@@ -54,7 +54,7 @@ def span(operation: str, id: str) -> dict[str, str]:
 
 
 def request_options(fields: ServiceFields, headers: Headers, attributes: Mapping[str, str] = NO_TAGS) -> dict[str, Any]:
-    """Keyword arguments of EngineClient.stream, without those that neither a header nor a field sets.
+    """Keyword arguments of EngineClient.stream that a header or a field sets.
 
     A header overrides a field, because a gateway can set headers; the session has only a header. attributes: of the
     request's span, beside the trace context of the caller.

@@ -67,7 +67,7 @@ SAME = {
     **dict.fromkeys(("allowed_tokens", "allowed_words"), ("allowed_token_ids",)),
     **dict.fromkeys(("ban_eos_token", "ignore_eos_token"), ("ignore_eos",)),
 }
-"""Fields by which other servers bound an answer -> those of which an endpoint has one for it."""
+"""Other servers' fields that bound an answer -> fields with the same effect, of which an endpoint has at most one."""
 _WORDS = {
     **dict.fromkeys(("grammar", "gbnf", "ebnf", "bnf", "lark"), "grammar"),
     **dict.fromkeys(("regex", "regexp"), "regex"),
@@ -118,7 +118,7 @@ class AnswerForm:
     def held(self, rules: SchemaRules) -> tuple[StructuredOutputs, list[str]]:
         """The structured outputs for the engine, and the places of the keywords that were left out.
 
-        Raises: ApiError with status 400 for an invalid schema, or for a strict one that is not supported.
+        Raises: ApiError with status 400 for an invalid schema, or for a strict schema with unsupported keywords.
         """
         try:
             return as_held(self.wanted, rules, self.place, strict=self.is_strict)
@@ -304,7 +304,7 @@ def check_unknown(values: Mapping[str, Any], known: Iterable[str]) -> None:
 
 
 def _is_unset(value: Any) -> bool:
-    """Whether clients that send all fields they know send this value for one that is to have no effect."""
+    """Whether a value means "unset": some clients send all fields they know, with such values in unused ones."""
     return value is None or value is False or value in ("", [], {})
 
 

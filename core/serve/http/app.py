@@ -82,7 +82,7 @@ def application(
 
 
 def _no_route(paths: Sequence[str]) -> ASGIApp:
-    """What answers a request for a path that is not among these."""
+    """The handler of unknown paths: status 404, with the nearest of these paths as a hint."""
 
     async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
         hint = near_miss(clipped(scope["path"]), paths)

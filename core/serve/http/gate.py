@@ -1,5 +1,5 @@
-"""What every request passes on its way to an endpoint: request ids, API keys, limits of size, access logs, and
-cancellation when the client leaves.
+"""Middleware around all endpoints: request ids, API keys, size limits, access logs, and cancellation when the client
+leaves.
 
 Pure ASGI. A chunk of a stream costs one call here: only the first message of a response is changed.
 """
@@ -147,7 +147,7 @@ class Gate:
 
 
 class _Passage:
-    """One request on its way through the gate. receiving: contains it while its body is incomplete."""
+    """A request on its way through the gate. receiving: the gate's set of requests whose body is incomplete."""
 
     def __init__(
         self,
@@ -303,7 +303,7 @@ class Unfinished:
     def hold(self, passage: _Passage, num_bytes: int) -> None:
         """Note the size of a request's body so far.
 
-        Raises: ApiError if this request is the one to be refused.
+        Raises: ApiError if the bodies together exceed the limit and this one is the largest.
         """
         self._sum += num_bytes - self._sizes.get(passage, 0)
         self._sizes[passage] = num_bytes

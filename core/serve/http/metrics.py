@@ -1,7 +1,7 @@
-"""What /metrics answers with: the engine's metrics and those of HTTP, by prometheus_client's own application.
+"""The response of /metrics: the engine's metrics and the HTTP metrics, written by prometheus_client's application.
 
-The engine's come as text, from its process. Those of HTTP are this process', or of all front ends that share a folder
-of prometheus_client's (PROMETHEUS_MULTIPROC_DIR).
+The engine's metrics come as text, from its process. The HTTP metrics are of this process, or of all front ends that
+share a folder of prometheus_client's (PROMETHEUS_MULTIPROC_DIR).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SHARED = "PROMETHEUS_MULTIPROC_DIR"
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 METHODS = frozenset(("GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH"))
 OTHER = "other"
-"""What is counted together: paths without an endpoint, and methods that are unknown; clients may make up any number."""
+"""Label of paths without an endpoint and of unknown methods: clients may make up any number, so they share a series."""
 LEFT = "left"
 """The status of a request whose client left before its answer began."""
 
@@ -61,11 +61,11 @@ class HttpMetrics:
         series[1].observe(seconds)
 
     def families(self) -> Iterator[Metric]:
-        """What this process has counted."""
+        """The HTTP metrics of this process."""
         return iter(self._registry.collect())
 
     def app(self, text: str) -> ASGIApp:
-        """What answers a scrape. text: the engine's metrics.
+        """An application that answers one scrape. text: the engine's metrics in Prometheus' format.
 
         Raises: ApiError if an observer's text is not in Prometheus' format.
         """
@@ -94,7 +94,7 @@ class Families(Collector):
 def families_in(text: str, **labels: str) -> list[Metric]:
     """The metrics of a text in Prometheus' format, each sample with these labels before its own.
 
-    When each series began is left out: it is a series of its own, for which nobody asks.
+    The `_created` series (the time when another series began) are left out: no dashboard uses them.
     Raises: ApiError if the text is not in that format.
     """
     try:

@@ -118,7 +118,7 @@ def _shown(path: str) -> str:
 
 
 def _either(first: Values, other: Values) -> Values:
-    """An operation of two APIs, told apart by a header of their clients: its answer is of the one or the other type."""
+    """Merge the operations of two APIs at the same path, which a header tells apart: the answer has either type."""
     answers = [one["responses"]["200"]["content"]["application/json"] for one in (first, other)]
     merged = {
         **first["responses"]["200"],
@@ -128,7 +128,7 @@ def _either(first: Values, other: Values) -> Values:
 
 
 def _describe(schema: Values, kind: type, *, is_body: bool) -> None:
-    """Descriptions of the fields: their docstrings, or those of SamplingParams in a request."""
+    """Describe the fields by their docstrings; a request's fields without one by SamplingParams' docstrings."""
     docs = (field_docs(SamplingParams) if is_body else {}) | field_docs(kind)
     for name, field in schema.get("properties", {}).items():
         if name in getattr(kind, "IGNORED", ()):
@@ -206,7 +206,7 @@ def _page(document: Values, script: str) -> Iterator[str]:
 
 
 def _form(method: str, path: str, body: Values | None) -> Iterator[str]:
-    """What sends a request. A path with parameters has none: there is no example of them."""
+    """The HTML form that sends a request. A path with parameters has no form: there are no example values for them."""
     if _parameters(path):
         return
     yield f'<form data-method="{method.upper()}" data-path="{html.escape(path)}">'

@@ -39,7 +39,7 @@ PROBE_S = 1.0
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """One connection; `limited` makes the class for a server's settings."""
+    """uvicorn's protocol of one HTTP connection, with limits; `limited` makes the class for a server's settings."""
 
     settings: ServeConfig
     surfaces: Surfaces
@@ -151,9 +151,8 @@ class LimitedProtocol(HttpToolsProtocol):
         return True
 
     def _probe(self) -> None:
-        """Find out whether a client that half-closed its connection is still there: one that is gone resets the
-        connection when something is sent. If the response has not begun, an interim response (100) is sent for this
-        purpose.
+        """Find out whether a client that half-closed its connection is still there: if it is gone, the connection is
+        reset when something is sent. Before the response begins, an interim response (100) is sent for this purpose.
         """
         if self._is_answering and not self.transport.is_closing():
             if not self.cycle.response_started and not self.pipeline:

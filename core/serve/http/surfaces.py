@@ -68,7 +68,7 @@ class Surfaces:
 
     @property
     def routes(self) -> list[Route]:
-        """Starlette's routes; those of the same path and method are told apart by the header of the API's clients."""
+        """Starlette's routes. APIs with the same path and method share a route; a request header chooses the API."""
         found: dict[tuple[str, str], list[Claim]] = {}
         for claim in self.claims:
             found.setdefault((claim.route.method, claim.route.path), []).append(claim)

@@ -58,7 +58,7 @@ class CertificateWatch:
             return
         self._seen = marks
         try:
-            check_tls(self._settings)  # a context that failed to load them would have lost what it had
+            check_tls(self._settings)  # first, as a context that fails to load new files loses its present ones
             _load(self._context, self._settings)
         except (ConfigError, OSError) as error:
             _log.error("the certificate stays as it was: %s", error)

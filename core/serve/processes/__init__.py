@@ -1,1 +1,1 @@
-"""Front ends and the engine in processes of their own: what they run, who starts them, what they tell each other."""
+"""Front ends and engines in processes of their own: their main functions, the supervisor, and the messages."""

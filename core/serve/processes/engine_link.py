@@ -1,4 +1,4 @@
-"""A front end's end of the socket to the engine's process: sends messages, and hands on those that come."""
+"""A front end's side of the socket to the engine's process: sends messages, and hands on received messages."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class EngineLink:
             self._context.destroy(linger=0)
 
     def _receive(self) -> None:
-        """Take what is there: the descriptor says only once that there is something."""
+        """Read all waiting messages: the socket's descriptor becomes readable once, not once a message."""
         if self._is_closed:
             return
         messages: list[FromEngine] = []

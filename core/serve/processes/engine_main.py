@@ -1,4 +1,4 @@
-"""What the engine's process of a server runs."""
+"""The main function of a server's engine process."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _serve(parent: Parent, load: Load) -> int:
         server = EngineServer(llm, task["address"], task["max_requests"], lambda: parent.is_gone)
         server.tell_if_stuck(give_up)
         gc.collect()
-        gc.freeze()  # what is there now stays: looking through it again would hold up steps
+        gc.freeze()  # the model's objects live on; looking through them at each collection would hold up steps
         parent.tell(ready=True, facts=asdict(facts_of(llm)))
         server.run()
     finally:

@@ -1,4 +1,4 @@
-"""One replica as the supervisor has it: the engine's process, one after the other, its address and its orders."""
+"""A replica as the supervisor sees it: its engine's process, started again after a fault, its address, its orders."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from hookline.core.serve.processes.shares import Share
 from hookline.core.serve.settings import ServeRun
 
 CLOSE_S = 10.0
-"""For a process to end once it was told to, beyond what it has to do."""
+"""Seconds that a process has to end once it was told to, besides the time for its running requests."""
 _log = logging.getLogger("hookline")
 
 
 class EngineReplica:
-    """Replica `number` of a server. target: what its process runs, as "module:function". folder: of the sockets.
+    """Replica `number` of a server. target: its process' main function, as "module:function". folder: of the sockets.
 
-    process: the one that was started last.
+    process: the engine process that was started last.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class EngineReplica:
 
     @property
     def name(self) -> str:
-        """What logs call it."""
+        """The name in log messages."""
         return "the engine" if self._run.serve.replicas == 1 else f"the engine of replica {self.number}"
 
     def start(self) -> None:
@@ -68,19 +68,19 @@ class EngineReplica:
         return self.process.ready.done() and not self.process.has_ended
 
     def introduction(self, front_name: str) -> dict[str, Any]:
-        """What a front end must know to connect, once the engine is ready. front_name: as the engine will know it."""
+        """The message from which a front end connects to the ready engine. front_name: the front end's name there."""
         facts = self.process.ready.result()["facts"]
         return {"replica": self.number, "address": self.address, "name": front_name, "facts": facts}
 
     def death(self) -> str:
-        """Why it serves nothing, once its process has ended; while another one starts, that it does."""
+        """Why the replica serves nothing after its process has ended, or that it is being started again."""
         process = self.process
         if not process.has_ended:
             return f"{self.name} is being started again"
         return process.reason or f"{self.name}'s process {process.how_it_ended()}"
 
     def restart_delay_s(self) -> float | None:
-        """How long to wait before another process takes the place of one that has ended; None: no other one does."""
+        """Seconds to wait before the ended process is replaced; None: it is not replaced."""
         delay_s = self._restarts.delay_s(self.process.served_s) if self._run.serve.restart else None
         self.has_given_up = delay_s is None
         return delay_s

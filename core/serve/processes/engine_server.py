@@ -69,7 +69,7 @@ class EngineServer(EngineDriver[Name, Submit]):
     max_requests: most completions at once; further ones are refused. is_orphan: whether the supervisor has gone.
     """
 
-    FATAL = (zmq.ZMQError, KeyboardInterrupt)  # when the socket fails, nobody can be told any more
+    FATAL = (zmq.ZMQError, KeyboardInterrupt)  # when the socket fails, no front end can be told any more
 
     def __init__(self, llm: LLM, address: str, max_requests: int, is_orphan: Callable[[], bool]) -> None:
         super().__init__(llm.output_processor)

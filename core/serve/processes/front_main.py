@@ -1,4 +1,4 @@
-"""What a front end's process runs: HTTP on one side, the engines' processes on the other."""
+"""The main function of a front end's process: HTTP on one side, the engines' processes on the other."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class _FrontEnd:
 
 
 class _Engine:
-    """One replica's engine as this front end follows it; its client comes when the model is known."""
+    """The link to one replica's engine; its client is set once the model is known."""
 
     def __init__(self) -> None:
         self._client: RemoteClient | None = None

@@ -1,4 +1,4 @@
-"""What front ends and the engine's process tell each other: MessagePack, one message per step and front end.
+"""Messages between front ends and the engine's process: MessagePack, one message per step and front end.
 
 Plain arrays of plain values, checked against these types when they are read; nothing is pickled. A completion has a
 `handle`, a number that its front end gave it and never gives again; the n completions of a prompt have n in a row.
@@ -121,11 +121,12 @@ class End(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class StepNews(Message, frozen=True, gc=False):
-    """What a step brought one front end.
+    """A step's results for the completions of one front end.
 
-    handles, token_ids: int64, in pairs. last: of those whose last token is among them, why they end. scored: the
-    tokens' log-probabilities, of those that asked for them. ends: completions of which nothing more comes. told: what
-    step extensions say of the tokens, as Delta.extensions, of those that use some.
+    handles, token_ids: int64 each; token i belongs to completion handles[i]. last: the finish reason of each
+    completion whose last token is among them. scored: the tokens' log-probabilities, for completions that asked for
+    them. ends: the completions that have ended. told: values of step extensions for the tokens, as Delta.extensions,
+    for completions that use an extension.
     """
 
     handles: bytes
@@ -159,7 +160,7 @@ decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode
 def packed(ids: Any) -> bytes:
     """Token ids or handles as bytes.
 
-    Raises: ValueError, TypeError or OverflowError if one of them is no int64.
+    Raises: ValueError, TypeError or OverflowError if a number is no int64.
     """
     array = np.asarray(ids)
     if len(array) and array.dtype.kind not in "iu":
@@ -168,7 +169,7 @@ def packed(ids: Any) -> bytes:
 
 
 def unpacked(data: bytes) -> IntArray:
-    """What `packed` was given."""
+    """The token ids or handles that `packed` was given, (count,) int64."""
     return np.frombuffer(data, dtype=np.int64)
 
 
@@ -201,7 +202,7 @@ def end_of(handle: int, output: RequestOutput) -> End:
 
 
 def output_of(end: End, prompt: str | None, prompt_ids: list[int], token_ids: list[int], index: int) -> RequestOutput:
-    """A RequestOutput from what was sent; the caller adds text and log-probabilities."""
+    """The RequestOutput of a completion whose `End` came; the caller adds text and log-probabilities."""
     prompt_logprobs = end.prompt_logprobs
     return RequestOutput(
         end.handle,
@@ -224,7 +225,7 @@ def output_of(end: End, prompt: str | None, prompt_ids: list[int], token_ids: li
 
 
 _SENT = (PromptTooLongError, PluginFault, RequestError)
-"""What is sent as what it is, by the name of the class: of several, the first that fits."""
+"""Errors that keep their class across processes: an error is sent under the name of the first class that it is of."""
 
 
 def refusal_of(handle: int, error: BaseException) -> Refused:

@@ -1,4 +1,4 @@
-"""What the engine's process has for one front end: the tokens of a step gathered, packed and sent."""
+"""The engine process' outgoing messages to one front end: gathers, packs and sends the tokens of each step."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Send = Callable[[bytes, bytes], bool]
 
 
 class Outbox:
-    """Of one front end. Completions' watchers add to it during a step; `flush` sends what is there.
+    """Of one front end. Completions' watchers add tokens and ends during a step; `flush` sends them.
 
-    While a front end does not read, what steps bring is gathered for as long as `stuck_s` says.
+    While the front end does not read, the results of steps are kept; `stuck_s` is the time since it last read.
     """
 
     def __init__(self, name: bytes, send: Send) -> None:

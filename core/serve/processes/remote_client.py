@@ -53,7 +53,7 @@ TOKENIZER_THREADS = 2
 SLICE = 128
 """Tokens of a step that are looked at and sent at one turn of the event loop: some 3 ms."""
 TELL_S = 0.5
-"""Between two reports of what was refused here: whoever floods a front end must not flood the engine with that."""
+"""Seconds between two reports of refused requests to the engine: a flood of requests must not become one of reports."""
 METRICS_S = 5.0
 """Longest wait for the engine's metrics."""
 DEFAULTS = vars(SamplingParams())
@@ -260,7 +260,7 @@ class RemoteClient:
     # ------------------------------------------------------------------------------------------------ streams
 
     def _forget(self, stream: RemoteStream) -> list[int]:
-        """Take a stream's completions off the open ones; returns the handles of those that were open."""
+        """Remove a stream's completions from the open ones; returns the handles of the completions that were open."""
         return [one for one in stream.handles if self._open.pop(one, None) is not None]
 
     def _leave(self, stream: RemoteStream) -> None:
@@ -276,7 +276,7 @@ class RemoteClient:
 
     @property
     def num_at_engine(self) -> int:
-        """The same with those of other front ends, as the engine last told."""
+        """Open completions of all front ends; those of the others by the engine's last message."""
         return len(self._open) + self._num_of_others
 
     def _check_open(self, num_requests: int) -> None:

@@ -41,7 +41,7 @@ class RemoteStream(CompletionStream):
     def prepare(
         self, completions: list[RemoteCompletion], token_ids: list[int], params: SamplingParams, model: ServedModel
     ) -> None:
-        """The prompt's tokens are known; those of its completions come from now on."""
+        """Set the prompt's tokens, once they are known and before the first token of a completion comes."""
         self.prompt_token_ids = token_ids
         for completion, one in zip(completions, params.each(), strict=True):
             completion.prepare(token_ids, one, model.codec, model.eos_token_ids)

@@ -1,7 +1,7 @@
-"""Which replica a request goes to: one that has its beginning in its cache, unless that one is busier than others.
+"""Prefix-aware routing: a request goes to the replica that has its prefix in its cache, unless that is too busy.
 
-Computes with replicas' numbers, loads and hashes of beginnings alone; messages and processes are `replica_client`'s.
-Each front end has a router of its own; they agree on where new beginnings go without talking to each other.
+Uses only the replicas' numbers, loads and hashes of prefixes; messages and processes are `replica_client`'s.
+Each front end has a router of its own; they agree on where new prefixes go without talking to each other.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from collections.abc import Sequence
 import xxhash
 
 SPAN = 64
-"""Tokens, or characters of a text, from one beginning that is told apart to the next longer one."""
+"""Tokens, or characters of a text, by which a hashed prefix is longer than the next shorter one."""
 MAX_KEYS = 64
-"""Beginnings of a prompt that are told apart; what follows the longest one decides nothing."""
+"""Most prefixes of a prompt that are hashed; tokens behind the longest do not influence the choice."""
 MAX_REMEMBERED = 32_768
-"""Beginnings whose replica is remembered; the one that was asked for longest ago goes first."""
+"""Prefixes whose replica is remembered; the least recently used one is dropped first."""
 FACTOR, SLACK = 1.5, 8
 """A replica with more than FACTOR times the least busy one's requests, and SLACK more, is passed over."""
 
 
 def prefix_keys(prompt: object, salt: str | None, session: str | None) -> list[int]:
-    """Hashes of a prompt's beginnings, the shortest first; none if it is shorter than SPAN, or neither text nor ids.
+    """Hashes of a prompt's prefixes, the shortest first; none if it is shorter than SPAN, or neither text nor ids.
 
-    salt: requests with another one share no cache. session: who sends it; the only key if there is one.
+    salt: requests with different salts share no cache. session: if given, its hash is the only key.
     """
     seed = (salt or "").encode()
     if session is not None:
@@ -40,7 +40,7 @@ def prefix_keys(prompt: object, salt: str | None, session: str | None) -> list[i
 
 
 def _spelt(prompt: object) -> tuple[bytes, int]:
-    """As many of a prompt's tokens or characters as matter, as bytes, and how many bytes are one of them."""
+    """The first SPAN * MAX_KEYS tokens or characters of a prompt as bytes, and the bytes of each token or character."""
     most = SPAN * MAX_KEYS
     if isinstance(prompt, str):
         return prompt[:most].encode("utf-32-le", "surrogatepass"), 4
@@ -80,9 +80,9 @@ class Router:
         return chosen
 
     def _of_prefix(self, keys: Sequence[int], fits: Sequence[bool]) -> int | None:
-        """The replica that computed the longest of these beginnings, None if it is too busy.
+        """The replica that computed the longest known prefix, None if it is too busy.
 
-        If all of them are new, it is the one that every front end would choose.
+        If all prefixes are new, the replica with the highest hash score, which is the same in every front end.
         """
         if not keys:
             return None
@@ -109,5 +109,5 @@ class Router:
 
 
 def _score(key: int, replica: int) -> int:
-    """Rendezvous hashing: with a replica less, only what it had goes elsewhere."""
+    """Rendezvous hashing: when a replica is lost, only its own prefixes go to other replicas."""
     return xxhash.xxh64_intdigest(key.to_bytes(8, "little") + replica.to_bytes(4, "little"))

@@ -38,7 +38,8 @@ class StartError(HooklineError):
 class ServerProcess:
     """A process that was started with a task; see `core.serve.processes.parent` for its side.
 
-    target: what it runs, as "module:function". pass_fds: files that it inherits. environ: further variables.
+    target: its main function, as "module:function". pass_fds: file descriptors that it inherits. environ: further
+    variables.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class ServerProcess:
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[dict[str, Any]] = self._loop.create_future()
-        """What it said when it was ready."""
+        """Its `ready` message."""
         self.ended: asyncio.Future[int] = self._loop.create_future()
         """Its exit code, once it has ended."""
         self.reason: str | None = None
@@ -100,7 +101,7 @@ class ServerProcess:
             self._process.kill()
 
     async def wait_until_ready(self, what: str) -> dict[str, Any]:
-        """What it said when it was ready.
+        """Its `ready` message.
 
         Raises: StartError if it ended instead.
         """

@@ -1,4 +1,4 @@
-"""What each replica of a server has of the machine: its own GPUs in their order, or its own part of a CPU's cores."""
+"""Divides the machine among a server's replicas: GPUs in their order, or the cores of a CPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 @dataclass(frozen=True)
 class Share:
-    """One replica's part. gpus: for CUDA_VISIBLE_DEVICES. cores: what its processes run on. None: all there are."""
+    """One replica's part. gpus: its CUDA_VISIBLE_DEVICES. cores: numbers of its CPU cores. None: all of the machine."""
 
     gpus: str | None = None
     cores: tuple[int, ...] | None = None
@@ -46,7 +46,7 @@ def shares_of(config: Config, num_replicas: int) -> list[Share]:
 
 
 def gpu_parts(num_replicas: int, num_ranks: int, num_gpus: int, visible: str | None) -> list[str]:
-    """GPUs of each replica, a GPU for each of its ranks. visible: those of CUDA_VISIBLE_DEVICES, if that is set.
+    """GPUs of each replica, a GPU for each of its ranks. visible: the value of CUDA_VISIBLE_DEVICES, None if unset.
 
     Raises: ConfigError if there are too few.
     """

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def app(arguments: Mapping[str, Any]) -> Application:
-    """The application that the arguments describe: those of `hookline serve`, and `ray.*` for Ray Serve itself.
+    """Ray Serve's application. arguments: the keys of `hookline serve`, and `ray.*` for Ray Serve itself.
 
     Raises: ConfigError or PluginError in one line, before anything is started.
     """

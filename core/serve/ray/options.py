@@ -43,7 +43,7 @@ class RayOptions:
     """
 
     name: str = "hookline"
-    """The deployment's name, by which a Serve config can override what is set here."""
+    """The deployment's name, by which a Serve config can override these options."""
     min_replicas: int = bounded(1, 0)
     """Replicas at least."""
     max_replicas: int | None = bounded(None, 1)
@@ -78,7 +78,7 @@ class RayOptions:
 
 
 def split_arguments(given: Mapping[str, Any]) -> tuple[list[str], RayOptions]:
-    """Split the application's arguments into those of a command line, and the options for Ray.
+    """Split the application's arguments into those of `hookline serve`'s command line and the options for Ray.
 
     given: `key=value` of `serve run`, or of a Serve config's `args`, whose values may be nested.
     Raises: ConfigError for a key that Ray Serve replaces, and for an invalid option.
@@ -141,7 +141,7 @@ def deployment_options(options: RayOptions, config: Config, serve: ServeConfig, 
 
 
 def gpus_of(options: RayOptions, config: Config, num_in_cluster: float) -> float:
-    """GPUs of a replica. num_in_cluster: those that the cluster has now."""
+    """GPUs of a replica. num_in_cluster: GPUs that the cluster has now."""
     if options.num_gpus is not None:
         return options.num_gpus
     if config.device == "cpu" or (config.device == "auto" and not num_in_cluster):

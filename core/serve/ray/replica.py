@@ -17,8 +17,8 @@ class EngineReplica:
 
     driver: versions and plugins of the process that made the application, which must be the same here.
 
-    Ray Serve calls its methods: the application is made once the engine is there, each health check asks the engine,
-    and what runs has ended when it is deleted.
+    Ray Serve calls its methods: the application is made once the engine has started, each health check asks the engine,
+    and when the replica is deleted its running requests end first.
     """
 
     def __init__(self, tree: Mapping[str, Any], driver: Mapping[str, Any]) -> None:

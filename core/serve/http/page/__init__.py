@@ -30,8 +30,8 @@ NEEDS = "/v1/completions"
 
 
 def page_routes(client: EngineClient, surfaces: Surfaces) -> list[Route]:
-    """/: the page. It is the same for every user and contains no secret; the user enters the key. Without OpenAI's API,
-    which it speaks, what it needs.
+    """The page at /, the same for every user and without secrets: the user enters the API key. It speaks OpenAI's API;
+    where that is not served, / says so.
     """
     if all(claim.route.path != NEEDS for claim in surfaces.claims):
 

@@ -1,4 +1,4 @@
-// One entry of the log: what was asked, or an answer as it comes, its tokens' probabilities and its figures.
+// An entry of the log: a question, or an answer as it streams in, with its tokens' probabilities and its figures.
 
 const LEVELS = [0.9, 0.6, 0.3, 0.1];
 
@@ -19,7 +19,7 @@ function addEntry(log, kind, title, text) {
   return entry;
 }
 
-/** The answer to a request. isPlain: shown as it is written, and not as Markdown. before: what it goes on from. */
+/** The answer to a request. isPlain: shown as plain text, not as Markdown. before: the text that it continues. */
 class Answer {
   constructor(entry, { isPlain, before = "" }) {
     this.entry = entry;

@@ -1,4 +1,4 @@
-/* Sends the examples of /docs to this server and shows what it answers. */
+/* Sends the examples of /docs to this server and shows the responses. */
 const key = document.getElementById("key");
 
 async function send(form) {
