@@ -19,7 +19,7 @@ from hookline.core.checkpoint.files import open_source
 from hookline.core.checkpoint.locate import PACKAGE, cached_on_disk, first_line, is_hub_id, locate
 from hookline.core.checkpoint.safetensors_files import (
     QUANTISED,
-    QUANTISED_FILE,
+    QUANTISED_FILES,
     StoredTensor,
     other_form,
     renamed,
@@ -227,15 +227,16 @@ def _read_inside(
 
 
 def _split_quantization(config: dict[str, Any], folder: Path | None) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """A config.json without what it says of quantised weights, and that: by any of the keys of QUANTISED, or by a file
-    hf_quant_config.json beside it.
+    """A config.json without what it says of quantised weights, and that: by any of the keys of QUANTISED, or by one of
+    QUANTISED_FILES beside it.
     """
     stated = next((config[key] for key in QUANTISED if config.get(key)), None)
-    if stated is None and folder is not None and (folder / QUANTISED_FILE).is_file():
-        found = _json(folder / QUANTISED_FILE)
-        producer = found.get("producer")
-        name = producer.get("name") if isinstance(producer, Mapping) else None
-        stated = {"quant_method": name or QUANTISED_FILE, **found}
+    for file in QUANTISED_FILES if stated is None and folder is not None else ():
+        if stated is None and (folder / file).is_file():
+            found = _json(folder / file)
+            producer = found.get("producer")
+            name = producer.get("name") if isinstance(producer, Mapping) else None
+            stated = {"quant_method": name or file, **found}
     plain = {key: value for key, value in config.items() if key not in QUANTISED}
     if stated is None:
         return plain, None

@@ -29,8 +29,8 @@ MXFP4_BYTES = 16
 """Of a group of 32 values."""
 QUANTISED = ("quantization_config", "compression_config", "quantization")
 """Keys of a config.json that say how weights are quantised: transformers', compressed-tensors' and MLX's."""
-QUANTISED_FILE = "hf_quant_config.json"
-"""Where modelopt says it beside a config.json."""
+QUANTISED_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
+"""Where modelopt, AutoGPTQ and AutoAWQ say it beside a config.json; its name stands for a quant_method left out."""
 UNQUANTISED = "use the unquantised checkpoint of the model (bfloat16, float16 or float32)"
 """What to do about one that is."""
 FLOAT_DTYPES = ("BF16", "F16", "F32", "F64")

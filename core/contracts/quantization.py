@@ -30,7 +30,7 @@ class QuantizationConfig:
 class StoredForm:
     """What is known of a checkpoint before a quantization is made.
 
-    stated: its quantization_config, of config.json or hf_quant_config.json; None for a checkpoint that is not quantised
+    stated: its quantization_config, of config.json or a file beside it; None for a checkpoint that is not quantised
     and shall be while it is loaded. dtypes: safetensors' name of the dtype of each tensor, by the tensor's name; empty
     if weights are random.
     """

@@ -74,25 +74,29 @@ def register_quantizations(register: Registrar) -> None:
         help="GGUF files of llama, qwen2, qwen3, qwen3moe, olmo2 and gemma3, dequantised while they are loaded",
         methods=("gguf",),
     )
-    readers = {
+    readers: dict[str, tuple[tuple[str, ...], str, str]] = {
         "compressed_tensors": (
-            "compressed-tensors",
+            ("compressed-tensors",),
             "CompressedTensors",
             "compressed-tensors: FP8, int8, integers of 2 to 8 bits packed in groups, NVFP4, MXFP4 and MXFP8",
         ),
-        "awq": ("awq", "Awq", "AWQ: int4 in groups with zero points"),
-        "gptq": ("gptq", "Gptq", "GPTQ: integers of 2, 3, 4 and 8 bits in groups, with and without act-order"),
+        "awq": (("awq", "quant_config.json"), "Awq", "AWQ: int4 in groups with zero points"),
+        "gptq": (
+            ("gptq", "quantize_config.json"),
+            "Gptq",
+            "GPTQ: integers of 2, 3, 4 and 8 bits in groups, with and without act-order",
+        ),
         "modelopt": (
-            "modelopt",
+            ("modelopt", "modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed", "hf_quant_config.json"),
             "Modelopt",
             "NVIDIA modelopt: FP8, NVFP4, MXFP8, MXFP4, int8, also several of them by linear",
         ),
     }
-    for name, (method, target, told) in readers.items():
+    for name, (methods, target, told) in readers.items():
         register(
             name,
             f"hookline.plugins.quantizations.{name}:{target}",
             config=QuantizationConfig,
             help=f"checkpoints of {told}",
-            methods=(method,) if name != "modelopt" else (method, "hf_quant_config.json"),
+            methods=methods,
         )

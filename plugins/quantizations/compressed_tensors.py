@@ -67,8 +67,8 @@ class CompressedTensors(Quantization):
     def __init__(self, config: Any, form: StoredForm) -> None:
         """See Quantization."""
         stated = Stated(form.stated or {})
-        groups = stated.inner("config_groups")
-        if groups is None or not groups.values:
+        groups = stated.inner("config_groups") or Stated({})
+        if not groups.values and stated.inner("kv_cache_scheme") is None:
             stated.refuse("config_groups", "groups of linears with the format of their weights")
         sparsity = stated.inner("sparsity_config")
         if sparsity is not None and sparsity.values:
@@ -154,7 +154,9 @@ def _group(stated: Stated, written: Any) -> Group:
 
 def _block(weights: Stated) -> tuple[int, int]:
     """Outputs and inputs that share a scale."""
-    strategy = weights.one_of("strategy", "tensor", "channel", "group", "block", default="tensor")
+    size = weights.values.get("group_size")
+    unstated = "tensor" if size is None else "channel" if size == -1 else "group"  # as compressed-tensors has it
+    strategy = weights.one_of("strategy", "tensor", "channel", "group", "block", default=unstated)
     if strategy == "block":
         found = _split(weights).sizes("block_structure", 2)
         if found is None:

@@ -38,7 +38,7 @@ class Fp8(ScaledQuantization):
     def __init__(self, config: Any, form: StoredForm) -> None:
         """See Quantization."""
         stated = Stated(form.stated or {})
-        stated.one_of("fmt", "e4m3", default="e4m3")
+        stated.one_of("fmt", "e4m3", "e4m3fn", "float8_e4m3fn", default="e4m3")
         activations = stated.one_of("activation_scheme", "dynamic", "static", default="dynamic")
         block = stated.sizes("weight_block_size", 2)
         rows, columns = block or (0, 0)

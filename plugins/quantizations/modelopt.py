@@ -42,7 +42,9 @@ class Modelopt(Quantization):
         """See Quantization."""
         outer = Stated(form.stated or {})
         stated = outer.inner("quantization") or outer
-        self.algorithm, self.own = _algorithm(stated, MIXED), {}
+        has_cache_alone = stated.values.get("quant_algo") is None and bool(stated.values.get("kv_cache_quant_algo"))
+        self.algorithm = None if has_cache_alone else _algorithm(stated, MIXED)
+        self.own: dict[str, str] = {}
         if self.algorithm == MIXED:
             layers = stated.inner("quantized_layers")
             if layers is None or not layers.values:

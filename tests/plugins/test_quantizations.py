@@ -513,6 +513,63 @@ def test_forms_that_are_not_read_are_named(
     assert all(word in str(caught.value) for word in told) and "\n" not in str(caught.value)
 
 
+def with_stated(config: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """A quantization_config with other values of its group's weights, or without those that are None."""
+    group = config["config_groups"]["group_0"]
+    weights = {key: value for key, value in {**group["weights"], **changes}.items() if value is not None}
+    return {**config, "config_groups": {"group_0": {**group, "weights": weights}}}
+
+
+BY_CHANNEL = Layout(LAYOUTS["packed"].config, packed(2**20))
+
+
+@pytest.mark.parametrize(
+    ("layout", "stated", "file"),
+    [
+        (LAYOUTS["gptq_order"], {"bits": 4, "group_size": 8, "desc_act": True, "sym": True}, "quantize_config.json"),
+        (LAYOUTS["awq"], {"zero_point": True, "q_group_size": 8, "w_bit": 4, "version": "GEMM"}, "quant_config.json"),
+        (LAYOUTS["fp8_blocks"], {**LAYOUTS["fp8_blocks"].config, "fmt": "float8_e4m3fn"}, ""),
+        (LAYOUTS["packed"], with_stated(dict(LAYOUTS["packed"].config), strategy=None), ""),
+        (BY_CHANNEL, with_stated(dict(BY_CHANNEL.config), strategy=None, group_size=-1), ""),
+        (LAYOUTS["modelopt_nvfp4"], {**LAYOUTS["modelopt_nvfp4"].config, "quant_method": "modelopt_fp4"}, ""),
+    ],
+    ids=["autogptq's file", "autoawq's file", "MiniMax-M2's fmt", "group unstated", "channel unstated", "modelopt_fp4"],
+)
+def test_what_tools_write_of_the_same_layout_in_other_words_is_read(
+    layout: Layout, stated: dict[str, Any], file: str, tmp_path: Path, host: PluginHost
+) -> None:
+    make_qwen3(tmp_path / "plain", **ODD)
+    quantised, dequantised = write_layout(tmp_path / "plain", tmp_path, layout)
+    config = json.loads((dequantised / "config.json").read_text())
+    whole = config if file else {**config, "quantization_config": stated}
+    (quantised / "config.json").write_text(json.dumps(whole))
+    if file:
+        (quantised / file).write_text(json.dumps(stated))
+    found, expected = (list(matrices(loaded(host, one))) for one in (quantised, dequantised))
+    for (_, matrix, is_quantised), (_, plain, _) in zip(found, expected, strict=True):
+        assert is_quantised and torch.allclose(matrix, plain, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [
+        {"quant_method": "modelopt", "quant_algo": None, "kv_cache_quant_algo": "FP8"},
+        {**compressed("dense", {}), "config_groups": {}, "kv_cache_scheme": {"num_bits": 8, "type": "float"}},
+    ],
+    ids=["modelopt", "compressed-tensors"],
+)
+def test_a_checkpoint_whose_cache_alone_is_quantised_has_plain_matrices(
+    stated: dict[str, Any], tmp_path: Path, host: PluginHost
+) -> None:
+    make_qwen3(tmp_path, max_shard_size="1GB")
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors[f"{NAME}.k_scale"] = torch.tensor(0.5)
+    save_file(tensors, tmp_path / "model.safetensors")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": stated}))
+    assert not any(is_quantised for *_, is_quantised in matrices(loaded(host, tmp_path)))
+
+
 def test_modelopts_own_file_beside_a_config_is_read(folders: Any, host: PluginHost, tmp_path: Path) -> None:
     quantised, dequantised = folders("modelopt_nvfp4", **ODD)
     folder = changed(quantised, tmp_path / "two", nothing)
