@@ -1,4 +1,4 @@
-"""What plugins implement and what they are given: protocols and plain values.
+"""The contracts of plugins: the protocols that they implement, and the plain values that core passes to them.
 
 A plugin imports its contract from here, and nothing else of core but `layers`, `scheduling`, `parsing`, `testing` and
 the errors. Each kind has a module of its own, with the legend of its shapes. Importing them imports no torch.

@@ -1,8 +1,8 @@
-"""One step's worth of work as the kernels see it: flat tokens, cache slots, block tables; and what the device keeps of
-running requests, with the operations by which a captured decode step begins and ends.
+"""The batch of one step as kernels see it: flat tokens, cache slots and block tables; and the device's table of running
+requests, with the operations by which a captured decode step reads and writes it.
 
-Kernels get no requests and no plans, only this. Legend: T tokens of the step, B requests of the step, N rows of a step,
-M blocks in a table row, R rows of requests.
+Kernels get these tensors alone, no requests and no plans. Legend: T tokens of the step, B requests of the step, N rows
+of a step, M blocks in a table row, R rows of requests.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def wanted_rows(attend: Any) -> Tensor | None:
 
 @dataclass(frozen=True)
 class RequestRows:
-    """What the device keeps of each running request, one row each; one more row, padding_row, stands for none.
+    """The device's table of running requests, one row each; one more row, padding_row, belongs to no request.
 
     Shapes: last_token_R int64, the token drawn last; length_R int32, tokens known, of which the last one is not in the
     cache yet; temperature_R float32; seed_R int64; block_table_RM int32, whose rows need not be adjacent in memory.
@@ -99,11 +99,11 @@ class RequestRows:
 
 
 class DecodeInputs(NamedTuple):
-    """What a step needs of rows that each compute the token that was drawn last, and draw the next one.
+    """The inputs of a step's N decode rows: each computes the newest token of its request and samples the next one.
 
     Shapes: context_lens_N int32, with that token; block_table_NM int32; temperature_N float32; the others int64:
     token_ids_N, position_N in the request, slot_mapping_N in the cache, seed_N, and draw_position_N of the token to be
-    drawn.
+    sampled.
     """
 
     token_ids_N: Tensor
@@ -121,7 +121,7 @@ class RequestRowOperations(Protocol):
 
     @optional
     def gather_decodes(self, rows_N: Tensor, requests: RequestRows) -> DecodeInputs:
-        """What decodes of these rows need. A row may be there more than once, as the padding row is.
+        """Gather the inputs of decode rows. A row of the table may be named more than once, as the padding row is.
 
         Shapes: rows_N (N,) int64. All results are contiguous.
         Device: no host sync; graph-safe. Writes to none of its inputs.
@@ -148,7 +148,7 @@ class RequestRowOperations(Protocol):
         """Write drawn tokens into the rows: last_token_R, and length_R, which is one more than the draw's position.
 
         Token 0 in place of NO_TOKEN and all below it: a step may be launched for its request before the host ends it.
-        The padding row, which may be there more than once, has length 1 afterwards, and any token.
+        The padding row, which may be named more than once, has length 1 afterwards, and any token.
         Shapes: rows_N, draw_position_N (N,) int64; tokens_N (N,) int64, not necessarily adjacent in memory.
         Device: no host sync; graph-safe.
         """

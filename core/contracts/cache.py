@@ -1,4 +1,4 @@
-"""What each layer of a model keeps of the tokens that it has seen: what a ModelSpec lists, and core makes room for.
+"""What each layer of a model caches of the tokens that it has seen. A ModelSpec lists it; core allocates the memory.
 
 Legend: T tokens of a step, B requests of a step, R rows of a state, one for each request that runs and one for padding.
 """
@@ -28,9 +28,9 @@ class SlidingWindow:
 
 @dataclass(frozen=True)
 class SharedCache:
-    """No keys and values of its own: the layer attends over those of an earlier one, whose index is `layer`.
+    """No keys and values of its own: the layer attends over those of the earlier layer with the index `layer`.
 
-    It gives `attend` its queries alone, (T, H * E), and nothing is written.
+    It passes its queries alone to `attend`, (T, H * E), and nothing is written to the cache.
     """
 
     layer: int
@@ -38,10 +38,10 @@ class SharedCache:
 
 @dataclass(frozen=True)
 class StateTensor:
-    """One tensor of a sequence's recurrent state in a layer, zeros before its first token.
+    """One tensor of a sequence's recurrent state in a layer, zeros before the sequence's first token.
 
-    shape: of one sequence, of the whole model. dtype: name of a torch dtype; empty means that of the model.
-    split_dim: the dimension of which each rank has an even part; None if every rank keeps all of it.
+    shape: for one sequence, in the whole model. dtype: name of a torch dtype; empty means the model's.
+    split_dim: the dimension that is divided evenly among the ranks; None if every rank keeps the whole tensor.
     """
 
     shape: tuple[int, ...]
@@ -53,23 +53,24 @@ class StateTensor:
 class RecurrentState:
     """A state of fixed size in place of keys and values, e.g. of a linear attention or a short convolution.
 
-    The model reads and writes it through `attend.states(layer)`. Core copies it at ends of blocks, so that requests can
-    go on from the prefixes of earlier ones; all that the model keeps of a prefix must be in it.
+    The model reads and writes it through `attend.states(layer)`. Core copies it at the ends of blocks, so that later
+    requests can start from a cached prefix; everything that the model remembers of a prefix must be in it.
     """
 
     tensors: tuple[tuple[str, StateTensor], ...]
     """Pairs of a name, by which the model finds the tensor, and its form."""
     lengths_on_host: bool = False
-    """Whether the model computes it by the lengths of prompts on the host: then no step with prompts is captured."""
+    """Whether the model reads the lengths of prompts on the host to compute it: no step with prompts is captured then.
+    """
 
 
 @dataclass(frozen=True)
 class NoCache:
-    """Nothing: the layer looks at each token alone."""
+    """Nothing is cached: the layer looks at each token alone."""
 
 
 LayerCache = FullAttention | SlidingWindow | SharedCache | RecurrentState | NoCache
-"""What one layer keeps; an entry of ModelSpec.layers."""
+"""The cache of one layer; an entry of ModelSpec.layers."""
 
 
 @dataclass(frozen=True)
@@ -78,11 +79,11 @@ class StateRows:
 
     tensors: by the names of RecurrentState, each (R, *shape of this rank), to be read and written in place.
     rows_B: (B,) int64, the row of each request; several may name the padding row, whose state belongs to no request.
-    query_starts_B1: (B + 1,) int32, the first token of each request; one without tokens leaves its state as it is.
+    query_starts_B1: (B + 1,) int32, the first token of each request; a request without tokens keeps its state.
     is_new_B: (B,) bool, true if the step has the first token of the request; its state is already zero.
     num_decodes: the first requests, one token each. max_query_len: most tokens of a request.
     query_starts_host: query_starts_B1 on the host; None in a captured step with prompts, as kernels that declare
-    `graph_prefill` have them. Whose a token is must then be found out on the device, from query_starts_B1.
+    `graph_prefill` have them. The request of a token must then be computed on the device, from query_starts_B1.
     """
 
     tensors: Mapping[str, Tensor]

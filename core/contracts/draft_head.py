@@ -1,4 +1,4 @@
-"""What drafters have that read the hidden states of the model: heads, which guess a token from them.
+"""The contract of drafting heads, which guess tokens from the hidden states of the model.
 
 A head is a small network of a single layer with a KV cache of its own. Its entry i is computed of the model's hidden
 states at position i and of the token at i + 1, and guesses the token at i + 2; further guesses are made of the head's
@@ -29,38 +29,38 @@ class DraftHead(Protocol):
     """Its own sizes, of one layer: heads, head_dim, value_dim."""
 
     def __init__(self, hf_config: Mapping[str, Any], runtime: Runtime) -> None:
-        """Allocate the parameters on runtime.device; the ranks of `runtime` are one.
+        """Allocate the parameters on runtime.device. `runtime` has a single rank.
 
         Raises: ConfigError for a config.json that it cannot be built for.
         """
         ...
 
     def weight_targets(self, stored: Shapes) -> Mapping[str, WeightTarget]:
-        """Name of each tensor that it needs -> where that goes.
+        """Name of each checkpoint tensor that the head needs -> the parameter that it fills.
 
-        stored: what the checkpoint has; empty if weights are random.
+        stored: the checkpoint's tensors and their shapes; empty if weights are random.
         Raises: CheckpointError, in one line, if the checkpoint holds no such head.
         """
         ...
 
     def combine(self, streams: Sequence[Tensor]) -> Tensor:
-        """What an entry is made of: the model's residual streams (T, D), by layer ascending -> (T, H)."""
+        """The input of `forward` for T entries: the model's residual streams (T, D), by layer ascending -> (T, H)."""
         ...
 
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, hidden_TH: Tensor, attend: Attend) -> Tensor:
-        """Entries: hidden_TH of `combine`, or of this method for the entry before -> (T, H).
+        """Compute T entries: hidden_TH (T, H), from `combine` or from this method for the entry before -> (T, H).
 
         attend: called once, with any layer.
         """
         ...
 
     def logits(self, hidden_NH: Tensor) -> Tensor:
-        """What guesses are drawn of: rows that `forward` returned (N, H) -> (N, V), -inf where it cannot guess."""
+        """The logits of guesses: rows that `forward` returned (N, H) -> (N, V), -inf for tokens it cannot guess."""
         ...
 
 
 class HasDraftHead(Protocol):
-    """What a model class has besides Model's methods if its checkpoints may carry a head that guesses tokens."""
+    """A model class whose checkpoints may carry a drafting head. It has this method besides Model's."""
 
     @classmethod
     def draft_head(cls) -> type[DraftHead]:

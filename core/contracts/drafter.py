@@ -1,4 +1,4 @@
-"""What a drafter implements: it guesses the next tokens of running requests, which one step then computes at once.
+"""The contract of drafters, which guess the next tokens of running requests; one step then checks all guesses at once.
 
 Legend: L tokens of a request, T of them that a step computed, N rows, D hidden of the model, V vocabulary.
 """
@@ -25,9 +25,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DrafterSpec:
-    """What a drafter is built for. vocab_size: every draft must be below it. max_num_seqs: most requests that run at a
-    time. max_model_len: longest request, in tokens. device, dtype: those that the model computes on and in, as the
-    configuration has them, e.g. "cuda" and "bfloat16". target: the model itself; None outside of an engine.
+    """The sizes and the model that a drafter is built for.
+
+    vocab_size: every draft must be below it. max_num_seqs: most requests that run at a time. max_model_len: longest
+    request, in tokens. device, dtype: the model's, as the configuration writes them, e.g. "cuda" and "bfloat16".
+    target: the model itself; None outside of an engine.
     """
 
     vocab_size: int
@@ -40,12 +42,12 @@ class DrafterSpec:
 
 @dataclass(frozen=True)
 class DraftRow:
-    """One request that drafts are asked for.
+    """A request for which the engine asks for drafts.
 
     id: of the request, unique in the engine. tokens: (L,) int32, its prompt and all tokens drawn so far; read-only, and
     valid during the call alone. num_prompt_tokens: how many of them are the prompt. num_drafts: most drafts that the
-    step has room for, at least 1. params, seed: the request's; another model that draws with them draws with the same
-    noise at each position.
+    step has room for, at least 1. params, seed: the request's; a draft model that samples with them uses the same noise
+    as the model at each position.
     """
 
     id: int
@@ -59,8 +61,8 @@ class DraftRow:
 class DraftTarget(Protocol):
     """The model that drafts are for, as drafters see it.
 
-    spec, hf_config, model_class: of the model. checkpoint: what its checkpoint is called. is_random: whether its
-    weights are drawn at random, as those of its head then are.
+    spec, hf_config, model_class: of the model. checkpoint: the reference of its checkpoint. is_random: whether its
+    weights are drawn at random; the weights of its head are then random too.
     """
 
     spec: ModelSpec
@@ -82,29 +84,29 @@ class DraftTarget(Protocol):
 
     @property
     def runtime(self) -> Runtime:
-        """What a head is built with, whole in the engine's process: the model's device, dtype and kernels, and the
-        quantization of its checkpoint.
+        """The Runtime to build a head with, on one rank in the engine's process: the model's device, dtype and kernels,
+        and the quantization of its checkpoint.
         """
         ...
 
     def fill(self, targets: Mapping[str, WeightTarget], checkpoint: str = "") -> None:
-        """Load weights from the model's checkpoint, drawn at random where its are, or plain ones from another one.
+        """Fill these targets from the model's checkpoint, or from another one, whose weights must not be quantised.
 
-        Raises: CheckpointError for tensors that are missing or misshaped.
+        If the model's weights are random, so are these.
+        Raises: CheckpointError for tensors that are missing or have another shape.
         """
         ...
 
     def attention(self, spec: ModelSpec, num_rows: int, num_ahead: int) -> HeadAttention:
         """Kernels for the attention of a head with these sizes, and a cache for it, allocated now.
 
-        num_rows: most entries of a batch of single entries. num_ahead: most entries of a request beyond those of its
-        tokens.
+        num_rows: most requests in a batch with one entry each. num_ahead: most entries of a request beyond its tokens.
         Raises: PluginError if the kernels do not compute such attention, CapacityError if its cache does not fit.
         """
         ...
 
     def sample(self, logits_NV: Tensor, params: SamplingBatch) -> Tensor:
-        """Draw as the model's tokens are drawn: with the same noise for the same seed and position.
+        """Sample tokens as the model's are sampled: with the same noise for the same seed and position.
 
         Shapes: logits_NV (N, V); returns (N,) int64, NO_TOKEN where logits hold NaN.
         Device: no host sync; safe in what `capture` records.
@@ -140,11 +142,11 @@ class HeadAttention:
 
 @dataclass(frozen=True)
 class ComputedRow:
-    """The tokens of one request that a step computed and that count: those of wrong drafts are left out.
+    """The T tokens of one request that a step computed, without wrong drafts.
 
-    id, tokens: as in DraftRow; of tokens at least one follows the computed ones. start: position of the first computed
-    token. streams: for each layer of `Drafter.reads_layers`, the residual stream after it (T, D) float32, which the
-    drafter may keep.
+    id, tokens: as in DraftRow; at least one of the tokens follows the computed ones. start: position of the first
+    computed token. streams: for each layer of `Drafter.reads_layers`, the residual stream after it (T, D) float32,
+    which the drafter may keep.
     """
 
     id: int
@@ -155,15 +157,15 @@ class ComputedRow:
 
 @dataclass
 class DraftCounts:
-    """What an engine's drafts came to. drafted, kept: drafts computed and drafts kept, by their place behind the newest
-    token, the first place first. no_drafts: decodes without any, by the reason.
+    """Counts of an engine's drafts. drafted, kept: drafts computed and drafts kept, by their place behind the newest
+    token, the first place first. no_drafts: decodes without drafts, by the reason.
     """
 
     drafted: list[int] = field(default_factory=list)
     kept: list[int] = field(default_factory=list)
     no_drafts: dict[str, int] = field(default_factory=dict)
     pretended_length: float | None = None
-    """That of the drafter: if it is set, what was kept says nothing of the drafts."""
+    """The drafter's pretended_length; if it is set, `kept` does not measure how good the drafts are."""
 
     def add(self, num_drafts: int, num_kept: int) -> None:
         """Count the drafts of one row of a step."""
@@ -185,46 +187,47 @@ class DraftCounts:
 
     @property
     def num_kept(self) -> int:
-        """Tokens that requests have beyond one of each step: drafts that were right, up to a request's end."""
+        """Tokens that requests got beyond one for each step: right drafts, up to the end of the request."""
         return sum(self.kept)
 
 
 class Drafter(Protocol):
     """Proposes drafts on the host, between steps. For classes to extend; one object per engine.
 
-    Constructed as `Drafter(config, spec)`, config being the dataclass that it was registered with. Whatever it
-    proposes, a request's tokens are those that it has without drafts: a draft is kept only if it is the token that is
-    drawn at its position anyway (but see pretended_length). So a drafter can be wrong or slow, and no more. If it
-    raises, or proposes what is no token, its request goes on without drafts, and the log names the drafter once.
+    Constructed as `Drafter(config, spec)`, config being the dataclass that it was registered with. Drafts do not change
+    a request's tokens: a draft is kept only if the model samples the same token at its position (but see
+    pretended_length). So a drafter can make requests slower, but not wrong. If it raises, or proposes a number that is
+    no token id, the request goes on without drafts, and the log names the drafter once.
     """
 
     k: int
     """Most drafts for a request in a step; the engine asks for no more. At least 1."""
 
     adaptive: bool = True
-    """Whether a request whose drafts were all wrong is asked for in one of two steps, then of four, up to one of 64,
-    until a draft is right again; and in up to one of 8 once 16 steps had no proposal. Drafts that are never right, and
-    texts that do not repeat, cost little then."""
+    """Whether the engine asks less often for drafts of a request whose drafts were all wrong: in one of two steps, then
+    of four, up to one of 64, until a draft is right again; and in up to one of 8 once 16 steps had no proposal. Wrong
+    drafts, and texts that do not repeat, cost little then."""
 
     pretended_length: float | None = None
-    """For benchmarks alone: how many tokens a request keeps of a step with k drafts in the mean, from 1 to 1 + k,
+    """Only for benchmarks: the mean number of tokens that a request keeps of a step with k drafts, from 1 to 1 + k,
     whether its drafts are right or not. Answers are then not the model's, and the log and benchmarks say so. None: a
     draft is kept if it is right."""
 
     def __init__(self, config: Any, spec: DrafterSpec) -> None:
-        """Allocate what it needs. Raises: ConfigError for a field that does not fit, naming it and the fix."""
+        """Allocate the drafter's memory. Raises: ConfigError for a field that does not fit, naming it and the fix."""
         ...
 
     def propose(self, row: DraftRow) -> Sequence[int]:
-        """The tokens that may follow those of the request, at most row.num_drafts; none if it has no good guess."""
+        """Guess the request's next tokens, at most row.num_drafts; empty if the drafter has no good guess."""
         ...
 
     @classmethod
     @optional
     def reads_layers(cls, config: Any, spec: ModelSpec, config_of: Callable[[str], Mapping[str, Any]]) -> Sequence[int]:
-        """After which of the model's layers `observe` gets the residual stream; asked on every rank, before any weight
-        is loaded. If there is one, each step copies the streams of its tokens to the host, and steps with prompts are
-        no CUDA graphs.
+        """The layers of the model whose residual stream `observe` gets; asked on every rank, before weights are loaded.
+
+        If there are any, each step copies the streams of its tokens to the host, and steps with prompts are no CUDA
+        graphs.
 
         config: as the constructor's. config_of: as DraftTarget's.
         Raises: ConfigError or CheckpointError if the drafter does not fit the model.
@@ -233,10 +236,10 @@ class Drafter(Protocol):
 
     @optional
     def observe(self, rows: Sequence[ComputedRow]) -> None:
-        """A step was committed, which computed tokens of these requests; called after each step, before `propose`.
+        """A step that computed tokens of these requests was committed; called after each step, before `propose`.
 
-        A request that began with a cached prefix, or that was preempted, may begin at a later position than its first,
-        and may have positions again that it had before, with the same tokens.
+        The first row of a request that began with a cached prefix, or was preempted, may start behind position 0, and
+        may repeat positions of earlier rows, with the same tokens.
         """
         return
 
@@ -247,10 +250,10 @@ class Drafter(Protocol):
 
     @optional
     def forget(self, id: int) -> None:
-        """Drop what is kept of a request, which has ended."""
+        """Drop the state of a request that has ended."""
         return
 
     @optional
     def close(self) -> None:
-        """Release what it holds, since the engine is closed."""
+        """Release the drafter's memory; called when the engine is closed."""
         return

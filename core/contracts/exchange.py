@@ -28,7 +28,7 @@ EMPTY = 0xFF
 
 @dataclass(frozen=True)
 class PeerMemory:
-    """One rank's view of the shared memory. A slot holds what one program exchanges at a time.
+    """One rank's view of the shared memory. A slot holds the data that one Triton program exchanges at a time.
 
     rank: this rank's number, from 0. size: R. num_slots: S, the most programs that an exchange may launch.
     slot_bytes: most bytes of a slot that come from one rank, a multiple of 16.
@@ -69,9 +69,9 @@ class Exchange(Protocol):
         ...
 
     def best_tokens(self, scores_N: Tensor, tokens_N: Tensor) -> Tensor:
-        """The token (int64) of the rank with the highest score (float32) for each row; of equal ones the lowest rank's.
+        """For each row, the token (int64) of the rank with the highest score (float32); in a tie, of the lowest rank.
 
-        NaN is higher than all, and NO_TOKEN its token. N is at most the rows that the exchange was made for.
+        NaN is higher than every number and gives NO_TOKEN. N is at most the rows that the exchange was made for.
         """
         ...
 
@@ -85,7 +85,7 @@ class Exchange(Protocol):
         """Kernels.add_rms_norm of the sum over ranks of `linear`; None, with nothing done, where it is not faster.
 
         Shapes: x_TD (T, D); both results (T, O). May overwrite the residual. All ranks must agree whether to return
-        None. A bias is given on rank 0 alone, so that must not depend on it.
+        None; only rank 0 gets the bias, so the decision must not depend on it.
         """
         return None
 

@@ -1,8 +1,8 @@
 """The contract of an executor: where the ranks of an engine run, if not as child processes of the engine's own.
 
-Core keeps what ranks do: their task, the message of each step, results, signs of life, and the error that names a rank
-which is lost. All of it travels over TCP connections that each rank opens to the engine's process. An executor finds
-room for the ranks, says where each one is, starts it there, and ends it.
+Core keeps the work of the ranks: their task, the message of each step, results, heartbeats, and the error that names a
+lost rank. All of it travels over TCP connections that each rank opens to the engine's process. An executor finds room
+for the ranks, says where each of them is, starts it there, and ends it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class WantedRanks:
     num_ranks: int
     """How many, tp * pp; they are numbered from 0."""
     group_size: int
-    """Ranks of a tensor-parallel group (tp), which follow each other: best on one host."""
+    """Ranks of a tensor-parallel group (tp). Their numbers follow each other; they are best placed on one host."""
     device: str
     """auto, cpu, cuda or cuda:N, as the configuration has it."""
     num_cpu_threads: int
@@ -36,7 +36,7 @@ class RankPlace:
     host: str
     """The address under which the other ranks reach it."""
     node: str
-    """What is equal for ranks of one host alone, whatever their address is."""
+    """A name of the host: equal for two ranks exactly if they run on the same host, whatever their addresses are."""
     pid: int
     """Of its process."""
     device: str
@@ -54,7 +54,7 @@ class RankPlace:
 
 @dataclass(frozen=True)
 class RankStart:
-    """What turns a process into a rank. Can be pickled. Who has its secret can be a rank: keep it off command lines."""
+    """Turns a process into a rank. Can be pickled. Whoever has the secret can be a rank: keep it off command lines."""
 
     rank: int
     host: str
@@ -80,14 +80,14 @@ class StartedRank(Protocol):
     """A process that was started as a rank. Its methods are called by several threads."""
 
     def how_it_ended(self) -> str:
-        """How the process ended whose connection is closed, in words for an error: "was killed by SIGKILL".
+        """How the process ended, in words for an error: "was killed by SIGKILL". Called once its connection is closed.
 
-        Waits for a few seconds at most.
+        Waits for the process for a few seconds at most.
         """
         ...
 
     def kill(self) -> None:
-        """End the process, also one that is stopped. Does not wait for that; its connections are closed already."""
+        """End the process, even if it is stopped, without waiting for it; its connections are closed already."""
         ...
 
     def wait(self, timeout_s: float) -> bool:
@@ -98,8 +98,8 @@ class StartedRank(Protocol):
 class RankExecutor(Protocol):
     """Where the ranks of an engine run. For classes to extend.
 
-    Constructed once for each engine, before its checkpoint is read, so that what does not fit is known early; config is
-    an instance of the registered dataclass, or None.
+    Constructed once for each engine, before its checkpoint is read, so that errors come early; config is an instance of
+    the registered dataclass, or None.
     """
 
     host: str
@@ -109,18 +109,19 @@ class RankExecutor(Protocol):
     """Where each rank will run; its index is the rank. Set by the constructor."""
 
     def __init__(self, config: Any, wanted: WantedRanks) -> None:
-        """Find room for all ranks, and wait until each one's place is known.
+        """Find room for all ranks, and wait until the place of each rank is known.
 
-        Raises: ConfigError for what can never be had; RankError if there is no room in time. Nothing is kept then.
+        Raises: ConfigError for a demand that can never be met; RankError if there is no room in time. Then everything
+                that was reserved is given back.
         """
         ...
 
     def start(self, starts: Sequence[RankStart]) -> Sequence[StartedRank]:
-        """Have the process of each rank call its RankStart's `run`. Returns, rank by rank, without waiting for it."""
+        """Make the process of each rank call its RankStart's `run`; returns the processes by rank, without waiting."""
         ...
 
     def release(self) -> None:
-        """Give everything back, also ranks that still run or were never started; a second call does nothing.
+        """Give everything back, including ranks that still run or were never started; a second call does nothing.
 
         Called when the engine is closed and when its start fails.
         """

@@ -1,4 +1,4 @@
-"""What a step extension is given and what it implements: code that takes part in the steps of the requests that ask.
+"""The contract of step extensions: code that takes part in the steps of the requests that ask for it.
 
 Legend: T tokens of a step, D hidden, N draws, V vocabulary, R rows of the request table, L tokens of a request, W
 numbers that an extension sends to the host for each draw.
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 class TokenTexts(Protocol):
-    """What an extension may know of the tokenizer."""
+    """The tokenizer as an extension sees it."""
 
     @property
     def texts(self) -> Sequence[str]:
-        """The text of each token inside of a text, special ones as they are written; empty for ids without one.
+        """The text of each token id in the middle of a text, special tokens included; empty for ids without a token.
 
-        A token that is a part of a character has a replacement character (U+FFFD) in it. Made once, when asked for.
+        A token that is a part of a character has a replacement character (U+FFFD) in it. Built at the first access.
         """
         ...
 
@@ -71,7 +71,7 @@ class FromSamplingParams:
 
 @dataclass(frozen=True)
 class RequestFacts:
-    """What the methods on the host may know of a request beside their own arguments."""
+    """The facts about a request that the methods on the host get beside its arguments."""
 
     num_prompt_tokens: int
     """Length of the prompt."""
@@ -145,37 +145,37 @@ class StepExtension(Protocol):
     reads_texts: bool = False
     """Whether ExtensionSpec and RequestFacts have the tokenizer."""
     follows_tokens: bool = False
-    """Whether a draw depends on what `on_token` made of the token before it: `encode` is then asked again after each
-    token and `load` gets its values before the next draw, so no step is launched while such a request's token is
-    unknown; the class must have all three. Otherwise they come when the request is admitted, also again after a
-    preemption."""
+    """Whether a draw depends on the state that `on_token` left after the token before it: `encode` is then called again
+    after each token and `load` gets its values before the next draw, so no step is launched while such a request's
+    token is unknown; the class must have all three methods. Otherwise both are called when the request is admitted, and
+    again after a preemption."""
     waits_for_host: bool = False
     """Whether its methods on the device read values of tensors on the host (`item`, `tolist`, a condition), which loses
     the overlap of host and device. Excludes Needs(graph_safe=True)."""
     excludes: Sequence[str] = ()
-    """What a request may not ask for beside it: names of other extensions, and of fields of
-    SamplingParams; `tp` or `pp`: engines of several ranks or stages refuse it."""
+    """Names of other extensions, and of fields of SamplingParams, that a request may not combine with it; `tp` or `pp`:
+    engines of several ranks or stages refuse it."""
     layers: Sequence[int] = ()
-    """After which of the model's layers `after_layer` is called, counted from 0; mostly set by the constructor. With
+    """The layers of the model, counted from 0, after which `after_layer` is called; mostly set by the constructor. With
     stages, each stage calls it after its own layers."""
     reads_layers: Sequence[int] = ()
     """The layers after which LogitsRows.streams has the residual stream; mostly set by the constructor."""
     draw_method: str = "before_draw"
-    """What its `before_draw` is called."""
+    """The name of the class's `before_draw` method."""
     result_width: int = 0
     """W: how many numbers `after_draw` returns for each draw; mostly set by the constructor."""
     result_dtype: str = "int64"
-    """Of these numbers, "int64" or "float32"."""
+    """The dtype of these numbers, "int64" or "float32"."""
 
     def __init__(self, spec: ExtensionSpec) -> None:
-        """Allocate all that is kept per row here: a captured graph would not see what is allocated later."""
+        """Allocate all tensors with a row for each request here: a captured graph does not see later allocations."""
         ...
 
     # ------------------------------------------------------------------------------------------------- on the device
 
     @optional
     def load(self, row: int, values_X: Tensor) -> None:
-        """Keep those values, on the device, for the request that now owns a row.
+        """Keep these values, on the device, for the request that now owns this row.
 
         values_X: int64, what `encode` returned; empty if this request does not use the extension and the row's previous
         request did. Called outside of graphs, before the request's first step.
@@ -219,19 +219,19 @@ class StepExtension(Protocol):
     @staticmethod
     @optional
     def num_draws(arguments: Any, request: RequestFacts) -> int | None:
-        """How many of the request's first draws it takes part in, asked on the host: 0 for none, None for all.
+        """How many of the request's first draws it takes part in, called on the host: 0 for none, None for all.
 
-        Not asked for arguments that equal their defaults, which change nothing. May be a classmethod.
+        Not called for arguments that equal their defaults, which change nothing. May be a classmethod.
         """
         return None
 
     @staticmethod
     @optional
     def encode(arguments: Any, request: RequestFacts) -> Sequence[int]:
-        """Further int64 values for `load`, made on the host: what columns cannot hold, such as lists.
+        """Further int64 values for `load`, made on the host from arguments that columns cannot hold, such as lists.
 
-        A class whose dataclass has a field of another type than int, float or bool must have both it and `load`; so
-        must one that returns any. May be a classmethod.
+        A class must have both this method and `load` if its dataclass has a field of another type than int, float or
+        bool, or if this method returns any values. May be a classmethod.
         Raises: RequestError for arguments that the request cannot have.
         """
         return ()
@@ -241,9 +241,9 @@ class StepExtension(Protocol):
     def start(arguments: Any, request: RequestFacts) -> Any:
         """A request's state on the host, which `on_token` and `on_result` change and `encode` reads as `request.state`.
 
-        Made when the request arrives, one for each of n completions, and kept until it ends: preemptions do not
-        change it. The host follows the tokens of requests of a class that has this or `on_token`; other classes do not
-        have that cost.
+        Called when the request arrives, for each of n completions; the state is kept until the request ends, through
+        preemptions. The host follows a request's tokens only if one of its extensions has this method or `on_token`;
+        other requests do not have that cost.
         Raises: RequestError for arguments that the request cannot have.
         """
         return None
@@ -264,11 +264,11 @@ class StepExtension(Protocol):
     @staticmethod
     @optional
     def on_result(state: Any, values_W: np.ndarray) -> Any:
-        """What the client gets of the numbers that `after_draw` computed for one of the request's tokens.
+        """Turn the numbers that `after_draw` computed for one of the request's tokens into the client's result.
 
         Called once for each of its tokens, in order, before `on_token` of the same token, on the thread that plans.
-        Returns plain data (what JSON can hold), which is appended to RequestOutput.extensions[name] and streamed with
-        the token; without this method, that is the list of the numbers.
+        Returns plain data (JSON types), which is appended to RequestOutput.extensions[name] and streamed with the
+        token; without this method, the list of the numbers.
         values_W: (result_width,) of result_dtype; a copy.
         Raises: whatever it raises ends the request with an error that names the extension.
         """

@@ -1,4 +1,4 @@
-"""What a grammar back end is given and what it implements: it says which tokens may come next.
+"""The contract of grammar back ends, which say which tokens may come next.
 
 Legend: V tokens of the vocabulary, W >= ceil(V / 32) int32 words of a mask: bit t % 32 of word t // 32 is token t, and
 a set bit allows it. N rows.
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GrammarVocabulary:
-    """What a back end may know of the tokenizer.
+    """The tokenizer's vocabulary as a back end sees it.
 
     tokens: the bytes of each of the V token ids, in order; b"" where an id has none, as where the model's vocabulary is
-    larger than the tokenizer's: such an id is never allowed. special_ids: tokens that stand for no text, such as
-    those that mark the turns of a chat. stop_ids: the checkpoint's end-of-sequence tokens, at least one. encode: a
-    text's token ids, without the special tokens that begin or end a prompt.
+    larger than the tokenizer's: such an id is never allowed. special_ids: tokens that stand for no text, such as the
+    marks of a chat's turns. stop_ids: the checkpoint's end-of-sequence tokens, at least one. encode: a text's token
+    ids, without the special tokens that begin or end a prompt.
     """
 
     tokens: Sequence[bytes]
@@ -37,12 +37,12 @@ class GrammarVocabulary:
 
 
 class GrammarMatcher(Protocol):
-    """How far one completion is in its grammar. For classes to extend. Used by one thread at a time."""
+    """The state of one completion in its grammar. For classes to extend. Used by one thread at a time."""
 
     def fill(self, mask_W: MaskRow) -> None:
         """Set the bits of the tokens that may come next; the words are zero before.
 
-        Of several tokens that spell the same text it may leave out those that the tokenizer would not choose.
+        If several sequences of tokens spell the same text, it may forbid tokens that the tokenizer would not choose.
 
         The vocabulary's stop_ids are allowed exactly where the text so far is complete, special tokens only where the
         grammar names them. If anything raises, or no bit is set, the request ends with an error: nothing is drawn for
@@ -54,18 +54,18 @@ class GrammarMatcher(Protocol):
         """Go on by these tokens; False if they do not fit. A single token that does not fit changes nothing then.
 
         The vocabulary's stop_ids fit where the text is complete, and end it. Never called once `is_terminated`.
-        Called for tokens that were drawn, of which one that does not fit ends the request, and one by one for drafts,
-        which may not fit (see `rollback`).
-        Raises: RequestError with one line if a limit is reached. The request ends with it if the token was drawn;
-        behind a draft, a new matcher goes on from where this one was.
+        Called for sampled tokens, where a token that does not fit ends the request with an error, and one by one for
+        drafts, which may not fit (see `rollback`).
+        Raises: RequestError with one line if a limit is reached. The request ends with it if the token was sampled;
+        after a draft, core makes a new matcher and advances it by the request's tokens.
         """
         ...
 
     @optional
     def rollback(self, num_tokens: int) -> None:
-        """Take back the last `num_tokens` tokens that `advance` took, so that all is as it was before them.
+        """Undo the last `num_tokens` tokens that `advance` took.
 
-        Called after masks were filled behind drafts. Without this method the back end's requests have no drafts.
+        Called after masks were filled for drafts. Without this method the back end's requests have no drafts.
         """
         raise AssertionError("left out")
 
@@ -81,11 +81,11 @@ class GrammarMatcher(Protocol):
 
 
 class Grammar(Protocol):
-    """A compiled grammar, shared by all requests that ask for the same. For classes to extend."""
+    """A compiled grammar, shared by all requests that ask for the same grammar. For classes to extend."""
 
     @property
     def num_bytes(self) -> int:
-        """About how much memory it takes; the engine keeps the ones used last within a bound."""
+        """About how much memory it takes; the engine keeps the most recently used grammars, up to a bound in bytes."""
         ...
 
     def matcher(self) -> GrammarMatcher:
@@ -121,13 +121,13 @@ class GrammarBackend(Protocol):
     @classmethod
     @optional
     def cannot_hold(cls, keyword: str, value: Any) -> bool:
-        """Whether no grammar of this back end holds a completion to a keyword of a JSON schema that has this value.
+        """Whether this back end cannot enforce a keyword of a JSON schema with this value.
 
-        Such a keyword is left out of schemas before `compile` gets them, and callers are told; without this method it
-        is left to `compile` to refuse it. Not asked about keywords that every back end holds: those that say which
-        properties and items there are, `$ref`, `allOf` and `anyOf`; of `patternProperties` only whether several
-        patterns of one object go together, of `properties` whether `minProperties` and `maxProperties` go with them:
-        then the value is the schema of an object. `oneOf` reaches no back end; it becomes `anyOf`.
+        Such a keyword is left out of schemas before `compile` gets them, and callers are told; without this method
+        `compile` must refuse it. Not asked about keywords that every back end must enforce: the names of properties and
+        items, `$ref`, `allOf` and `anyOf`. For `patternProperties` the question is whether an object may have several
+        patterns, for `properties` whether they may be combined with `minProperties` and `maxProperties`: then the value
+        is the schema of the object. `oneOf` reaches no back end; core turns it into `anyOf`.
         Called in front ends too, so it may take only microseconds for most values.
         """
         raise AssertionError("left out")
@@ -136,6 +136,6 @@ class GrammarBackend(Protocol):
     def fill(self, matchers: Sequence[GrammarMatcher], masks_NW: MaskRows) -> None:
         """`matchers[n].fill(masks_NW[n])` for each, all at once, for back ends that can do it in parallel.
 
-        If it raises, core fills the rows one by one to find whose fault it is.
+        If it raises, core fills the rows one by one to find the request at fault.
         """
         raise AssertionError("left out")

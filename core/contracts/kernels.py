@@ -25,10 +25,11 @@ if TYPE_CHECKING:
 
 
 ATTENTION_FEATURES = ("window", "scale", "softcap", "sinks", "latent")
-"""What a layer's attention may need beyond PLAIN_ATTENTION. Kernels name in Needs.attention those that they compute.
+"""Features of attention that a layer may need beyond PLAIN_ATTENTION. Kernels list the ones they have in
+Needs.attention.
 
-"latent": values that are a part of the keys, see AttentionSpec.value_dim. The others hold for a layer's step, and
-AttentionForm has them but for the window.
+"latent": values that are a part of the keys, see AttentionSpec.value_dim. "window": see Batch.window. The others are
+fields of AttentionForm.
 """
 
 
@@ -37,8 +38,7 @@ class AttentionForm:
     """How a layer's attention differs from softmax(q k / sqrt(E)) v. The window is the batch's, see Batch.window.
 
     scale: of the scores, in place of 1 / sqrt(E). softcap: c, for c * tanh(score / c) in place of each scaled score.
-    sinks_H: (H,), for each head of this rank one more score in the softmax, which has no value; a parameter of the
-    model.
+    sinks_H: (H,), for each head of this rank one more score in the softmax, without a value; a parameter of the model.
     """
 
     scale: float | None = None
@@ -53,7 +53,7 @@ class AttentionForm:
 
 
 PLAIN_ATTENTION = AttentionForm()
-"""softmax(q k / sqrt(E)) v: what kernels without any of ATTENTION_FEATURES compute."""
+"""softmax(q k / sqrt(E)) v, which all kernels compute."""
 
 
 @dataclass(frozen=True)
@@ -99,16 +99,16 @@ class AttentionSpec:
     device: device
     dtype: dtype
     batch_invariant: bool = False
-    """Whether a row's results must have the same bits in every batch and at every place in it, and a token's attention
-    however many tokens of its prompt are in the step. True only for kernels that declare it in Needs."""
+    """Whether a row's results must have the same bits in every batch and at every place in it, and the attention of a
+    token the same bits however many tokens of its prompt are in the step. True only for kernels that declare it in
+    Needs."""
     value_dim: int | None = None
     """None: a value has E numbers and lies beside its key in the cache. F: it is the last F numbers of its key, the
-    cache holds keys alone, and what is attended to has F numbers for each head. Only for kernels that declare "latent".
-    """
+    cache holds keys alone, and attention returns F numbers for each head. Only for kernels that declare "latent"."""
     kv_dtype: torch.dtype | None = None
-    """What the cache holds, if another dtype than that of activations: torch.float8_e4m3fn, for kernels that name it in
-    Needs.kv_dtypes. A key or value is rounded to `dtype`, then to the nearest number of this one and at most its
-    largest; sums are as those of numbers in `dtype`. Scales of a checkpoint are core's matter."""
+    """The dtype of the KV cache, if it is not `dtype`: torch.float8_e4m3fn, for kernels that name it in
+    Needs.kv_dtypes. A key or value is rounded to `dtype`, then to the nearest number of kv_dtype, and clamped to its
+    largest; sums are computed as in `dtype`. Core applies the scales of a checkpoint."""
 
     @property
     def stored_dtype(self) -> torch.dtype:
@@ -117,12 +117,12 @@ class AttentionSpec:
 
     @property
     def num_cached(self) -> int:
-        """What the cache holds of a token for each kv head: 2, its key and its value, or 1, its key alone."""
+        """Vectors in the cache for each token and kv head: 2, the key and the value, or 1, the key alone."""
         return 2 if self.value_dim is None else 1
 
     @property
     def out_dim(self) -> int:
-        """How many numbers attention gives for each head: those of a value."""
+        """Numbers that attention returns for each head: the length of a value."""
         return self.head_dim if self.value_dim is None else self.value_dim
 
     @property
@@ -136,8 +136,9 @@ class StepShape:
     """Sizes of a step, as far as kernels choose by them.
 
     num_decodes: rows of one token. num_tokens: prompt tokens, without the one token of each decode. context_len: most
-    tokens that a row has in the cache at the end of the step; 0 means as few as possible. If num_tokens is larger, the
-    tokens are those of several prompts. is_shared: whether decodes share a prefix, see Batch.shared_lens_B.
+    tokens that a row has in the cache at the end of the step; 0 means as few as possible. If num_tokens is larger than
+    context_len, the tokens belong to several prompts. is_shared: whether decodes share a prefix, see
+    Batch.shared_lens_B.
     """
 
     num_decodes: int = 0
@@ -149,13 +150,13 @@ class StepShape:
 class Kernels(QuantizedProducts, RequestRowOperations, Protocol):
     """The numerical back end of one rank, for classes to extend. Constructed as `Kernels(config, spec)`.
 
-    Holds no request state. A returned tensor belongs to the caller: no later call of any method may overwrite it,
-    except a call that gets it as an input which that method may overwrite. One object computes all layers, so weights,
-    rotary tables, norms and sinks differ from call to call; each is a parameter, whose values do not change while steps
-    run. The rows that `rms_norm` and products are given need not be adjacent in memory. The KV cache of a layer is
-    `kv_2NSKE`: (2, blocks, block_size, K, E), keys then values.
+    Holds no request state. A returned tensor belongs to the caller: no later call may overwrite it, unless it is passed
+    to a method that may overwrite this input. One object computes all layers, so weights, rotary tables, norms and
+    sinks differ from call to call; their values do not change while steps run. The rows of inputs of `rms_norm` and of
+    products need not be adjacent in memory. The KV cache of a layer is `kv_2NSKE`: (2, blocks, block_size, K, E), keys
+    then values.
     If AttentionSpec.value_dim is F, it is (1, blocks, block_size, K, E), keys alone; qkv_TC has no values, C = (H + K)
-    * E, `write_kv` is not called, and `attend` and `qkv_attend` return (T, H, F). Shapes below are those without it.
+    * E, `write_kv` is not called, and `attend` and `qkv_attend` return (T, H, F). Shapes below are for value_dim None.
     `hookline.core.contracts.Batch` says which tokens, positions, cache slots and block tables a step has. Decode rows
     come first in a batch.
     """
@@ -175,7 +176,7 @@ class Kernels(QuantizedProducts, RequestRowOperations, Protocol):
     def linear_silu_mul(self, x_TD: Tensor, gate_up_weight_FD: Tensor) -> Tensor:
         """silu_mul(x @ W.T): (T, D) -> (T, F) for W (2F, D), gate then up. The product may stay float32 before it.
 
-        Rows and weight lie in memory as those of `linear`.
+        Rows and weight lie in memory as for `linear`.
         """
         ...
 
@@ -196,11 +197,11 @@ class Kernels(QuantizedProducts, RequestRowOperations, Protocol):
         ...
 
     def prepare(self, batch: Batch) -> None:
-        """Called once a step before the first layer; may put what `attend` needs into batch.scratch.
+        """Called once a step before the first layer; may put tensors that `attend` needs into batch.scratch.
 
-        If the model's layers keep different things, a step has several batches, with different windows or blocks. All
+        If the model's layers have different caches, a step has several batches, with different windows or blocks. All
         of them are prepared before the first layer, so each needs its own scratch.
-        A captured step captures this call too, so anything that depends on lengths must be computed on the device.
+        A captured step captures this call too, so everything that depends on lengths must be computed on the device.
         """
         ...
 
@@ -208,7 +209,7 @@ class Kernels(QuantizedProducts, RequestRowOperations, Protocol):
     def prepare_alike(self, batch: Batch, prepared: Batch) -> None:
         """`prepare` of a batch that differs from one already prepared in slot_mapping_T and block_table_BM alone.
 
-        What was computed from lengths is right for both, so a class may copy it from the other's scratch.
+        Results computed from lengths are right for both batches, so a class may copy them from prepared.scratch.
         """
         self.prepare(batch)
 
@@ -226,8 +227,8 @@ class Kernels(QuantizedProducts, RequestRowOperations, Protocol):
     # ------------------------------------------------------------------------------------ what a class may leave out
 
     own_row_counts: Sequence[int] = ()
-    """Numbers of rows for which the class may launch other kernels than for their neighbours. Products, norms and draws
-    of each are computed once before the engine is ready, so that no request waits for a compiler."""
+    """Numbers of rows for which the class may launch other kernels than for the numbers next to them. Products, norms
+    and draws are computed once for each before the engine is ready, so that no request waits for a compiler."""
 
     @optional
     def step_shapes(self) -> Sequence[StepShape]:
@@ -260,7 +261,7 @@ class Kernels(QuantizedProducts, RequestRowOperations, Protocol):
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """add_rms_norm of `linear` and the residual: (rms_norm(x @ W.T + b + residual), x @ W.T + b + residual).
 
-        Rows and weight lie in memory as those of `linear`.
+        Rows and weight lie in memory as for `linear`.
         Shapes: x_TD (T, D); both results (T, O). The product may stay in float32. May overwrite the residual.
         """
         return self.add_rms_norm(self.linear(x_TD, weight_OD, bias_O), residual_TO, norm_weight_O, eps)
@@ -326,8 +327,8 @@ class Kernels(QuantizedProducts, RequestRowOperations, Protocol):
         Token t gets silu(bias + sum over w of weight[:, w] * x[t - (W - 1) + w]). If it is left out,
         `hookline.core.layers` computes it in plain torch.
         Shapes: weight_CW (C, W); bias_C (C,), left out by a model that has none; state_RCP (R, C, W - 1), the inputs of
-        a sequence before the step's first token, oldest first, zeros before its first one; read, and written with those
-        before the next step's. Its row is states.rows_B[b] for request b.
+        a sequence before the step's first token, oldest first, zeros before the sequence's first one; read, and
+        overwritten with the inputs before the next step's first token. Its row is states.rows_B[b] for request b.
         Device: no host sync; graph-safe if the entry is.
         """
         raise AssertionError("left out")
@@ -346,7 +347,7 @@ class Kernels(QuantizedProducts, RequestRowOperations, Protocol):
         """Linear attention that forgets and corrects its state S, a matrix for each value head: (T, H, F).
 
         For each token in order: S = exp(log_decay) S; S = S + k (beta (v - k S)); the result is q S. Queries and keys
-        are divided by sqrt(sum of squares + 1e-6) before, and queries by sqrt(E). If it is left out,
+        are first divided by sqrt(sum of squares + 1e-6), and queries by sqrt(E). If it is left out,
         `hookline.core.layers` computes it in plain torch.
         Shapes: q_TKE, k_TKE (T, K, E) for K key heads; v_THF (T, H, F) for H value heads, of which H / K in a row share
         a key head; log_decay_TH (T, H) float32, at most 0; beta_TH (T, H) float32; state_RHEF (R, H, E, F), read and
@@ -371,7 +372,7 @@ class Kernels(QuantizedProducts, RequestRowOperations, Protocol):
 
     @optional
     def exchange(self, peers: PeerMemory) -> Exchange:
-        """Collectives of a few rows through this memory: each GPU reads that of the others.
+        """Collectives of a few rows through this memory: each GPU reads the memory of the others.
 
         Called once, on every rank, when the engine starts. If it is left out, all collectives go through
         torch.distributed.

@@ -1,4 +1,4 @@
-"""What a model is given and what it implements.
+"""The contract of models, and the objects that core passes to them.
 
 Legend: T tokens of a step, N rows whose logits are wanted, D hidden, H heads, K kv heads, E head dim, V vocabulary,
 C = (H + 2K) * E.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class ModelConfig:
-    """Base of every model option's config dataclass: where the weights come from."""
+    """Base of the config dataclass of every model option: where the weights come from."""
 
     checkpoint: str = ""
     """A local folder, a hub id (owner/name), or package:MODULE/FOLDER for one shipped inside a Python package."""
@@ -44,8 +44,8 @@ class ModelConfig:
 class ModelSpec:
     """The sizes core needs of a model, before any weight exists. Counts are of the whole model, not of one rank.
 
-    num_layers: all of them, those without a cache included. num_heads, num_kv_heads: query heads, and heads of keys and
-    values, of each layer that has attention; the second divides the first, and tp must split them even if no layer has
+    num_layers: all layers, also those without a cache. num_heads, num_kv_heads: heads of queries, and of keys and
+    values, in each layer with attention; num_kv_heads divides num_heads, and tp must split both even if no layer has
     attention. head_dim: E, which need not be hidden_size / num_heads. hidden_size: D. vocab_size: V, without the
     padding of `ParallelHead`.
     """
@@ -59,33 +59,33 @@ class ModelSpec:
     max_position: int
     """Longest sequence the model was made for, in tokens (after RoPE scaling)."""
     layers: tuple[LayerCache, ...] = ()
-    """What each layer keeps, in order; empty means FullAttention in every layer."""
+    """The cache of each layer, in order; empty means FullAttention in every layer."""
     attention: frozenset[str] = frozenset()
-    """Which of ATTENTION_FEATURES the layers need of the kernels; without "window" and "latent", since
-    `layers` has the windows, and value_dim says the other."""
+    """Which of ATTENTION_FEATURES the layers need of the kernels, except "window" and "latent", which follow from
+    `layers` and `value_dim`."""
     value_dim: int | None = None
     """None: keys and values of head_dim numbers are cached. F: a value is the last F numbers of its key, and keys alone
-    are cached, as of multi-head latent attention in its absorbed form; see Attend."""
+    are cached, as in the absorbed form of multi-head latent attention; see Attend."""
 
     @property
     def cache_layers(self) -> tuple[LayerCache, ...]:
-        """What each of the num_layers layers keeps."""
+        """The cache of each of the num_layers layers."""
         return self.layers or (FullAttention(),) * self.num_layers
 
     @property
     def attention_features(self) -> frozenset[str]:
-        """All that the kernels must do beyond plain attention."""
+        """Which of ATTENTION_FEATURES the kernels must compute."""
         has_windows = any(isinstance(layer, SlidingWindow) for layer in self.layers)
         others = {"window": has_windows, "latent": self.value_dim is not None}
         return self.attention | {name for name, is_asked in others.items() if is_asked}
 
 
 class Attend(Protocol):
-    """What core hands to a model's forward: rotate, write the KV cache and attend, for one layer.
+    """The attention of a step, which core passes to a model's forward: rotate, write the KV cache, attend, for a layer.
 
-    The object that core passes also has the attribute `rows_N`, which `wanted_rows` reads: the tokens whose hidden
-    states are wanted, (N,) int64 on the device, in any order, possibly with repeats. All are wanted if it is None or
-    the attribute is missing.
+    The object that core passes also has the attribute `rows_N`, which `wanted_rows` reads: the indices of the tokens
+    whose hidden states forward must return, (N,) int64 on the device, in any order, possibly with repeats; all tokens
+    if it is None or the attribute is missing.
     """
 
     def __call__(
@@ -98,9 +98,9 @@ class Attend(Protocol):
     ) -> Tensor:
         """Attend with this rank's heads over the paged cache, within the window that ModelSpec.layers states.
 
-        Call it for each layer that has keys and values of its own, and for each with a SharedCache.
-        rope: None leaves queries and keys as they are. form: a scale, cap or sinks of the model's own.
-        Shapes: qkv_TC (T, (H + 2K) * E), heads of q, then of k, then of v; of a layer with a SharedCache (T, H * E),
+        Call it once for each layer with keys and values of its own, and for each layer with a SharedCache.
+        rope: None leaves queries and keys as they are. form: the model's scale, softcap or sinks.
+        Shapes: qkv_TC (T, (H + 2K) * E), heads of q, then of k, then of v; for a layer with a SharedCache (T, H * E),
         heads of q alone. Returns (T, H * E). With ModelSpec.value_dim F there are no heads of v, and it returns
         (T, H * F).
         Device: no host sync. May overwrite qkv_TC.
@@ -119,7 +119,7 @@ class Attend(Protocol):
 class Stage:
     """The part of a model that a rank holds when its layers are cut into stages: `size` of them, this one is `index`.
 
-    It has the layers from first_layer to before end_layer; end_layer None means to the last one.
+    It has the layers first_layer to end_layer - 1; end_layer None means up to the last layer.
     """
 
     index: int = 0
@@ -148,11 +148,11 @@ WHOLE_MODEL = Stage()
 
 @dataclass(frozen=True)
 class Runtime:
-    """What a model is built with: where it lives and which operations it computes with.
+    """The device, dtype, ranks and kernels that a model is built with.
 
     device, dtype: of parameters and activations. ranks: this rank's place in the group, and the group's collectives.
-    kernels: those that the user chose, built for this rank's heads.
-    stage: which of its layers it holds; only a model with `runs_in_stages` is given another than the whole.
+    kernels: the kernels that the user chose, built for this rank's heads.
+    stage: the layers that this rank holds; only a model with `runs_in_stages` gets another stage than WHOLE_MODEL.
     """
 
     device: device
@@ -172,20 +172,20 @@ class Runtime:
 
 
 class WeightFactory(Protocol):
-    """Makes the weights of a rank's layers. The layers name what they are asked for; a factory knows no model."""
+    """Makes the weights of a rank's layers, plain or quantised. Knows no model: layers name their tensors later."""
 
     def matrix(self, runtime: Runtime, num_rows: int, num_columns: int) -> Weight:
-        """Of a linear."""
+        """The weight (num_rows, num_columns) of a linear."""
         ...
 
     def head(self, runtime: Runtime, num_rows: int, num_columns: int) -> Weight:
-        """Of an output head that has a weight of its own. Rows behind those of its pieces are padding, whose products
-        mean nothing.
+        """The weight of an output head that is not tied to the embedding. Rows behind the last piece are padding; their
+        products have no meaning.
         """
         ...
 
     def experts(self, runtime: Runtime, num_experts: int, hidden: int, inner: int) -> ExpertWeights:
-        """Of experts with D = hidden and F = inner features on this rank."""
+        """The weights of experts with D = hidden and F = inner features on this rank."""
         ...
 
     def rename(self, tensor_name: Callable[[str], str | None]) -> None:
@@ -223,8 +223,8 @@ class Model(Protocol):
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
         """Hidden states after the final norm.
 
-        Shapes: token_ids_T (T,) int64, positions_T (T,) int64; returns hidden_TD (T, D), or (N, D) of the rows that
-        `wanted_rows(attend)` names: what follows the last layer's attention need be computed for those alone.
+        Shapes: token_ids_T (T,) int64, positions_T (T,) int64; returns hidden_TD (T, D), or (N, D) for the rows that
+        `wanted_rows(attend)` names: the model may compute those rows alone after the last layer's attention.
         Device: no host sync; graph-safe if the kernels are.
         """
         ...
@@ -235,10 +235,10 @@ class Model(Protocol):
 
 
 class RunsInStages(Protocol):
-    """What a model class has besides Model's methods if it can be cut into stages of consecutive layers (pp > 1).
+    """A model class that can be cut into stages of consecutive layers (pp > 1). It has this attribute besides Model's.
 
-    It then builds the layers of `runtime.stage` alone, begins with what `hookline.core.layers.stage_input` gives and
-    ends with the residual stream unless its stage is the last: `hookline.core.layers.StageLayers` and `FinalNorm` do
+    It builds the layers of `runtime.stage` alone; forward begins with the result of `hookline.core.layers.stage_input`
+    and returns the residual stream unless its stage is the last. `hookline.core.layers.StageLayers` and `FinalNorm` do
     both.
     """
 
@@ -247,13 +247,13 @@ class RunsInStages(Protocol):
 
 
 class NormsStreams(Protocol):
-    """A model whose last norm is no attribute that is a `hookline.core.layers.FinalNorm`, and that has it as a method.
+    """A model without an attribute that is a `hookline.core.layers.FinalNorm`: it gives its last norm as a method.
 
-    Step extensions then get the logits of any layer's stream, as ExtensionSpec.logits_of.
+    ExtensionSpec.logits_of needs one or the other to compute logits from any layer's residual stream.
     """
 
     def final_norm(self, stream_XD: Tensor) -> Tensor:
-        """Rows of the residual stream by the last norm, (X, D); asked on the last stage alone.
+        """The last norm of rows of the residual stream: (X, D) -> (X, D); called on the last stage alone.
 
         Device: no host sync.
         """

@@ -1,4 +1,4 @@
-"""What an entry requires of the machine, the model and the engine, as data."""
+"""Needs: the requirements of a registered entry towards the machine, the model and the engine, as data."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Needs:
-    """What an entry requires of the machine, the model and the engine. An empty value requires nothing.
+    """Requirements of an entry towards the machine, the model and the engine. An empty value requires nothing.
 
-    Core compares needs with the facts once, before any weight is loaded, and says what does not fit.
+    Core checks them once, before any weight is loaded; its error names the requirement that is not met.
     """
 
     devices: tuple[str, ...] = ()
@@ -21,7 +21,7 @@ class Needs:
     preferred_block_size: int = 16
     """Kernels: engine.block_size if the user sets none; small blocks share prefixes more finely."""
     head_dims: tuple[int, ...] = ()
-    """Kernels: the head dims they can compute; of keys whose values are a part of them ("latent") they take any."""
+    """Kernels: the head dims they can compute; not checked for models with "latent" attention."""
     compute_capability: tuple[int, int] | None = None
     """Lowest CUDA compute capability, e.g. (8, 0)."""
     packages: tuple[str, ...] = ()
@@ -33,20 +33,20 @@ class Needs:
     The lengths of such a step are known on the device only; `Batch` says what it looks like. Without this, only decode
     steps are captured."""
     sizes_alike: bool = False
-    """A capability of kernels, models, samplers and step extensions: a step with a number of rows or tokens that they
-    have not seen before makes nothing on the device that is kept, measures nothing and sets nothing up. The steps of
-    further sizes are then captured without having run, which takes half the time; what a captured step does, each
-    replay repeats."""
+    """A capability of kernels, models, samplers and step extensions: the first step with a new number of rows or tokens
+    allocates nothing on the device that is kept, measures nothing and sets nothing up. Steps of further sizes are then
+    captured without a trial run, which takes half the time. (A set-up inside of a captured step would be repeated by
+    each replay.)"""
     shared_prefix: bool = False
     """A capability of kernels: `attend` makes use of Batch.shared_lens_B."""
     attention: tuple[str, ...] = ()
-    """Capabilities of kernels: which of ATTENTION_FEATURES `attend` computes. Models that need others are refused."""
+    """Capabilities of kernels: which of ATTENTION_FEATURES `attend` computes. Models that need more are refused."""
     kv_dtypes: tuple[str, ...] = ()
     """Capabilities of kernels: names of the torch dtypes, besides the model's own, in which they store keys and values
     and attend to them, e.g. ("float8_e4m3fn",); see AttentionSpec.kv_dtype. engine.kv_dtype refuses other kernels."""
     batch_invariant: bool = False
-    """A capability of kernels, models and samplers: a row's results have the same bits whatever else is in its step,
-    and however its prompt was cut into steps. Kernels guarantee it if AttentionSpec.batch_invariant is set, models if
-    Runtime.batch_invariant is, samplers always. Without it, engine.batch_invariant=true refuses the entry."""
+    """A capability of kernels, models and samplers: a row's results have the same bits whatever other rows its step
+    has, and however its prompt was cut into steps. Kernels guarantee it if AttentionSpec.batch_invariant is set, models
+    if Runtime.batch_invariant is, samplers always. Without it, engine.batch_invariant=true refuses the entry."""
     vocabulary_shards: bool = False
     """A capability of samplers: `sample_shard` works on one rank's part of the vocabulary."""

@@ -1,4 +1,4 @@
-"""What an observer is told, and the methods it may have."""
+"""The contract of observers: the methods they may have, and the values that these get."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class EngineView(Protocol):
-    """What an observer may read of an engine. Values are live; do not change them."""
+    """An engine as observers see it. Values are live; do not change them."""
 
     @property
     def model_name(self) -> str:
@@ -32,7 +32,7 @@ class EngineView(Protocol):
 
     @property
     def clock(self) -> Callable[[], float]:
-        """Gives seconds: the clock of all times in StepStats and in a RequestOutput's timings."""
+        """Returns seconds: the clock of all times in StepStats and in a RequestOutput's timings."""
         ...
 
     @property
@@ -47,7 +47,7 @@ class EngineView(Protocol):
 
     @property
     def waiting_by_reason(self) -> Mapping[str, int]:
-        """num_waiting by what the requests wait for. Three keys are always there: "capacity", for room to begin;
+        """num_waiting by the reason. Three keys are always there: "capacity", requests that wait for room to begin;
         "preempted", for room to go on; "grammar", for their grammar, which is being compiled.
         """
         ...
@@ -57,18 +57,18 @@ class EngineView(Protocol):
         """How often a kernel or a graph was made only after the engine was ready, so that requests waited for it.
 
         Counts by kind: kernel_compiled, kernel_fetched (from the compiler's cache), kernel_loaded, graph, inductor.
-        Each is also a warning in the log. With tp > 1, those of rank 0. Empty on executors that compile nothing.
+        Each is also a warning in the log. With tp > 1, counts of rank 0. Empty on executors that compile nothing.
         """
         ...
 
     @property
     def speculation(self) -> DraftCounts | None:
-        """What the drafts of its requests came to so far; live. None without a drafter."""
+        """Counts of drafts and of kept drafts so far; live. None without a drafter."""
         ...
 
     @property
     def extension_costs(self) -> Mapping[str, ExtensionCost]:
-        """What the installed step extensions took, by name; live."""
+        """The time that each installed step extension took so far, by name; live."""
         ...
 
     @property
@@ -89,17 +89,17 @@ class EngineView(Protocol):
 
 @dataclass
 class ExtensionCost:
-    """What one step extension took of an engine's time so far. Live: it grows with each step."""
+    """The time that one step extension took in an engine so far. Live: it grows with each step."""
 
     num_steps: int = 0
     """Steps that ran it."""
     host_s: float = 0.0
-    """In its methods on the host, those before and after a request's steps included."""
+    """Seconds in its methods on the host, including calls before and after a request's steps."""
     num_timed_steps: int = 0
-    """Steps in which its methods on the device were timed: on a CPU all of them; on a GPU, once
-    `Engine.time_steps` asked for it, those in which they were not replayed in a CUDA graph."""
+    """Steps in which its methods on the device were timed: on a CPU all steps; on a GPU, once `Engine.time_steps` asked
+    for it, the steps in which they were not replayed in a CUDA graph."""
     device_s: float = 0.0
-    """In its methods on the device of rank 0, in these steps."""
+    """Seconds in its methods on the device of rank 0, in the timed steps."""
 
     def add_host(self, seconds: float) -> None:
         """Count time on the host."""
@@ -126,7 +126,7 @@ class RequestBegin:
     num_prompt_tokens: int
     """Length of the prompt, cached tokens included."""
     params: SamplingParams
-    """What it asks for, with the checkpoint's defaults filled in."""
+    """Its sampling parameters, with the checkpoint's defaults filled in."""
     priority: int
     """Lower is more urgent."""
     tags: Mapping[str, str]
@@ -154,7 +154,7 @@ class TappedStates:
 
 @dataclass(frozen=True)
 class StepStats:
-    """What one step did, for observers and the progress bar. Requests and blocks are counted when it is committed.
+    """Counts and times of one step, for observers and the progress bar. Requests and blocks are counted at its commit.
 
     num_running, num_waiting: requests. num_free_blocks, num_blocks: KV-cache blocks that no request holds, and all.
     num_prefill_tokens: tokens of prompts that it computed, and tokens that it computed again after a preemption.
@@ -177,8 +177,8 @@ class StepStats:
     step_s: float
     """From the launch to the end of the commit."""
     host_s: float
-    """The host's work for this step: plan_s + dispatch_s + launch_s + commit_s; on a CPU less device_s, which launch_s
-    contains there."""
+    """The host's work for this step: plan_s + dispatch_s + launch_s + commit_s; on a CPU minus device_s, which is a
+    part of launch_s there."""
     plan_s: float
     """Asking the scheduler and checking its plan."""
     dispatch_s: float
@@ -186,7 +186,7 @@ class StepStats:
     launch_s: float
     """Handing the step to the device; on a CPU this computes it."""
     wait_s: float
-    """Waiting for its tokens."""
+    """Waiting for the step's tokens."""
     commit_s: float
     """Keeping the tokens and ending requests."""
     device_s: float | None = None

@@ -1,7 +1,7 @@
-"""What a server's parser is given and what it implements: it separates reasoning and tool calls from the answer's text.
+"""The contract of a server's parsers, which separate reasoning and tool calls from the answer's text.
 
 Parsers work on text alone and know neither tokens nor HTTP. Two kinds have this contract: reasoning parsers, which see
-a completion's text first, and tool parsers, which see what those leave as `Text`.
+a completion's text first, and tool parsers, which see the parts that the reasoning parser returned as `Text`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """More of what the model thought before its answer: `text`, without the tags around all of it."""
+    """More of the model's reasoning before its answer: `text`, without the tags around the whole reasoning."""
 
     text: str
 
@@ -36,20 +36,20 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """More of the last call's arguments: `text` is a piece of the JSON object that all pieces together are."""
+    """More of the last call's arguments: `text` is a piece of a JSON object; all pieces joined are the whole object."""
 
     text: str
 
 
 ParsedPart: TypeAlias = Text | Reasoning | ToolCall | Arguments
-"""A piece of what a parser found in a completion."""
+"""A part of a completion, as a parser returns it."""
 
 
 @dataclass(frozen=True)
 class ParserContext:
-    """What a parser may know of the request.
+    """The facts about a request that its parser gets.
 
-    prompt_end: the last characters of the rendered prompt: a chat template may open the reasoning there already.
+    prompt_end: the last characters of the rendered prompt, where a chat template may have opened the reasoning already.
     tools: the request's function definitions, each with name, description and parameters (a JSON schema).
     """
 
@@ -61,8 +61,8 @@ class ParserContext:
 class CallForm:
     """How a model writes a call of one function.
 
-    begin, end: the texts around its arguments, which are a JSON object. trigger: how calls of any function begin, a
-    beginning of `begin`. between: what stands between two calls.
+    begin, end: the texts around its arguments, which are a JSON object. trigger: the text with which calls of any
+    function begin, a prefix of `begin`. between: the text between two calls.
     """
 
     begin: str
@@ -72,11 +72,11 @@ class CallForm:
 
 
 class OutputParser(Protocol):
-    """Takes one completion's text as it comes and gives the parts it is made of. For classes to extend.
+    """Splits one completion's text, piece by piece, into its parts. For classes to extend.
 
     Constructed as `Parser(config, context)` for each completion; config is an instance of the registered dataclass, or
-    None. Joined together, the parts must not depend on how the text was cut into pieces, so a parser keeps back what
-    may turn out to begin a tag.
+    None. Joined together, the parts must not depend on how the text was cut into pieces, so a parser keeps back text
+    that may be the beginning of a tag.
     """
 
     keeps_special_tokens: bool = False
@@ -99,8 +99,8 @@ class OutputParser(Protocol):
     def call_form(cls, name: str) -> CallForm:
         """For a tool parser: how the model writes a call of this function, whose name has no quotes or backslashes.
 
-        With it a grammar can hold calls: of functions that are strict, and beside a form of the answer. Without it
-        requests with tools and a form of the answer are refused, unless they force a call.
+        With it a grammar can constrain calls: of strict functions, and beside a response format. Without it requests
+        with tools and a response format are refused, unless they force a call.
         """
         raise AssertionError("left out")
 
@@ -109,5 +109,5 @@ class OutputParser(Protocol):
         ...
 
     def finish(self) -> Sequence[ParsedPart]:
-        """What was kept back; no more text comes. What turned out not to be a tool call is given as Text, unchanged."""
+        """The end of the text: return the parts that were kept back, as unchanged Text if they are no tool call."""
         ...

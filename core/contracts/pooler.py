@@ -1,4 +1,4 @@
-"""What a pooler is given and what it implements: hidden states of prompts in, one vector for each prompt out.
+"""The contract of poolers: hidden states of prompts in, one vector for each prompt out.
 
 Legend: B requests of a call, T their tokens, D hidden, S numbers kept for a request between chunks, F numbers of a
 vector, V vocabulary.
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class PoolerModel(Protocol):
-    """What a pooler may use of its model."""
+    """The model as a pooler sees it."""
 
     def weight(self, name: str, shape: Sequence[int]) -> Tensor:
         """A tensor of the checkpoint, in float32 on the device: for a head that the model itself does not have.
@@ -38,7 +38,7 @@ class PoolerModel(Protocol):
 
 @dataclass(frozen=True)
 class PoolerSpec:
-    """What a pooler is built for.
+    """The sizes and the model that a pooler is built for.
 
     hidden_size: D. vocab_size: V. device: of all tensors it is given. hf_config: the checkpoint's config.json. model:
     for poolers that need the model's head or a weight of the checkpoint.
@@ -69,20 +69,20 @@ class Pooler(Protocol):
     """Makes one vector of a prompt's hidden states, which arrive in pieces. For classes to extend.
 
     Constructed as `Pooler(config, spec)` on each rank, when a request first asks for it. All numbers it keeps of a
-    request are in that request's row of the state, so that chunks, preemptions and other requests make no difference:
-    a prompt's first piece finds zeros there. Hidden states are those after the model's final norm, the same on every
-    rank.
+    request are in that request's row of the state, so that chunks, preemptions and other requests make no difference;
+    the row is zero before a prompt's first piece. Hidden states are taken after the model's final norm and are the same
+    on every rank.
     """
 
     reads_all_tokens: bool = True
-    """Whether it needs the hidden states of every token. If not, it is given each prompt's last token alone, in one
-    call, and its requests start from cached prefixes; others compute their whole prompt."""
+    """Whether it needs the hidden states of every token; its requests then compute their whole prompt. If not, it gets
+    each prompt's last token alone, in one call, and its requests start from cached prefixes."""
     task: str = "embed"
-    """What its vectors are: "embed", of hidden_size numbers, which a request may have shortened and normalised;
+    """The kind of its vectors: "embed", of hidden_size numbers, which a request may have shortened and normalised;
     "classify", the logits of classes; "score", one number."""
 
     def __init__(self, config: Any, spec: PoolerSpec) -> None:
-        """Keep the config; load what it needs of the checkpoint."""
+        """Keep the config; load weights of the checkpoint, if the pooler needs any."""
         ...
 
     def state_size(self) -> int:

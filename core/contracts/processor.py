@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ProcessorSpec = ExtensionSpec
-"""What a logits processor is constructed with."""
+"""The argument that a logits processor is constructed with."""
 
 
 class LogitsProcessor(StepExtension, Protocol):

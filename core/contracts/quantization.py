@@ -1,4 +1,4 @@
-"""How a checkpoint stores its matrices in few bits: what a quantization is given and what it implements.
+"""The contract of quantizations, each of which reads one way in which checkpoints store matrices in few bits.
 
 Legend: O outputs, D inputs, X experts.
 """
@@ -28,11 +28,11 @@ class QuantizationConfig:
 
 @dataclass(frozen=True)
 class StoredForm:
-    """What is known of a checkpoint before a quantization is made.
+    """The facts about a checkpoint that a quantization is constructed with.
 
-    stated: its quantization_config, of config.json or a file beside it; None for a checkpoint that is not quantised
-    and shall be while it is loaded. dtypes: safetensors' name of the dtype of each tensor, by the tensor's name; empty
-    if weights are random.
+    stated: the quantization_config in config.json or a file beside it; None for a checkpoint that is not quantised and
+    is to be quantised while it is loaded. dtypes: safetensors' name of the dtype of each tensor, by the tensor's name;
+    empty if weights are random.
     """
 
     stated: Mapping[str, Any] | None = None
@@ -41,10 +41,10 @@ class StoredForm:
 
 @dataclass(frozen=True)
 class MatrixPlace:
-    """The matrix (O, D) of a rank, or one for each of X experts, that pieces are for.
+    """The matrix (O, D) of a rank, or one for each of X experts, that the pieces of several linears make up.
 
-    num_rows: O. num_columns: D. num_experts: X; None for a matrix alone. device: where its tensors are allocated.
-    from_floats: the pieces' tensors are floats under `name.weight`, as random weights are, and are quantised when they
+    num_rows: O. num_columns: D. num_experts: X; None for a single matrix. device: where its tensors are allocated.
+    from_floats: the pieces' tensors are floats under `name.weight`, like random weights, and are quantised when they
     are written.
     """
 
@@ -56,19 +56,19 @@ class MatrixPlace:
 
 
 class LoadingMatrix(Protocol):
-    """A quantised matrix of a rank, whose memory is allocated, while it is loaded."""
+    """A quantised matrix of a rank while it is loaded; its memory is allocated already."""
 
     scheme: Scheme
-    """How its values are stored, by which kernels are asked whether they compute it."""
+    """How its values are stored; the argument of QuantizedProducts.computes."""
 
     def targets(self) -> Mapping[str, WeightTarget]:
-        """Where the checkpoint's tensors go, by their whole names."""
+        """Full name of each of its tensors in the checkpoint -> where that goes."""
         ...
 
     def loaded(self) -> QuantizedMatrix:
-        """The matrix. Called once, when all targets are filled.
+        """The loaded matrix. Called once, when all targets are filled.
 
-        Raises: CheckpointError, naming the tensor, for values that cannot be right.
+        Raises: CheckpointError, naming the tensor, for impossible values.
         """
         ...
 
@@ -80,34 +80,35 @@ class Quantization(Protocol):
     """
 
     def __init__(self, config: Any, form: StoredForm) -> None:
-        """Read what the checkpoint states.
+        """Read `form.stated`.
 
-        Raises: ConfigError, with the key and its value, for what this class does not read; also if `form.stated` is
-        None and it quantises nothing by itself.
+        Raises: ConfigError, with the key and its value, for a setting that this class does not read; also if
+                `form.stated` is None and the class only reads quantised checkpoints.
         """
         ...
 
     def stores(self, name: str) -> Hashable:
-        """How the linear of this name is stored; None: as a plain tensor in floats.
+        """How the linear of this name is stored, as a value to compare; None: as a plain tensor in floats.
 
-        Linears whose matrices are joined on a rank, as those of queries, keys and values, must have equal answers; if
-        they do not, they are made plain when they are loaded. Core does not ask where `name.weight` is stored in
-        floats, unless the checkpoint is to be quantised.
+        Linears whose matrices are joined on a rank, e.g. queries, keys and values, must have equal answers; if they do
+        not, they are dequantised when they are loaded. Core does not ask about a linear whose `name.weight` is stored
+        in floats, unless the checkpoint is to be quantised.
         """
         ...
 
     def matrix(self, pieces: Sequence[MatrixPiece], place: MatrixPlace) -> LoadingMatrix:
-        """Allocate the matrix that these pieces make up, of linears that `stores` has one answer for.
+        """Allocate the matrix that these pieces make up. `stores` gave the same answer for all their linears.
 
-        Rows of the place that no piece has are padding; what is in them does not matter.
+        Rows of the place that no piece covers are padding; their values do not matter.
         """
         ...
 
     @optional
     def written(self, name: str, matrix: QuantizedMatrix) -> Mapping[str, Tensor]:
-        """What a checkpoint in a published layout stores of a linear, by what follows its name: `hookline quantize`.
+        """The tensors of one linear in a published checkpoint layout, for `hookline quantize`, by suffix of its name.
 
-        matrix: the whole linear, as `matrix` made it of floats. Quantizations that read checkpoints leave it out.
+        A suffix is e.g. "weight_scale". matrix: the whole linear, quantised from floats by `matrix`. Quantizations that
+        only read checkpoints leave this method out.
         """
         raise AssertionError("left out")
 
@@ -123,16 +124,16 @@ class Quantization(Protocol):
     def calibrated(self, matrix: QuantizedMatrix, weight_OD: Tensor, moment_DD: Tensor) -> QuantizedMatrix:
         """The matrix with its values rounded anew for inputs that were seen: `hookline quantize rounding=calibrated`.
 
-        matrix: a whole linear, as `matrix` made it of the floats weight_OD. moment_DD: the sum of x.T @ x over rows of
-        inputs that calibration texts gave this linear, float32. Products with such inputs change less by the result's
-        rounding than by the matrix's; both are `written` alike.
+        matrix: a whole linear, quantised by `matrix` from the floats weight_OD. moment_DD: the sum of x.T @ x over the
+        rows x that calibration texts gave this linear as input, float32. The result has a smaller error in products
+        with such inputs than `matrix`; `written` accepts both.
         """
         raise AssertionError("left out")
 
     @optional
     def ignores(self, name: str) -> bool:
-        """Whether a stored tensor that nothing asked for is not needed, rather than an error.
+        """Whether a tensor of the checkpoint that has no target may be ignored; otherwise it is an error.
 
-        A bias that is ignored must be zero, which core checks.
+        An ignored bias must be zero, which core checks.
         """
         return False

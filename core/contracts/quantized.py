@@ -18,23 +18,23 @@ if TYPE_CHECKING:
 FP8, INT8, INT4, FP4 = "e4m3", "i8", "i4", "e2m1"
 """Values of Scheme.values that `ScaledMatrix` has: floats of 8 bits, integers of 8 and of 4 bits, floats of 4 bits."""
 FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-"""What the sixteen codes of e2m1 stand for."""
+"""The values of the sixteen codes of e2m1."""
 HALF_INT4 = 8
 """The zero point of int4 values without zero points of their own: code 0 stands for -8, code 15 for 7."""
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """How the values of a matrix are stored, as far as kernels choose by it.
+    """How the values of a matrix are stored: the facts by which kernels choose.
 
-    values: FP8, INT8, INT4 or FP4, which are a ScaledMatrix; or a name of a plugin's own.
-    multiplies: whether matrices of the scheme have a product of their own, `QuantizedMatrix.linear`, which layers call
-    where the kernels do not compute the scheme.
+    values: FP8, INT8, INT4 or FP4, which are a ScaledMatrix; or a name that a plugin defines.
+    multiplies: whether matrices of the scheme implement `QuantizedMatrix.linear`, which layers call where the kernels
+    do not compute the scheme.
     rows, columns: outputs and inputs of the block that shares a scale; 0 means all of them. (128, 128): blocks;
     (1, 0): one scale for each output; (1, 128): groups of 128 inputs.
     has_zeros: whether each block has a zero point of its own. is_reordered: whether the inputs of a group are not
-    neighbours (GPTQ's act-order). activations: how whoever made the checkpoint quantised the activations: "" (not at
-    all), "dynamic", or "static" by ScaledMatrix.input_scale. Kernels may do likewise, or leave activations as they are.
+    neighbours (GPTQ's act-order). activations: how the checkpoint was made to have activations quantised: "" (not at
+    all), "dynamic", or "static" by ScaledMatrix.input_scale. Kernels may do so, or leave activations as they are.
     """
 
     values: str
@@ -53,7 +53,7 @@ class Scheme:
 
 
 class QuantizedMatrix(Protocol):
-    """A matrix (O, D) of this rank in few bits, or one of each expert (X, O, D). For plugins' own ones to extend."""
+    """A matrix (O, D) of this rank in few bits, or one for each expert (X, O, D). For classes to extend."""
 
     scheme: Scheme
     """How its values are stored."""
@@ -64,7 +64,7 @@ class QuantizedMatrix(Protocol):
 
     @property
     def num_experts(self) -> int | None:
-        """X; None for a matrix (O, D) alone."""
+        """X; None for a single matrix (O, D)."""
         ...
 
     def dequantised(self, dtype: dtype) -> Tensor:
@@ -89,7 +89,7 @@ class QuantizedMatrix(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class ScaledMatrix(QuantizedMatrix):
-    """A matrix whose element is (value - zero point) * scale; every tensor may have a first dimension X, of experts.
+    """A matrix with elements (value - zero point) * scale; every tensor may have a first dimension X, of experts.
 
     num_rows: O. num_columns: D.
     data: FP8 (O, D) float8_e4m3fn; INT8 (O, D) int8; INT4 and FP4 (O, ceil(D / 2)) uint8, the even column in the low
@@ -146,7 +146,7 @@ class ScaledMatrix(QuantizedMatrix):
         return self.scales_RC.new_tensor(FP4_VALUES)[codes.long()]
 
     def spread(self, of_blocks: Tensor) -> Tensor:
-        """What a block has, for each of its elements: (O, D), or (O, 1) where a block has all columns."""
+        """Repeat a value of each block for its elements: (R, C) -> (O, D), or (O, 1) if a block spans all columns."""
         rows, columns = self.scheme.rows or self.num_rows, self.scheme.columns
         found = of_blocks
         if rows > 1:
@@ -158,28 +158,28 @@ class ScaledMatrix(QuantizedMatrix):
 
 
 class QuantizedProducts(NormsAndGates, Protocol):
-    """What kernels may compute with quantised matrices; `Kernels` extends it, and may leave all of it out.
+    """Products with quantised matrices. `Kernels` extends it; a class may leave all of them out.
 
-    Of a scheme that the kernels do not compute, a GPU serves no checkpoint unless it is dequantised when it is loaded;
-    on a CPU the layers make the whole matrix in the activations' dtype for each product.
+    A checkpoint in a scheme that the kernels do not compute must be dequantised when it is loaded on a GPU; on a CPU
+    the layers dequantise the whole matrix for each product.
     """
 
     # ------------------------------------------------------------------------------------ what a class may leave out
 
     @optional
     def computes(self, scheme: Scheme, num_rows: int, num_columns: int) -> bool:
-        """Whether this class has products of its own with matrices (O, D) of a scheme; asked before weights are loaded.
+        """Whether this class computes products with matrices (O, D) of a scheme; asked before weights are loaded.
 
-        Of experts, it is asked for both matrices of an expert, and `quantized_expert_mlp` must be offered.
+        For experts, it is asked about both matrices of an expert, and the class must have `quantized_expert_mlp`.
         """
         return False
 
     @optional
     def prepare_weight(self, weight: QuantizedMatrix) -> Any:
-        """Called once for each matrix after it is loaded, if it `computes` that: what its products get in its place.
+        """Convert a loaded matrix to the layout of this class's products, which get the result as `weight`.
 
-        It may be of any type that has num_rows and num_columns: a layout of the class's own. The given matrix is not
-        kept otherwise.
+        Called once for each matrix that it `computes`. The result may have any type with num_rows and num_columns. Core
+        does not keep the given matrix.
         """
         return weight
 
@@ -187,7 +187,7 @@ class QuantizedProducts(NormsAndGates, Protocol):
     def quantized_linear(self, x_TD: Any, weight: Any, bias_O: Tensor | None) -> Tensor:
         """`linear` with a quantised matrix: (T, D) -> (T, O).
 
-        x_TD: rows that lie in memory as those of `linear`, or what a method with `then` made of rows for this matrix.
+        x_TD: rows that lie in memory as for `linear`, or the result of a method whose argument `then` was this weight.
         """
         raise AssertionError("left out")
 
@@ -195,8 +195,8 @@ class QuantizedProducts(NormsAndGates, Protocol):
     def quantized_linear_silu_mul(self, x_TD: Any, weight: Any, then: Any = None) -> Any:
         """`linear_silu_mul` with a quantised matrix (2F, D), gate then up: (T, D) -> (T, F).
 
-        x_TD: as of quantized_linear. then: the quantised matrix that alone multiplies the result, which may then be of
-        a type of the class's own that has a shape and a length: rows rounded for that product, say.
+        x_TD: as for quantized_linear. then: the only quantised matrix that the result is multiplied with. The result
+        may then have any type with a shape and a length, e.g. rows quantised for that product.
         """
         return self.silu_mul(self.quantized_linear(x_TD, weight, None))
 
@@ -207,7 +207,7 @@ class QuantizedProducts(NormsAndGates, Protocol):
     ) -> tuple[Any, Tensor]:  # fmt: skip
         """`linear_add_rms_norm` with a quantised matrix. May overwrite the residual.
 
-        x_TD: as of quantized_linear. then: as of quantized_linear_silu_mul, for the norm.
+        x_TD: as for quantized_linear. then: as for quantized_linear_silu_mul, for the norm.
         """
         product_TO = self.quantized_linear(x_TD, weight, bias_O)
         return self.add_rms_norm(product_TO, residual_TO, norm_weight_O, eps)

@@ -1,4 +1,4 @@
-"""The rank group as a model or a layer sees it: who it is in the group, and the collectives it may call.
+"""The rank group as a model or a layer sees it: its own rank, and the collectives it may call.
 
 Legend: T tokens, N rows, D hidden, O outputs.
 """
@@ -44,7 +44,7 @@ class Ranks(Protocol):
         ...
 
     def best_tokens(self, scores_N: Tensor, tokens_N: Tensor) -> Tensor:
-        """The token of the rank with the highest score, for each row; of equal ones the lowest rank's. NaN is highest.
+        """For each row, the token of the rank with the highest score; in a tie, of the lowest rank. NaN is highest.
 
         Shapes: scores_N (N,) float32, tokens_N (N,) int64; returns (N,) int64.
         """
@@ -77,17 +77,17 @@ class Ranks(Protocol):
     def add_rms_norm_each(
         self, kernels: Kernels, partials: Iterable[Tensor], residual_chunks: list[Tensor], weight_D: Tensor, eps: float
     ) -> Iterator[Tensor]:
-        """`add_rms_norm` of each chunk of rows, which ranks may do while the caller computes other chunks.
+        """`add_rms_norm` of each chunk of rows; ranks may reduce a chunk while the caller computes other chunks.
 
-        Replaces each chunk of the residual. A rank may keep only the rows up to date that it will add to, so hand the
-        chunks to nothing but the next call and `residual_rows`. Ranks may compute all partials before the first norm
-        comes back. Take every norm, and finish with each before the next call computes its partial of the same chunk.
+        Replaces each chunk of the residual. A rank may keep up to date only the rows that it will add to, so pass the
+        chunks to nothing but the next call and `residual_rows`. All partials may be consumed before the first norm is
+        yielded. Consume every norm, and finish with each before the next call computes its partial of the same chunk.
         """
         ...
 
     def residual_rows(self, residual_chunks: list[Tensor], rows_N: Tensor) -> Tensor:
         """Rows (N, D) of a residual that went through `add_rms_norm_each`, up to date on every rank.
 
-        All norms of that call must have been taken. The rows are counted over all chunks.
+        All norms of that call must have been consumed. The rows are counted over all chunks.
         """
         ...

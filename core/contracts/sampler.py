@@ -1,4 +1,4 @@
-"""What a sampler is given and what it implements.
+"""The contract of samplers.
 
 Legend: N rows whose tokens are drawn, V vocabulary.
 """
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 NO_TOKEN = -1
-"""What a sampler may draw for a row whose logits hold NaN: its request ends with an error, and the others go on."""
+"""The token that a sampler draws for a row whose logits hold NaN: its request ends with an error, the others go on."""
 FORBIDDEN = -(2**30)
-"""Core counts up from here in place of tokens that were drawn though their logits are -inf: t becomes FORBIDDEN + t."""
+"""Core replaces a token t that was drawn although its logit is -inf by FORBIDDEN + t."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Sampler(Protocol):
         ...
 
     def sample(self, logits_NV: Tensor, params: SamplingBatch) -> Tensor:
-        """Draw one token per row from the whole vocabulary; NO_TOKEN for a row of NaN, if it can be seen at no cost.
+        """Draw one token per row from the whole vocabulary; NO_TOKEN for a row with NaN, if the check costs nothing.
 
         Shapes: logits_NV (N, V) float32 or bfloat16; returns tokens_N (N,) int64. Writes to none of its inputs.
         Device: no host sync.
@@ -56,9 +56,9 @@ class Sampler(Protocol):
     def sample_shard(self, logits_NV: Tensor, params: SamplingBatch, first_token: int) -> tuple[Tensor, Tensor]:
         """The best (score, token) of one rank's shard, whose first column is token id `first_token`.
 
-        Shapes: returns scores_N float32 and tokens_N int64 (global ids). The largest score over all ranks wins,
-        and NaN over all: the score of NO_TOKEN.
-        Called only if the entry's needs state `vocabulary_shards`; others leave it out.
+        Shapes: returns scores_N float32 and tokens_N int64 (global ids). Core takes the token with the largest score
+        over all ranks. NaN, the score of NO_TOKEN, is larger than every number.
+        Called only if the entry's needs state `vocabulary_shards`; other samplers leave it out.
         """
         raise AssertionError("left out")
 
@@ -66,7 +66,7 @@ class Sampler(Protocol):
     def score(self, logits_NV: Tensor, tokens_N: Tensor, num_logprobs: int) -> Tensor:
         """Log-probabilities of the drawn tokens and of the K = num_logprobs likeliest. Core computes them if left out.
 
-        Of a row that drew NO_TOKEN only the first column counts.
+        In a row that drew NO_TOKEN only the first column has a meaning.
         Shapes: logits_NV (N, V) as the model gives them, tokens_N (N,) int64; returns (N, 2 + 2K) int64: the token, its
         log-probability, the K token ids, the most likely first, their log-probabilities. Log-probabilities are float32,
         stored by their bits: `x.view(torch.int32)`, widened to int64.

@@ -1,4 +1,4 @@
-"""What a scheduler policy sees, what it answers, and what it implements."""
+"""The contract of scheduler policies: the view that a policy gets, and the plan that it returns."""
 
 from __future__ import annotations
 
@@ -76,10 +76,10 @@ class RequestView(Protocol):
 
 @dataclass(frozen=True)
 class Joining:
-    """Which steps of decodes and prompts take less time than a step of each, as far as the engine knows.
+    """Which mixed steps, of decodes and prompts, take less time than a step of each, as far as the engine knows.
 
-    Those of at most max_decodes, max_prompts and max_prompt_tokens, which are one CUDA graph; by default none. It holds
-    for the requests that there are: while some ask for what graphs with prompts lack, a policy is shown the default.
+    These are steps of at most max_decodes, max_prompts and max_prompt_tokens, which run as one CUDA graph; by default
+    none. While a request asks for a feature that graphs with prompts lack, a policy gets the default.
     """
 
     max_decodes: int = 0
@@ -87,7 +87,7 @@ class Joining:
     max_prompt_tokens: int = 0
 
     def pays(self, num_decodes: int, num_prompts: int, num_prompt_tokens: int) -> bool:
-        """Whether such a step is one of those; it has both decodes and prompts."""
+        """Whether a mixed step of these sizes is worth it."""
         return (
             0 < num_decodes <= self.max_decodes
             and 0 < num_prompts <= self.max_prompts
@@ -99,12 +99,12 @@ class Joining:
 class Limits:
     """The bounds every plan must keep.
 
-    max_num_seqs: most requests that run at a time. max_num_batched_tokens: most tokens of a step: those of prompts, and
+    max_num_seqs: most requests that run at a time. max_num_batched_tokens: most tokens of a step: prompt tokens, and
     one for each decode. max_model_len: most tokens of a request, prompt and output. block_size: tokens of a KV-cache
-    block. num_blocks: all blocks there are.
-    max_blocks_per_token: most blocks that one more token of a request can take; more than 1 where layers that cache
-    different things have blocks of their own.
-    joining: which steps with decodes and prompts are worth it.
+    block. num_blocks: blocks of the KV cache.
+    max_blocks_per_token: most blocks that one more token of a request can take; more than 1 if groups of layers with
+    different caches have their own blocks.
+    joining: which mixed steps are worth it.
     """
 
     max_num_seqs: int
@@ -129,14 +129,13 @@ class BlockBudget(Protocol):
         ...
 
     def num_uncomputed_tokens(self, request: RequestView) -> int:
-        """Tokens still to be computed before the request can generate; those in the prefix cache do not count."""
+        """Tokens still to be computed before the request can generate, without tokens found in the prefix cache."""
         ...
 
     def cost(self, request: RequestView, num_tokens: int) -> int:
         """Free blocks that computing `num_tokens` more tokens of the request takes, in all groups of layers.
 
-        For more tokens than one step computes: the most blocks that they hold at any time when they are computed in
-        chunks.
+        For more tokens than one step computes: the most blocks held at any time while they are computed in chunks.
         """
         ...
 
@@ -147,7 +146,7 @@ class BlockBudget(Protocol):
     def take_decodes(self) -> bool:
         """`take` one more token for every running request that can decode; False, and nothing reserved, if not all fit.
 
-        The same as `take` for each of them and much faster; for plans that preempt none of them.
+        Equal to `take` for each of these requests, and much faster; for plans that preempt none of them.
         """
         ...
 
@@ -158,9 +157,9 @@ class BlockBudget(Protocol):
 
 @dataclass(frozen=True)
 class ServedTokens:
-    """Tokens that requests were served. Those in the prefix cache, and those computed again, do not count.
+    """Tokens that requests were served, without tokens from the prefix cache and tokens computed again.
 
-    prompt: tokens of prompts that were computed. generated: tokens that were drawn and kept.
+    prompt: prompt tokens that were computed. generated: output tokens that were sampled and kept.
     """
 
     prompt: int = 0
@@ -175,14 +174,15 @@ def _served_nothing(key: str) -> Mapping[str, ServedTokens]:
 class SchedulerView:
     """Everything a scheduler may look at.
 
-    waiting: in queue order, preempted requests at the head. running: in order of admission, oldest first; those that
-    are prefilling go on through Plan.prefill, the others decode one token a step. prefilling: just those, in the same
-    order; a policy that looks there, at `len(running)` and at `budget.take_decodes` need not go through the running
-    ones at all. num_steps_without_decode: how many steps in a row, up to the last one, decoded no request although one
-    could have been; a policy that puts prompts first bounds it, or arrivals that never end starve the running requests.
+    waiting: in queue order, preempted requests at the head. running: in order of admission, oldest first; requests that
+    are still prefilling go on through Plan.prefill, the others decode one token a step. prefilling: the running
+    requests that are prefilling, in the same order; with it, `len(running)` and `budget.take_decodes` a policy need not
+    go through `running`. num_steps_without_decode: how many steps in a row, up to the last one, decoded no request
+    although one could have decoded; a policy that puts prompts first must bound it, or a steady stream of arrivals
+    starves the running requests.
     served_tokens: `view.served_tokens("tenant")` maps each value of that tag to the tokens that its requests were
     served by committed steps since the policy first asked for the tag; "" stands for requests without it. Core keeps at
-    most MAX_SERVED_VALUES values and drops those that were served longest ago.
+    most MAX_SERVED_VALUES values and drops the least recently served ones.
     limits: what the plan must keep. budget: a ledger for this one plan. now_s: on the engine's clock, in seconds.
     """
 
@@ -212,10 +212,10 @@ ALL = Everyone.ALL
 
 @dataclass(frozen=True)
 class Plan:
-    """What the next step computes. Ids are `RequestView.id`.
+    """A policy's plan for the next step. Ids are `RequestView.id`.
 
-    prefill: (id, number of tokens to compute), for waiting requests (admits them) and running ones that are
-    prefilling; cached tokens are not counted. decode: ALL, or the ids of requests that are not prefilling. preempt:
+    prefill: (id, number of tokens to compute), for waiting requests, which this admits, and for running requests that
+    are prefilling; cached tokens are not counted. decode: ALL, or the ids of requests that are not prefilling. preempt:
     running requests to send back to the head of the queue; they recompute later. idle_s: with nothing else in the plan,
     wait this long (at most a second) before asking again.
     """
@@ -228,11 +228,11 @@ class Plan:
 
 @dataclass(frozen=True)
 class Prefilled:
-    """A request of which a step computed prompt tokens, or tokens again after a preemption. Counts are tokens.
+    """A chunk of a request's prompt that a step computed, or of tokens computed again after a preemption.
 
-    num_tokens: computed by this step. num_new_tokens: those of them that were never computed before; the others are
-    computed again after a preemption. num_cached_tokens: found in the prefix cache, if this step admitted the request.
-    is_sampled: whether this was the last chunk and the step drew a token that was kept.
+    num_tokens: tokens computed by this step. num_new_tokens: how many of them were never computed before.
+    num_cached_tokens: tokens found in the prefix cache, if this step admitted the request. is_sampled: whether this was
+    the last chunk and the step sampled a token that was kept.
     """
 
     request: RequestView
@@ -256,14 +256,14 @@ class Ended:
 
 @dataclass(frozen=True)
 class CommittedStep:
-    """What became of a plan, or which requests ended between two steps.
+    """The outcome of a plan, or a notice of requests that ended between two steps.
 
     plan: the object that `plan` returned; None in a notice that only has `ended`. is_carried_out: False if the plan was
     not carried out: it asked to wait, broke a rule, was made ahead of time and discarded, or its step failed. now_s: on
     the engine's clock. prefilled: chunks, in the order of the plan; some of these requests may have ended while the
-    step was computed. decoded: requests that decoded and keep the token, without those that ended meanwhile. preempted:
-    requests sent back to wait. ended: requests that ended with this step's tokens; in a notice without a plan, those
-    that were aborted, reached their time limit or failed, as soon as they did. num_decodes, num_context_tokens: rows
+    step was computed. decoded: requests that decoded and keep the token; requests that ended meanwhile are left out.
+    preempted: requests sent back to wait. ended: requests that ended with this step's tokens; in a notice without a
+    plan, requests that were aborted, reached their time limit or failed. num_decodes, num_context_tokens: rows
     that decoded, and the tokens they read from the cache. busy_s: seconds from the launch, or from the end of the
     previous step if that is later, to the end of this step. device_s: seconds that the device computed, if it has a
     clock. In a simulation both are virtual.
@@ -288,19 +288,19 @@ class CommittedStep:
 
     @property
     def num_cached_tokens(self) -> int:
-        """Tokens that the requests it admitted found in the prefix cache."""
+        """Tokens that requests admitted by this step found in the prefix cache."""
         return sum(one.num_cached_tokens for one in self.prefilled)
 
     @property
     def num_generated_tokens(self) -> int:
-        """Tokens that it drew and that were kept."""
+        """Tokens that the step sampled and that were kept."""
         return sum(num_tokens for _, num_tokens in self.generated())
 
     def generated(self) -> Iterator[tuple[RequestView, int]]:
-        """The requests that keep tokens of this step, with how many each: those of chunks first, then decoding ones.
+        """Each request that keeps tokens of this step, and how many: requests with a last chunk first, then decodes.
 
-        Today each of them keeps one. A policy that charges for tokens counts them by this and not by the length of
-        `decoded`, so that its figures hold for steps that draw several tokens a request, too.
+        Today each request keeps one token. A policy that charges for tokens should count them here and not by the
+        length of `decoded`, so that its figures hold for steps with several tokens a request too.
         """
         yield from ((one.request, 1) for one in self.prefilled if one.is_sampled)
         yield from ((request, 1) for request in self.decoded)
@@ -314,7 +314,7 @@ class CommittedStep:
 class Scheduler(Protocol):
     """A policy: which requests compute how many tokens next. Constructed as `Scheduler(config)`.
 
-    Pure decisions over a read-only view and, for a policy that `RemembersSteps`, over what was carried out. Core checks
+    Pure decisions over a read-only view and, for a policy that `RemembersSteps`, over committed steps. Core checks
     every plan (known ids, limits, budget, progress), raises PlanError naming the policy if it breaks a rule, and owns
     blocks, aborts and overlap.
     """
@@ -326,22 +326,22 @@ class Scheduler(Protocol):
     def plan(self, view: SchedulerView) -> Plan:
         """Decide the next step. Called once a step while any request is waiting or running.
 
-        With overlap it is asked for a step while the one before is being computed: views count that one's tokens
-        already. The same view and the same memory must give the same plan.
+        With overlap it is called while the previous step is being computed; the view counts that step's tokens already.
+        The same view and the same memory must give the same plan.
         """
         ...
 
 
 class RemembersSteps(Protocol):
-    """A policy that is told what became of its plans, so that it can learn from them. Any Scheduler may have this."""
+    """A policy that learns from the outcome of its plans. Any Scheduler may have this method."""
 
     def committed(self, step: CommittedStep) -> None:
-        """Learn what became of a plan.
+        """Learn the outcome of a plan.
 
-        When: once for each plan that the engine asked for, in the order of the plans, whatever became of it; and with
+        When: once for each plan that the engine asked for, in the order of the plans, carried out or not; and with
             `step.plan` None as soon as requests end otherwise than with a step's tokens. Each request's end is
             reported once, even if it was in no plan. With overlap, a step is reported after the next one was planned.
-        Cost: none for a policy without this method. For one that has it, each step's time on the device is measured.
-        Errors: whatever it raises ends all requests with a PluginError that names the policy.
+        Cost: none for a policy without this method. With it, the engine measures each step's time on the device.
+        Errors: any exception ends all requests with a PluginError that names the policy.
         """
         ...

@@ -1,4 +1,4 @@
-"""Where a checkpoint's tensors come from, and where a model wants each of them."""
+"""Where a checkpoint's tensors come from, and which parameter of a model each of them fills."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Init = Literal["normal", "ones", "zeros"]
 
 
 class LosesFractions(TypeError):
-    """Floats for a view of integers, which would cut off their fractions."""
+    """A tensor of floats was to fill a view of integers, which would cut off the fractions."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,11 +41,11 @@ class WeightTarget:
     """Where one checkpoint tensor goes on this rank.
 
     view: this rank's part of a parameter; None for a tensor that checkpoints may have and this model does not need.
-    shape: of the whole tensor in the checkpoint. dim, start, stop, step: the rank reads every step-th of [start, stop)
-    of dimension dim; dim None reads it whole. transposed: what is read has the view's last two dimensions exchanged.
-    add: added to what is read, e.g. 1 where a checkpoint stores a norm's weights less one. more: further parts of the
-    same tensor, which go elsewhere. init: how random weights are drawn for it, with weights=random. tied_to: see
-    `tied`.
+    shape: of the whole tensor in the checkpoint. dim, start, stop, step: the rank reads every step-th index in [start,
+    stop) of dimension dim; dim None reads it whole. transposed: the stored tensor has the view's last two dimensions
+    exchanged. add: a number added to each element, e.g. 1 if a checkpoint stores a norm's weights minus 1. more:
+    further parts of the same tensor, for other views. init: how random weights are drawn for it, with weights=random.
+    tied_to: see `tied`.
     write, dtypes: see `converted`.
     """
 
@@ -85,11 +85,11 @@ class WeightTarget:
 
     @classmethod
     def tied(cls, weight: Tensor) -> WeightTarget:
-        """A head that has the embedding's weight, as config.json says.
+        """An output head that shares the embedding's weight, as config.json says.
 
-        weight: the embedding's, whose own target is a view of its memory. A checkpoint that stores the head alone fills
-        the embedding with it. If it stores a head with other values, core builds the model again with
-        tie_word_embeddings=false and loads both.
+        weight: the embedding's parameter, of whose memory the embedding's target is a view. If the checkpoint stores
+        the head without the embedding, the head fills the embedding. If it stores both with different values, core
+        builds the model again with tie_word_embeddings=false and loads both.
         """
         return cls(None, tied_to=weight)
 
@@ -97,18 +97,18 @@ class WeightTarget:
     def converted(
         cls, view: Tensor, shape: Sequence[int], write: Callable[[Any], None], dtypes: Sequence[str] = ()
     ) -> WeightTarget:
-        """A tensor that is stored in another form than the rank has it in, as quantised ones are.
+        """A tensor that a function converts when it is loaded, e.g. a quantised one.
 
-        view: the memory that it fills. shape: of the whole tensor; sizes of 1 at its end may be too many or too few.
-        write: given the whole tensor, or anything indexed like one, puts this rank's part into the view, whatever else
-        is in it; raises CheckpointError for values that cannot be right. dtypes: safetensors' names of those that the
-        tensor may have; none means any float.
+        view: the memory that it fills. shape: of the whole tensor; the stored one may have more or fewer sizes of 1 at
+        its end. write: gets the whole tensor, or an object that is indexed like it, and writes this rank's part to the
+        view; raises CheckpointError for impossible values. dtypes: safetensors' names of the dtypes that the tensor may
+        have; empty means any float.
         """
         return cls(view, tuple(shape), write=write, dtypes=tuple(dtypes))
 
     @classmethod
     def joined(cls, targets: Sequence[WeightTarget], dim: int = 0) -> WeightTarget:
-        """One tensor that holds these one after the other along `dim`, e.g. queries, keys and values.
+        """One checkpoint tensor that holds several, concatenated along `dim`, e.g. queries, keys and values.
 
         Each target is whole, or split along the same dimension.
         """
@@ -120,7 +120,7 @@ class WeightTarget:
 
     @classmethod
     def interleaved(cls, targets: Sequence[WeightTarget], dim: int) -> WeightTarget:
-        """One tensor whose elements along `dim` alternate between these: each one's element 0, each one's 1, and so on.
+        """One checkpoint tensor that holds several of equal size, interleaved along `dim`: all elements 0, then all 1 …
 
         Each target is whole, or split along the same dimension.
         """
@@ -130,7 +130,7 @@ class WeightTarget:
         return replace(pieces[0], more=tuple(pieces[1:]))
 
     def transpose(self) -> WeightTarget:
-        """The same for a checkpoint that stores the last two dimensions exchanged. A vector stays as it is."""
+        """The target for a checkpoint that stores the last two dimensions exchanged. A vector's does not change."""
         rank = len(self.shape)
         if rank < 2:
             return self
@@ -146,7 +146,7 @@ class WeightTarget:
         return () if self.view is None else (self, *self.more)
 
     def cut(self, whole: Any) -> Any:
-        """What the rank reads of the whole tensor, or of anything indexed like one, in the shape of `view`.
+        """This rank's part of the whole tensor, or of an object that is indexed like it, in the shape of `view`.
 
         Cutting a tensor copies nothing. `more` and `add` are not applied.
         """
@@ -159,7 +159,7 @@ class WeightTarget:
         return found.mT if self.transposed else found
 
     def fill(self, whole: Any) -> None:
-        """Write what `cut` gives, plus `add`, to the view of every piece; or call `write`.
+        """Write the result of `cut`, plus `add`, to the view of every piece; or call `write`.
 
         Raises: LosesFractions for floats that would go into a view of integers.
         """
@@ -188,10 +188,11 @@ class WeightTarget:
 
 @dataclass(frozen=True)
 class MatrixPiece:
-    """What one linear of a checkpoint gives to a rank's matrix: rows `row` and following, and all its columns.
+    """One linear's part of a rank's matrix: the matrix rows from `row` on, with all columns.
 
     name: of the linear, without `.weight`. rows, columns: this rank's part of the linear's outputs and inputs. A linear
-    that holds several matrices in one tensor has a piece for each. expert: the matrix of which expert, of several.
+    that holds several matrices in one tensor has a piece for each. expert: index of the expert whose matrix it is;
+    None outside of experts.
     """
 
     name: str
@@ -202,13 +203,13 @@ class MatrixPiece:
 
 
 class Weight(Protocol):
-    """The matrix (O, D) of a linear on one rank, and the products that are made with it.
+    """The matrix (O, D) of a linear on one rank, and its products.
 
     A layer gets it from `Runtime.weights` when it is built, and names its tensors later, by `targets`.
     """
 
     prepared: Any
-    """The quantised matrix as its kernels prepared it, once it is loaded; None if there is none."""
+    """The quantised matrix in the layout of Kernels.prepare_weight, once it is loaded; None for a plain weight."""
 
     def linear(self, x_TD: Tensor, bias_O: Tensor | None) -> Tensor:
         """Kernels.linear with this matrix: (T, D) -> (T, O)."""
@@ -217,7 +218,7 @@ class Weight(Protocol):
     def linear_silu_mul(self, x_TD: Tensor, then: Any = None) -> Any:
         """Kernels.linear_silu_mul with this matrix (2F, D), gate then up: (T, D) -> (T, F).
 
-        then: `prepared` of the weight that alone multiplies the result; see Kernels.quantized_linear_silu_mul.
+        then: `prepared` of the only weight that the result is multiplied with; see Kernels.quantized_linear_silu_mul.
         """
         ...
 
@@ -227,21 +228,21 @@ class Weight(Protocol):
     ) -> tuple[Any, Tensor]:  # fmt: skip
         """Kernels.add_rms_norm of the sum over ranks of `linear` and the residual. May overwrite the residual.
 
-        then: as of linear_silu_mul, for the norm.
+        then: as for linear_silu_mul, for the norm.
         """
         ...
 
     def targets(self, pieces: Sequence[MatrixPiece]) -> dict[str, WeightTarget]:
-        """Where the checkpoint's tensors of these linears go, by name. Together the pieces are the whole matrix.
+        """Checkpoint name of each tensor of these linears -> where it goes. Together the pieces are the whole matrix.
 
         Called at most once, before any product.
         """
         ...
 
     def plain(self) -> Tensor:
-        """The matrix in the model's dtype (O, D), for a layer that names its tensors in a way of its own.
+        """The matrix in the model's dtype (O, D), for a layer that builds its weight targets without `targets`.
 
-        A weight that is not named yet becomes a plain one by this.
+        Called before `targets`, it makes the weight a plain one.
         """
         ...
 
@@ -267,7 +268,7 @@ class ExpertWeights(Protocol):
 class CheckpointSource(Protocol):
     """A checkpoint that is not a folder of safetensors: what a model class's `open_checkpoint` returns.
 
-    Small enough to be pickled: another process opens its files itself. Nothing is read before it is asked for.
+    Small enough to be pickled: another process opens its files itself. A tensor is read only when `read` asks for it.
     """
 
     def config(self) -> dict[str, Any]:
@@ -279,10 +280,10 @@ class CheckpointSource(Protocol):
         ...
 
     def read(self, name: str) -> Tensor:
-        """One whole tensor, on the CPU, in any dtype that its target's view can take: floats, or integers for integers.
+        """A whole tensor, on the CPU: floats of any dtype, or integers if its target's view holds integers.
 
-        Called once for each that is needed, one at a time; once more for an embedding and a head tied to it if both
-        are there.
+        Called once for each tensor that is needed, one at a time; once more for an embedding and a head tied to it if
+        both are stored.
         """
         ...
 
@@ -294,17 +295,17 @@ class CheckpointSource(Protocol):
 class OpensCheckpoint(Protocol):
     """For a model class whose weights may be in a form that core cannot read; a method besides Model's.
 
-    For a quantization too, besides Quantization's: it is asked about a file whose suffix is among its methods, or a
-    folder with one such file and no safetensors. A tokenizer that lies beside the file counts, else the source's. What
-    the source's config has as quantization_config the quantization is given in StoredForm.
+    A quantization may have it too, besides Quantization's methods: it is asked about a file whose suffix is one of its
+    registered methods, or a folder with one such file and no safetensors. A tokenizer beside the file is used before
+    the source's. The quantization gets `quantization_config` of the source's config in its StoredForm.
     """
 
     @classmethod
     def open_checkpoint(cls, config: Any) -> CheckpointSource | None:
-        """The checkpoint that the option's config names; None leaves it to core. With weights=random no tensor is read.
+        """The checkpoint that the option's config names; None: core opens it. With weights=random no tensor is read.
 
-        Raises: CheckpointError with what was tried and the fix, also for a file of a form that it reads and of a model
-                that it does not serve: with model=auto, the others are asked then.
+        Raises: CheckpointError with the fix, also for a file in its format that holds a model which it does not serve:
+                with model=auto, core then asks the other model classes.
         """
         ...
 
@@ -317,8 +318,8 @@ class RenamesTensors(Protocol):
     """
 
     def tensor_name(self, stored: str) -> str | None:
-        """The name that weight_targets has for a tensor of the checkpoint's files; None if the model does not need it.
+        """The name in weight_targets of a tensor in the checkpoint's files; None if the model does not need it.
 
-        When:   once for each tensor, before any is read.
+        When:   called once for each tensor, before any is read.
         """
         ...
