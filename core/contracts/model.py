@@ -189,9 +189,9 @@ class WeightFactory(Protocol):
         ...
 
     def rename(self, tensor_name: Callable[[str], str | None]) -> None:
-        """Take names that the model has for linears, where the checkpoint has others.
+        """Translate the checkpoint's names of linears to the model's. tensor_name: the method of `RenamesTensors`.
 
-        tensor_name: that of `RenamesTensors`. When: before the first weight is made.
+        When: before the first weight is made.
         """
         ...
 

@@ -146,7 +146,7 @@ class WeightTarget:
         return () if self.view is None else (self, *self.more)
 
     def cut(self, whole: Any) -> Any:
-        """This rank's part of the whole tensor, or of an object that is indexed like it, in the shape of `view`.
+        """The rank's part of the whole tensor, or of an object that is indexed like it, in the shape of `view`.
 
         Cutting a tensor copies nothing. `more` and `add` are not applied.
         """
@@ -313,8 +313,8 @@ class OpensCheckpoint(Protocol):
 class RenamesTensors(Protocol):
     """For a model whose checkpoints do not have the tensor names of `weight_targets`; a method besides Model's.
 
-    Before it builds layers it hands the method to `runtime.weights.rename`, if its runtime has weights: quantised ones
-    are asked for by the checkpoint's names.
+    If its runtime has `weights`, it passes the method to `runtime.weights.rename` before it builds layers, since a
+    quantization knows linears by the checkpoint's names.
     """
 
     def tensor_name(self, stored: str) -> str | None:
