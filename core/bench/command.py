@@ -76,7 +76,8 @@ def run_benchmarks(
 def check_study(arguments: Sequence[str], host: PluginHost, keys: type[BenchKeys], name: str) -> None:
     """Refuse a study whose objective no trial can have, before the first one runs.
 
-    Where what it depends on is swept, or cannot be composed without what is swept, each trial tells of itself.
+    If keys that the objective depends on are swept, or the configuration cannot be composed without the swept keys,
+    nothing is checked here, and each trial reports the error itself.
     Raises: ConfigError with the near miss or the fix.
     """
     from hookline.core.bench.metrics import check_objective
@@ -263,7 +264,7 @@ def _server_address(tree: Mapping[str, Any], client: ClientConfig) -> Address | 
 
 
 def _refuse_engine_keys(bench: Bench, default: Config) -> None:
-    """Refuse what is set and cannot matter, since the server has an engine of its own."""
+    """Refuse engine keys beside `url`: the server has an engine of its own, on which they have no effect."""
     from hookline.core.errors import ConfigError
 
     for name, value in vars(default).items():
@@ -305,7 +306,7 @@ def make_load(workload: WorkloadConfig, vocab_size: int, repetition: int, encode
 
 
 def encoder(llm: LLM) -> Encode:
-    """What makes token ids of text."""
+    """A function that tokenizes text."""
     return lambda text: list(llm.codec.encode(text))
 
 

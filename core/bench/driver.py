@@ -19,7 +19,7 @@ from hookline.core.request_options import LINE_KEYS
 
 
 def drive(engine: Engine, load: Load) -> Recording:
-    """Serve a whole load and return what happened; times are those of the engine's clock.
+    """Serve a whole load and return its recording, with times of the engine's clock.
 
     A request that the engine refuses is recorded with its error, and so are the turns that would have followed it.
     Raises: what the engine's step raises.
@@ -36,7 +36,7 @@ class _Drive:
     due: list[tuple[float, int]] = field(default_factory=list)
     """A heap of (seconds after the start, place in the load)."""
     histories: dict[int, list[int]] = field(default_factory=dict)
-    """What was said before a turn that is due, by its place."""
+    """The conversation's tokens before a turn that is due, by the turn's place in the load."""
 
     def run(self) -> Recording:
         """Serve the load; see `drive`."""

@@ -1,4 +1,4 @@
-"""What a benchmark says of the machine and the engine it ran on."""
+"""Facts of the machine and the engine of a benchmark, for its result line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 ENGINE_FACTS = ("kernels", "captured", "scheduler", "block_size", "num_blocks", "cache_groups", "vocab_size", "overlap")
-"""What `describe_engine` says beside the device."""
+"""Keys of `describe_engine`'s facts besides the device."""
 
 
 def revision() -> str | None:
@@ -55,7 +55,7 @@ def peak_memory(llm: LLM) -> dict[str, float | None]:
 
 
 def describe(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """What was asked for, and of which code."""
+    """The configuration that was measured, and the versions and the commit of the code."""
     from importlib.metadata import version
 
     from hookline.core.config.settings import ENGINE_KEYS
@@ -70,10 +70,10 @@ def describe(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def describe_engine(llm: LLM) -> dict[str, Any]:
-    """What the configuration came to on this machine."""
+    """The device, and the values that the engine chose for the configuration on this machine."""
     import torch
 
-    sees_gpu = llm.device.type == "cuda" and torch.cuda.is_available()  # ranks of Ray may have one that is not here
+    sees_gpu = llm.device.type == "cuda" and torch.cuda.is_available()  # Ray's ranks may have GPUs on other machines
     count = torch.get_num_threads()
     threads = f"{llm.device.type}, {count} thread{'s' * (count != 1)}"
     limits = llm.engine.limits

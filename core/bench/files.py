@@ -55,7 +55,7 @@ def write_recording(recording: Recording, folder: Path) -> None:
 
 
 def read_recording(folder: Path | str) -> Recording:
-    """What `write_recording` wrote; times come back to the microsecond.
+    """Read the recording that `write_recording` wrote; times are rounded to microseconds.
 
     Raises: ConfigError naming a file that is not there or not whole.
     """
@@ -79,7 +79,7 @@ def read_recording(folder: Path | str) -> Recording:
 
 
 def _line(request: RequestRecord) -> dict[str, Any]:
-    """What a request says of itself is there only if it says something."""
+    """A record as JSON. Fields of the request's own options, such as its tags, are left out where they are unset."""
     values = asdict(request)
     return {key: _rounded(value) for key, value in values.items() if key not in _SAID or value}
 

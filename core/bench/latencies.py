@@ -34,7 +34,7 @@ def gaps_s(times_s: Column, starts: Column) -> Column:
 
 
 def spread(values: Sequence[float] | Column) -> dict[str, float] | None:
-    """Mean, percentiles (linear between samples) and largest value of what is known; None if nothing is."""
+    """Mean, percentiles (linear between samples) and maximum of the values that are not NaN; None without any."""
     array = np.asarray(values, dtype=np.float64)
     array = array[~np.isnan(array)]
     if len(array) == 0:

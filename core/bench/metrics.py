@@ -1,4 +1,4 @@
-"""The figures of a benchmark: from what was recorded of requests and steps to numbers and their distributions."""
+"""The figures of a benchmark: numbers and distributions, computed from a recording of requests and steps."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ def cost_lines(costs: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def speculation(counts: DraftCounts) -> dict[str, Any]:
-    """What came of the drafts since the engine's start. mean_length: tokens that a decode with drafts gave, None
-    without any. pretended_length: of drafters whose drafts are kept whether they are right or not.
+    """Counts of drafts since the engine's start. mean_length: tokens that a decode with drafts gave on average, None
+    without any. pretended_length: the same of drafters whose drafts are kept whether they are right or not.
     """
     steps = counts.drafted[0] if counts.drafted else 0
     return {
@@ -119,7 +119,7 @@ NUMBERS = (
     "preemptions",
 )
 MACHINE = ("start_to_first_token_s", "peak_memory_gib", "peak_host_memory_gib")
-"""Numbers that a benchmark adds to those of its recording."""
+"""Numbers that a benchmark adds to its recording's numbers."""
 DISTRIBUTIONS = ("ttft_s", "itl_s", "tpot_s", "e2e_s", "queue_s", "running", "waiting", "pool_usage", "busy_s", *TIMES)
 
 

@@ -1,6 +1,6 @@
-"""What happened under a load, step by step and request by request, as plain arrays.
+"""Records a load step by step and request by request, as plain arrays.
 
-`StepRecorder` stands between an engine and its executor and notes what passes; it changes nothing. All times are
+`StepRecorder` wraps an engine's executor and records each step; it changes nothing. All times are
 seconds since the load's start, on the clock it is given. docs/benchmarks.md describes the columns.
 """
 
@@ -26,16 +26,16 @@ from hookline.core.util.arrays import MaskArray, ints
 
 Column = np.ndarray[Any, Any]
 COUNTS = StepCounts._fields
-"""What a step computes: columns of whole numbers."""
+"""Columns of whole numbers that a step's message alone determines; see StepCounts."""
 TIMES = tuple(one.name for one in fields(StepStats) if one.name.endswith("_s"))
 """Durations that the engine reports of each step; columns of the same names, NaN where it has none."""
 STATES = ("running", "waiting", "free_blocks", "cached_tokens", "preemptions")
-"""What the engine reports when the step is committed."""
+"""Columns that the engine reports when the step is committed."""
 
 
 @dataclass
 class RequestRecord:
-    """One request of a load, in the load's order; times as in Recording, None for what never happened."""
+    """A request of a load, in the load's order; times as in Recording, None for events that never happened."""
 
     arrival_s: float
     prompt_tokens: int
@@ -50,7 +50,7 @@ class RequestRecord:
     deadline_s: float | None = None
     cache_salt: str | None = None
     slo: dict[str, float] | None = None
-    """The bounds of its own, as Slo names them; None: those of the benchmark."""
+    """The request's own bounds by the names of Slo's fields; None: the benchmark's bounds."""
     start_s: float | None = None
     first_token_s: float | None = None
     finish_s: float | None = None
@@ -155,7 +155,7 @@ class StepRecorder:
         return self._executor.late_work
 
     def launch(self, step: Step) -> Any:
-        """Pass a step on, and note what it computes for which requests."""
+        """Launch a step, and record its counts and its requests."""
         started = self.now()
         handle = self._executor.launch(step)
         self._launched.append(self._note(step, started))
@@ -206,7 +206,7 @@ class StepRecorder:
 
     def _note(self, step: Step, started: float) -> _Noted:
         newest = islice(reversed(self.engine.queue.running.values()), len(step.admit_rows))
-        for request in newest:  # those that this step admitted
+        for request in newest:  # the requests that this step admitted
             self._owner[request.row] = request.id
         chunk_ids, is_prompt = self._owner[step.chunk_rows], ~has_drafts(step)
         is_drawn = np.bincount(step.sampled_chunks, minlength=len(chunk_ids)) > 0  # np.unique's first call takes 40 ms
@@ -273,7 +273,7 @@ def token_times(recording: Recording) -> tuple[Column, Column]:
     """When each token came, request after request in the load's order, and where each request's tokens begin.
 
     Returns times_s (all tokens) and starts (one more entry than there are requests). A request keeps as many tokens as
-    it put out: what was drawn after its end was thrown away.
+    its output has: tokens drawn after its end were thrown away.
     """
     drawn = recording.drawn
     known = drawn >= 0

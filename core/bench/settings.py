@@ -1,4 +1,4 @@
-"""What a benchmark takes, beside the keys of a run: the dataclass of the root keys."""
+"""The keys of a benchmark besides the keys of a run: the dataclass of the root keys."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class BenchKeys(RunKeys):
     client: ClientConfig = field(default_factory=ClientConfig)
     """How that server is asked."""
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)
-    """The load; a preset of conf/workload sets what it cares about."""
+    """The load; a preset of conf/workload sets some of its fields."""
     slo: Slo = field(default_factory=Slo)
-    """What a request must keep to count for goodput."""
+    """Latency bounds that a request must keep to count for goodput."""
     objective: str = "output_tok_s"
     """The figure that a sweeper optimises, e.g. goodput_s or ttft_s.p99."""
     repeats: int = bounded(2, 1)

@@ -1,4 +1,4 @@
-"""What a request must keep to count as good."""
+"""Latency bounds (service level objectives) that a request must keep to count as good."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hookline.core.util.ranges import bounded, check_ranges
 
 @dataclass(frozen=True)
 class Slo:
-    """What a request must keep to count as good, in seconds; None bounds nothing.
+    """Latency bounds that a request must keep to count as good, in seconds; None: no bound.
 
     Raises: ConfigError for a bound that is not above 0.
     """
@@ -32,7 +32,7 @@ class Slo:
 
     @property
     def bounds(self) -> dict[str, float]:
-        """What it bounds, by name."""
+        """The bounds that are set, in seconds, by name."""
         return {one.name: value for one in fields(self) if (value := getattr(self, one.name)) is not None}
 
     def is_met(self, latencies: Mapping[str, float]) -> bool:

@@ -14,7 +14,7 @@ from hookline.core.util.arrays import BoolArray
 
 
 class StepCounts(NamedTuple):
-    """What one step computes; docs/benchmarks.md describes each."""
+    """Counts of a step's work; docs/benchmarks.md describes each."""
 
     prefill_tokens: int = 0
     prefill_pairs: int = 0
@@ -25,7 +25,7 @@ class StepCounts(NamedTuple):
     decode_context_tokens: int = 0
     """Sum of the context lengths of the rows that decode, the token included that they compute."""
     decode_shared_tokens: int = 0
-    """Those among them that the kernels read once for all rows that share them."""
+    """The context tokens among them that kernels read once for all rows with the same prefix."""
 
 
 def has_drafts(step: Step) -> BoolArray:

@@ -72,7 +72,7 @@ def _figures(requests: Sequence[RequestRecord], slo: Slo, seconds: float, total_
 
 
 def num_good(served: Sequence[RequestRecord], latencies: Sequence[Mapping[str, float]], slo: Slo) -> int:
-    """How many of these requests have bounds, and kept all of them. slo: of those that bring none."""
+    """How many of these requests have bounds, and kept all of them. slo: bounds of requests without their own."""
     pairs = [(slo_of(request, slo), one) for request, one in zip(served, latencies, strict=True)]
     return sum(own.is_stated and own.is_met(one) for own, one in pairs)
 

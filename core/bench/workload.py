@@ -1,4 +1,4 @@
-"""What a benchmark asks of an engine: requests as token ids, when they arrive, and how many tokens each wants back.
+"""The load of a benchmark: requests as token ids, their arrival times, and their output lengths.
 
 Drawn from a seed alone, so that every engine and every run gets the same load.
 """
@@ -27,12 +27,12 @@ MAX_PROMPT_TOKENS = 2**24
 """Most tokens of a prompt; no checkpoint has more positions."""
 
 BESIDE_TRACE = ("trace", "max_token_id", "temperature", "top_k", "top_p", "seed")
-"""What can be said of a load whose requests a trace brings."""
+"""Fields of WorkloadConfig that have an effect beside `trace`."""
 
 
 @dataclass(frozen=True)
 class WorkloadClass:
-    """A part of a load's requests, or of its conversations, with what they have in common."""
+    """A class of a load's requests, or of its conversations, with the options that they share."""
 
     share: float = bounded(1.0, above=0)
     """Its part of the requests in proportion to the other classes' shares: 4 beside 1 is four in five."""
@@ -46,7 +46,7 @@ class WorkloadClass:
     output_len: tuple[int, int] | None = None
     """None: as the workload says."""
     slo: Slo = field(default_factory=Slo)
-    """What its requests must keep to count as good; without bounds, what the benchmark's slo says."""
+    """Latency bounds of its requests; without any, the benchmark's slo."""
 
     def options(self) -> RequestOptions:
         """The options of its requests.
@@ -90,12 +90,12 @@ class WorkloadConfig:
     burstiness: float = bounded(1.0, above=0)
     """Shape of the gamma-distributed gaps between arrivals: 1 is a Poisson process, less comes in bursts."""
     turns: tuple[int, int] = (1, 1)
-    """Turns of a conversation: each later prompt is what was said so far and prompt_len new tokens."""
+    """Turns of a conversation: each later prompt is the conversation so far and prompt_len new tokens."""
     think_s: tuple[float, float] = (0.0, 0.0)
     """Wait between an answer's end and the next turn."""
     classes: tuple[Any, ...] = ()
-    """Groups of requests, drawn by their `share`, each with what it sets of: tags, priority, deadline_s, cache_salt,
-    prompt_len, output_len, slo. Empty: all are alike. Kept as WorkloadClass."""
+    """Classes of requests, drawn by their `share`. Each may set tags, priority, deadline_s, cache_salt, prompt_len,
+    output_len, slo. Empty: all requests are alike. Kept as WorkloadClass."""
     trace: str | None = None
     """A .jsonl file of recorded requests in place of all that is drawn; core/bench/trace.py says what a line holds."""
     max_token_id: int = bounded(10000, 1)
@@ -181,11 +181,11 @@ def _class(key: str, values: Any) -> WorkloadClass:
 
 @dataclass(frozen=True)
 class LoadRequest:
-    """One request. tokens: its prompt; of a later turn of a conversation, what that turn adds to it.
+    """A request. tokens: its prompt; of a later turn of a conversation, the tokens that the turn adds.
 
     arrival_s: seconds after the load's start; of a later turn, after the end of the turn before.
     follows: place in the load of the turn before, whose prompt and answer come first in the prompt.
-    slo: bounds of its own, if it has any.
+    slo: the request's own bounds; None: the benchmark's.
     """
 
     tokens: list[int]
@@ -198,7 +198,7 @@ class LoadRequest:
 
 @dataclass(frozen=True)
 class Load:
-    """Requests in a fixed order; a later turn stands behind the one that it follows."""
+    """Requests in a fixed order; a later turn of a conversation stands behind the turn before."""
 
     requests: list[LoadRequest]
 

@@ -49,7 +49,7 @@ class AsyncLLM(AsyncPoolingCalls):
 
     def _start(self, llm: LLM) -> None:
         self.llm = llm
-        """What the thread drives: look at its config, codec and limits, but leave its calls alone."""
+        """The LLM whose engine the thread drives. Its config, codec and limits may be read; its methods not called."""
         try:
             llm.codec.make_ready()
         except BaseException:
@@ -200,7 +200,7 @@ class AsyncLLM(AsyncPoolingCalls):
 
 
 class Closed:
-    """What `close` returns, so that `await llm.close()` does what it says: there is nothing left to wait for."""
+    """Returned by `close`, which has done its work already, so that `await llm.close()` works, too."""
 
     def __await__(self) -> Generator[None, None, None]:
         return

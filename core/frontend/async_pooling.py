@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class AsyncPoolingCalls:
-    """What an AsyncLLM does beside generating."""
+    """The pooling methods of an AsyncLLM: embeddings, classes, scores."""
 
     llm: LLM
 

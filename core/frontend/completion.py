@@ -33,11 +33,11 @@ class Completion:
         """The stop string that ended it, behind which tokens are ignored."""
         self._logprobs: list[TokenLogprob] | None = None
         self._told: Told = {}
-        """What step extensions say of the tokens."""
+        """Values of step extensions, one a token, by the extensions' names."""
         self._num_taken = 0
         self._has_stops = False
         self._reader: TextReader | None = None
-        """None as long as nobody has read any text."""
+        """None until a Delta's text is read: a completion whose text is read only at its end is decoded at once."""
         self._reason: FinishReason | None = None
         """Why the last token is the last."""
         self._ended: RequestOutput | None = None
@@ -84,7 +84,7 @@ class Completion:
         return max(map(len, self._told.values()), default=0)
 
     def add_told(self, told: Told) -> None:
-        """What step extensions say of the next tokens."""
+        """Add step extensions' values for the next tokens."""
         self._told = joined_told(self._told, told) or {}
 
     def end(self, output: RequestOutput) -> None:
@@ -100,7 +100,7 @@ class Completion:
             self._on_news(self)
 
     def take(self) -> Delta:
-        """What came since the last call; the last one has the output."""
+        """The tokens and text since the last call; the completion's last Delta has its output."""
         first, self._num_taken = self._num_taken, len(self.token_ids)
         ids, ended = self.token_ids[first:], self._ended
         if ended is None:
@@ -127,7 +127,7 @@ class Completion:
 
     def _finish_text(self, first: int, ids: list[int], reason: FinishReason) -> str:
         """The whole text. ids: the tokens from number `first` on, which were not taken before."""
-        if self._reader is None and not first:  # nobody has read anything: all tokens are decoded at once
+        if self._reader is None and not first:  # no text was read before: all tokens are decoded at once
             return self._decode(ids, reason)
         reader = self._text_reader
         if not self._has_stops:

@@ -22,7 +22,7 @@ class Grows(Protocol):
     """Of the prompt's completions."""
 
     def take(self) -> Delta:
-        """What came since the last call; with an output, if nothing more comes."""
+        """The tokens and text since the last call; with an output if the completion has ended."""
         ...
 
 
@@ -93,7 +93,7 @@ class CompletionStream:
     # ------------------------------------------------------------------------------------- from whoever has the engine
 
     def put(self, delta: Delta) -> None:
-        """Add a Delta; what is unread of its completion is read together with it, at the later one's place."""
+        """Add a Delta. An unread Delta of the same completion is joined with it and moves to the end of the queue."""
         before = self._unread.pop(delta.index, None)
         if isinstance(before, Delta):
             delta = before.joined(delta, is_cumulative=self._is_cumulative)
@@ -119,8 +119,8 @@ class CompletionStream:
 class RequestStream:
     """The Deltas of one prompt's completions, as an async iterator; ends behind the last Delta of the last one.
 
-    Closing or dropping it, or cancelling a coroutine that waits for it, ends its requests. So the engine's thread knows
-    the CompletionStream, and this, which the caller holds, is known to nobody else.
+    Closing or dropping it, or cancelling a coroutine that waits for it, ends its requests. So the engine's thread holds
+    only the CompletionStream: this object is freed as soon as the caller drops it.
     Raises: while it is read, what AsyncLLM.generate raises.
     """
 

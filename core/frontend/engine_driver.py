@@ -1,7 +1,7 @@
-"""Drives an engine for many callers at once: turn by turn it takes what they hand in, does a step and sends the news.
+"""Drives an engine for many callers at once: each turn takes their commands, does a step and sends the new tokens.
 
-Where callers are and how they are told is a subclass's: coroutines (`engine_thread.py`), or processes behind a socket
-(`core/serve/processes/engine_server.py`). Whatever breaks, everybody whose requests end is told.
+Subclasses know where the callers are and how to reach them: coroutines (`engine_thread.py`), or processes behind a
+socket (`core/serve/processes/engine_server.py`). Whatever breaks, each caller is told of the end of its requests.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hookline.core.frontend.output_processor import OutputProcessor
 _log = logging.getLogger("hookline")
 
 MAX_ADMITTED = 256
-"""Most prompts queued between two steps: a burst of arrivals must not hold up those that run."""
+"""Most prompts queued between two steps: a burst of arrivals must not hold up running requests."""
 
 Caller = TypeVar("Caller", bound=Hashable)
 """Who is told of requests: of a prompt, or of one of its completions."""
@@ -34,7 +34,7 @@ Prompt = TypeVar("Prompt")
 
 
 class EngineDriver(ABC, Generic[Caller, Prompt]):
-    """One engine's driver. A caller that leaves, `forget`, hears nothing more; its prompt is not queued any more."""
+    """One engine's driver. A caller that leaves (`forget`) is told nothing more, and its prompt is not queued."""
 
     FATAL: ClassVar[tuple[type[BaseException], ...]] = ()
     """Errors behind which there are no further turns; plugins may raise whatever else there is."""
@@ -57,7 +57,7 @@ class EngineDriver(ABC, Generic[Caller, Prompt]):
             self.output_processor.guard.tell_if_stuck(tell)
 
     def turn(self) -> None:
-        """Take what was handed in, or wait for something; do a step; send what it brought."""
+        """Receive commands, waiting for one if the engine is idle; do a step; send its tokens and ends."""
         for act in self._receive, self._step, self._send:
             try:
                 act()
@@ -169,7 +169,7 @@ def _reason(error: BaseException) -> str:
 
 
 def engine_error(cause: BaseException) -> EngineError:
-    """What a caller is told of an error that is not its own."""
+    """The error for callers whose requests end by another cause than their own parameters."""
     error = EngineError(_reason(cause))
     error.__cause__ = cause
     return error

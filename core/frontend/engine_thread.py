@@ -53,7 +53,7 @@ class EngineThread(EngineDriver[CompletionStream, Submitted]):
         self._num_submitted = 0
         """Completions so far; changes under the lock alone."""
         self._num_left = 0
-        """Of these, those that the output processor was given, or whose callers left before; changes in the thread."""
+        """Completions passed to the output processor, or left by their callers before; changes in the thread alone."""
         self._is_closed = self._is_stuck = False
         self._thread = threading.Thread(target=self._run, name="hookline-engine", daemon=True)
 
@@ -151,7 +151,7 @@ class EngineThread(EngineDriver[CompletionStream, Submitted]):
         self._carry_out(self._commands.qsize())
 
     def _next_command(self) -> Command:
-        """Wait for one; meanwhile look for what was dropped, ourselves perhaps, among the objects that are frozen."""
+        """Wait for a command; meanwhile collect garbage among the frozen objects, which may be this engine itself."""
         heap = self.output_processor.heap
         if heap is None:
             return self._commands.get()

@@ -1,4 +1,4 @@
-"""One call of the blocking front: its prompts, queued as the engine takes them, and their Deltas in order."""
+"""A call of the blocking LLM: its prompts, queued as the engine accepts them, and their Deltas in order."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ProgressBar(Protocol):
 
 
 class Asked(NamedTuple):
-    """One prompt of a call. pooling: it is pooled, and params are not looked at then."""
+    """A prompt of a call. pooling: if given, the prompt is pooled, and params are ignored."""
 
     prompt: Prompt
     params: SamplingParams
@@ -143,9 +143,9 @@ class Call:
 
 
 def bar_of(progress: bool | ProgressBar | None, num_prompts: int) -> ProgressBar | None:
-    """What shows how far a call is. progress: True for a bar on standard error.
+    """The progress bar of a call; None if none is wanted. progress: True for a bar on standard error.
 
-    Raises: RequestError if it is none.
+    Raises: RequestError if `progress` is no progress bar.
     """
     if progress is None or isinstance(progress, bool):
         return Progress(num_prompts) if progress else None
@@ -170,7 +170,7 @@ def params_each(params: P | Sequence[P] | None, kind: type[P], count: int) -> li
 
 
 class Progress:
-    """Counts finished requests; the rates are those of the last half second."""
+    """Counts finished requests, and shows the tokens per second over the last half second."""
 
     def __init__(self, num_requests: int) -> None:
         from tqdm import TqdmWarning

@@ -168,7 +168,7 @@ class LLM(PoolingCalls):
     def _begin_text(
         self, resolved: ResolvedConfig, structured_output: StructuredOutput, tokenizer: Path | None
     ) -> None:
-        """What only text needs, before the weights are loaded. tokenizer: its folder, if it is not the checkpoint's."""
+        """Set up the tokenizer before the weights are loaded. tokenizer: its folder, if it is not the checkpoint's."""
         checkpoint, vocab_size = resolved.checkpoint, resolved.spec.vocab_size
         folder, source = (tokenizer, None) if tokenizer else (checkpoint.folder, checkpoint.source)
         self.tokenizer_folder = folder
@@ -203,8 +203,8 @@ class LLM(PoolingCalls):
             deadline_s: by when each should be done, in seconds after it is queued: a wish, which schedulers may heed.
             cache_salt: at most 256 characters; a request finds only those prefixes in the cache that have the same
                 salt.
-            timeout_s: ends each request this many seconds after it is queued, with finish_reason "abort" and what it
-                has by then.
+            timeout_s: ends each request this many seconds after it is queued, with finish_reason "abort" and the tokens
+                that it has by then.
             progress: True shows a bar on standard error; or an object that is told of each step.
 
         Returns:
@@ -212,8 +212,8 @@ class LLM(PoolingCalls):
 
         Raises:
             RequestError: if a list with one each is not as long as prompts, or progress is no bar.
-            PluginError: if a plugin fails in a step, with what it raised as the cause; PlanError if it is the
-                scheduler.
+            PluginError: if a plugin fails in a step, with the plugin's error as the cause; PlanError if the plugin is
+                the scheduler.
             RankError: if a rank is lost.
         """
         return self._call(prompts, params, options).outputs(progress)
@@ -260,7 +260,7 @@ class LLM(PoolingCalls):
         The last Delta of a completion has its output, refused prompts included. Text deltas put together give exactly
         the output's text. Steps are done as the iterator is asked; when it is closed or dropped, its requests end.
 
-        `cumulative`: a Delta's text is all text so far, not what was added.
+        `cumulative`: a Delta's text is all text so far, not only the new text.
 
         Raises:
             HooklineError: as `generate` does.
@@ -322,7 +322,7 @@ class LLM(PoolingCalls):
         except PluginError as fault:
             if error is None:
                 raise
-            logger.error("%s", fault)  # what the block raised is the one to see
+            logger.error("%s", fault)  # logged, so that the error of the `with` block is the one that is raised
 
 
 class ServingLLM(LLM):

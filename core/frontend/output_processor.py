@@ -27,14 +27,14 @@ Send = Callable[[Delta], None]
 
 
 class Receiver(Protocol):
-    """What one completion's tokens and its end go to."""
+    """Receives the tokens and the end of one completion."""
 
     request_id: int
     """As `begin` said."""
 
     @property
     def watcher(self) -> Watcher | None:
-        """What sees each token once it is known; None if only the end matters."""
+        """Called with each new token; None if only the end matters."""
         ...
 
     def begin(self, request_id: int, on_news: Callable[[Any], object]) -> None:
@@ -86,17 +86,17 @@ class OutputProcessor:
         self._receivers: dict[int, Receiver] = {}
         self._news: list[Receiver] = []
         self.heap: FrozenHeap | None = None
-        """What Python's full collections leave out until this is closed."""
+        """The objects that Python's full garbage collections leave out until this is closed; None leaves out none."""
 
     def freeze_heap(self) -> None:
-        """Have Python's full collections leave out what is there now, until this is closed."""
+        """Have Python's full garbage collections leave out all present objects, until this is closed."""
         self.heap = freeze_heap()
 
     @contextmanager
     def exclusively(self) -> Iterator[None]:
-        """Around what one thread does with the engine.
+        """Reserve the engine for the calling thread.
 
-        Raises: HooklineError if another thread is at it.
+        Raises: HooklineError if another thread is using the engine.
         """
         if not self._busy.acquire(blocking=False):
             raise HooklineError("another thread is using this LLM; take AsyncLLM, or one LLM for each thread")
@@ -165,7 +165,7 @@ class OutputProcessor:
         return ids
 
     def step(self) -> None:
-        """Let the engine do a step and send what it brought. Whoever is still open then gets more later, or an end.
+        """Let the engine do a step and send its tokens and ends to the receivers.
 
         Raises: what Engine.step raises; requests that ended by it are delivered with the next step.
         """
@@ -179,7 +179,7 @@ class OutputProcessor:
             self._hand_out(_taken_off(id_) for id_ in list(self._receivers))
 
     def abort(self, ids: Iterable[int], *, reason: FinishReason = FinishReason.ABORT) -> None:
-        """End requests; their callers hear of it. Unknown ids and those that have ended are ignored.
+        """End requests and tell their receivers. Ids that are unknown or whose requests have ended are ignored.
 
         reason: see Engine.abort.
         """
@@ -203,7 +203,7 @@ class OutputProcessor:
                 self.engine.close()
 
     def _hand_out(self, outputs: Iterable[RequestOutput]) -> None:
-        """First the ends, then the news of those that go on."""
+        """Send these outputs to their receivers, then tell the receivers of running requests about new tokens."""
         for output in outputs:
             receiver = self._receivers.pop(output.request_id, None)
             if receiver is not None:

@@ -29,14 +29,14 @@ Params = PoolingParams | Sequence[PoolingParams] | None
 
 
 class PoolingCalls:
-    """What an LLM does beside generating, in the same engine. Arguments that `generate` has too mean the same here."""
+    """The pooling methods of an LLM, run by the same engine. Arguments that `generate` has, too, mean the same here."""
 
     output_processor: OutputProcessor
     codec: Codec
 
     @property
     def pooling_defaults(self) -> PoolingDefaults:
-        """What the checkpoint says of its vectors."""
+        """The checkpoint's defaults: how its vectors are pooled and pairs are scored."""
         return self.output_processor.engine.limits.poolers.defaults
 
     def embed(

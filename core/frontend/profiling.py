@@ -61,7 +61,7 @@ class Profile:
 
     @classmethod
     def of(cls, tree: Mapping[str, Any]) -> Profile | None:
-        """What a composed tree asks for; None without `profile`."""
+        """The profile that a composed configuration asks for; None without `profile`."""
         if tree.get("profile") is None:
             return None
         keys = {one.name: tree[one.name] for one in fields(ProfileKeys) if tree.get(one.name) is not None}
@@ -73,7 +73,7 @@ class Profile:
 def profiled(llm: LLM, profile: Profile | None) -> Iterator[None]:
     """Trace the steps of its engine meanwhile, if a profile is wanted.
 
-    The file is written whole or not at all; one that is there already is replaced when the new one is complete.
+    The file is written whole or not at all; an existing file is replaced once the new one is complete.
     Raises: ConfigError if there were too few steps to trace any, if no step is computed in this process, or if the file
     cannot be written.
     """
@@ -138,7 +138,7 @@ class _StepTrace:
                 self._fault = error.strerror or one_short_line(error)
 
     def report(self) -> None:
-        """Say what was written."""
+        """Log the file and its counts of launches. Raises: ConfigError if no step was traced."""
         profile = self.profile
         if not self._is_written:
             raise ConfigError(
@@ -151,7 +151,7 @@ class _StepTrace:
         logger.info("wrote a profile of %d steps to %s%s", num_steps, profile.path, each and f"; each {each}")
 
     def _finished(self) -> dict[str, int]:
-        """Put the file in its place, and count what is in it: torch does not say if it could write only a part."""
+        """Move the file to its place, after counting its events: torch does not report a file written in part."""
         try:
             counts = count_launches(self._unfinished)
             os.replace(self._unfinished, self.profile.path)
@@ -161,7 +161,7 @@ class _StepTrace:
         return counts
 
     def tidy(self) -> None:
-        """Remove what is unfinished."""
+        """Remove an unfinished file."""
         with suppress(OSError):
             self._unfinished.unlink(missing_ok=True)
 

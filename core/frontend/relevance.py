@@ -1,4 +1,4 @@
-"""How well a document answers a query: the prompts that rerankers read, and a number from what they give.
+"""How well a document answers a query: the prompts for rerankers, and a score from their vectors.
 
 The texts of a query and a document come from a request, so special tokens in them are read as text.
 """
@@ -20,7 +20,7 @@ from hookline.core.util.arrays import VectorArray
 
 @dataclass(frozen=True)
 class PairTemplate:
-    """What stands around a query and a document; the defaults are Qwen3-Reranker's.
+    """The text around a query and a document in a reranker's prompt; the defaults are Qwen3-Reranker's.
 
     prefix and suffix may hold special tokens. instruction, in the pair's text, says what a good answer is.
     """
@@ -39,7 +39,7 @@ QWEN3_RERANKER = PairTemplate()
 def pair_tokens(codec: Codec, template: PairTemplate, query: str, document: str) -> list[int]:
     """The prompt of one pair.
 
-    Raises: RequestError if one of them is no text, or if there is no tokenizer.
+    Raises: RequestError if query, document or instruction is no text, or if there is no tokenizer.
     """
     for what, text in (("query", query), ("document", document), ("instruction", template.instruction)):
         if not isinstance(text, str):
@@ -50,19 +50,19 @@ def pair_tokens(codec: Codec, template: PairTemplate, query: str, document: str)
 
 
 def scoring_params(params: PoolingParams | None, scored_by: str) -> PoolingParams | None:
-    """What pools a pair; None if query and document are embedded by themselves. scored_by: see PoolingDefaults."""
+    """Pooling of a pair's prompt; None embeds query and document separately. scored_by: see PoolingDefaults."""
     if params is not None and params.pooler is not None:
         return params
     return None if scored_by == EMBED else PoolingParams(task=scored_by)
 
 
 def embedding_params(params: PoolingParams | None) -> PoolingParams:
-    """What embeds a text that is compared with another."""
+    """Pooling of a text whose vector is compared with another: normalised, so that a dot product is the cosine."""
     return replace(PoolingParams() if params is None else params, normalize=True)
 
 
 def scored(output: RequestOutput, find: Callable[[VectorArray], float]) -> RequestOutput:
-    """An output whose vector is the one number that `find` makes of it; an error if it cannot."""
+    """The output with its vector replaced by the score, (1,), that `find` computes; an error output if it raises."""
     if output.vector is None:
         return output
     try:
@@ -111,7 +111,7 @@ def cosine(query: RequestOutput) -> Callable[[VectorArray], float]:
 
 
 def as_texts(documents: Any) -> Sequence[Any]:
-    """One text or several. Raises: RequestError for what is neither."""
+    """A text or several, as a list. Raises: RequestError for anything else."""
     if isinstance(documents, str):
         return [documents]
     if not isinstance(documents, Iterable):

@@ -4,7 +4,7 @@ waiting for ever.
 A plan gets engine.stall_timeout_s. What else a step does gets STEP_TIMEOUTS times engine.step_timeout_s from one sign
 of progress, such as a layer, to the next; of several ranks, whose monitor is stricter, the device's part is left to it.
 Compiling and debugging do not count. What is stuck in Python code is broken off, in the main thread also what sleeps.
-Nothing ends another thread's call into C that never returns: then those who wait are told without it.
+Nothing ends another thread's call into C that never returns: then the callers are told from the guard's own thread.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class StepGuard:
     def _leave(self) -> str:
         with self._lock:
             thread, self._inside, failure, self._failure = self._inside, None, self._failure, ""
-        if failure and thread is not None:  # what was sent and has not come yet must not hit what follows
+        if failure and thread is not None:  # an exception sent to this thread and still pending must not hit later code
             with suppress(*BREAKS):
                 raise_in(thread, None)
                 time.sleep(0.01)
@@ -121,7 +121,7 @@ class StepGuard:
         return self.plan_s if doing == "plan" else self.step_s
 
     def _end(self, thread: int, limit_s: float) -> None:
-        """Break the step off; if that does not get it out, tell those who wait."""
+        """Break the step off; if the thread stays in it, tell the callers."""
         frame = sys._current_frames().get(thread)
         frames = [] if frame is None else [one for one, _ in walk_stack(frame)][::-1]
         failure = self._told(frames, limit_s)

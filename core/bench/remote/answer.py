@@ -14,7 +14,7 @@ MAX_FRAME_BYTES = 64 * 2**20
 
 
 class Answer:
-    """`connection.Reader` of one request; times are those of the clock.
+    """`connection.Reader` of one request; times are of the clock that it is given.
 
     ended: called once, however the request ends. times_s, counts: arrival of each chunk with tokens, and their number.
     error: why the request failed, beginning with the kind of error.

@@ -51,7 +51,7 @@ class NoServer(HooklineError):
 def serve_load(
     address: Address, config: ClientConfig, workload: WorkloadConfig, make_load: MakeLoad, repeats: int
 ) -> Served:
-    """Load the server with each repetition of the workload; the one with the fewest seconds counts.
+    """Send each repetition of the workload to the server; the fastest repetition counts.
 
     Token ids differ from run to run, so that no prefix of an earlier run is found in the server's cache.
     Raises: NoServer; RequestError if every request failed; a warning says so of some.

@@ -1,4 +1,4 @@
-"""What a benchmark of a server asks of the client."""
+"""Settings of the client in a benchmark of a server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ClientConfig:
     """
 
     prompts: str = "ids"
-    """What requests send: "ids", token ids to /v1/completions; "text" to /v1/completions; "chat", messages to
+    """Form of the prompts: "ids", token ids to /v1/completions; "text" to /v1/completions; "chat", messages to
     /v1/chat/completions. As text, a token is a short English word, so that lengths are about right."""
     model: str | None = None
     """Name that requests give; None: the first of /v1/models."""

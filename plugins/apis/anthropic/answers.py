@@ -1,4 +1,4 @@
-"""What Anthropic's endpoints answer, as types for the OpenAPI document; see the answers of OpenAI's API."""
+"""Response types of Anthropic's endpoints for the OpenAPI document; see the answers of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class MessageUsage(Struct, kw_only=True):
     """Tokens of a message."""
 
     input_tokens: int
-    """Without those that were found in the prefix cache."""
+    """Prompt tokens that were not found in the prefix cache."""
     output_tokens: int
     cache_read_input_tokens: int
     cache_creation_input_tokens: int
@@ -31,7 +31,7 @@ class Message(Struct, kw_only=True):
     stop_sequence: str | None
     usage: MessageUsage
     extensions: dict[str, list[Any]] | UnsetType = UNSET
-    """What step extensions said of the tokens."""
+    """Values of step extensions, one a token, by the extensions' names."""
 
 
 class TokenCount(Struct, kw_only=True):

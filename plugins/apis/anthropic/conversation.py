@@ -132,9 +132,7 @@ def as_messages(message: Any, index: int, ignored: list[str]) -> Iterator[Values
 
 
 def text_of_blocks(content: Any, place: str, ignored: list[str]) -> str:
-    """The text of a content, which is a text, a list of blocks, or null. Arguments and errors are those of
-    `as_messages`.
-    """
+    """The text of a content, which is a text, a list of blocks, or null. Arguments and errors as in `as_messages`."""
     if content is None:
         return ""
     if isinstance(content, str):

@@ -49,7 +49,7 @@ async def count_tokens(engine: ServedEngine, request: Request) -> Response:
 
 
 class _Answer:
-    """One request's answer."""
+    """The answer to one request, whole or as a stream of events."""
 
     def __init__(self, fields: MessagesRequest, turn: Turn, id: str, model: str) -> None:
         self._id, self._model = id, model
@@ -58,7 +58,7 @@ class _Answer:
         self._usage = Usage(len(turn.token_ids))
         self._reader, self._blocks = turn.reader(), Blocks()
         self._told: dict[str, list[Any]] = {}
-        """What step extensions said of the tokens so far, by their names."""
+        """Values of step extensions, one for each token so far, by the extensions' names."""
 
     async def whole(self, generation: Generation, headers: Mapping[str, str]) -> Response:
         """The message with all blocks."""

@@ -165,7 +165,7 @@ def _begin(batch: Values) -> None:
 
 
 class _Run:
-    """One batch while its lines are answered: which lines are left, and what ends it early."""
+    """A batch while its lines are answered: the lines that are left, its counts, and its early end."""
 
     def __init__(self, store: Store, batch: Values, total: int, answers: BinaryIO, max_bytes: int) -> None:
         self._store, self._id, self._endpoint = store, batch["id"], batch["endpoint"]

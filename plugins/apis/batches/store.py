@@ -17,7 +17,7 @@ from hookline.core.errors import ConfigError
 Values = dict[str, Any]
 FILE, BATCH = "file", "batch"
 OBJECT_BYTES = 4096
-"""What an object counts beside its file, so that empty ones are bounded, too."""
+"""Bytes that every object counts besides its file, so that the number of empty objects is bounded, too."""
 _TABLE = """CREATE TABLE IF NOT EXISTS objects (
     number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT NULL, kind TEXT NOT NULL,
     bytes INTEGER NOT NULL, expires_at INTEGER, json TEXT NOT NULL)"""
@@ -45,7 +45,7 @@ class Store:
         return self._folder / id
 
     def new_id(self, prefix: str) -> str:
-        """An id that nobody can guess."""
+        """A random id of 96 bits, which no client can guess."""
         return f"{prefix}{secrets.token_hex(12)}"
 
     def check_room(self, num_bytes: int) -> None:
@@ -59,7 +59,7 @@ class Store:
             )
 
     def put(self, kind: str, values: Values, expires_at: int | None) -> Values:
-        """Add an object, or replace the one with its id."""
+        """Add an object, or replace the object with its id."""
         size = OBJECT_BYTES + int(values.get("bytes", 0))
         self._db.execute(
             "INSERT INTO objects (id, kind, bytes, expires_at, json) VALUES (?, ?, ?, ?, ?) "
@@ -104,7 +104,7 @@ class Store:
     def page(
         self, kind: str, limit: int, after: str | None, *, newest_first: bool = True, purpose: str | None = None
     ) -> list[Values]:
-        """Objects behind the one with the id `after`, at most `limit`. purpose: of files."""
+        """At most `limit` objects of a kind that follow the object with the id `after`. purpose: of files."""
         order, sign = ("DESC", "<") if newest_first else ("ASC", ">")
         where = "" if after is None else f"AND number {sign} (SELECT number FROM objects WHERE id = ?)"
         where += "" if purpose is None else " AND json_extract(json, '$.purpose') = ?"
@@ -120,6 +120,6 @@ class Store:
         self.path(id).unlink(missing_ok=True)
 
     def purge(self) -> None:
-        """Delete what has expired."""
+        """Delete expired objects and their files."""
         for (id,) in self._db.execute("SELECT id FROM objects WHERE expires_at <= ?", (int(time.time()),)).fetchall():
             self.delete(id)

@@ -81,11 +81,11 @@ class Batches(ApiSurface):
             ApiRoute("POST", "/v1/batches", self._create, "Answer a file of requests", BatchRequest),
             ApiRoute("GET", "/v1/batches", self._batches, "The batches"),
             ApiRoute("GET", "/v1/batches/{id}", self._batch, "How far a batch is"),
-            ApiRoute("POST", "/v1/batches/{id}/cancel", self._cancel, "End a batch; what is answered stays"),
+            ApiRoute("POST", "/v1/batches/{id}/cancel", self._cancel, "End a batch and keep its answers"),
         ]
 
     def _look(self) -> None:
-        """Delete what has expired, and go on with what a process left unfinished."""
+        """Delete expired objects, and resume batches that an earlier process left unfinished."""
         self._store.purge()
         self._runs.go_on()
 

@@ -1,5 +1,5 @@
-"""What OpenAI's endpoints answer, as types for the OpenAPI document. Answers are made as plain mappings, which a test
-holds to these types; fields that are UNSET here are absent unless they are asked for.
+"""Response types of OpenAI's endpoints for the OpenAPI document. Responses are made as plain mappings, which a test
+compares with these types; fields that are UNSET here are absent unless a request asks for them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ class ModelCard(Struct, kw_only=True):
     """The served model under one of its names."""
 
     id: str
-    """What requests may call the model."""
+    """The name of the model in requests."""
     object: Literal["model"] = "model"
     created: int
     """Seconds since 1970 at which the server started."""
@@ -37,7 +37,7 @@ class CachedTokens(Struct, kw_only=True):
     """Of a prompt's tokens."""
 
     cached_tokens: int
-    """Those that were found in the prefix cache."""
+    """Prompt tokens that were found in the prefix cache."""
 
 
 class CompletionUsage(Struct, kw_only=True):
@@ -68,7 +68,7 @@ class TextLogprobs(Struct, kw_only=True):
 
 
 class CompletionChoice(Struct, kw_only=True):
-    """One completion of a prompt."""
+    """A completion of a prompt."""
 
     index: int
     """The prompt's number times `n`, plus the completion's."""
@@ -81,7 +81,7 @@ class CompletionChoice(Struct, kw_only=True):
     prompt_token_ids: list[int] | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET
     extensions: dict[str, list[Any]] | UnsetType = UNSET
-    """What step extensions said of the tokens."""
+    """Values of step extensions, one a token, by the extensions' names."""
     prompt_logprobs: list[Any] | UnsetType = UNSET
 
 
@@ -97,7 +97,7 @@ class Completion(Struct, kw_only=True):
 
 
 class CalledFunction(Struct, kw_only=True):
-    """What a call names, and its arguments as JSON."""
+    """The called function's name, and its arguments as JSON."""
 
     name: str
     arguments: str
@@ -126,7 +126,7 @@ class ChatMessage(Struct, kw_only=True):
 
 
 class ChatChoice(Struct, kw_only=True):
-    """One answer."""
+    """An answer to a conversation."""
 
     index: int
     message: ChatMessage
@@ -138,7 +138,7 @@ class ChatChoice(Struct, kw_only=True):
     """The stop string or the stop token that ended it."""
     token_ids: list[int] | UnsetType = UNSET
     extensions: dict[str, list[Any]] | UnsetType = UNSET
-    """What step extensions said of the tokens."""
+    """Values of step extensions, one a token, by the extensions' names."""
 
 
 class ChatCompletion(Struct, kw_only=True):
@@ -165,7 +165,7 @@ class ResponseUsage(Struct, kw_only=True):
 
 
 class ResponseObject(Struct, kw_only=True):
-    """An answer as a list of items, with what was asked for."""
+    """An answer as a list of items, with the request's parameters."""
 
     id: str
     object: Literal["response"] = "response"
@@ -194,7 +194,7 @@ class ResponseObject(Struct, kw_only=True):
     top_p: float
     usage: ResponseUsage | UnsetType = UNSET
     extensions: dict[str, list[Any]] | UnsetType = UNSET
-    """What step extensions said of the tokens."""
+    """Values of step extensions, one a token, by the extensions' names."""
     user: str | UnsetType = UNSET
 
 

@@ -256,7 +256,7 @@ class _ChoiceStream:
         return b"".join(found)
 
     def _with_waiting(self, choice: dict[str, Any]) -> dict[str, Any]:
-        """Further fields of a choice's frame, beginning with those of earlier tokens that had no frame."""
+        """A choice's fields, preceded by the fields of earlier tokens for which no frame was sent."""
         waiting, self._waiting = self._waiting, {}
         if not waiting:
             return choice

@@ -1,4 +1,4 @@
-"""Log-probabilities in the two formats of OpenAI, and those of prompts in vLLM's."""
+"""Log-probabilities in OpenAI's two formats, and prompt log-probabilities in vLLM's format."""
 
 from __future__ import annotations
 

@@ -31,13 +31,13 @@ class Events:
         self._number = -1
 
     def event(self, type: str, **values: Any) -> bytes:
-        """One event."""
+        """A server-sent event with the next sequence number."""
         self._number += 1
         body = dumps({"type": type, "sequence_number": self._number, **values})
         return b"event: " + type.encode() + b"\ndata: " + body + b"\n\n"
 
     def delta(self, head: bytes, text: str, tail: bytes) -> bytes:
-        """One event with more text, from a rendered beginning and end."""
+        """A text delta's event. head, tail: its rendered bytes before and after the sequence number and the text."""
         self._number += 1
         return head + b"%d" % self._number + b',"delta":' + dumps(text) + tail
 

@@ -46,7 +46,7 @@ class _Answer:
         self._logprobs = WaitingLogprobs()
         self._has_logprobs = turn.params.logprobs is not None
         self._told: dict[str, list[Any]] = {}
-        """What step extensions said of the tokens so far, by their names."""
+        """Values of step extensions, one for each token so far, by the extensions' names."""
 
     async def whole(self, generation: Generation, headers: Mapping[str, str]) -> Response:
         """The response with all items."""

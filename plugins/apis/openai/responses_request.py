@@ -152,7 +152,7 @@ class ResponsesRequest(SamplingFields, kw_only=True):
         return prepared(engine, chat, self, tools, max_tokens=asked, logprobs=self.num_logprobs)
 
     def _later_tools(self) -> Iterator[Any]:
-        """Tools that the conversation itself defines, such as those that a tool search found."""
+        """Tools that items of the conversation define, such as the results of a tool search."""
         for item in self.input if isinstance(self.input, list) else ():
             if isinstance(item, dict) and item.get("type") in _WITH_TOOLS and isinstance(item.get("tools"), list):
                 yield from item["tools"]

@@ -1,4 +1,4 @@
-"""What an answer says of its tokens, and of why it ended, in OpenAI's words."""
+"""The usage and the finish reason of an answer in OpenAI's terms."""
 
 from __future__ import annotations
 
