@@ -133,16 +133,16 @@ class Committer:
                     self._state.observers.notify("on_first_token", info=info, first_token_s=now_s)
 
     def _keep(self, entries_N: IntArray, tokens_N: IntArray, is_over_N: BoolArray | None = None) -> None:
-        """Cache the blocks that these requests fill with a token each, and finish those that have their last one."""
+        """Cache the blocks that these requests fill with a token each, and finish requests at their last token."""
         if self._hears_gaps and len(gaps_s := self._table.gaps_s(entries_N, self._state.now())):
             self._state.observers.notify("on_token_gaps", gaps_s=gaps_s)
         self._state.cache.cache_filled_blocks(entries_N)
         self._finish_by_tokens(entries_N, tokens_N, is_over_N)
 
     def _keep_drafts(self, step: CollectedStep) -> int:
-        """Keep the draws behind the first of each row whose drafts before them are right; returns how many these are.
+        """Keep a row's further draws as long as the drafts before them are right; returns how many are kept.
 
-        They are kept one after the other, as those of so many steps: a request may end with any of them.
+        They are kept one after the other, as if each came from a step of its own: a request may end with any of them.
         """
         table, dispatched, speculation = self._table, step.launched.dispatched, self._state.speculation
         if speculation is None:
@@ -195,7 +195,7 @@ class Committer:
                 self._finisher.finish(request, reason, fault_of(request))
 
     def _stats(self, launched: LaunchedStep, num_generated_tokens: int) -> StepStats:
-        """What a committed step did, for observers."""
+        """The statistics of a committed step for observers."""
         plan, dispatched, clock, pool = launched.plan, launched.dispatched, self._watch.clock, self._state.cache.pool
         now_s = self._state.now()
         # launched.host_s comes last: it replaces the time of a plan ahead that was not launched.
@@ -268,7 +268,7 @@ def first_draws(dispatched: Dispatched, result: StepResult) -> StepResult:
 
 
 def keep_extras(live: Mapping[int, Request], ids_N: IntArray, extras: Mapping[str, Array]) -> None:
-    """Give requests what was computed for their draws: (N, W) numbers by name, see StepResult."""
+    """Hand to each request the extra values of its draw. extras: (N, W) numbers by name, see StepResult."""
     for name, values_NW in extras.items():
         for id_, values_W in zip(ids_N.tolist(), values_NW, strict=True):
             request = live.get(id_)

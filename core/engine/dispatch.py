@@ -71,7 +71,7 @@ class Dispatcher:
         return without(plan.decode, ints(row.request.entry for row in rows)) if rows else plan.decode
 
     def preempt(self, requests: Sequence[Request]) -> None:
-        """Take rows and blocks from running requests and queue them again; what they computed stays cached."""
+        """Take rows and blocks from running requests and queue them again; full blocks stay in the prefix cache."""
         for request in requests:
             self.retire(request)
             request.preempt()

@@ -90,7 +90,7 @@ class Engine:
 
     @property
     def limits(self) -> EngineLimits:
-        """What the engine can serve."""
+        """The bounds of requests that the engine can serve: lengths, options, plugins."""
         return self.state.limits
 
     @property
@@ -110,7 +110,7 @@ class Engine:
 
     @property
     def executor(self) -> Executor:
-        """What computes the steps; may be replaced between steps."""
+        """The executor that computes the steps; may be replaced between steps."""
         return self.state.executor
 
     @executor.setter
@@ -332,9 +332,9 @@ class Engine:
 
         Returns the requests that ended since the step before.
         Raises: PlanError if the scheduler breaks a rule, and no part of its plan is carried out then; or if its plans
-        lead nowhere. LostStep if the step could not be computed: its requests end. Any other error ends all requests.
-        The next step returns those that ended, with finish_reason "error". A fault of single requests ends these alone,
-        and nothing is raised.
+        make no progress. LostStep if the step could not be computed: its requests end. Any other error ends all
+        requests. The next step returns the requests that ended, with finish_reason "error". A fault of single requests
+        ends these alone, and nothing is raised.
         """
         self.home.check()
         queue, loop = self.queue, self.loop
@@ -349,7 +349,7 @@ class Engine:
         return self.pop_finished()
 
     def pop_finished(self) -> list[RequestOutput]:
-        """The requests that finished without having been returned, as those of a step that raised; `step` calls it."""
+        """The outputs of finished requests that no `step` has returned, e.g. because it raised; `step` calls this."""
         return self.state.pop_finished()
 
     def plan(self, *, may_wait: bool = True) -> CheckedPlan:
@@ -367,7 +367,7 @@ class Engine:
     # ------------------------------------------------------------------------------------------------------------ end
 
     def close(self) -> None:
-        """Abort what is left and release everything; a second call does nothing, nor does one in a forked child.
+        """Abort all requests and release everything. A second call does nothing, nor does a call in a forked child.
 
         Raises: PluginError for an observer that raised meanwhile, once all is released.
         """

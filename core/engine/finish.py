@@ -1,4 +1,4 @@
-"""Finishes requests: for which reason, by which token, time limit or lost step, and what is given back then."""
+"""Finishes requests by their tokens, a time limit or a lost step, and frees their rows and blocks."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ class Finisher:
         self.finish(request, FinishReason.ERROR, missing_token_fault(request, token_id, self._plugin_names))
 
     def finish_prompts(self, requests: Sequence[Request]) -> None:
-        """Finish requests that end with their prompts, except those that have finished already."""
+        """Finish requests that end with their prompts, unless they have finished already."""
         for request in requests:
             if request.id in self._queue.live:
                 self.finish(request, FinishReason.ERROR if request.fault else FinishReason.STOP, request.fault)
 
     def finish_without_mask(self, ids_N: IntArray) -> None:
-        """Finish those of these requests whose grammars failed to fill a mask; what is drawn for them is dropped."""
+        """Finish the requests whose grammars failed to fill a mask; the tokens drawn for them are dropped."""
         requests = [request for id_ in ids_N.tolist() if (request := self._queue.live.get(id_)) is not None]
         for request in requests:
             if (fault := fault_of(request)) is not None:
@@ -132,7 +132,7 @@ def fault_of(request: Request) -> HooklineError | None:
 
 
 def missing_token_fault(request: Request, token_id: int, plugin_names: Mapping[str, str]) -> PluginFault:
-    """What a request finishes with for which no token was drawn. plugin_names: by kind."""
+    """The error of a request for which no valid token was drawn. plugin_names: by kind."""
     model, sampler = plugin_names.get("model", "the model"), plugin_names.get("sampler", "the sampler")
     if token_id == NO_TOKEN:
         kernels = plugin_names.get("kernels", "the kernels")
@@ -143,7 +143,7 @@ def missing_token_fault(request: Request, token_id: int, plugin_names: Mapping[s
 
 
 def forbidden_tokens_error(request: Request) -> RequestError:
-    """What a request finishes with whose parameters together leave no token that may be drawn."""
+    """The error of a request whose parameters together forbid every token."""
     params = request.params
     names = [*params.processed_fields, *(f"extra_args.{name}" for name in params.extra_args)]
     names += [name for name in ("min_tokens", "structured_outputs") if getattr(params, name)]
@@ -183,7 +183,7 @@ def at_fault(error: LostStep, requests: Sequence[Request]) -> list[Request]:
 
 
 def lost_step_error(request: Request, error: LostStep) -> HooklineError:
-    """What a request of a lost step finishes with."""
+    """The error that a request of a lost step finishes with."""
     if not isinstance(error, RequestFault):
         kind = PluginFault if isinstance(error, PluginError) else EngineError
         return kind(f"request {request.id}: the engine lost a step: {error}")
@@ -191,9 +191,9 @@ def lost_step_error(request: Request, error: LostStep) -> HooklineError:
 
 
 def starting_again(error: LostStep, requests: Sequence[Request], running: Iterable[Request]) -> list[Request]:
-    """The running requests that must start again: those of the lost step, and all that use an extension that failed.
+    """The running requests that must start again: the lost step's, and all that use an extension that failed.
 
-    Such an extension may have been made anew, without the arguments of its requests.
+    A failed extension may have been constructed again, without the arguments of its requests.
     """
     ids = {request.id for request in requests}
     failed = error.extensions if isinstance(error, RequestFault) else 0

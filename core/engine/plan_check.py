@@ -116,7 +116,7 @@ class _Checker:
     def decoding(self) -> IntArray:
         """Table entries of all requests that can decode and that the plan does not preempt.
 
-        They need not be noted as named: a plan with one of them in prefill is refused, since it is decoding.
+        They need not be noted as named: a plan that also prefills one is refused anyway, since that one is decoding.
         """
         entries = self.queue.decoding()
         return entries[~np.isin(self.queue.table.id_S[entries], list(self.seen))] if self.seen else entries
@@ -124,7 +124,7 @@ class _Checker:
     def decodes(self, ids: Sequence[int]) -> IntArray:
         """Table entries of the requests that the plan decodes.
 
-        All are checked at once; only if something is wrong are they checked one by one, to name the one at fault.
+        All are checked at once; only if a check fails are they checked one by one, to name the request at fault.
         """
         found = [request for request in map(self.queue.running.get, ids) if request is not None]
         entries = ints(request.entry for request in found)
@@ -184,7 +184,7 @@ class _Checker:
     def take_decodes(self, decode: IntArray) -> None:
         """Take the blocks of all decodes."""
         if not self.ledger.take_each(decode):
-            for request in self.queue.table.requests(decode):  # one of them finds no block, and is named
+            for request in self.queue.table.requests(decode):  # to name the request that finds no block
                 self.take(request, 1)
 
     def take(self, request: Request, num_tokens: int) -> None:

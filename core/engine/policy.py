@@ -82,10 +82,10 @@ class Planner:
         )
 
     def _may_join(self, joining: Joining) -> bool:
-        """Whether `joining` holds for the requests that decode now and for those that wait the longest.
+        """Whether `joining` holds for the decoding requests and for the first waiting ones.
 
-        Not if any of them asks for more than graphs with prompts have. And not if decodes share a long prefix: a step
-        of decodes alone reads it once.
+        Not if any of them needs a feature that the CUDA graphs with prompts lack. And not if decodes share a long
+        prefix: a step of decodes alone reads it once.
         """
         table, decoding = self._state.table, self._queue.decoding()
         if not 0 < len(decoding) <= joining.max_decodes or table.num_beyond_sampling:
@@ -118,7 +118,7 @@ class Planner:
         self._idle_s += min(self._state.now() - began_s, MAX_IDLE_S)  # a stopped process is no policy's fault
 
     def check_progress(self, *, got_further: bool) -> None:
-        """Count the plans in which requests only compute again what was lost by a preemption.
+        """Count the plans in which requests only compute tokens again that a preemption took from the cache.
 
         Raises: PlanError after MAX_FRUITLESS_PLANS of them in a row.
         """

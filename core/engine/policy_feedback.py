@@ -1,7 +1,7 @@
-"""What a scheduler policy is told: what became of its plans, and how many tokens were served by tag.
+"""Feedback to the scheduler policy: the outcome of its plans, and the number of served tokens by tag.
 
-A policy that is no RemembersSteps (core.contracts) is told nothing, which costs one comparison a step; tokens are
-counted only by the tags that a policy reads.
+A policy that is no RemembersSteps (core.contracts) gets none, which costs one comparison a step; tokens are counted
+only by the tags that a policy reads.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class PolicyFeedback:
 
 
 def prefilled(dispatched: Dispatched, kept: Sequence[Request]) -> list[Prefilled]:
-    """What a step computed of prompts, for the policy. kept: the requests that keep a token of it, decodes first."""
+    """The prompt chunks that a step computed. kept: the requests that keep a token of the step, decodes first."""
     if not dispatched.chunks:
         return []
     admitted = {request.id for request in dispatched.admitted}

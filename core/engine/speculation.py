@@ -1,10 +1,10 @@
-"""Speculation: decodes that compute drafts beside their newest token, and keep those that were right.
+"""Speculative decoding: decodes compute draft tokens beside their newest token, and keep the right ones.
 
 A draw is a function of the request's seed, the position and the logits. So a draft is right exactly if it is the token
-that the step draws at its position; that token's own draw then counts too, and the request has the same tokens as
+that the step draws at its position; the draw after that token then counts too, and the request has the same tokens as
 without drafts. A row with k drafts is a chunk of 1 + k tokens with a draw after each. Afterwards the device does not
-know how many were kept: the row's next step is a chunk again, with its newest token from the host. The drafts count
-against what a plan leaves of the step's tokens and of the blocks; policies do not see them.
+know how many were kept: the row's next step is a chunk again, with its newest token from the host. Drafts use only
+tokens of the step and blocks that the policy's plan leaves free; policies do not see them.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class _Pause:
 
 class Speculation:
     """The drafts of one engine. name: of the drafter, for errors. grammars: of requests for structured outputs, whose
-    drafts end before the first one that does not fit. If the drafter is adaptive, a request whose drafts are all wrong,
-    or that has none proposed, pauses, twice as long each time.
+    drafts end before the first token that the grammar forbids. If the drafter is adaptive, a request whose drafts are
+    all wrong, or for which none are proposed, pauses, twice as long each time.
     """
 
     def __init__(
@@ -114,8 +114,8 @@ class Speculation:
             )
 
     def drafted(self, requests: Sequence[Request], num_tokens: int) -> list[DraftedRow]:
-        """Those of a step's decodes that are computed as chunks. num_tokens: drafts that the step has room for; no
-        request has more than its part of them.
+        """The decodes of a step that are computed as chunks, with their drafts. num_tokens: most drafts of the step,
+        divided evenly among the requests.
         """
         rows = []
         self._step += 1
@@ -135,8 +135,8 @@ class Speculation:
         self.counts.skip("overlap", num_decodes)
 
     def awaits_tokens(self, requests: Collection[Request], most_tokens: int) -> bool:
-        """Whether the step after the one in flight depends on its tokens: if rows may have drafts, or do not hold their
-        newest token. requests: all that run. most_tokens: of a step with drafts.
+        """Whether the next step needs the tokens of the step in flight: if requests may have drafts, or if the device
+        lacks their newest token. requests: all running ones. most_tokens: of a step with drafts.
         """
         if self._chunked:
             return True
@@ -177,7 +177,7 @@ class Speculation:
                 pause.lengthen(self._step, MAX_PERIOD)
 
     def show(self, live: Mapping[int, Request], states: TappedStates) -> None:
-        """Give the drafter the hidden states of a step that was committed, without those of wrong drafts."""
+        """Give the drafter the hidden states of a committed step, except at the positions of wrong drafts."""
         ids_T, starts = states.request_ids_T, [0, *(np.flatnonzero(np.diff(states.request_ids_T)) + 1).tolist()]
         rows = []
         for first, end in zip(starts, [*starts[1:], len(ids_T)], strict=True):
@@ -195,7 +195,7 @@ class Speculation:
             self._blame(failure(self._name, "observe", error), error)
 
     def forget(self, request: Request) -> None:
-        """Drop what is kept of a request, which has ended."""
+        """Drop the state of a request that has ended, here and in the drafter."""
         self._chunked.discard(request.id)
         self._pauses.pop(request.id, None)
         if self._forgets:
@@ -205,7 +205,7 @@ class Speculation:
                 self._blame(failure(self._name, "forget", error), error)
 
     def close(self) -> None:
-        """Let the drafter release what it holds."""
+        """Close the drafter, if it has a `close`."""
         if is_offered(type(self._drafter).close):
             try:
                 self._drafter.close()
@@ -257,7 +257,7 @@ class Speculation:
         return [kind for index, kind in enumerate(self._kinds) if bits >> index & 1]
 
     def _proposed(self, asked: Sequence[tuple[Request, int]]) -> list[IntArray]:
-        """What the drafter proposes for requests, each with the most drafts it may have; none where it fails."""
+        """The drafter's drafts for each of these (request, most drafts); empty where the drafter fails."""
         rows = [_draft_row(request, most) for request, most in asked]
         if not self._proposes_all:
             return [self._checked(self._proposal(row), row.num_drafts) for row in rows]
@@ -283,7 +283,7 @@ class Speculation:
         """A proposal as an array; no drafts if it is none."""
         size = self._vocab_size
         if type(proposed) is list and len(proposed) <= most and all(type(t) is int and 0 <= t < size for t in proposed):
-            return np.array(proposed, dtype=np.int64)  # numpy's checks take the host longer than those of few numbers
+            return np.array(proposed, dtype=np.int64)  # for few numbers, numpy's checks are slower
         try:
             drafts = np.asarray(proposed)
             is_sound = drafts.ndim == 1 and (not len(drafts) or drafts.dtype.kind in "iu") and len(drafts) <= most

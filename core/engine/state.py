@@ -1,7 +1,6 @@
-"""What the parts of one engine share: its executor, its requests and their time limits, its cache, its clock, and what
-has finished.
+"""State that the parts of an engine share: executor, requests and their time limits, KV cache, clock, finished outputs.
 
-Only an engine's own parts hold it; each of them decides what happens to its share.
+Only an engine's own parts (planner, dispatcher, committer, finisher) hold it, and each changes its own share.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class TimeLimits:
         return len(self._heap)
 
     def add(self, arrival_s: float, id_: int, timeout_s: float, live: _Live) -> None:
-        """Add a request's limit; those of requests that are not live any more may be dropped."""
+        """Add a request's limit; limits of requests that are not live any more may be dropped."""
         if len(self._heap) > MIN_DROPPED + 2 * len(live):
             self._heap = [entry for entry in self._heap if entry[1] in live]
             heapify(self._heap)
@@ -63,10 +62,10 @@ class TimeLimits:
 
 
 class EngineState:
-    """One engine's executor, requests, cache, clock and observers.
+    """An engine's executor, requests, cache, clock and observers.
 
-    shares_prefixes: whether the kernels read the blocks that all decodes begin with once. structured_output: None
-    refuses requests for structured outputs. speculation: None computes one token of each decode.
+    shares_prefixes: whether the kernels read the blocks of a prefix that decodes share only once. structured_output:
+    None refuses requests for structured outputs. speculation: None computes one token of each decode.
     """
 
     def __init__(
@@ -94,7 +93,7 @@ class EngineState:
         self.finished: list[RequestOutput] = []
         """Outputs of finished requests that `Engine.step` has not returned yet."""
         self._unannounced: list[RequestOutput] = []
-        """Those that observers have not been told of yet."""
+        """Outputs that observers have not been told of yet."""
         self.time_limits = TimeLimits()
         self._tells_steps = observers.hears("on_step_end")
         self.last_stats: StepStats | None = None

@@ -48,7 +48,7 @@ class ArgumentWriter:
         self.awaited.discard(request.id)
 
     def sections(self, admitted: Sequence[Request], chunks: Sequence[Chunk], sampled: Iterable[Request]) -> Sections:
-        """The extension_* and known_* sections, `extensions` and `num_logprobs`; those that are not empty."""
+        """The extension_* and known_* sections, `extensions` and `num_logprobs`, without the empty ones."""
         records: list[Record] = []
         for request in admitted:
             records += self._records(request)
@@ -127,7 +127,7 @@ def known_tokens(requests: Sequence[Request]) -> Sections:
 
 @dataclass(slots=True)
 class StepDraft:
-    """What a step's message is made of, collected while its plan is carried out.
+    """The contents of a step's message, collected while its plan is carried out.
 
     table: new entries of the block table, (row, column, block). num_new_tokens: for each chunk, how many of its tokens
     are computed for the first time. restored, saved: the copies of states before and after the step, (row, slot).
@@ -154,7 +154,7 @@ class StepDraft:
 
 @dataclass(slots=True)
 class Dispatched:
-    """A step's message, the requests that it samples a token for, and what is counted of it."""
+    """A step's message, the requests that it samples a token for, and counts for the statistics."""
 
     step: Step
     sampled: Sampled
@@ -169,7 +169,7 @@ class Dispatched:
     """For each chunk, how many of its tokens are computed for the first time."""
     admitted: Sequence[Request]
     reads: Sequence[tuple[Request, ChunkRead]] = ()
-    """What it reads of prompts, in the order of their chunks."""
+    """Its reads of prompts (prompt log-probabilities, pooling), in the order of their chunks."""
     ending: Sequence[Request] = ()
     """The requests that end with their last chunk, for which nothing is drawn."""
     drafted: Sequence[DraftedRow] = ()
@@ -185,14 +185,14 @@ class Dispatched:
 
 
 class StepWriter:
-    """Writes the messages of an engine's steps. arguments: writes those of the step extensions."""
+    """Writes the messages of an engine's steps. arguments: writes the sections of step extensions."""
 
     def __init__(self, table: RunningTable, arguments: ArgumentWriter, *, shares_prefixes: bool) -> None:
         self.table, self.arguments, self.shares_prefixes = table, arguments, shares_prefixes
         self._decoding, self._shared_len = no_ints(), 0
 
     def lose(self) -> None:
-        """Send again what a lost step brought, since it may not have reached the ranks."""
+        """After a lost step: send its extension arguments and shared prefix again, as they may not have arrived."""
         self.arguments.lose()
         self._decoding, self._shared_len = no_ints(), 0
 
@@ -236,7 +236,7 @@ class StepWriter:
             masked_ids_N = table.id_S[sampled[table.is_constrained_S[sampled] > 0]]
         sections |= self.arguments.sections(admitted, chunks, table.requests(sampled))
         if admitted:
-            self._decoding = no_ints()  # those who come back after a preemption may have another's row
+            self._decoding = no_ints()  # a preempted request may return in another one's row
         if self.shares_prefixes and not chunks and not draft.drafted:
             sections |= self._shared_prefix(decode)
         step = Step(
@@ -331,7 +331,7 @@ def add_drafts(sections: Sections, drafted: Sequence[DraftedRow], num_chunks: in
 
 
 def chunk_reads(chunks: Sequence[Chunk], is_last: BoolArray) -> tuple[Sections, list[tuple[Request, ChunkRead]]]:
-    """The read_* sections, and what is read of these chunks. is_last: for each chunk, whether it ends its prompt."""
+    """The read_* sections and the reads of these chunks. is_last: for each chunk, whether it ends its prompt."""
     found = [
         (index, request, read)
         for index, (request, start, length) in enumerate(chunks)

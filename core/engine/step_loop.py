@@ -1,4 +1,4 @@
-"""One step after the other: plan, launch, and commit the step before; and what is done when a step fails."""
+"""The step loop: plan and launch a step, commit the step before it, and recover when a step fails."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class StepLoop:
         return plan
 
     def _plan_ahead(self) -> CheckedPlan | None:
-        """The plan of the step after the one in flight; None if that one must be committed first.
+        """The plan of the next step; None if the step in flight must be committed first.
 
         Plans are made before the last tokens' values are known. So the commit comes first if the plan preempts, since
         a preempted request computes its last token again; if extensions follow the tokens of a request; and if the plan
@@ -113,7 +113,7 @@ class StepLoop:
         return None
 
     def _may_overlap(self) -> bool:
-        """Whether the next step can be planned before the tokens of the one in flight are known."""
+        """Whether the next step can be planned before the tokens of the step in flight are known."""
         speculation = self._state.speculation
         if speculation is None or not self._state.limits.overlap:
             return self._state.limits.overlap

@@ -1,1 +1,1 @@
-"""Steps over several processes: ranks are started, sent steps, watched and ended. core.assembly says what they run."""
+"""Steps over several processes: starts ranks, sends them steps, watches and ends them. core.assembly builds workers."""

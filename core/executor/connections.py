@@ -19,17 +19,17 @@ from hookline.core.contracts import RankStart
 from hookline.core.errors import RankError
 
 OPEN_PORTS = "open the ports of net.ipv4.ip_local_port_range between the nodes"
-"""What users can do if hosts do not reach each other: which ports it will be, the kernel chooses."""
+"""Hint in errors when hosts do not reach each other: the kernel chooses the ports from this range."""
 HELLO = struct.Struct("64s2i")
-"""What a connection begins with: the engine's secret, the rank, and which of its two connections it is."""
+"""First bytes of a connection: the engine's secret, the rank, and MESSAGES or ANSWERS."""
 MESSAGES, ANSWERS = range(2)
 HELLO_S = 5.0
-"""For a connection to say who it is, however it spells that."""
+"""Seconds in which a new connection must have sent its whole HELLO, however slowly."""
 CONNECT_S = 30.0
 LOST_MS = 20_000
-"""Without an acknowledgement of what was sent, after which a connection counts as closed: the other host is gone."""
+"""Milliseconds without an acknowledgement of sent bytes after which the other host counts as gone."""
 TRY_S = 5.0
-"""For a connection between ranks to be made: twice, what was lost on the way is sent again meanwhile."""
+"""Seconds for a connection between ranks to be made; TCP repeats a lost packet twice in this time."""
 Key = tuple[int, int]
 """A rank, and which of its connections it is."""
 
@@ -50,7 +50,7 @@ def connect_back(start: RankStart, which: int) -> socket.socket:
 
 
 def make_prompt(connection: socket.socket) -> None:
-    """Have what is sent leave at once, and a host that is gone be noticed."""
+    """Send without delay (TCP_NODELAY), and notice a host that is gone (keepalive)."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_USER_TIMEOUT", LOST_MS), ("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):

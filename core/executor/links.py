@@ -1,6 +1,6 @@
-"""What connects an engine's process with the processes of its ranks: messages to all of them, and the monitor.
+"""Connects an engine's process with the processes of its ranks: messages to all of them, and the monitor.
 
-What a process runs and is told, `core.assembly` decides. Once a rank is lost, every later call raises RankError: a
+`core.assembly` decides what a process runs and its task. Once a rank is lost, every later call raises RankError: a
 group does not heal.
 """
 
@@ -52,7 +52,7 @@ class RankLinks:
         self.monitor = Monitor(self.children, heartbeats, timeouts)
 
     def membership(self, rank: int) -> dict[str, Any]:
-        """What a rank is told besides its task."""
+        """A rank's place in the group: sent to its process besides its task."""
         told = {"rank": rank, "size": self.size, "secret": self.secret, "num_words": HEARTBEAT_WORDS * self.size}
         return {**told, "log_level": logging.getLogger("hookline").getEffectiveLevel()}
 

@@ -2,7 +2,7 @@
 
 It is a thread of the engine's process, which may be rank 0's process as well. A rank is lost when its process ends,
 when it reports an error, when it gives no sign of life, or when a step gets no further. One loss causes errors on other
-ranks; the first cause is the one that is reported. Then all processes are killed, which breaks off the collective that
+ranks; only the first cause is reported. Then all processes are killed, which breaks off the collective that
 rank 0 may be stuck in. Only the time that this thread runs is counted, so that a process group that was suspended as a
 whole can go on.
 
@@ -66,7 +66,7 @@ class Timeouts:
 class Monitor:
     """Decides when the group is lost, and ends it. children: the ranks in processes of their own.
 
-    heartbeats: those of all ranks, rank 0's first. release: called to free rank 0's device if it is this process, once
+    heartbeats: of all ranks, rank 0's first. release: called to free rank 0's device if it is this process, once
     the group has ended, and again until rank 0 is out of its step or a minute has passed.
     """
 

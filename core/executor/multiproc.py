@@ -48,7 +48,7 @@ class MultiprocExecutor(SizedExecutor):
         return _Handle(own, self.links.heartbeat.num_steps if step.is_agreed_on else 0)
 
     def _together(self, ours: Callable[[], Any], message: IntArray) -> Any:
-        """Send a message to the other ranks, and do rank 0's own part of what it asks for."""
+        """Send a message to the other ranks, and do rank 0's part by `ours`, whose result is returned."""
         monitor = self.links.monitor
         with monitor.in_step(), self._telling_why(), uninterrupted(), monitor.interrupter.region():
             try:
@@ -106,7 +106,7 @@ class MultiprocExecutor(SizedExecutor):
 
     @contextmanager
     def _telling_why(self) -> Iterator[None]:
-        """Turn the error of a collective that broke off, or of an interrupt, into one that names the rank at fault."""
+        """Turn the error of an interrupted collective into a RankError that names the rank at fault."""
         try:
             yield
         except (RankError, Interrupted) as error:

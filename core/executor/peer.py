@@ -1,7 +1,7 @@
-"""One rank in a process of its own, as the engine's process sees it: a socket to it, and ways to end it.
+"""A rank's process, as the engine's process sees it: a socket to it, and ways to end it.
 
 Ranks on this host are plain child processes, not multiprocessing's: a script that makes an engine needs no `__main__`
-guard. Those that a plugin has started are in placed.py. Whether a rank is lost is decided by `core.executor.monitor`.
+guard. placed.py has the ranks that a plugin has started. `core.executor.monitor` decides whether a rank is lost.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Peer(ABC):
 class Child(Peer):
     """A rank that is a child process.
 
-    target: what it runs, as "module:function", with the file descriptors of its sockets as arguments. answers: whether
+    target: its main function, as "module:function", called with the file descriptors of its sockets. answers: whether
     it has a second socket, for the answers of rank 0.
     """
 
@@ -120,7 +120,7 @@ class Child(Peer):
 
 
 def end(peers: Sequence[Peer], patience_s: float) -> None:
-    """Wait for processes that have been told to end, and kill those that do not."""
+    """Wait for processes that have been told to end, and kill those still running after patience_s."""
     deadline = time.monotonic() + patience_s
     for peer in peers:
         try:

@@ -100,7 +100,7 @@ class PlacedPeer(Peer):
         """See Peer."""
         try:
             return self.started.wait(timeout_s)
-        except Exception:  # nobody can tell any more
+        except Exception:  # the executor cannot say any more, so the process counts as ended
             return True
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""What the process of a rank does: it sends heartbeats, builds its worker, computes each step that comes, and ends.
+"""The main loop of a rank's process: it sends heartbeats, builds its worker, and computes each step that it receives.
 
 It ends when it is told to, when it fails, and when the engine's process is gone. A rank 0 in such a process sends
 results, too: see `core.executor.step_server`.
@@ -44,7 +44,7 @@ opened the store."""
 
 
 class RankProcess:
-    """One rank, by its connection with the engine's process. answers: the second connection, of rank 0."""
+    """A rank's side of its connection with the engine's process. answers: the second connection, of rank 0."""
 
     def __init__(self, engine: socket.socket, answers: socket.socket | None, task: Mapping[str, Any]) -> None:
         self.engine, self.answers, self.task = engine, answers, task
@@ -188,10 +188,10 @@ def log_to(say: Callable[[dict[str, Any]], None], level: int) -> None:
 
 def run_rank(fds: list[int], build: Build) -> NoReturn:
     """Be one rank over inherited sockets: for messages, and on rank 0 another for its answers. Never returns."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches this process too; the parent decides what it means
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches this process too; the parent handles it
     engine, *answers = (socket.socket(fileno=fd) for fd in fds)
     is_sound = serve_rank(engine, answers[0] if answers else None, build)
-    # No destructors: those of collectives wait for ranks that may have ended already.
+    # No destructors: collectives' destructors wait for ranks that may have ended already.
     sys.stderr.flush()
     os._exit(0 if is_sound else 1)
 

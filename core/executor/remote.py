@@ -119,7 +119,9 @@ class RemoteExecutor(SizedExecutor):
     def _send(self, message: IntArray, *, may_fail_alone: bool) -> int:
         """Send a message to all ranks; returns its number.
 
-        If the ranks could go on after a fault in what it asks for, wait until rank 0 has taken it.
+        Waits until rank 0 has carried it out if the group survives a fault in it: with a single rank, or with
+        `may_fail_alone`, a fault that all ranks agree on.
+        Raises: that fault.
         """
         monitor = self.links.monitor
         with monitor.in_step():

@@ -23,7 +23,7 @@ from hookline.core.util.arrays import IntArray
 class StepServer:
     """The steps of one rank. engine: the socket of the messages; `next_message` only polls it.
 
-    answers: the socket on which each message is answered; None on ranks whose results nobody collects.
+    answers: the socket on which each message is answered; None on ranks other than 0, whose results are not collected.
     """
 
     def __init__(self, worker: RankWorker, engine: socket.socket, answers: socket.socket | None) -> None:

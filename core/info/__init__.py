@@ -1,4 +1,4 @@
-"""`hookline info`: what is installed, from where, and what cannot be used and why.
+"""`hookline info`: the installed plugins, options and presets, where they come from, and why some cannot be used.
 
 Reads the plugin host and the presets; imports no target, no torch and no Hydra, so it answers at once and works where
 nothing can run. `hookline.core.info.layout` lays the facts out.

@@ -1,4 +1,4 @@
-"""`hookline info`: what is installed, from where, and what cannot be used and why.
+"""`hookline info`: the installed plugins, options and presets, where they come from, and why some cannot be used.
 
 Reads the plugin host and the presets; imports no target, no torch and no Hydra, so it answers at once and works where
 nothing can run. `hookline.core.info.layout` lays the facts out.
@@ -67,10 +67,10 @@ def inventory(host: PluginHost, *, has_docs: bool = True) -> dict[str, Any]:
 
 
 def only(facts: dict[str, Any], name: str) -> dict[str, Any]:
-    """What concerns one name: an option, a preset, a plugin, all of a kind, a key of the configuration, a field of
-    options, or a name that a broken plugin wanted.
+    """The facts about a name: of an option, a preset, a plugin, a kind, a key of the configuration, a field of options,
+    or of an option that a broken plugin failed to register.
 
-    Raises: ConfigError with the near miss for an unknown name, and what is not loaded.
+    Raises: ConfigError for an unknown name, with the nearest known name and the plugins that are not loaded.
     """
     keys = [*facts["keys"], *fields_as_keys(facts["keys"])]
     found = {
@@ -138,7 +138,7 @@ def _option(entry: Entry, has_docs: bool) -> dict[str, Any]:
 
 
 def _key(entry: Entry) -> str:
-    """What precedes a field's name on the command line; empty for observers, which are set as items of a list."""
+    """The prefix of a field's name on the command line; empty for observers, which are set as items of a list."""
     if entry.kind in KINDS:
         return entry.kind
     if entry.kind == OBSERVER:

@@ -33,11 +33,11 @@ function __hookline_words
 end
 complete -c hookline -a '(__hookline_words)'""",
 }
-"""What each shell reads at its start."""
+"""For each shell, the completion script that it reads at its start."""
 
 
 def candidates(command: str, word: str, commands: Sequence[str]) -> list[str]:
-    """What a word can be completed to. command: the first word behind `hookline`, which may be the one in question."""
+    """The completions of a word. command: the first word behind `hookline`; it may be the word to complete."""
     words: Iterable[str]
     if command == word and "=" not in word:
         words = commands

@@ -47,7 +47,7 @@ def _facts(group: str, path: Path, package: str) -> dict[str, Any]:
 
 
 def _values(path: Path) -> dict[str, Any]:
-    """What a file sets, by full names, over what the files in its defaults list set and the options it chooses."""
+    """A preset file's values by full names, merged over the values and options of the files in its defaults list."""
     own = yaml_values(path)
     found: dict[str, Any] = {}
     for item in own.pop("defaults", []):

@@ -1,4 +1,4 @@
-"""The root keys of the configuration: their defaults and what they mean, from the dataclasses that are their schema."""
+"""The root keys of the configuration with defaults and descriptions, from the dataclasses that are their schema."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COMMANDS = {
     "chat": ChatKeys,
     "warm": WarmKeys,
 }
-"""Each command's keys: those of a later one are added to those before."""
+"""Each command's keys; a key that several commands have is listed with the first of them."""
 
 
 def fields_as_keys(keys: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -44,7 +44,7 @@ def fields_as_keys(keys: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def with_field(option: Mapping[str, Any], name: str) -> dict[str, Any] | None:
-    """The facts of an option, of its fields only the one with this full name; None if it has no such field."""
+    """The facts of an option, with only the field of this full name; None if it has no such field."""
     fields = [field for field in option["fields"] if joined(option["key"], field["name"]) == name]
     return {**option, "fields": fields} if fields else None
 

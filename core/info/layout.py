@@ -13,7 +13,7 @@ _HEAD = ("kind", "name", "available", "from", "summary")
 
 
 def show_all(facts: dict[str, Any]) -> str:
-    """Options with their fields, then presets, the plugins, and what is broken or blocked."""
+    """Options with their fields, then presets, plugins, and broken or blocked plugins."""
     rows = _columns([_HEAD, *(_row(one) for one in facts["options"])])
     lines = [rows[0]]
     for option, row in zip(facts["options"], rows[1:], strict=True):
@@ -113,7 +113,7 @@ def _fields_title(option: dict[str, Any]) -> str:
 
 
 def _title(option: dict[str, Any]) -> str:
-    """As it is written on the command line; requests, not the configuration, choose what has another key."""
+    """An option's heading: kind=name if the command line chooses it so, else kind and name."""
     mark = "=" if option["key"] == option["kind"] else " "
     return f"{option['kind']}{mark}{option['name']}: {option['help']}"
 

@@ -66,7 +66,7 @@ def execute(run: RunConfig, host: PluginHost) -> int:
 
 
 def show(run: RunConfig, outputs: Sequence[RequestOutput], *, is_chat: bool = False) -> None:
-    """Print or write the results, and what they took."""
+    """Print or write the results, and their usage line."""
     from hookline.core.errors import ConfigError
     from hookline.core.run.results import print_text, usage_line, write_results
 

@@ -25,9 +25,9 @@ _FORMS = ("prompt", "messages", "prompt_token_ids")
 
 
 class PromptLine(NamedTuple):
-    """One prompt. options: the values of LINE_KEYS that were given, unchecked.
+    """A prompt of a run. options: the values of LINE_KEYS that were given, unchecked.
 
-    place: its file and line number. error: why it is no request; it is then refused alone, and has no prompt.
+    place: its file and line number. error: why the line is no valid prompt; it alone is refused then.
     """
 
     prompt: Any
@@ -37,7 +37,7 @@ class PromptLine(NamedTuple):
     error: str = ""
 
     def refused(self, error: Exception) -> PromptLine:
-        """The line as one that is refused."""
+        """The line with this error, which names its place."""
         text = str(error)
         return self._replace(error=text if text.startswith(self.place) else f"{self.place}: {text}")
 
@@ -51,12 +51,13 @@ def read_prompts(
     stdin: Callable[[], str | None] | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Prompts:
-    """The prompts, each with its sampling parameters and what it says of itself; params, options: of all of them.
+    """The prompts, each with its sampling parameters and options. params, options: defaults for all prompts.
 
     Without any source, standard input counts if it is piped and not empty, one prompt a line; else the default prompts.
     With a source it is not read: a script that runs Hookline in a loop keeps its own input.
     A line of a file that is not a valid prompt is refused alone: it has an `error`.
-    Raises: ConfigError for two sources, an unreadable file, or one without a good line; RequestError for bad sampling.
+    Raises: ConfigError for two sources, or for a file that is unreadable or has no valid line; RequestError for invalid
+    sampling parameters.
     """
     given = [name for name in SOURCES if tree.get(name) is not None]
     if len(given) > 1:
@@ -113,7 +114,7 @@ def check_any_good(lines: Prompts) -> None:
 
 
 def _decoded(data: bytes) -> Iterator[tuple[int, str | UnicodeDecodeError]]:
-    """The lines of a file that are not blank, each with its number; in place of one that is not UTF-8, why."""
+    """The non-blank lines of a file, each with its number; in place of a line that is not UTF-8, the error."""
     try:
         yield from numbered_lines(data.decode("utf-8"))
         return

@@ -39,7 +39,7 @@ def print_text(outputs: Sequence[RequestOutput], stream: TextIO | None = None, *
 
 
 def usage_line(outputs: Sequence[RequestOutput]) -> str:
-    """What a run's requests took: tokens in all, and the mean times of those that were served."""
+    """A line with a run's tokens in all, and the mean times of its served requests."""
     usages = [output.usage for output in outputs]
     num_prompt, num_cached, num_completion = (
         sum(getattr(usage, name) for usage in usages)
@@ -56,7 +56,7 @@ def usage_line(outputs: Sequence[RequestOutput]) -> str:
 
 
 def failures(outputs: Sequence[RequestOutput]) -> list[str]:
-    """One line for each request that was refused, or that failed: by a fault, or once it had begun."""
+    """A line for each request that was refused or failed, with its error."""
     return [
         f"request {number}/{len(outputs)} {_what_happened(output)}: {' '.join(output.error.split())}"
         for number, output in enumerate(outputs, start=1)
@@ -78,7 +78,7 @@ def with_sources(outputs: Sequence[RequestOutput], sources: Sequence[str]) -> li
 
 
 def with_refused(outputs: Sequence[RequestOutput], refused: Mapping[int, str]) -> list[RequestOutput]:
-    """All outputs in the order in which they were asked for; those of lines that were no requests have the id -1."""
+    """All outputs in the order of the prompts. refused: place -> error of a refused line; its output has the id -1."""
     from hookline.core.outputs import FinishReason, RequestOutput
 
     rest, total = iter(outputs), len(outputs) + len(refused)
@@ -111,7 +111,7 @@ def write_results(outputs: Sequence[RequestOutput], path: Path) -> None:
 def write_json_lines(outputs: Sequence[RequestOutput], path: Path) -> None:
     """Write one JSON object per request, in the prompts' order; refused ones have an `error`.
 
-    Raises: ConfigError if the file cannot be written; what was there before is then still there.
+    Raises: ConfigError if the file cannot be written; an existing file is unchanged then.
     """
     write_whole(path, (json.dumps(_as_json(index, output)) + "\n" for index, output in enumerate(outputs)), "output")
 
@@ -132,7 +132,7 @@ def _as_json(index: int, output: RequestOutput) -> dict[str, Any]:
 
 
 def _info_json(output: RequestOutput) -> dict[str, Any]:
-    """What the request said of itself, if anything."""
+    """The request's priority, tags and deadline, as far as they are set."""
     info = {"priority": output.priority, "tags": output.tags, "deadline_s": output.deadline_s}
     return {key: value for key, value in info.items() if value}
 

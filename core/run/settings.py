@@ -1,4 +1,4 @@
-"""What a command-line run is: a Config, the prompts with their sampling parameters, and where the results go.
+"""The settings of a command-line run: a Config, the prompts with their sampling parameters, and the output file.
 
 Made once from the composed tree, before anything is loaded, so that a mistake in the last key costs no start-up.
 """
@@ -25,7 +25,7 @@ from hookline.core.util.ranges import bounded
 
 GENERATE = "generate"
 TASKS = (GENERATE, EMBED, CLASSIFY)
-"""What a run does with its prompts."""
+"""Values of the key `task`."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class RunKeys(ProfileKeys, EngineKeys):
     cache_salt: str | None = None
     """At most 256 characters: only prefixes of requests with the same salt are found in the cache."""
     prompt: str | None = None
-    """One prompt, raw text."""
+    """A single prompt, raw text."""
     prompts: list[str] | None = None
     """Several, e.g. prompts='["a", "b"]'."""
     prompts_file: str | None = None
@@ -77,10 +77,9 @@ RUN_KEYS = (*KINDS, *(one.name for one in fields(RunKeys)))
 class RunConfig:
     """A validated run.
 
-    params: one for each prompt. options: one for each prompt, too. output: a .jsonl file; None prints
-    text. usage: say what it took. profile: the steps to trace; None traces none. refused: why lines of a prompts file
-    are no prompts, by their places among all that was asked for. pooling: of vectors; None completes. sources: of each
-    prompt the file and line that it came from, "" if it came from none.
+    params, options: one for each prompt. output: a .jsonl file; None prints text. usage: print tokens and times.
+    profile: the steps to trace; None traces none. refused: errors of lines of a prompts file, by their places among all
+    prompts. pooling: of vectors; None generates text. sources: each prompt's file and line, "" if it has none.
     """
 
     config: Config
@@ -148,7 +147,7 @@ def _checked(
     tag_keys: Collection[str] | None,
     pooling: PoolingParams | None,
 ) -> PromptLine:
-    """The line, refused if its own parameters cannot be, or what it says of its request."""
+    """The line; with an error if its own sampling parameters or options are invalid."""
     if not line.place or line.error:
         return line
     try:
