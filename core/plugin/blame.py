@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 class Blaming(Raising):
     """Around code that calls plugins; may be entered any number of times, by several threads.
 
-    entries: the entries whose code may be called inside. doing: what is done inside, as the end of "kernels 'x' fails
-    ...". otherwise: whom to blame if no frame is of any of them; None lets such an error, a bug of ours, through.
-    Raises: PluginError, or the `kind` of it, from anything but an error of ours, a lack of memory, and what only PASSES
-    through plugins.
+    entries: the entries whose code may be called inside. doing: the end of the sentence "kernels 'x' fails ...".
+    otherwise: the entry to blame if no frame belongs to any of `entries`; None lets such an error, a bug of Hookline,
+    through.
+    Raises: PluginError, or its subclass `kind`, in place of every error except Hookline's own, a lack of memory, and
+    PASSES (e.g. KeyboardInterrupt), which are no plugin's fault.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class Blaming(Raising):
         self._entries, self._doing, self._otherwise, self._kind = tuple(entries), doing, otherwise, kind
 
     def blamed(self, error: BaseException) -> PluginError | None:
-        """The error to raise in an error's place; None lets it through. Not for PASSES, which are nobody's fault."""
+        """The error to raise in place of `error`; None lets it through. Not called for PASSES."""
         if isinstance(error, HooklineError) or is_out_of_memory(error):
             return None
         who = self.whose([frame for frame, _ in traceback.walk_tb(error.__traceback__)])
@@ -49,7 +50,7 @@ class Blaming(Raising):
         return None if who is None else self._kind(f"{who} {self._doing}: {with_place(error)}")
 
     def whose(self, frames: list[FrameType]) -> str | None:
-        """The plugin that fails in these frames, outermost first, and in which of its functions that others call."""
+        """The plugin that fails in these frames, outermost first, and its function that was called from outside."""
         for frame in reversed(frames):  # a model calls kernels: the innermost is to blame
             near = [one for one in self._entries if _is_code_of(one, frame)]
             near = near or [one for one in self._entries if _is_beside(one, frame)]
@@ -59,17 +60,17 @@ class Blaming(Raising):
 
 
 def failure(who: object, method: str, error: BaseException, when: str = "") -> str:
-    """What an error says of a plugin whose method raised another one."""
+    """The text of a PluginError about a method that raised `error`."""
     return f"{who} fails in {method}{when}: {with_place(error)}"
 
 
 def breach(who: object, method: str, fault: str, when: str = "") -> str:
-    """What an error says of a plugin whose method did something else than its contract says."""
+    """The text of a PluginError about a method that broke its contract."""
     return f"{who} breaks its contract in {method}{when}: {fault}"
 
 
 def with_place(error: BaseException) -> str:
-    """An error in one short line, with where it was raised: in a plugin's file rather than in a library's."""
+    """An error in one short line, with its place: the innermost line in a plugin's file, if there is one."""
     place = raised_at(error)
     if place is None:
         return one_short_line(error)
@@ -78,7 +79,7 @@ def with_place(error: BaseException) -> str:
 
 
 def _named(near: list[Entry], frames: list[FrameType]) -> str:
-    """Several entries may share a module or a package; the innermost method's frame says which of them it is."""
+    """Entries that share a module or a package are told apart by the class of the innermost method's frame."""
     methods = [(entry, frame) for frame in frames for entry in near if _target(frame) == entry.target]
     if methods:
         entry = methods[-1][0]
@@ -93,13 +94,13 @@ def _is_code_of(entry: Entry, frame: FrameType) -> bool:
 
 
 def _is_beside(entry: Entry, frame: FrameType) -> bool:
-    """Whether a frame is of a module in the package that the entry's module lies in."""
+    """Whether a frame's module lies in the package of the entry's module."""
     package = entry.target.partition(":")[0].rpartition(".")[0]
     return package != "" and f"{_module(frame)}.".startswith(f"{package}.")
 
 
 def _is_inherited(frame: FrameType) -> bool:
-    """Whether a frame is of a contract's own method, which calls those of the class that inherits it."""
+    """Whether a frame runs a contract's default method, which may call methods of the plugin's class."""
     return _module(frame).startswith(f"{contracts.__name__}.")
 
 

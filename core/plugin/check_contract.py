@@ -1,4 +1,4 @@
-"""Whether a chosen class keeps its contract: its methods, callable with what core passes them, correctly spelt.
+"""Checks that a chosen class keeps its contract: its methods exist, are spelt right and take core's arguments.
 
 Looks at signatures and calls nothing. Imports no torch.
 """
@@ -37,17 +37,17 @@ _BESIDES: dict[str, tuple[type, ...]] = {
 }
 """Contracts that a class of a kind may keep as well, without extending them."""
 POOLER_TASKS = ("embed", "classify", "score")
-"""What a pooler's `task` may be."""
+"""Values of a pooler's `task`."""
 WORKING_METHODS = ("after_layer", "before_draw", "after_draw", "on_token")
-"""The methods of a step extension of which each has at least one."""
+"""Methods of a step extension; a class must have at least one of them."""
 _EXTENSIONS = (contracts.StepExtension, contracts.LogitsProcessor)
 _PACKAGE = contracts.__name__
 _ALMOST = 0.83
-"""How similar a name must be to one of the contract's to count as misspelt: `num_draw` is, `num_rows` is not."""
+"""How similar a name must be to a name of the contract to count as misspelt: `num_draw` is, `num_rows` is not."""
 
 
 def contract_fault(kind: str, target: Any, needs: Needs) -> str | None:
-    """The first thing a target lacks of its kind's contract, in one line; None if it has everything."""
+    """The first fault of a class against the contract of its kind, in one line; None if it keeps the contract."""
     contract = _CONTRACTS.get(kind)
     if contract is None:
         return None
@@ -60,7 +60,7 @@ def contract_fault(kind: str, target: Any, needs: Needs) -> str | None:
 
 
 def class_fault(kind: str, target: type, needs: Needs) -> str | None:
-    """As `contract_fault`, for a class of which only the constructor may differ from what core calls."""
+    """`contract_fault` without the check of the constructor."""
     contract = _CONTRACTS[kind]
     if kind == "sampler" and needs.vocabulary_shards and not _has_own(target, contract, "sample_shard"):
         arguments = ", ".join(_arguments(contracts.Sampler.sample_shard))
@@ -110,7 +110,7 @@ def _where(contract: type) -> str:
 
 
 def _members(contract: type) -> dict[str, Any]:
-    """What a contract has, with what it extends: the names that are public."""
+    """The public members of a contract, and of the contracts that it extends, by name."""
     owners = [owner for owner in contract.__mro__ if owner.__module__.startswith(_PACKAGE)]
     return {name: vars(owner)[name] for owner in reversed(owners) for name in _own(owner)}
 
@@ -124,7 +124,7 @@ def _own(owner: type) -> list[str]:
 
 
 def _misspelt(target: type, contract: type, known: set[str]) -> str | None:
-    """A name that a class, or one that it extends, has in the place of one of the contract's."""
+    """A public name of the class or its bases that looks like a misspelt name of the contract."""
     for owner in target.__mro__:
         own = [] if owner in contract.__mro__ else _own(owner)
         for name in own:
@@ -134,7 +134,7 @@ def _misspelt(target: type, contract: type, known: set[str]) -> str | None:
 
 
 def _extension_fault(contract: type, target: Any, needs: Needs) -> str | None:
-    """A step extension that states what it does not do, or does nothing."""
+    """The fault of a step extension that declares a feature without its methods, or has no working method."""
     fault = None
     if target.follows_tokens and not all(map(is_offered, (target.on_token, target.encode, target.load))):
         fault = "its follows_tokens needs on_token, encode and load"
@@ -186,7 +186,9 @@ def _is_inherited(target: type, contract: type, name: str) -> bool:
 
 
 def _arguments(method: Any, *, all_of_them: bool = False) -> list[str]:
-    """What core always passes; with all_of_them, also what it passes only to classes that declare the use of it."""
+    """Names of the arguments that core always passes; with all_of_them, also those with a default, which core passes
+    only to classes that declare their use.
+    """
     parameters = inspect.signature(method).parameters.values()
     return [one.name for one in parameters if one.name != "self" and (all_of_them or one.default is one.empty)]
 
@@ -195,7 +197,7 @@ def _call_fault(target: Any, what: str, arguments: list[str], *, is_bound: bool 
     try:
         signature = _signature(target)
     except (TypeError, ValueError):
-        return None  # written in C, or otherwise without one
+        return None  # written in C, or otherwise without a signature
     try:
         signature.bind(*([] if is_bound else [None]), *arguments)
     except TypeError as error:
@@ -204,7 +206,7 @@ def _call_fault(target: Any, what: str, arguments: list[str], *, is_bound: bool 
 
 
 def _signature(target: Any) -> inspect.Signature:
-    """Its annotations stay text: from Python 3.14 on they may name what only a type checker imports."""
+    """Its annotations stay text: from Python 3.14 on they may use names that only a type checker imports."""
     if sys.version_info >= (3, 14):
         from annotationlib import Format
 

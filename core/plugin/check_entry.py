@@ -1,6 +1,6 @@
-"""What a registration must look like to become an option: name, target, and a config dataclass that is a schema.
+"""Checks the form of a registration: its name, its target, and its config dataclass, which must be a schema.
 
-Looks at one entry alone; `core.plugin.check_plugin` finds out whether its name is free. Imports no target and no torch.
+Looks at one entry alone; `core.plugin.check_plugin` checks that its name is free. Imports no target and no torch.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from hookline.core.util.ranges import check_ranges
 from hookline.core.util.text import joined, near_miss, one_line
 
 _BASES: dict[str, type] = {MODEL: ModelConfig, QUANTIZATION: QuantizationConfig}
-"""What the config dataclasses of these kinds extend."""
+"""The base class of the config dataclasses of these kinds."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _PLAIN = (bool, int, float, str)
 _TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 def entry_fault(entry: Entry) -> str | None:
-    """What is wrong with a registration, in one line; None if it is sound."""
+    """The first fault of a registration, in one line; None if it is sound."""
     what = f"{entry.kind} '{entry.name}'"
     if not _matches(_NAME, entry.name):
         return f"{what}: a name consists of letters, digits, _ and -, and starts with a letter"
@@ -85,7 +85,7 @@ def _all_of(kind: type, values: object) -> bool:
 
 
 def _arguments_fault(entry: Entry) -> str | None:
-    """What is wrong with the dataclass of a request's arguments, which only step extensions have."""
+    """The first fault of the dataclass of a request's arguments, which only step extensions have."""
     arguments = entry.arguments
     if entry.kind not in EXTENSION_KINDS:
         return None if arguments is None else "arguments are a step extension's, and it is none"
@@ -111,7 +111,7 @@ def _config_fault(entry: Entry) -> str | None:
 
 
 def _dataclass_fault(what: str, config: Any, *, has_defaults: bool) -> str | None:
-    """Why this is no schema. has_defaults: whether its defaults are values that can be chosen."""
+    """Why this is no schema. has_defaults: whether its defaults are valid values, which are then checked too."""
     name = getattr(config, "__name__", repr(config))
     if not _is_dataclass(config):
         return f"{what} {name} is not a dataclass"
@@ -124,7 +124,7 @@ def _dataclass_fault(what: str, config: Any, *, has_defaults: bool) -> str | Non
 
 
 def _foreign_field(config: type) -> str | None:
-    """A field of arguments that come from SamplingParams, which has none of that name."""
+    """The fault of a FromSamplingParams dataclass with a field that SamplingParams does not have."""
     if not issubclass(config, FromSamplingParams):
         return None
     known = {field.name for field in dataclasses.fields(SamplingParams)}
@@ -135,7 +135,7 @@ def _foreign_field(config: type) -> str | None:
 
 
 def features_fault(what: str, features: Iterable[str]) -> str | None:
-    """Which of these words names no feature of attention; None if all do. what: where they stand."""
+    """The first of these words that is none of ATTENTION_FEATURES, as a message; None if all are. what: the setting."""
     for feature in features:
         if feature not in ATTENTION_FEATURES:
             hint = near_miss(str(feature), ATTENTION_FEATURES)
@@ -155,19 +155,20 @@ def _schema_fault(config: type, *, has_defaults: bool) -> str | None:
 
 @cache  # plugins are checked again for each engine of a process
 def _is_complete_schema(config: type) -> bool:
-    """Whether all its fields have values. Raises whatever OmegaConf raises if it is no schema, which is not kept."""
+    """Whether all its fields have values. Raises OmegaConf's error, which is not cached, if it is no schema."""
     if is_plain_schema(config):
-        return True  # OmegaConf would say so too; to import and to ask it is a third of a short command's time
+        return True  # as OmegaConf would find; importing it takes a third of a short command's time
     from omegaconf import OmegaConf
 
     return not OmegaConf.missing_keys(OmegaConf.structured(config))
 
 
 def is_plain_schema(config: type) -> bool:
-    """Whether each field is a bool, a number or a text, a list, tuple or dict of these, or one of them or None, with a
-    default of that very type: OmegaConf takes any such dataclass, and each field has a value.
+    """Whether OmegaConf surely accepts the dataclass, with a value for each field.
 
-    Raises: whatever the evaluation of annotations or a default's factory raises.
+    That is so if each field is a bool, a number or a text, a list, tuple or dict of these, or such a type or None, with
+    a default of exactly this type.
+    Raises: any error of evaluating annotations or of a default's factory.
     """
     types = get_type_hints(config)
     return all(_is_plain(types[one.name], _default(one)) for one in dataclasses.fields(config))

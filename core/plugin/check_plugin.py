@@ -1,7 +1,7 @@
 """Tries out one plugin by itself: its version, its hooks and everything it registers.
 
-A plugin is accepted whole or not at all. `core.plugin.host` decides which plugins are tried, in which order, and what
-becomes of the result.
+A plugin is accepted whole or not at all. `core.plugin.host` decides which plugins are tried, in which order, and keeps
+the results.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _HOOKS = tuple(name for name, value in vars(hookspecs).items() if hasattr(value,
 
 @dataclass(frozen=True)
 class Accepted:
-    """What a sound plugin offers. `entries` come with their `replace` flag."""
+    """The registrations of a sound plugin. `entries` come with their `replace` flag."""
 
     entries: tuple[tuple[Entry, bool], ...]
     presets: tuple[Preset, ...]
@@ -51,9 +51,9 @@ def new_manager() -> pluggy.PluginManager:
 def check_plugin(
     plugin: Any, origin: Origin, registry: Registry, presets: list[Preset], trial: pluggy.PluginManager
 ) -> Accepted:
-    """Verify a loaded plugin against what is registered already; changes nothing.
+    """Check a loaded plugin, also against the entries registered so far; changes nothing.
 
-    trial: a manager of `new_manager` without plugins, and without them again afterwards: to make one takes 1 ms.
+    trial: a manager of `new_manager` without plugins, which is used again for the next plugin: making one takes 1 ms.
     Raises: Rejected with the first fault found.
     """
     _check_version(plugin)
@@ -111,7 +111,7 @@ class _Collector:
         self._fault: str | None = None
 
     def collect(self, kind: str, hook: Callable[..., Any]) -> None:
-        """Call a registration hook with a registrar of this kind; anything it raises becomes the fault."""
+        """Call a registration hook with a registrar of this kind; an exception becomes the fault."""
         error = raised_by(hook, register=self._registrar(kind))
         if error is not None:
             self._fault = self._fault or f"{_HOOK_OF_KIND[kind]} raised {with_line(error)}"
@@ -135,7 +135,7 @@ class _Collector:
             methods: tuple[str, ...] = (),
             arguments: type | None = None,
         ) -> None:
-            """See Registrar. Its name is what the TypeError of a wrong call shows to the plugin's author."""
+            """See Registrar. The TypeError of a wrong call shows this function's name to the plugin's author."""
             claims = architectures, methods, replace, arguments
             entry = Entry(kind, name, target, self._origin, config, help, needs, priority, *claims)
             self.wanted.append((kind, str(name)))
@@ -179,7 +179,7 @@ def _check_presets(
             raise Rejected(
                 Phase.PRESETS, f"preset {preset.kind}/{preset.name} bears the name of an option or preset", wanted
             )
-        # Without the folder that the package lies in, as `with_line` says why.
+        # Without the folder of the package, for the reason that `with_line` gives.
         file = "/".join([*package.split("."), preset.kind, preset.path.name])
         if (fault := preset_fault(preset, file)) is not None:
             raise Rejected(Phase.PRESETS, fault, wanted)

@@ -1,7 +1,7 @@
-"""Which model serves a checkpoint that names no model: the one that claims its architectures.
+"""Chooses the model entry for a checkpoint with model=auto: the entry that claims the checkpoint's architectures.
 
-A model claims architectures when it is registered; "*" claims those that no other model does. Imports no plugin and no
-torch.
+A model claims architectures when it is registered; "*" claims the architectures that no other model claims. Imports no
+plugin and no torch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ REST = "*"
 """The claim of every architecture that no other model claims."""
 
 HEADLESS = ("ForSequenceClassification", "Model")
-"""How the names of architectures end that have no head for tokens."""
+"""Suffixes of the names of architectures without a language-model head."""
 
 
 def bringing_checkpoint(host: PluginHost) -> Entry | None:
@@ -29,9 +29,9 @@ def bringing_checkpoint(host: PluginHost) -> Entry | None:
 
 
 def claimant(host: PluginHost, architectures: Sequence[str]) -> tuple[Entry, str]:
-    """The model that serves a checkpoint of these architectures, and why it does, for the log.
+    """The model that serves a checkpoint of these architectures, and the reason, for the log.
 
-    Raises: PluginError naming both if two claim it and neither replaces the other openly, or if none does.
+    Raises: PluginError naming both if two claim it and neither is registered with replace=True, or if none claims it.
     """
     usable = [entry for entry in host.registry.of_kind(MODEL) if not unavailable(entry.needs)]
     for architecture in dict.fromkeys([*architectures, *map(with_head, architectures)]):
@@ -51,14 +51,14 @@ def is_claimed(host: PluginHost, architectures: Sequence[str]) -> bool:
 
 
 def claimant_of_rest(host: PluginHost) -> Entry | None:
-    """The one usable model that claims what no other does; None if there is none, or several."""
+    """The only usable model with the claim "*"; None if there is none, or several."""
     usable = [entry for entry in host.registry.of_kind(MODEL) if not unavailable(entry.needs)]
     found = [entry for entry in usable if REST in entry.architectures]
     return found[0] if len(found) == 1 else None
 
 
 def with_head(architecture: str) -> str:
-    """The language model to which this body, or body with a head of classes, belongs, as transformers names it."""
+    """The architecture with a language-model head, by transformers' names: Qwen3Model -> Qwen3ForCausalLM."""
     body = next((architecture.removesuffix(one) for one in HEADLESS if architecture.endswith(one)), None)
     return architecture if body is None else f"{body}ForCausalLM"
 

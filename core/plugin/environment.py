@@ -1,4 +1,4 @@
-"""What has to be the same in every process that computes for one caller, and how two processes differ in it."""
+"""Versions and plugins, which must be equal in all processes that compute for one caller, and their comparison."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hookline.core.plugin.host import PluginHost
 
 
 def environment(host: PluginHost | None = None) -> dict[str, Any]:
-    """What has to be the same everywhere, by its name. host: the plugins of this process; None loads them."""
+    """The facts that must be equal in all processes, by name. host: the plugins of this process; None loads them."""
     return {
         "hookline": _version("hookline"),
         "torch": _version("torch").partition("+")[0],
@@ -43,7 +43,7 @@ def check_here(drivers: Mapping[str, Any], node: str, host: PluginHost | None = 
     """Make sure that this process has the driver's environment. node: the node of this process, for the message.
     host: see `environment`.
 
-    Raises: ConfigError naming the node and the first thing that differs.
+    Raises: ConfigError naming the node and the first difference.
     """
     if (told := difference(environment(host), drivers)) is not None:
         raise ConfigError(f"node {node} has another environment than the driver: {told}")

@@ -1,4 +1,4 @@
-"""Finds the plugins of this process, separates the sound from the broken ones, and says what is wrong with these.
+"""Finds the plugins of this process, keeps the sound ones, and says why the others are not loaded.
 
 Every process builds its own host. Core loops over the entry points itself, one `try` per plugin, all or nothing: a
 broken plugin does not affect the others, and is an error only if a name that it registers is chosen. Imports no torch.
@@ -49,7 +49,7 @@ class PluginHost:
 
     @classmethod
     def load(cls, sources: Iterable[Source] | None = None, environ: Mapping[str, str] = os.environ) -> PluginHost:
-        """Load the plugins of this process: installed ones first, then those that HOOKLINE_PLUGINS names.
+        """Load the plugins of this process: installed ones first, then the modules that HOOKLINE_PLUGINS names.
 
         Order: the hookline distribution, then by distribution and plugin name. `sources` replaces the installed ones.
         Raises: PluginError only if another distribution has put itself in the place of our own packages, or if the
@@ -73,7 +73,8 @@ class PluginHost:
     def choose(self, kind: str, name: str) -> Entry:
         """The entry of that name.
 
-        Raises: PluginError with the near miss and what is available, or what is wrong with the plugin that wanted it.
+        Raises: PluginError with the nearest name and all available ones, or with the fault of the broken plugin that
+                registers this name.
         """
         entry = self.registry.find(kind, name)
         if entry is None:
@@ -83,7 +84,7 @@ class PluginHost:
         return entry
 
     def unknown(self, kind: str, name: str, also: Sequence[str] = ()) -> PluginError:
-        """The error for a name that is not there; `also` are further names that would do, such as presets."""
+        """The error for a name that is not registered. also: further names that the caller accepts, such as presets."""
         for problem in self._wanting(kind, name):
             blame = f"plugin '{problem.plugin}' ({problem.distribution} {problem.version})"
             return PluginError(f"{kind} '{name}' of {blame} cannot be used: {problem.cause}")
@@ -95,12 +96,12 @@ class PluginHost:
 
     @property
     def problems(self) -> list[Problem]:
-        """Why plugins are not loaded: broken ones first, then those that the user blocked."""
+        """Why plugins are not loaded: broken plugins first, then plugins that the user blocked."""
         return sorted(self._problems, key=lambda problem: problem.stage is Phase.BLOCK)
 
     @property
     def description(self) -> tuple[str, ...]:
-        """What this process sees, as plain text that another process can compare: plugins, entries and presets."""
+        """The plugins, entries and presets of this process, as lines of text that another process can compare."""
         return (
             *(f"{origin} in {origin.module}" for origin in self.plugins),
             *(f"broken {problem}" for problem in self.problems),
@@ -113,7 +114,7 @@ class PluginHost:
         return {EXPECTED_VARIABLE: json.dumps(self.description)}
 
     def check_same(self, expected: Sequence[str], where: str) -> None:
-        """Make sure that this process sees what the one that started it saw; `where` names this one.
+        """Make sure that this process has the plugins of the process that started it. where: a name of this process.
 
         Raises: PluginError with the first differences.
         """
@@ -138,7 +139,7 @@ class PluginHost:
         if blocked:
             self._report(source.origin, Rejected(Phase.BLOCK, f"blocked by {BLOCK_VARIABLE}"))
             return
-        with redirect_stdout(sys.stderr):  # standard output may be somebody's JSON
+        with redirect_stdout(sys.stderr):  # standard output may be a command's JSON, which a plugin's print would spoil
             error = raised_by(self._accept, source)
         if error is not None:  # a plugin that is not a module may raise anywhere
             known = error if isinstance(error, Rejected) else Rejected(Phase.HOOKS, one_line(error))

@@ -1,4 +1,4 @@
-"""Compares what an entry needs with what is there, once, before any weight is loaded; picks the kernels for "auto".
+"""Compares an entry's needs with the facts, once, before any weight is loaded; picks the kernels for "auto".
 
 `unavailable` is quick and imports no torch, since `hookline info` calls it.
 """
@@ -31,10 +31,11 @@ _log = logging.getLogger("hookline")
 
 @dataclass(frozen=True)
 class Facts:
-    """What needs are compared with.
+    """The facts about the machine, the model and the engine that needs are compared with.
 
     device: "cpu" or "cuda". dtype: name of a torch dtype. compute_capability: None without a CUDA device.
-    block_size: tokens per KV block; None means the kernels choose. head_dim: None if not known yet, or any will do.
+    block_size: tokens per KV block; None means the kernels choose. head_dim: None if it is not known yet, or not to be
+    checked.
     """
 
     device: str
@@ -53,7 +54,7 @@ class Facts:
 
 
 def unmet(needs: Needs, facts: Facts) -> list[str]:
-    """Why the needs are not met: one short phrase each, with the value and what is allowed."""
+    """Why the needs are not met: one short phrase each, with the value and the allowed ones."""
     reasons = [f"package '{package}' is not installed" for package in _missing_packages(needs)]
     reasons += _unmet_device(needs, facts)
     if needs.dtypes and facts.dtype not in needs.dtypes:
@@ -97,9 +98,9 @@ def unavailable(needs: Needs) -> list[str]:
 
 
 def choose_kernels(host: PluginHost, name: str, facts: Facts) -> Entry:
-    """The kernels entry to use: the named one, or for "auto" the one of highest priority that fits and loads.
+    """The kernels entry to use: the named entry, or for "auto" the entry of highest priority that fits and loads.
 
-    The choice for "auto" is logged, and at level DEBUG what was passed over and why.
+    The choice for "auto" is logged, and at level DEBUG the entries that were passed over and why.
     Raises: PluginError with the reasons, and the entries that would fit.
     """
     entries = host.registry.of_kind("kernels")
@@ -117,7 +118,7 @@ def choose_kernels(host: PluginHost, name: str, facts: Facts) -> Entry:
 
 
 def choose_grammars(host: PluginHost, option: Option) -> tuple[Entry, Any]:
-    """The grammar back end to use, and its config: the chosen one, or for "auto" the available one of highest priority.
+    """The grammar back end to use, and its config: the chosen entry; for "auto" the available one of highest priority.
 
     Raises: RequestError with the reasons and what to install, if there is none.
     """

@@ -1,4 +1,4 @@
-"""Calls the observers of an engine, and names the one that raised.
+"""Calls the observers of an engine; an error names the observer that raised it.
 
 There are two ways to observe: a plugin implements the hooks and sees every engine, or it registers an observer, which
 sees the engines whose configuration names it. A hook without observers costs one look-up.
@@ -39,7 +39,7 @@ _log = logging.getLogger("hookline")
 
 
 class ChosenObservers(dict[str, Any]):
-    """Observers by name, with what errors call them: whose plugin's they are."""
+    """Observers by name. titles: their names in errors, which say whose plugin each is."""
 
     def __init__(self, made: Mapping[str, Any], titles: Mapping[str, str]) -> None:
         super().__init__(made)
@@ -56,7 +56,7 @@ class Observers:
         self.chosen = dict(chosen or {})
         self._titles = chosen.titles if isinstance(chosen, ChosenObservers) else {}
         self.faults: list[PluginError] = []
-        """Why observers were switched off, in that order."""
+        """Why observers were switched off, in order of time."""
         calls = {hook: self._calls_of(hook, manager) for hook in OBSERVER_HOOKS}
         self._calls = {hook: found for hook, found in calls.items() if found}
 
@@ -72,9 +72,9 @@ class Observers:
         return hook in self._calls
 
     def notify(self, hook: str, **arguments: Any) -> None:
-        """Call all observers that implement a hook. One that raises is switched off, except for on_engine_stop.
+        """Call all observers that implement a hook. An observer that raises is switched off, except for on_engine_stop.
 
-        Each gets a RequestOutput of its own: the caller's stays as it is, whatever an observer does to its lists.
+        Each gets a copy of a RequestOutput, so that an observer which changes its lists does not change the caller's.
 
         Raises: PluginError naming the plugin or the observer that raised while the engine starts or stops.
         """
@@ -104,7 +104,7 @@ class Observers:
 def make_observers(options: Iterable[Option]) -> ChosenObservers:
     """The observers that a configuration names, by name.
 
-    Raises: PluginError for one that cannot be used here or cannot be made, with the cause.
+    Raises: PluginError, with the cause, for an observer that cannot be used here or whose constructor fails.
     """
     made = {option.name: (_make(option), str(option.entry)) for option in options}
     return ChosenObservers(

@@ -22,12 +22,12 @@ CONF = Path(__file__).resolve().parents[2] / "conf"
 """Folder of our own presets and of config.yaml; found beside core, wherever that is installed."""
 
 _EXPONENT = re.compile(r"[-+.0-9][0-9_.]*[eE]")
-"""The beginning of a number to OmegaConf that is a text to YAML 1.1, such as 1e5."""
+"""The beginning of a number like 1e5, which OmegaConf reads as a number and YAML 1.1 as a text."""
 
 
 @dataclass(frozen=True)
 class Preset:
-    """One YAML file: its kind and name, where it comes from, and its first comment as a summary."""
+    """A YAML preset: its kind and name, its file and distribution, and its first comment as a summary."""
 
     kind: str
     name: str
@@ -43,10 +43,10 @@ def presets_in(folder: str | Path, distribution: str) -> list[Preset]:
 
 
 def preset_values(preset: Preset, presets: Sequence[Preset]) -> tuple[str, dict[str, Any]]:
-    """The option that a preset is based on, and its values, laid over those of the presets in between.
+    """The option that a preset is based on, and its values; those of the presets in between are merged in.
 
-    Raises: ConfigError if the file is not of the form `defaults: [base, _self_]` plus values, or interpolates what is
-    not in it.
+    Raises: ConfigError if the file is not of the form `defaults: [base, _self_]` plus values, or an interpolation in it
+            names an unknown key.
     """
     seen: list[str] = []
     layers: list[dict[str, Any]] = []
@@ -76,9 +76,9 @@ def preset_values(preset: Preset, presets: Sequence[Preset]) -> tuple[str, dict[
 
 
 def preset_fault(preset: Preset, file: str) -> str | None:
-    """What is wrong with a preset's file, which the message calls `file`; None if Hydra can use it.
+    """The fault of a preset's file, which the message calls `file`; None if Hydra can use it.
 
-    Defaults lists of another form than [option, _self_] are refused where `preset_values` reads them.
+    Defaults lists of another form than [option, _self_] are refused by `preset_values`.
     """
     try:
         _check_defaults(preset, _read(preset.path))
@@ -88,7 +88,7 @@ def preset_fault(preset: Preset, file: str) -> str | None:
 
 
 def yaml_fault(error: Any, path: Path | str = "") -> str:
-    """What is wrong with a YAML file in one line: the file, the line and the cause. error: a yaml.YAMLError."""
+    """The fault of a YAML file in one line: the file, the line and the cause. error: a yaml.YAMLError."""
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     if mark is None:
         return f"{path}: {one_short_line(error)}".removeprefix(": ")
@@ -109,11 +109,11 @@ def default_options(path: Path = CONF / "config.yaml") -> dict[str, str]:
 
 
 def yaml_values(path: Path) -> Any:
-    """What a YAML file holds, as plain values, read by OmegaConf's rules. Raises: whatever YAML and OmegaConf raise."""
+    """The plain values in a YAML file, read by OmegaConf's rules. Raises: errors of YAML and OmegaConf."""
     import yaml
 
-    # libyaml's parser is six times as fast as the one in Python, whose words for a fault are the better ones. Files
-    # that only OmegaConf can judge, with interpolations or types of its own, are left to it.
+    # libyaml's parser is six times as fast as the parser in Python, which explains faults better. OmegaConf reads files
+    # that it alone understands, with interpolations or its own types.
     if yaml.__with_libyaml__:
         with suppress(yaml.YAMLError, TypeError, ValueError), path.open(encoding="utf-8-sig") as file:
             values = yaml.load(file, Loader=_plain_loader())
@@ -126,7 +126,7 @@ def yaml_values(path: Path) -> Any:
 
 @cache
 def _plain_loader() -> Any:
-    """A loader of libyaml's that raises ValueError wherever OmegaConf's would not read the same."""
+    """A loader of libyaml that raises ValueError wherever OmegaConf's would read another value."""
     from yaml import CSafeLoader
 
     class _Loader(CSafeLoader):  # type: ignore[misc]  # PyYAML has no types of it

@@ -1,4 +1,4 @@
-"""What is wrong with a plugin, as data: who it is, where it failed, why, and which names it wanted to register."""
+"""The problem of a plugin, as data: its name, where it failed, why, and which names it wanted to register."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Problem:
 
 
 class Rejected(Exception):
-    """The first thing wrong with a plugin; turned into a Problem by the host, never shown as it is."""
+    """The first fault of a plugin; the host turns it into a Problem."""
 
     def __init__(self, stage: Phase, cause: str, wanted: tuple[tuple[str, str], ...] = ()) -> None:
         super().__init__(cause)
@@ -76,8 +76,8 @@ def raised_at(error: BaseException, *, is_import: bool = False) -> tuple[CodeTyp
 def with_line(error: BaseException, *, is_import: bool = False) -> str:
     """An error in one short line, with the file's name and the line where it was raised.
 
-    Without the folder: processes on several hosts say the same, and clients of a server need not know it. is_import:
-    the error is one of an import; only a module that was reached has a line.
+    Without the folder, so that processes on several hosts report the same text and clients of a server do not learn it.
+    is_import: the error occurred in an import; it has a line only if a module's code was reached.
     """
     place = raised_at(error, is_import=is_import)
     return one_short_line(error) + (f" ({Path(place[0].co_filename).name}:{place[1]})" if place is not None else "")

@@ -1,6 +1,6 @@
-"""(kind, name) -> entry: what plugins offer, as data. Imports no plugin code and no torch.
+"""The registry of entries by kind and name: the options of all plugins, as data. Imports no plugin code and no torch.
 
-An entry's target is a string and is imported only by `Entry.load`, when it was chosen.
+An entry's target is a string; only `Entry.load` imports it, once the entry was chosen.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hookline.core.util.raising import Raising
 AUTO = "auto"
 """Stands for "core chooses" in the groups of CHOSEN_KINDS, so no entry may bear it."""
 KINDS = ("model", "scheduler", "sampler", "kernels", "grammars", "pooler", "quantization", "drafter")
-"""The plugin kinds that the configuration chooses an option of, as they are named there."""
+"""The plugin kinds of which the configuration chooses an option, by their keys in the configuration."""
 GRAMMARS = "grammars"
 """The kind that is chosen by the first request that needs it."""
 MODEL, KERNELS = "model", "kernels"
@@ -33,8 +33,8 @@ CHOSEN_KINDS = (MODEL, KERNELS, GRAMMARS, POOLER, QUANTIZATION, DRAFTER)
 """The kinds of which core can choose an option."""
 PROCESSOR, EXTENSION = "processor", "extension"
 EXTENSION_KINDS = (PROCESSOR, EXTENSION)
-"""The kinds whose options are chosen by requests, not by the configuration: step extensions, and those among them that
-only change logits. Beyond what registers and configures them, core knows no difference between the two."""
+"""The kinds whose options are chosen by requests, not by the configuration: step extensions, and logits processors,
+which are step extensions that only change logits. They differ only in how they are registered and configured."""
 OBSERVER = "observer"
 """The kind of which the configuration names none, one or several."""
 REASONING_PARSER, TOOL_PARSER = "reasoning_parser", "tool_parser"
@@ -42,7 +42,7 @@ REASONING_PARSER, TOOL_PARSER = "reasoning_parser", "tool_parser"
 API = "api"
 """The kind of which a server's configuration names one or several."""
 EXECUTOR, LOCAL = "executor", "local"
-"""The kind that `engine.executor` chooses, and its value that chooses none, so no entry may bear it."""
+"""The kind that `engine.executor` chooses, and the value that chooses no plugin, so no entry may bear it."""
 ENTRY_KINDS = (*KINDS, *EXTENSION_KINDS, OBSERVER, REASONING_PARSER, TOOL_PARSER, API, EXECUTOR)
 """All kinds of entries."""
 
@@ -62,7 +62,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Entry:
-    """One registration: a named option of one kind."""
+    """A registration: a named option of one kind."""
 
     kind: str
     name: str
@@ -79,7 +79,7 @@ class Entry:
     replaces: bool = False
     """Whether it was registered with replace=True."""
     arguments: type | None = None
-    """For a step extension: the dataclass of a request's arguments, which a logits processor is given as `config=`."""
+    """For a step extension: the dataclass of a request's arguments; a logits processor registers it as `config=`."""
 
     def __post_init__(self) -> None:
         if self.kind == PROCESSOR and self.arguments is None:
@@ -88,7 +88,7 @@ class Entry:
 
     @property
     def arguments_key(self) -> str:
-        """What `arguments` are called where an entry of its kind is registered."""
+        """The name of the registrar's parameter for `arguments`."""
         return "config" if self.kind == PROCESSOR else "arguments"
 
     def __str__(self) -> str:
@@ -97,7 +97,7 @@ class Entry:
     def load(self) -> Any:
         """Import the target and return its class.
 
-        Raises: PluginError with the plugin and the cause if that fails, or if the class lacks what its contract asks.
+        Raises: PluginError with the plugin and the cause if that fails, or if the class does not keep its contract.
         """
         module_name, _, attribute = self.target.partition(":")
         cannot = f"{self} cannot be loaded from {self.target}"
@@ -160,6 +160,6 @@ class Option:
 
 @dataclass(frozen=True)
 class ExtensionOption(Option):
-    """The engine's settings of a step extension. arguments: of requests that do not say otherwise; None: none."""
+    """The engine's settings of a step extension. arguments: the defaults of requests' arguments; None if not set."""
 
     arguments: Any = None

@@ -28,7 +28,7 @@ DEVELOPMENT_VARIABLE = "HOOKLINE_PLUGINS"
 """Modules to load as plugins without being installed."""
 
 EXPECTED_VARIABLE = "HOOKLINE_EXPECTED_PLUGINS"
-"""What a process that we start must see of plugins; set by ourselves for the jobs of a sweep."""
+"""The plugins that a child process must see, as JSON; set by Hookline itself for the jobs of a sweep."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def installed() -> list[Source]:
     sources, metadata = [], dict[int, Any]()
     for point in importlib.metadata.entry_points(group=PROJECT):
         if point.dist is not None and id(point.dist) not in metadata:
-            metadata[id(point.dist)] = point.dist.metadata  # which is read and parsed each time that it is asked for
+            metadata[id(point.dist)] = point.dist.metadata  # a property that parses a file at each access
         told = metadata[id(point.dist)] if point.dist is not None else {"Name": "unknown", "Version": "-"}
         sources.append(Source(Origin(point.name, point.value, _normalised(told["Name"]), told["Version"]), point.load))
     return sorted(sources, key=_order)
@@ -53,7 +53,7 @@ def installed() -> list[Source]:
 def in_development(environ: Mapping[str, str]) -> list[Source]:
     """The plugin modules that HOOKLINE_PLUGINS names, in that order; child processes inherit it.
 
-    They may lie in the working folder, which is searched last, so that no file there replaces a library.
+    Modules in the working folder are found too; it is searched last, so that no file there replaces a library.
     """
     names = names_in(environ, DEVELOPMENT_VARIABLE)
     if names and not {"", os.getcwd()} & set(sys.path):
@@ -87,9 +87,9 @@ def _order(source: Source) -> tuple[bool, str, str]:
 
 
 def spec_of(module: str) -> ModuleSpec | None:
-    """How a module would be imported; None if it is not there.
+    """How a module would be imported; None if it cannot be found.
 
-    To look for a submodule imports the package that it lies in, which may raise anything: then it is not there either.
+    Looking for a submodule imports its package, which may raise anything: then the result is None too.
     """
     found: list[ModuleSpec | None] = []
     error = raised_by(lambda: found.append(importlib.util.find_spec(module)))

@@ -23,7 +23,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 class HostExtension:
-    """One extension. facts: of the engine, if they are known. option: what the engine's configuration sets of it."""
+    """An extension. facts: of the engine, if they are known. option: its settings in the engine's configuration."""
 
     def __init__(self, entry: Entry, facts: Facts | None = None, option: ExtensionOption | None = None) -> None:
         assert entry.arguments is not None
@@ -32,12 +32,12 @@ class HostExtension:
         self.from_params = issubclass(self.arguments, FromSamplingParams)
         self.blaming = _blaming(entry)
         self.cost = ExtensionCost()
-        """What it took so far, in this engine."""
+        """The time that it took so far, in this engine."""
         with self.blaming:
             self.defaults = self.arguments()
             self.config = option.config if option is not None else None if entry.config is None else entry.config()
         self.setting = None if option is None else option.arguments
-        """Arguments of requests that do not say otherwise, from the engine's configuration; None if it has none."""
+        """Defaults of requests' arguments, from the engine's configuration; None if they are not set."""
         fields = dataclasses.fields(self.arguments)
         self.field_names = [field.name for field in fields]
         self.columns = {name: float for name in self._of_type(float)} | {
@@ -52,8 +52,8 @@ class HostExtension:
     def cls(self) -> Any:
         """The extension's class.
 
-        Raises: PluginError if it cannot be imported, or lacks what its arguments call for; RequestError if it does not
-        fit this engine.
+        Raises: PluginError if it cannot be imported, or lacks a method that its arguments require; RequestError if it
+                does not fit this engine.
         """
         if self.unmet_needs:
             raise RequestError(f"{self.entry} does not fit: {'; '.join(self.unmet_needs)}")
@@ -69,7 +69,7 @@ class HostExtension:
         return loaded
 
     def _unfit(self, loaded: Any) -> str | None:
-        """What of the engine an extension excludes, or cannot be used with."""
+        """Why the extension cannot be used with this engine; None if it can."""
         facts = self._facts
         if facts is None:
             return None
@@ -86,13 +86,13 @@ class HostExtension:
         return bool(self.cls.reads_tokens)
 
     def arguments_of(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The request's values of the fields, and the engine's configuration for those it does not give."""
+        """The values of the arguments' fields: the request's, and for missing ones the engine's."""
         if self.setting is None:
             return dict(given)
         return {**{name: getattr(self.setting, name) for name in self.field_names}, **given}
 
     def column_values(self, arguments: Any) -> list[int]:
-        """The columns of some arguments as integers; floats as their float32 bits."""
+        """The values of the arguments' columns as integers; floats as their float32 bits."""
         floats = [getattr(arguments, name) for name, kind in self.columns.items() if kind is float]
         whole = [int(getattr(arguments, name)) for name, kind in self.columns.items() if kind is int]
         return [*float_bits(floats).tolist(), *whole]
@@ -111,7 +111,7 @@ class HostExtension:
 
     @property
     def draw_method(self) -> str:
-        """Which of its methods changes logits."""
+        """Name of its method that changes logits."""
         return str(self.cls.draw_method)
 
     @property
@@ -147,7 +147,7 @@ class HostExtension:
     def on_token(self, state: Any, token_id: int, logprob: float | None) -> str | None:
         """See StepExtension.
 
-        Raises: PluginError, also for what is neither a text nor None.
+        Raises: PluginError, also for a result that is neither a text nor None.
         """
         with self._timed(Blaming((), "in on_token", otherwise=self.entry)):
             text = self.cls.on_token(state, token_id, logprob)
@@ -156,7 +156,7 @@ class HostExtension:
             return text
 
     def on_result(self, state: Any, values_W: Array) -> Any:
-        """See StepExtension. Raises: PluginError, also for what is no plain data."""
+        """See StepExtension. Raises: PluginError, also for a result that JSON cannot hold."""
         with self._timed(Blaming((), "in on_result", otherwise=self.entry)):
             found = self.cls.on_result(state, values_W.copy())
             if not is_plain(found):
@@ -171,7 +171,7 @@ class HostExtension:
             self.cls.forget(state)
 
     def encode(self, arguments: Any, facts: RequestFacts) -> IntArray:
-        """The record of a request's arguments.
+        """A request's arguments as int64 values: the columns, then the values that the class's `encode` returns.
 
         Raises: RequestError for a number that its column cannot hold.
         """
@@ -192,7 +192,7 @@ class HostExtension:
 
     @contextmanager
     def _timed(self, blaming: Blaming) -> Iterator[None]:
-        """Around one of its methods: what it takes is counted, and what it raises is blamed on it."""
+        """Around a call of the extension: count its time, and turn its errors into PluginErrors."""
         started_s = time.perf_counter()
         try:
             with blaming:
