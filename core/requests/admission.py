@@ -31,7 +31,7 @@ NOTHING_DRAWN = SamplingParams(temperature=0.0, max_tokens=1)
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """What an engine can serve, known once its memory is sized. Lengths are in tokens."""
+    """The limits of an engine, known once its memory is sized. Lengths are in tokens."""
 
     plan: Limits
     vocab_size: int
@@ -52,16 +52,16 @@ class EngineLimits:
     no_generation: str | None = None
     """Why requests cannot generate tokens, e.g. since the checkpoint has no head for it; None if they can."""
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Values for what SamplingParams leave open, from the checkpoint's generation_config.json."""
+    """Defaults of sampling parameters that a request does not set, from the checkpoint's generation_config.json."""
 
     max_position: int | None = None
-    """How many positions the checkpoint has: no sequence can be longer. None if that is not known."""
+    """How many positions the checkpoint has: no sequence can be longer. None if it is not known."""
     num_cache_tokens: int | None = None
-    """Longest sequence that fits the whole pool; None if that is as many tokens as its blocks hold."""
+    """Longest sequence that fits the whole pool; None: as many tokens as its blocks hold."""
 
     @property
     def max_len(self) -> int:
-        """Longest sequence, prompt and output: max_model_len, or what the whole pool holds if that is less."""
+        """Longest sequence, prompt and output: max_model_len, or the capacity of the whole pool if that is less."""
         held = self.num_cache_tokens
         return min(self.plan.max_model_len, self.plan.num_blocks * self.plan.block_size if held is None else held)
 
@@ -81,11 +81,11 @@ def admit(
 ) -> Request:
     """Make the request of a prompt; max_tokens is cut so that it ends at max_len.
 
-    like: another completion of the same prompt, which differs in its seed alone: what was made of its parameters
-    serves this one too. pooling: the request ends with a vector once its prompt is computed; params are ignored.
+    like: another completion of the same prompt, with the same parameters but for the seed; its prepared arguments are
+    used again. pooling: the request ends with a vector once its prompt is computed; params are ignored.
     Raises: RequestError if it can never be served: empty, over-long, with a token id outside the vocabulary, or with
-    arguments that no step extension takes; or if it asks for what the front end has to do: several completions, or
-    stop strings without a watcher that looks for them.
+    arguments that no step extension takes; or if it asks for work of the front end: several completions, or stop
+    strings without a watcher that looks for them.
     """
     if pooling is not None:
         return _pooled(limits, id, prompt_token_ids, pooling, prompt=prompt, options=options, arrival_s=arrival_s)
@@ -161,7 +161,8 @@ def _check_draws(params: SamplingParams, stop_ids: frozenset[int], vocab_size: i
 def check_room(limits: EngineLimits, queue: RequestQueue, num_requests: int) -> None:
     """Refuse further requests while too many wait.
 
-    Raises: QueueFullError naming the key, its value and what waits; RequestError for more than may ever wait.
+    Raises: QueueFullError naming the key, its value and the waiting requests and tokens; RequestError for more requests
+    than may ever wait.
     """
     load = len(queue.waiting) + len(queue.compiling), queue.num_waiting_tokens
     max_requests, max_tokens = limits.max_queued_requests, limits.max_queued_tokens

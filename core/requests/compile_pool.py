@@ -1,8 +1,8 @@
 """A few threads that compile grammars beside the step loop, each compile with a time limit.
 
-A compile that takes too long is given up at once, though its thread is lost until it returns: Python cannot end a
-thread, so what runs here has to bound its own time. One that merely has to wait, for a processor that others keep busy
-or for a process that compiles in its place, has PATIENCE times as long.
+A compile that takes too long is given up at once, but its thread is lost until it returns: Python cannot end a thread,
+so compilers have to bound their own time. A compile that computes little, because other processes keep the processors
+busy or a child process compiles for it, may take PATIENCE times as long.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ PATIENCE = 10
 
 
 class CompileJob:
-    """One compile; it is done once `result` or `error` is set."""
+    """The compile of a grammar; it is done once `result` or `error` is set."""
 
     def __init__(self, work: Callable[[CompileJob], Any]) -> None:
         self._work = work
         self.queue()
         self.started_s: float | None = None
-        """When the part that is held to the time limit began; the work itself sets it."""
+        """When the time limit began to run; the work itself sets it by `start_clock`."""
         self._clock: int | None = None
-        """Of the processor time of its thread, where the system has one."""
+        """The clock of its thread's processor time, where the system has one."""
         self._computed_s = 0.0
-        """What that clock showed when started_s was set."""
+        """The clock's time in seconds at started_s."""
         self.is_begun = self.is_done = False
         self.result: Any = None
         self.error: BaseException | None = None
@@ -70,8 +70,8 @@ class CompileJob:
 class CompilePool:
     """At most `num_threads` daemon threads, started when there is work for them.
 
-    Tenants have their turns, and one of them never has all threads: the next tenant's work need not wait until work
-    ends that takes long.
+    Tenants take turns, and no tenant ever has all threads, so that the work of other tenants need not wait for its long
+    compiles.
     """
 
     def __init__(self, num_threads: int, limit_s: float) -> None:
@@ -86,7 +86,7 @@ class CompilePool:
 
     @property
     def num_queued(self) -> int:
-        """Jobs that no thread has begun; one that several tenants wait for counts for each."""
+        """Jobs that no thread has begun; a job that several tenants wait for counts once for each of them."""
         return sum(map(len, self._queues.values()))
 
     def submit(self, work: Callable[[CompileJob], Any], tenant: str) -> CompileJob:
@@ -100,7 +100,7 @@ class CompilePool:
         return job
 
     def share(self, job: CompileJob, tenant: str) -> None:
-        """Have a job also take this tenant's turn: it runs once, at the first turn that comes."""
+        """Put a job into this tenant's queue, too: it runs once, at the first turn of any of its tenants."""
         with self._changed:
             queue = self._queues.setdefault(tenant, deque())
             if not job.is_begun and job not in queue:
@@ -108,7 +108,7 @@ class CompilePool:
                 self._changed.notify()
 
     def is_given_up(self, job: CompileJob) -> bool:
-        """Whether a job took too long, or cannot begin: all threads are held up by such jobs, or busy."""
+        """Whether a job took too long, or waited too long for a thread."""
         if job.is_done or job.started_s is not None:
             return job.overran(self.limit_s)
         held_up = sum(other.overran(self.limit_s) for _, other in list(self._running.values()))
@@ -116,7 +116,7 @@ class CompilePool:
         return waited_s > (self.limit_s if held_up >= self._most_of_one_tenant else PATIENCE * self.limit_s)
 
     def close(self) -> None:
-        """Let each thread end after the job that it is at."""
+        """Let each thread end after its current job."""
         with self._changed:
             self._is_closed = True
             self._queues.clear()
@@ -143,7 +143,7 @@ class CompilePool:
             self.something_is_done.set()
 
     def _next(self) -> tuple[str, CompileJob] | None:
-        """The job whose turn it is, and its tenant, who has its next turn behind all others."""
+        """The next job to run, and its tenant, which moves behind all others; None if no job may run now."""
         busy = Counter(tenant for tenant, _ in self._running.values())
         for tenant, queue in list(self._queues.items()):
             while queue and queue[0].is_begun:  # in the turn of another tenant

@@ -70,7 +70,7 @@ class EndText:
 
 
 def _borders(text: bytes) -> list[int]:
-    """For each number of matched bytes, the longest shorter one that is matched as well (Knuth, Morris and Pratt)."""
+    """For each length of a prefix of the text, the longest shorter prefix that is its suffix (Knuth, Morris, Pratt)."""
     borders = [0] * (len(text) + 1)
     length = 0
     for place in range(1, len(text)):

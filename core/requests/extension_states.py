@@ -1,4 +1,4 @@
-"""The step extensions that do something for one request on the host: what they keep of it, and what its client gets."""
+"""The host's half of one request's step extensions: their states, and the results that its client gets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hookline.core.util.arrays import Array, IntArray
 
 @dataclass(frozen=True)
 class UsedExtension:
-    """One extension that a request uses, and its arguments. index: of the extension among the engine's.
+    """An extension that a request uses, and its arguments. index: its place among the engine's extensions.
 
     num_draws: how many of the request's first draws it takes part in; None for all.
     """
@@ -27,11 +27,11 @@ class UsedExtension:
 
 
 class ExtensionStates:
-    """What the extensions of one request keep on the host. A request has this object only if one of its extensions
-    follows its tokens, or has results for it.
+    """The states of one request's extensions on the host, and their results. A request has this object only if one of
+    its extensions follows its tokens, or has results for it.
 
-    is_awaited: whether a draw depends on the token before it. is_following: whether one must see the tokens.
-    Raises: PluginError or RequestError, what an extension's `start` raises.
+    is_awaited: whether a draw depends on the token before it. is_following: whether an extension must see the tokens.
+    Raises: PluginError or RequestError from an extension's `start`.
     """
 
     def __init__(self, used: Sequence[UsedExtension]) -> None:
@@ -43,17 +43,17 @@ class ExtensionStates:
         }
         self.is_following = bool(self._states) or bool(self._results)
         self.records: Sequence[tuple[int, IntArray]] = ()
-        """(extension, its values) as of the last token."""
+        """(index of the extension, its encoded values) after the last token."""
         self._fault: HooklineError | None = None
         self._encode()
 
     @property
     def has_failed(self) -> bool:
-        """Whether one of them failed in its results."""
+        """Whether an extension failed in `on_result`."""
         return self._fault is not None
 
     def see(self, token_id: int, logprob: float | None) -> str | None:
-        """Show all followers a token; returns the text with which the first of them ends the request, or None.
+        """Pass a token to all extensions that follow tokens; returns the first text that ends the request, or None.
 
         Raises: PluginError naming the extension that failed, with this token or in its results.
         """
@@ -66,7 +66,7 @@ class ExtensionStates:
         return next((text for text in texts if text is not None), None)
 
     def add_result(self, name: str, values_W: Array) -> None:
-        """Keep what an extension computed on the device for the next token; nothing if it takes no part in that draw.
+        """Keep an extension's numbers from the device for the next token; ignored if it takes no part in that draw.
 
         A fault is kept for `see`.
         """
@@ -87,11 +87,11 @@ class ExtensionStates:
             del kept[num_tokens:]
 
     def results(self, first: int = 0) -> dict[str, list[Any]] | None:
-        """By extension, what the client gets for each of the tokens from number `first` on; None without any."""
+        """By extension, the client's results for each of the tokens from number `first` on; None without extensions."""
         return {name: kept[first:] for name, kept in self._results.items()} if self._results else None
 
     def forget(self) -> None:
-        """Tell the extensions that the request has ended; what one raises is logged with its name."""
+        """Tell the extensions that the request has ended; an error is logged with the extension's name."""
         used, self._used = self._used, []
         for one, state in used:
             if is_offered(one.stage.cls.forget):

@@ -1,8 +1,8 @@
-"""The host's half of pooling: which pooler a request asks for, and what of it travels in a step.
+"""The host's half of pooling: which pooler a request asks for, and how a step names it.
 
 A pooler's code is imported when a request first asks for it. The device's half, on each rank, is
-`core.worker.results.pooling`. Both halves list the poolers in the same order, so that an index names one; as readers
-of prompts they come from FIRST_PLUGIN on.
+`core.worker.results.pooling`. Both halves list the poolers in the same order, so that an index names a pooler; as
+prompt readers their indices begin at FIRST_PLUGIN.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BEGINS, ENDS, NORMALIZES = 1, 2, 4
 
 @dataclass
 class Pooling:
-    """A PromptReader: what a pooled request asks for, resolved, and its vector.
+    """A PromptReader: a pooled request's resolved parameters, and its vector.
 
     num_dimensions: numbers of the vector to keep; 0 for all.
     """
@@ -64,7 +64,7 @@ class Pooling:
 
 
 class Poolers:
-    """The poolers of an engine. chosen: the one that the configuration names; None leaves it to the checkpoint."""
+    """The poolers of an engine. chosen: the pooler that the configuration names; None: the checkpoint decides."""
 
     def __init__(
         self,
@@ -81,10 +81,10 @@ class Poolers:
         self.defaults = PoolingDefaults() if defaults is None else defaults
 
     def default(self, task: str) -> str:
-        """The pooler of requests that name none: the configuration's if it is for the task, else the checkpoint's own,
-        else the one of the highest priority.
+        """The pooler of requests that name none: the configuration's if it is for the task, else the checkpoint's, else
+        the pooler of the highest priority.
 
-        Raises: RequestError if there is none, or if the checkpoint's own cannot be computed.
+        Raises: RequestError if there is none, or if the checkpoint's cannot be computed.
         """
         if self._chosen is not None and self._class(self._index(self._chosen)).task == task:
             return self._chosen
@@ -100,7 +100,8 @@ class Poolers:
     def prepare(self, params: PoolingParams) -> Pooling:
         """Resolve a request's parameters.
 
-        Raises: RequestError for a pooler that is not there, does not fit or is broken, and for what it does not do.
+        Raises: RequestError for a pooler that is not installed, does not fit or is broken, and for parameters that it
+        does not support.
         """
         if not isinstance(params, PoolingParams):
             raise RequestError(f"pooling={shown(params)} must be PoolingParams")

@@ -1,7 +1,7 @@
-"""What requests want of the hidden states of their prompts, beside or in place of their draws: the host's half.
+"""The host's half of prompt readers, which compute results from the hidden states of prompts: pooling, prompt logprobs.
 
-A request has at most one reader. The ranks' half is `core.worker.results.prompt_readers`; both know readers by the same
-index. What a reader makes of prompts travels apart from the draws of a step (`StepResult.apart`).
+A request has at most one reader. The ranks' half is `core.worker.results.prompt_readers`; both name readers by the same
+index. Results of readers travel apart from the tokens of a step (`StepResult.apart`).
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from hookline.core.errors import HooklineError
 from hookline.core.util.arrays import IntArray, TokenArray, VectorArray, no_ints
 
 FIRST_PLUGIN = 8
-"""Index of the first reader that is a plugin's; lower ones are core's own, and do not fail for single requests."""
+"""Index of the first plugin's reader; readers below it are core's, and do not fail for single requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkRead:
     """A prompt chunk whose hidden states a step has read.
 
-    index: of the reader. first: position of the first token that its rows are about. num_rows: how many rows come of
-    this chunk. flags, size, values: for the ranks' half.
+    index: of the reader. first: position of the first token that its rows are about. num_rows: rows that the reader
+    computes of this chunk. flags, size, values: for the ranks' half.
     """
 
     index: int
@@ -34,7 +34,7 @@ class ChunkRead:
 
 
 class PromptReader(Protocol):
-    """What one request wants of its prompt's hidden states, and what came of it."""
+    """The reader of one request's prompt, and its result."""
 
     @property
     def ends_request(self) -> bool:
@@ -43,15 +43,18 @@ class PromptReader(Protocol):
 
     @property
     def needs_whole_prompt(self) -> bool:
-        """Whether its prompt must be computed from the first token, and not be found in the cache."""
+        """Whether its prompt must be computed from the first token, without cached prefixes."""
         ...
 
     def read(self, tokens_L: TokenArray, start: int, length: int, *, is_last: bool) -> ChunkRead | None:
-        """What is read of a chunk of the request's tokens; None if nothing is. is_last: whether it ends the prompt."""
+        """What to read of a chunk: tokens `start` to `start + length` of tokens_L (L,); None to read nothing.
+
+        is_last: whether the chunk ends the prompt.
+        """
         ...
 
     def keep(self, chunk: ChunkRead, rows: VectorArray) -> HooklineError | None:
-        """Keep the float32 rows that came of a chunk; returns what is wrong with them, if anything is."""
+        """Keep the float32 rows (num_rows, X) of a chunk; returns an error if they are unusable, else None."""
         ...
 
     def output(self) -> Mapping[str, Any]:

@@ -44,7 +44,7 @@ COUNTS = (
     "last_token_us",
     "is_constrained",
 )
-"""What `Request.counts` holds, in this order; each is an attribute of the request, too."""
+"""The entries of `Request.counts`, in this order; each is an attribute of the request, too."""
 
 
 @lru_cache(maxsize=64)
@@ -68,7 +68,7 @@ class _Count:
 
 
 class Watcher(Protocol):
-    """Follows the tokens of one request, and may end it. Requests without one cost nothing here."""
+    """Follows the tokens of one request, and may end it. Requests without a watcher cost nothing here."""
 
     def see(self, token_id: int, reason: FinishReason | None) -> str | None:
         """Called with every token once it is known, and with the reason if it is the last one.
@@ -79,10 +79,10 @@ class Watcher(Protocol):
 
 
 class Request:
-    """One request as the engine keeps it. Counts are tokens unless they say otherwise.
+    """A request in the engine. Counts are tokens unless they say otherwise.
 
-    counts: those that steps advance, see COUNTS. entry: where the running table keeps them while the request runs, else
-    -1.
+    counts: the numbers that steps advance, see COUNTS. entry: index of its counts in the running table while the
+    request runs, else -1.
     """
 
     __slots__ = (
@@ -139,9 +139,9 @@ class Request:
     num_block_tokens = _Count()
     """Tokens that the request's blocks have room for."""
     num_cached_block_tokens = _Count()
-    """Tokens in those of its blocks that other requests can find."""
+    """Tokens in the blocks that other requests can find in the prefix cache."""
     min_len = _Count()
-    """Length from which on a stop token may be sampled; 0 if that is always allowed."""
+    """Length from which on a stop token may be sampled; 0 if stop tokens are always allowed."""
     max_len = _Count()
     """Length at which the request ends."""
     is_greedy = _Count()
@@ -196,7 +196,7 @@ class Request:
         if params.prompt_logprobs is not None:
             reader = PromptScores(params.prompt_logprobs, len(prompt_token_ids))
         self.reader = reader
-        """What is made of its prompt's hidden states, apart from draws; None for nothing."""
+        """Reads the hidden states of its prompt, for pooling or prompt logprobs; None without a reader."""
         self.fault: HooklineError | None = None
         """Why it ends with an error."""
         self.scores = None if params.logprobs is None else Scores(params.logprobs)
@@ -225,7 +225,7 @@ class Request:
         """Forget blocks and progress, as before the first step: on arrival and when preempted."""
         self.blocks: list[int] = []
         self.group_blocks: list[list[int]] = []
-        """The blocks of each group of layers; `blocks` is the first list. None before the first blocks are there."""
+        """The blocks of each group of layers; `blocks` is the first list. Empty before the first blocks."""
         self.row = -1
         self.num_computed_tokens = 0
         self.num_block_tokens = 0
@@ -234,7 +234,7 @@ class Request:
         self.parent_serial = self.prefix_root
 
     def enter_row(self, row: int, now_s: float) -> None:
-        """Note its row of the request table, and what it found in the prefix cache when it was first scheduled."""
+        """Note its row of the request table; the first time, also how many tokens it found in the prefix cache."""
         self.row = row
         if self.num_preemptions == 0:
             self.num_cached_tokens = self.num_computed_tokens
@@ -250,7 +250,7 @@ class Request:
         self.reset()
 
     def count_computed(self, num_tokens: int) -> int:
-        """Count its next tokens as computed; returns how many of them never were before."""
+        """Count its next tokens as computed; returns how many of them were never computed before."""
         start, mark = self.num_computed_tokens, self.high_water
         self.num_computed_tokens = end = start + num_tokens
         self.high_water = max(end, mark)
@@ -261,7 +261,7 @@ class Request:
         self.first_token_s = now_s
 
     def drop_last_token(self) -> None:
-        """Make the newest token no part of its answer."""
+        """Remove the newest token from its answer."""
         self.num_known_tokens -= 1
         if self.scores is not None:
             self.scores.drop_last()
@@ -290,7 +290,7 @@ class Request:
         return self.extensions.see(token_id, None if self.scores is None else self.scores.last_logprob)
 
     def keep_read(self, chunk: ChunkRead, rows: VectorArray) -> None:
-        """Keep the rows that its reader made of a chunk; if anything is wrong with them, it finishes with an error."""
+        """Pass the rows of a chunk to its reader; if they are unusable, the request finishes with an error."""
         assert self.reader is not None
         self.fault = self.reader.keep(chunk, rows) or self.fault
 
@@ -305,18 +305,18 @@ class Request:
         self.count_blocks()
 
     def add_computed_blocks(self, groups: Sequence[Sequence[int]], parent_serial: int) -> None:
-        """Put cached blocks behind the request's, whose tokens count as computed. parent_serial: of the last one."""
+        """Put cached blocks behind the request's; their tokens count as computed. parent_serial: of the last block."""
         self.add_blocks(groups)
         self.num_cached_block_tokens = self.num_computed_tokens = self.num_block_tokens
         self.parent_serial = parent_serial
 
     def note_cached_block(self, parent_serial: int) -> None:
-        """Note that other requests can find one block more. parent_serial: what the block behind it follows."""
+        """Note that other requests can find one more block. parent_serial: the serial of that block's content."""
         self.num_cached_block_tokens += self.block_size
         self.parent_serial = parent_serial
 
     def keep_match(self, version: int, groups: list[list[int]]) -> None:
-        """Keep what a look-up in the prefix cache found, which holds for this version of the pool."""
+        """Keep the result of a look-up in the prefix cache, which is valid for this version of the pool."""
         self.match = version, groups
 
     def move_to(self, entry: int, counts: IntArray, tokens: TokenArray) -> None:
@@ -328,14 +328,14 @@ class Request:
         self.num_block_tokens = len(self.blocks) * self.block_size
 
     def drop_blocks(self) -> list[list[int]]:
-        """Leave all blocks to the caller: those of each group of layers."""
+        """Return all blocks, by group of layers, to the caller, who must release them."""
         groups, self.group_blocks, self.blocks = self.group_blocks, [], []
         self.num_block_tokens, self.parent_serial = 0, self.prefix_root
         return groups
 
     @property
     def asks_beyond_sampling(self) -> bool:
-        """Whether it asks for what graphs of prompts do not have: a grammar's masks, or what is read of its prompt."""
+        """Whether it needs a grammar's masks or a prompt reader, which CUDA graphs of steps with prompts lack."""
         return bool(self.is_constrained) or self.reader is not None
 
     @property
@@ -345,7 +345,7 @@ class Request:
 
     @property
     def records(self) -> Sequence[tuple[int, IntArray]]:
-        """The arguments of its extensions, see Prepared; of those that follow tokens, after the last known one."""
+        """The arguments of its extensions, see Prepared; for extensions that follow tokens, after the last token."""
         return self.prepared.records if self.extensions is None else [*self.prepared.records, *self.extensions.records]
 
     @property
@@ -364,7 +364,7 @@ class Request:
         return self.num_known_tokens - self.num_prompt_tokens
 
     def begin(self) -> RequestBegin:
-        """What observers are told of the request when it begins, or has its first token."""
+        """The event for observers when the request begins, or has its first token."""
         return RequestBegin(
             self.id,
             self.arrival_s,
@@ -410,7 +410,7 @@ class Request:
 
 @dataclass(frozen=True, repr=False)
 class RequestFacade:
-    """See RequestView: it shows, and cannot set."""
+    """A read-only RequestView of a request."""
 
     __slots__ = ("_request",)  # by hand: the decorator of Python 3.14 takes properties of Python functions alone
 

@@ -18,14 +18,14 @@ from hookline.core.util.arrays import IntArray, every, ints
 
 
 class RequestQueue:
-    """Requests by id: waiting, running, and ending, which are those whose last token is sampled but not known yet.
+    """Requests by id: waiting, running and ending. An ending request's last token is sampled but not yet on the host.
 
-    compiling: requests that wait for their grammar; policies do not see them. live: all of these.
+    compiling: requests that wait for their grammar; policies do not see them. live: all requests.
     Moving a request takes O(1).
     """
 
     def __init__(self, max_num_seqs: int, max_len: int) -> None:
-        # Two steps may be in flight, and what ends with the first has its entry until those tokens arrive.
+        # Two steps may be in flight; a request that ends with the first one keeps its entry until its token arrives.
         self.table = RunningTable(2 * max_num_seqs, max_len)
         self._running_entries: IntArray | None = None
         self.live: dict[int, Request] = {}
@@ -36,7 +36,7 @@ class RequestQueue:
         self.num_waiting_tokens = 0
         """Prompt tokens of the requests that wait, for their grammar or to run."""
         self.num_preempted_waiting = 0
-        """The waiting requests that ran before, and were preempted."""
+        """Waiting requests that were preempted."""
         self.num_steps_without_decode = 0
         """See core.contracts.SchedulerView."""
 
@@ -65,7 +65,7 @@ class RequestQueue:
         self._running_entries = None
 
     def end(self, request: Request) -> None:
-        """Move a running request to those ending, which policies do not see: its last token is sampled."""
+        """Move a running request whose last token is sampled to `ending`, which policies do not see."""
         self.ending[request.id] = self.running.pop(request.id)
         self._running_entries = None
 
@@ -92,7 +92,7 @@ class RequestQueue:
         self._running_entries = None
 
     def _left(self, request: Request) -> None:
-        """Update the counts of waiting requests and tokens for one that has left the queue."""
+        """Update the counts of waiting requests and tokens after this request left the queue."""
         self.num_waiting_tokens -= request.num_prompt_tokens
         self.num_preempted_waiting -= request.num_preemptions > 0
 

@@ -1,7 +1,7 @@
-"""The counts and tokens of the running requests in arrays, one entry each, so that a decode step advances all at once.
+"""The host's table of running requests: their counts and tokens in arrays, so that a decode step advances all at once.
 
-A request reads and writes its own counts as attributes wherever they are: in an array of its own while it waits, and in
-its entry here from admission to its end. Legend: S entries, N samples, L the longest sequence in tokens.
+A request reads and writes its counts as attributes, which lie in its own array while it waits, and in its entry here
+from admission to its end. Legend: S entries, N samples, L the longest sequence in tokens.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ NO_REQUEST = -1
 
 @dataclass(slots=True)
 class Sampled:
-    """The requests whose next tokens a step draws, in the order of the draws: entries_N, and the ids in them at launch.
+    """The requests for which a step samples tokens, in order: their entries, and the ids in these at launch.
 
-    By the ids it is seen later whether an entry still has the same request.
+    The ids tell later whether an entry still has the same request.
     """
 
     entries_N: IntArray
@@ -55,7 +55,7 @@ class RunningTable:
         self.num_reading = 0
         """How many requests here have a reader of their prompts."""
         self.num_beyond_sampling = 0
-        """How many requests here ask for what graphs of prompts lack, see Request.asks_beyond_sampling."""
+        """How many requests here need features that graphs of prompts lack, see Request.asks_beyond_sampling."""
         self.num_departures = 0
         """How many requests have left so far."""
         self.id_S[:] = NO_REQUEST
@@ -63,7 +63,7 @@ class RunningTable:
         self._requests: list[Request | None] = [None] * num_entries
         self._free = list(reversed(range(num_entries)))
         self._num_stopping = np.zeros(1, dtype=np.int64)
-        """How many of the requests here each token id ends: an entry for each id up to the largest such one."""
+        """For each token id up to the largest stop id: how many requests here it ends."""
 
     def take(self, request: Request) -> None:
         """Give a request an entry and move its counts and tokens there."""
@@ -105,26 +105,26 @@ class RunningTable:
         return Sampled(entries_N, self.id_S[entries_N], self.num_departures)
 
     def still_there(self, sampled: Sampled) -> Sampled:
-        """Those of the sampled requests that are still in their entries."""
+        """The sampled requests that are still in their entries, without the ones that left since."""
         if sampled.num_departures == self.num_departures:
             return sampled
         is_here = self.id_S[sampled.entries_N] == sampled.ids_N
         return Sampled(sampled.entries_N[is_here], sampled.ids_N[is_here])
 
     def can_decode(self, entries: IntArray) -> BoolArray:
-        """Which of these entries hold requests that are past their known tokens."""
+        """Which of these entries hold requests that can decode: (N,) bool."""
         is_ready: BoolArray = self.num_computed_tokens_S[entries] >= self.prefill_target_S[entries]
         return is_ready
 
     def commit(self, sampled: Sampled, tokens_N: IntArray) -> tuple[IntArray, IntArray]:
-        """Fill in each request's oldest unknown token; returns (entries, tokens) of those still in their entries."""
+        """Fill in each request's oldest unknown token; returns (entries, tokens) of the requests still in the table."""
         assert len(sampled.entries_N) == len(tokens_N), (
             "an executor returned another number of tokens than it was to draw"
         )
         entries_N = sampled.entries_N
         if sampled.num_departures != self.num_departures:
             is_here = self.id_S[entries_N] == sampled.ids_N
-            entries_N, tokens_N = entries_N[is_here], tokens_N[is_here]  # the others were aborted, or had their last
+            entries_N, tokens_N = entries_N[is_here], tokens_N[is_here]  # the others were aborted or have ended
         places = self.num_known_tokens_S[entries_N]
         assert every(places < self.num_tokens_S[entries_N]), "a token arrives that no launched step counted"
         self.tokens_SL[entries_N, places] = tokens_N
@@ -153,7 +153,9 @@ class RunningTable:
         return is_candidate.nonzero()[0]
 
     def _watch(self, request: Request, change: int) -> None:
-        """Count, for each stop token, the requests here that it may end. change: 1 if one comes, -1 if it leaves."""
+        """Count, for each stop token, the requests here that it may end. change: 1 for a new request, -1 for one that
+        leaves.
+        """
         num_missing = int(request.stops_X.max(initial=-1)) + 2 - len(self._num_stopping)
         if num_missing > 0:
             self._num_stopping = np.pad(self._num_stopping, (0, num_missing))

@@ -1,6 +1,6 @@
-"""Log-probabilities on the host: what a caller gets, and what a request keeps of the scored rows that arrive.
+"""Log-probabilities on the host: a request keeps the scored rows that arrive, and turns them into its caller's.
 
-The rows are laid out as `core.worker.results.scores` says. Legend: K alternatives, X = 2 + 2K.
+`core.worker.results.scores` describes the layout of a row. Legend: K alternatives, X = 2 + 2K.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from hookline.core.util.arrays import Array, IntArray, TokenArray, VectorArray
 DRAW_SCORES = "scores of draws"
 """The name of the scored rows (N, X) of a step in StepResult.extras; it has spaces, which no plugin's name has."""
 NUM_LOGPROBS = (0, 1, 5, 10, 20)
-"""How many alternatives are scored is rounded up to one of these, so that few graphs and kernels serve all requests.
-For prompts, each is a reader, whose index is the number's place here."""
+"""The number of alternatives is rounded up to one of these, so that few graphs and kernels serve all requests. For
+prompts, each number has its own reader, whose index is the number's place here."""
 
 
 def rounded_logprobs(count: int) -> int:
-    """How many alternatives a step scores whose requests ask for at most `count`."""
+    """How many alternatives a step scores if its requests ask for at most `count`."""
     return next(size for size in NUM_LOGPROBS if size >= count)
 
 
@@ -63,7 +63,7 @@ class PromptScores(PromptReader):
 
     @property
     def needs_whole_prompt(self) -> bool:
-        """See PromptReader: until all of it is scored."""
+        """See PromptReader: true until all rows are scored."""
         return len(self._rows) < self._num_rows
 
     def read(self, tokens_L: TokenArray, start: int, length: int, *, is_last: bool) -> ChunkRead | None:
@@ -80,7 +80,7 @@ class PromptScores(PromptReader):
         self._rows.update(enumerate(rows.view(np.int32).copy(), start=chunk.first))
 
     def output(self) -> Mapping[str, Any]:
-        """See PromptReader: None for the first token, and for those that were not computed before the end."""
+        """See PromptReader: None for the first token, and for tokens not yet computed when the request ended."""
         rows = [self._rows.get(position) for position in range(1, self._num_rows + 1)]
         found = [None, *(None if row is None else _read(row, self.num_logprobs) for row in rows)]
         return {"prompt_logprobs": found}

@@ -25,7 +25,7 @@ from hookline.core.sampling_params import SamplingParams
 from hookline.core.util.arrays import Array, IntArray
 
 MAX_EXTENSIONS = 62
-"""Most extensions of an engine: a step names those that it runs in the bits of one int64."""
+"""Most extensions of an engine: a step names the extensions that it runs by the bits of one int64."""
 MAX_CACHED_KEYS_BYTES = 2**20
 """Converted arguments are cached; when the cache's keys take this much memory, all of it is dropped."""
 MAX_CACHED_KEY_BYTES = 2**14
@@ -42,11 +42,11 @@ MAX_DEPTH = 16
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a request asks of the step extensions.
+    """The extensions that a request uses, and its arguments for them.
 
-    records: (extension's index, its arguments: one integer per column, then what it encoded). num_draws: (bit of the
-    extension, how many of the first draws it changes; None for all). reads_tokens: whether one of them reads the
-    request's tokens. bits: those of all its extensions. ends: whether some change only the first draws.
+    records: (extension's index, its arguments: one integer per column, then the values of its `encode`). num_draws:
+    (bit of the extension, how many of the first draws it changes; None for all). reads_tokens: whether an extension
+    reads the request's tokens. bits: the bits of all its extensions. ends: whether some change only the first draws.
     """
 
     records: tuple[tuple[int, IntArray], ...] = ()
@@ -55,15 +55,15 @@ class Prepared:
     bits: int = 0
     ends: bool = False
     stateful: tuple[UsedExtension, ...] = ()
-    """Those that follow its tokens on the host, or have results for it."""
+    """The extensions that follow its tokens on the host, or have results for it."""
     layer_bits: int = 0
-    """Of those that change hidden states, also while its prompt is computed."""
+    """Bits of the extensions that change hidden states, also while its prompt is computed."""
     stream_key: bytes | None = None
-    """What of its arguments its hidden states depend on, and so its cached prompt; None if no extension changes them.
+    """The arguments on which its hidden states depend, and so its cached prompt; None if no extension changes them.
     Empty if they may depend on more than arguments and tokens."""
 
     def prefix_root(self, root: int, id: int) -> int:
-        """What stands before the first block of the request's cached prefix, in place of `root`: see RequestOptions."""
+        """The parent of the request's first block in the prefix cache, in place of `root`: see RequestOptions."""
         if self.stream_key is None:
             return root
         told = repr((root, self.stream_key or id)).encode()
@@ -86,9 +86,9 @@ class InstalledExtensions:
         self.stages = list(stages)
         self._load_tokenizer: Callable[[], TokenTexts | None] = lambda: None
         self.has_settings = any(stage.setting is not None for stage in stages)
-        """Whether requests may use some without asking for them."""
+        """Whether the engine's settings make requests use an extension without asking for it."""
         self.costs: dict[str, ExtensionCost] = {stage.entry.name: stage.cost for stage in stages}
-        """What they took so far, by name."""
+        """The time that each extension took so far, by name."""
         self._claimed = {name for stage in stages if stage.from_params for name in stage.field_names}
         self._built: dict[tuple[int, str], Any] = {}
         self._built_bytes = 0
@@ -97,9 +97,9 @@ class InstalledExtensions:
     def of(
         cls, entries: Iterable[Entry], facts: Facts | None = None, settings: Mapping[str, ExtensionOption] | None = None
     ) -> InstalledExtensions:
-        """The extensions among some plugin entries. One that does not fit the facts is refused when a request uses it.
+        """The extensions among these entries. If one does not fit the facts, requests that use it are refused.
 
-        settings: what the engine's configuration sets of them, by name.
+        settings: their settings in the engine's configuration, by name.
         """
         wanted = sorted((one for one in entries if one.kind in EXTENSION_KINDS), key=lambda one: -one.priority)
         return cls([HostExtension(entry, facts, (settings or {}).get(entry.name)) for entry in wanted])
@@ -107,8 +107,8 @@ class InstalledExtensions:
     def prepare(self, params: SamplingParams, facts: RequestFacts) -> Prepared:
         """Turn a request's parameters into arguments of extensions.
 
-        Raises: RequestError for arguments that no extension takes or that one refuses, and for an extension that does
-        not fit; PluginFault for one that is broken.
+        Raises: RequestError for arguments that no extension takes or that an extension refuses, and for an extension
+        that does not fit; PluginFault for a broken extension.
         """
         if not params.processed_fields and not params.extra_args and not self.has_settings:
             return NOTHING
@@ -149,7 +149,7 @@ class InstalledExtensions:
     def note_step(self, extensions: int, seconds_X2: Array | None) -> None:
         """Count a step that ran the extensions with these bits.
 
-        seconds_X2: for each that was timed on the device, its index and how many seconds it took; None for none.
+        seconds_X2: (X, 2), index and seconds of each extension that was timed on the device; None for none.
         """
         for index, stage in enumerate(self.stages):
             if extensions >> index & 1:
@@ -158,7 +158,7 @@ class InstalledExtensions:
             self.stages[int(index)].cost.add_device(seconds)
 
     def use_tokenizer(self, load: Callable[[], TokenTexts | None]) -> None:
-        """Give extensions the tokenizer if they read texts; `load` is called when a request first uses one of them."""
+        """Give the tokenizer to extensions that read texts; `load` is called when a request first uses such one."""
         self._load_tokenizer = load
 
     @cached_property
@@ -166,7 +166,7 @@ class InstalledExtensions:
         return self._load_tokenizer()
 
     def check(self, params: SamplingParams) -> None:
-        """Refuse what `prepare` would refuse by its name, type or value alone; needs no engine."""
+        """Refuse parameters that `prepare` would refuse for their names, types or values; needs no engine."""
         self._refuse_unknown(params)
         for index, stage in enumerate(self.stages):
             try:
@@ -206,7 +206,7 @@ class InstalledExtensions:
             built = build(stage.arguments, stage.arguments_of(given), key_of_all, reads_texts=False)
         except BrokenConfigError as error:
             assert error.__cause__ is not None
-            raise error.__cause__ from None  # whoever is around us blames the extension
+            raise error.__cause__ from None  # the caller's `blaming` names the extension
         except ConfigError as error:
             raise RequestError(str(error)) from error
         if (num_bytes := sys.getsizeof(key[1])) <= MAX_CACHED_KEY_BYTES:
@@ -219,7 +219,7 @@ class InstalledExtensions:
 
 
 def _refuse_excluded(used: Mapping[str, HostExtension], params: SamplingParams) -> None:
-    """Refuse what one of a request's extensions excludes and the request asks for as well."""
+    """Refuse a request that uses an extension together with something that the extension excludes."""
     for name, stage in used.items():
         for other in stage.cls.excludes:
             given = getattr(params, other, None) if other in _FIELDS else None

@@ -1,6 +1,6 @@
-"""Requests whose completion must have a form: their grammars, how far each is in it, and the masks of their draws.
+"""Structured output: the grammars of requests, the state of each request in its grammar, and the masks of their draws.
 
-A grammar is compiled in a thread beside the step loop, while policies do not see its request, and kept for later ones.
+A grammar is compiled in a thread beside the step loop, while policies do not see its request, and cached.
 Legend: N requests, W int32 words of a mask.
 """
 
@@ -72,11 +72,11 @@ class Compiled:
 
 
 class Constraint:
-    """How far one request is in its grammar.
+    """The state of one request in its grammar.
 
     matcher: None until the grammar is compiled. fault: why the request has to end; a PluginFault if its back
     end failed.
-    end: the reason, once it is known that the request ends with its last token; nothing is drawn for it then.
+    end: the finish reason, once the request is known to end with its last token; no token is sampled for it then.
     """
 
     def __init__(self, wanted: StructuredOutputs, stop_ids: frozenset[int]) -> None:
@@ -233,7 +233,7 @@ class StructuredOutput:
         self._backend: GrammarBackend | None = None
         self._vocabulary: GrammarVocabulary | None = None
         self._num_known = 0
-        """Token ids up to the last one that the tokenizer knows."""
+        """Number of token ids up to the last id that the tokenizer knows."""
         self._making = threading.Lock()
         self._preparing: threading.Thread | None = None
 
@@ -287,7 +287,7 @@ class StructuredOutput:
         if key in self._cache:
             self._cache.move_to_end(key)
             if error := self._begin(constraint, self._cache[key]):
-                raise type(error)(str(error))  # a new one: the one in the cache is raised many times
+                raise type(error)(str(error))  # a new object, as the cached error is raised many times
             return True
         if key not in self._waiting:
             wanted, job = constraint.wanted, self._given_up.pop(key, None)
@@ -405,7 +405,7 @@ class StructuredOutput:
         return compiled
 
     def _give_up(self, key: Any, job: CompileJob) -> Compiled:
-        """What the requests of a compile hear that takes too long, or could not begin in time. See `_given_up`."""
+        """The error for the requests of a compile that takes too long, or could not begin in time. See `_given_up`."""
         self._given_up[key] = job
         if job.started_s is not None:
             return Compiled(error=self._too_slow(key))
@@ -487,7 +487,7 @@ class StructuredOutput:
             return 0
 
     def _fill_at_once(self, constraints: Sequence[Constraint | None], masks_NW: MaskArray) -> bool:
-        """Let the back end fill all rows in one call; returns False if it cannot, or failed for one of them."""
+        """Let the back end fill all rows in one call; returns False if it cannot, or failed in any row."""
         assert self._backend is not None
         if len(constraints) < 2 or not is_offered(self._backend.fill):
             return False
@@ -530,7 +530,7 @@ class _DoesNotFit(RequestError):
 
 
 class _Broken(Exception):
-    """What a back end returned in place of what its contract says."""
+    """A back end returned a value that breaks its contract."""
 
 
 def _having(method: str, found: Any, contract: type) -> Any:
