@@ -369,6 +369,22 @@ def test_drafters_see_the_hidden_states_of_every_token_that_counts_and_of_no_oth
         torch.testing.assert_close(normed_D, states[2][0, 4], rtol=1e-3, atol=1e-4)
 
 
+def test_drafters_see_no_hidden_states_of_steps_without_room_for_drafts(
+    tmp_path: Path, watching: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hookline.core.engine.speculation.DRAFT_TOKENS", (7,))
+    save_checkpoint(CONFIGS["llama"], tmp_path)
+    params = [SamplingParams(max_tokens=8 + 8 * (index < 3), ignore_eos=True) for index in range(4)]
+    options: dict[str, Any] = {"device": "cpu", "dtype": "float32", "engine": SMALL}
+    with LLM(model={"name": "llama", "checkpoint": str(tmp_path)}, drafter="watching", **options) as llm:
+        outputs = llm.generate(PROMPTS, params)
+    assert [len(output.token_ids) for output in outputs] == [16, 16, 16, 8]
+    seen = [sorted(watching.streams_of(id_, 0)) for id_ in range(4)]
+    assert not seen[3]
+    for prompt, places in zip(PROMPTS[:3], seen[:3], strict=True):
+        assert places and places == list(range(places[0], len(prompt) + 14)) and places[0] >= len(prompt) + 6
+
+
 def refused(cls: Any, config: Any, model: str, folder: Path, error: type[Exception], told: str) -> None:
     """Making the drafter says this, in one line. config: its dataclass."""
     fields = {name: value for name, value in vars(config).items() if value}

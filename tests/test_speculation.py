@@ -411,7 +411,7 @@ def test_steps_overlap_while_nothing_is_proposed(shared: _Shared) -> None:
 
 
 def test_steps_overlap_that_have_no_room_for_drafts(monkeypatch: pytest.MonkeyPatch, shared: _Shared) -> None:
-    monkeypatch.setattr("hookline.core.engine.step_loop.DRAFT_TOKENS", (7,))
+    monkeypatch.setattr("hookline.core.engine.speculation.DRAFT_TOKENS", (7,))
     llm = shared.llm("suffix", {"overlap": True})
     before = _counts(llm)
     outputs, _ = _answers(llm, {"temperature": 0.0})

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from hookline.core.contracts import ComputedRow, Drafter, DrafterSpec, DraftRow, Registrar, hookimpl
 
 API_VERSION = 2
@@ -42,6 +44,7 @@ class Watching(Drafter):
         if self.fails:
             raise RuntimeError("cannot look")
         for row in rows:
+            assert isinstance(row.states[0], Tensor) and row.states is rows[0].states
             for place in range(len(row.streams[0])):
                 assert row.start + place < len(row.tokens) - 1
                 SEEN[row.id, row.start + place] = {layer: one[place] for layer, one in row.streams.items()}

@@ -69,7 +69,13 @@ class RankParts:
         resolved, runner = self._resolved, self._runner(num_blocks)
         links, is_host = resolved.ranks.links, resolved.ranks.number == 0
         if links is None:
-            return Worker(runner, is_host=is_host, blaming=self._blaming, prepared=self._prepared)
+            return Worker(
+                runner,
+                is_host=is_host,
+                blaming=self._blaming,
+                prepared=self._prepared,
+                keeps_states=resolved.keeps_states,
+            )
         first_layers = stage_of(resolved.config, resolved.spec, 0).layers(resolved.spec.num_layers)
         return StageWorker(
             runner,

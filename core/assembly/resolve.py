@@ -37,7 +37,7 @@ from hookline.core.kv_cache.groups import CacheGroups, keeps_tokens
 from hookline.core.plugin.blame import breach
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.needs import Facts, choose_kernels, unmet, unmet_invariance
-from hookline.core.plugin.registry import Entry, Option
+from hookline.core.plugin.registry import LOCAL, Entry, Option
 from hookline.core.step.captured import (
     PromptShape,
     captured_prompt_tokens,
@@ -78,8 +78,14 @@ class ResolvedConfig:
 
     @property
     def taps(self) -> tuple[int, ...]:
-        """The layers after which each step copies the residual stream to the host, for observers or the drafter."""
+        """The layers whose residual stream each step has beside its draws, for observers or the drafter."""
         return self.config.engine.taps or self.drafter_layers
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether hidden states stay on the device: if they are for a drafter, in whose process rank 0 computes."""
+        engine = self.config.engine
+        return bool(self.drafter_layers) and engine.executor == LOCAL and engine.rank_0 == "here"
 
     @property
     def stage(self) -> Stage:

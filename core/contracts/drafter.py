@@ -140,19 +140,35 @@ class HeadAttention:
     kv_2NSKE: Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ComputedRow:
     """The T tokens of one request that a step computed, without wrong drafts.
 
     id, tokens: as in DraftRow; at least one of the tokens follows the computed ones. start: position of the first
-    computed token. streams: for each layer of `Drafter.reads_layers`, the residual stream after it (T, D) float32,
-    which the drafter may keep.
+    computed token. states: for each layer of `Drafter.reads_layers`, the residual stream after it of all tokens of the
+    step, float32, which the rows of a step share: torch tensors on the model's device where rank 0 computes in the
+    engine's process, else numpy arrays. first, count: the row's own tokens among them; count None: all from first on.
+    The drafter may keep all of them, and must not write to them.
     """
 
     id: int
     tokens: np.ndarray[Any, np.dtype[np.int32]]
     start: int
-    streams: Mapping[int, np.ndarray[Any, np.dtype[np.float32]]]
+    states: Mapping[int, Any]
+    first: int = 0
+    count: int | None = None
+
+    @property
+    def num_computed(self) -> int:
+        """T."""
+        return len(next(iter(self.states.values()))) - self.first if self.count is None else self.count
+
+    @property
+    def streams(self) -> Mapping[int, np.ndarray[Any, np.dtype[np.float32]]]:
+        """The row's own part of `states` on the host, (T, D) by layer; copying it from a GPU waits for that."""
+        end = self.first + self.num_computed
+        own = {layer: one[self.first : end] for layer, one in self.states.items()}
+        return {layer: one.cpu().numpy() if hasattr(one, "cpu") else one for layer, one in own.items()}
 
 
 @dataclass
@@ -167,14 +183,14 @@ class DraftCounts:
     pretended_length: float | None = None
     """The drafter's pretended_length; if it is set, `kept` does not measure how good the drafts are."""
 
-    def add(self, num_drafts: int, num_kept: int) -> None:
-        """Count the drafts of one row of a step."""
+    def add(self, num_drafts: int, num_kept: int, num_rows: int = 1) -> None:
+        """Count the drafts of a row of a step, or of several alike."""
         missing = num_drafts - len(self.drafted)
         self.drafted += [0] * missing
         self.kept += [0] * missing
         for place in range(num_drafts):
-            self.drafted[place] += 1
-            self.kept[place] += place < num_kept
+            self.drafted[place] += num_rows
+            self.kept[place] += num_rows * (place < num_kept)
 
     def skip(self, reason: str, count: int = 1) -> None:
         """Count decodes without drafts."""
@@ -226,7 +242,7 @@ class Drafter(Protocol):
     def reads_layers(cls, config: Any, spec: ModelSpec, config_of: Callable[[str], Mapping[str, Any]]) -> Sequence[int]:
         """The layers of the model whose residual stream `observe` gets; asked on every rank, before weights are loaded.
 
-        If there are any, each step copies the streams of its tokens to the host, and steps with prompts are no CUDA
+        If there are any, each step keeps the streams of its tokens, and steps with prompts are no CUDA graphs.
         graphs.
 
         config: as the constructor's. config_of: as DraftTarget's.
@@ -237,6 +253,8 @@ class Drafter(Protocol):
     @optional
     def observe(self, rows: Sequence[ComputedRow]) -> None:
         """A step that computed tokens of these requests was committed; called after each step, before `propose`.
+
+        Not called while so many requests run that a step has no room for drafts.
 
         The first row of a request that began with a cached prefix, or was preempted, may start behind position 0, and
         may repeat positions of earlier rows, with the same tokens.

@@ -104,7 +104,8 @@ class Committer:
             if launched.tapped is not None and launched.plan.computes:
                 layers = sorted(self._state.limits.taps)
                 states = TappedStates(*launched.tapped, {layer: result.apart[tapped_after(layer)] for layer in layers})
-                self._state.observers.notify("on_hidden_states", states=states)
+                if self._state.speculation is None:
+                    self._state.observers.notify("on_hidden_states", states=states)
             self._note_first_tokens(launched)
             if dispatched.reads:
                 keep_reads(self._queue.live, dispatched.reads, result.apart)
@@ -112,7 +113,7 @@ class Committer:
             self._keep(entries_N, step.tokens_N, step.is_over_N)
             num_kept = self._keep_drafts(step)
             if states is not None and self._state.speculation is not None:
-                self._state.speculation.show(self._queue.live, states)
+                self._state.speculation.show(self._queue.live, states, len(self._queue.running))
             if dispatched.ending:
                 self._finisher.finish_prompts(dispatched.ending)
             self._state.announce()
@@ -147,7 +148,7 @@ class Committer:
         table, dispatched, speculation = self._table, step.launched.dispatched, self._state.speculation
         if speculation is None:
             return 0
-        drawn = step.drawn.tokens
+        drawn_N, drawn = step.drawn.tokens, step.drawn.tokens.tolist() if dispatched.drafted else []
         first, going, total = dispatched.num_plain_draws, list[tuple[Request, int, int]](), 0
         num_kept = {row.request.id: 0 for row in dispatched.drafted}
         for row in dispatched.drafted:
@@ -170,7 +171,7 @@ class Committer:
             self._dispatcher.count_kept(entries_N)
             extras = {name: values_NW[draws_N] for name, values_NW in step.drawn.extras.items()}
             keep_extras(self._queue.live, sampled.ids_N, extras)
-            kept_N, tokens_N = table.commit(sampled, drawn[draws_N])
+            kept_N, tokens_N = table.commit(sampled, drawn_N[draws_N])
             self._keep(kept_N, tokens_N, self._advance_grammars(kept_N, tokens_N))
             total += len(going)
 

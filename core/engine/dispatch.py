@@ -59,16 +59,19 @@ class Dispatcher:
         num_tokens = len(plan.decode) + sum(length for _, _, length in draft.chunks)
         room = min(self._state.limits.plan.max_num_batched_tokens, DRAFT_TOKENS[-1]) - num_tokens
         rows = speculation.drafted(list(self._table.requests(plan.decode)), room)
-        for row in rows:
-            # The newest token counts as computed by now, and has its block.
+        entries, num_drafts = ints(row.request.entry for row in rows), ints(row.num_drafts for row in rows)
+        # The newest token counts as computed by now, and has its block.
+        num_computed = self._table.num_computed_tokens_S[entries] + num_drafts
+        for place in (num_computed > self._table.num_block_tokens_S[entries]).nonzero()[0].tolist():
+            row = rows[place]
             missing = cache.missing_blocks(row.request, row.num_drafts)
             if missing > cache.pool.num_free:
                 row.drop_drafts()
-                missing = 0
+                continue
             draft.table.extend(cache.allocate(row.request, missing))
         draft.add_drafted(rows)
         speculation.launched(rows)
-        return without(plan.decode, ints(row.request.entry for row in rows)) if rows else plan.decode
+        return without(plan.decode, entries) if rows else plan.decode
 
     def preempt(self, requests: Sequence[Request]) -> None:
         """Take rows and blocks from running requests and queue them again; full blocks stay in the prefix cache."""

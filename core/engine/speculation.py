@@ -10,6 +10,7 @@ tokens of the step and blocks that the policy's plan leaves free; policies do no
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,7 @@ from hookline.core.plugin.registry import PROCESSOR
 from hookline.core.requests.request import Request
 from hookline.core.requests.step_extensions import InstalledExtensions
 from hookline.core.requests.structured_output import StructuredOutput
-from hookline.core.util.arrays import IntArray, ints, no_ints
+from hookline.core.step.captured import DRAFT_TOKENS
 
 logger = logging.getLogger("hookline")
 MAX_PERIOD = 64
@@ -41,7 +42,7 @@ class DraftedRow:
 
     request: Request
     start: int
-    tokens: IntArray
+    tokens: list[int]
 
     @property
     def num_drafts(self) -> int:
@@ -52,11 +53,13 @@ class DraftedRow:
         """Compute the newest token alone."""
         self.tokens = self.tokens[:1]
 
-    def num_right(self, drawn: IntArray) -> int:
+    def num_right(self, drawn: Sequence[int]) -> int:
         """How many drafts, from the first on, are the tokens drawn at their positions. drawn: all 1 + k draws."""
-        # Behind a draft whose grammar failed no token is drawn (it is negative): the next step finds out again.
-        is_wrong = (drawn[:-1] != self.tokens[1:]) | (drawn[1:] < 0)
-        return int(is_wrong.argmax()) if is_wrong.any() else len(is_wrong)
+        for place in range(self.num_drafts):
+            # Behind a draft whose grammar failed no token is drawn (it is negative): the next step finds out again.
+            if drawn[place] != self.tokens[place + 1] or drawn[place + 1] < 0:
+                return place
+        return self.num_drafts
 
 
 @dataclass(slots=True)
@@ -123,10 +126,10 @@ class Speculation:
         asked = [(request, most) for request in requests if (most := self._most_drafts(request, room))]
         proposed = {request.id: drafts for (request, _), drafts in zip(asked, self._proposed(asked), strict=True)}
         for request in requests:
-            drafts = self._noted(request, proposed[request.id]) if request.id in proposed else no_ints()
-            if len(drafts) or request.id in self._chunked:
+            drafts = self._noted(request, proposed[request.id]) if request.id in proposed else []
+            if drafts or request.id in self._chunked:
                 start = request.num_tokens - 1
-                rows.append(DraftedRow(request, start, np.concatenate([request.tokens[start : start + 1], drafts])))
+                rows.append(DraftedRow(request, start, [request.tokens.item(start), *drafts]))
         return rows
 
     def skip_step(self, num_decodes: int) -> None:
@@ -134,13 +137,13 @@ class Speculation:
         self._step += 1
         self.counts.skip("overlap", num_decodes)
 
-    def awaits_tokens(self, requests: Collection[Request], most_tokens: int) -> bool:
+    def awaits_tokens(self, requests: Collection[Request]) -> bool:
         """Whether the next step needs the tokens of the step in flight: if requests may have drafts, or if the device
-        lacks their newest token. requests: all running ones. most_tokens: of a step with drafts.
+        lacks their newest token. requests: all running ones.
         """
         if self._chunked:
             return True
-        if 2 * len(requests) > most_tokens:
+        if not has_room(len(requests)):
             return False
         return any(
             self._refused(request) is None and not self._pauses_in(request, self._step + 1) for request in requests
@@ -151,7 +154,7 @@ class Speculation:
         for row in rows:
             (self._chunked.add if row.num_drafts else self._chunked.discard)(row.request.id)
 
-    def num_right(self, row: DraftedRow, drawn: IntArray) -> int:
+    def num_right(self, row: DraftedRow, drawn: Sequence[int]) -> int:
         """How many of a row's drafts are kept. drawn: all 1 + k draws."""
         if self._pretended is None or not row.num_drafts:
             return row.num_right(drawn)
@@ -164,8 +167,9 @@ class Speculation:
     def count_step(self, rows: Sequence[DraftedRow], num_kept: Mapping[int, int]) -> None:
         """Count the drafts of a step's rows. num_kept: how many were kept, by the request's id; empty without rows."""
         self.kept_ids = [id_ for id_, count in num_kept.items() for _ in range(count)]
-        for row in rows:
-            self.counts.add(row.num_drafts, num_kept[row.request.id])
+        counted = Counter((row.num_drafts, num_kept[row.request.id]) for row in rows)
+        for (num_drafts, kept), num_rows in counted.items():
+            self.counts.add(num_drafts, kept, num_rows)
 
     def adapt(self, row: DraftedRow, num_right: int) -> None:
         """Note how many drafts of a row, whose request is live, were right: its next steps have drafts or a pause."""
@@ -176,19 +180,20 @@ class Speculation:
             else:
                 pause.lengthen(self._step, MAX_PERIOD)
 
-    def show(self, live: Mapping[int, Request], states: TappedStates) -> None:
+    def show(self, live: Mapping[int, Request], states: TappedStates, num_running: int) -> None:
         """Give the drafter the hidden states of a committed step, except at the positions of wrong drafts."""
+        if not has_room(num_running) or not len(states.request_ids_T):
+            return
         ids_T, starts = states.request_ids_T, [0, *(np.flatnonzero(np.diff(states.request_ids_T)) + 1).tolist()]
-        rows = []
-        for first, end in zip(starts, [*starts[1:], len(ids_T)], strict=True):
-            request = live.get(int(ids_T[first])) if end > first else None
+        ids, positions, rows = ids_T[starts].tolist(), states.positions_T[starts].tolist(), []
+        for id_, start, first, end in zip(ids, positions, starts, [*starts[1:], len(ids_T)], strict=True):
+            request = live.get(id_)
             if request is None or not request.is_drawn_for or self._refused(request) is not None:
                 continue
-            start, known_L = int(states.positions_T[first]), _known_tokens(request)
-            end = min(end, first + len(known_L) - 1 - start)  # behind it are wrong drafts
-            if end > first:
-                streams = {layer: stream_TD[first:end] for layer, stream_TD in states.layers.items()}
-                rows.append(ComputedRow(request.id, known_L, start, streams))
+            known_L = _known_tokens(request)
+            count = min(end - first, len(known_L) - 1 - start)  # behind them are wrong drafts
+            if count > 0:
+                rows.append(ComputedRow(request.id, known_L, start, states.layers, first, count))
         try:
             self._drafter.observe(rows)
         except Exception as error:
@@ -224,15 +229,15 @@ class Speculation:
         self.counts.skip(reason)
         return 0
 
-    def _noted(self, request: Request, drafts: IntArray) -> IntArray:
+    def _noted(self, request: Request, drafts: list[int]) -> list[int]:
         """The drafts that are computed of those proposed; a request that has often none pauses."""
-        if request.constraint is not None and self._grammars is not None and len(drafts):
+        if request.constraint is not None and self._grammars is not None and drafts:
             drafts = drafts[: self._grammars.num_fitting(request.constraint, drafts)]
-        if not len(drafts):
+        if not drafts:
             self.counts.skip("no proposal")
         if self._adapts:
             pause = self._pauses.setdefault(request.id, _Pause())
-            pause.num_empty = 0 if len(drafts) else pause.num_empty + 1
+            pause.num_empty = 0 if drafts else pause.num_empty + 1
             if pause.num_empty > NUM_EMPTY:
                 pause.lengthen(self._step, max(MAX_PERIOD_EMPTY, pause.period))
         return drafts
@@ -256,7 +261,7 @@ class Speculation:
     def _used(self, bits: int) -> list[str]:
         return [kind for index, kind in enumerate(self._kinds) if bits >> index & 1]
 
-    def _proposed(self, asked: Sequence[tuple[Request, int]]) -> list[IntArray]:
+    def _proposed(self, asked: Sequence[tuple[Request, int]]) -> list[list[int]]:
         """The drafter's drafts for each of these (request, most drafts); empty where the drafter fails."""
         rows = [_draft_row(request, most) for request, most in asked]
         if not self._proposes_all:
@@ -279,11 +284,11 @@ class Speculation:
             self._blame(failure(self._name, "propose", error), error)
             return ()
 
-    def _checked(self, proposed: Any, most: int) -> IntArray:
-        """A proposal as an array; no drafts if it is none."""
+    def _checked(self, proposed: Any, most: int) -> list[int]:
+        """A proposal as a list; no drafts if it is none."""
         size = self._vocab_size
         if type(proposed) is list and len(proposed) <= most and all(type(t) is int and 0 <= t < size for t in proposed):
-            return np.array(proposed, dtype=np.int64)  # for few numbers, numpy's checks are slower
+            return proposed  # for few numbers, numpy's checks are slower
         try:
             drafts = np.asarray(proposed)
             is_sound = drafts.ndim == 1 and (not len(drafts) or drafts.dtype.kind in "iu") and len(drafts) <= most
@@ -293,8 +298,8 @@ class Speculation:
         if not is_sound:
             told = f"it proposed what is not at most {most} token ids from 0 to {size - 1}"
             self._blame(breach(self._name, "propose", told), None)
-            return no_ints()
-        return ints(drafts)
+            return []
+        return [int(token) for token in drafts]
 
     def _blame(self, told: str, error: Exception | None) -> None:
         """Name the drafter in the log, once."""
@@ -303,6 +308,11 @@ class Speculation:
             logger.warning("%s; the requests go on without its drafts, and their tokens stay the same", told)
             if error is not None:
                 show_traceback(error)
+
+
+def has_room(num_running: int) -> bool:
+    """Whether a step of so many requests has room for a draft of each."""
+    return 2 * num_running <= DRAFT_TOKENS[-1]
 
 
 def _draft_row(request: Request, num_drafts: int) -> DraftRow:

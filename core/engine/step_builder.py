@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -222,14 +223,13 @@ class StepWriter:
             sampled = np.concatenate([decode, chunked[sampled_chunks]])
         draws, ahead, masked_ids_N = sampled, np.zeros_like(sampled), no_ints()
         if draft.drafted:
-            entries = ints(row.request.entry for row in draft.drafted)
-            add_drafts(sections, draft.drafted, len(chunks))
-            computing, sampled = np.concatenate([computing, entries]), np.concatenate([sampled, entries])
+            entries, num_plain = ints(row.request.entry for row in draft.drafted), len(sampled)
             lengths = ints(len(row.tokens) for row in draft.drafted)
-            draws = np.concatenate([sampled[: len(sampled) - len(entries)], entries.repeat(lengths)])
-            ahead = np.concatenate(
-                [np.zeros(len(sampled) - len(entries), dtype=np.int64), *(np.arange(length) for length in lengths)]
-            )
+            add_drafts(sections, draft.drafted, lengths, table.row_S[entries], len(chunks))
+            computing, sampled = np.concatenate([computing, entries]), np.concatenate([sampled, entries])
+            draws = np.concatenate([sampled[:num_plain], entries.repeat(lengths)])
+            ahead = np.zeros(len(draws), dtype=np.int64)
+            ahead[num_plain:] = np.arange(len(draws) - num_plain) - (lengths.cumsum() - lengths).repeat(lengths)
         sections |= self.forbidden_tokens(draws, ahead)
         if table.num_constrained:
             sections["masked_draws"] = np.flatnonzero(table.is_constrained_S[draws])
@@ -316,14 +316,18 @@ def prompt_chunks(chunks: Sequence[Chunk]) -> Sections:
     }
 
 
-def add_drafts(sections: Sections, drafted: Sequence[DraftedRow], num_chunks: int) -> None:
-    """Put rows with drafts behind a step's prompt chunks: each is a chunk with a draw after each of its tokens."""
-    lengths = ints(len(row.tokens) for row in drafted)
+def add_drafts(
+    sections: Sections, drafted: Sequence[DraftedRow], lengths: IntArray, rows: IntArray, num_chunks: int
+) -> None:
+    """Put rows with drafts behind a step's prompt chunks: each is a chunk with a draw after each of its tokens.
+
+    lengths: tokens of each. rows: of the request table.
+    """
     added = {
-        "chunk_rows": ints(row.request.row for row in drafted),
+        "chunk_rows": rows,
         "chunk_starts": ints(row.start for row in drafted),
         "chunk_lens": lengths,
-        "token_ids_T": np.concatenate([row.tokens for row in drafted]),
+        "token_ids_T": ints(chain.from_iterable(row.tokens for row in drafted)),
         "sampled_chunks": np.arange(num_chunks, num_chunks + len(drafted)).repeat(lengths),
     }
     for name, values in added.items():

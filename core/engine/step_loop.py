@@ -13,7 +13,6 @@ from hookline.core.engine.state import EngineState
 from hookline.core.engine.step_builder import tokens_of
 from hookline.core.errors import LostStep, PlanError, PluginError, RequestFault, show_traceback
 from hookline.core.outputs import FinishReason
-from hookline.core.step.captured import DRAFT_TOKENS
 
 
 class StepLoop:
@@ -117,7 +116,7 @@ class StepLoop:
         speculation = self._state.speculation
         if speculation is None or not self._state.limits.overlap:
             return self._state.limits.overlap
-        return not speculation.awaits_tokens(self._queue.running.values(), DRAFT_TOKENS[-1])
+        return not speculation.awaits_tokens(self._queue.running.values())
 
     def _give_up(self) -> None:
         """Tell the policy that its newest plan is not carried out."""

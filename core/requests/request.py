@@ -98,6 +98,7 @@ class Request:
         "fault",
         "first_token_s",
         "group_blocks",
+        "id",
         "match",
         "max_tokens",
         "num_cached_tokens",
@@ -124,7 +125,6 @@ class Request:
         "watcher",
     )
 
-    id = _Count()
     row = _Count()
     """Row of the request table on the device; -1 without one."""
     num_tokens = _Count()
@@ -173,7 +173,7 @@ class Request:
     ) -> None:
         self.counts: IntArray = np.zeros(len(COUNTS), dtype=np.int64)
         self.entry = -1
-        self.id = id
+        self.counts[COUNTS.index("id")] = self.id = id  # it never changes, and steps ask for it often
         self.prompt = prompt
         self.params = params
         self.arrival_s = arrival_s

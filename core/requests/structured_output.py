@@ -27,7 +27,7 @@ from hookline.core.request_options import NO_TAGS
 from hookline.core.requests.compile_pool import CompileJob, CompilePool
 from hookline.core.requests.end_text import EndText
 from hookline.core.structured_outputs import StructuredOutputs
-from hookline.core.util.arrays import IntArray, MaskArray, num_mask_words
+from hookline.core.util.arrays import MaskArray, num_mask_words
 from hookline.core.util.raising import raised_by
 
 COMPILE_S = 2.0
@@ -463,7 +463,7 @@ class StructuredOutput:
                 empty.fail(self._fault_in("fill", empty, _DoesNotFit("no token fits here")))
         return any(one.fault is not None for _, one in going_on)
 
-    def fill_behind(self, constraint: Constraint | None, drafts: IntArray, masks_KW: MaskArray) -> bool:
+    def fill_behind(self, constraint: Constraint | None, drafts: Sequence[int], masks_KW: MaskArray) -> bool:
         """`fill` for a request with drafts: its next mask, and those behind each of its drafts; K - 1 drafts.
 
         No token is allowed behind drafts that do not fit.
@@ -476,10 +476,10 @@ class StructuredOutput:
             has_fault = constraint.fault is not None
         return has_fault
 
-    def num_fitting(self, constraint: Constraint, drafts: IntArray, masks_KW: MaskArray | None = None) -> int:
+    def num_fitting(self, constraint: Constraint, drafts: Sequence[int], masks_KW: MaskArray | None = None) -> int:
         """`Constraint.look_ahead`; 0 after an error of a plugin, with which the request ends at its next mask."""
         try:
-            return constraint.look_ahead(drafts.tolist(), masks_KW)
+            return constraint.look_ahead(drafts, masks_KW)
         except PASSES:
             raise
         except BaseException as error:

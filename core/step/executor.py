@@ -20,15 +20,15 @@ class StepResult:
     extras: further arrays with numbers for each draw, by the name of the step extension that computed them, or
     DRAW_SCORES.
     apart: float32 arrays that belong to no draw, by name: `read_by` a reader of prompts, its rows (P, F) in the chunks'
-    order; `tapped_after` a layer of engine.taps, the hidden states (T, D) of the step's decodes, then of its chunks'
-    tokens.
+    order; `tapped_after` a layer of engine.taps or of the drafter, the hidden states (T, D) of the step's decodes, then
+    of its chunks' tokens. Those for a drafter are torch tensors on the device of rank 0 if that is in this process.
     extension_seconds: (X, 2) float64, the index of each step extension that was timed on the device and its seconds;
     None if none was.
     """
 
     tokens: IntArray
     extras: Mapping[str, Array] = field(default_factory=dict)
-    apart: Mapping[str, Array] = field(default_factory=dict)
+    apart: Mapping[str, Any] = field(default_factory=dict)
     extension_seconds: Array | None = None
 
 

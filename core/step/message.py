@@ -135,6 +135,11 @@ class Step:
         return len(chunks) > 1 and bool((chunks[1:] == chunks[:-1]).any())
 
     @property
+    def changes_table(self) -> bool:
+        """Whether the request table on the device learns of requests, states, blocks or prefixes by it."""
+        return any(len(one) for one in (self.admit_rows, self.restored_rows, self.table_rows, self.shared_rows))
+
+    @property
     def brings_to_extensions(self) -> bool:
         """Whether it has arguments or tokens for step extensions, which they must have before it is computed."""
         return len(self.extension_rows) > 0 or len(self.known_rows) > 0 or (self.extensions != 0 and self.has_drafts)

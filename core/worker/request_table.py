@@ -7,8 +7,9 @@ Legend: R rows of the table, B requests of a step, D of them decoding, T tokens,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -70,11 +71,21 @@ class RequestTable:
         """Of the last step that only decoded: decode_rows, masked_draws, and the sections on the device."""
 
     def receive(self, step: Step) -> DeviceStep:
-        """Copy a step to the device in one transfer and write its admissions and blocks into the table."""
+        """Write a step's admissions and blocks into the table; its sections go to the device in one transfer."""
         lengths = [len(getattr(step, name)) for name in SECTIONS]
         if sum(lengths) == len(step.decode_rows) + len(step.masked_draws):
-            return DeviceStep(step, self._decodes(step, lengths))
-        views = Sections(on_device(pack(step), self.device), lengths)
+            return DeviceStep(step, partial(self._decodes, step, lengths))
+        device_step = DeviceStep(step, partial(self._sent, step, lengths))
+        if step.changes_table:
+            self._change(device_step)
+        return device_step
+
+    def _sent(self, step: Step, lengths: Sequence[int]) -> Sections:
+        return Sections(on_device(pack(step), self.device), lengths)
+
+    def _change(self, device_step: DeviceStep) -> None:
+        """Write what a step brings into the table."""
+        step, views = device_step.step, device_step.views
         if len(step.admit_rows):
             self.seed_R[views["admit_rows"]] = views["admit_seeds"]
             self.temperature_R[views["admit_rows"]] = views["admit_temperatures"].to(torch.int32).view(torch.float32)
@@ -88,7 +99,6 @@ class RequestTable:
         if len(step.shared_rows):
             self.shared_len_R.zero_()
             self.shared_len_R[views["shared_rows"]] = step.shared_len
-        return DeviceStep(step, views)
 
     def save_states(self, step: Step) -> None:
         """Copy the states that a computed step leaves into the slots that it names. Device: no host sync."""
@@ -99,7 +109,7 @@ class RequestTable:
         """The sections of a step that only decodes: mostly the rows of the step before, which are on the device."""
         decode_rows, masked_draws, views = self._decoded
         if not (np.array_equal(step.decode_rows, decode_rows) and np.array_equal(step.masked_draws, masked_draws)):
-            views = Sections(on_device(pack(step), self.device), lengths)
+            views = self._sent(step, lengths)
             self._decoded = step.decode_rows.copy(), step.masked_draws.copy(), views
         return views
 
@@ -294,10 +304,15 @@ class LayerStates:
 
 @dataclass(frozen=True)
 class DeviceStep:
-    """A step, and its sections on the device."""
+    """A step. send: copies its sections to the device, when they are first asked for: graphs need not all of them."""
 
     step: Step
-    views: Any
+    send: Callable[[], Sections]
+
+    @cached_property
+    def views(self) -> Any:
+        """The sections on the device."""
+        return self.send()
 
 
 @dataclass(frozen=True)

@@ -58,12 +58,13 @@ class Handle:
     """A launched step.
 
     tokens: None while its draws wait for masks, and on ranks whose results nobody collects. apart: see StepResult.
-    extras: what its draws needed. calls: of methods of step extensions that were timed,
-    see CallClock.
+    kept: the part of it that stays on the device. extras: what its draws needed. calls: of methods of step extensions
+    that were timed, see CallClock.
     """
 
     tokens: Rows | None
     apart: Mapping[str, Rows] = field(default_factory=dict)
+    kept: Mapping[str, Tensor] = field(default_factory=dict)
     extras: Extras = PLAIN
     calls: list[Any] = field(default_factory=list)
 
@@ -73,7 +74,8 @@ class Worker(RankWorker):
 
     is_host: whether this rank's host collects the results. blaming: says of a step's error which plugin's code failed;
     None: nobody's.
-    prepared: kinds of draws to make ready before the first step, besides plain ones.
+    prepared: kinds of draws to make ready before the first step, besides plain ones. keeps_states: whether the hidden
+    states of each step stay on the device, for a drafter in this process.
     """
 
     def __init__(
@@ -83,8 +85,10 @@ class Worker(RankWorker):
         is_host: bool = True,
         blaming: Blaming | None = None,
         prepared: Sequence[Extras] = (),
+        keeps_states: bool = False,
     ) -> None:
         self.runner, self.table, self.is_host = runner, runner.table, is_host
+        self._kept_names = frozenset(runner.apart) if keeps_states else frozenset[str]()
         self.prepared = prepared
         self.blaming = blaming
         self._checked: set[tuple[object, ...]] = set()
@@ -102,6 +106,8 @@ class Worker(RankWorker):
         """The step launched last, if its draws wait for masks."""
         self._apart: Mapping[str, Rows] = {}
         """What the step computed last has apart from its draws, on the way to the host."""
+        self._on_device: Mapping[str, Tensor] = {}
+        """What of it stays on the device."""
 
     @property
     def progress(self) -> int:
@@ -237,13 +243,13 @@ class Worker(RankWorker):
         """
         if self.failure is not None:
             raise EngineError(self.failure)
-        self._waiting, self._apart = None, {}
+        self._waiting, self._apart, self._on_device = None, {}, {}
         with self._telling(step):
             results_N = self._compute(step)
             self.table.save_states(step)
         extras = self._extras(step)
         calls = self._timed_calls() if step.extensions else []
-        return Handle(self._sent(results_N), self._apart, extras, calls)
+        return Handle(self._sent(results_N), self._apart, self._on_device, extras, calls)
 
     def _timed_calls(self) -> list[Any]:
         """The calls of extensions' methods that were timed since the last time."""
@@ -402,7 +408,7 @@ class Worker(RankWorker):
             results_N = graphs.launch(rows_D, step.decode_rows, extras, is_shared=step.shared_len > 0)
         elif extras == PLAIN and not len(step.mask_rows) and (laid_out := self._laid_out(step)):
             results_N = laid_out[0].launch(step, laid_out[1])
-            self._send_apart(laid_out[0].apart(step.num_tokens))
+            self._send_apart(laid_out[0].apart(step.num_tokens), are_rooms=True)
         else:
             return None
         self.table.mirror(step)
@@ -422,13 +428,18 @@ class Worker(RankWorker):
         if laid_out is None:
             return None
         replayed = laid_out[0].launch_layers(step, laid_out[1])
-        self._send_apart(laid_out[0].apart(step.num_tokens))
+        self._send_apart(laid_out[0].apart(step.num_tokens), are_rooms=True)
         return replayed
 
-    def _send_apart(self, rows: DeviceRows) -> None:
-        """Start copying to the host what a step has apart from its draws, by name."""
+    def _send_apart(self, rows: DeviceRows, *, are_rooms: bool = False) -> None:
+        """Start copying to the host what a step has apart from its draws, by name, but for what stays on the device.
+
+        are_rooms: whether the next step writes over them.
+        """
         if self.is_host:
-            self._apart = {name: send_apart(one) for name, one in rows.items()}
+            kept = {name: one for name, one in rows.items() if name in self._kept_names}
+            self._on_device = {name: one.clone() for name, one in kept.items()} if are_rooms else kept
+            self._apart = {name: send_apart(one) for name, one in rows.items() if name not in kept}
 
     def _laid_out(self, step: Step) -> tuple[LaidOutGraphs[Any], Any] | None:
         """The graphs with prompts or drafts that hold a step, and its shape; None if none do."""
@@ -516,7 +527,7 @@ class Worker(RankWorker):
         tokens, extras = self.runner.split(handle.tokens.wait(), handle.extras)
         seconds_X2 = self.runner.call_seconds(handle.calls) if handle.extras.extensions else None
         apart = {name: rows.wait().view(np.float32) for name, rows in handle.apart.items()}
-        return StepResult(tokens, extras, apart, seconds_X2)
+        return StepResult(tokens, extras, {**apart, **handle.kept}, seconds_X2)
 
     def has_arrived(self, handle: Handle) -> bool:
         """See RankWorker."""

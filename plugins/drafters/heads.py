@@ -3,9 +3,9 @@
 After each step the entries of its tokens are computed, and before a step with drafts k drafts for each request: where
 the engine captures CUDA graphs, by one graph, or by two where there are more entries than drafts. In a graph each entry
 is a row of its own, as the tokens of captured steps with drafts are; entries of long prompts are computed eagerly, a
-request's as one row. Hidden states
-come by way of the host. Where some are missing, of a prompt's beginning that the prefix cache has, the head attends to
-what it saw: drafts may be worse, tokens stay the same.
+request's as one row. Hidden states stay on the device where rank 0 computes in this process, else they come by way of
+the host. Where some are missing, of a prompt's beginning that the prefix cache has, the head attends to what it saw:
+drafts may be worse, tokens stay the same.
 Legend: T entries, N requests, B rows of a batch, S streams, D hidden of the model, H hidden of the head, V vocabulary,
 C tokens that are looked at, R rows of requests.
 """
@@ -13,6 +13,7 @@ C tokens that are looked at, R rows of requests.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -49,8 +50,8 @@ LEAST_JOINED = 32
 """Entries that graphs of drafts have room for, besides one or two of each request: as many as cost nothing."""
 Graph = tuple[Callable[[], None], Tensor, Tensor]
 """A call that replays it, its input and what it writes."""
-Streams = Sequence[Sequence[np.ndarray[Any, np.dtype[np.float32]]]]
-"""The streams of each request by layer, (T, D)."""
+_Asked = tuple[ComputedRow, HeadSequence, int, int]
+"""A request whose entries are wanted from one position to before another."""
 
 
 class PagedHeadAttention:
@@ -105,11 +106,11 @@ class HeadDrafter(Drafter):
         self._entry_graphs: dict[int, Graph] = {}
         self._draft_graphs: dict[bool, dict[int, Graph]] = {False: {}, True: {}}
         """By whether they truncate. They compute entries before, see `_num_joined`."""
-        self._pending: tuple[np.ndarray[Any, np.dtype[np.int64]], Streams, set[int]] | None = None
+        self._pending: tuple[np.ndarray[Any, np.dtype[np.int64]], set[int]] | None = None
         """The entries of the last step if a graph has room for them, and their requests; not computed yet."""
         if target.captures:
-            shape = MOST_SINGLE, num_streams, target.spec.hidden_size
-            self._streams_TSD = torch.zeros(shape, dtype=torch.float32, device=self._device)
+            shape = num_streams, MOST_SINGLE, target.spec.hidden_size
+            self._streams_STD = torch.zeros(shape, dtype=torch.float32, device=self._device)
             self._capture(spec.max_num_seqs)
             self._warm_up()
 
@@ -117,10 +118,10 @@ class HeadDrafter(Drafter):
     def observe(self, rows: Sequence[ComputedRow]) -> None:
         """See Drafter: an entry for each computed token, as the token behind it is known."""
         self._compute_pending()
-        asked, needed = [], {row.id for row in rows}
+        asked, needed = list[_Asked](), {row.id for row in rows}
         for row in rows:
             known = self._cache.get(row.id)
-            end = row.start + len(next(iter(row.streams.values())))
+            end = row.start + row.num_computed
             first = max(row.start, 0 if known is None else known.end)  # those before are there, as after a preemption
             if first >= end:
                 continue
@@ -132,21 +133,17 @@ class HeadDrafter(Drafter):
         if not asked:
             return
         self._cache.send()
-        entries = np.concatenate([_entries(*one, self._cache.padding_row) for one in asked], axis=1)
-        layers = sorted(asked[0][0].streams)
-        streams = [[row.streams[layer][first - row.start :] for layer in layers] for row, _, first, _ in asked]
+        entries = _entries(asked, self._cache.padding_row)
         for _, sequence, first, end in asked:
             sequence.length, sequence.end = sequence.length + end - first, end
+        streams_STD = self._gathered(asked, entries.shape[1])
         if entries.shape[1] > MOST_SINGLE:
-            streams_TSD = self._stacked(streams, entries.shape[1]).to(self._device, non_blocking=True)
-            self._compute(on_device(entries, self._device), streams_TSD, self._ragged(entries))
-            return
-        if self._entry_graphs:
-            self._pending = entries, streams, needed
+            self._compute(on_device(entries, self._device), streams_STD, self._ragged(entries))
+        elif self._entry_graphs:
+            self._pending = entries, needed
         else:
             inputs_5T = on_device(entries, self._device)
-            streams_TSD = self._stacked(streams, entries.shape[1]).to(self._device)
-            self._compute(inputs_5T, streams_TSD, self._single(inputs_5T[:4].unbind(), entries[2] + 1))
+            self._compute(inputs_5T, streams_STD, self._single(inputs_5T[:4].unbind(), entries[2] + 1))
 
     def propose(self, row: DraftRow) -> Sequence[int]:
         """See Drafter."""
@@ -158,7 +155,7 @@ class HeadDrafter(Drafter):
         found: list[list[int]] = [[] for _ in rows]
         going, needed = [], {row.id for row in rows}
         if self._pending is not None:
-            needed |= self._pending[2]
+            needed |= self._pending[1]
         for drafts, row in zip(found, rows, strict=True):
             known = self._cache.get(row.id)
             if known is not None and known.end == len(row.tokens) - 1:
@@ -191,7 +188,7 @@ class HeadDrafter(Drafter):
 
     def forget(self, id: int) -> None:
         """See Drafter."""
-        if self._pending is not None and id in self._pending[2]:
+        if self._pending is not None and id in self._pending[1]:
             self._compute_pending()  # while its row and its blocks are nobody else's
         self._cache.forget(id)
 
@@ -208,11 +205,10 @@ class HeadDrafter(Drafter):
         """Compute the entries that wait for a graph."""
         if self._pending is None:
             return
-        entries, streams, _ = self._pending
+        entries, self._pending = self._pending[0], None
         size = _fitting(self._entry_graphs, entries.shape[1])
         assert size is not None, "there are graphs for all entries that wait"
         replay, inputs_5T, _ = self._entry_graphs[size]
-        self._send_pending(streams, entries.shape[1])
         inputs_5T.copy_(self._padded((entries, size)).view(5, size), non_blocking=True)
         replay()
 
@@ -224,29 +220,42 @@ class HeadDrafter(Drafter):
             if self._pending[0].shape[1] > num_joined:
                 self._compute_pending()
             else:
-                entries, streams, _ = self._pending
-                self._send_pending(streams, entries.shape[1])
+                entries, self._pending = self._pending[0], None
         inputs_X.copy_(self._padded((asked, size), (entries, num_joined)), non_blocking=True)
         replay()
         return drawn_KN[:, : asked.shape[1]]
 
-    def _send_pending(self, streams: Streams, num_entries: int) -> None:
-        """Copy the streams of entries to where graphs read them; a graph that computes these is then replayed."""
-        self._streams_TSD[:num_entries].copy_(self._stacked(streams, num_entries), non_blocking=True)
-        self._pending = None
+    def _gathered(self, asked: Sequence[_Asked], num_entries: int) -> Tensor:
+        """The streams of these entries (S, T, D) on the device: where graphs read them, if graphs compute so many."""
+        layers, start = sorted(asked[0][0].states), 0
+        if self._entry_graphs and num_entries <= MOST_SINGLE:
+            streams_STD = self._streams_STD[:, :num_entries]
+        else:
+            shape = len(layers), num_entries, self._target.spec.hidden_size
+            streams_STD = torch.empty(shape, dtype=torch.float32, device=self._device)
+        for _, rows in groupby(asked, lambda one: id(one[0].states)):  # those of a step share its states
+            alike = list(rows)
+            firsts = [row.first + first - row.start for row, _, first, _ in alike]
+            places = on_device(_spans(firsts, alike), self._device)
+            end = start + len(places)
+            for place, layer in enumerate(layers):
+                stream_TD = torch.as_tensor(alike[0][0].states[layer]).to(self._device)
+                torch.index_select(stream_TD, 0, places, out=streams_STD[place, start:end])
+            start = end
+        return streams_STD
 
     def _num_joined(self, num_requests: int) -> int:
         """Entries that the graph of drafts for so many requests has room for: all of a few, else the usual number."""
         return min(num_requests * (1 + self.k), max(LEAST_JOINED, 2 * num_requests))
 
-    def _compute(self, inputs_5T: Tensor, streams_TSD: Tensor, batch: Batch) -> Tensor:
+    def _compute(self, inputs_5T: Tensor, streams_STD: Tensor, batch: Batch) -> Tensor:
         """Compute entries, and keep the hidden states of the last ones by their rows. Returns those of all.
 
         inputs_5T: token behind it, position, number, row of the table, row to keep the hidden state in. Device:
         graph-safe with a batch that is.
         """
         tokens_T, positions_T, _, _, kept_T = inputs_5T
-        hidden_TH = self.head.combine(list(streams_TSD.to(self._hidden_RH.dtype).unbind(1)))
+        hidden_TH = self.head.combine(list(streams_STD.to(self._hidden_RH.dtype)))
         hidden_TH = self.head.forward(tokens_T, positions_T, hidden_TH, PagedHeadAttention(self._attention, batch))
         self._hidden_RH[kept_T] = hidden_TH
         return hidden_TH
@@ -323,17 +332,6 @@ class HeadDrafter(Drafter):
             context_lens_host=lens,
         )
 
-    def _stacked(self, streams: Streams, num_entries: int) -> Tensor:
-        """Streams as a tensor on the host: (T, S, D) float32."""
-        shape = num_entries, len(streams[0]), streams[0][0].shape[1]
-        stacked = torch.empty(shape, dtype=torch.float32, pin_memory=self._device.type == "cuda")
-        array, first = stacked.numpy(), 0
-        for layers in streams:
-            for place, stream_TD in enumerate(layers):
-                array[first : first + len(stream_TD), place] = stream_TD
-            first += len(layers[0])
-        return stacked
-
     def _padded(self, *parts: tuple[np.ndarray[Any, Any], int]) -> Tensor:
         """Inputs with columns for no request up to these sizes, one after the other in memory to copy from."""
         num_numbers = sum(len(inputs) * size for inputs, size in parts)
@@ -359,7 +357,7 @@ class HeadDrafter(Drafter):
 
             def _entries_of(inputs_5T: Tensor = inputs_5T) -> Tensor:
                 batch = self._single(inputs_5T[:4].unbind(), None)
-                return self._compute(inputs_5T, self._streams_TSD[: inputs_5T.shape[1]], batch)
+                return self._compute(inputs_5T, self._streams_STD[:, : inputs_5T.shape[1]], batch)
 
             replay, written = self._target.capture(_entries_of)
             self._entry_graphs[size] = replay, inputs_5T, written
@@ -372,7 +370,7 @@ class HeadDrafter(Drafter):
                 def _drafts_of(inputs_X: Tensor = inputs_X, size: int = size, truncates: bool = truncates) -> Tensor:
                     inputs_5T = inputs_X[8 * size :].view(5, -1)
                     batch = self._single(inputs_5T[:4].unbind(), None)
-                    self._compute(inputs_5T, self._streams_TSD[: inputs_5T.shape[1]], batch)
+                    self._compute(inputs_5T, self._streams_STD[:, : inputs_5T.shape[1]], batch)
                     return self._draw(inputs_X[: 8 * size].view(8, size), truncates)
 
                 replay, written = self._target.capture(_drafts_of)
@@ -392,8 +390,8 @@ class HeadDrafter(Drafter):
                 entries = self._padding(5).repeat(count, 1)
                 entries[1] = entries[2] = np.arange(count) % context
                 entries[1] = entries[1].clip(max=self._last_position)
-                streams_TSD = self._streams_TSD.new_zeros(count, *self._streams_TSD.shape[1:])
-                self._compute(on_device(entries, self._device), streams_TSD, self._ragged(entries))
+                streams_STD = self._streams_STD.new_zeros(len(self._streams_STD), count, self._streams_STD.shape[2])
+                self._compute(on_device(entries, self._device), streams_STD, self._ragged(entries))
 
 
 def truncated(logits_NV: Tensor, temperature_N: Tensor, top_k_N: Tensor, top_p_N: Tensor, min_p_N: Tensor) -> Tensor:
@@ -424,18 +422,25 @@ def _fitting(graphs: Collection[int], count: int) -> int | None:
     return min((size for size in graphs if size >= count), default=None)
 
 
-def _entries(
-    row: ComputedRow, sequence: HeadSequence, first: int, end: int, padding_row: int
-) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """The entries of a request's positions from `first` to before `end`, as `HeadDrafter._compute` reads them."""
-    inputs = np.empty((5, end - first), dtype=np.int64)
-    inputs[0] = row.tokens[first + 1 : end + 1]
-    inputs[1] = np.arange(first, end)
-    inputs[2] = np.arange(sequence.length, sequence.length + end - first)
-    inputs[3] = sequence.row
+def _entries(asked: Sequence[_Asked], padding_row: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The entries of requests' positions, as `HeadDrafter._compute` reads them."""
+    counts = [end - first for _, _, first, end in asked]
+    inputs = np.empty((5, sum(counts)), dtype=np.int64)
+    np.concatenate([row.tokens[first + 1 : end + 1] for row, _, first, end in asked], out=inputs[0])
+    inputs[1] = _spans([first for _, _, first, _ in asked], asked)
+    inputs[2] = _spans([sequence.length for _, sequence, _, _ in asked], asked)
+    inputs[3] = np.repeat([sequence.row for _, sequence, _, _ in asked], counts)
     inputs[4] = padding_row
-    inputs[4, -1] = sequence.row
+    inputs[4, np.cumsum(counts) - 1] = inputs[3, np.cumsum(counts) - 1]
     return inputs
+
+
+def _spans(starts: Sequence[int], asked: Sequence[_Asked]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """For each request, whole numbers from its start on, as many as it has entries."""
+    counts = np.array([end - first for _, _, first, end in asked])
+    spans: np.ndarray[Any, np.dtype[np.int64]] = np.repeat(starts - np.cumsum(counts) + counts, counts)
+    spans += np.arange(len(spans))
+    return spans
 
 
 def _request(row: DraftRow, sequence: HeadSequence) -> np.ndarray[Any, np.dtype[np.int64]]:

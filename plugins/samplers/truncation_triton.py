@@ -2,10 +2,12 @@
 
 The largest logits of groups of 256 tokens bound the k-th largest logit of all from below, and the largest of all bounds
 what top_p can be about. What reaches the bound is gathered, and one program a row finds the threshold among it by
-bisection; a row with too many candidates is read as a whole instead, once per bit. Sums are of whole numbers, so their
-order does not matter: a row's result depends on that row alone, and is always the same.
-Legend: N rows, V vocabulary, C candidates of a row, G groups of a row. Keys are float32 bits turned so that they order
-as the floats do.
+bisection. Of a row with too many candidates all tokens' weights are summed by the first bits of how far their keys are
+below the largest one, then those of one such part by the next bits, and so on: three passes of many programs. Such a
+row with a top_k is read as a whole by one program, once per bit. Sums are of whole numbers, so their order does not
+matter: a row's result depends on that row alone, and is always the same.
+Legend: N rows, V vocabulary, C candidates of a row, G groups of a row, X sums of a row. Keys are float32 bits turned so
+that they order as the floats do.
 """
 
 from __future__ import annotations
@@ -21,6 +23,11 @@ GROUPS = 16
 """Groups of one program's tokens."""
 NUM_CANDIDATES = 2048
 """Most candidates of a row that are kept."""
+NUM_PARTS = tl.constexpr(2048)
+"""Parts of a pass."""
+BITS = tl.constexpr(11)
+"""Bits of a distance, which has 32, that a pass looks at."""
+NUM_PASSES = tl.constexpr(3)
 BLOCK = 8192
 """Tokens that a program reads at a time where it reads a whole row."""
 OF_ROWS = ("temperatures", "top_ks", "top_ps", "min_ps", "largest", "bounds", "totals", "num_found", "thresholds")
@@ -81,8 +88,21 @@ def _survey(
 
 
 @triton.jit(do_not_specialize_on_alignment=OF_ROWS)
-def _bound(top_ks, top_ps, min_ps, groups, largest, bounds, num_tokens, num_groups, ALL_GROUPS: tl.constexpr):
-    """The key that candidates reach, and the row's largest key."""
+def _bound(
+    top_ks,
+    top_ps,
+    min_ps,
+    groups,
+    largest,
+    bounds,
+    totals,
+    num_found,
+    sums,
+    num_tokens,
+    num_groups,
+    ALL_GROUPS: tl.constexpr,
+):
+    """The key that candidates reach, and the row's largest key; zeros for what is summed."""
     row = tl.program_id(0).to(tl.int64)
     top_k = tl.load(top_ks + row)
     top_p = tl.load(top_ps + row)
@@ -106,6 +126,12 @@ def _bound(top_ks, top_ps, min_ps, groups, largest, bounds, num_tokens, num_grou
             low = _key(value).to(tl.int64)
         tl.store(largest + row, best)
         tl.store(bounds + row, low)
+        tl.store(totals + row, 0)
+        tl.store(num_found + row, 0)
+        if (top_p < 1) & (top_k <= 0):
+            for part in tl.static_range(NUM_PASSES):
+                at = sums + (row * NUM_PASSES + part) * NUM_PARTS + tl.arange(0, NUM_PARTS)
+                tl.store(at, tl.zeros((NUM_PARTS,), tl.int64))
 
 
 @triton.jit(do_not_specialize_on_alignment=OF_ROWS)
@@ -143,6 +169,55 @@ def _gather(
             first = tl.atomic_add(num_found + row, count.to(tl.int64), sem="relaxed")
             place = first + tl.cumsum(is_candidate.to(tl.int32), 0) - 1
             tl.store(candidates + row * NUM_CANDIDATES + place, value, mask=is_candidate & (place < NUM_CANDIDATES))
+
+
+@triton.jit
+def _distance(row_sums, wanted, NUM_DONE: tl.constexpr):
+    """How far below the largest key the tokens reach `wanted`: the bits that so many passes tell, the others 0."""
+    distance = tl.full((), 0, tl.int64)
+    above = tl.full((), 0, tl.int64)
+    for done in tl.static_range(NUM_DONE):
+        sums = above + tl.cumsum(tl.load(row_sums + done * NUM_PARTS + tl.arange(0, NUM_PARTS)), 0)
+        is_before = sums.to(tl.float64) < wanted
+        part = tl.minimum(tl.sum(is_before.to(tl.int64)), NUM_PARTS - 1)
+        above = tl.maximum(above, tl.max(tl.where(is_before, sums, 0)))
+        distance += part << BITS * (NUM_PASSES - 1 - done)
+    return distance
+
+
+@triton.jit(do_not_specialize_on_alignment=OF_ROWS)
+def _sum_parts(
+    logits,
+    row_stride,
+    temperatures,
+    top_ks,
+    top_ps,
+    largest,
+    totals,
+    num_found,
+    sums,
+    num_tokens,
+    NUM_DONE: tl.constexpr,
+    NUM_CANDIDATES: tl.constexpr,
+    STRETCH: tl.constexpr,
+):
+    """A pass over a row with too many candidates and no top_k: sum weights by the next bits of the keys' distances."""
+    row = tl.program_id(0).to(tl.int64)
+    top_p = tl.load(top_ps + row)
+    if (top_p < 1) & (tl.load(top_ks + row) <= 0):
+        if tl.load(num_found + row) > NUM_CANDIDATES:
+            row_sums = sums + row * NUM_PASSES * NUM_PARTS
+            best = tl.load(largest + row)
+            reached = _distance(row_sums, tl.load(totals + row).to(tl.float64) * top_p, NUM_DONE)
+            columns = tl.program_id(1) * STRETCH + tl.arange(0, STRETCH)
+            value = tl.load(logits + row * row_stride + columns, mask=columns < num_tokens, other=-float("inf"))
+            value = _scaled(value, tl.load(temperatures + row))
+            weight = _weight(value, _value(best.to(tl.int32)))
+            distance = tl.maximum(best - _key(value), 0)
+            num_left = BITS * (NUM_PASSES - NUM_DONE)
+            is_in = (weight > 0) & ((distance >> num_left) == (reached >> num_left))
+            part = (distance >> num_left - BITS) & (NUM_PARTS - 1)
+            tl.atomic_add(row_sums + NUM_DONE * NUM_PARTS + part, weight, mask=is_in, sem="relaxed")
 
 
 @triton.jit
@@ -232,6 +307,7 @@ def _find(
     totals,
     num_found,
     candidates,
+    sums,
     thresholds,
     num_tokens,
     num_groups,
@@ -255,6 +331,9 @@ def _find(
             threshold = _threshold_of_candidates(
                 value, is_here, top_k, top_p, has_top_k, best, tl.load(bounds + row), tl.load(totals + row)
             )
+        elif top_k <= 0:
+            wanted = tl.load(totals + row).to(tl.float64) * top_p
+            threshold = best - _distance(sums + row * NUM_PASSES * NUM_PARTS, wanted, NUM_PASSES)
         else:
             temperature = tl.load(temperatures + row)
             threshold = _threshold_of_row(
@@ -299,18 +378,26 @@ def truncate(logits_NV: Tensor, temperature_N: Tensor, top_k_N: Tensor, top_p_N:
     num_stretches = triton.cdiv(num_tokens, STRETCH)
     num_groups = num_stretches * GROUPS
     groups_NG = torch.empty(num_rows, num_groups, dtype=torch.int32, device=device)
-    largest_N, bounds_N, thresholds_N = torch.empty(3, num_rows, dtype=torch.int64, device=device)
-    totals_N, num_found_N = torch.zeros(2, num_rows, dtype=torch.int64, device=device)
+    numbers_5N = torch.empty(5, num_rows, dtype=torch.int64, device=device)
+    largest_N, bounds_N, thresholds_N, totals_N, num_found_N = numbers_5N
+    sums_NX = torch.empty(num_rows, NUM_PASSES.value * NUM_PARTS.value, dtype=torch.int64, device=device)
     candidates_NC = torch.empty(num_rows, NUM_CANDIDATES, dtype=torch.float32, device=device)
     grid, rows = (num_rows, num_stretches), (num_rows,)
     row = (logits_NV, logits_NV.stride(0), temperature_N)
     asked = (top_k_N, top_p_N, min_p_N)
     _survey[grid](*row, *asked, groups_NG, num_tokens, STRETCH=STRETCH, GROUPS=GROUPS, num_warps=8)
     all_groups = triton.next_power_of_2(num_groups)
-    _bound[rows](*asked, groups_NG, largest_N, bounds_N, num_tokens, num_groups, ALL_GROUPS=all_groups, num_warps=4)
+    summed = (totals_N, num_found_N, sums_NX)
+    bounds = (groups_NG, largest_N, bounds_N)
+    _bound[rows](*asked, *bounds, *summed, num_tokens, num_groups, ALL_GROUPS=all_groups, num_warps=4)
     found = (largest_N, bounds_N, totals_N, num_found_N, candidates_NC)
     sizes = {"NUM_CANDIDATES": NUM_CANDIDATES, "num_warps": 8}
     _gather[grid](*row, top_k_N, top_p_N, *found, num_tokens, num_groups, STRETCH=STRETCH, **sizes)
-    _find[rows](*row, *asked, *found, thresholds_N, num_tokens, num_groups, BLOCK=BLOCK, **sizes)
+    for num_done in range(NUM_PASSES.value):
+        _sum_parts[grid](
+            *row, top_k_N, top_p_N, largest_N, *summed, num_tokens,
+            NUM_DONE=num_done, STRETCH=STRETCH, **sizes,
+        )  # fmt: skip
+    _find[rows](*row, *asked, *found, sums_NX, thresholds_N, num_tokens, num_groups, BLOCK=BLOCK, **sizes)
     _cut[grid](*row, thresholds_N, num_tokens, STRETCH=STRETCH, num_warps=8)
     return logits_NV

@@ -140,6 +140,23 @@ def test_truncation_of_a_large_vocabulary():
         check_truncation(scale * torch.randn(len(ASKED), 151_936, generator=generator))
 
 
+def test_rows_with_too_many_candidates_keep_what_they_keep_with_room_for_all(monkeypatch):
+    from hookline.plugins.samplers import truncation_triton
+
+    generator = torch.Generator().manual_seed(5)
+    logits_NV = torch.randn(len(ASKED), 1900, generator=generator) * torch.logspace(-2, 1.5, len(ASKED)).unsqueeze(1)
+    logits_NV[:, ::9] = logits_NV[:, 4:5]
+    logits_NV[:, 5::9] = -torch.inf
+    top_k_N, top_p_N, min_p_N, temperature_N = asked()
+    found = []
+    for room in (2048, 4):
+        monkeypatch.setattr(truncation_triton, "NUM_CANDIDATES", room)
+        given = logits_NV.clone().to(DEVICE), temperature_N, top_k_N, top_p_N, min_p_N
+        found.append(truncation_triton.truncate(*given))
+    assert torch.equal(*found)
+    assert (found[0] > -torch.inf).sum(1).min() < 1900
+
+
 def test_truncation_of_a_row_does_not_depend_on_the_others():
     from hookline.plugins.samplers.truncation_triton import truncate
 
