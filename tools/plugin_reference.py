@@ -184,7 +184,7 @@ def _doc(node: ast.FunctionDef | ast.ClassDef, *, fenced: bool = True) -> str:
     """The docstring; what is laid out in columns stays so."""
     text = inspect.cleandoc(ast.get_docstring(node) or "")
     summary, _, rest = text.partition("\n\n")
-    return f"{summary}\n\n```text\n{rest}\n```" if fenced and rest else text
+    return f"{summary}\n\n```contract\n{rest}\n```" if fenced and rest else text
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from hookline.core.assembly.exported_kernels import fitting
+from hookline.core.checkpoint.locate import refuse_absent
 from hookline.core.config.settings import Config
 from hookline.core.util.child_python import python_command
 from hookline.core.util.process import num_usable_cores
@@ -38,7 +39,10 @@ def begin_early(config: Config) -> None:
 
     For commands, before they import the engine. `compiler_child` gives it to the engine; it ends with this process.
     If it cannot be started now, nothing is said: the engine will start it, or say why it cannot.
+
+    Raises: CheckpointError for a folder that is not there, before the engine's imports, which take seconds.
     """
+    refuse_absent(config.model.config.checkpoint, is_claimed=config.model.entry is not None)
     if _early or "torch" in sys.modules or not _is_likely(config):
         return
     atexit.register(end_early)

@@ -6,6 +6,7 @@ The hub's library is imported only when a reference is a hub id.
 from __future__ import annotations
 
 import importlib.resources
+import os
 import re
 from pathlib import Path
 
@@ -38,6 +39,19 @@ def locate(reference: str) -> Path:
     raise CheckpointError(
         f"{subject}; give a folder with config.json and *.safetensors, a hub id (owner/name) or package:MODULE/FOLDER"
     )
+
+
+def refuse_absent(reference: str, *, is_claimed: bool = False) -> None:
+    """Refuse a path that is not there, for callers whose imports take seconds before the checkpoint is looked for.
+
+    is_claimed: the model is known, whose class may open what is no path; of such, only what is written as a path is
+    refused. A reference with a colon is left to whoever opens it.
+
+    Raises: CheckpointError as `locate` does.
+    """
+    is_path = reference.startswith(("/", ".", "~")) or not (is_claimed or is_hub_id(reference))
+    if reference and is_path and ":" not in reference and not os.path.exists(os.path.expanduser(reference)):
+        locate(reference)
 
 
 def is_hub_id(reference: str) -> bool:

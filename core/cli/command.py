@@ -6,6 +6,7 @@ import argparse
 import errno
 import logging
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
@@ -18,6 +19,9 @@ PATIENT = ("OMP_WAIT_POLICY", "passive")
 """The variable and the value with which torch's threads on a CPU sleep while they wait for each other. Threads that
 spin make a command several times slower where other programs use the same cores. OpenMP reads it when torch is
 imported."""
+
+SHOWING = {"-h", "--help", "--hydra-help", "--version", "-c", "--cfg", "--info", "-sc", "--shell-completion"}
+"""Flags with which a command shows something and starts nothing."""
 
 OF_FILES = (errno.ENAMETOOLONG, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 """Errors of files that are the user's to mend, whoever met them: Hydra, a library, or us with a key, hub id or argument
@@ -39,8 +43,8 @@ def guarded(
     open_missing()
     given = list(sys.argv[1:] if arguments is None else arguments)
     with logging_to_stderr(log):
-        if name is not None and not any(one.startswith("-") for one in given):
-            logging.getLogger(START).info("%s", " ".join(("starting hookline", name, *given)))
+        if name is not None and not any(one.partition("=")[0] in SHOWING for one in given):
+            logging.getLogger(START).info("starting hookline %s", shlex.join((name, *given)))
         try:
             return _run(run, given)
         except BrokenPipeError:  # the reader of the output has exited, as `head` does

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -330,7 +331,7 @@ def _meant_key(arguments: Sequence[str], unknown: Sequence[str], keys: Sequence[
             meant[flag] = f"{key}={value}"
     if not meant:
         return None
-    return f"there is no flag {' or '.join(meant)}; write {' '.join(meant.values())}"
+    return f"there is no flag {' or '.join(meant)}; write {shlex.join(meant.values())}"
 
 
 def _refuse_name_overrides(arguments: Sequence[str]) -> None:

@@ -67,7 +67,8 @@ def _unparsable(override: str) -> ConfigError:
 def _unknown_option(path: str, options: list[str], message: str, host: PluginHost) -> HooklineError:
     group, _, name = path.removesuffix(".yaml").rpartition("/")
     if group == MODEL and Path(name).is_dir():
-        return ConfigError(f"no model named '{clipped(name)}'; for the folder of this name: model.checkpoint=./{name}")
+        key = shlex.quote(f"model.checkpoint=./{name}")
+        return ConfigError(f"no model named '{clipped(name)}'; for the folder of this name: {key}")
     if group in KINDS:
         presets = [preset.name for preset in host.presets if preset.kind == group]
         return host.unknown(group, name, [*presets, *options])

@@ -32,7 +32,7 @@ def write_out(pairs: Sequence[str], positional: str | None, keys: Sequence[str])
     values = [one for one in pairs if positional is not None and is_positional(one) and one not in keys]
     if len(values) > 1:
         first, second = map(shown, values[:2])
-        raise ConfigError(f"{first} and {second} have no key; {positional} takes one, with quotes around all its words")
+        raise ConfigError(f"{first} and {second} have no key; {positional} takes one, {_meant(values, positional)}")
     given = [one for one in pairs if one not in values]
     for value in values:
         set_ = {one.partition("=")[0] for one in given}
@@ -40,6 +40,13 @@ def write_out(pairs: Sequence[str], positional: str | None, keys: Sequence[str])
             raise ConfigError(f"{key} is given twice, as {shown(value)} and by its key; leave one out")
         given.append(f"{positional}={value}")
     return [_with_checkpoint(one) for one in given]
+
+
+def _meant(values: Sequence[str], positional: str | None) -> str:
+    """What to write in the place of several positional arguments, of which the first may be a checkpoint."""
+    if positional != "model" and "/" in values[0] and " " not in values[0]:
+        return f"and a checkpoint has a key: {shlex.join((f'{CHECKPOINT}={values[0]}', ' '.join(values[1:])))}"
+    return "with quotes around all its words"
 
 
 def _with_checkpoint(argument: str) -> str:
@@ -58,4 +65,5 @@ def _refuse_spaces(pairs: Sequence[str], positional: str | None, keys: Sequence[
         key = pairs[place - 1] if apart else key.rstrip()
         value = value.strip() or (pairs[place + 1] if place + 1 < len(pairs) else "VALUE")
         text = "" if apart or positional is None else f", or {shlex.quote(f'{positional}={argument}')} if it is a text"
-        raise ConfigError(f"{shown(key)} is a key, which has no spaces around its =; write {key}={value}{text}")
+        written = shlex.quote(f"{key}={value}")
+        raise ConfigError(f"{shown(key)} is a key, which has no spaces around its =; write {written}{text}")

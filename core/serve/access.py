@@ -13,17 +13,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hookline.core.errors import clipped
-from hookline.core.outputs import RequestOutput
+from hookline.core.outputs import Delta
 
 _log = logging.getLogger("hookline.access")
 
 
 @dataclass
 class Access:
-    """Of one HTTP request. num_prompt, num_cached, num_generated: tokens of its completions that have ended."""
+    """Of one HTTP request. num_prompt, num_cached: tokens of its prompts, known once a completion of each has ended.
+    num_generated: tokens of its completions so far.
+    """
 
     started_s: float = field(default_factory=time.monotonic)
-    num_prompt: int = 0
+    num_prompt: int | None = None
     num_cached: int = 0
     num_generated: int = 0
     first_token_s: float | None = None
@@ -31,24 +33,22 @@ class Access:
     reason: str | None = None
     """The error message sent to the client; it may quote the invalid value. None without an error."""
 
-    def add(self, output: RequestOutput) -> None:
-        """Count a completion that has ended; the prompt of several completions once."""
-        if output.index == 0:
-            self.num_prompt += len(output.prompt_token_ids)
-            self.num_cached += output.num_cached_tokens
-        self.num_generated += len(output.token_ids)
-
-    def note_first(self) -> None:
-        """Note that the first token is there."""
+    def add(self, delta: Delta) -> None:
+        """Count what was added to a completion; the prompt of several completions once."""
         if self.first_token_s is None:
             self.first_token_s = time.monotonic() - self.started_s
+        self.num_generated += len(delta.token_ids)
+        if delta.output is not None and delta.index == 0:
+            self.num_prompt = (self.num_prompt or 0) + len(delta.output.prompt_token_ids)
+            self.num_cached += delta.output.num_cached_tokens
 
     def fields(self) -> dict[str, Any]:
         """The known fields by their names in the log."""
         found: dict[str, Any] = {}
         if self.first_token_s is not None:
-            found = {"prompt": self.num_prompt, "cached": self.num_cached, "output": self.num_generated}
-            found["first_token_s"] = round(self.first_token_s, 3)
+            if self.num_prompt is not None:
+                found = {"prompt": self.num_prompt, "cached": self.num_cached}
+            found |= {"output": self.num_generated, "first_token_s": round(self.first_token_s, 3)}
         if self.reason is not None:
             found["reason"] = self.reason
         return found

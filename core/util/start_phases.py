@@ -18,7 +18,7 @@ from threading import Event, Thread
 TELL_S = 5.0
 """Seconds between two lines about a part that goes on."""
 SHORT_S = 0.05
-"""A part that takes less has no line of its own."""
+"""A part that takes less has no line of its own, and is left out of the line about all."""
 _log = logging.getLogger("hookline.start")
 
 
@@ -97,8 +97,8 @@ class StartPhases:
         self.seconds["rest"] = max(0.0, time.perf_counter() - self._started - sum(self.seconds.values()))
 
     def __str__(self) -> str:
-        parts = " + ".join(f"{name} {seconds:.1f}" for name, seconds in self.seconds.items())
-        return "; ".join([f"{sum(self.seconds.values()):.1f} s = {parts}", *self.notes])
+        parts = " + ".join(f"{name} {seconds:.1f}" for name, seconds in self.seconds.items() if seconds >= SHORT_S)
+        return "; ".join([f"{sum(self.seconds.values()):.1f} s{parts and f' = {parts}'}", *self.notes])
 
 
 def process_age_s() -> float:

@@ -41,10 +41,8 @@ class Generation:
         with self._naming:
             numbered = (0, await anext(self._streams[0])) if len(self._streams) == 1 else await self._next_of_all()
             if self._access is not None:
-                self._access.note_first()
+                self._access.add(numbered[1])
             if numbered[1].output is not None:
-                if self._access is not None:
-                    self._access.add(numbered[1].output)
                 self._check_end(numbered[0], numbered[1].output)
             return numbered
 

@@ -11,6 +11,7 @@ from hookline.core.assembly import compiler_child
 from hookline.core.assembly.compiler_child import begin_early, end_early
 from hookline.core.assembly.exported_kernels import MANIFEST, compiler_versions
 from hookline.core.config.settings import validate
+from hookline.core.errors import CheckpointError
 from hookline.core.plugin.host import PluginHost
 from hookline.core.util.child_python import python_command
 from hookline.core.util.task_child import TaskChild
@@ -48,6 +49,26 @@ def test_it_is_begun_once_and_given_to_the_engine_that_asks():
     assert other is not early
     for one in (child, other):
         one.end()
+
+
+def test_a_folder_that_is_not_there_is_told_before_torch_is_imported(tmp_path):
+    """model=auto asks every model's class otherwise, which imports torch and transformers, for a typing error."""
+    there = {"checkpoint": str(tmp_path)}
+    for model in ({}, {"name": "qwen3"}):
+        begin_early(configured(model={**model, **there}))
+        with pytest.raises(CheckpointError, match=r"nowhere' does not exist; give a folder with config\.json"):
+            begin_early(configured(model={**model, "checkpoint": str(tmp_path / "nowhere")}))
+    with pytest.raises(CheckpointError, match=r"^model\.checkpoint 'nowhere' does not exist"):
+        begin_early(configured(model={"checkpoint": "nowhere"}))
+    assert "torch" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    "model",
+    [{"name": "qwen3", "checkpoint": "nowhere"}, {"checkpoint": "store:nowhere"}, {"checkpoint": "owner/nowhere"}],
+)
+def test_what_a_model_s_class_may_open_is_left_to_it(model):
+    begin_early(configured(model=model))
 
 
 def test_it_ends_if_nothing_is_to_be_compiled():

@@ -80,6 +80,23 @@ def test_in_the_plain_form_only_a_terminal_is_told_what_a_start_is_doing(
     assert capsys.readouterr().err == "hookline: graphs: 1.0 s\n"
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["-i", "a.jsonl", "-o", "my answers.jsonl"], "starting hookline batch -i a.jsonl -o 'my answers.jsonl'"),
+        (["prompt=it's"], """starting hookline batch 'prompt=it'"'"'s'"""),
+        (["--help"], None),
+        (["--cfg=job", "model=qwen3"], None),
+    ],
+)
+def test_the_first_line_is_the_command_as_one_would_type_it_and_is_not_said_by_what_starts_nothing(
+    given: list[str], said: str | None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    assert guarded(lambda arguments: 0, given, name="batch") == 0
+    assert capsys.readouterr().err == (f"hookline: {said}\n" if said else "")
+
+
 def test_serve_says_its_first_line_before_it_imports_anything_heavy() -> None:
     """Asked for within 0.3 s; what takes that long is told by imports, whatever else the machine does."""
     command = [sys.executable, "-X", "importtime", "-m", "hookline", "serve", "serve.port=0", "serve.log_format=json"]

@@ -51,7 +51,12 @@ def test_the_error_in_the_page_is_the_error():
 
 @pytest.mark.parametrize(
     ("given", "told"),
-    [("qwen3_0_6b", "model=qwen3_0_6b"), ("a/b", "model.checkpoint=a/b"), (".", "model.checkpoint=.")],
+    [
+        ("qwen3_0_6b", "model=qwen3_0_6b"),
+        ("a/b", "model.checkpoint=a/b"),
+        (".", "model.checkpoint=."),
+        ("./my own", "'model.checkpoint=./my own'"),
+    ],
 )
 def test_a_model_s_name_is_no_checkpoint(given, told):
     with pytest.raises(ConfigError, match=f"^there is no flag --model; write {re.escape(told)}$"):

@@ -43,10 +43,18 @@ def test_a_short_form_is_written_out(given: str, positional: str | None, wanted:
     ("pairs", "positional", "message"),
     [
         (["hello", "there"], "prompt", "'hello' and 'there' have no key; prompt takes one, with quotes around all its"),
+        (
+            ["Qwen/Qwen3-0.6B", "hello there"],
+            "prompt",
+            "'Qwen/Qwen3-0.6B' and 'hello there' have no key; prompt takes one, and a checkpoint has a key: "
+            "model.checkpoint=Qwen/Qwen3-0.6B 'hello there'",
+        ),
+        (["a/b", "c/d"], "model", "'a/b' and 'c/d' have no key; model takes one, with quotes around all its words"),
         (["hello", "prompt=x"], "prompt", "prompt is given twice, as 'hello' and by its key; leave one out"),
         (["a/b", "model=x"], "model", "model is given twice, as 'a/b' and by its key"),
         (["x", "model.checkpoint=a/b"], "model", "model.checkpoint is given twice, as 'x' and by its key"),
         (["device = cpu"], None, "'device' is a key, which has no spaces around its =; write device=cpu"),
+        (["device =", "c u"], None, "'device' is a key, which has no spaces around its =; write 'device=c u'"),
         (["device", "=", "cpu"], "prompt", "'device' is a key, which has no spaces around its =; write device=cpu"),
         (["device", "=cpu"], "prompt", "'device' is a key, which has no spaces around its =; write device=cpu"),
         (
@@ -77,11 +85,14 @@ def test_a_command_without_a_positional_argument_says_what_to_write() -> None:
         compose(["a/b"], PluginHost.load(), RunKeys)
 
 
+@pytest.mark.parametrize(
+    ("name", "told"), [("mine", "model.checkpoint=./mine"), ("my own", "'model.checkpoint=./my own'")]
+)
 def test_a_folder_in_place_of_a_model_s_name_is_told_as_a_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, told: str
 ) -> None:
-    (tmp_path / "mine").mkdir()
+    (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError) as error:
-        compose(["mine"], PluginHost.load(), ServeKeys, "serve", positional="model")
-    assert str(error.value) == "no model named 'mine'; for the folder of this name: model.checkpoint=./mine"
+        compose([name], PluginHost.load(), ServeKeys, "serve", positional="model")
+    assert str(error.value) == f"no model named '{name}'; for the folder of this name: {told}"

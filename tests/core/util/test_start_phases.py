@@ -9,15 +9,15 @@ from hookline.core.util.start_phases import StartPhases, process_age_s
 
 
 def test_parts_of_one_name_are_added_and_the_rest_makes_up_the_sum(monkeypatch):
-    now = iter([0.0, 1.0, 3.0, 3.5, 4.0, 4.0, 5.0, 10.0])
+    now = iter([0.0, 1.0, 3.0, 3.5, 4.0, 4.0, 5.0, 5.0, 5.01, 10.0])
     monkeypatch.setattr(time, "perf_counter", lambda: next(now))
     phases = StartPhases()
-    for name in ("weights", "graphs", "weights"):
+    for name in ("weights", "graphs", "weights", "short"):
         with phases.part(name):
             pass
     phases.notes.append("kernels compiled 2 in 1.5 s")
     phases.end()
-    assert phases.seconds == {"weights": 3.0, "graphs": 0.5, "rest": 6.5}
+    assert phases.seconds == {"weights": 3.0, "graphs": 0.5, "short": pytest.approx(0.01), "rest": pytest.approx(6.49)}
     assert str(phases) == "10.0 s = weights 3.0 + graphs 0.5 + rest 6.5; kernels compiled 2 in 1.5 s"
 
 
