@@ -1,1 +1,1 @@
-"""From a validated configuration to a running engine; the one place where all kinds of plugins meet."""
+"""Builds a running engine from a validated configuration; the only package that uses all kinds of plugins."""

@@ -1,7 +1,7 @@
-"""model=auto: which model serves a checkpoint, found out by its config.json before anything is built.
+"""model=auto: chooses the model plugin for a checkpoint by its config.json, before anything is built.
 
-Model plugins are compared by what they registered. One is imported to ask whether it opens a file that core cannot
-read, and whether it takes a checkpoint that it claims, where another would.
+Plugins are compared by the architectures that they registered. A plugin is imported only to ask whether it opens a file
+that core cannot read, or whether it accepts a checkpoint that it claims where another plugin could serve it, too.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def with_model(config: Config, host: PluginHost) -> tuple[Config, Checkpoint | N
 
 
 def _serving(entry: Entry, why: str, host: PluginHost, asked: ModelConfig, checkpoint: Checkpoint) -> tuple[Entry, str]:
-    """The model that claims a checkpoint, or one that takes all if the first refuses this config.json; and why.
+    """The model that claims a checkpoint, or if that refuses this config.json a model that takes all; and why.
 
-    Raises: ConfigError with the reasons of both, if the second refuses it too.
+    Raises: ConfigError with the reasons of both models, if the second refuses it, too.
     """
     rest = claimant_of_rest(host)
     if rest is None or rest is entry or (first := _refusal(entry, checkpoint)) is None:
@@ -77,7 +77,7 @@ def _refusal(entry: Entry, checkpoint: Checkpoint) -> str | None:
 def _architectures(checkpoint: Checkpoint, host: PluginHost) -> list[str]:
     """The architectures that its config.json names; beside towers, the whole's and its language model's.
 
-    transformers is asked, which takes a second, if no model claims one of them.
+    If no model claims any of these, transformers is asked, which takes a second.
     """
     named = checkpoint.config.get("architectures")
     found = [one for one in named if isinstance(one, str)] if isinstance(named, list | tuple) else []

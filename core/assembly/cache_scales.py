@@ -28,7 +28,7 @@ _NAME = re.compile(
 
 
 def cache_scales(resolved: ResolvedConfig) -> dict[int, LayerScale]:
-    """The scales of this rank's layers, by the layer's index; those that are 1 are left out.
+    """The scales of this rank's layers, by the layer's index; layers whose scales are 1 are left out.
 
     Raises: CheckpointError naming a tensor that is no scale.
     """
@@ -54,7 +54,7 @@ def cache_scales(resolved: ResolvedConfig) -> dict[int, LayerScale]:
 def stated_scales(stored: Mapping[str, StoredTensor]) -> dict[int, tuple[float, float]]:
     """For each layer of which a checkpoint states any: the scales of its keys and of its values, as powers of two.
 
-    With these, scaling rounds nothing; they are the next larger ones, so that what was in range stays in it.
+    Scaling by a power of two rounds nothing. Each is at least the checkpoint's scale, so values in range stay in range.
 
     Raises: CheckpointError naming a tensor that is no scale.
     """

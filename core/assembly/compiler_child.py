@@ -21,7 +21,7 @@ from hookline.core.util.process import num_usable_cores
 from hookline.core.util.task_child import TaskChild
 
 CHILD = "hookline.core.prebuild.child:main"
-"""What the child runs. It is named and not imported, since it stands above this package."""
+"""The child's main function. It is named and not imported, since it stands above this package."""
 DRIVER = Path("/dev/nvidiactl")
 """There is a GPU that torch could use where this file is."""
 LEAST_CORES = 4

@@ -115,12 +115,12 @@ def build_engine(
 
 @contextmanager
 def _keeping_nothing() -> Iterator[None]:
-    """Around a start: what it made is free when it fails, also while somebody keeps the error."""
+    """Around a start: frees its memory when it fails, even if the caller keeps the error and its traceback."""
     try:
         yield
     except BaseException as error:
         forget_locals(error)
-        gc.collect()  # what circles hold
+        gc.collect()  # objects in reference cycles
         with suppress(RuntimeError):  # of a device that computes nothing any more
             torch.cuda.empty_cache()
         raise
@@ -150,7 +150,7 @@ def make_structured_output(resolved: ResolvedConfig, host: PluginHost) -> Struct
 
 
 def eos_token_ids(resolved: ResolvedConfig) -> frozenset[int]:
-    """Those of the checkpoint's end-of-sequence tokens that are in the model's vocabulary."""
+    """The checkpoint's end-of-sequence tokens, without ids outside the model's vocabulary."""
     return frozenset(one for one in resolved.checkpoint.eos_token_ids if one < resolved.spec.vocab_size)
 
 

@@ -85,7 +85,7 @@ def use_exported(folder: str | None) -> None:
 _IN_USE: dict[Path, None] = {}
 """The exports that Triton looks into in this process. A key names what a kernel is made of, so each may serve all."""
 _REPLACED: set[str] = set()
-"""Cache keys whose files this process has compiled again, because those of the export could not be loaded here."""
+"""Cache keys whose kernels this process has compiled again, because the export's files could not be loaded here."""
 
 
 def _look_in(path: Path) -> None:
@@ -98,7 +98,7 @@ def _look_in(path: Path) -> None:
         return
 
     class _ExportsFirst(CacheManager):  # type: ignore[misc]
-        """The files of one key: those of an export, where one has them, else the ordinary manager's."""
+        """The files of a key: an export's, if one has the key, else the ordinary cache manager's."""
 
         is_hooklines = True
 

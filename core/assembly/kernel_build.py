@@ -43,7 +43,7 @@ logger = logging.getLogger("hookline")
 
 
 class KernelBuild:
-    """A child process that compiles, and what it has said so far.
+    """A child process that compiles kernels, and its progress so far.
 
     child: see `core.prebuild.child`. stamp: the file that is written once it is done. versions: of the code, as
     `code_versions` returns them. known: kernels that were compiled for other configurations, see `known_keys`.
@@ -182,7 +182,7 @@ def _hook_triton() -> None:
 
 
 def key_of(kernel: Any, specialization: str) -> str:
-    """What the child and its engine call one variant of a kernel: a JITFunction and Triton's JSON of the variant."""
+    """The name of a kernel's variant in messages of the child. specialization: Triton's JSON of the variant."""
     return hashlib.sha256(f"{kernel.__module__} {kernel.__name__} {specialization}".encode()).hexdigest()[:32]
 
 

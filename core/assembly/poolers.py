@@ -1,4 +1,4 @@
-"""The poolers of an engine: those that are installed, the checkpoint's own settings, and how a rank makes one."""
+"""The poolers of an engine: the installed plugins, the checkpoint's own settings, and how a rank constructs one."""
 
 from __future__ import annotations
 

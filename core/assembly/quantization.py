@@ -21,8 +21,8 @@ _log = logging.getLogger("hookline")
 def with_quantization(config: Config, host: PluginHost, checkpoint: Checkpoint) -> Config:
     """The configuration with the quantization that a checkpoint calls for in place of quantization=auto.
 
-    Raises: CheckpointError if none that is installed reads it; PluginError if two do; ConfigError if the one that is
-    named does not.
+    Raises: CheckpointError if no installed quantization reads it; PluginError if two do; ConfigError if the one named
+    in the configuration does not.
     """
     asked, stated = config.quantization, checkpoint.quantization
     method = None if stated is None else str(stated.get("quant_method") or stated.get("mode") or "unknown")

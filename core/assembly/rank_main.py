@@ -16,7 +16,7 @@ from hookline.core.executor.rank_loop import Meet, run_rank, serve_rank
 from hookline.core.worker.worker import Worker
 
 MAIN = f"{__name__}:main"
-"""What a rank's process runs."""
+"""The main function of a rank's process."""
 PLACED = f"{__name__}:run_placed"
 """The function by which a process that a plugin has placed and started becomes a rank."""
 

@@ -178,7 +178,7 @@ def _state_form(
 
 
 def blaming_in_steps(resolved: ResolvedConfig, installed: InstalledExtensions) -> Blaming:
-    """Makes errors in steps name the plugin whose code failed, and those that took part, which may be the cause."""
+    """Makes errors in steps name the plugin whose code failed, and the step's other plugins, which may be the cause."""
     entries = entries_in_steps(resolved)
     part = ", ".join(f"{entry.kind}={entry.name}" for entry in entries)
     all_entries = [*entries, *(stage.entry for stage in installed.stages)]
@@ -228,7 +228,7 @@ def prepared_draws(
     installed: InstalledExtensions,
     load_tokenizer: Callable[[], TokenTexts | None] = lambda: None,
 ) -> list[Extras]:
-    """What draws need of requests that leave all to the checkpoint, and of those in engine.prepared_sampling.
+    """The kinds of draws to make ready: by the checkpoint's own parameters, and by each of engine.prepared_sampling.
 
     Each kind once; none where nothing is compiled or captured. Parameters that this engine would refuse are left out.
     The same on all ranks. load_tokenizer: for extensions that read texts.
@@ -242,7 +242,7 @@ def prepared_draws(
 
 
 def _kind(resolved: ResolvedConfig, installed: InstalledExtensions, given: Mapping[str, Any]) -> Extras:
-    """What the first draw of a request with these parameters needs."""
+    """The extensions and log-probabilities that the first draw of a request with these parameters needs."""
     try:
         params = SamplingParams(**given).resolved(resolved.checkpoint.sampling_defaults)
         assert params.temperature is not None

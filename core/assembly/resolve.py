@@ -278,7 +278,7 @@ def resolve(
 def drafter_layers(option: Option, spec: ModelSpec) -> tuple[int, ...]:
     """The layers after which a drafter reads the residual stream, ascending.
 
-    Raises: what it raises for a model that it does not fit; PluginError for layers that are not there.
+    Raises: the drafter's error for a model that it does not fit; PluginError for layers that do not exist.
     """
     if option.entry is None:
         return ()

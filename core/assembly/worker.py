@@ -70,7 +70,7 @@ def build_worker(
             if resolved.device.type == "cuda":
                 torch.cuda.set_device(resolved.device)  # kernels are launched on the current device
             if resolved.ranks.links is not None:
-                resolved.ranks.links.smallest(0)  # so that links have their memory before what is left is counted
+                resolved.ranks.links.smallest(0)  # links allocate memory; do it before free memory is measured
             kernels = make_kernels(resolved)
             hashing = hash_compiler_aside(resolved)
             if hashing is not None:
@@ -208,7 +208,7 @@ def finish_weights(runtime: Runtime) -> None:
 def build_model(
     resolved: ResolvedConfig, runtime: Runtime, hf_config: Mapping[str, Any]
 ) -> tuple[Model, Mapping[str, WeightTarget]]:
-    """One rank's model without its weights, and where these go."""
+    """A rank's model without its weights, and the targets into which they are loaded."""
     entry = chosen(resolved.config.model)
     model: Model = entry.load()(hf_config, runtime)
     return model, stated_targets(entry, model)
@@ -217,10 +217,7 @@ def build_model(
 def matched(
     checkpoint: Checkpoint, model: Model, targets: Mapping[str, WeightTarget]
 ) -> tuple[Mapping[str, Any], Mapping[str, WeightTarget]]:
-    """The checkpoint's tensors and the model's targets, under the same names.
-
-    Tensors of its files, or shapes of those of its source.
-    """
+    """The checkpoint's tensors (of its files, or shapes from its source) and the model's targets, by the same names."""
     if checkpoint.source is not None:
         shapes = checkpoint.source.shapes()
         return shapes, fitted(targets, checkpoint.config, shapes)
@@ -326,7 +323,7 @@ def _smallest(resolved: ResolvedConfig, num_blocks: int) -> int:
 
 
 def _tell_of_compiles(compiled: LateWork, phases: StartPhases) -> None:
-    """Note the kernels that a start compiled, and log those that were compiled twice."""
+    """Note the kernels that a start compiled, and log kernels that were compiled twice."""
     if any(compiled.counts.values()):
         phases.notes.append(str(compiled))
     if compiled.compiled_twice is not None:
@@ -334,7 +331,7 @@ def _tell_of_compiles(compiled: LateWork, phases: StartPhases) -> None:
 
 
 def _too_large_a_kernel(resolved: ResolvedConfig, error: BaseException | None) -> str | None:
-    """What a Triton kernel asks of a card that has less, if that is the error or its cause."""
+    """The error text of a Triton kernel that needs more than the card has; None if that is not the error's cause."""
     while error is not None and (type(error).__name__, type(error).__module__) != _OUT_OF_RESOURCES:
         error = error.__cause__
     if error is None:
@@ -348,7 +345,7 @@ def _too_large_a_kernel(resolved: ResolvedConfig, error: BaseException | None) -
 
 
 def _out_of_memory(resolved: ResolvedConfig, error: torch.OutOfMemoryError) -> str:
-    """What was being allocated, what was free, and which keys to lower."""
+    """The error text: the failed allocation, the free memory, and the keys to lower."""
     free, total = torch.cuda.mem_get_info(resolved.device)
     cause = str(error).partition(". GPU")[0].partition("\n")[0]
     engine = resolved.config.engine

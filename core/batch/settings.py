@@ -1,4 +1,4 @@
-"""The keys of a batch beside those of an engine, and their checks."""
+"""The keys of a batch, which are added to an engine's keys, and their checks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class BatchConfig:
     """
 
     names: tuple[str, ...] = ()
-    """What rows may call the model; none: the checkpoint's reference."""
+    """Names of the model in rows; none: the checkpoint's reference."""
     max_rows: int | None = bounded(None, 1)
     """Rows in flight; None: a tenth more than engine.max_num_seqs."""
     timeout_s: float | None = bounded(None, above=0)

@@ -1,1 +1,1 @@
-"""What was asked for: schema, settings, Hydra."""
+"""The configuration: its schema, its checks, and its composition by Hydra."""

@@ -71,8 +71,8 @@ def compose(
     """The jobs that the arguments ask for; none if Hydra was only asked to show something.
 
     keys: the dataclass of the command's root keys beside the kinds, which config_name's defaults list takes as `keys`.
-    run_job: instead of being returned, each job is given to this, by Hydra's launcher, which may pickle it and call it
-    in another process; what it returns is the job's result for Hydra's sweeper. positional: see `write_out`.
+    run_job: called with each job by Hydra's launcher, which may pickle it and call it in another process; no jobs are
+    returned then. Its return value is the job's result for Hydra's sweeper. positional: see `write_out`.
     Raises: ConfigError or PluginError with the near miss and what is available.
     """
     if any(len(one) > 2 and "--version".startswith(one) for one in arguments):
@@ -129,7 +129,7 @@ class _Task:
         settings = HydraConfig.get()
         # Not resolved, because an override's text may contain a ${...} that has no meaning here.
         composed: Any = OmegaConf.to_container(settings.overrides.task, resolve=False)
-        # Hydra's spelling of a raw value is quoted already; the job's own process quotes what was typed.
+        # Hydra's spelling of a raw value is quoted already; self.raw has it as typed, and the job's process quotes it.
         overrides = (*(as_typed(override) for override in composed if not is_raw(override)), *self.raw)
         tree, fault = _resolved(config)
         job = ComposedJob(tree, overrides, (*self.config_dir, *overrides), fault=fault)
@@ -206,8 +206,8 @@ def _headers_behind_a_mark() -> Iterator[None]:
 
 @contextmanager
 def _composed_once() -> Iterator[None]:
-    """While active, Hydra 1.3 composes a run once: it runs what it composed to read `hydra.mode`, which only a sweep
-    composes in another way.
+    """While active, Hydra 1.3 composes a run once instead of twice: the composition by which it reads `hydra.mode` is
+    reused for the run, since only a sweep is composed in another way.
     """
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
     from hydra.types import RunMode
@@ -279,7 +279,7 @@ def _config_dir() -> tuple[str, ...]:
 def flags_and_pairs(arguments: Sequence[str], keys: Sequence[str] = ()) -> tuple[list[str], list[str]]:
     """The arguments as flags, each with its value behind it, and the rest: Hydra's parser refuses them mixed.
 
-    keys: full keys, for the error of a flag that is spelled like one of them.
+    keys: full keys, for the error of a flag that is spelled like a key.
     Raises: ConfigError for a flag that does not exist.
     """
 

@@ -48,14 +48,14 @@ def is_raw(argument: str) -> bool:
 
 
 def quote_raw_values(arguments: Sequence[str]) -> list[str]:
-    """The arguments with the values of raw keys, and paths that Hydra cannot read, quoted, so that Hydra gives back
-    exactly what was typed.
+    """The arguments with the values of raw keys, and paths that Hydra cannot read, quoted, so that Hydra returns these
+    exactly as they were typed.
     """
     return [quoted(one) if is_raw(one) or _is_unreadable_path(one) else one for one in arguments]
 
 
 def _is_unreadable_path(argument: str) -> bool:
-    """Whether the value is a path with what only quotes let Hydra read, as an ü or a bracket."""
+    """Whether the value is a path with characters that Hydra reads only in quotes, as an ü or a bracket."""
     return argument.partition("=")[2].startswith(("/", "./", "../", "~/")) and parsed(argument) is None
 
 
@@ -152,7 +152,7 @@ def as_typed(override: str) -> str:
 
 
 def store_options(host: PluginHost) -> None:
-    """Offer the host's entries, and no others, as options of their kinds' config groups."""
+    """Offer exactly the host's entries as options of their kinds' config groups."""
     from hydra.core.config_store import ConfigStore
 
     store = ConfigStore.instance()

@@ -41,7 +41,7 @@ from hookline.core.util.ranges import bounded, check_ranges
 
 DTYPES = (AUTO, "float32", "bfloat16", "float16")
 MAX_COUNT = 2**31 - 1
-"""Largest size or limit of an engine: on the device these, and what they count, are 32-bit integers."""
+"""Largest size or limit of an engine: the device keeps sizes and indices as 32-bit integers."""
 PLACES = ("here", "apart")
 """Values of engine.rank_0."""
 KV_DTYPES = {AUTO: None, "fp8_e4m3": "float8_e4m3fn"}
@@ -76,8 +76,8 @@ class EngineConfig:
     num_blocks: int | None = bounded(None, 1, MAX_COUNT)
     """KV blocks; if layers cache different things, each block is of one group of layers. None: as many as fit."""
     kv_dtype: str = AUTO
-    """What the KV cache holds: auto, keys and values in the model's dtype, or fp8_e4m3, in 8 bits: twice the tokens in
-    the same memory, and attention that reads half as much. Scales are the checkpoint's k_scale and v_scale, else 1."""
+    """Dtype of keys and values in the KV cache: auto, the model's, or fp8_e4m3, 8 bits: twice the tokens in the same
+    memory, and attention that reads half as much. Scales are the checkpoint's k_scale and v_scale, else 1."""
     pp_layers: tuple[int, ...] | None = None
     """pp > 1: layers of each stage, e.g. [10, 9, 9]. None: as equal as possible; if layers are left over, the first
     stages have one more, since the last one has the head."""
@@ -102,14 +102,14 @@ class EngineConfig:
     compiler and no new CUDA graphs: a list of mappings with fields of SamplingParams, e.g. [{top_p: 0.9},
     {top_p: 0.9, logprobs: 5}]. What counts is which step extensions they use (top_p, top_k and min_p are one's), and
     logprobs, rounded up to 0, 1, 5, 10 or 20. A step needs what all its requests need together, so list such mixtures,
-    too. Always ready are plain requests and those that leave all to the checkpoint's generation_config.json."""
+    too. Always ready are plain requests and requests that leave all to the checkpoint's generation_config.json."""
     compile_ahead: bool = True
     """If kernels that the engine needs are not in their compiler's cache at its start, compile them in processes of
     their own, one for each core, while it goes on. hookline warm compiles them ahead of any start."""
     kernel_cache: str | None = None
     """A folder that `hookline warm export=FOLDER` wrote: kernels are taken from it before their compiler's own cache is
-    asked. It may be read-only and lie anywhere, and is to be trusted as code is. One that was made with another version
-    of Triton or Python is left out, with a warning. None: no such folder."""
+    asked. It may be read-only and lie anywhere, and is to be trusted as code is. A folder made with another version of
+    Triton or Python is ignored, with a warning. None: no such folder."""
     freeze_gc: bool | None = None
     """When the engine is ready, collect garbage once. From then on until the engine is closed, leave all objects that
     exist then, yours too, out of full collections, which would stop steps for 0.1 s and more. Reference cycles among
@@ -131,7 +131,7 @@ class EngineConfig:
     """Most requests that wait for a place. Further ones are refused until some have started; LLM.generate waits until
     then. None: no limit."""
     max_queued_tokens: int | None = bounded(None, 1, MAX_COUNT)
-    """Further requests are refused once the prompts of those that wait have this many tokens. None: no limit."""
+    """Further requests are refused once the prompts of waiting requests have this many tokens. None: no limit."""
     tag_keys: tuple[str, ...] | None = None
     """The only keys that requests' tags may have, e.g. [tenant, class]; others are refused. None: any."""
     taps: tuple[int, ...] | None = None
@@ -140,8 +140,7 @@ class EngineConfig:
     executor: Any = LOCAL
     """Where ranks compute: local, on this host, or where a plugin places them, by its name or as {name: ..., field:
     value}. ray makes them actors of a Ray cluster, each with a GPU, or with CPUs where no node has a GPU. The cluster
-    is the one this process is in, that of RAY_ADDRESS, or one that Ray starts here. The engine's own process needs no
-    GPU then."""
+    is this process' own, else RAY_ADDRESS's, else a new one on this host. The engine's process needs no GPU then."""
     rank_0: str = "here"
     """With executor=local, where rank 0 computes: here, in the engine's own process, or apart, in a process of its own,
     as the further ranks do."""
@@ -283,11 +282,11 @@ ENGINE_KEYS = (*KINDS, *(field.name for field in fields(EngineKeys)))
 LIMIT_KEYS = tuple(f"engine.{field.name}" for field in fields(EngineConfig))
 """Full keys of the engine's limits, which are often looked for in the scheduler."""
 ROOT_KEYS = tuple(field.name for field in fields(EngineKeys))
-"""Those besides the kinds of plugins; tp, dtype and device are often looked for in the engine."""
+"""The root keys besides the kinds of plugins; tp, dtype and device are often looked for in the engine."""
 
 
 def validate(tree: Mapping[str, Any], host: PluginHost) -> Config:
-    """Check a tree of plain values and choose the options; what it leaves out has its default.
+    """Check a tree of plain values and choose the options; missing keys have their defaults.
 
     A kind's value is the name of an option or preset, or a mapping with `name` and the fields to set.
     Raises: ConfigError for keys and values; PluginError for a name that is not there or is broken.
@@ -355,7 +354,7 @@ def _extensions(kind: str, value: Any, host: PluginHost) -> dict[str, ExtensionO
 
 
 def _of_schema(schema: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Of some values, those that are fields of this dataclass."""
+    """The given values that are fields of this dataclass."""
     return {one.name: given[one.name] for one in fields(schema) if one.name in given}
 
 
@@ -396,7 +395,7 @@ def _option(kind: str, value: Any, default: Any, host: PluginHost) -> Option:
 
 
 def _auto_model(values: Mapping[str, Any], host: PluginHost) -> Option:
-    """The model that brings a checkpoint if none is named; else what was asked, for `core.assembly.auto_model`.
+    """The model that brings a checkpoint if none is named; else an open option, for `core.assembly.auto_model`.
 
     Raises: ConfigError for a field or its value, or if no checkpoint is named and no model brings one.
     """
@@ -410,7 +409,7 @@ def _auto_model(values: Mapping[str, Any], host: PluginHost) -> Option:
 
 
 def option_with(entry: Entry, asked: ModelConfig) -> Option:
-    """A model's option with the fields that were set for model=auto: those that differ from ModelConfig's defaults."""
+    """A model's option with the fields that model=auto was given: all that differ from ModelConfig's defaults."""
     usual = ModelConfig()
     given = {one.name: getattr(asked, one.name) for one in fields(ModelConfig)}
     return _made(entry, {key: value for key, value in given.items() if value != getattr(usual, key)}, MODEL)

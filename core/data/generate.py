@@ -98,7 +98,7 @@ class Generate:
         num_gpus: float | None = None,
         **arguments: Any,
     ) -> dict[str, Any]:
-        """The arguments of map_batches. arguments: those of Generate, which are checked here, before anything starts.
+        """The arguments of map_batches. arguments: Generate's, which are checked here, before anything starts.
 
         concurrency: engines, one in an actor; (least, most) lets Ray add and remove them.
         batch_size: rows that are handed in together; None: half of engine.max_num_seqs, so that four such blocks keep

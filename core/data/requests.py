@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from hookline.core.tokenizer.codec import Prompt
 
 COMPLETION, CHAT, STRUCTURED, EMBEDDINGS = TASKS = ("completion", "chat", "structured", "embeddings")
-"""What an engine does with a row: continue a text, answer a chat, either of them in the form of a grammar or JSON
-schema, or make a vector."""
+"""Tasks of a row: continue a text, answer a chat, either with a structured output (a grammar or JSON schema), or make a
+vector."""
 _PROMPTS = ("messages", "prompt", "prompt_token_ids")
 _PROMPTS_OF = {COMPLETION: _PROMPTS[1:], CHAT: _PROMPTS[:1], STRUCTURED: _PROMPTS, EMBEDDINGS: _PROMPTS[1:]}
 PARAMETERS = ("sampling", "structured_outputs", "json_schema")
-"""Columns with a row's own parameters, which override those of all rows; texts in them are JSON."""
+"""Columns with a row's own parameters, which override the parameters of all rows; texts in them are JSON."""
 
 
 def prompts_of(task: str) -> tuple[str, ...]:
@@ -67,7 +67,7 @@ class RowReader:
 
         A row without a seed gets one that follows from its prompt, its number and the engine's seed. A batch that is
         answered again after its process died therefore gets the same tokens.
-        Raises: RequestError saying what is missing or wrong.
+        Raises: RequestError naming the missing column or the invalid value.
         """
         prompt = self._prompt(row)
         if self.task == EMBEDDINGS:

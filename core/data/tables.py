@@ -1,4 +1,4 @@
-"""Batches as Arrow tables: rows as plain values, and answers as columns beside those of the input."""
+"""Batches as Arrow tables: rows as plain values, and answers as new columns beside the input's."""
 
 from __future__ import annotations
 

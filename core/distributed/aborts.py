@@ -62,7 +62,7 @@ def on_every_queue(write: Callable[[], None], warm_up: Callable[[], None], devic
         torch.cuda.Stream(device, priority=RELEASE_PRIORITY)  # type: ignore[no-untyped-call]
         for _ in range(NUM_QUEUES)
     ]
-    for stream in streams:  # beside streams that wait, the driver might not set up what it needs
+    for stream in streams:  # while other streams wait, the driver might be unable to set up a first write
         with torch.cuda.stream(stream):
             warm_up()
 

@@ -133,7 +133,7 @@ class PeerCopies:
         return torch.cat(is_own)
 
     def let_go(self) -> None:
-        """End all waits of this rank's GPU for other ranks; what it computes from then on is meaningless.
+        """End all waits of this rank's GPU for other ranks; its later results are meaningless.
 
         From any thread, and at once, whatever the GPU is at. A signal that another GPU still writes may undo this: call
         it again once the other ranks are gone.

@@ -1,7 +1,7 @@
 """Device memory that the GPUs of one host share: a block of each rank, which all others can read and write.
 
-Copies between GPUs and kernels that exchange rows use it. What such kernels write there, and how they wait for each
-other, is up to them; `core.contracts.Exchange` says what they compute.
+Copies between GPUs and kernels that exchange rows use it. Such kernels decide themselves on the layout of the memory
+and on how they wait for each other; `core.contracts.Exchange` says what they compute.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ class PeerRanks(ProcessRanks):
 def with_exchange(ranks: LocalRanks, kernels: Kernels, spec: AttentionSpec, hidden_size: int) -> LocalRanks:
     """The same ranks with an exchange, if they are GPUs that reach each other and the kernels offer one.
 
-    Raises: CapacityError if there is no room for what it exchanges; PluginError if the exchange lacks something.
+    Raises: CapacityError if memory for the exchanged rows is missing; PluginError if the exchange lacks a method.
     """
     if not isinstance(ranks, ProcessRanks) or spec.device.type != "cuda" or not is_offered(kernels.exchange):
         return ranks

@@ -48,7 +48,7 @@ AGAIN_S = 0.1
 
 @dataclass(frozen=True)
 class ConnectedRanks(LocalRanks):
-    """One rank that may wait for others, in a group or over links between stages."""
+    """A rank that may wait for other ranks, in a group or over links between stages."""
 
     releases: Releases = field(default_factory=Releases, kw_only=True)
     shared: list[Callable[[], None]] = field(default_factory=list, kw_only=True)
@@ -103,7 +103,7 @@ class ConnectedRanks(LocalRanks):
 
 @dataclass(frozen=True)
 class ProcessRanks(ConnectedRanks):
-    """One rank; `group` is its torch.distributed backend. Device: no host sync on a GPU; safe inside a CUDA graph.
+    """A rank; `group` is its torch.distributed backend. Device: no host sync on a GPU; safe inside a CUDA graph.
 
     Raises: RankError from any collective if another rank is gone.
     """

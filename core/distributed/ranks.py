@@ -29,9 +29,9 @@ LEAST_ROWS = 4096
 
 @dataclass(frozen=True)
 class LocalRanks:
-    """One rank of a tensor-parallel group. This class itself is for a single rank, or for one not yet connected.
+    """A rank of a tensor-parallel group. This class itself is for a single rank, or for a rank not yet connected.
 
-    group: what a subclass moves tensors with; None here. stage, num_stages: if the model is cut into stages, each stage
+    group: a subclass' communication backend; None here. stage, num_stages: if the model is cut into stages, each stage
     has such a group. links: to the other stages, once they are connected.
     """
 
@@ -122,7 +122,7 @@ class LocalRanks:
         """Break off whatever this rank waits for; called from another thread."""
 
     def close(self) -> None:
-        """Close the connections to other ranks and free what they share; a second call does nothing."""
+        """Close the connections to other ranks and free their shared memory; a second call does nothing."""
 
     @property
     def is_free(self) -> bool:
@@ -135,7 +135,7 @@ class LocalRanks:
 
 
 def bytes_of_all(ranks: LocalRanks, mine: bytes, device: torch.device) -> list[bytes]:
-    """What every rank gives, in order of rank; all give equally many bytes."""
+    """Gather each rank's bytes, in order of rank; all ranks must give equally many."""
     mine_X = torch.frombuffer(bytearray(mine), dtype=torch.uint8).to(device)
     all_RX = ranks.all_gather_last(mine_X.unsqueeze(0)).view(ranks.size, len(mine)).cpu()
     return [bytes(one_X.tolist()) for one_X in all_RX]

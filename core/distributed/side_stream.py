@@ -12,7 +12,7 @@ import torch
 
 
 class SideStream:
-    """A second CUDA stream, of high priority: its blocks are scheduled onto the GPU before those of other streams."""
+    """A second CUDA stream, of high priority: its blocks are scheduled onto the GPU before other streams' blocks."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream: Any = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]

@@ -1,7 +1,7 @@
 """Words in host memory by which the streams of one host's GPUs signal each other.
 
-They lie in host memory so that a process can end its streams' waits by itself: what it launched for that might lie in a
-queue of the GPU behind those very waits, since streams share a few queues.
+They lie in host memory so that a process can end its streams' waits by itself: a kernel or copy launched for that might
+queue on the GPU behind those very waits, since streams share a few hardware queues.
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@ The residual stream goes from each stage to the next, drawn tokens from the last
 group of two ranks, so that tokens do not queue behind streams.
 
 A send does not wait for its receiver, only for sends of some steps before; a receive is waited for when its tensor is
-needed. So ranks that send and receive the same tensors in the same order on each link cannot block each other: what a
-stage waits for was computed from what it had sent before. Device: no host sync on a GPU; on a CPU the host waits.
+needed. So ranks that send and receive the same tensors in the same order on each link cannot block each other: a tensor
+that a stage waits for depends only on tensors that it sent before. Device: no host sync on a GPU; on a CPU the host
+waits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""KV-cache blocks: who holds which, what is free, and which contents can be found again by their prefix.
+"""KV-cache blocks: their reference counts, the free ones, and the index of contents by prefix.
 
 Blocks are numbers here; the memory behind them is the worker's. Every operation is O(1) per block. A block without a
 holder keeps its content until it is handed out again, least recently used first, so a later request can still find it.
@@ -42,7 +42,7 @@ def hash_prefix(previous_hash: int, tokens: bytes) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a block holds. `serial` is unique over the pool's life, so (parent, tokens) names a whole prefix exactly."""
+    """A full block's tokens. `serial` is unique over the pool's life, so (parent, tokens) names a whole prefix exactly."""
 
     hash: int
     tokens: bytes
@@ -108,7 +108,7 @@ class BlockPool:
             references[block] += 1
 
     def allocate(self, count: int) -> list[int]:
-        """Hand out `count` blocks with one holder each, dropping what they held, least recently used first."""
+        """Hand out `count` blocks with one holder each, least recently used first; their old contents are dropped."""
         assert count <= self.num_free, f"{count} blocks wanted, {self.num_free} free: the plan was not checked"
         blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
         for block in blocks:

@@ -47,8 +47,8 @@ class CacheGroups:
 
         layer_counts: layers of each stage; empty if the model is not cut. Each kind of layers has as many groups as the
         stage with most of them needs, and each stage distributes its own layers over these.
-        Raises: ConfigError if the spec contradicts itself, or if a layer is on another stage than the one whose cache
-        it shares.
+        Raises: ConfigError if the spec contradicts itself, or if a layer and the layer whose cache it shares are on
+        different stages.
         """
         layers = [_seen(layer, max_model_len) for layer in checked_layers(spec)]
         stage_of = [stage for stage, count in enumerate(layer_counts or (len(layers),)) for _ in range(count)]
@@ -157,7 +157,7 @@ def checked_layers(spec: ModelSpec) -> Sequence[LayerCache]:
     """The cache that each layer keeps, checked.
 
     Raises: ConfigError for another number of layers than num_layers, a window of no tokens, or a layer that shares the
-    cache of one that has none or does not come before it.
+    cache of a layer without one or of a later layer.
     """
     layers = spec.cache_layers
     if len(layers) != spec.num_layers:
@@ -209,7 +209,7 @@ def _dealt_out(
 def _shared_places(
     layers: Sequence[LayerCache], places: Mapping[int, Place], stage_of: Sequence[int]
 ) -> Iterator[tuple[int, Place]]:
-    """The places of layers that attend over another layer's cache: those of that layer."""
+    """The places of layers that attend over another layer's cache: the same as that layer's."""
     for index, layer in enumerate(layers):
         if isinstance(layer, SharedCache):
             _refuse_parted(index, layer.layer, stage_of)

@@ -103,7 +103,7 @@ class KVCacheManager(PrefixIndex):
             self.snapshots.save(request.id, request.row, num_tokens, key)
 
     def save_decodes(self, entries_N: IntArray) -> None:
-        """Save the states of those of these decoding requests that fill a block in this step."""
+        """Save the states of the decoding requests that fill a block in this step."""
         if self.snapshots is not None:
             size = self.pool.block_size
             for request in self.table.requests(entries_N[self.table.num_computed_tokens_S[entries_N] % size == 0]):
@@ -165,9 +165,9 @@ class KVCacheManager(PrefixIndex):
         return entries
 
     def release(self, request: Request) -> None:
-        """Give back a request's blocks, if it has any; those that are cached can still be found.
+        """Give back a request's blocks, if it has any; cached blocks can still be found.
 
-        The last columns of all groups are given back first, so that a common prefix is left.
+        The last columns of all groups are given back first, so that the beginning of the prefix is evicted last.
         """
         if self.snapshots is not None:
             self.snapshots.end(request.id)
@@ -214,7 +214,7 @@ class KVCacheManager(PrefixIndex):
     # -------------------------------------------------------------------------------------------------------- caching
 
     def cache_filled_blocks(self, entries_N: IntArray) -> None:
-        """`cache_blocks` for those of these running requests that have filled another block."""
+        """`cache_blocks` for the running requests that have filled another block."""
         if self.pool.caching:
             table = self.table
             final_N = np.minimum(table.num_computed_tokens_S[entries_N], table.num_known_tokens_S[entries_N])

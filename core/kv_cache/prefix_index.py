@@ -1,6 +1,6 @@
-"""Which cached blocks a request can go on from: those of the longest prefix of its tokens that the pool still has.
+"""Finds the cached blocks of the longest prefix of a request's tokens that the pool still has.
 
-Changes no block; of a request, it keeps the hashes and the match that it has computed. Legend: G groups.
+Changes no block; keeps each request's block hashes and its last match. Legend: G groups.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class PrefixIndex:
         return 0
 
     def _state_key(self, request: Request, length: int, blocks: list[int]) -> int:
-        """What names the prefix of so many blocks among the snapshots. blocks: cached ones of the first group."""
+        """The snapshots' key of the prefix of `length` blocks. blocks: the cached blocks of the first group."""
         return self.pool.serial(blocks[length - 1]) if self._follows_serials else self.block_hash(request, length - 1)
 
     def _find_windows(self, request: Request, most: int, found: list[list[int]]) -> int:

@@ -13,12 +13,12 @@ MAX_MOVING_PART = 2
 
 
 class Snapshots:
-    """Slots 0 .. num_slots - 1, the prefix whose states each holds, and what the next step copies.
+    """Slots 0 .. num_slots - 1, the prefix whose states each holds, and the copies of the next step.
 
     A prefix is named by a key: the serial of its last block, or the hash of all its tokens where layers have windows.
-    A request has two kinds of snapshots: those at its stops (the last full block of its prompt, and the point where it
-    left other prompts), which stay, as do those at the ends of chunks while slots are empty, and one that moves along.
-    The slot used least recently is taken for another.
+    A request has two kinds of snapshots. Lasting ones are saved at its stops (the last full block of its prompt, and
+    the point where it leaves other prompts) and, while slots are empty, at the ends of chunks. One moves along with its
+    newest full block. A new snapshot takes the least recently used slot.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -135,7 +135,7 @@ class Snapshots:
         assert sorted(self._slots) == list(range(self.num_slots)), "a slot was lost"
 
     def _moving_slot(self, request_id: int) -> int | None:
-        """The request's moving slot, without what it held; None if others have all that may move."""
+        """The request's moving slot, emptied; None if other requests have all slots that may move."""
         slot = self._moving.get(request_id)
         if slot is None:
             if len(self._moving) >= max(1, self.num_slots // MAX_MOVING_PART):
@@ -150,12 +150,12 @@ class Snapshots:
 
     @property
     def _has_empty(self) -> bool:
-        """Whether a slot holds nothing and is nobody's: those come first."""
+        """Whether some slot has neither key nor owner; such slots come first in the order."""
         first = next(iter(self._slots))
         return first not in self._keys and first not in self._owners
 
     def _take(self) -> int:
-        """The slot used least recently, without what it held and without an owner."""
+        """The least recently used slot, emptied and taken from its owner."""
         slot = next(iter(self._slots))
         self._slots.move_to_end(slot)
         self._unname(slot)

@@ -1,4 +1,4 @@
-"""What models are made of: tensor-parallel layers, the residual stream, stages, rotary tables, config.json readers."""
+"""Building blocks of models: tensor-parallel layers, residual stream, stages, rotary tables, config.json readers."""
 
 from hookline.core.distributed.partition import even_part as even_part
 from hookline.core.layers.clamped_experts import (

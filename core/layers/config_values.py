@@ -131,7 +131,7 @@ class ConfigValues:
 
 
 def layer_caches(windows: Sequence[int | None], max_position: int) -> tuple[LayerCache, ...]:
-    """What layers with these windows keep, for ModelSpec.layers; a window as long as max_position is full attention."""
+    """The caches of layers with these windows, for ModelSpec.layers; a window of max_position is full attention."""
     return tuple(
         FullAttention() if window is None or window >= max_position else SlidingWindow(window) for window in windows
     )

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 Expert = Callable[[Tensor], Tensor]
-"""One expert: maps tokens (N, D) to (N, D)."""
+"""An expert: maps tokens (N, D) to (N, D)."""
 
 
 def plain_expert_mlp(
@@ -30,7 +30,7 @@ def plain_expert_mlp(
 
 
 def every_expert(x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor) -> Tensor:
-    """Compute all experts for all tokens, and weight those that a token did not choose with zero. No host sync."""
+    """Compute all experts for all tokens; experts that a token did not choose have weight zero. No host sync."""
     return every_expert_of(_expert_mlps(gate_up_XFD, down_XDF), x_TD, expert_TA, weight_TA)
 
 

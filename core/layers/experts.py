@@ -99,7 +99,7 @@ class SoftmaxRouter:
         return self.with_gates(x_TD)[:2]
 
     def with_gates(self, x_TD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What a call returns, and the gates' products (T, num_gates), a view whose rows are not contiguous."""
+        """A call's two tensors, and the gates' products (T, num_gates), a view whose rows are not contiguous."""
         num_experts = len(self.weight_XD)
         logits_TR = self.kernels.linear(x_TD, self._weight_RD, self.bias_X)
         logits_TX = logits_TR[:, :num_experts] if self.num_gates else logits_TR

@@ -4,7 +4,7 @@ core/layers/vocab.py has embedding and head, core/layers/experts.py experts and 
 
 Their weights come from the runtime's factory, core/layers/weights.py without one, and know how they are multiplied. A
 model hands them the names of its tensors and gets `WeightTarget`s back.
-Concatenated (or summed) over the ranks, the results equal those of the plain layer. They are no `nn.Module`s, since a
+Concatenated (or summed) over the ranks, the results equal the plain layer's. They are no `nn.Module`s, since a
 module's call costs a microsecond and nothing here needs training. Parameters are left uninitialised.
 Legend: T tokens, D input features of this rank, O output features of this rank, C = (H + 2K) * E.
 """

@@ -282,7 +282,7 @@ class QuantizedWeights:
         self.quantization, self.dtypes = renamed, renamed.dtypes
 
     def finish(self) -> None:
-        """Make the weights of what was loaded, one after the other. Call it once, after loading."""
+        """Convert the loaded tensors into weights, one after the other. Call it once, after loading."""
         while self.unfinished:
             self.unfinished.pop(0)()
 

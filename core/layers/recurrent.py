@@ -30,7 +30,7 @@ def plain_short_convolution(
     past_BCP, num_past = state_RCP.index_select(0, states.rows_B), state_RCP.shape[2]
 
     def inputs(token_N: Tensor, request_N: Tensor) -> Tensor:
-        """What these tokens of these requests were given, (N, C) float32: in this step, or before it."""
+        """The inputs at these tokens of these requests, (N, C) float32: of this step, or kept from before it."""
         age_N = token_N - starts_B[request_N]
         kept_NC = past_BCP[request_N, :, (age_N + num_past).clamp(0, num_past - 1)]
         return torch.where((age_N >= 0).unsqueeze(1), x_TC[token_N.clamp(min=0)], kept_NC).float()

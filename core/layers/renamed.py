@@ -16,9 +16,10 @@ from hookline.core.contracts import (
 
 
 class RenamedQuantization(Quantization):
-    """Implements hookline.core.contracts.Quantization by another one, which knows the checkpoint's names alone.
+    """Implements hookline.core.contracts.Quantization around another one, which knows only the checkpoint's names.
 
-    dtypes: safetensors' names of the dtypes of what is stored; given by the checkpoint's names, had by the model's.
+    dtypes: safetensors' dtypes of the stored tensors: the argument by the checkpoint's names, the attribute by the
+    model's.
     """
 
     def __init__(

@@ -42,7 +42,7 @@ class _Reader:
 class Residual:
     """The residual stream of one forward, the same on every rank.
 
-    hidden_TD: what it starts as, the embedding's output; may be overwritten. eps: of every norm.
+    hidden_TD: its first value, the embedding's output; may be overwritten. eps: of every norm.
     in_chunks: whether ranks may cut the rows and sum them chunk by chunk; False where a block of all rows at once is
     much cheaper, as of experts.
     Device: no host sync.

@@ -65,7 +65,7 @@ def _llama3_kept_share(settings: RopeSettings, frequency_F: Tensor) -> Tensor:
 
 
 def _yarn_kept_share(settings: RopeSettings, head_dim: int) -> Tensor:
-    """How much of each frequency stays as trained: 1 for those that turn often in the original length, 0 for slow."""
+    """The share of each frequency that stays as trained: 1 for fast frequencies, 0 for slow ones, (E / 2,)."""
 
     def _dimension_turning(times: float) -> float:
         turns = settings.original_max_position_embeddings / (times * 2 * math.pi)

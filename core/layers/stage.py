@@ -75,7 +75,7 @@ class StageLayers(Sequence[Layer], Generic[Layer]):
 
 
 def stage_input(embed: Callable[[Tensor], Tensor], token_ids_T: Tensor, attend: Any) -> Tensor:
-    """What a stage begins with, (T, D): the tokens' embeddings, or the residual stream of the stage before."""
+    """The input of a stage, (T, D): the tokens' embeddings, or the residual stream of the stage before."""
     stream_TD: Tensor | None = getattr(attend, "stream_TD", None)
     return embed(token_ids_T) if stream_TD is None else stream_TD
 
@@ -104,11 +104,11 @@ class FinalNorm:
 
 
 def tapped(layers: Sequence[Kept], residual: Residual, attend: Any) -> Sequence[Kept] | Iterator[Kept]:
-    """A model's layers, to be iterated over in order, with the stream after each one shown to those that asked.
+    """A model's layers, to be iterated over in order; the residual stream after each is shown to those that read it.
 
-    Observers see it; step extensions may change it. For a model's forward: `for layer in tapped(self.layers, residual,
-    attend)`. Whether the stream was asked for is in core's `attend`; if it was not, these are the layers themselves,
-    and captured graphs hold nothing more.
+    Observers read it; step extensions may change it. For a model's forward: `for layer in tapped(self.layers, residual,
+    attend)`. Core's `attend` knows whether anything reads the stream; if not, these are the layers themselves, and
+    captured graphs hold nothing more.
     """
     tap: Tap | None = getattr(attend, "tap", None)
     return layers if tap is None else _each(layers, residual, tap)
@@ -117,7 +117,7 @@ def tapped(layers: Sequence[Kept], residual: Residual, attend: Any) -> Sequence[
 def tapped_stream(layer: int, stream_TD: Tensor, attend: Any) -> Tensor | None:
     """Show the stream after a layer, of a model that has no Residual; the stream to continue with if it was changed.
 
-    layer: counted over the whole model. Returns None if the stream is as it was: at once if nobody asked for it.
+    layer: counted over the whole model. Returns None if the stream is unchanged: at once if nothing reads it.
     Device: as `tapped`.
     """
     tap: Tap | None = getattr(attend, "tap", None)

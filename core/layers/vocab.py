@@ -17,8 +17,8 @@ from hookline.core.layers.weights import PLAIN, empty_parameter, head_weight
 class VocabParallelEmbedding:
     """An embedding whose vocabulary, padded with zero rows to a multiple of the ranks, is split over them.
 
-    vocab_size, hidden_size: of the whole embedding. weight_VD: this rank's rows; those of the padding are zero. part:
-    its tokens. is_tied: whether the head has the same weight. If the model is cut into stages, the first stage has the
+    vocab_size, hidden_size: of the whole embedding. weight_VD: this rank's rows; padding rows are zero. part: its
+    tokens. is_tied: whether the head has the same weight. If the model is cut into stages, the first stage has the
     embedding, and the last one too if it is tied; other stages allocate nothing and must not call it.
     Shapes: token_ids_T (T,) int64 -> (T, D), the same on every rank.
     """
@@ -63,7 +63,7 @@ class ParallelHead:
     def __init__(
         self, vocab_size: int, hidden_size: int, runtime: Runtime, *, tied_to: VocabParallelEmbedding | None = None
     ) -> None:
-        """Allocate this rank's rows, uninitialised, on runtime.device, or take those of `tied_to`."""
+        """Allocate this rank's rows, uninitialised, on runtime.device, or share `tied_to`'s rows."""
         self.tied_to, self.is_here = tied_to, runtime.stage.is_last
         self.part, num_rows = vocab_part(vocab_size, runtime.ranks)
         self.features, self.num_columns = Part(hidden_size, 0, hidden_size), self.part.size

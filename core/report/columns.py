@@ -17,7 +17,7 @@ from typing import Any
 from hookline.core.report.jobs import Job
 
 LOAD_KEYS = ("workload", "slo", "repeats")
-"""Keys about how a job is measured, not what is measured."""
+"""Keys of the measurement's load and bounds, not of the measured engine."""
 FACTS = {"on device": "device", "kernels taken": "kernels", "revision": "revision"}
 """Results that a comparison should show if they differ although the configurations are equal."""
 

@@ -35,7 +35,7 @@ class Axis:
     is_log: bool = False
 
     def at(self, value: float) -> float:
-        """Where a value is drawn, to a tenth of a pixel; what is below a logarithm's start is drawn there."""
+        """Where a value is drawn, to a tenth of a pixel; values below a logarithmic axis' start are drawn at it."""
         low, high = self.low, self.high
         if self.is_log:
             low, high, value = math.log(low), math.log(high), math.log(max(value, low))

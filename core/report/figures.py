@@ -15,7 +15,7 @@ STEADY = 0.02
 class Figure:
     """A figure of the result lines.
 
-    better: 1 if more is better, -1 if less is, 0 if neither. scale, unit: value times scale is what is shown.
+    better: 1 if more is better, -1 if less is, 0 if neither. scale, unit: value times scale is shown, in this unit.
     """
 
     name: str
@@ -55,7 +55,7 @@ FIGURES = (
 
 
 def figures_of(jobs: Sequence[Job]) -> tuple[list[Figure], list[Figure]]:
-    """The figures with something to show, in fitting units, and those that are 0 for every job."""
+    """The figures with values, in fitting units, and the figures that are 0 for every job."""
     objectives = {job.record["objective"]["name"] for job in jobs if job.record.get("objective")}
     others = sorted(objectives - {figure.name for figure in FIGURES})
     shown, zero = [], []

@@ -1,4 +1,4 @@
-"""The jobs of one sweep or several: their result lines, and what was recorded of those that are done."""
+"""The jobs of one or several sweeps: their result lines, and the recordings of finished jobs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Job:
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """What was asked for; empty if the job never got so far."""
+        """The job's configuration; empty if the job failed before it was composed."""
         return self.record.get("config") or {}
 
     @property
@@ -69,7 +69,7 @@ def read_jobs(folders: Sequence[Path]) -> list[Job]:
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
-    """What sets job numbers of several sweeps apart: the folder's own name where it is unique, else its path."""
+    """A prefix for the job numbers of each sweep: the folder's own name where it is unique, else its path."""
     if len(folders) == 1:
         return [""]
     short = [folder.resolve().name for folder in folders]

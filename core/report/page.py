@@ -56,7 +56,7 @@ def page(report: Report) -> str:
 
 
 def _facts(report: Report) -> Mapping[str, str]:
-    """What all jobs of the sweep have in common, and when it ran."""
+    """The facts that all jobs of the sweep have in common, and when it ran."""
     done = [job for job in report.jobs if job.is_done]
     model = sorted({str((job.config.get("model") or {}).get("checkpoint") or "") for job in done} - {""})
     facts = {

@@ -1,4 +1,4 @@
-"""Splits the configurations of jobs into what they share and what differs."""
+"""Splits the configurations of jobs into common values and differing ones."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ TAG_FIGURES = (
 
 @dataclass(frozen=True)
 class TagRow:
-    """One value of a key in one job. figures: those of its table's columns, for this value."""
+    """The figures of a job for one value of a tag's key, in the order of the table's columns."""
 
     value: str
     job: Job

@@ -84,7 +84,7 @@ class Report:
     def of(cls, jobs: Sequence[Job], baseline: str = FIRST) -> Report:
         """Lay jobs out.
 
-        Raises: ConfigError if the baseline is no job, or one that did not end.
+        Raises: ConfigError if the baseline is no job, or a job that is not done.
         """
         columns = columns_of(jobs)
         chosen = _chosen(jobs, baseline)

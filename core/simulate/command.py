@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hookline.core.simulate.cost import CostModel
 
 FAR = 2
-"""Steps with more tokens than this many times those of the largest measured step cause a warning."""
+"""Steps with more than this many times the tokens of the largest measured step cause a warning."""
 SUFFIX = ".json"
 """Suffix of files with cost models."""
 _log = logging.getLogger("hookline")
@@ -184,8 +184,8 @@ def _speed(runs: Sequence[Recording], wall_s: float) -> dict[str, float]:
 
 
 def warn_beyond(cost: CostModel, runs: Sequence[Recording]) -> None:
-    """Warn if steps were far larger than those that the cost model was fitted to; never for coefficients that were
-    given.
+    """Warn if steps were far larger than the measured steps that the cost model was fitted to. A cost model given as
+    coefficients has no measured steps, and no warning.
     """
     for name, what in (
         ("decode", "decode steps of up to %d rows"),

@@ -87,7 +87,7 @@ class CostModel:
     decode is over rows, prompt over the tokens of steps that compute prompts; both with the padding of captured steps.
     captures: whether decodes are captured, and with captures_prompts small steps with prompts. Others take the device
     at least as long as the host launches them.
-    origin: what it was measured on, and how well it fits; empty if the coefficients were given.
+    origin: the measured machine and configuration, and the errors of the fit; empty for given coefficients.
     Raises: ConfigError naming the coefficient that is not a finite number of at least 0.
     """
 

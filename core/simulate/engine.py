@@ -120,10 +120,10 @@ def _shares_prefixes(config: Config, groups: CacheGroups, origin: Mapping[str, A
 
 
 def check_machine(tree: Mapping[str, Any], config: Config, cost: CostModel, host: PluginHost) -> None:
-    """Refuse settings that would run otherwise than what was measured: their speed is not known.
+    """Refuse settings of the machine other than the measured ones: their speed is not known.
 
-    tree: as composed, and config: as validated. What is left at its default means the machine that was measured.
-    Raises: ConfigError naming the key, its value and what was measured.
+    tree: as composed, and config: as validated. A key at its default means the measured machine's value.
+    Raises: ConfigError naming the key, its value and the measured value.
     """
     origin, default = cost.origin, validate({}, host)
     measured = {"pp": 1, **origin.get("config", {})}
@@ -136,7 +136,7 @@ def check_machine(tree: Mapping[str, Any], config: Config, cost: CostModel, host
 
 
 def _came_to(key: str, measured: Any, origin: Mapping[str, Any]) -> str | None:
-    """What `auto` stood for on the measured machine; None if the cost model does not say."""
+    """The value that `auto` had on the measured machine; None if the cost model does not say."""
     if key == "kernels":
         return str(origin["kernels"]) if origin.get("kernels") else None
     device = origin.get("device")
@@ -178,7 +178,7 @@ def _option(kind: str, value: Mapping[str, Any], host: PluginHost) -> Any:
 
 
 def _fields(kind: str, of: Mapping[str, Any], value: Mapping[str, Any], measured: Mapping[str, Any]) -> str:
-    """The fields in which two configurations of an option differ, with the values of one of them."""
+    """The fields in which two configurations of an option differ, with their values in `of`."""
     names = [name for name in {**value, **measured} if value.get(name) != measured.get(name) and name not in FREE]
     return f" ({', '.join(f'{kind}.{name}={shown(of.get(name))}' for name in names)})"
 

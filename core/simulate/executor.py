@@ -62,7 +62,7 @@ class BlankExecutor(Executor):
 
 
 class SimulatedExecutor(Executor):
-    """An Executor around another one, on a virtual clock: times are a cost model's, tokens those of the wrapped one."""
+    """Wraps an Executor on a virtual clock: times come from a cost model, tokens from the wrapped executor."""
 
     def __init__(self, inner: Executor, cost: CostModel, clock: VirtualClock, limits: Limits) -> None:
         self.inner, self.cost, self.clock = inner, cost, clock

@@ -45,7 +45,10 @@ def knots_around(tokens: Column) -> list[int]:
 
 
 def segments(tokens: Column, knots: Sequence[int]) -> Column:
-    """One, and how far the tokens reach into each segment between two knots; into the last one without end."""
+    """The basis of a piecewise linear curve, (steps, knots): 1, and the tokens within each segment between two knots.
+
+    The last segment has no end.
+    """
     ends = [*knots[1:-1], np.inf]
     parts = [np.clip(tokens - start, 0, end - start) for start, end in zip(knots, ends, strict=False)]
     return np.stack([np.ones(len(tokens)), *parts[: len(knots) - 1]], axis=1).astype(np.float64)
@@ -119,21 +122,21 @@ LAUNCH_BOUND = 1.5
 LIMITS = ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
 """Keys of the engine's configuration that the shapes of its steps depend on."""
 SAME = ("device", "kernels", "block_size")
-"""What all jobs of a fit must share, besides the model."""
+"""Facts that all jobs of a fit must have in common, besides the model."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A benchmark that ran: its result line and what it recorded."""
+    """A finished benchmark: its result line and its recording."""
 
     result: Mapping[str, Any]
     recording: Recording
 
 
 def read_measured(folder: Path) -> list[Measured]:
-    """The benchmarks in a sweep's folder, or the one whose `result` and `records` lie there.
+    """The benchmarks in a sweep's folder, or the single benchmark whose `result` and `records` lie there.
 
-    Raises: ConfigError if there is none that ran on a machine and left its steps.
+    Raises: ConfigError if there is no finished benchmark of a real machine with its steps.
     """
     done = [record for record in read_results(folder) if record["status"] == DONE and not record.get("simulated")]
     places = [(record, folder / record["folder"]) for record in done if record["folder"] is not None]

@@ -1,4 +1,4 @@
-"""What a simulation takes, beside the keys of a benchmark: the dataclass of the root keys."""
+"""The keys of a simulation besides the keys of a benchmark: the dataclass of the root keys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class SimulateKeys(BenchKeys):
     """Root keys of a simulation, beside the kinds."""
 
     cost: str | Mapping[str, Any] = "h200_qwen3_0_6b"
-    """What a step costs: a model of conf/cost_models, a .json file, or a mapping (docs/simulation.md)."""
+    """Cost model of a step: one of conf/cost_models, a .json file, or a mapping (docs/simulation.md)."""
     fit: str | None = None
     """In place of cost: folders of benchmarks with results.jsonl and records, separated by commas."""
     save: str | None = None
