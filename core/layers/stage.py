@@ -104,7 +104,7 @@ class FinalNorm:
 
 
 def tapped(layers: Sequence[Kept], residual: Residual, attend: Any) -> Sequence[Kept] | Iterator[Kept]:
-    """A model's layers, to be iterated over in order; the residual stream after each is shown to those that read it.
+    """A model's layers, to be iterated over in order; the residual stream after each is shown to its readers.
 
     Observers read it; step extensions may change it. For a model's forward: `for layer in tapped(self.layers, residual,
     attend)`. Core's `attend` knows whether anything reads the stream; if not, these are the layers themselves, and
