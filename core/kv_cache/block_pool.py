@@ -42,7 +42,7 @@ def hash_prefix(previous_hash: int, tokens: bytes) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A full block's tokens. `serial` is unique in the pool's life, so (parent, tokens) names a whole prefix exactly."""
+    """A full block's tokens. `serial` is unique in the pool's life, so (parent, tokens) names one whole prefix."""
 
     hash: int
     tokens: bytes
