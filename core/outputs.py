@@ -1,4 +1,4 @@
-"""What a caller gets back: finished requests, the Deltas of running ones, usage and times. Plain values."""
+"""The results that callers get: outputs of finished requests, Deltas of running ones, usage and times. Plain values."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """A token with its log-probability (natural) under the model, and the most likely tokens with theirs.
+    """A token's natural log-probability under the model, and the most likely tokens with their log-probabilities.
 
-    The model's own distribution: before bias, penalties, temperature, top_k, top_p and min_p. token_id: the token that
-    was drawn, or the prompt's. logprob: at most 0. top: (token id,
-    log-probability), most likely first, as many as asked for; the token itself may be among them.
+    They are of the model's unprocessed distribution: before bias, penalties, temperature, top_k, top_p and min_p.
+    token_id: the sampled token, or the prompt's. logprob: at most 0. top: (token id, log-probability), most likely
+    first, as many as asked for; the token itself may be among them.
     """
 
     token_id: int
@@ -41,8 +41,8 @@ class FinishReason(StrEnum):
 class Usage:
     """Tokens of a request.
 
-    num_prompt_tokens: once, however many completions. num_cached_tokens: those of the prompt that the prefix cache
-    held. num_completion_tokens: of all completions, the tokens that stopped them included.
+    num_prompt_tokens: of the prompt, counted once for all completions. num_cached_tokens: prompt tokens found in the
+    prefix cache. num_completion_tokens: of all completions, including the tokens that stopped them.
     """
 
     num_prompt_tokens: int
@@ -57,10 +57,10 @@ class Usage:
 
 @dataclass(frozen=True)
 class Timings:
-    """Moments of a request's life in seconds on the engine's clock (time.monotonic's); None for what never happened.
+    """Moments of a request's life, in seconds on the engine's clock (time.monotonic); None for events that never came.
 
-    arrival_s: it was handed in. scheduled_s: its first step was planned. first_token_s: that token's value was known.
-    finished_s: it ended, for whatever reason.
+    arrival_s: it was submitted. scheduled_s: its first step was planned. first_token_s: its first token was known on
+    the host. finished_s: it ended, for whatever reason.
     """
 
     arrival_s: float
@@ -86,23 +86,23 @@ class Timings:
 
 @dataclass
 class RequestOutput:
-    """What a caller gets back for one prompt; with n > 1 this is the first completion, and `others` are the rest.
+    """The result of one prompt; with n > 1 this is the first completion, and `others` are the rest.
 
     request_id: unique in the engine, one for each completion. prompt: the text, None if it came as tokens.
     prompt_token_ids: the prompt as the model saw it. num_preemptions: how often it lost its blocks and computed its
     tokens again. timings: None for a request that never reached the engine.
-    token_ids holds every generated token, the one that stopped it included; text leaves out special tokens (unless
-    asked otherwise), a token that stopped it and what follows a stop string, and is empty without a tokenizer.
+    token_ids holds every generated token, including a stop token; text leaves out special tokens (unless asked
+    otherwise), a stop token, and a stop string with all text after it, and is empty without a tokenizer.
     stop_reason is the stop string or the token of stop_token_ids that ended it. num_cached_tokens counts prompt tokens
     found in the prefix cache. error says why a request with finish_reason "error" was refused, or why one with "abort"
     ended if its caller did not end it. is_fault: a fault of a plugin or of the engine ended it, and neither
     the request nor its caller. index counts the completions of a prompt.
     logprobs (one per token of token_ids) and prompt_logprobs (one per token of the prompt, None for the first) are None
     unless asked for.
-    tags, priority, deadline_s (seconds after the arrival) are those that the request came with. refusal: for a request
-    that was refused, the kind of refusal as one word: RequestError.reason.
-    extensions: by the name of a step extension that the request used, what it says of each token of token_ids, as plain
-    data; None if it used none that says something.
+    tags, priority, deadline_s (seconds after the arrival) are the request's own. refusal: for a refused request, the
+    kind of refusal as one word: RequestError.reason.
+    extensions: by the name of a step extension that the request used, its result for each token of token_ids, as plain
+    data; None if none of its extensions has results.
     vector: of a request that was pooled, (F,) float32; it has no token_ids, and finish_reason "stop".
     """
 
@@ -138,7 +138,7 @@ class RequestOutput:
         return f"<RequestOutput {self.request_id}: {sizes}{vector}, {self.finish_reason.value}{told and f', {told}'}>"
 
     def copy(self) -> RequestOutput:
-        """One that its owner may change without changing this one: its lists and its vector are its own."""
+        """A copy with its own lists and vector, which may be changed without changing this output."""
         return replace(
             self,
             prompt_token_ids=list(self.prompt_token_ids),
@@ -158,7 +158,7 @@ class RequestOutput:
 
     @property
     def score(self) -> float | None:
-        """The number of a vector that has only one, as LLM.score gives it."""
+        """The number of a vector of length 1, as returned by LLM.score; None otherwise."""
         return None if self.vector is None or len(self.vector) != 1 else float(self.vector[0])
 
     @property
@@ -170,13 +170,13 @@ class RequestOutput:
 
 @dataclass
 class Delta:
-    """What was added to one completion since its last Delta.
+    """The tokens and text added to one completion since its last Delta.
 
     request_id is that of the output. prompt_index counts the prompts of the call, index the completions of a prompt.
-    text is what was added, or all of it so far if the caller asked for cumulative text: whole characters, and nothing
-    that may turn out to begin a stop string. token_ids are the new tokens, which text can lag behind, logprobs theirs,
-    if they were asked for, and extensions what step extensions say of them, as in RequestOutput. output is the whole
-    result, in the last Delta of a completion, and None before.
+    text is the new text, or all text so far if the caller asked for cumulative text: whole characters, without an end
+    that may become a stop string. token_ids are the new tokens; text can lag behind them. logprobs, if they were asked
+    for, and extensions are results for the new tokens, as in RequestOutput. output is the whole result, in the last
+    Delta of a completion, and None before.
     """
 
     request_id: int
@@ -205,16 +205,16 @@ class Delta:
 
 
 Told = dict[str, list[Any]]
-"""By the name of a step extension, what it says of some consecutive tokens: see RequestOutput.extensions."""
+"""By the name of a step extension, its results for some consecutive tokens: see RequestOutput.extensions."""
 
 
 def behind(told: Told | None, num_tokens: int) -> Told | None:
-    """What is said of the tokens from this number on."""
+    """The results for the tokens from number num_tokens on."""
     return None if told is None else {name: values[num_tokens:] for name, values in told.items()}
 
 
 def joined_told(told: Told | None, further: Told | None) -> Told | None:
-    """What is said of some tokens, and of the next ones behind them, in new lists."""
+    """The results for some tokens followed by those for the next ones, in new lists."""
     if told is None or further is None:
         return told or further
     names = dict.fromkeys((*told, *further))
@@ -222,9 +222,10 @@ def joined_told(told: Told | None, further: Told | None) -> Told | None:
 
 
 def merge_completions(completions: list[RequestOutput]) -> RequestOutput:
-    """One output from the completions of a prompt, at least one, in any order: the first of them, which is changed to
-    hold the rest as `others`, in the order of their index. Each has the prompt's log-probabilities, which the first
-    alone was asked for.
+    """Make one output of the completions of a prompt, at least one, in any order: the first, with the rest as `others`.
+
+    `others` are in the order of their index. The prompt's log-probabilities, which only the first request computed, are
+    copied to each.
     """
     first, *others = sorted(completions, key=lambda output: output.index)
     first.others = others

@@ -1,4 +1,4 @@
-"""What a caller may ask of a request's sampling, validated on arrival. Imports no torch."""
+"""The sampling parameters of a request, validated on arrival. Imports no torch."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _allowed(low: float, high: float, above: bool) -> str:
 
 
 def whole(name: str, value: object, low: int, high: int | None = None) -> int:
-    """A whole number of at least `low`, and at most `high` or what an int64 holds. Raises: RequestError."""
+    """A whole number of at least `low` and at most `high`, by default the largest int64. Raises: RequestError."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise RequestError(f"sampling.{name}={shown(value)} must be a whole number")
     if low <= value <= (MAX_WHOLE if high is None else high):
@@ -90,13 +90,16 @@ def whole(name: str, value: object, low: int, high: int | None = None) -> int:
 
 
 def flag(name: str, value: object) -> None:
-    """Accept a bool, and nothing that only looks like one, as 0 and "true" do. Raises: RequestError."""
+    """Accept a bool; 0 and "true" are refused. Raises: RequestError."""
     if not isinstance(value, bool):
         raise RequestError(f"sampling.{name}={shown(value)} is not a bool")
 
 
 def texts(name: str, values: object, most: int, most_characters: int) -> tuple[str, ...]:
-    """One text or several, none of them empty; at most `most`, of most_characters in all. Raises: RequestError."""
+    """A text or a list of texts as a tuple: at most `most` texts, none of them empty, of most_characters in all.
+
+    Raises: RequestError.
+    """
     found = (values,) if isinstance(values, str) else values
     if isinstance(found, list | tuple):
         _at_most(name, len(found), most, "texts")
@@ -197,7 +200,7 @@ NEUTRAL: Mapping[str, Any] = {
     "min_p": 0.0,
     "repetition_penalty": 1.0,
 }
-"""What a field that is None stands for where the checkpoint's generation_config.json says nothing."""
+"""Values of fields that are None, if the checkpoint's generation_config.json does not set them either."""
 UNTRUNCATED: Mapping[str, Any] = {name: value for name, value in NEUTRAL.items() if name != "temperature"}
 """Values that override the truncation and penalty of a generation_config.json, for loads that are compared."""
 
@@ -215,13 +218,13 @@ class SamplingParams:
     decides then; where it says nothing, they are 1, 0, 1, 0 and 1.
 
     Order: min_tokens' stop tokens, bias, allowed tokens, bad words, penalties, then temperature, top_k, top_p and
-    min_p, each over what the one before left, as in transformers. Step extensions come where their
-    priority puts them. Temperature 0 takes the largest logit, whatever top_k, top_p and min_p say. Parameters that
-    together forbid every token leave nothing to choose by: any token may be drawn then.
+    min_p, each applied to the result of the one before, as in transformers. Step extensions run in the order of their
+    priorities. Temperature 0 takes the largest logit, whatever top_k, top_p and min_p are. If parameters together
+    forbid every token, any token may be sampled.
 
-    Limits, in core/sampling_params.py: 1,024 stop strings with 16,384 characters in all, and as many bad_words with as
-    many characters and 16,384 token ids; 4,096 stop_token_ids; 16,384 tokens with a bias; 2**20 allowed_token_ids.
-    Numbers must be finite as a float32, whole ones below 2**63. The plugins that carry a field out may take less.
+    Limits, in core/sampling_params.py: 1,024 stop strings with 16,384 characters in all; 1,024 bad_words with 16,384
+    characters and 16,384 token ids; 4,096 stop_token_ids; 16,384 tokens with a bias; 2**20 allowed_token_ids. Numbers
+    must be finite as a float32, whole numbers below 2**63. The plugin that applies a field may have lower limits.
     Raises: RequestError naming the field, the value and the allowed range.
     """
 
@@ -232,19 +235,19 @@ class SamplingParams:
     min_tokens: int = 0
     """Fewest tokens to generate before an end-of-sequence or stop token may be drawn."""
     seed: int | None = None
-    """Fixes the draws of this request whatever else runs; None derives one from the engine's seed and the request's
-    number."""
+    """Makes the sampling of this request reproducible, whatever other requests run; None derives a seed from the
+    engine's seed and the request's number."""
     stop_token_ids: tuple[int, ...] = ()
-    """Further token ids that end the request; they stay in token_ids, not in the text."""
+    """Further token ids that end the request; the token is in token_ids, but not in the text."""
     ignore_eos: bool = False
     """Do not stop at the checkpoint's end-of-sequence tokens."""
     n: int = 1
-    """Completions of the prompt, 1 to 1024. The first draws with `seed`, the others with seeds made of it."""
+    """Completions of the prompt, 1 to 1024. The first is sampled with `seed`, the others with seeds derived from it."""
     stop: tuple[str, ...] = ()
-    """Texts that end the request, once min_tokens are there; the text ends before the one that is complete first, the
-    token that completed it is the last. One text, or several."""
+    """A text, or several, that end the request once min_tokens are generated: the stop string that is complete first
+    ends it, and the text ends before it. The token that completes it is the last token."""
     include_stop_str_in_output: bool = False
-    """Leave the stop string in the text."""
+    """Keep the stop string in the text."""
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
     top_k: int | None = None
@@ -252,7 +255,7 @@ class SamplingParams:
     top_p: float | None = None
     """Draw from the most likely tokens that together reach this probability, in (0, 1]; 1: from all."""
     min_p: float | None = None
-    """Draw from the tokens at least this part as likely as the most likely one, in [0, 1]; 0: all."""
+    """Draw from the tokens at least min_p times as likely as the most likely token, in [0, 1]; 0: from all."""
     repetition_penalty: float | None = None
     """> 0; logits of tokens in prompt or output are divided by it, negative ones multiplied."""
     presence_penalty: float = 0.0
@@ -264,20 +267,20 @@ class SamplingParams:
     allowed_token_ids: tuple[int, ...] | None = None
     """If not None, the only tokens that may be drawn."""
     bad_words: tuple[str | tuple[int, ...], ...] = ()
-    """Texts, or lists of token ids, whose last token is not drawn after the ones before it."""
+    """Texts, or lists of token ids: the last token of such a word is not sampled after the tokens before it."""
     logprobs: int | None = None
-    """0 to 20: give every token with its log-probability under the model, and this many alternatives."""
+    """0 to 20: return every token's log-probability under the model, and those of this many most likely tokens."""
     prompt_logprobs: int | None = None
     """The same for the prompt's tokens, all but the first."""
     extra_args: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Arguments of step extensions that plugins bring, by the extension's name; taken literally, and within the
-    limits of core/requests/step_extensions.py."""
+    """Arguments of plugins' step extensions, by the extension's name; taken literally, and within the limits of
+    core/requests/step_extensions.py."""
     structured_outputs: StructuredOutputs | None = None
-    """What the completion must look like: json, regex, choice, grammar or structural_tag; a mapping with one of them
-    will do."""
+    """The form that the completion must have: json, regex, choice, grammar or structural_tag; a mapping with one of
+    these keys is accepted too."""
 
     def __post_init__(self) -> None:
-        """Check every field, and keep its normal form: tuples, dicts, floats, -1 as 0."""
+        """Check every field, and store its normal form: tuples, dicts, floats, -1 as 0."""
         if self.max_tokens is not None:
             whole("max_tokens", self.max_tokens, 1)
         whole("min_tokens", self.min_tokens, 0)
@@ -301,7 +304,7 @@ class SamplingParams:
         self._keep("structured_outputs", StructuredOutputs.of(self.structured_outputs))
 
     def __repr__(self) -> str:
-        """Those that are not as they are unless set."""
+        """The fields with another value than their default."""
         plain = {one.name: {} if one.default is MISSING else one.default for one in fields(self)}
         told = [f"{name}={getattr(self, name)!r}" for name, value in plain.items() if getattr(self, name) != value]
         return f"SamplingParams({', '.join(told)})"
@@ -335,7 +338,7 @@ class SamplingParams:
         object.__setattr__(self, name, value)
 
     def _with(self, **checked: Any) -> SamplingParams:
-        """The same with other values that need no check: checking all again would cost each of n completions."""
+        """A copy with other values, which are not checked: checking all again would cost each of n completions."""
         other = object.__new__(type(self))
         vars(other).update({**vars(self), **checked})
         for name in ("processed_fields", "_resolved"):
@@ -343,7 +346,7 @@ class SamplingParams:
         return other
 
     def resolved(self, defaults: Mapping[str, Any]) -> SamplingParams:
-        """The same, with `defaults`, then NEUTRAL, for what is None; kept, as many requests may share parameters."""
+        """A copy whose None fields are set from `defaults`, else NEUTRAL; cached, as requests share parameters."""
         kept: tuple[Mapping[str, Any], SamplingParams] | None = vars(self).get("_resolved")
         if kept is not None and kept[0] is defaults:
             return kept[1]
@@ -364,7 +367,7 @@ class SamplingParams:
 
     @cached_property
     def stop_strings(self) -> StopStrings:
-        """`stop`, made ready to be found; takes 2 us a character when it is first asked for."""
+        """The search automaton of `stop`; the first access takes 2 us a character."""
         return StopStrings(self.stop)
 
     @property
@@ -373,19 +376,19 @@ class SamplingParams:
         return self.logprobs is not None or self.prompt_logprobs is not None
 
     def num_tokens_in(self, room: int) -> int:
-        """Most tokens to generate where there is room for so many."""
+        """Most tokens to generate if there is room for `room` tokens."""
         return room if self.max_tokens is None else min(self.max_tokens, room)
 
     @cached_property
     def processed_fields(self) -> tuple[str, ...]:
-        """Fields that ask for a step extension: those that are neither None nor neutral."""
+        """The fields that need a step extension: their values are neither None nor neutral."""
         return tuple(name for name, neutral in PROCESSED.items() if getattr(self, name) not in (None, neutral))
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> SamplingParams:
-        """Build from a mapping, as the configuration and JSON requests give it.
+        """Build from a mapping, as it comes from the configuration and from JSON requests.
 
-        Raises: RequestError for an unknown key, with the near miss.
+        Raises: RequestError for an unknown key, with the most similar one.
         """
         known = [field.name for field in fields(cls)]
         for key in values:
@@ -404,15 +407,15 @@ PROCESSED: Mapping[str, Any] = {
     "allowed_token_ids": None,
     "bad_words": (),
 }
-"""Fields that step extensions carry out, with the values that change nothing."""
+"""Fields that step extensions apply, with the values that change nothing."""
 
 
 NOT_SAMPLED = SamplingParams()
-"""Stands where a request that is pooled would have parameters; its fields are not looked at."""
+"""The parameters of pooled requests; their fields have no meaning."""
 
 
 def generation_defaults(generation: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """What a generation_config.json says of the fields in NEUTRAL; do_sample=false there means temperature 0.
+    """The values of the fields in NEUTRAL in a generation_config.json; do_sample=false there means temperature 0.
 
     Raises: RequestError naming the file for a value that is out of range.
     """

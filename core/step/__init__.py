@@ -1,1 +1,1 @@
-"""One step as plain data: the message to the ranks, the protocol of what computes it, and the times it took."""
+"""One step as plain data: the message to the ranks, the executor's protocol, and the times it took."""

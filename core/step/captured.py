@@ -1,4 +1,4 @@
-"""For which sizes and shapes of steps CUDA graphs are captured, and so how far steps are padded. Plain numbers."""
+"""The sizes and shapes of steps for which CUDA graphs are captured, to which other steps are padded. Plain numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hookline.core.contracts import Joining
 from hookline.core.scheduling import TILE_TOKENS
 
 TOKEN_COUNTS = (32, 64, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, 2048, 2560, 3072, 4096)
-"""Tokens of captured steps with prompts; larger ones keep the card busy for longer than the host launches them."""
+"""Tokens of captured steps with prompts; larger steps take the card longer than the host takes to launch them."""
 MOST_MIXED = 512
 """Mixed steps are captured only if max_num_batched_tokens is at most this; steps of prompts alone always are."""
 LAUNCH_BOUND = 1e13
@@ -20,7 +20,7 @@ LEAST_SAVED = 64
 MAX_ROWS = 16
 """Prompts that a captured step has room for, besides decodes that are computed as prompts of one token."""
 DECODE_STEP = 16
-"""Decodes of captured mixed steps are multiples of it; those left over are computed as prompts of one token."""
+"""Decodes of captured mixed steps are multiples of it; further decodes are computed as prompts of one token."""
 MAX_MIXED_LEN = 16_384
 """Longest requests with which mixed steps are captured: prompts of one token read their context one after the other."""
 JOINED = (32, 64, 128)
@@ -45,7 +45,7 @@ def draft_sizes(max_num_seqs: int, max_num_batched_tokens: int) -> list[int]:
 
 
 def graph_sizes(max_num_seqs: int) -> list[int]:
-    """Row counts to capture: every batch up to max_num_seqs fits one, with at most a quarter of padding from 32 on."""
+    """Row counts to capture, up to max_num_seqs; from 32 rows on, at most a quarter of a captured batch is padding."""
     sizes = {1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64, max_num_seqs}
     step, size = 16, 80
     while size <= max_num_seqs:
@@ -58,7 +58,7 @@ def graph_sizes(max_num_seqs: int) -> list[int]:
 def captured_prompt_tokens(num_layers: int, hidden_size: int, num_ranks: int) -> int:
     """Tokens of the largest captured step of prompts for a model of these sizes, one of TOKEN_COUNTS.
 
-    A layer's weights are taken for 12 * hidden_size², as a plain decoder has; of experts, a token sees about as many.
+    A layer is assumed to have 12 * hidden_size² weights, as in a plain decoder; a token uses about as many of experts.
     """
     num_weights = 12 * num_layers * hidden_size**2 / num_ranks
     return max(size for size in TOKEN_COUNTS if size <= max(MOST_MIXED, LAUNCH_BOUND / num_weights))
@@ -105,11 +105,11 @@ def prompt_shapes(
     most_tokens: int = MOST_MIXED,
     joined_decodes: int = 0,
 ) -> list[PromptShape]:
-    """The shapes of captured steps with prompts: with few tokens first.
+    """The shapes of captured steps with prompts, in ascending order of tokens.
 
     most_tokens: of the largest shape, see captured_prompt_tokens. Steps of prompts are padded to the next of
     TOKEN_COUNTS. If max_num_batched_tokens is small, mixed steps are captured, too: padded to multiples of TILE_TOKENS
-    or to max_num_batched_tokens, and for each such size one shape for every DECODE_STEP decodes, most of them first.
+    or to max_num_batched_tokens, with a shape for every DECODE_STEP decodes of each size, most decodes first.
     Otherwise the mixed shapes are those of joined_shapes.
     """
     most = min(max_num_batched_tokens, max_model_len, most_tokens)  # the padding row has no more blocks
@@ -148,7 +148,7 @@ def joined_shapes(sizes: Iterable[int], max_num_seqs: int, joined_decodes: int) 
 
 
 def joining(shapes: Iterable[PromptShape]) -> Joining:
-    """What a policy is told of these shapes."""
+    """The Joining that tells a policy about these shapes."""
     joined = [shape for shape in shapes if shape.is_padded]
     if not joined:
         return Joining()

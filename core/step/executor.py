@@ -1,4 +1,4 @@
-"""Executor: what the engine asks of the ranks that compute its steps, and what it gets of each."""
+"""Executor: the protocol by which the engine has ranks compute its steps, and the result of a step."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from hookline.core.util.arrays import Array, IntArray, MaskArray
 class StepResult:
     """The result of a step, on the host.
 
-    tokens: those drawn (N,).
+    tokens: the sampled tokens (N,).
     extras: further arrays with numbers for each draw, by the name of the step extension that computed them, or
     DRAW_SCORES.
-    apart: float32 arrays that belong to no draw, by name: `read_by` a reader of prompts, its rows (P, F) in the chunks'
-    order; `tapped_after` a layer of engine.taps or of the drafter, the hidden states (T, D) of the step's decodes, then
-    of its chunks' tokens. Those for a drafter are torch tensors on the device of rank 0 if that is in this process.
+    apart: float32 arrays that belong to no draw, by name: `read_by(reader)`, rows (P, F) of a prompt reader in the
+    chunks' order; `tapped_after(layer)` for layers of engine.taps and of the drafter, hidden states (T, D) of the
+    step's decodes, then of its chunks' tokens. A drafter's are torch tensors on the device if rank 0 is in this process.
     extension_seconds: (X, 2) float64, the index of each step extension that was timed on the device and its seconds;
     None if none was.
     """
@@ -33,7 +33,7 @@ class StepResult:
 
 
 def read_by(reader: int) -> str:
-    """The name of what the reader of this index made of prompts; see StepResult.apart."""
+    """The name of the rows that the prompt reader of this index computed; see StepResult.apart."""
     return f"read by {reader}"
 
 
@@ -47,7 +47,7 @@ class Executor(Protocol):
 
     @property
     def watches_steps(self) -> bool:
-        """Whether it notices by itself if a launched step gets no further."""
+        """Whether it notices by itself that a launched step is stuck."""
         return False
 
     @property
@@ -57,7 +57,7 @@ class Executor(Protocol):
 
     @property
     def progress(self) -> int:
-        """A number that changes while a step gets further, for those who watch from another thread."""
+        """A number that changes while a step proceeds, for a watchdog in another thread."""
         return 0
 
     def launch(self, step: Step) -> Any:
@@ -88,7 +88,7 @@ class Executor(Protocol):
         ...
 
     def tell_if_stuck(self, tell: Callable[[HooklineError], None]) -> None:
-        """Have `tell` called, from another thread, if a step can never end. Does nothing by itself."""
+        """Call `tell`, from another thread, if a step can never end. Does nothing unless a class overrides it."""
         return
 
     @property

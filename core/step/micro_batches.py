@@ -20,11 +20,11 @@ PIECES: Mapping[Axis, Sequence[Along]] = {
     Axis.DRAW: (Along(Axis.DECODE), ALONG["sampled_chunks"]),
     Axis.MASK: (ALONG["masked_draws"],),
 }
-"""What follows one another along each axis that is made of others."""
+"""The sections that an axis joins: its entries are those of the first section, then those of the second."""
 
 
 class Members:
-    """Which of a step's entries a micro-batch has, along each axis; found when first asked for."""
+    """Which of a step's entries a micro-batch has, along each axis; computed at the first access."""
 
     def __init__(self, step: Step, decodes: slice, chunks: slice) -> None:
         self._step = step
@@ -35,13 +35,13 @@ class Members:
         self._found[Axis.DECODE][decodes] = self._found[Axis.CHUNK][chunks] = True
 
     def of(self, axis: Axis) -> BoolArray:
-        """Whether it has each of the axis's entries."""
+        """For each entry of the axis, whether the micro-batch has it."""
         if axis not in self._found:
             self._found[axis] = np.concatenate([self.along(piece) for piece in PIECES[axis]])
         return self._found[axis]
 
     def along(self, along: Along) -> BoolArray:
-        """Whether it has each integer of a section."""
+        """For each integer of a section, whether the micro-batch has it."""
         found = self.of(along.axis)
         if along.by:
             found = found[self.named(along)]
@@ -57,7 +57,7 @@ class Members:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """A part of a step, which is a step itself. members: what of the whole step it has."""
+    """A part of a step, which is a step itself. members: the entries of the whole step that it has."""
 
     step: Step
     members: Members
@@ -95,7 +95,7 @@ def _chunk_bounds(lens: IntArray, decodes: Sequence[int]) -> list[int]:
 
 
 def _part(step: Step, decodes: slice, chunks: slice, *, is_first: bool) -> MicroBatch:
-    """The micro-batch of these decodes and chunks. is_first: whether it has what the whole step needs."""
+    """The micro-batch of these decodes and chunks. is_first: whether it gets the sections of the whole step."""
     members, sections = Members(step, decodes, chunks), dict[str, Any]()
     for name, along in ALONG.items():
         values = getattr(step, name)
@@ -109,7 +109,7 @@ def _part(step: Step, decodes: slice, chunks: slice, *, is_first: bool) -> Micro
 
 
 def joined(parts: Sequence[MicroBatch], results: Sequence[Array], axis: Axis = Axis.DRAW) -> Array:
-    """The results of a step along an axis, put together from those of its micro-batches."""
+    """The results of a step along an axis, joined from the results of its micro-batches."""
     if len(parts) == 1:
         return results[0]
     widest = max(results, key=np.ndim)

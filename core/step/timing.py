@@ -58,7 +58,7 @@ class StepWatch:
         self.now = now
         self.tracer: Tracer | None = None
         self.clock: Clock | None = None
-        """The device's, once `Engine.time_steps` asked for it."""
+        """The clock of the device, once `Engine.time_steps` asked for it."""
         self.num_steps = 0
         self.doing = ""
         """The part that was begun last; empty between steps."""

@@ -22,12 +22,12 @@ _NO_INTS: IntArray = np.empty(0, dtype=np.int64)
 
 
 def no_ints() -> IntArray:
-    """A section without entries; always the same one, as there is nothing in it to write to."""
+    """An empty section; always the same array, as nothing can be written to it."""
     return _NO_INTS
 
 
 def every(flags: BoolArray | IntArray) -> bool:
-    """Whether all are set, as `flags.all()` says in four times the time."""
+    """Whether all flags are set; four times as fast as `flags.all()`."""
     return bool(np.count_nonzero(flags) == len(flags))
 
 
@@ -37,7 +37,7 @@ def ints(values: Iterable[int]) -> IntArray:
 
 
 def without(entries: IntArray, others: IntArray) -> IntArray:
-    """Those entries of a table that are not among the others, as `np.isin` finds them in ten times the time."""
+    """The entries that are not among `others`, both of at least 0; ten times as fast as `np.isin`."""
     is_other = np.zeros(max(int(entries.max(initial=0)), int(others.max(initial=0))) + 1, dtype=bool)
     is_other[others] = True
     return entries[~is_other[entries]]
@@ -49,14 +49,14 @@ def num_mask_words(vocab_size: int) -> int:
 
 
 def float_bits(values: Iterable[float]) -> IntArray:
-    """float32 bit patterns, as integers: how a Step carries floats."""
+    """float32 bit patterns as integers, the form in which a Step carries floats."""
     return np.fromiter(values, dtype=np.float32).view(np.int32).astype(np.int64)
 
 
 def ranges_of(index: Any, num_dims: int) -> list[slice]:
-    """What a tensor of so many dimensions is indexed with: a range for each of them.
+    """An index as a list with one slice for each of num_dims dimensions.
 
-    index: of the first dimensions, a slice or a tuple of them; an ellipsis stands for those that are left out.
+    index: a slice or a tuple of slices for the first dimensions; an ellipsis, or a missing slice, means whole ones.
     """
     given = index if isinstance(index, tuple) else (index,)
     found = [one for one in given if one is not Ellipsis]

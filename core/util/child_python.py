@@ -18,9 +18,10 @@ sys.exit(getattr(module, function)())
 
 
 def python_command(target: str, *arguments: str) -> list[str]:
-    """Run `target` ("module:function"), which finds the arguments in sys.argv[1:]; what it returns is the exit code.
+    """Run `target` ("module:function"), which finds the arguments in sys.argv[1:] and returns the exit code.
 
-    -P keeps the working folder off the path, where a file named like a library's module would run in its place. What
-    the module imports is not searched for garbage: with torch among it that takes a fifth of a start's processor time.
+    -P keeps the working folder off the path, where a file named like a library's module would run in its place. The
+    objects of imported modules are not searched for garbage: with torch, that takes a fifth of a start's processor
+    time.
     """
     return [sys.executable, "-P", "-c", _BOOT, json.dumps(sys.path), target, *arguments]

@@ -11,9 +11,9 @@ from itertools import pairwise
 
 
 def field_docs(config: type) -> dict[str, str]:
-    """Field name -> the docstring under it, in one line; a class's own over those of its bases.
+    """Field name -> the docstring under it, in one line; those of a class replace those of its bases.
 
-    What cannot be found is left out: a listing must not fail for it.
+    Docstrings that cannot be found are left out, so that a listing does not fail.
     """
     docs: dict[str, str] = {}
     for cls in reversed(config.__mro__):

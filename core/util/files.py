@@ -16,14 +16,14 @@ MAX_READ = 2**30
 
 def path_of(value: object) -> Path:
     """The path that a key names; ~ and ~user at its beginning are home folders, which no shell expands there."""
-    return Path(os.path.expanduser(str(value)))  # of a Path it would also be done for ./~, which names a folder here
+    return Path(os.path.expanduser(str(value)))  # Path(...).expanduser() would also expand ./~, a folder's name
 
 
 def read_bounded(path: Path, key: str, most: int = MAX_READ) -> bytes:
-    """What a file or a pipe holds.
+    """The bytes of a file or a pipe.
 
-    Raises: ConfigError naming the key for more than `most` bytes, for a device, which may never end, and for what
-    cannot be read.
+    Raises: ConfigError naming the key for more than `most` bytes, for a device, which may never end, and for a path
+    that cannot be read.
     """
     try:
         with path.open("rb") as file:
@@ -45,7 +45,7 @@ def check_writable(path: Path, key: str) -> None:
     """
     try:
         with suppress(FileNotFoundError):
-            path.lstat()  # a name may be too long, which one that is made beside it is not
+            path.lstat()  # fails for a name that is too long; the temporary file's name is shorter
         if path.is_dir():
             raise ConfigError(f"{key}={path} is a folder; name a file")
         if not path.parent.is_dir():
@@ -58,7 +58,7 @@ def check_writable(path: Path, key: str) -> None:
 
 
 def check_appendable(path: Path, key: str) -> None:
-    """Find out whether lines can be added to a file, which need not be there yet.
+    """Find out whether lines can be added to a file, which need not exist yet.
 
     Raises: ConfigError naming the key.
     """
@@ -72,9 +72,9 @@ def check_appendable(path: Path, key: str) -> None:
 
 
 def write_whole(path: Path, pieces: Iterable[str | bytes], key: str) -> None:
-    """Write a file, text as UTF-8; one that is there already is replaced when the new one is complete.
+    """Write a file, text as UTF-8; an existing file is replaced once the new one is complete.
 
-    Raises: ConfigError naming the key if it cannot be written; what was there before is then still there.
+    Raises: ConfigError naming the key if it cannot be written; an existing file is then unchanged.
     """
     name: str | None = None
     try:
@@ -91,9 +91,9 @@ def write_whole(path: Path, pieces: Iterable[str | bytes], key: str) -> None:
 
 
 def _beside(path: Path) -> tuple[int, str]:
-    """A new file in the same folder, so that it can take the other's place at once, with the mode of any new file.
+    """A new file in the same folder, which can replace `path` atomically, with the mode of any new file.
 
-    Not by tempfile: only its owner can read what that makes, and to find the usual mode out is to change the umask of
+    Not by tempfile, whose files only their owner can read; the usual mode could only be read by changing the umask of
     all threads for a moment.
     """
     while True:

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 FEWEST_FROZEN = 2_000
-"""Whoever freezes a heap freezes this many objects at least: a bare interpreter has twice as many. Python 3.12 begins
-with 375 frozen ones of its own."""
+"""With at least this many frozen objects, other code has frozen the heap: a bare interpreter has twice as many objects.
+Python 3.12 itself begins with 375 frozen ones."""
 
 
 @contextmanager
@@ -22,7 +22,7 @@ def settled() -> Iterator[None]:
 
     With torch and transformers imported a collection of all of them stops a step for 0.13 s.
 
-    For commands, whose process is theirs: reference cycles among those objects are kept until the end.
+    For commands, which own their process: reference cycles among those objects are kept until the end.
     """
     gc.collect()
     gc.freeze()
@@ -56,15 +56,18 @@ def unsearched() -> Iterator[None]:
 
 
 class FrozenHeap:
-    """While it lives, what existed when its engine was ready is left out of full collections; see `freeze_heap`."""
+    """While it lives, objects that existed when its engine was ready are left out of full collections.
+
+    See `freeze_heap`.
+    """
 
     def __init__(self) -> None:
         self.is_idle = True
-        """Whether no caller waits for the engine's steps, if the engine tells: a full collection does no harm then."""
+        """Whether no caller waits for the engine's steps, so that a full collection does no harm; see `idling`."""
 
     @contextmanager
     def idling(self) -> Iterator[None]:
-        """Around a time in which no caller waits for the engine's steps; from its first use on the engine tells."""
+        """Around a time in which no caller waits for the engine's steps; is_idle is False outside from then on."""
         self.is_idle = True
         try:
             yield
@@ -73,7 +76,9 @@ class FrozenHeap:
 
     @contextmanager
     def thawed(self) -> Iterator[None]:
-        """Around the engine's end, whose cycles can be collected there; for other engines all is frozen again after."""
+        """Around the engine's end, so that its cycles can be collected; afterwards other engines' objects are frozen
+        again.
+        """
         froze_more = _froze_more()
         _OURS.engines.discard(self)
         gc.unfreeze()
@@ -84,7 +89,9 @@ class FrozenHeap:
 
 
 class _Ours:
-    """What engines of this process have frozen. No lock: a collection may end a dropped engine in the middle of it."""
+    """The engines of this process that froze objects. Without a lock, since a collection may end a dropped engine, in
+    the middle of any of these functions.
+    """
 
     def __init__(self) -> None:
         self.engines: set[FrozenHeap] = set()
@@ -96,9 +103,9 @@ _OURS = _Ours()
 
 
 def freeze_heap() -> FrozenHeap | None:
-    """Collect once, then leave all that is there out of full collections, until the last engine that asked has ended.
+    """Collect once, then leave all existing objects out of full collections, until the last such engine has ended.
 
-    None: other code of the process had frozen objects before, so this is left to it.
+    Returns None, and does nothing, if other code of the process has frozen objects before.
     """
     if not _OURS.engines and gc.get_freeze_count() >= FEWEST_FROZEN:
         return None
@@ -109,8 +116,8 @@ def freeze_heap() -> FrozenHeap | None:
 
 
 def search_frozen() -> None:
-    """Collect also what was frozen for engines, and freeze the rest again: so an engine that was dropped in a reference
-    cycle is found, and ends. Does nothing while one of the engines is at work, or where others have frozen objects.
+    """Collect the objects frozen for engines, too, and freeze the rest again, so that an engine which was dropped in a
+    reference cycle ends. Does nothing while an engine is at work, or if other code has frozen objects.
     """
     if not _OURS.engines or _froze_more() or not all(one.is_idle for one in list(_OURS.engines)):
         return
@@ -124,10 +131,10 @@ def _froze_more() -> bool:
 
 
 def _freeze_for_others(froze_more: bool) -> None:
-    """Freeze what is there, if an engine is left that asked for it, or if other code had frozen objects before."""
+    """Freeze all objects, if an engine is left that needs it, or if other code had frozen objects before."""
     if _OURS.engines or froze_more:
         _freeze()
-    if not (_OURS.engines or froze_more):  # asked again: the last one may have ended while this one froze
+    if not (_OURS.engines or froze_more):  # checked again: the last engine may have ended during the collection
         gc.unfreeze()
 
 

@@ -1,4 +1,4 @@
-"""Gets this process's own thread out of Python code that does not end, so that a stuck plugin cannot keep its caller.
+"""Interrupts Python code in this process that does not end, so that a stuck plugin cannot block its caller forever.
 
 It can interrupt Python code that runs, and in the main thread also code that sleeps or waits, but no call into C that
 never returns.
@@ -19,11 +19,11 @@ from typing import Any
 from hookline.core.errors import Interrupted
 
 LOOK_S = 0.02
-"""Time between two looks at the memory of code that is limited in it."""
+"""Seconds between two checks of the memory limit."""
 AGAIN_S = 0.25
-"""Time after which code at its limit is interrupted again, since Python drops what is raised in a destructor."""
+"""Seconds after which code at its limit is interrupted again, since Python drops exceptions in destructors."""
 SIGNAL = signal.SIGURG
-"""A signal that is ignored by default, so one that comes too late does nothing. Other code may use it, too."""
+"""A signal that is ignored by default, so that a late one does nothing. Other code may use it, too."""
 
 
 class Interrupter:
@@ -34,13 +34,13 @@ class Interrupter:
         self._inside: int | None = None
         self._takes_signals = self._is_asked = self._is_signalled = False
         self._before: Any = None
-        """The handler that was there, while ours is in its place."""
+        """The previous signal handler, while ours is installed."""
 
     @contextmanager
     def region(self) -> Iterator[None]:
         """Around code that may be interrupted.
 
-        Raises: Interrupted once that was asked for.
+        Raises: Interrupted after a call of `break_off`.
         """
         in_main = threading.current_thread() is threading.main_thread()
         self._takes_signals = in_main and signal.getsignal(SIGNAL) is not None  # None could not be put back
@@ -54,9 +54,9 @@ class Interrupter:
             self.leave()
 
     def leave(self) -> None:
-        """Leave the region, also when a demand comes in the middle of that; a second call does nothing.
+        """Leave the region, even if an interrupt comes in the middle of it; a second call does nothing.
 
-        For a region that an interruption kept from being left: it may strike where `region` has just been gone on with.
+        Also for a region that an interrupt kept from being left, since it may strike inside of `region` itself.
         """
         while True:
             try:
@@ -68,15 +68,15 @@ class Interrupter:
         with self._lock:
             thread, self._inside, self._is_signalled = self._inside, None, False
             if self._is_asked and not self._takes_signals and thread is not None:
-                raise_in(thread, None)  # takes back what has not come yet
+                raise_in(thread, None)  # cancels an exception that was not raised yet
         if self._before is not None:
             signal.signal(SIGNAL, self._before)
             self._before = None
 
     def break_off(self, *, again: bool = False) -> bool:
-        """Raise Interrupted in the region, if a thread is inside; whether it will be.
+        """Raise Interrupted in the region, if a thread is inside; returns whether it will be raised.
 
-        A second call does nothing, except with `again`: for code that lost the first.
+        A second call does nothing, except with `again`, for code that swallowed the first exception.
         """
         with self._lock:
             if self._inside is None or (self._is_asked and not again):
@@ -100,9 +100,10 @@ class Interrupter:
 
 @contextmanager
 def limits(seconds: float, num_bytes: int) -> Iterator[None]:
-    """Around Python code that may never end, or take all memory: num_bytes more than before, of the whole process.
+    """Around Python code that may never end, or take all memory.
 
-    Raises: TimeoutError if it is not done in time, MemoryError if it takes more.
+    seconds: time limit. num_bytes: most memory of the whole process beyond that at the beginning.
+    Raises: TimeoutError, MemoryError.
     """
     interrupter, done = Interrupter(), threading.Event()
     faults: list[Exception] = []
@@ -124,7 +125,7 @@ def limits(seconds: float, num_bytes: int) -> Iterator[None]:
         try:
             with interrupter.region():
                 yield
-        finally:  # whatever was struck: from here on nothing is interrupted
+        finally:  # wherever the interrupt struck: from here on there is none
             try:
                 done.set()
             finally:
@@ -143,6 +144,6 @@ def _resident_bytes() -> int:
 
 
 def raise_in(thread: int, error: type[BaseException] | None) -> None:
-    """Have a thread raise at its next bytecode; None takes back what it has not raised yet."""
+    """Make a thread raise `error` at its next bytecode; None cancels an exception that was not raised yet."""
     what = ctypes.py_object(error) if error is not None else None
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), what)

@@ -33,9 +33,9 @@ def json_object(line: str) -> dict[str, Any]:
 
 
 def json_fault(error: Exception) -> str:
-    """What is wrong with a text that `json.loads` refused: for faults that are none of JSON's, in words of our own."""
+    """Why `json.loads` refused a text; Python's own limits are explained in plain words."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
-    if str(error).startswith("Exceeds the limit"):  # then it tells which of Python's functions would raise it
+    if str(error).startswith("Exceeds the limit"):  # its text names a Python function that raises the limit
         return f"a number in it has more than {sys.get_int_max_str_digits()} digits"
     return str(error)

@@ -1,4 +1,4 @@
-"""One mapping laid over another; for configuration and for a checkpoint's config.json alike."""
+"""Merging of nested mappings, for configuration and for a checkpoint's config.json alike."""
 
 from __future__ import annotations
 

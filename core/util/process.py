@@ -1,5 +1,5 @@
-"""Processes: which one an object belongs to, whether one is stopped, how one ended, and how this one was called, on how
-many cores.
+"""Facts about processes: which process made an object, whether a process is stopped, how it ended, and how this process
+was called and on how many cores it may run.
 
 A fork copies objects, but neither the threads nor the ranks behind them.
 """
@@ -58,7 +58,7 @@ def ending_of(code: int) -> str:
 
 
 def called_as(command: str) -> str:
-    """What to type for a command: `python -m core.X` if this process was started like that, else `hookline X`."""
+    """How to call a command: `python -m core.X` if this process was started like that, else `hookline X`."""
     is_module = Path(sys.argv[0]).parent.parts[-2:] == ("core", "commands")
     return f"python -m core.{command}" if is_module else f"hookline {command}"
 

@@ -1,6 +1,6 @@
-"""Errors of plugins' and libraries' code, which may be of any kind, turned into errors of ours or returned as values.
+"""Turns errors of plugins' and libraries' code, which may be of any type, into Hookline's errors, or returns them.
 
-An interrupt, of the user's or ours (core.errors.PASSES), is the fault of no plugin, and always passes as it is.
+Interrupts by the user or by Hookline (core.errors.PASSES) are no plugin's fault and always pass unchanged.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from hookline.core.errors import PASSES
 
 
 class Raising:
-    """A context around code of plugins and libraries, which may raise anything: what it raises leaves as another error.
+    """A context around code of plugins and libraries that replaces the error which this code raises.
 
-    turned: the error to raise in an error's place; None lets that one through. Never asked about PASSES. may_show: the
-    other error has the first one as its cause. May be entered any number of times, by several threads.
+    turned: returns the error to raise instead; None lets the original error through. Not called for PASSES. may_show:
+    the new error has the original one as its cause. May be entered any number of times, by several threads.
     """
 
     def __init__(self, turned: Callable[[BaseException], BaseException | None], *, may_show: bool = True) -> None:
@@ -38,7 +38,7 @@ class Raising:
 def raised_by(call: Callable[..., object], *arguments: Any, **named: Any) -> BaseException | None:
     """The error that a call of a plugin or a library raises; None if it returns.
 
-    Raises: PASSES, as they are.
+    Raises: PASSES, unchanged.
     """
     try:
         call(*arguments, **named)

@@ -27,7 +27,7 @@ class _Range:
         return is_above and is_below and abs(value) < math.inf
 
     def text(self, value: float) -> str:
-        """What the value must be, for an error: "at least 1 and at most 8"."""
+        """The range in words, for an error: "at least 1 and at most 8"."""
         low = f"{'above' if self.excludes_low else 'at least'} {self.low}" if self.low > -math.inf else ""
         high = f"{'below' if self.excludes_high else 'at most'} {self.high}" if self.high < math.inf else ""
         if low and not high and isinstance(value, float):
@@ -43,7 +43,7 @@ def bounded(
     above: float | None = None,
     below: float | None = None,
 ) -> Any:
-    """A dataclass field for a number of a range, which is checked wherever the configuration is.
+    """A dataclass field for a number in a range, which is checked together with the configuration.
 
     `limit: int = bounded(16, 1)` is 16 unless set, and at least 1.
     low, high: bounds that the range includes. above, below: bounds that it excludes, given in their place. NaN and the

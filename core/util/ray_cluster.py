@@ -17,13 +17,13 @@ T = TypeVar("T")
 logger = logging.getLogger("hookline")
 ADDRESS = "RAY_ADDRESS"
 NO_TOKEN = "AuthenticationError"
-"""What Ray raises, or names in what it raises, if a cluster's token is missing."""
+"""The type of Ray's error, or a word in its text, if a cluster's token is missing."""
 HEAD_S = 5.0
-"""For the head node to take a connection; Ray itself would try for two minutes."""
+"""Seconds for the head node to accept a connection; Ray itself would try for two minutes."""
 
 
 def imported_ray(asker: str) -> Any:
-    """The package ray with all that we use of it. Raises: ConfigError if it is not installed."""
+    """The package ray, with the submodules that Hookline uses. Raises: ConfigError if it is not installed."""
     try:
         import ray
         import ray.util.placement_group
@@ -33,11 +33,11 @@ def imported_ray(asker: str) -> Any:
 
 
 def connected_ray(asker: str) -> Any:
-    """The package ray, connected with a cluster: the one this process is in, that of RAY_ADDRESS, or one of its own.
+    """The package ray, connected with a cluster: this process's, else that of RAY_ADDRESS, else a new one.
 
-    asker: what needs it, as errors call it.
-    Raises: ConfigError if it is not installed, the head node does not answer, its Ray or Python is another one, or it
-    wants a token that is not here.
+    asker: the name, in errors, of the feature that needs Ray.
+    Raises: ConfigError if it is not installed, the head node does not answer, its Ray or Python has another version, or
+    it requires a token that this process does not have.
     """
     ray = imported_ray(asker)
     if ray.is_initialized():
@@ -49,14 +49,14 @@ def connected_ray(asker: str) -> Any:
         raise _no_cluster(asker, error) from error
     finally:
         if callable(before) and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, before)  # Ray sets one of its own, which must not hide the process's
+            signal.signal(signal.SIGTERM, before)  # Ray sets its own handler, which must not replace the process's
     return ray
 
 
 def cluster_address(asker: str) -> str | None:
-    """What ray.init is to be told: None lets it look for a cluster; "local" starts one, since the cluster that ran on
-    this machine last does not answer, which is logged. Ray keeps the address of a cluster that was killed in a file,
-    and tries it for two minutes without a word.
+    """The address for ray.init: None lets it look for a cluster; "local" starts a new one, if the cluster that ran last
+    on this machine does not answer, which is logged. (Ray keeps the address of a killed cluster in a file, and tries it
+    silently for two minutes.)
 
     Raises: ConfigError if RAY_ADDRESS names no head node that answers.
     """
@@ -69,7 +69,7 @@ def cluster_address(asker: str) -> str | None:
 def _address(asker: str) -> str | None:
     try:
         from ray._private.services import canonicalize_bootstrap_address
-    except ImportError:  # it may change: then Ray says what is wrong, two minutes later
+    except ImportError:  # a private name, which may change: then Ray itself reports the error, two minutes later
         return None
     given = os.environ.get(ADDRESS)
     if given and "://" in given:  # a client of Ray, which looks for its server itself
@@ -97,7 +97,7 @@ def _no_cluster(asker: str, error: Exception) -> ConfigError:
 
 
 def _why(error: BaseException) -> str:
-    """What ray.init raised, and from what, in one line."""
+    """An error of ray.init in one line, by the text of its first cause."""
     told = str(error)
     if NO_TOKEN in (type(error).__name__, *re.findall(r"\w+", told)):
         return (
@@ -111,13 +111,13 @@ def _why(error: BaseException) -> str:
 
 
 def last_line(told: str) -> str:
-    """What Ray tells last, in a text that may be a traceback: without the name of its type if that is ours; or ""."""
+    """The last line of Ray's text, which may be a traceback, without the type's name if it is Hookline's; or ""."""
     lines = [line.strip() for line in told.splitlines() if line.strip()]
     return re.sub(r"^hookline\.[\w.]+: ", "", "".join(lines[-1:]))
 
 
 def free_resources(ray: Any) -> list[Mapping[str, float]]:
-    """What each living node can give now, as the head node last heard; where Ray does not tell, what nodes have."""
+    """The free resources of each living node, as last reported to the head node; if unknown, all of its resources."""
     nodes = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
     try:
         from ray._private.state import available_resources_per_node
@@ -137,7 +137,7 @@ def node_here() -> str:
 
 
 def warn_if_none_fits(ray: Any, asker: str, num_cpus: float, num_gpus: float) -> None:
-    """Say so if no node of the cluster is large enough for one actor, which waits then, since more nodes may come."""
+    """Log a warning if no node of the cluster is large enough for one actor; it waits, since more nodes may come."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     sizes = [(node.get("CPU", 0), node.get("GPU", 0)) for node in nodes]
     if not any(cpus >= num_cpus and gpus >= num_gpus for cpus, gpus in sizes):
@@ -147,9 +147,9 @@ def warn_if_none_fits(ray: Any, asker: str, num_cpus: float, num_gpus: float) ->
 
 
 def within(seconds: float, call: Callable[[], T]) -> T:
-    """What a call brings or raises, if it does so in time; else it goes on in a thread of its own.
+    """The result of a call, which runs in a thread and goes on there after the time limit.
 
-    Raises: TimeoutError if it is not done by then.
+    Raises: TimeoutError if it is not done in time; the call's own error.
     """
     done = threading.Event()
     found: list[T] = []

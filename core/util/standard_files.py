@@ -9,9 +9,8 @@ import sys
 def open_missing() -> None:
     """Open the null device for each of the descriptors 0 to 2 that is closed.
 
-    Else the next file that is opened takes its number, and a child process that is given that file finds its own
-    standard input or output there. Python has no `sys.stderr` then, and what is printed to None would stand among the
-    results on standard output.
+    Else the next file that is opened gets its number, and a child process would use that file as its standard input or
+    output. Python has no `sys.stderr` then, and text printed to None would appear among the results on standard output.
     """
     for number in range(3):
         try:

@@ -1,8 +1,8 @@
 """How long the parts of an engine's start took, for the log and for records of benchmarks.
 
-The code that starts an engine names the parts. The time of a part inside another counts for the inner one alone; the
-time outside of all is called the rest. One thread notes them. Each part is logged as it ends, and every few seconds
-while it goes on, so that nobody waits in silence.
+The code that starts an engine names the parts. The time of a part inside another counts for the inner part alone; the
+time outside of all parts is called the rest. One thread records them. Each part is logged as it ends, and every few
+seconds while it goes on, so that users see progress.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _log = logging.getLogger("hookline.start")
 
 
 class StartPhases:
-    """Seconds by part, in the order the parts were begun. before: the part until now since the process was started.
-    is_told: whether the parts are logged as they come; of several ranks' one is enough.
+    """Seconds by part, in the order the parts were begun. before: a name for the time since the process was started.
+    is_told: whether the parts are logged as they come; one of several ranks is enough.
     """
 
     def __init__(self, before: str | None = None, *, is_told: bool = True) -> None:
@@ -36,7 +36,7 @@ class StartPhases:
         """Seconds of the parts inside the part that goes on."""
         self.seconds: dict[str, float] = {}
         self.notes: list[str] = []
-        """What happened within the parts."""
+        """Remarks about events during the start, for the log."""
         if before is not None:
             age_s = process_age_s()
             self._started = time.perf_counter() - age_s
@@ -45,7 +45,7 @@ class StartPhases:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Around a part; one of the same name as an earlier one is added to it."""
+        """Around a part; its time is added to an earlier part of the same name."""
         begun, outer_inner_s = time.perf_counter(), self._inner_s
         self.seconds.setdefault(name, 0.0)
         self._inner_s = 0.0
@@ -79,7 +79,7 @@ class StartPhases:
 
     @contextmanager
     def counting(self, progress: Callable[[], str]) -> Iterator[None]:
-        """Inside, lines about the part that goes on have these words behind them."""
+        """Inside, the lines of the log about the current part end with the words that `progress` returns."""
         self._progress, before = progress, self._progress
         try:
             yield
@@ -87,7 +87,7 @@ class StartPhases:
             self._progress = before
 
     def add(self, waited: str, seconds: Mapping[str, float], notes: Sequence[str]) -> None:
-        """Add the parts of another process's start, and what happened in them, for which `waited` waited."""
+        """Add the parts and notes of another process's start. waited: the part of this process that waited for it."""
         self.seconds[waited] = max(0.0, self.seconds[waited] - sum(seconds.values()))
         self.seconds |= seconds
         self.notes += notes

@@ -1,4 +1,4 @@
-"""Finds stop strings in text that comes in pieces, and keeps back what may become one."""
+"""Finds stop strings in text that comes in pieces, and keeps back text that may be the beginning of a stop string."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from collections.abc import Iterator, Sequence
 
 
 class StopStrings:
-    """Stop strings as an automaton (Aho and Corasick 1975): a node for each beginning of one, node 0 for the empty one.
+    """Stop strings as an automaton (Aho and Corasick 1975): a node for each of their prefixes, 0 for the empty prefix.
 
-    Made in time linear in their characters, with 16 bytes for each. Not changed by searches, which may share it.
-    A node mostly follows the one numbered before it, so codes[node] is the character that leads there from node - 1,
-    or -1 if none does, and only other children are in a dict.
+    Built in time linear in their characters, with 16 bytes for each. Searches do not change it and may share it.
+    Most nodes are children of the node numbered before them, so codes[node] is the character that leads there from
+    node - 1, or -1 if none does, and only other children are in a dict.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._codes = array("i", [-1, -1])
         self._branches: dict[int, dict[int, int]] = {}
         self.depths = array("i", [0])
-        """Characters of each node's beginning."""
+        """Characters of each node's prefix."""
         self.ends = array("i", [0])
-        """Characters of the longest stop string that ends with each node's beginning; 0 if none does."""
+        """For each node, characters of the longest stop string that its prefix ends with; 0 if there is none."""
         for stop in stops:
             node = 0
             for code in map(ord, stop):
                 node = self._child(node, code) or self._grow(node, code)
             self.ends[node] = len(stop)
         self._links = array("i", bytes(4 * len(self.depths)))
-        """For each node the one of the longest end of its beginning that is a beginning itself."""
+        """For each node, the node of the longest proper suffix of its prefix that is a prefix itself."""
         self._link()
 
     def _grow(self, node: int, code: int) -> int:
@@ -62,9 +62,9 @@ class StopStrings:
         return self._branches[node].get(code, 0) if node in self._branches else 0
 
     def after(self, node: int, code: int) -> int:
-        """The node of the longest beginning that a text ends with once this character follows `node`'s beginning.
+        """The node of the longest prefix that a text ends with, if this character follows the prefix of `node`.
 
-        Takes at most two look-ups a character over a whole text; for one character, at most as many as the longest
+        Takes at most two look-ups a character on average over a text; for one character, at most as many as the longest
         stop string has characters.
         """
         while not (child := self._child(node, code)) and node:
@@ -72,7 +72,7 @@ class StopStrings:
         return child
 
     def unfinished(self, node: int) -> int:
-        """The longest beginning that the text ends with and that more text can still make a stop string."""
+        """The node of the longest prefix that the text ends with and that more text can complete to a stop string."""
         while node and self._codes[node + 1] < 0 and node not in self._branches:
             node = self._links[node]
         return node
@@ -81,9 +81,9 @@ class StopStrings:
 class StopSearch:
     """Looks for the stop string that is complete first; of two that end together, the longer one counts.
 
-    stops: the stop strings, or what was made of them.
+    stops: the stop strings, or their automaton.
     include: the stop string stays in the text. Then nothing needs to be kept back.
-    A piece takes time linear in its length and in what was kept back before it, which is shorter than the longest stop
+    A piece takes time linear in its length and in the text kept back before it, which is shorter than the longest stop
     string.
     """
 
@@ -92,7 +92,7 @@ class StopSearch:
         self._include = include
         self._node = 0
         self._tail = ""
-        """The longest end of the text so far that some stop string begins with: the node's beginning."""
+        """The longest end of the text so far that is a prefix of a stop string: the node's prefix."""
 
     def push(self, text: str, *, may_stop: bool = True) -> tuple[str, str | None]:
         """The text that can be shown now, and the stop string that ends it, if one is complete.
@@ -113,6 +113,6 @@ class StopSearch:
         return joined[first : len(joined) if self._include else shown], None
 
     def flush(self) -> str:
-        """What was kept back, when no more text comes."""
+        """The text that was kept back, at the end of the text."""
         tail, self._tail, self._node = self._tail, "", 0
         return "" if self._include else tail

@@ -1,4 +1,4 @@
-"""A child process that is started before its task is known, and imports meanwhile what it will need."""
+"""A child process that is started before its task is known, and imports its modules meanwhile."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from contextlib import suppress
 
 
 class TaskChild:
-    """A child process with a process group of its own, in which its processes can be ended with it.
+    """A child process with its own process group, so that its children can be ended with it.
 
-    It reads its task, one line, from standard input; where that ends without one, no task will come.
-    process: its standard output is a pipe to us. errors: a file with what it writes to standard error.
+    It reads its task, one line, from standard input; if that ends without a line, no task will come.
+    process: its standard output is a pipe to this process. errors: a file with its standard error.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
@@ -30,14 +30,14 @@ class TaskChild:
             raise
 
     def give(self, task: str) -> None:
-        """Tell it its task, without a line break. If it has ended, whoever waits for its output will find out."""
+        """Send it its task, a text without a line break. If it has ended, a reader of its output finds out."""
         assert self.process.stdin is not None
         with suppress(OSError):
             self.process.stdin.write(task + "\n")
         self.dismiss()
 
     def dismiss(self) -> None:
-        """No task comes, or no other: a child that waits for one ends."""
+        """Close its standard input: a child that waits for a task ends."""
         assert self.process.stdin is not None
         with suppress(OSError):  # the task that it was not there to read any more
             self.process.stdin.close()
@@ -49,7 +49,7 @@ class TaskChild:
         self.process.wait()
 
     def end(self) -> None:
-        """Kill it, and close what led to it and from it."""
+        """Kill it, and close its pipes and files."""
         self.kill()
         self.dismiss()
         assert self.process.stdout is not None

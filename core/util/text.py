@@ -16,5 +16,5 @@ def near_miss(name: str, available: Iterable[str], cutoff: float = 0.6, prefix: 
 
 
 def joined(prefix: str, key: object) -> str:
-    """The full name of a key: `prefix.key`, or just the one of them that is not empty."""
+    """The full name of a key: `prefix.key`; an empty prefix or key is left out."""
     return ".".join(filter(None, (prefix, str(key))))

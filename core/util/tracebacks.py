@@ -1,4 +1,4 @@
-"""What an error that is kept keeps alive."""
+"""Releases the objects that a stored error keeps alive through its traceback."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from types import TracebackType
 
 
 def forget_locals(error: BaseException) -> None:
-    """Drop the local variables of the functions that an error came out of, and those of the errors before it.
+    """Drop the local variables of the functions in the tracebacks of an error and of the errors that caused it.
 
-    A traceback refers to them for as long as somebody keeps the error. Functions that still run are left alone.
+    A stored error would keep them alive. Functions that still run are left alone.
     """
     seen: set[int] = set()
     before: BaseException | None = error
@@ -20,10 +20,10 @@ def forget_locals(error: BaseException) -> None:
 
 
 def _clear_frames(trace: TracebackType | None) -> None:
-    """As traceback.clear_frames, and the copies of their variables, too.
+    """traceback.clear_frames, which also drops copies of the variables.
 
-    Until Python 3.13 a frame keeps a copy of them once somebody has looked at f_locals, as messages that name a plugin
-    do; `clear` leaves it, and the next look renews it.
+    Until Python 3.13 a frame keeps a copy of its variables once f_locals was read, as it is to name a plugin in an
+    error; `clear` leaves the copy, and reading f_locals again renews it.
     """
     while trace is not None:
         with suppress(RuntimeError):  # of a function that still runs
