@@ -1,1 +1,1 @@
-"""Where a checkpoint is, what it says, and its tensors into parameters."""
+"""Checkpoints: finding them, reading their configs and tokenizers, and loading their tensors into parameters."""

@@ -46,10 +46,10 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.tx
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model at hand: its config and, unless it is random without one, its folder.
+    """A model's checkpoint that was found: its config and, unless weights are random without a folder, its folder.
 
-    folder: None if only a shape is known (weights=random), or if the model brought the source. Beside a source it is
-    where the source's file lies, and a tokenizer perhaps.
+    folder: None if only a shape is known (weights=random), or if the model class opened the source. With a file's
+    source, the folder of that file, which may hold a tokenizer.
     eos_token_ids: empty if the checkpoint names none. tokenizer_eos: the tokenizer's own end-of-sequence token and its
     id, if neither config names it: it is among eos_token_ids, too.
     """
@@ -63,9 +63,9 @@ class Checkpoint:
     source: CheckpointSource | None = None
     tokenizer_eos: tuple[str, int] | None = None
     wrapper: tuple[str, ...] | None = None
-    """Architectures of the whole, if config and tensors are of the language model in it; None of one that is alone."""
+    """Architectures of the whole checkpoint, if config and tensors are of the language model inside it; else None."""
     quantization: Mapping[str, Any] | None = None
-    """What it states of quantised weights, with a quant_method; `config` is without it."""
+    """Its quantization_config, with a quant_method; `config` is without it."""
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Shape of each tensor, by its name; empty without a folder and a source.
@@ -96,11 +96,11 @@ class Checkpoint:
 
 
 def resolve_model(model: ModelConfig, model_class: Any = None, host: PluginHost | None = None) -> Checkpoint:
-    """The checkpoint a model option asks for, real or random, with hf_overrides laid over its config.
+    """The checkpoint of a model option, real or random, with hf_overrides merged into its config.
 
-    model_class: may bring a source of its own, as may a quantization of the host; see
+    model_class, host: a model class or a quantization of the host may open the checkpoint; see
     `core.contracts.OpensCheckpoint`.
-    Raises: CheckpointError if it cannot be had; ConfigError for an unknown model.weights.
+    Raises: CheckpointError if it cannot be found or read; ConfigError for an unknown model.weights.
     """
     if model.weights not in WEIGHTS:
         raise ConfigError(f"model.weights is '{model.weights}'; it must be one of: {', '.join(WEIGHTS)}")
@@ -112,7 +112,7 @@ def resolve_model(model: ModelConfig, model_class: Any = None, host: PluginHost 
 
 
 def _with_tokenizers_eos(checkpoint: Checkpoint, model: ModelConfig) -> Checkpoint:
-    """Of a chat model, often the tokenizer alone names the token that ends a turn; config.json is the base model's."""
+    """Chat models often name the end of a turn in the tokenizer alone; their config.json is the base model's."""
     folder = locate(model.tokenizer) if model.tokenizer else checkpoint.folder
     eos = None if folder is None or "eos_token_id" in model.hf_overrides else tokenizer_eos(folder)
     if eos is None or eos[1] in checkpoint.eos_token_ids:
@@ -121,9 +121,9 @@ def _with_tokenizers_eos(checkpoint: Checkpoint, model: ModelConfig) -> Checkpoi
 
 
 def resolve(reference: str, hf_overrides: Mapping[str, Any] | None = None) -> Checkpoint:
-    """Find a checkpoint, downloading from the hub if it must, and read its config.
+    """Find a checkpoint, downloading it from the hub if necessary, and read its config.
 
-    Raises: CheckpointError with what was tried and the fix.
+    Raises: CheckpointError with the places that were tried and the fix.
     """
     return _read(reference, locate(reference), hf_overrides or {})
 
@@ -170,7 +170,7 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def _tokenizer_of_transformers(folder: Path) -> Any:
-    """AutoTokenizer costs another second of imports, and tokenizer.json says all it would find out."""
+    """With a tokenizer.json, not by AutoTokenizer, which takes another second of imports and gives the same result."""
     is_one_file = (folder / "tokenizer.json").is_file()
     if not is_one_file and _needs_sentencepiece(folder):
         raise CheckpointError(
@@ -200,7 +200,7 @@ def _read(reference: str, folder: Path, hf_overrides: Mapping[str, Any]) -> Chec
     config, wrapper = _read_inside(_json(folder / "config.json"), hf_overrides)
     config, quantization = _split_quantization(config, folder)
     generation = _json(folder / "generation_config.json") if (folder / "generation_config.json").is_file() else {}
-    # What the user overrides wins; then the generation config, which lists every token that ends an answer.
+    # The user's override first; then the generation config, which lists every token that ends an answer.
     value = hf_overrides.get("eos_token_id", generation.get("eos_token_id"))
     ids = _token_ids(config.get("eos_token_id") if value is None else value, str(folder))
     try:
@@ -213,9 +213,9 @@ def _read(reference: str, folder: Path, hf_overrides: Mapping[str, Any]) -> Chec
 def _read_inside(
     config: Mapping[str, Any], hf_overrides: Mapping[str, Any]
 ) -> tuple[dict[str, Any], tuple[str, ...] | None]:
-    """The config of the language model, with overrides laid over it, and Checkpoint.wrapper.
+    """The config of the language model, with overrides merged into it, and Checkpoint.wrapper.
 
-    Overrides name the language model's values with or without the key that it is under.
+    Overrides may name the language model's values with or without the key of its config, e.g. text_config.
     """
     whole = merge(config, hf_overrides)
     inner = language_model(whole)
@@ -227,7 +227,7 @@ def _read_inside(
 
 
 def _split_quantization(config: dict[str, Any], folder: Path | None) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """A config.json without what it says of quantised weights, and that: by any of the keys of QUANTISED, or by one of
+    """A config.json without its quantization_config, and that: under any of the keys of QUANTISED, or in one of
     QUANTISED_FILES beside it.
     """
     stated = next((config[key] for key in QUANTISED if config.get(key)), None)

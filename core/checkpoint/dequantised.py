@@ -1,6 +1,6 @@
-"""Matrices that a checkpoint stores in few bits and a model wants plain, dequantised when they are read.
+"""Dequantises matrices of a checkpoint while they are read, for layers that need them plain.
 
-Knows no format: a `Quantization` fills a matrix of the wanted rows and columns, which is made plain at once.
+Knows no format: a `Quantization` loads a matrix of the wanted rows and columns, which is dequantised at once.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from hookline.core.errors import CheckpointError
 from hookline.core.util.arrays import ranges_of
 
 WEIGHT, BIAS = ".weight", ".bias"
-"""How the names of a linear's matrix and of its bias end."""
+"""Suffixes of the names of a linear's matrix and bias."""
 _CPU = torch.device("cpu")
 
 
 class DequantisedSlices:
-    """Indexed like the plain matrix (O, D) by ranges; reads only what is wanted.
+    """A quantised matrix (O, D) that is indexed by ranges like the plain one; reads only these ranges.
 
-    name: of the linear. tensors: what is stored of it, by the whole name, each indexed like a tensor.
+    name: of the linear. tensors: its stored tensors by full name, each indexed like a tensor.
     """
 
     def __init__(
@@ -53,12 +53,11 @@ def with_dequantised(
     quantization: Quantization,
     stores: Callable[[str], Any],
 ) -> dict[str, StoredTensor]:
-    """What is stored, with each plain matrix of a target in place of the quantised tensors that it is made of.
+    """The stored tensors, in which a plain matrix replaces the quantised tensors of each linear with a plain target.
 
     stores: how the linear of a name is stored; None: as a plain tensor. Tensors that the quantization ignores are left
     out.
-    Raises: CheckpointError if one of a linear's tensors is missing or has another shape, or if a bias that is left out
-            is not zero.
+    Raises: CheckpointError if a linear's tensor is missing or has another shape, or if an ignored bias is not zero.
     """
     ignored = {name: one for name, one in stored.items() if name not in targets and quantization.ignores(name)}
     _refuse_biases({name: tensor for name, tensor in ignored.items() if name.endswith(BIAS)})
@@ -73,7 +72,7 @@ def with_dequantised(
         place = MatrixPlace(num_rows, num_columns, torch.device("meta"))
         parts = quantization.matrix([piece], place).targets()
         if not any(one in stored for one in parts):
-            continue  # the message of a tensor that is missing is core.checkpoint.load's
+            continue  # core.checkpoint.load reports the missing tensor
         _check(parts, stored)
         tensors = {one: found.pop(one, stored[one]) for one in parts}
         read = partial(_open, quantization, linear, (num_rows, num_columns), tensors)
@@ -84,7 +83,7 @@ def with_dequantised(
 
 
 def _refuse_biases(ignored: Mapping[str, StoredTensor]) -> None:
-    """A bias that the model does not add may be left out only where adding it would change nothing."""
+    """Refuse ignored biases that are not zero: without them the model would compute other results."""
     files = {path: open_file(path) for path in {tensor.path for tensor in ignored.values()}}
     for name, tensor in ignored.items():
         if bool(files[tensor.path].get_tensor(tensor.name or name).any()):

@@ -1,4 +1,4 @@
-"""How a checkpoint makes its embeddings, as the files of sentence-transformers say it: modules.json and what it names.
+"""How a checkpoint makes embeddings, read from the files of sentence-transformers: modules.json and its modules.
 
 Without these files, an embedding is the last token's hidden state, scaled to length 1.
 """
@@ -20,7 +20,7 @@ _MAX_BYTES = 1 << 20
 
 
 def pooling_defaults(folder: Path | None, config: Mapping[str, Any]) -> PoolingDefaults:
-    """What a checkpoint says of its vectors; what cannot be computed is refused when a request asks for it."""
+    """The pooling that a checkpoint's files state; if it is not supported, requests that need it are refused."""
     if folder is None or not (folder / MODULES).is_file():
         return PoolingDefaults(scored_by=CLASSIFY if is_classifier(config) else SCORE)
     scored_by = CLASSIFY if is_classifier(config) else EMBED
@@ -33,7 +33,7 @@ def pooling_defaults(folder: Path | None, config: Mapping[str, Any]) -> PoolingD
 
 
 def _read(folder: Path) -> tuple[str, bool]:
-    """The mode, and whether vectors are scaled to length 1. Raises: ValueError for what is not known."""
+    """The mode, and whether vectors are scaled to length 1. Raises: ValueError for unknown modules or modes."""
     modules = _json(folder / MODULES)
     if not isinstance(modules, list) or not all(isinstance(one, dict) for one in modules):
         raise ValueError("it is not a list of modules")

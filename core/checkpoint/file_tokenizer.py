@@ -187,7 +187,7 @@ def _is_plain(folder: Path, config: Mapping[str, Any]) -> bool:
 
 
 def _says_all(backend: Tokenizer, config: Mapping[str, Any], folder: Path) -> bool:
-    """Whether a tokenizer.json has all added tokens of its config, and no other setting changes how text is split."""
+    """Whether tokenizer.json has all added tokens of its config, and no other setting changes how text is split."""
     if backend.truncation is not None or backend.padding is not None or backend.encode_special_tokens:
         return False
     if backend.get_vocab_size() > MANY_TOKENS and _may_be_mistral(folder):

@@ -1,4 +1,4 @@
-"""Checkpoints that are a file of a form of their own, GGUF for example, and the quantization that opens them.
+"""Checkpoints that are a single file in another format, e.g. GGUF, which a quantization opens.
 
 A file NAME.METHOD is opened by the quantization that has METHOD among its methods and has `open_checkpoint`. A folder
 without safetensors that holds one such file stands for the file.
@@ -18,13 +18,13 @@ from hookline.core.plugin.needs import unavailable
 from hookline.core.plugin.registry import QUANTIZATION, Entry
 
 _LATER_PART = re.compile(r"-(?!0*1-of)\d+-of-\d+$")
-"""How the stem of a file ends that continues another one: NAME-00002-of-00003."""
+"""The end of the stem of a later part of a split file: NAME-00002-of-00003."""
 
 
 def open_source(
     model: ModelConfig, model_class: Any, host: PluginHost | None
 ) -> tuple[CheckpointSource, Path | None] | None:
-    """The checkpoint that a model class or a quantization opens, and the folder of the latter's file.
+    """The checkpoint that a model class or a quantization opens, and the folder of the quantization's file.
 
     None: core reads the checkpoint itself.
     Raises: CheckpointError if it cannot be opened, or if a folder holds several files.
@@ -48,12 +48,12 @@ def _readers(host: PluginHost) -> dict[str, Entry]:
 
 
 def _opens(reader: Any) -> bool:
-    """Whether a class reads checkpoints of its own; see OpensCheckpoint."""
+    """Whether a class can open checkpoints itself; see OpensCheckpoint."""
     return hasattr(reader, "open_checkpoint")
 
 
 def _file(reference: str, readers: dict[str, Entry]) -> Path | None:
-    """The file that a reference names, or that its folder holds; None if no quantization has its suffix as a method."""
+    """The file of a reference, or in its folder; None if no quantization has the file's suffix among its methods."""
     try:
         path = Path(reference).expanduser()
         if path.is_file():
@@ -63,7 +63,7 @@ def _file(reference: str, readers: dict[str, Entry]) -> Path | None:
         found = [
             one for one in sorted(path.iterdir()) if one.suffix[1:] in readers and not _LATER_PART.search(one.stem)
         ]
-    except (OSError, RuntimeError):  # core.checkpoint.locate says what is wrong with the name
+    except (OSError, RuntimeError):  # core.checkpoint.locate reports the error in the name
         return None
     found = [one for one in found if _opens(readers[one.suffix[1:]].load())]
     if len(found) > 1:

@@ -1,6 +1,6 @@
-"""Checkpoints with the body of a language model alone, for embeddings, or with a head of classes in place of tokens.
+"""Checkpoints without a language-model head: the body alone, for embeddings, or with a head for classification.
 
-transformers saves these with other tensors and names than a language model, whose names a model's targets have.
+transformers saves these with other tensor names than a language model's, which the model's targets have.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Any
 from hookline.core.contracts import WeightTarget
 
 BODY, HEAD = "model.", "lm_head."
-"""What transformers' names of a language model's body and of its head begin with."""
+"""Prefixes of transformers' tensor names in a language model's body and head."""
 CLASSES = "score."
-"""What those of a head of classes begin with; a pooler reads them by itself."""
+"""Prefix of the tensor names of a classification head, which a pooler reads itself."""
 _CLASSIFIER = "ForSequenceClassification"
 
 
 def is_classifier(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json is of a checkpoint with a head of classes."""
+    """Whether the config.json is that of a checkpoint with a classification head."""
     return _architecture(config).endswith(_CLASSIFIER)
 
 
@@ -36,9 +36,9 @@ def why_no_generation(config: Mapping[str, Any]) -> str | None:
 def fitted(
     targets: Mapping[str, WeightTarget], config: Mapping[str, Any], stored: Iterable[str]
 ) -> Mapping[str, WeightTarget]:
-    """A model's targets under the names of a checkpoint. If the checkpoint has no head, the model's becomes zero.
+    """A model's targets under the names of a checkpoint. If the checkpoint has no head, the model's head becomes zero.
 
-    config: of its config.json; stored: names of its tensors, as the model calls them.
+    config: its config.json. stored: the names of its tensors, translated to the model's.
     """
     found = dict(targets)
     if _has_no_head(config):

@@ -1,8 +1,8 @@
-"""Weights into parameters: streamed from safetensors, of which each rank reads only its own slice, given by a source
-that the model brought, or drawn at random.
+"""Loads weights into parameters: from safetensors, of which each rank reads only its own slice, from the source of a
+model class or quantization, or at random.
 
-A model says in `WeightTarget`s what goes where. Missing, surplus and misshaped tensors, and files that cannot be read,
-are errors here.
+A model's `WeightTarget`s say where each tensor goes. Missing, surplus and misshaped tensors, and files that cannot be
+read, are errors here.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DEAD_BUFFERS = re.compile(
     r"(^|\.)(\w*inv_freq|(sin|cos)_cached|rope\.freqs|position_ids|token_type_ids|masked_bias|causal_mask"
     r"|_float_tensor|_extra_state)$"
 )
-"""Names of what older checkpoints store beside the weights: constants that a model computes by itself."""
+"""Names of constants that older checkpoints store beside the weights and models compute themselves."""
 MASKS = re.compile(r"(^|\.)(self_)?attn(\.attention)?\.bias$|(^|\.)(self_)?attention\.bias$")
 """Names of causal masks, of four dimensions; a bias has one."""
 
@@ -43,19 +43,19 @@ MASKS = re.compile(r"(^|\.)(self_)?attn(\.attention)?\.bias$|(^|\.)(self_)?atten
 Shapes = Mapping[str, tuple[int, ...]]
 """Shape of each tensor of a checkpoint, by its name."""
 Sums = list[tuple[str, Tensor]]
-"""Tensors by name, each with its sum in float32 on its own device: NaN and infinity show in it."""
+"""Pairs of a tensor's name and its sum in float32 on its device, which is not finite if the tensor holds NaN or inf."""
 
 
 class BytesRead:
-    """How many bytes of a model's weights are in their places, of how many. Any number of threads may add."""
+    """Counts the bytes of a model's weights that are loaded, and all bytes. Any number of threads may add."""
 
     def __init__(self) -> None:
         self.num_bytes = 0
-        """All that is to be read; 0 until that is known."""
+        """All bytes to load; 0 until the number is known."""
         self._read: list[int] = []
 
     def add(self, num_bytes: int) -> None:
-        """Count a tensor that is in its place."""
+        """Count a tensor that is loaded."""
         self._read.append(num_bytes)  # a single operation, so that no thread's count is lost
 
     def __str__(self) -> str:
@@ -92,11 +92,11 @@ def load_checkpoint(
 ) -> int:
     """Fill every target from the safetensors of a folder, converting to the target's dtype and device.
 
-    stored: what `stored_tensors` found in the folder, if that was asked already. read: counts what is read.
+    stored: the result of `stored_tensors` for the folder, if the caller has it. read: counts the bytes read.
     Units:  returns the bytes written to the targets.
-    Raises: CheckpointError naming missing, surplus or misshaped tensors, unreadable files, quantised weights, or one
-            that holds NaN or infinity, or fractions where the model keeps integers; nothing is written before all
-            names and shapes are checked.
+    Raises: CheckpointError naming missing, surplus or misshaped tensors, unreadable files, quantised weights, or a
+            tensor that holds NaN or infinity, or fractions where the model keeps integers; nothing is written before
+            all names and shapes are checked.
     """
     stored = stored_tensors(Path(folder)) if stored is None else stored
     wanted = [name for name in stored if name in targets and targets[name].view is not None]
@@ -115,11 +115,11 @@ def load_checkpoint(
 
 
 def load_source(name: str, source: CheckpointSource, targets: Mapping[str, WeightTarget]) -> int:
-    """Fill every target from a source that a model brought, tensor by tensor; `name` stands for it in errors.
+    """Fill every target from the source of a model class or quantization, tensor by tensor. name: of it, for errors.
 
     Units:  returns the bytes written to the targets.
-    Raises: CheckpointError naming missing, surplus or misshaped tensors, before anything is read; or one that the
-            source gives in another shape than it said.
+    Raises: CheckpointError naming missing, surplus or misshaped tensors, before anything is read; or a tensor that the
+            source returns in another shape than it stated.
     """
     shapes = source.shapes()
     _check(name, shapes, targets)
@@ -139,7 +139,7 @@ def load_source(name: str, source: CheckpointSource, targets: Mapping[str, Weigh
 
 
 def random_weights(targets: Mapping[str, WeightTarget], seed: int) -> None:
-    """Fill every target at random: "normal" with mean 0 and std 0.02; integers with any that their type has.
+    """Fill every target at random: "normal" with mean 0 and std 0.02; integers evenly over all values of their type.
 
     The draw depends on the seed and the tensor's name only: the whole tensor is drawn on the target's device, then cut,
     so that ranks of any layout hold the same model. CPU and CUDA draw different numbers.
@@ -199,7 +199,7 @@ def _fill(name: str, target: WeightTarget, whole: Any) -> None:
 
 
 def _num_bytes(target: WeightTarget) -> int:
-    """Bytes of all its views; tensors that are written to one view together count it each."""
+    """Bytes of all its views; if several tensors are written to one view, each counts the whole view."""
     return sum(piece.view.nbytes for piece in target.pieces if piece.view is not None)
 
 
@@ -209,7 +209,7 @@ def _sum(target: WeightTarget) -> Tensor:
 
 
 def _refuse_not_finite(checkpoint: str, sums: Sums) -> None:
-    """One look at all sums, so that a GPU is waited for once."""
+    """Refuse tensors whose sum is not finite; all sums are read at once, so that the host waits for a GPU once."""
     if not sums:
         return
     finite = torch.stack([total for _, total in sums]).isfinite().tolist()
@@ -241,7 +241,7 @@ def _check(checkpoint: str, stored: Mapping[str, tuple[int, ...]], targets: Mapp
 
 
 def has_shape(stored: tuple[int, ...], target: WeightTarget) -> bool:
-    """Whether a tensor of this shape fits; of a converted one, sizes of 1 behind the others count for nothing."""
+    """Whether a tensor of this shape fits the target; for a converted one, sizes of 1 at the end do not matter."""
     if target.write is None or len(stored) + 1 < len(target.shape):
         return stored == target.shape
     return _without_last_ones(stored) == _without_last_ones(target.shape)

@@ -22,7 +22,7 @@ _HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 def locate(reference: str) -> Path:
     """The folder of a reference; a hub id is downloaded unless it is in the cache.
 
-    Raises: CheckpointError with what was tried and the fix.
+    Raises: CheckpointError with the places that were tried and the fix.
     """
     if reference.startswith(PACKAGE):
         return _packaged(reference)
@@ -44,8 +44,8 @@ def locate(reference: str) -> Path:
 def refuse_absent(reference: str, *, is_claimed: bool = False) -> None:
     """Refuse a path that is not there, for callers whose imports take seconds before the checkpoint is looked for.
 
-    is_claimed: the model is known, whose class may open what is no path; of such, only what is written as a path is
-    refused. A reference with a colon is left to whoever opens it.
+    is_claimed: the model is known, and its class may open references that are no paths; then only a reference that is
+    written as a path is refused. A reference with a colon is never refused here.
 
     Raises: CheckpointError as `locate` does.
     """
@@ -55,7 +55,7 @@ def refuse_absent(reference: str, *, is_claimed: bool = False) -> None:
 
 
 def is_hub_id(reference: str) -> bool:
-    """True for owner/name unless that is a folder here."""
+    """Whether a reference has the form owner/name and is no local folder."""
     return _HUB_ID.fullmatch(reference) is not None and not Path(reference).is_dir()
 
 

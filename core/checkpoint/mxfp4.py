@@ -20,9 +20,10 @@ _PAIRS = torch.tensor([(_VALUES[byte & 15], _VALUES[byte >> 4]) for byte in rang
 
 
 class Mxfp4Slices:
-    """Indexed like the dequantised tensor (X, I, O) by ranges; reads only the experts and outputs that are wanted.
+    """An MXFP4 tensor that is indexed by ranges like the dequantised tensor (X, I, O); reads only the wanted experts
+    and outputs.
 
-    blocks, scales: of a safetensors file, or anything indexed alike.
+    blocks, scales: slices of a safetensors file, or objects that are indexed like them.
     """
 
     def __init__(self, blocks: Any, scales: Any) -> None:

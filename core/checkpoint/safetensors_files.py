@@ -1,4 +1,4 @@
-"""Which safetensors files a checkpoint folder has and what they hold, read from their headers alone.
+"""The safetensors files of a checkpoint folder and the tensors in them, read from the files' headers alone.
 
 Imports no torch, so that front ends of the server start without it. Pickled weights are never opened, only named in the
 error.
@@ -22,23 +22,24 @@ INDEX = "model.safetensors.index.json"
 MAX_FILE_NAME = 200
 """Most bytes of a shard's name, as UTF-8; file systems end at 255."""
 MXFP4 = "mxfp4"
-"""The quantisation that is dequantised when it is loaded: mxfp4.py."""
+"""The quantisation that mxfp4.py dequantises while it is loaded."""
 BLOCKS, SCALES = "_blocks", "_scales"
-"""How the names of the two tensors end that an MXFP4 tensor is stored as."""
+"""Suffixes of the names of the two tensors that store an MXFP4 tensor."""
 MXFP4_BYTES = 16
-"""Of a group of 32 values."""
+"""Bytes of a group of 32 values."""
 QUANTISED = ("quantization_config", "compression_config", "quantization")
 """Keys of a config.json that say how weights are quantised: transformers', compressed-tensors' and MLX's."""
 QUANTISED_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
-"""Where modelopt, AutoGPTQ and AutoAWQ say it beside a config.json; its name stands for a quant_method left out."""
+"""Files of modelopt, AutoGPTQ and AutoAWQ that say so beside a config.json; without a quant_method, the file's name
+takes its place."""
 UNQUANTISED = "use the unquantised checkpoint of the model (bfloat16, float16 or float32)"
-"""What to do about one that is."""
+"""The advice in errors about quantised checkpoints."""
 FLOAT_DTYPES = ("BF16", "F16", "F32", "F64")
-"""Those of plain tensors."""
+"""Safetensors' names of the dtypes of plain tensors."""
 _OTHER_FORMS = ("adapter_", "consolidated")
-"""How names of safetensors files begin that are no model's in Hugging Face's form."""
+"""Prefixes of safetensors files that do not hold a model in Hugging Face's form."""
 _OF_HUB = "models--"
-"""How the hub's cache names the folder of a model's snapshots: models--OWNER--NAME."""
+"""Prefix of a model's folder in the hub's cache: models--OWNER--NAME."""
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -57,12 +58,12 @@ class Within:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where a tensor lies, its shape and its dtype as safetensors has it.
+    """The file of a tensor, its shape, and safetensors' name of its dtype.
 
-    name: the file's, if the tensor is known by another. join: of a tensor that is dequantised when it is read: given
-    what opens tensors of files by path and name, something that is indexed like the plain tensor. copy: another file
-    with a tensor of this name, where no index says which of the two counts. within: of a matrix of an expert, where it
-    lies in the file's tensor of all experts.
+    name: the tensor's name in the file, if it is known by another one. join: for a tensor that is dequantised when it
+    is read: called with a function that opens a file's tensor by path and name, returns an object that is indexed like
+    the plain tensor. copy: another file with a tensor of this name, if no index says which one counts. within: for a
+    matrix of an expert, its place in the file's tensor of all experts.
     """
 
     path: Path
@@ -74,9 +75,9 @@ class StoredTensor:
     within: Within | None = None
 
     def check(self, name: str, dtypes: Sequence[str] = FLOAT_DTYPES) -> None:
-        """Whether the tensor, of this name, can be loaded.
+        """Make sure that the tensor can be loaded. name: for errors.
 
-        Raises: CheckpointError for another dtype than these, or if it is stored twice.
+        Raises: CheckpointError for a dtype that is not among `dtypes`, or if it is stored twice.
         """
         if self.dtype not in dtypes and self.join is None:
             supported = ", ".join(dtypes)
@@ -86,9 +87,9 @@ class StoredTensor:
 
 
 def stored_tensors(folder: Path, *, may_be_quantised: bool = False) -> dict[str, StoredTensor]:
-    """Name -> place of every tensor of the folder, in the files' order; of copies the one that the index names.
+    """Name -> StoredTensor of every tensor of the folder, in the files' order; of copies, the one in the index.
 
-    may_be_quantised: for a caller that knows how; else such a folder is refused.
+    may_be_quantised: the caller can read quantised checkpoints; otherwise such a folder is refused.
 
     Raises: CheckpointError for a missing or corrupt shard, quantised weights, or no safetensors at all.
     """
@@ -109,9 +110,9 @@ def stored_tensors(folder: Path, *, may_be_quantised: bool = False) -> dict[str,
 def renamed(
     folder: Path | str, stored: Mapping[str, StoredTensor], rename: Callable[[str], str | None]
 ) -> dict[str, StoredTensor]:
-    """The tensors of a folder under the names that a model has for them, without those that it does not need.
+    """The tensors of a folder under the model's names, without tensors that it does not need (rename returns None).
 
-    Raises: CheckpointError if two would have the same name.
+    Raises: CheckpointError if two tensors would have the same name.
     """
     found: dict[str, StoredTensor] = {}
     for name, tensor in stored.items():
@@ -124,7 +125,7 @@ def renamed(
 
 
 def weight_files(folder: Path, index: Mapping[str, str]) -> list[Path]:
-    """The index's files; without an index model.safetensors; without that every *.safetensors.
+    """The files in the index; without an index, model.safetensors; if that is missing, every *.safetensors.
 
     Raises: CheckpointError if there are none.
     """
@@ -154,7 +155,7 @@ def open_file(path: Path) -> Any:
 
 
 def quantisation(config: Mapping[str, Any]) -> tuple[str, str] | None:
-    """How a config.json says that weights are quantised: the method, and key and method in words; None if not."""
+    """The quantisation that a config.json states: its method, and a description for errors; None if there is none."""
     key = next((key for key in QUANTISED if config.get(key)), None)
     if key is None:
         return None
@@ -173,7 +174,7 @@ def refuse_quantised(folder: Path) -> None:
     try:
         config = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError, RecursionError):
-        return  # Reading the config is core.checkpoint.checkpoint's business; weights alone may come without one.
+        return  # core.checkpoint.checkpoint reports errors of the config; a folder of weights alone may have none.
     found = quantisation(config) if isinstance(config, dict) else None
     if found is not None and found[0] != MXFP4:
         raise CheckpointError(f"{folder} is quantised ({found[1]}), which is not supported; {UNQUANTISED}")
@@ -212,7 +213,7 @@ def _header(path: Path) -> dict[str, StoredTensor]:
 
 
 def _dequantised_shape(name: str, blocks: tuple[int, ...], scales: tuple[int, ...]) -> tuple[int, ...]:
-    """Of the MXFP4 tensor that blocks (X, O, G, 16) and scales (X, O, G) stand for: (X, I, O), inputs first.
+    """The shape (X, I, O) of the MXFP4 tensor with blocks (X, O, G, 16) and scales (X, O, G); inputs come first.
 
     Raises: CheckpointError if they do not fit.
     """
@@ -225,7 +226,7 @@ def _dequantised_shape(name: str, blocks: tuple[int, ...], scales: tuple[int, ..
 
 
 def _with_mxfp4_joined(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """NAME_blocks and NAME_scales as one tensor NAME."""
+    """The tensors, in which each pair NAME_blocks and NAME_scales is replaced by one tensor NAME."""
     joined = dict(tensors)
     for name in tensors:
         whole = name.removesuffix(BLOCKS)
@@ -266,7 +267,7 @@ def _nothing_to_read(folder: Path) -> str:
 
 
 def other_form(folder: Path) -> str | None:
-    """What a folder holds in place of a model in Hugging Face's form, and what to do about it; None if unknown."""
+    """If a folder holds no model in Hugging Face's form: what it holds instead, and the fix; None if unknown."""
 
     def first(*patterns: str) -> str | None:
         return next((path.name for pattern in patterns for path in sorted(folder.glob(pattern))), None)
@@ -290,7 +291,7 @@ def other_form(folder: Path) -> str | None:
 
 
 def _base_model(folder: Path) -> str:
-    """Of an adapter, in words; empty if it does not say."""
+    """The base model of an adapter, as the words " for NAME"; empty if it is not stated."""
     try:
         base = json.loads((folder / "adapter_config.json").read_text()).get("base_model_name_or_path")
     except (OSError, ValueError, AttributeError, RecursionError):

@@ -1,9 +1,9 @@
-"""Experts that a checkpoint stores in one tensor for each matrix of all, given to models that name each expert's own.
+"""Splits tensors that stack the matrices of all experts, for models whose targets name each expert's matrices.
 
-Released checkpoints have three tensors for each expert, `experts.INDEX.gate_proj.weight` and so on, or two for all of a
-layer: `experts.gate_up_proj` (X, 2F, D) and `experts.down_proj` (X, D, F), of some models with the last two dimensions
-exchanged. Scales of quantised ones are stored alike (`experts.down_proj_scale_inv`). A model's targets decide: where
-they have the names of the first form, the stored tensors of the second are read expert by expert. Imports no torch.
+Released checkpoints have three tensors for each expert, `experts.INDEX.gate_proj.weight` and so on, or two stacked ones
+for each layer: `experts.gate_up_proj` (X, 2F, D) and `experts.down_proj` (X, D, F), in some models with the last two
+dimensions exchanged. Scales of quantised experts are stored in the same way (`experts.down_proj_scale_inv`). If a
+model's targets have the names of each expert, stacked tensors are read expert by expert. Imports no torch.
 Legend: X experts, D hidden, F intermediate features.
 """
 
@@ -18,15 +18,15 @@ from hookline.core.contracts import WeightTarget
 from hookline.core.util.arrays import ranges_of
 
 GATE_UP, DOWN = "experts.gate_up_proj", "experts.down_proj"
-"""How the names of the two tensors of all experts end."""
+"""The ends of the names of the two stacked tensors."""
 MATRICES = {GATE_UP: ("gate_proj", "up_proj"), DOWN: ("down_proj",)}
-"""The matrices that each holds, one below the other."""
+"""The matrices of an expert in each of them, one below the other."""
 SCALES = ("", "_scale_inv", "_scale")
-"""What follows the name of a tensor of all experts, and of the scales of one."""
+"""Suffixes of the names of stacked tensors: none for values, the others for scales."""
 
 
 class WithinSlices:
-    """What reads ranges of a matrix within a stored tensor; indexed with slices, or with an ellipsis, like a tensor."""
+    """A matrix within a stored tensor; indexed with slices, or with an ellipsis, like a tensor."""
 
     def __init__(self, whole: Any, within: Within) -> None:
         self.whole, self.within = whole, within
@@ -43,7 +43,7 @@ class WithinSlices:
 
 
 def as_named(stored: Mapping[str, StoredTensor], targets: Mapping[str, WeightTarget]) -> dict[str, StoredTensor]:
-    """The stored tensors, those of all experts under the names of each expert's matrices if the targets have these.
+    """The stored tensors; stacked tensors are split into each expert's matrices if the targets have their names.
 
     A tensor whose shape does not fit stays as it is, for the errors about missing and surplus tensors.
     """
@@ -54,7 +54,7 @@ def as_named(stored: Mapping[str, StoredTensor], targets: Mapping[str, WeightTar
 
 
 def dtypes_by_matrix(stored: Mapping[str, StoredTensor]) -> dict[str, str]:
-    """The dtype of each tensor, by safetensors' name, and of each expert's matrix in a tensor of all."""
+    """Safetensors' name of the dtype of each tensor, and of each expert's matrix in a stacked tensor, by name."""
     found = {name: tensor.dtype for name, tensor in stored.items()}
     for name, tensor in stored.items():
         if (parts := _parts(name)) is not None and len(tensor.shape) == 3:
@@ -65,7 +65,7 @@ def dtypes_by_matrix(stored: Mapping[str, StoredTensor]) -> dict[str, str]:
 
 
 def _parts(name: str) -> tuple[str, Sequence[str], str] | None:
-    """Of a tensor of all experts, by its name: theirs, the matrices that it holds, and what is behind; else None."""
+    """A stacked tensor's name split into the experts' name, the names of its matrices and its suffix; else None."""
     for end, kinds in MATRICES.items():
         for suffix in SCALES:
             if name.endswith(end + suffix):
@@ -76,7 +76,9 @@ def _parts(name: str) -> tuple[str, Sequence[str], str] | None:
 def _matrices(
     name: str, tensor: StoredTensor, stored: Mapping[str, StoredTensor], targets: Mapping[str, WeightTarget]
 ) -> Iterator[tuple[str, StoredTensor]]:
-    """The matrices in a tensor of all experts: each expert's, or of a target of all the same with other dimensions."""
+    """The matrices in a stacked tensor: each expert's, or the same stacked tensor with its dimensions exchanged if a
+    target needs it so.
+    """
     parts = _parts(name)
     if parts is None or len(tensor.shape) != 3:
         return
@@ -96,7 +98,7 @@ def _matrices(
     if whole not in (tuple(sizes), exchanged):
         return
     transposed = whole != tuple(sizes)
-    if suffix and whole == exchanged:  # as many blocks of outputs as of inputs: those lie as their values do
+    if suffix and whole == exchanged:  # square scales: they are exchanged if the values are
         values = stored.get(name.removesuffix(suffix))
         matrix = targets.get(f"{stem}.0.{kinds[0]}.weight")
         rows = matrix.shape[0] * len(kinds) if matrix is not None else None

@@ -1,7 +1,7 @@
-"""A head that shares the embedding's weight by its config.json, and what a checkpoint stores of the two.
+"""Output heads that share the embedding's weight by their config.json, in all forms in which checkpoints store them.
 
-A checkpoint may store a copy of the embedding as its head, or another head, as merged adapters do, or the head alone.
-What is served then is what transformers serves. Knows no model: targets say which head shares whose weight.
+A checkpoint may store a copy of the embedding as its head, or a different head, as merged adapters do, or the head
+alone. The results are those of transformers. Knows no model: targets say which head shares whose weight.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Targets = Mapping[str, WeightTarget]
 
 
 def with_either_stored(targets: Targets, names: Mapping[str, Any]) -> dict[str, WeightTarget]:
-    """The targets for a checkpoint with these tensors: where it stores a tied head alone, that fills the embedding."""
+    """The targets for a checkpoint with these tensors: if it stores only a tied head, the head fills the embedding."""
     found = dict(targets)
     for head, embedding in _ties(targets).items():
         if head in names and embedding not in names:
@@ -35,11 +35,11 @@ def with_either_stored(targets: Targets, names: Mapping[str, Any]) -> dict[str, 
 def unlike_head(
     targets: Targets, stored: Mapping[str, Any], source: CheckpointSource | None, ranks: Ranks
 ) -> str | None:
-    """The name of a tied head that the checkpoint stores with other values than the embedding's; None if there is none.
+    """The name of a tied head that the checkpoint stores with other values than the embedding; None if there is none.
 
-    stored: the tensors of the checkpoint's files under the model's names, or the shapes of those of its source. Values
-    are compared as they would be loaded, in the embedding's dtype, and each rank compares its share of the rows: none
-    may find a difference.
+    stored: the tensors of the checkpoint's files under the model's names, or the shapes of its source's tensors. Values
+    are compared in the embedding's dtype, as they would be loaded. Each rank compares its share of the rows only, so
+    the head is tied only if no rank finds a difference.
     """
     for head, embedding in _ties(targets).items():
         if head not in stored or embedding not in stored:
@@ -56,24 +56,24 @@ def unlike_head(
 
 
 def untied(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config.json of the same model with a head of its own."""
+    """The config.json of the same model with a separate head."""
     return {**config, TIED: False}
 
 
 def _ties(targets: Targets) -> dict[str, str]:
-    """Name of each tied head -> name of the embedding with its memory, where this rank has that."""
+    """Name of each tied head -> name of the embedding whose memory it shares, if this rank has the embedding."""
     names = {_memory(one.view): name for name, one in targets.items() if one.view is not None}
     tied = {name: _memory(one.tied_to) for name, one in targets.items() if one.tied_to is not None}
     return {head: names[memory] for head, memory in tied.items() if memory and memory in names}
 
 
 def _memory(view: torch.Tensor) -> int:
-    """The address of its storage, also for a rank whose rows are all padding; 0 if nothing is allocated."""
+    """The address of its storage, also on a rank whose rows are all padding; 0 if nothing is allocated."""
     return view.untyped_storage().data_ptr()
 
 
 def _rows(tensor: StoredTensor, name: str) -> Any:
-    """What gives ranges of a tensor's rows without reading the others."""
+    """The tensor as an object to index by ranges of rows, which reads only these rows."""
     return open_file(tensor.path).get_slice(tensor.name or name)
 
 

@@ -15,27 +15,27 @@ from hookline.core.checkpoint.safetensors_files import QUANTISED
 TEXT = ("text_config", "llm_config", "language_config")
 """Keys of a config.json under which the language model's own config is."""
 THINKER = "thinker"
-"""What the part of Qwen's Omni models is called that writes text, in its config's key and before its tensors' names."""
+"""The name of the language model in Qwen's Omni models, in its config's key and as a prefix of its tensors' names."""
 TOWERS = ("vision_config", "audio_config")
-"""Keys of a config.json that has the language model's values beside a tower's config, as Qwen2-VL's first ones."""
+"""Keys of towers' configs in a config.json with the language model's values at its top, as Qwen2-VL's first ones."""
 OF_WHOLE = (*TEXT, *TOWERS, "architectures", "model_type")
-"""Keys of which the whole checkpoint's values are not the language model's."""
+"""Keys whose values in the whole checkpoint's config are not the language model's."""
 OF_BOTH = ("eos_token_id", "bos_token_id", "pad_token_id", "dtype", "torch_dtype", *QUANTISED)
-"""What the whole checkpoint's config says for the language model too, unless that says it by itself."""
+"""Keys that the language model takes from the whole checkpoint's config, unless its own config has them."""
 SIZES = ("hidden_size", "num_hidden_layers")
-"""Sizes that a language model's config leaves out if they are the defaults of its class, as LLaVA 1.5's does."""
+"""Sizes that a language model's config leaves out if they are the defaults of its class, as in LLaVA 1.5."""
 BOTH_WAYS = ("paligemma",)
 """Model types whose language model lets tokens of a prompt see later ones, though its own config does not say it."""
 TIED = "tie_word_embeddings"
 _BODY = re.compile(r"(model\.)?(language_model|text_model)\.(model\.)?(.+)")
 _ALONE = ("model.", "lm_head.", "score.")
-"""What the names of a language model begin with that has no prefix in a checkpoint with towers."""
+"""Prefixes of the language model's tensor names in a checkpoint with towers whose tensors have no further prefix."""
 
 
 def language_model(config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The config.json of the language model that a checkpoint with towers holds; None if it is one by itself.
+    """The config of the language model inside a checkpoint with towers; None if the checkpoint is a language model.
 
-    Where transformers ties the head by the whole checkpoint's config, this does.
+    As in transformers, the whole checkpoint's config says whether the head is tied, if it says so.
     """
     thinker = config.get(f"{THINKER}_config")
     if isinstance(thinker, Mapping):
@@ -52,7 +52,7 @@ def language_model(config: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def causal_architecture(config: Mapping[str, Any]) -> str | None:
-    """What transformers calls the language model of this model_type; None if it has none, or is not installed."""
+    """Transformers' architecture of the language model with this model_type; None if unknown or not installed."""
     try:
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as names
     except ImportError:
@@ -62,11 +62,11 @@ def causal_architecture(config: Mapping[str, Any]) -> str | None:
 
 
 def name_inside(stored: Iterable[str], model_type: object = None) -> Callable[[str], str | None]:
-    """A function: name of a tensor of these -> its name in the language model alone; None if it is not part of that.
+    """A function: name of a stored tensor -> its name in the language model; None if it belongs to another part.
 
-    Prefixes: model.language_model., language_model.model., the same of text_model, or none, all behind thinker. or not.
-    model_type: of the whole, whose names are first changed as transformers changes them when it loads such a
-    checkpoint, if that is installed.
+    Prefixes: model.language_model., language_model.model., the same with text_model, or none; each may follow thinker.
+    model_type: of the whole checkpoint; its tensors are first renamed as transformers renames them when it loads such a
+    checkpoint, if transformers is installed.
     """
     now = _renaming(model_type)
 
@@ -89,7 +89,7 @@ def name_inside(stored: Iterable[str], model_type: object = None) -> Callable[[s
 
 
 def _renaming(model_type: object) -> Callable[[str], str]:
-    """What transformers calls the tensors of a checkpoint of this model type, whatever files call them."""
+    """A function: a tensor's name in files of this model type -> its name in transformers."""
     try:
         from transformers.conversion_mapping import get_checkpoint_conversion_mapping
         from transformers.core_model_loading import WeightConverter, rename_source_key
@@ -102,7 +102,7 @@ def _renaming(model_type: object) -> Callable[[str], str]:
 
 
 def _with_sizes(inner: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The config with the defaults of transformers' class, if it leaves sizes to that and the class is known."""
+    """The config with the defaults of transformers' class, if it leaves out sizes and the class is known."""
     if all(key in inner for key in SIZES):
         return inner
     try:
@@ -114,6 +114,6 @@ def _with_sizes(inner: Mapping[str, Any]) -> Mapping[str, Any]:
         return inner
     try:
         full: dict[str, Any] = CONFIG_MAPPING[model_type].from_dict(dict(inner)).to_dict()
-    except Exception:  # what is wrong with its values is told by the model that reads them
+    except Exception:  # the model that reads the values reports the error
         return inner
     return full

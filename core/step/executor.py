@@ -21,7 +21,7 @@ class StepResult:
     DRAW_SCORES.
     apart: float32 arrays that belong to no draw, by name: `read_by(reader)`, rows (P, F) of a prompt reader in the
     chunks' order; `tapped_after(layer)` for layers of engine.taps and of the drafter, hidden states (T, D) of the
-    step's decodes, then of its chunks' tokens. A drafter's are torch tensors on the device if rank 0 is in this process.
+    step's decodes, then of its chunks' tokens. A drafter's are torch tensors on the device if rank 0 runs here.
     extension_seconds: (X, 2) float64, the index of each step extension that was timed on the device and its seconds;
     None if none was.
     """
