@@ -1,4 +1,4 @@
-"""`ApiSuite`: what every API surface must keep, tried on an application around an engine that makes tokens up."""
+"""`ApiSuite`: the conformance suite of API surfaces, run on an application around an engine that makes tokens up."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from hookline.core.testing.checks import check_contract
 from hookline.core.testing.engine_client import FakeEngineClient
 
 KEY = "a-key-that-nobody-may-see"
-"""What clients of the suite must send."""
+"""The API key of the suite's clients."""
 SECRET = "a-secret-of-the-engine"
-"""What the engine says when it fails."""
+"""The text of the engine's error, which clients must not see."""
 PATIENCE_S = 30.0
-"""Longest that a request of the suite may take."""
+"""Longest time in seconds that a request of the suite may take."""
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,8 @@ class ApiSuite:
     ) -> Answered:
         """The answer of an application with this surface alone.
 
-        body: a text as it is, anything else as JSON. client: makes up the engine's tokens. key: that clients must send.
-        leaves: the client disconnects when its body has been sent; then the answer is empty.
+        body: a text is sent unchanged, any other value as JSON. client: makes up the engine's tokens. key: the key that
+        clients must send. leaves: the client disconnects when its body has been sent; then the answer is empty.
         """
 
         async def _ask() -> Answered:
@@ -139,8 +139,8 @@ class ApiSuite:
         return asyncio.run(_ask())
 
     def served(self, client: FakeEngineClient, settings: ServeConfig | None = None, key: str = "") -> Served:
-        """An application with this surface alone, on the running event loop; `app` is ASGI. Its parsers are those of
-        conf/serve.yaml. The arguments are those of `ask`.
+        """An application with this surface alone, on the running event loop; `app` is ASGI. Its parsers are set in
+        conf/serve.yaml. For the arguments see `ask`.
         """
         given, host = settings or ServeConfig(**_parsers()), _host(_plugins())
         entry = Entry(API, "tested", f"{self.surface.__module__}:{self.surface.__qualname__}", _ORIGIN)
@@ -148,7 +148,7 @@ class ApiSuite:
         return application(client, given, surfaces, ApiKeys([key] if key else ()))
 
     def test_it_keeps_the_contract(self) -> None:
-        """Its constructor and its methods are those of ApiSurface."""
+        """Its constructor and its methods have the signatures of ApiSurface."""
         check_contract(API, self.surface)
 
     def test_requests_are_answered(self) -> None:
@@ -159,18 +159,18 @@ class ApiSuite:
             assert answer.status == 200, f"{path}: {answer}"
 
     def test_a_body_that_cannot_be_read_is_an_error_of_the_client_in_its_form(self) -> None:
-        """What is no JSON, no object, or has a field of a wrong type is 400 and tells what is wrong."""
+        """A body that is not JSON, not an object, or has a field of a wrong type gets status 400 and a message."""
         for path in self.requests:
             for body in ("{", "[]", "3", json.dumps({self.model_field or "model": [{}]})):
                 self._check_error(self.ask("POST", path, body), 400, path)
 
     def test_an_unknown_model_is_not_found(self) -> None:
-        """A model that is not served is 404."""
+        """A request for a model that is not served gets status 404."""
         for path, body in self.requests.items() if self.model_field is not None else ():
             self._check_error(self.ask("POST", path, {**body, self.model_field: "no-such-model"}), 404, path)
 
     def test_a_key_is_needed_and_never_shown(self) -> None:
-        """Without the key it is 401 in the surface's form; each header that the surface names will do."""
+        """Without the key the status is 401, in the surface's form; each header that the surface names is accepted."""
         for path, body in self.requests.items():
             answer = self.ask("POST", path, body, key=KEY, headers={"Authorization": f"Bearer {KEY}x"})
             self._check_error(answer, 401, path)
@@ -180,23 +180,23 @@ class ApiSuite:
             assert [one.status for one in answers] == [200] * len(given), f"{path}: {given}"
 
     def test_no_route_is_answered_without_the_key(self) -> None:
-        """Every route is 401 without the key, in the surface's form."""
+        """Every route answers with status 401 without the key, in the surface's form."""
         for path, answer in self._ask_routes(KEY, "{}"):
             self._check_error(answer, 401, path)
 
     def test_every_route_with_a_body_tells_what_is_wrong_with_it(self) -> None:
-        """What is no JSON is an error of the client, in the surface's form, on each route that describes its body."""
+        """A body that is not JSON gets a 4xx status, in the surface's form, on each route that describes its body."""
         for path, answer in self._ask_routes("", "{", with_body=True):
             self._check_error(answer, answer.status if 400 <= answer.status < 500 else 400, path)
 
     def test_a_body_that_is_too_large_is_refused(self) -> None:
-        """Limits of bodies hold, whatever the surface reads."""
+        """A body beyond serve.max_body_bytes gets status 413."""
         for path in self.requests:
             answer = self.ask("POST", path, "x" * 2048, settings=ServeConfig(max_body_bytes=1024))
             self._check_error(answer, 413, path)
 
     def test_a_client_that_leaves_ends_its_requests(self) -> None:
-        """What runs is aborted when the connection is gone."""
+        """A request is aborted when its client's connection is closed."""
         for path, body in self.requests.items():
             client = FakeEngineClient(reply=list(range(100, 1000)), pause_s=0.05)
             answer = self.ask("POST", path, body, client=client, leaves=True)
@@ -204,14 +204,14 @@ class ApiSuite:
             assert answer.num_open == 0, f"{path}: {answer.num_open} prompts are still answered"
 
     def test_a_failure_of_the_engine_is_told_without_details(self) -> None:
-        """An engine that breaks is 500 or more in the surface's form, and its words stay in the log."""
+        """An engine's failure gets status 500 or more, in the surface's form, without the text of its error."""
         for path, body in self.requests.items():
             answer = self.ask("POST", path, body, client=FakeEngineClient(error=EngineError(SECRET)))
             assert SECRET not in f"{answer}", f"{path}: the answer shows the error of the engine"
             assert answer.status >= 500 or answer.status == 200, f"{path}: {answer}"
 
     def _ask_routes(self, key: str, body: str, *, with_body: bool = False) -> list[tuple[str, Answered]]:
-        """Path and answer of each route, with `none` for the parameters in its path. with_body: only those that
+        """Path and answer of each route, with `none` for the parameters in its path. with_body: only routes that
         describe their body.
         """
 
@@ -245,12 +245,12 @@ def _plugins() -> str:
 
 @cache
 def _host(plugins: str) -> PluginHost:
-    """The plugins of this process; loading them takes longer than a request. plugins: what HOOKLINE_PLUGINS says."""
+    """The plugins of this process; cached, as loading them takes longer than a request. plugins: HOOKLINE_PLUGINS."""
     return PluginHost.load()
 
 
 @cache
 def _parsers() -> dict[str, Any]:
-    """The parsers that a server has where nothing is said."""
+    """The parsers of a server by default."""
     told = compose([], _host(""), ServeKeys, "serve")[0].tree["serve"]
     return {name: told[name] for name in ("reasoning_parser", "tool_parser")}

@@ -1,4 +1,4 @@
-"""Checks of tensors for the conformance suites: every failure is one line that says what is wrong and where."""
+"""Checks of tensors for the conformance suites: every failure is one line with the value at fault and its place."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def check(holds: bool, message: str) -> None:
 
 
 def check_contract(kind: str, plugin: Any, needs: Needs = _NO_NEEDS) -> None:
-    """What an engine asks of a class that is chosen, but for its constructor; what makes objects otherwise passes.
+    """Check a class as an engine does when it is chosen, except for its constructor; other callables pass.
 
-    Raises: AssertionError that says what the class lacks.
+    Raises: AssertionError with the first fault of the class.
     """
     fault = class_fault(kind, plugin, needs) if isinstance(plugin, type) else None
     check(fault is None, f"{plugin} does not keep its contract: {fault}")
@@ -43,7 +43,7 @@ def check_form(what: str, tensor: Any, shape: Sequence[int], dtype: torch.dtype)
 def check_close(what: str, actual: Tensor, expected: Tensor, tolerance: float) -> None:
     """|actual - expected| <= tolerance * (1 + |expected|) everywhere, the shapes agree, and nothing is NaN.
 
-    Raises: AssertionError with the place of the largest error, both values there, and what is allowed.
+    Raises: AssertionError with the place of the largest error, both values there, and the tolerance.
     """
     check_form(what, actual, expected.shape, actual.dtype)
     check(not bool(actual.isnan().any()), f"{what} holds NaN: part of it was never written, or reads what was not")
@@ -58,8 +58,8 @@ def check_close(what: str, actual: Tensor, expected: Tensor, tolerance: float) -
 
 @contextmanager
 def check_nothing_kept(what: str) -> Iterator[None]:
-    """No tensor that is made inside is there afterwards. Raises: AssertionError that begins with `what`."""
-    gc.freeze()  # a search through all of torch's objects, which were there before, takes seconds
+    """No tensor that is made inside exists afterwards. Raises: AssertionError that begins with `what`."""
+    gc.freeze()  # searching all of torch's objects, which existed before, takes seconds
     try:
         yield
         gc.collect()
@@ -76,13 +76,13 @@ def check_unchanged(what: str, before: Tensor, after: Tensor) -> None:
 
 
 class PoisonedMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While active, torch.empty and its like give NaN, which shows values that were never written or loaded."""
+    """While active, torch.empty and similar functions return NaN, which exposes values that were never written."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation; fill what it left uninitialised."""
+        """Run the operation; fill its result with NaN if it is uninitialised memory."""
         out = func(*args, **(kwargs or {}))
         if func.overloadpacket.__name__ in _UNINITIALISED and out.is_floating_point():
             out.fill_(torch.nan)

@@ -18,8 +18,8 @@ class DrafterSuite:
     """`class TestMine(DrafterSuite): def make(self, spec): return Mine(MyConfig(), spec)`.
 
     A drafter that fails never changes a token, but its requests get no drafts. copies: whether it drafts the rest of a
-    text that the request repeats. vocab_size: as in the spec. layers, hidden_size: of a drafter that has `observe`, the
-    layers whose hidden states it is shown and their size; `make` then gives it a spec with a target.
+    text that the request repeats. vocab_size: as in the spec. layers, hidden_size: for a drafter that has `observe`,
+    the layers whose hidden states it gets and their size; `make` then gives it a spec with a target.
     """
 
     vocab_size: ClassVar[int] = 97
@@ -32,7 +32,7 @@ class DrafterSuite:
         raise NotImplementedError("return your drafter from make()")
 
     def test_has_the_methods_of_its_contract(self) -> None:
-        """Its methods, correctly spelt, as the engine asks for them when it is chosen."""
+        """It has the methods that the engine checks when it is chosen, correctly spelt."""
         check_contract("drafter", type(self._made()))
 
     def test_says_how_many_drafts_it_makes_at_most(self) -> None:
@@ -70,7 +70,7 @@ class DrafterSuite:
             check(drafts == alone, f"propose_all returned {drafts} for a request, for which propose returned {alone}")
 
     def test_hidden_states_that_it_had_before_change_nothing(self) -> None:
-        """With `observe`: a preempted request's are computed again, and drafts were computed meanwhile."""
+        """With `observe`: the hidden states of a preempted request come again, also after drafts were made."""
         if not is_offered(type(self._made()).observe):
             return
         drafter, rows = self._made(), self._rows()
@@ -83,7 +83,7 @@ class DrafterSuite:
             check(again == drafts, f"shown the same hidden states again, it proposed {again} in place of {drafts}")
 
     def test_leaves_the_tokens_alone(self) -> None:
-        """It must not write to what it is shown."""
+        """`propose` must not write to a request's tokens."""
         drafter = self._made()
         for row in self._rows():
             tokens = row.tokens.copy()
@@ -92,7 +92,7 @@ class DrafterSuite:
             check(np.array_equal(tokens, row.tokens), "propose wrote to the tokens of its request")
 
     def test_forgets_requests_that_it_never_saw(self) -> None:
-        """A request may end before it was asked for."""
+        """A request may end before any drafts were proposed for it."""
         drafter = self._made()
         drafter.forget(12345)
         for row in self._rows():
@@ -100,7 +100,7 @@ class DrafterSuite:
             drafter.forget(row.id)
 
     def test_copies_what_the_request_repeats(self) -> None:
-        """With `copies`: after a long text and the beginning of the same, it drafts how that goes on."""
+        """With `copies`: after a text and its beginning once more, it drafts the continuation of the text."""
         if not self.copies:
             return
         text = np.arange(40, dtype=np.int32) * 7 % self.vocab_size
@@ -114,7 +114,7 @@ class DrafterSuite:
         return self.make(DrafterSpec(self.vocab_size, max_num_seqs=32, max_model_len=300))
 
     def _show(self, drafter: Any, rows: Sequence[DraftRow], first: int = 0) -> None:
-        """Hidden states of the tokens of these requests from the first on, up to the newest token."""
+        """Pass hidden states of these requests' tokens to `observe`: from position `first` on, without the newest."""
         if is_offered(type(drafter).observe):
             rng = np.random.default_rng(1)
             sizes = [(len(row.tokens) - 1, self.hidden_size) for row in rows]

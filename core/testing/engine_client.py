@@ -27,7 +27,7 @@ from hookline.core.serve.engine_client import EngineLoad, ReplicaState, ServedMo
 from hookline.core.tokenizer.codec import Codec, Prompt
 
 NUM_DIMENSIONS = 16
-"""Of the vectors that a FakeEngineClient makes up."""
+"""Numbers of a vector that a FakeEngineClient makes up."""
 
 
 @cache
@@ -49,9 +49,9 @@ def tiny_model(names: tuple[str, ...] = ("fake",), max_model_len: int = 4096) ->
 
 @dataclass
 class Asked:
-    """One call of `stream`, as the endpoint made it.
+    """A call of `stream` by an endpoint.
 
-    prompt, params, options: what it gave. prompt_token_ids: of the prompt.
+    prompt, params, options: its arguments. prompt_token_ids: the token ids of the prompt.
     """
 
     prompt: Prompt
@@ -68,7 +68,7 @@ class FakeEngineClient:
 
     reply: a text, token ids, or a function of the prompt's ids and the completion's index that returns either.
     pause_s: before each token. one_by_one: a token comes only once the one before it was read, so none are merged.
-    error: what every stream raises. error_after: how many tokens come before it. asked: the calls, in their order.
+    error: the error that every stream raises, after error_after tokens. asked: the calls of `stream`, in their order.
     death, is_ready, facts, replicas: see EngineClient. now: what `load` returns. num_open: streams that have neither
     ended nor been closed.
     """
@@ -113,7 +113,7 @@ class FakeEngineClient:
         return _stream(self, asked)
 
     def reply_to(self, asked: Asked, index: int) -> list[int]:
-        """Tokens of a completion, before its stop strings and its length are looked at."""
+        """Tokens of a completion, before stop strings and max_tokens are applied."""
         reply = self.reply(asked.prompt_token_ids, index) if callable(self.reply) else self.reply
         if not isinstance(reply, str):
             return list(reply)
@@ -122,7 +122,7 @@ class FakeEngineClient:
 
 
 def _stream(client: FakeEngineClient, asked: Asked) -> CompletionStream:
-    """A stream with what the client answers."""
+    """The stream of the client's answer."""
 
     def _leave(stream: CompletionStream) -> None:
         asked.is_cancelled = True
@@ -186,7 +186,7 @@ class _Completion(Completion):
         self.is_ended = False
 
     def step(self) -> Delta:
-        """Add a token, and return what is new."""
+        """Add a token, and return the Delta since the last call."""
         place, params = len(self.token_ids), self._params
         token_id = self._reply[place] if place < len(self._reply) else self._eos
         reason = FinishReason.LENGTH if place + 1 >= self._max_tokens else None

@@ -20,7 +20,7 @@ from hookline.core.testing.checks import check, check_contract
 
 
 def report(start: RankStart) -> None:
-    """What a rank does here: it says in which process it is, and waits until its connection is closed."""
+    """The main function of the suite's ranks: send the process id, and wait until the connection is closed."""
     with connect_back(start, MESSAGES) as engine:
         send_message(engine, {"pid": os.getpid()})
         engine.recv(1)
@@ -29,8 +29,8 @@ def report(start: RankStart) -> None:
 class ExecutorSuite:
     """`class TestMine(ExecutorSuite): def make(self, wanted): return Mine(MyConfig(), wanted)`.
 
-    device: that ranks are asked for. num_ranks: how many, in groups of as many. patience_s: for each of the things that
-    the suite waits for.
+    device: WantedRanks.device. num_ranks: ranks to start, which are one tensor-parallel group. patience_s: longest time
+    in seconds of each wait.
     """
 
     device: ClassVar[str] = "cpu"
@@ -42,7 +42,7 @@ class ExecutorSuite:
         raise NotImplementedError("return your executor from make()")
 
     def test_has_the_methods_of_its_contract(self) -> None:
-        """Its methods, correctly spelt, as an engine asks for them when it is chosen."""
+        """It has the methods that the engine checks when it is chosen, correctly spelt."""
         with self._made() as executor:
             check_contract("executor", type(executor))
 
@@ -90,7 +90,7 @@ class ExecutorSuite:
             check(not any(one.wait(0.0) for one in others), "another rank than the one that was killed is gone")
 
     def test_release_ends_ranks_that_still_run(self) -> None:
-        """And a second call does nothing."""
+        """`release` ends ranks that still run; a second call does nothing."""
         with self._made() as executor, self._started(executor) as (started, _):
             executor.release()
             executor.release()

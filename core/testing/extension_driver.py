@@ -34,16 +34,16 @@ NUM_ROWS = 16
 NUM_LAYERS, HIDDEN_SIZE = 4, 32
 """Sizes of the driver's model, whose layers halve the residual stream and rotate it by one column."""
 LOGPROB = -4.0
-"""What `on_token` is told of every token that is asked with has_logprobs."""
+"""The log-probability that `on_token` gets for each token of a request with has_logprobs."""
 MAX_MODEL_LEN = 64
 """Most tokens of a request."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What one request asks of the extension: its arguments (None: nothing), its tokens and its temperature.
+    """A request: its arguments for the extension (None: it does not use it), its tokens and its temperature.
 
-    num_prompt_tokens: the first of the tokens, those of the prompt. stop_ids: as in RequestFacts.
+    num_prompt_tokens: how many of the tokens are the prompt. stop_ids: as in RequestFacts.
     """
 
     arguments: Mapping[str, Any] | None
@@ -52,29 +52,29 @@ class Asked:
     temperature: float = 1.0
     stop_ids: frozenset[int] = field(default_factory=frozenset)
     has_logprobs: bool = False
-    """Whether `on_token` is told the tokens' log-probabilities, all of them LOGPROB."""
+    """Whether `on_token` gets log-probabilities, all of them LOGPROB."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What a step left of each of its rows."""
+    """The results of a step for its rows."""
 
     hidden_NKD: Tensor
     """The residual stream behind the last layer."""
     logits_NV: Tensor
-    """What a token is drawn from."""
+    """The logits from which tokens are sampled."""
     results_NW: Tensor | None
     """The extension's numbers for the host, in its result_dtype; None for a class without `after_draw`."""
 
     def rows(self, indices: Sequence[int]) -> Seen:
-        """Those of some rows, in this order."""
+        """The results of these rows, in this order."""
         chosen = list(indices)
         results_NW = None if self.results_NW is None else self.results_NW[chosen]
         return Seen(self.hidden_NKD[chosen], self.logits_NV[chosen], results_NW)
 
 
 class ExtensionDriver:
-    """An extension with rows for a few requests. Arguments that come from SamplingParams are given by those names.
+    """An extension with rows for a few requests. Arguments from SamplingParams are given under SamplingParams' names.
 
     kind: "extension" or "processor". arguments: the dataclass of a request's arguments. config: the engine's settings.
     """
@@ -123,7 +123,7 @@ class ExtensionDriver:
         return self.extensions.extension(0).extension
 
     def prepare(self, asked: Asked) -> Prepared:
-        """What the host makes of a request on arrival."""
+        """Prepare a request as the host does on arrival."""
         stage, params = self.stage, SamplingParams()
         if asked.arguments is not None:
             extra = {stage.entry.name: asked.arguments}
@@ -134,9 +134,9 @@ class ExtensionDriver:
         return self.installed.prepare(params.resolved({}), facts)
 
     def admit(self, row: int, asked: Asked, followers: ExtensionStates | None = None) -> ExtensionStates | None:
-        """Let a request take over a row; an extension that keeps a state of it is shown its output tokens.
+        """Let a request take over a row; an extension that keeps a state of it gets its output tokens.
 
-        followers: what an earlier call returned of the same request, which saw them then.
+        followers: the result of an earlier call for the same request, whose states have seen the tokens already.
         """
         prepared = self.prepare(asked)
         if followers is None and prepared.stateful:
@@ -168,9 +168,9 @@ class ExtensionDriver:
         self.asked[row] = asked
 
     def leave_stale(self, token_ids: Sequence[int]) -> None:
-        """Let earlier requests have left these tokens, over and over, wherever LogitsRows.tokens_RL is not valid.
+        """Fill all invalid places of LogitsRows.tokens_RL with these tokens, as if earlier requests had left them.
 
-        That is at and beyond the next draw's position in rows that use the extension, and everywhere in other rows.
+        Invalid are places at and beyond the next draw's position, and all places of rows that do not use the extension.
         """
         tokens_RL = self.extensions.tokens_RL
         for row, tokens_L in enumerate(tokens_RL):
@@ -193,11 +193,11 @@ class ExtensionDriver:
         *,
         waits: bool = True,
     ) -> Seen:
-        """One step with a draw for each of these rows, in this order; rows never admitted count as padding.
+        """Run a step with a draw for each of these rows, in this order; rows never admitted count as padding.
 
-        logits_NV, hidden_NKD: zeros if left out. tokens_N: what is drawn; if left out, the likeliest of the logits that
-        the extension leaves. waits: whether the extension may wait for the device.
-        Raises: AssertionError if it writes to what it is given to read, or waits and may not.
+        logits_NV, hidden_NKD: zeros if left out. tokens_N: the sampled tokens; if left out, the likeliest ones by the
+        extension's logits. waits: whether the extension may wait for the device.
+        Raises: AssertionError if it writes to read-only arguments, or waits although it may not.
         """
         device, num_rows = self.spec.device, len(rows)
         rows_N = torch.tensor([row if row in self.asked else NUM_ROWS for row in rows], device=device)
@@ -229,7 +229,7 @@ class ExtensionDriver:
         return Seen(hidden_NKD, logits_NV, torch.from_numpy(numbers_NW))
 
     def untouched(self, logits_NV: Tensor, hidden_NKD: Tensor) -> Seen:
-        """What a step leaves that runs no extension."""
+        """The results of a step that runs no extension."""
         for _ in range(NUM_LAYERS):
             hidden_NKD = _layer(hidden_NKD)
         return Seen(hidden_NKD, logits_NV, None)
@@ -255,7 +255,7 @@ def _layer(stream_XD: Tensor) -> Tensor:
 
 
 class _Watched:
-    """In place of an extension: hands on, and finds out what of its arguments it writes to, and whether it waits."""
+    """Wraps an extension: passes calls on, and notes the arguments that it writes to, and whether it waits."""
 
     def __init__(self, extension: Any, waits: bool) -> None:
         self.extension, self._waits = extension, waits
@@ -296,7 +296,7 @@ def _columns(rows: LayerRows | LogitsRows) -> dict[str, Tensor]:
 
 
 def _tensors(rows: LogitsRows) -> dict[str, Tensor]:
-    """Every tensor of `rows`, by how an extension names it."""
+    """Every tensor of `rows`, by the expression with which an extension reads it."""
     sampling = rows.sampling
     named = {
         "rows.rows_N": rows.rows_N,

@@ -63,7 +63,7 @@ class ExtensionSuite:
     _kind: ClassVar[str] = "extension"
 
     def test_has_the_methods_of_its_contract(self) -> None:
-        """Its methods, correctly spelt, as the engine asks for them when it is chosen."""
+        """It has the methods that the engine checks when it is chosen, correctly spelt."""
         check_contract(self._kind, self._driver().stage.cls)
 
     def test_every_example_changes_its_row(self) -> None:
@@ -97,13 +97,13 @@ class ExtensionSuite:
             check(same, f"after_layer changes the hidden states of {what}")
 
     def test_arguments_that_equal_the_defaults_change_nothing(self) -> None:
-        """The engine does not even call it for them."""
+        """A request whose arguments equal the defaults does not use the extension."""
         driver = self._driver()
         prepared = driver.prepare(Asked(None if driver.stage.from_params else {}, temperature=1.0))
         check(not prepared.bits, f"a request whose arguments are the defaults uses the {self._kind}")
 
     def test_a_row_depends_on_itself_alone(self) -> None:
-        """The same request gives the same alone, in any order and in any row of the table."""
+        """The same request gets the same results alone, in any order and in any row of the table."""
         driver, count = self._crowd(), len(self.examples)
         given = self._inputs(count)
         found = self._step(driver, range(count), given)
@@ -118,7 +118,7 @@ class ExtensionSuite:
                 raise AssertionError(f"{example} gives other {what} alone than in a crowd")
 
     def test_another_number_of_rows_leaves_nothing_behind(self) -> None:
-        """Those that do not declare sizes_alike pass."""
+        """With sizes_alike; extensions that do not declare it pass."""
         driver, count = self._crowd(), len(self.examples)
         self._step(driver, range(count), self._inputs(count))
         for num_rows in (count + 1, count + 3) if self.sizes_alike else ():
@@ -126,7 +126,7 @@ class ExtensionSuite:
                 self._step(driver, [0] * num_rows, self._inputs(num_rows))
 
     def test_never_waits_for_the_host_unless_it_says_so(self) -> None:
-        """Its methods on the device read no tensor's values, and no shape depends on them; waits_for_host excepts."""
+        """Without waits_for_host, its methods on the device read no tensor's values, and no shape depends on them."""
         driver, count = self._crowd(), len(self.examples)
         is_cpu = torch.device(self.device).type == "cpu"
         may_wait = bool(driver.stage.cls.waits_for_host) or (self.reads_values_on_cpu and is_cpu)
@@ -160,7 +160,7 @@ class ExtensionSuite:
             raise AssertionError(f"a draw without a token changes the {what} of other rows")
 
     def test_a_row_forgets_its_last_owner(self) -> None:
-        """A request in a used row gets what one in a new row gets, whether or not it uses the extension."""
+        """A request in a used row gets the same results as in a new row, whether or not it uses the extension."""
         driver, count = self._crowd(), len(self.examples)
         given = self._inputs(count)
         found = self._step(driver, range(count), given)
@@ -176,7 +176,7 @@ class ExtensionSuite:
             raise AssertionError(f"a row still applies the arguments of its last owner to its {what}")
 
     def test_tokens_that_earlier_requests_left_change_nothing(self) -> None:
-        """Bit for bit. They lie at and beyond a row's position, and anywhere in rows that do not use the extension."""
+        """Stale tokens, at and beyond a row's position or in rows that do not use the extension, change no bit."""
         bystander = len(self.examples)
         given, found = self._inputs(bystander + 2), []
         for token_ids in (self.tokens, [VOCAB_SIZE - 1], torch.randperm(VOCAB_SIZE, generator=_generator()).tolist()):
@@ -193,7 +193,7 @@ class ExtensionSuite:
             check(same, f"stale tokens change the logits of a row that does not use the {self._kind}")
 
     def test_what_the_host_keeps_of_a_request_survives_a_preemption(self) -> None:
-        """Values made of the state that `on_token` left give the same in another row of another rank."""
+        """A request's states on the host give the same results in another row of another rank."""
         driver, count = self._crowd(), len(self.examples)
         given = self._inputs(count)
         found = self._step(driver, range(count), given)
@@ -205,7 +205,7 @@ class ExtensionSuite:
             raise AssertionError(f"a request that was preempted gets other {what} than before")
 
     def test_requests_do_not_share_what_the_host_keeps(self) -> None:
-        """A request is told the same, and encodes the same, whether or not another one goes on beside it."""
+        """A request gets the same results, and encodes the same values, with and without an equal request beside it."""
         for example in self.examples:
             alone, crowd = self._told(example, 1), self._told(example, 2)
             check(alone == crowd, f"{example} tells {crowd} beside an equal request, and {alone} without")
@@ -224,10 +224,10 @@ class ExtensionSuite:
         grown = [name for name, size in _table_sizes(driver.stage.cls).items() if size > before.get(name, 0)]
         check(not grown, f"something of requests that ended is kept, in {', '.join(grown)}")
 
-    # ------------------------------------------------------------------------------------------------- what they use
+    # ------------------------------------------------------------------------------------------------------ helpers
 
     def _told(self, example: Mapping[str, Any], num_requests: int) -> list[Any]:
-        """What the client of the first of some equal requests is told, token by token."""
+        """The results of the first of some equal requests, token by token."""
         driver = self._driver()
         driver.admit(0, self._asked(example))
         told: list[Any] = []
@@ -279,7 +279,7 @@ class ExtensionSuite:
 
 
 def _show(used: UsedExtension, state: Any, values_W: Any, token_ids: Sequence[int]) -> list[Any]:
-    """Let the host's methods see some tokens, all with the same numbers; what they return."""
+    """Call the host's methods for some tokens, all with the same numbers; returns their results."""
     told: list[Any] = []
     for token_id in token_ids:
         if values_W is not None:
@@ -296,7 +296,7 @@ def _are_close(found: Tensor, expected: Tensor, tolerance: float) -> bool:
 
 
 def _kept(extension: Any) -> dict[str, Any]:
-    """Where the tensors of an extension lie, by the name of the attribute, and what it states of its results."""
+    """Address, shape and dtype of an extension's tensors by attribute, and its declared layers and widths."""
     stated = {name: repr(getattr(extension, name)) for name in ("layers", "reads_layers", "result_width")}
     return {**stated, **dict(_tensors_in("self", getattr(extension, "__dict__", {})))}
 
@@ -325,7 +325,7 @@ def _table_sizes(cls: type) -> dict[str, int]:
 
 
 def _keepers(state: Any) -> list[str]:
-    """What holds an object besides the frames that run; empty for what Python keeps once for all, such as numbers."""
+    """The objects that refer to a state, without running frames; empty for values that Python shares, like numbers."""
     if isinstance(state, str | bytes | int | float | tuple | frozenset):
         return []
     return [f"a {type(one).__name__}" for one in gc.get_referrers(state) if not isinstance(one, FrameType)]

@@ -121,7 +121,7 @@ HOSTILE = (
 
 
 class GrammarSuite:
-    """`class TestMine(GrammarSuite)` with `make`. kinds: those that the back end supports; it must refuse all others.
+    """`class TestMine(GrammarSuite)` with `make`. kinds: the kinds that the back end supports; it must refuse others.
 
     vocabulary: small, with several tokens that spell the same text.
     """
@@ -181,7 +181,7 @@ class GrammarSuite:
                     check(done is True, f"{case.wanted.kind}: the end of {text!r} was refused")
 
     def test_rollback_restores_masks(self) -> None:
-        """One token back, several, and all of them; the same tokens then lead to the same masks again."""
+        """After a rollback of one, several or all tokens, the same tokens lead to the same masks again."""
         for case in self._cases():
             grammar = self.make(self.vocabulary).compile(case.wanted)
             matcher, steps = grammar.matcher(), self._walk(grammar, 1)
@@ -224,7 +224,7 @@ class GrammarSuite:
                 check(self._standing(matcher) == before, f"{what}: {count} tokens that were taken back leave something")
 
     def test_matchers_do_not_share_their_state(self) -> None:
-        """One goes on while the other stays, and filling both together gives the same masks as filling each alone."""
+        """Advancing a matcher does not change another, and filling both at once gives the same masks as one by one."""
         for case in self._cases():
             backend = self.make(self.vocabulary)
             grammar = backend.compile(case.wanted)

@@ -32,7 +32,7 @@ _WAITING = (
 )
 _INDEXING = ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put")
 _INTERPRETERS = ("triton.",)
-"""What Triton's interpreter does on the host, a GPU would do itself."""
+"""Modules that may wait: on a GPU, the work of Triton's interpreter is done on the device."""
 _NOT_TO_BLAME = ("torch.", __name__)
 
 
@@ -47,7 +47,7 @@ def no_host_sync(what: str, but: Sequence[str] = ()) -> Iterator[None]:
 
 
 class _Watch:
-    """What both modes share: who may wait, and what is said of the others."""
+    """The common part of both modes: which modules may wait, and the error for others."""
 
     def __init__(self, what: str, but: Sequence[str]) -> None:
         super().__init__()

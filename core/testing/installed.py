@@ -1,4 +1,4 @@
-"""What the installed plugins make of a configuration: for tests that a plugin is registered as it should be."""
+"""Resolves a configuration with the installed plugins, for tests that a plugin is registered correctly."""
 
 from __future__ import annotations
 

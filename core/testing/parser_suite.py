@@ -1,4 +1,4 @@
-"""The conformance suite of parsers: subclass it in your tests, name the class and texts with what is in them."""
+"""The conformance suite of parsers: subclass it in your tests, name the class, and texts with their parts."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class ParserSuite:
             check(found == list(wanted), f"{text!r} has the parts {found} while another text is half read")
 
     def _texts(self) -> list[str]:
-        """The examples, what is left of them when they end early, and two of them in a row."""
+        """The examples, the first two thirds of each, and two of them in a row."""
         texts = list(self.examples)
         return [*texts, *(text[: len(text) * 2 // 3] for text in texts), "".join(texts[:2]), ""]
 

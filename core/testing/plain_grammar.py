@@ -118,7 +118,7 @@ class PlainMatcher(GrammarMatcher):
 
     @property
     def text(self) -> bytes:
-        """What they spell."""
+        """The bytes of the tokens taken so far, without stop tokens."""
         stops = self.grammar.vocabulary.stop_ids
         return b"".join(self.grammar.vocabulary.tokens[one] for one in self.taken if one not in stops)
 

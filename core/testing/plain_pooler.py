@@ -49,7 +49,7 @@ class FakePoolerModel:
         return hidden_BD.float() @ self.weight("head", (hidden_BD.shape[1], self._vocab_size))
 
     def token_ids(self, text: str) -> list[int]:
-        """One token, whatever the text: its length, to tell texts apart."""
+        """A single token for any text: the text's length, so that texts differ."""
         return [len(text) % self._vocab_size]
 
 

@@ -67,7 +67,7 @@ class PoolerSuite:
                     check_close(f"a vector of {len(hidden_TD)} tokens", vector_F, expected_F.float(), self.tolerance)
 
     def test_pieces_make_no_difference(self) -> None:
-        """A prompt may come in any pieces, with those of other prompts between them."""
+        """A prompt may come in any pieces, with pieces of other prompts in between."""
         prompts = self._prompts()
         whole_BF = self._pooled(self._made(), prompts)
         for size in (1, 2, 5):
@@ -101,7 +101,7 @@ class PoolerSuite:
         with torch.no_grad(), no_host_sync("finish"):
             pooler.finish(state_BS, lens_B)
 
-    # ------------------------------------------------------------------------------------------------- what they use
+    # ------------------------------------------------------------------------------------------------------ helpers
 
     def _made(self) -> Pooler:
         pooler: Pooler = self.make(fake_spec(self.hidden_size, self.hf_config, self.device))

@@ -19,7 +19,7 @@ from hookline.core.testing.checks import check, check_close, check_contract
 from hookline.core.testing.host_sync import no_host_sync
 
 Stored = Mapping[str, Tensor]
-"""What a checkpoint stores of one linear, by what follows the linear's name."""
+"""The tensors of a linear in a checkpoint, by suffix of its name, e.g. "weight_scale"."""
 
 
 class QuantizationSuite:
@@ -45,11 +45,11 @@ class QuantizationSuite:
         raise NotImplementedError("return your quantization from make()")
 
     def write(self, values_OD: Tensor) -> tuple[Stored, Tensor]:
-        """What a checkpoint stores of a linear with these values, and the float32 values that this stands for.
+        """The tensors that a checkpoint stores for a linear with these values, and the float32 values they stand for.
 
         Linears are joined, so if a format orders inputs, the order must not depend on the values.
         """
-        raise NotImplementedError("return stored tensors and what they stand for from write()")
+        raise NotImplementedError("return stored tensors and the values that they stand for from write()")
 
     def test_has_the_methods_of_its_contract(self) -> None:
         """Its methods, correctly spelt, as the engine asks for them when it is chosen."""
@@ -156,7 +156,7 @@ class QuantizationSuite:
         with torch.no_grad(), no_host_sync("dequantised"):
             matrix.dequantised(torch.float32)
 
-    # ------------------------------------------------------------------------------------------------- what they use
+    # ------------------------------------------------------------------------------------------------------ helpers
 
     def _made(self, names: Sequence[str] = ()) -> Quantization:
         stored, _ = self._stored()

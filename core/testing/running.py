@@ -12,12 +12,12 @@ import pytest
 
 
 def failures(suite_class: type) -> list[str]:
-    """One line for each test of a suite that fails: see `each_failure`."""
+    """A line for each test of a suite that fails: see `each_failure`."""
     return list(each_failure(suite_class))
 
 
 def each_failure(suite_class: type) -> Iterator[str]:
-    """Run the test methods of a suite one by one, each on a fresh instance; `test_name: message` of those that fail.
+    """Run the test methods of a suite one by one, each on a fresh instance; yields `test_name: message` for failures.
 
     A skipped test counts as passed; any exception counts as a failure.
     """

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 VARIABLE = "HOOKLINE_MOCK"
 """Options of mock_llm as JSON, for the engine's process."""
 ENGINE = "hookline.core.testing.serving:engine_main"
-"""What the engine's process runs."""
+"""The main function of the engine's process."""
 BLOCK_SIZE = 16
 """Tokens of a block of the mock's cache."""
 
@@ -89,7 +89,7 @@ def mock_llm(
     low: int = 0,
     dies: bool = False,
 ) -> LLM:
-    """What the server's process of the engine uses of an LLM, with the bundled tokenizer.
+    """The parts of an LLM that the server's engine process uses, without a model, with the bundled tokenizer.
 
     low: the smallest token, e.g. 256: no single bytes. fail_after: steps after which each further one raises. dies: as
     if the device did nothing more then.
@@ -112,7 +112,7 @@ def mock_llm(
 
 
 def engine_main() -> int:
-    """What the engine's process runs: `core.serve.processes.engine_main` around a mock."""
+    """The main function of the engine's process: `core.serve.processes.engine_main` around a mock."""
     return run(_load)
 
 

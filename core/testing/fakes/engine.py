@@ -44,7 +44,7 @@ def next_token(seed: int, tokens: Sequence[int], vocab_size: int) -> int:
 def completion(
     seed: int, prompt: Sequence[int], num_tokens: int, vocab_size: int, stop_ids: Sequence[int] = ()
 ) -> list[int]:
-    """What a request alone must get: up to num_tokens tokens, ending with a stop token if one is sampled."""
+    """The tokens that a request must get: up to num_tokens, ending with a stop token if one is sampled."""
     tokens = list(prompt)
     while len(tokens) < len(prompt) + num_tokens:
         tokens.append(next_token(seed, tokens, vocab_size))
@@ -62,7 +62,7 @@ class FakeHandle(list[int]):
 
 
 def check_sections(step: Step) -> None:
-    """Assert that each section of a step has as many entries as its axis says, and names only what is there."""
+    """Assert that each section of a step has as many entries as its axis says, and only valid indices."""
     (whole,) = cut(step, 1)
     for name, along in ALONG.items():
         if along.axis is Axis.STEP:
@@ -145,7 +145,7 @@ class FakeExecutor(Executor):
     def _draw_all(self, step: Step, ends: list[tuple[int, int]], masks: Mapping[int, MaskArray]) -> list[int]:
         chunks = step.sampled_chunks.tolist()
         places, left = ends[: len(step.decode_rows)], Counter(chunks)
-        for chunk in chunks:  # one that is named several times has a draw after each of its last tokens
+        for chunk in chunks:  # a chunk that is named several times has a draw after each of its last tokens
             left[chunk] -= 1
             row, end = ends[len(step.decode_rows) + chunk]
             places.append((row, end - left[chunk]))
@@ -160,11 +160,11 @@ class FakeExecutor(Executor):
         return StepResult(ints(handle), apart={name: np.stack(vectors) for name, vectors in handle.vectors.items()})
 
     def _pool(self, step: Step, ends: list[tuple[int, int]]) -> dict[str, list[VectorArray]]:
-        """The pooled prompts that are complete. Of those that are read whole, every token must have come in order."""
+        """Vectors of the pooled prompts that are complete; asserts that whole prompts came in order of their tokens."""
         vectors = dict[str, list[VectorArray]]()
         reads = zip(step.reads.reshape(-1, READ_WIDTH).tolist(), step.read_lens.tolist(), strict=True)
         for (index, reader, flags, _), count in reads:
-            if reader < FIRST_PLUGIN:  # what core makes of prompts is blank here
+            if reader < FIRST_PLUGIN:  # core's own readers give zeros here
                 vectors.setdefault(read_by(reader), []).extend(np.zeros((count, 2), dtype=np.float32))
                 continue
             row, end = ends[len(step.decode_rows) + index]
@@ -182,7 +182,7 @@ class FakeExecutor(Executor):
         return vectors
 
     def time_steps(self) -> Clock:
-        """A clock by which each step takes one second, a quarter of a second after the one before."""
+        """A clock by which each step takes one second and begins a quarter of a second after the step before."""
         self.clock = FakeClock()
         return self.clock
 
@@ -204,7 +204,7 @@ class FakeExecutor(Executor):
             self.cache[slots] = np.asarray(tokens) + group * self.vocab_size
 
     def _read(self, row: int, start: int, end: int, group: int) -> np.ndarray[Any, Any]:
-        """What the queries at positions start to end - 1 see of a group."""
+        """The tokens that queries at positions start to end - 1 see in a group of layers."""
         window = self.windows[group]
         first = 0 if window is None else max(0, start - window + 1)
         found = self.cache[self._slots(row, first, end, group)]
@@ -233,7 +233,7 @@ class FakeExecutor(Executor):
         return ends
 
     def _visible(self, row: int, start: int, end: int) -> np.ndarray[Any, Any]:
-        """What these queries see of the group that sees most; the others must see the same."""
+        """The tokens that these queries see in the group with the longest window; the others must see the same ones."""
         seen = [self._read(row, start, end, group) for group in range(len(self.windows))]
         longest = max(seen, key=len)
         for group, tokens in enumerate(seen):

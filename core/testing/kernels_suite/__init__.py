@@ -1,4 +1,4 @@
-"""The conformance suite of kernels, by what they compute: norms, linears, attention, experts, states, graphs.
+"""The conformance suite of kernels, a module for each kind of operation: norms, linears, attention, experts, states.
 
 Kernels that declare batch-invariant mode are held to that as well.
 """

@@ -37,7 +37,7 @@ class AttentionSuite(AttentionCases):
     """Tests of `attend`."""
 
     def test_attend_decodes(self) -> None:
-        """One query per row, contexts around block boundaries."""
+        """Each row has one query; contexts end around block boundaries."""
         for spec in self.specs():
             size = spec.block_size
             self.compare(spec, "decodes", [(context, 1) for context in (size + 1, 1, size, 2 * size + 3, 2, 3 * size)])
@@ -96,7 +96,7 @@ class AttentionSuite(AttentionCases):
             check_close(f"attend, {what} ({describe(spec)})", actual, expected, self.tolerance(spec, "attend"))
 
     def test_attend_with_other_numbers_of_kv_heads(self) -> None:
-        """One, and more than two: decodes alone, and beside chunks."""
+        """With one kv head and with more than two: decodes alone, and beside chunks."""
         for spec in self.specs_of_other_heads():
             size = spec.block_size
             decodes = [(size + 1, 1), (3, 1)]

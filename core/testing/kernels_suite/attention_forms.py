@@ -77,7 +77,7 @@ class AttentionFormSuite(AttentionCases):
                 check_close(what, self.attend(spec, q_THE, kv_2NSKE, told), expected, self.tolerance(spec, "attend"))
 
     def test_attend_ignores_what_lies_before_a_window(self) -> None:
-        """Finite garbage in all slots that no query sees, those of a block that is seen in part too."""
+        """All slots that no query sees hold finite garbage, also in a block that is seen in part."""
         for spec in self._specs_with("window"):
             size = spec.block_size
             rows = self.scattered(spec, [(2 * size + 3, 1), (3 * size, 1), (2 * size, 2 * size), (3 * size + 1, 4)])
@@ -102,7 +102,7 @@ class AttentionFormSuite(AttentionCases):
         self._compare_steps("softcap", query_scale=3.0)
 
     def test_attend_with_sinks(self) -> None:
-        """One more score of each head, counted once however the context is cut, neither scaled nor capped."""
+        """A sink is one more score of each head, counted once however the context is cut, neither scaled nor capped."""
         self._compare_steps("sinks")
         for spec in self._specs_with("sinks"):
             self.compare(spec, "one decode of 300 tokens with sinks", [(300, 1)], form=self.form(spec, "sinks"))
@@ -188,5 +188,5 @@ def window_sizes(block_size: int) -> list[int]:
 
 
 def named(form: AttentionForm) -> str:
-    """What failure messages say of a form."""
+    """The form in words, for failure messages."""
     return ", ".join(sorted(form.features)) or "the plain form"

@@ -33,7 +33,7 @@ smallest normal number, as such. Both count twice, since it is rounded to the dt
 
 
 class CacheDtypeCases(AttentionCases):
-    """Tests of what is written to and read from a cache in each of `kv_dtypes`."""
+    """Tests of writing and reading a cache in each of `kv_dtypes`."""
 
     kv_dtypes: ClassVar[Sequence[torch.dtype]] = ()
 
@@ -58,8 +58,8 @@ class CacheDtypeCases(AttentionCases):
             check_close(what, out_THE, expected, self.tolerance(spec, "attend"))
 
     def test_qkv_attend_writes_a_cache_of_another_dtype(self) -> None:
-        """Each key and value is rounded to a neighbour, and at most the largest number; attention is that over what was
-        written; no other slot changes.
+        """Each key and value is rounded to a neighbour and clamped to the largest number; attention reads the rounded
+        values; no other slot changes.
         """
         for spec in self._specs_in_other_dtypes():
             size = spec.block_size

@@ -1,4 +1,4 @@
-"""What the attention cases of the kernels' conformance suite are made of: sizes, inputs, and the comparison.
+"""The attention cases of the kernels' conformance suite: their sizes, their inputs, and the comparison.
 
 Every case lays its rows over blocks in random order, in a cache whose other slots are full of numbers, so kernels that
 read a wrong slot, block, head or position give a wrong result. Legend: as in core/testing/batches.py, H heads.
@@ -212,12 +212,12 @@ def blocks_of(spec: AttentionSpec, lengths: Sequence[tuple[int, int]]) -> int:
 
 
 def cache_blocks(spec: AttentionSpec) -> int:
-    """Blocks of a test's cache; the one after them is scratch."""
+    """Number of blocks of a test's cache; the block after them is scratch."""
     return max(MIN_BLOCKS, MIN_SLOTS // spec.block_size)
 
 
 def describe(spec: AttentionSpec) -> str:
-    """What failure messages say of the case."""
+    """The case in words, for failure messages."""
     dtype = str(spec.dtype).removeprefix("torch.")
     heads = f"{spec.num_heads} heads over {spec.num_kv_heads} kv heads of {spec.head_dim}"
     return f"{dtype}, block size {spec.block_size}, {heads}"

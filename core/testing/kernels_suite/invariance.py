@@ -34,7 +34,7 @@ LINEAR_SHAPES = ((64, 102), (1024, 66), (96, 10))
 LONG = 1100
 """Tokens of a context that kernels are likely to cut."""
 Pick = Callable[[Tensor], Any]
-"""What some rows (N,) of an operation's inputs give: a tensor, or several."""
+"""A function: indices (N,) of rows of the inputs -> the operation's result for them, a tensor or several."""
 
 
 class InvarianceCases(AttentionCases):
@@ -219,7 +219,7 @@ def _tensors(found: Any) -> tuple[Tensor, ...]:
 
 
 def _some_rows(spec: AttentionSpec) -> Iterator[Tensor]:
-    """One row, a few, many, in any order."""
+    """Indices of one row, of a few and of many rows, in any order."""
     order_T = torch.randperm(NUM_ROWS, generator=torch.Generator().manual_seed(2)).to(spec.device)
     for first, count in ((0, 1), (1, 1), (5, 3), (9, 17), (20, 33), (0, NUM_ROWS)):
         yield order_T[first : first + count]

@@ -23,7 +23,7 @@ class RequestRowCases(AttentionCases):
     """Tests of how captured decode steps begin and end; inherited plain versions are tested too."""
 
     def test_gather_decodes(self) -> None:
-        """One row and many, some of them the padding row, of a table that is a part of a wider one."""
+        """Gather one row and many, some of them the padding row, of a table that is a part of a wider one."""
         for spec in self.specs(self.groups[:1]):
             for num_columns in COLUMNS:
                 requests = _requests(spec, num_columns)
@@ -43,7 +43,7 @@ class RequestRowCases(AttentionCases):
                         check_unchanged(f"{name}, which gather_decodes was given,", old, getattr(requests, name))
 
     def test_keep_tokens(self) -> None:
-        """One row and many, with tokens that are a column of results; other rows stay as they were."""
+        """Write one row and many, with tokens that are a column of results; other rows do not change."""
         for spec in self.specs(self.groups[:1]):
             for rows in ([3], _most_rows(spec)):
                 rows_N = torch.tensor(rows, device=spec.device)

@@ -66,7 +66,7 @@ FEW_ROWS = (1, 2, 3, 4, 5, 33)
 LINEAR_SHAPES = ((64, 102), (96, 16), (1024, 66), (3072, 10))
 """Input and output features."""
 TRANSPOSED_SHAPE = LINEAR_SHAPES[0]
-"""The one of them that is tested with a weight stored transposed, too."""
+"""The shape that is also tested with a weight stored transposed."""
 
 
 class KernelsSuite(
@@ -150,7 +150,7 @@ class KernelsSuite(
                 self._check("gelu_tanh_mul", f"gelu_tanh_mul of {tuple(gate_up_TF.shape)}", spec, actual, expected)
 
     def test_norms_take_weights_of_float32(self) -> None:
-        """Whatever the dtype of what they normalise."""
+        """A norm's weight may be float32 whatever the dtype of its input is."""
         for spec, kernels, x_TD, weight_D in self._norm_inputs(of_float32=True):
             plain = PlainKernels(None, exact(spec))
             actual = kernels.rms_norm(x_TD.clone(), weight_D, EPS)
@@ -355,7 +355,7 @@ class KernelsSuite(
         self._check_cache(what, spec, cache, exact_cache, self.tolerance(spec, "qkv_attend"))
 
     def _norm_inputs(self, of_float32: bool = False) -> Iterator[tuple[AttentionSpec, Kernels, Tensor, Tensor]]:
-        """One object for all of: rows of very different size, some of zeros; and weights around one, all different."""
+        """One kernels object, with rows of very different size, some of them zeros, and different weights around 1."""
         for spec in self.specs(self.groups[:1]):
             kernels, kept = self.make_poisoned(spec), []
             for num_rows, width in (*product(NUM_ROWS, WIDTHS), *product(self.most_tokens(spec), WIDTHS[:1])):
@@ -366,9 +366,9 @@ class KernelsSuite(
                 yield spec, kernels, x_TD, kept[-1]
 
     def _linear_inputs(self) -> Iterator[tuple[AttentionSpec, Kernels, str, Tensor, Tensor, Tensor]]:
-        """One object for all of: products of about one, of every number of rows that may have a kernel of its own.
+        """Inputs of products with results around 1, of each number of rows that may have its own kernel, one object.
 
-        All weights are different. Some are stored transposed, which the string says.
+        All weights are different. The string says whether a weight is stored transposed.
         """
         for spec in self.specs(self.groups[:1]):
             kernels, kept = self.make_poisoned(spec), []
@@ -416,7 +416,7 @@ class KernelsSuite(
 
 
 def _unchanged(name: str, product: Callable[..., Tensor], *given: Tensor | None) -> Tensor:
-    """What a product returns, if it leaves its inputs as they were: rows may be needed again, and weights always."""
+    """The result of a product, after a check that it did not change its inputs, which are needed again."""
     copies = [tensor if tensor is None else tensor.clone() for tensor in given]
     found = product(*given)
     for what, before, after in zip(("the rows", "the weight", "the bias"), copies, given, strict=False):

@@ -44,7 +44,7 @@ class DrivenBatch(Batch):
 
 
 class DrivenStates:
-    """The recurrent states of some sequences, and what they were after each chunk, so that a chunk can be repeated."""
+    """The recurrent states of some sequences, with a copy after each chunk, so that a chunk can be repeated."""
 
     def __init__(self, spec: ModelSpec, attention: AttentionSpec, num_sequences: int, num_ranks: int) -> None:
         self.layers: dict[int, dict[str, Tensor]] = {}
@@ -72,7 +72,7 @@ class DrivenStates:
                 tensor[sequence] = 0 if value is None else value
 
     def keep(self, batch: DrivenBatch) -> None:
-        """Remember what they are after these chunks."""
+        """Copy the states after these chunks."""
         ends = batch.context_lens_host
         assert ends is not None
         for sequence, end in zip(batch.sequences, ends.tolist(), strict=True):
@@ -166,7 +166,7 @@ class CheckedAttend:
 
 
 def kept_by(cache: LayerCache) -> str:
-    """What a layer asks of attend: ATTENDS, KEEPS_STATE, or nothing."""
+    """How a layer uses attend: ATTENDS, KEEPS_STATE, or "" if it does not."""
     if isinstance(cache, RecurrentState):
         return KEEPS_STATE
     return "" if isinstance(cache, NoCache) else ATTENDS

@@ -1,4 +1,4 @@
-"""Runs a model without an engine, over the plain kernels, and checks what it asks of `attend` on the way.
+"""Runs a model without an engine, over the plain kernels, and checks its calls of `attend`.
 
 Legend: T tokens of a step, D hidden, V vocabulary.
 """
@@ -44,7 +44,7 @@ class Chunk:
 
 
 class ModelDriver:
-    """One rank of a model with random weights, and a cache with room for some sequences."""
+    """A rank of a model with random weights, and a cache with room for some sequences."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class ModelDriver:
         self.states = DrivenStates(self.spec, self.attention, NUM_SEQUENCES, self.ranks.size)
 
     def batch(self, chunks: Sequence[Chunk]) -> Batch:
-        """The batch of these chunks; those of one token that come first are decodes."""
+        """The batch of these chunks; leading chunks of one token, behind cached ones, are decodes."""
         num_decodes = 0
         while num_decodes < len(chunks) and chunks[num_decodes].start and len(chunks[num_decodes].tokens) == 1:
             num_decodes += 1
@@ -121,9 +121,9 @@ class ModelDriver:
         return logits_TV
 
     def attend_of(self, batch: Batch, rows_N: Tensor | None = None) -> CheckedAttend:
-        """What forward is given: `hookline.core.contracts.Attend` that checks how it is called, and wants these rows.
+        """The `hookline.core.contracts.Attend` for a forward: it checks how it is called. rows_N: the wanted rows.
 
-        The states of the batch's sequences are put back to what they were before it.
+        The states of the batch's sequences are reset to their values before it.
         """
         if isinstance(batch, DrivenBatch):
             self.states.recall(batch)
@@ -154,7 +154,7 @@ def fill(targets: Mapping[str, WeightTarget], seed: int = 0) -> None:
 
 
 def stored_weights(targets: Mapping[str, WeightTarget]) -> dict[str, Tensor]:
-    """The checkpoint's tensors that would fill these targets of a single rank with what they hold."""
+    """The checkpoint's tensors that would fill these targets, of a single rank, with their current values."""
     weights = {}
     for name, target in targets.items():
         if target.view is not None:

@@ -191,7 +191,7 @@ class ModelSuite:
                     check(got == wanted, f"{name}: {tuple(got)} is read into a view of {tuple(wanted)} {where}")
 
     def test_a_prompt_in_chunks_gives_what_it_gives_at_once(self) -> None:
-        """One chunk, two chunks, and token by token; twice, so nothing is kept but the cache."""
+        """A prompt in one chunk, in two, and token by token; all on one object, which keeps nothing but the cache."""
         prompt = self._prompt()
         driver = self._driver()
         whole_TV = driver.logits(Chunk(0, 0, prompt))
@@ -213,7 +213,7 @@ class ModelSuite:
         check_close("logits of prompts in one batch, compared with each alone", batched_TV, expected_TV, TOLERANCE)
 
     def test_rows_that_are_wanted_are_those_of_all(self) -> None:
-        """A forward that computes its last layer for the wanted rows alone; one that computes all rows need not."""
+        """A forward may compute its last layer for the wanted rows alone; their results are the same as among all."""
         prompts = [self._prompt(length)[::-1] for length in (9, 4, 6)]
         driver = self._driver()
         driver.hidden(driver.batch([Chunk(0, 0, prompts[0][:-1])]))

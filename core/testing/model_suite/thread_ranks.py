@@ -38,7 +38,7 @@ class Meeting:
 
 @dataclass(frozen=True)
 class ThreadRanks(LocalRanks):
-    """One rank of a group of threads; `group` is their Meeting."""
+    """A rank in a group of threads; `group` is their Meeting."""
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """See Ranks."""

@@ -114,14 +114,14 @@ class SamplerSuite:
             self._check_greedy(logits_NV, tokens_N, f"at temperature {temperature}")
 
     def test_draws_follow_the_softmax_over_seeds(self) -> None:
-        """One position, many requests."""
+        """Draws at one position with many seeds."""
         for temperature in self.temperatures:
             params = self._params(NUM_DRAWS, temperature=temperature)
             params.position_N.fill_(17)
             self._check_counts(params, f"at temperature {temperature}, one draw for each of {NUM_DRAWS} seeds")
 
     def test_draws_follow_the_softmax_over_positions(self) -> None:
-        """One request, many positions."""
+        """Draws with one seed at many positions."""
         for seed in SEEDS:
             params = self._params(NUM_DRAWS, temperature=1.0)
             params.seed_N.fill_(seed)
@@ -155,7 +155,7 @@ class SamplerSuite:
         check(found <= most, f"{message} are likely: tokens are drawn in place of others ({dtype})")
 
     def test_consecutive_draws_are_independent(self) -> None:
-        """What one position or seed draws says nothing about the draws of the next one, and they are not copies."""
+        """Draws of neighbouring positions or seeds are independent, and no copies of each other."""
         logits_NV = torch.zeros(NUM_DRAWS, NUM_TOKENS, device=self.device)
         aliased = float((self._draw_at(logits_NV, 1, 0) == self._draw_at(logits_NV, 0, 1)).double().mean())
         uniform_V = self.distribution(logits_NV[0], 1.0).cpu()
@@ -208,7 +208,7 @@ class SamplerSuite:
                 check(allowed, f"a token whose logit is -inf was drawn at temperature {temperature} ({dtype})")
 
     def test_a_row_of_nan_disturbs_no_other(self) -> None:
-        """It draws NO_TOKEN, or any token of the vocabulary; the rows beside it draw what they would have drawn."""
+        """A row of NaN draws NO_TOKEN, or any token of the vocabulary; the other rows draw the same as without it."""
         logits_NV, params = self._logits(9, 64, torch.float32), self._params(9, temperature=1.0)
         before_N = self.make().sample(logits_NV, params)
         logits_NV[4] = torch.nan

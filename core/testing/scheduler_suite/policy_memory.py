@@ -86,7 +86,7 @@ def footprint(policy: object) -> int:
 
 
 def parts_of(thing: object) -> list[Any]:
-    """What lies directly in a thing."""
+    """The objects that an object directly contains."""
     if isinstance(thing, Mapping):
         return [*thing.keys(), *thing.values()]
     if isinstance(thing, Collection):

@@ -33,7 +33,7 @@ MAX_AGE_STEPS = 500
 MEMORY_SLACK = 40
 """Things by which a policy's memory may differ from one idle engine to another."""
 JOININGS = (Joining(), Joining(max_decodes=3, max_prompts=2, max_prompt_tokens=12))
-"""What the engines of random loads say of decodes beside prompts."""
+"""Limits.joining of the engines with random loads."""
 WINDOWS = (SlidingWindow(8), FullAttention(), SlidingWindow(8), FullAttention(), FullAttention())
 """Layers of a model some of which keep fewer tokens: in groups with blocks of their own."""
 NUM_WAITING = 8
@@ -186,7 +186,7 @@ class SchedulerSuite:
                     options=RequestOptions(tags=tags),
                 )
                 engine.step()
-                if index % 5 == 0:  # one that waits, and one whose prompt may be being computed just now
+                if index % 5 == 0:  # a waiting request, and one whose prompt is perhaps being computed
                     engine.abort([*list(engine.queue.live)[-1:], *list(engine.queue.running)[-1:]])
             drain(engine)
             sizes.append(footprint(policy))
@@ -209,7 +209,7 @@ class Gaps:
         self._seen: dict[int, tuple[int, int]] = {}
 
     def longest_after_step(self, requests: Iterable[Request]) -> tuple[int, int]:
-        """(id, steps) of the longest gap of these requests now; one that was not among them before has none."""
+        """(id, steps) of the request with the longest gap now; a request that is new among them has a gap of 0."""
         before, self._seen = self._seen, {}
         for request in requests:
             most, gap = before.get(request.id, (-1, 0))
@@ -295,7 +295,7 @@ class RandomLoad:
             pass
 
     def take(self, outputs: list[RequestOutput]) -> None:
-        """Compare what ended with what it must be."""
+        """Compare the tokens of ended requests with the expected ones."""
         self.ended += outputs
         for output in outputs:
             wanted = self.wanted.pop(output.request_id)
@@ -319,7 +319,7 @@ def drain(engine: Engine) -> list[RequestOutput]:
 
 
 def look(engine: Engine, now_s: float | None = None) -> SchedulerView:
-    """What the engine would show its scheduler now, or at another time on its clock."""
+    """The view that the engine's scheduler would get now, or at another time on its clock."""
     return engine.planner.view(engine.clock() if now_s is None else now_s)
 
 
