@@ -16,6 +16,7 @@ import pytest
 
 from hookline import LLM, SamplingParams, StructuredOutputs
 from hookline.core.contracts import DraftCounts
+from hookline.core.engine.draft_depth import DraftDepth
 from hookline.core.engine.speculation import Speculation
 from hookline.core.errors import PluginError
 from hookline.core.outputs import RequestOutput
@@ -417,6 +418,29 @@ def test_steps_overlap_that_have_no_room_for_drafts(monkeypatch: pytest.MonkeyPa
     outputs, _ = _answers(llm, {"temperature": 0.0})
     assert _tokens(outputs) == _tokens(shared.plain({"temperature": 0.0}, {})[0])
     assert _since(before, llm).no_drafts["overlap"] > 50
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0.0}, {**SAMPLED, "stop": ["was a"]}], ids=["greedy", "sampled"])
+def test_tokens_do_not_depend_on_how_many_drafts_steps_have(
+    params: dict[str, Any], monkeypatch: pytest.MonkeyPatch, shared: _Shared
+) -> None:
+    """Whatever steps took, and whichever number of drafts pays therefore."""
+    depths = list[int]()
+
+    def _choose(self: DraftDepth, num_rows: int, most: int, step: int) -> int:
+        depths.append(min(most, step * step // 3 % 5))
+        return depths[-1]
+
+    def _weighing(*arguments: Any, **keys: Any) -> Speculation:
+        return Speculation(*arguments, **{**keys, "weighs_costs": True})
+
+    monkeypatch.setattr(DraftDepth, "choose", _choose)
+    monkeypatch.setattr("hookline.core.assembly.engine.Speculation", _weighing)
+    with LLM(drafter="suffix", engine={**SMALL, "overlap": True}, **ON_CPU) as llm:
+        outputs = llm.generate(PROMPTS, SamplingParams(max_tokens=40, **params))
+        counts = _counts(llm)
+    assert _tokens(outputs) == _tokens(shared.plain(params, {})[0])
+    assert set(depths) > {0, 1, 3} and counts.num_kept > 5 and counts.no_drafts["overlap"] > 5
 
 
 def test_what_hidden_states_are_asked_for_is_refused_by_name() -> None:

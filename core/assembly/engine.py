@@ -270,7 +270,14 @@ def make_speculation(
         "drafter '%s': up to %d drafts for a request in a step; steps with drafts do not overlap",
         *(option.name, drafter.k),
     )
-    return Speculation(drafter, str(option.entry), limits.extensions, limits.vocab_size, structured_output)
+    return Speculation(
+        drafter,
+        str(option.entry),
+        limits.extensions,
+        limits.vocab_size,
+        structured_output,
+        weighs_costs=resolved.uses_graphs,
+    )
 
 
 def start_ranks(

@@ -222,7 +222,8 @@ class Drafter(Protocol):
     adaptive: bool = True
     """Whether the engine asks less often for drafts of a request whose drafts were all wrong: in one of two steps, then
     of four, up to one of 64, until a draft is right again; and in up to one of 8 once 16 steps had no proposal. Wrong
-    drafts, and texts that do not repeat, cost little then."""
+    drafts, and texts that do not repeat, cost little then. On a GPU the engine also asks for only as many drafts as
+    pay, by how long steps take and how many drafts are right."""
 
     pretended_length: float | None = None
     """Only for benchmarks: the mean number of tokens that a request keeps of a step with k drafts, from 1 to 1 + k,

@@ -45,6 +45,8 @@ class LaunchedStep:
     started_s: float
     host_s: dict[str, float]
     num_context_tokens: int = 0
+    depth: int = 0
+    """Most drafts of a request in it."""
     tapped: tuple[IntArray, IntArray] | None = None
     """For each of its tokens, the request's id and the position; None unless somebody gets its hidden states."""
 
@@ -114,6 +116,10 @@ class Committer:
             num_kept = self._keep_drafts(step)
             if states is not None and self._state.speculation is not None:
                 self._state.speculation.show(self._queue.live, states, len(self._queue.running))
+            if self._state.speculation is not None:
+                self._state.speculation.time_step(
+                    len(launched.plan.decode), launched.depth, self._state.now(), has_prompts=bool(dispatched.chunks)
+                )
             if dispatched.ending:
                 self._finisher.finish_prompts(dispatched.ending)
             self._state.announce()

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from hookline.core.contracts import ComputedRow, DraftCounts, Drafter, DraftRow, TappedStates, is_offered
+from hookline.core.engine.draft_depth import DraftDepth
 from hookline.core.errors import show_traceback
 from hookline.core.plugin.blame import breach, failure
 from hookline.core.plugin.registry import PROCESSOR
@@ -82,7 +83,8 @@ class _Pause:
 class Speculation:
     """The drafts of one engine. name: of the drafter, for errors. grammars: of requests for structured outputs, whose
     drafts end before the first token that the grammar forbids. If the drafter is adaptive, a request whose drafts are
-    all wrong, or for which none are proposed, pauses, twice as long each time.
+    all wrong, or for which none are proposed, pauses, twice as long each time. weighs_costs: whether it is also asked
+    for only as many drafts as pay, by how long steps take.
     """
 
     def __init__(
@@ -92,9 +94,16 @@ class Speculation:
         extensions: InstalledExtensions,
         vocab_size: int,
         grammars: StructuredOutput | None = None,
+        *,
+        weighs_costs: bool = False,
     ) -> None:
         self._drafter, self._name, self._vocab_size, self._grammars = drafter, name, vocab_size, grammars
         self._adapts = drafter.adaptive
+        self._depths = DraftDepth(drafter.k) if weighs_costs and drafter.adaptive else None
+        self.depth = 0
+        """Most drafts of a request in the step that was begun last; 0 if it has none."""
+        self._last_commit: tuple[float, int] | None = None
+        """When a step was committed last, and its depth; None if it had prompts."""
         self._kinds = [stage.entry.kind for stage in extensions.stages]
         self._forgets = is_offered(type(drafter).forget)
         self._proposes_all = is_offered(type(drafter).propose_all)
@@ -107,6 +116,8 @@ class Speculation:
         self._pretended = drafter.pretended_length
         self._due = 0.0
         self.counts = DraftCounts(pretended_length=self._pretended)
+        self._num_kept: Collection[int] = ()
+        """Of the step that was committed last: how many drafts were kept of each row that had some."""
         self.kept_ids: list[int] = []
         """Of the step that was committed last: the request of each token beyond the first one of its row."""
         if self._pretended is not None:
@@ -123,7 +134,12 @@ class Speculation:
         rows = []
         self._step += 1
         room = num_tokens // max(1, len(requests))
-        asked = [(request, most) for request in requests if (most := self._most_drafts(request, room))]
+        self.depth = self._depth(len(requests), room, self._step)
+        if room > 0 and not self.depth:
+            self.counts.skip("cost", len(requests))
+            asked = []
+        else:
+            asked = [(request, most) for request in requests if (most := self._most_drafts(request, self.depth))]
         proposed = {request.id: drafts for (request, _), drafts in zip(asked, self._proposed(asked), strict=True)}
         for request in requests:
             drafts = self._noted(request, proposed[request.id]) if request.id in proposed else []
@@ -135,6 +151,7 @@ class Speculation:
     def skip_step(self, num_decodes: int) -> None:
         """Begin a step without drafts, since it is planned before the tokens before it are known."""
         self._step += 1
+        self.depth = 0
         self.counts.skip("overlap", num_decodes)
 
     def awaits_tokens(self, requests: Collection[Request]) -> bool:
@@ -143,7 +160,8 @@ class Speculation:
         """
         if self._chunked:
             return True
-        if not has_room(len(requests)):
+        room = DRAFT_TOKENS[-1] // max(1, len(requests)) - 1
+        if not self._depth(len(requests), room, self._step + 1):
             return False
         return any(
             self._refused(request) is None and not self._pauses_in(request, self._step + 1) for request in requests
@@ -167,9 +185,27 @@ class Speculation:
     def count_step(self, rows: Sequence[DraftedRow], num_kept: Mapping[int, int]) -> None:
         """Count the drafts of a step's rows. num_kept: how many were kept, by the request's id; empty without rows."""
         self.kept_ids = [id_ for id_, count in num_kept.items() for _ in range(count)]
+        self._num_kept = num_kept.values()
         counted = Counter((row.num_drafts, num_kept[row.request.id]) for row in rows)
         for (num_drafts, kept), num_rows in counted.items():
             self.counts.add(num_drafts, kept, num_rows)
+
+    def time_step(self, num_decodes: int, depth: int, now_s: float, *, has_prompts: bool) -> None:
+        """Note that a step, whose drafts were counted, was committed now. depth: as it was when the step was begun."""
+        if self._depths is None:
+            return
+        last, self._last_commit = self._last_commit, None if has_prompts else (now_s, depth)
+        if has_prompts or not num_decodes:
+            return
+        self._depths.count(num_decodes, depth, self._num_kept)
+        # A step without drafts behind one with drafts could not be launched before that one's tokens were known.
+        if last is not None and (depth or not last[1]):
+            self._depths.note(num_decodes, depth, self._step, now_s - last[0])
+
+    def _depth(self, num_requests: int, room: int, step: int) -> int:
+        """Most drafts of each of so many requests. room: for each."""
+        most = max(0, min(self._drafter.k, room))
+        return most if self._depths is None else self._depths.choose(num_requests, most, step)
 
     def adapt(self, row: DraftedRow, num_right: int) -> None:
         """Note how many drafts of a row, whose request is live, were right: its next steps have drafts or a pause."""

@@ -153,7 +153,9 @@ class StepLoop:
             if not len(dispatched.step.masked_draws):
                 self._dispatcher.expect(dispatched)
         tapped = tokens_of(table, plan.decode, dispatched) if self._keeps_states else None
-        return LaunchedStep(plan, dispatched, handle, started_s, self._watch.pop_seconds(), num_context, tapped)
+        speculation, host_s = self._state.speculation, self._watch.pop_seconds()
+        depth = 0 if speculation is None else speculation.depth
+        return LaunchedStep(plan, dispatched, handle, started_s, host_s, num_context, depth, tapped)
 
     def _draw_with_masks(self, launched: LaunchedStep) -> bool:
         """Give a launched step the masks that its draws wait for, if any; all tokens before them are known by now.

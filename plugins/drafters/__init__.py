@@ -18,7 +18,8 @@ class LookupConfig:
     max_match: int = 8
     """Most tokens that are compared; at least min_match."""
     adaptive: bool = True
-    """Whether a request whose drafts are all wrong has none in its next step, then in two steps, and so on up to 64."""
+    """Whether a request whose drafts are all wrong has none in its next step, then in two steps, and so on up to 64; on
+    a GPU also whether steps have only as many drafts as pay."""
 
 
 @dataclass
@@ -37,7 +38,8 @@ class DraftModelConfig:
     cpu_cache_gib: float = bounded(0.5, above=0)
     """Size of its KV cache on a CPU, in GiB."""
     adaptive: bool = True
-    """Whether a request whose drafts are all wrong has none in its next step, then in two steps, and so on up to 64."""
+    """Whether a request whose drafts are all wrong has none in its next step, then in two steps, and so on up to 64; on
+    a GPU also whether steps have only as many drafts as pay."""
 
 
 @dataclass
@@ -47,7 +49,8 @@ class MtpConfig:
     k: int = bounded(3, 1, 64)
     """Most drafts for a request in a step; the same layer makes one after the other."""
     adaptive: bool = True
-    """Whether a request whose drafts are all wrong has none in its next step, then in two steps, and so on up to 64."""
+    """Whether a request whose drafts are all wrong has none in its next step, then in two steps, and so on up to 64; on
+    a GPU also whether steps have only as many drafts as pay."""
 
 
 @dataclass
@@ -62,7 +65,8 @@ class Eagle3Config:
     """After which of the model's layers it reads the residual stream, from 0; none: those that its config.json names,
     or the usual three."""
     adaptive: bool = True
-    """Whether a request whose drafts are all wrong has none in its next step, then in two steps, and so on up to 64."""
+    """Whether a request whose drafts are all wrong has none in its next step, then in two steps, and so on up to 64; on
+    a GPU also whether steps have only as many drafts as pay."""
 
 
 @dataclass
