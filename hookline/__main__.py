@@ -19,6 +19,20 @@ _PURPOSES = {
     "info": "list plugins, options, keys and presets",
     "new": "write a plugin to start from",
 }
+_OTHER_WORDS = {
+    **dict.fromkeys(("generate", "complete", "completion", "predict"), "run"),
+    **dict.fromkeys(("pull", "download"), "run model.checkpoint=OWNER/NAME"),
+    **dict.fromkeys(("start", "up", "deploy"), "serve"),
+    **dict.fromkeys(("list", "ls", "models", "plugins", "show"), "info"),
+    **dict.fromkeys(("init", "create", "plugin"), "new"),
+    "embed": "run task=embed",
+    "run-batch": "batch",
+    "benchmark": "bench",
+    "sweep": "bench -m",
+    "convert": "quantize",
+    "compile": "warm",
+}
+"""What other programs call it, and newcomers type: word -> ours."""
 _COMMANDS = "\n".join(f"  {name:<10}{_PURPOSES[name]}" for name in COMMANDS)
 USAGE = f"""\
 usage: hookline COMMAND [ARGUMENTS]
@@ -56,10 +70,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         command, word = (*given[1:], "", "")[:2]
         return _tell("\n".join(candidates(command, word, COMMANDS)))
-    if first.isidentifier() and first not in COMMANDS:
+    if first.replace("-", "_").isidentifier() and first not in COMMANDS:
         from hookline.core.util.text import near_miss
 
-        hint = near_miss(first, COMMANDS)
+        meant = _OTHER_WORDS.get(first)
+        hint = f" Did you mean '{meant}'?" if meant else near_miss(first, COMMANDS)
         print(f"hookline: error: no command '{first}'.{hint} Commands: {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
     command = given.pop(0) if first in COMMANDS else "run"

@@ -142,12 +142,29 @@ def test_help_of_a_command_is_what_the_command_says_itself(capsys: pytest.Captur
     assert capsys.readouterr().out == shown
 
 
-def test_an_unknown_command_exits_with_2_and_the_near_miss(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["becnh", "workload=smoke"]) == 2
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        (["becnh", "workload=smoke"], "bench"),
+        (["generate", "hello"], "run"),
+        (["pull", "qwen3"], "run model.checkpoint=OWNER/NAME"),
+        (["run-batch", "-i", "a", "-o", "b"], "batch"),
+    ],
+)
+def test_an_unknown_command_exits_with_2_and_what_may_be_meant(
+    given: list[str], meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(given) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    expected = f"hookline: error: no command 'becnh'. Did you mean 'bench'? Commands: {', '.join(COMMANDS)}\n"
+    expected = f"hookline: error: no command '{given[0]}'. Did you mean '{meant}'? Commands: {', '.join(COMMANDS)}\n"
     assert captured.err == expected
+
+
+def test_other_words_for_commands_are_no_commands_and_lead_to_some() -> None:
+    from hookline.__main__ import _OTHER_WORDS
+
+    assert not _OTHER_WORDS.keys() & {*COMMANDS} and {one.split()[0] for one in _OTHER_WORDS.values()} <= {*COMMANDS}
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,7 @@ def test_all_that_is_no_linear_is_as_it_was_and_each_file_is_one_of_the_source(t
     ("arguments", "told"),
     [
         (["{plain}"], "a source and a target are needed, and 1 are given"),
+        (["{out}", "{out}", "quantization=fp8"], "does not exist; give a folder with config.json"),
         (["{plain}", "{out}"], "give quantization=fp8, fp8_block, int8 or int4"),
         (["{plain}", "{plain}", "quantization=fp8"], "is there already"),
         (["{plain}", "{out}", "quantizaton=fp8"], "unknown key 'quantizaton'. Did you mean 'quantization'?"),

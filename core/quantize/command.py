@@ -35,7 +35,7 @@ PLAIN = {"texts": "", "rounding": NEAREST, "device": "auto"}
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the checkpoint and return the exit code: 0, or 2 after an error of one line."""
-    return guarded(_run, arguments)
+    return guarded(_run, arguments, name="quantize")
 
 
 def _run(arguments: list[str]) -> int:
@@ -60,6 +60,7 @@ def parse(arguments: Sequence[str], host: PluginHost) -> Job:
     """
     from omegaconf import OmegaConf
 
+    from hookline.core.checkpoint.locate import refuse_absent
     from hookline.core.config.settings import validate
     from hookline.core.quantize.job import Job
 
@@ -85,6 +86,7 @@ def parse(arguments: Sequence[str], host: PluginHost) -> Job:
     if "name" not in tree.get("quantization", {}):
         raise ConfigError("it is not said how to quantise; give quantization=fp8, fp8_block, int8 or int4")
     tree["model"] = {"name": "auto", **tree.get("model", {}), "checkpoint": folders[0]}
+    refuse_absent(folders[0], is_claimed=tree["model"]["name"] != "auto")
     target = Path(folders[1])
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise ConfigError(f"{target} is there already; give a folder that is empty or not there")
