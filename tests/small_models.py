@@ -117,6 +117,19 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "mlp_only_layers": [2],
     },
 }
+CONFIGS["gemma4_experts"] = {
+    **CONFIGS["gemma4"],
+    "num_hidden_layers": 3,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    "num_attention_heads": 8,
+    "head_dim": 8,
+    "global_head_dim": 16,
+    "num_global_key_value_heads": 2,
+    "enable_moe_block": True,
+    "num_experts": 5,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 12,
+}
 CONFIGS["gemma4_per_layer"] = {
     **CONFIGS["gemma4"],
     "num_hidden_layers": 5,

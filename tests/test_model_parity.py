@@ -37,6 +37,7 @@ TINY_POOLS = {
     "gemma3_window": 60,
     "gemma4": 60,
     "gemma4_per_layer": 60,
+    "gemma4_experts": 60,
     "gpt_oss": 90,
     "gpt_oss_window": 60,
 }

@@ -89,7 +89,8 @@ def _views(target: WeightTarget) -> Iterator[Tensor]:
 def _chosen(hf_config: Mapping[str, Any], rows: int) -> float:
     """The share of experts that some of these tokens take, if each takes any as likely as another."""
     num_experts = hf_config.get("num_experts") or hf_config.get("num_local_experts") or 1
-    return 1 - (1 - hf_config.get("num_experts_per_tok", num_experts) / num_experts) ** rows
+    num_chosen = hf_config.get("num_experts_per_tok") or hf_config.get("top_k_experts") or num_experts
+    return 1 - (1 - num_chosen / num_experts) ** rows
 
 
 def _seen(spec: ModelSpec, layer: int, context: float) -> float:

@@ -85,6 +85,7 @@ from hookline.core.contracts.model import (
     WHOLE_MODEL as WHOLE_MODEL,
     Attend as Attend,
     Model as Model,
+    Activation as Activation,
     ModelConfig as ModelConfig,
     ModelSpec as ModelSpec,
     NormsStreams as NormsStreams,

@@ -306,6 +306,13 @@ class Kernels(QuantizedProducts, RequestRowOperations, Protocol):
         return self.add_rms_norm(out_TD, residual_TD, norm_weight_D, eps)
 
     @optional
+    def gelu_expert_mlp(
+        self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor
+    ) -> Tensor:
+        """`expert_mlp` with gelu_tanh_mul in place of silu_mul."""
+        raise AssertionError("left out")
+
+    @optional
     def clamped_expert_mlp(
         self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, gate_up_bias_XF: Tensor,
         down_XDF: Tensor, down_bias_XD: Tensor | None, alpha: float, limit: float,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from hookline.core.contracts.cache import FullAttention, LayerCache, SlidingWindow, StateRows
 from hookline.core.contracts.kernels import PLAIN_ATTENTION, AttentionForm
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from hookline.core.contracts.kernels import Kernels, QKNorm, Rope
     from hookline.core.contracts.ranks import Ranks
     from hookline.core.contracts.weights import ExpertWeights, Weight, WeightTarget
+
+Activation = Literal["silu", "gelu_tanh"]
+"""Of the gate in a gated feed-forward; gelu_tanh is GELU in its tanh form."""
 
 
 @dataclass
@@ -184,7 +187,9 @@ class WeightFactory(Protocol):
         """
         ...
 
-    def experts(self, runtime: Runtime, num_experts: int, hidden: int, inner: int) -> ExpertWeights:
+    def experts(
+        self, runtime: Runtime, num_experts: int, hidden: int, inner: int, activation: Activation = "silu"
+    ) -> ExpertWeights:
         """The weights of experts with D = hidden and F = inner features on this rank."""
         ...
 

@@ -2,7 +2,7 @@
 
 Each costs a kernel launch unless it is fused with its neighbours. The fused operations have plain versions here, which
 a class overrides to save launches.
-Legend: T tokens, D hidden, F half of gate and up, H heads, E head dim, P parts.
+Legend: T tokens, D hidden, F half of gate and up or head dim, H heads, E head dim, P parts, N numbers of all heads.
 """
 
 from __future__ import annotations
@@ -60,13 +60,42 @@ class NormsAndGates(Protocol):
 
     @optional
     def norm_add_rms_norm(
-        self, x_TD: Tensor, inner_weight_D: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float
+        self,
+        x_TD: Tensor,
+        inner_weight_D: Tensor,
+        residual_TD: Tensor,
+        weight_D: Tensor,
+        eps: float,
+        scale_1: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """add_rms_norm of n = rms_norm(x, inner weight) and the residual: (rms_norm(n + residual), n + residual).
 
+        scale_1: (1,), by which the sum is multiplied before it is normalised and returned; left out by a model that has
+        none.
         Shapes: x_TD, residual_TD and both results (T, D). n may stay in float32. May overwrite x and the residual.
         """
-        return self.add_rms_norm(self.rms_norm(x_TD, inner_weight_D, eps), residual_TD, weight_D, eps)
+        inner_TD = self.rms_norm(x_TD, inner_weight_D, eps)
+        if scale_1 is None:
+            return self.add_rms_norm(inner_TD, residual_TD, weight_D, eps)
+        sum_TD = inner_TD.add_(residual_TD).mul_(scale_1)
+        return self.rms_norm(sum_TD, weight_D, eps), sum_TD
+
+    @optional
+    def norm_heads(
+        self, x_TN: Tensor, head_dim: int, eps: float, places_C: Tensor, scale_C: Tensor, width: int
+    ) -> Tensor:
+        """RMS norm of each head without a weight; then its numbers in other places, each with a scale: (T, C).
+
+        Number c is scale_C[c] times number places_C[c] of the normalised heads, and 0 where that place is negative.
+        head_dim: numbers of a head of x. width: C is cut into blocks of so many; a block has all numbers of a few heads
+        that follow each other in x, in any order, and of no other.
+        Shapes: x_TN (T, N), N a multiple of head_dim; places_C (C,) int64; scale_C (C,) in x's dtype.
+        Device: no host sync; graph-safe. Writes to none of its inputs.
+        """
+        heads_XF = x_TN.reshape(-1, head_dim)
+        normed_TN = self.rms_norm(heads_XF, heads_XF.new_ones(head_dim), eps).view(len(x_TN), -1)
+        chosen_TC = normed_TN.index_select(1, places_C.clamp(min=0))
+        return chosen_TC.mul_(scale_C).masked_fill_(places_C < 0, 0)
 
     @optional
     def rms_norm_silu_mul(self, x_THE: Tensor, weight_E: Tensor, eps: float, gate_THE: Tensor) -> Tensor:

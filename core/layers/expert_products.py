@@ -13,20 +13,27 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hookline.core.contracts import Activation
+
 Expert = Callable[[Tensor], Tensor]
 """An expert: maps tokens (N, D) to (N, D)."""
 
 
 def plain_expert_mlp(
-    x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor
+    x_TD: Tensor,
+    expert_TA: Tensor,
+    weight_TA: Tensor,
+    gate_up_XFD: Tensor,
+    down_XDF: Tensor,
+    activation: Activation = "silu",
 ) -> Tensor:
-    """See Kernels.expert_mlp.
+    """See Kernels.expert_mlp and gelu_expert_mlp.
 
     Device: on a CPU each expert computes the tokens that chose it; elsewhere every expert computes all tokens, which is
     much more work but needs no host sync.
     """
-    compute = wanted_experts if x_TD.device.type == "cpu" else every_expert
-    return compute(x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF)
+    compute = wanted_experts_of if x_TD.device.type == "cpu" else every_expert_of
+    return compute(_expert_mlps(gate_up_XFD, down_XDF, activation), x_TD, expert_TA, weight_TA)
 
 
 def every_expert(x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor) -> Tensor:
@@ -61,14 +68,15 @@ def wanted_experts_of(experts: Sequence[Expert], x_TD: Tensor, expert_TA: Tensor
     return torch.einsum("tad,ta->td", out_TAD.float(), weight_TA).to(x_TD.dtype)
 
 
-def _expert_mlps(gate_up_XFD: Tensor, down_XDF: Tensor) -> list[Expert]:
+def _expert_mlps(gate_up_XFD: Tensor, down_XDF: Tensor, activation: Activation = "silu") -> list[Expert]:
     return [
-        partial(expert_mlp, gate_up_FD=gate_up_FD, down_DF=down_DF)
+        partial(expert_mlp, gate_up_FD=gate_up_FD, down_DF=down_DF, activation=activation)
         for gate_up_FD, down_DF in zip(gate_up_XFD, down_XDF, strict=True)
     ]
 
 
-def expert_mlp(x_TD: Tensor, gate_up_FD: Tensor, down_DF: Tensor) -> Tensor:
+def expert_mlp(x_TD: Tensor, gate_up_FD: Tensor, down_DF: Tensor, activation: Activation = "silu") -> Tensor:
     """The feed-forward of one expert: (N, D) -> (N, D)."""
     gate_TF, up_TF = functional.linear(x_TD, gate_up_FD).chunk(2, -1)
-    return functional.linear(functional.silu(gate_TF) * up_TF, down_DF)
+    gate_TF = functional.silu(gate_TF) if activation == "silu" else functional.gelu(gate_TF, approximate="tanh")
+    return functional.linear(gate_TF * up_TF, down_DF)

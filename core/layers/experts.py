@@ -17,7 +17,7 @@ from hookline.core.distributed.partition import even_part
 from hookline.core.layers.weights import PLAIN, empty_parameter
 
 if TYPE_CHECKING:
-    from hookline.core.contracts import Runtime
+    from hookline.core.contracts import Activation, Runtime
 
 ALIGNED_OUTPUTS = 8
 """A router with gates pads its outputs to a multiple of this, since products are faster if rows of 16-bit outputs are
@@ -29,16 +29,26 @@ class ParallelExperts:
 
     So all ranks do the same work whatever the routing, and the block needs one sum over the ranks. If each rank held
     some of the experts instead, a rank would be idle whenever no token chose its experts.
-    num_experts: X. hidden: D. inner: intermediate features of the whole expert, over all ranks.
+    num_experts: X. hidden: D. inner: intermediate features of the whole expert, over all ranks. activation: as of
+    GatedMLP.
     Shapes: x_TD (T, D), expert_TA (T, A) int64, weight_TA (T, A) float32 -> (T, D), the same on every rank.
     Raises: ConfigError, naming `what`, if the ranks do not divide the intermediate features.
     """
 
-    def __init__(self, num_experts: int, hidden: int, inner: int, runtime: Runtime, *, what: str) -> None:
+    def __init__(
+        self,
+        num_experts: int,
+        hidden: int,
+        inner: int,
+        runtime: Runtime,
+        *,
+        what: str,
+        activation: Activation = "silu",
+    ) -> None:
         """Allocate this rank's parts, uninitialised, on runtime.device."""
         self.num_experts, self.features = num_experts, Part(hidden, 0, hidden)
         self.ranks, self.part = runtime.ranks, even_part(inner, runtime.ranks, what)
-        self.weights = (runtime.weights or PLAIN).experts(runtime, num_experts, hidden, self.part.size)
+        self.weights = (runtime.weights or PLAIN).experts(runtime, num_experts, hidden, self.part.size, activation)
 
     def local(self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor) -> Tensor:
         """Partial sum of this rank, (T, D); the ranks' sums together are the block's output."""

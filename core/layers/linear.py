@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hookline.core.contracts import MatrixPiece, Part, Runtime, WeightTarget, is_offered
+from hookline.core.contracts import Activation, MatrixPiece, Part, Runtime, WeightTarget, is_offered
 from hookline.core.distributed.partition import even_part, head_parts
 from hookline.core.layers.weights import PLAIN, empty_parameter
 
@@ -218,7 +218,7 @@ class GatedMLP:
         *,
         what: str = "intermediate_size",
         bias: bool = False,
-        activation: Literal["silu", "gelu_tanh"] = "silu",
+        activation: Activation = "silu",
     ) -> None:
         """Allocate this rank's part of gate and up as one matrix, and of down, uninitialised, on runtime.device."""
         kernels = self.kernels = runtime.kernels

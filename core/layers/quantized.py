@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hookline.core.checkpoint.safetensors_files import FLOAT_DTYPES
 from hookline.core.contracts import (
+    Activation,
     ExpertWeights,
     LoadingMatrix,
     MatrixPiece,
@@ -29,6 +30,7 @@ from hookline.core.contracts import (
 )
 from hookline.core.errors import ConfigError
 from hookline.core.layers.expert_products import Expert, every_expert_of, expert_mlp, wanted_experts_of
+from hookline.core.layers.linear import plain_gelu_tanh_mul
 from hookline.core.layers.renamed import RenamedQuantization
 from hookline.core.layers.weights import PLAIN, PlainExperts, PlainWeight, SummedExperts
 
@@ -132,8 +134,11 @@ class QuantizedExperts(SummedExperts):
 class DequantisingExperts(SummedExperts):
     """The same without kernels: each expert multiplies by itself, or is made plain for its products, as on a CPU."""
 
-    def __init__(self, runtime: Runtime, gate_up: QuantizedMatrix, down: QuantizedMatrix) -> None:
+    def __init__(
+        self, runtime: Runtime, gate_up: QuantizedMatrix, down: QuantizedMatrix, activation: Activation = "silu"
+    ) -> None:
         """Keep the matrices."""
+        self.activation = activation
         self.kernels, self.ranks, self.dtype = runtime.kernels, runtime.ranks, runtime.dtype
         self.experts: list[Expert] = [
             partial(self._expert, gate_up.of_expert(index), down.of_expert(index)) for index in range(_num(gate_up))
@@ -146,8 +151,9 @@ class DequantisingExperts(SummedExperts):
 
     def _expert(self, gate_up: QuantizedMatrix, down: QuantizedMatrix, x_ND: Tensor) -> Tensor:
         if gate_up.scheme.multiplies:
-            return down.linear(self.kernels.silu_mul(gate_up.linear(x_ND)))
-        return expert_mlp(x_ND, gate_up.dequantised(self.dtype), down.dequantised(self.dtype))
+            gated = self.kernels.silu_mul if self.activation == "silu" else plain_gelu_tanh_mul
+            return down.linear(gated(gate_up.linear(x_ND)))
+        return expert_mlp(x_ND, gate_up.dequantised(self.dtype), down.dequantised(self.dtype), self.activation)
 
 
 class UnnamedWeight:
@@ -211,27 +217,31 @@ class UnnamedExperts:
     mlp_add_rms_norm: Callable[..., tuple[Tensor, Tensor]]
     """See ExpertWeights."""
 
-    def __init__(self, factory: QuantizedWeights, runtime: Runtime, num_experts: int, hidden: int, inner: int) -> None:
-        """Allocate nothing yet."""
-        self._factory, self._runtime, self._sizes = factory, runtime, (num_experts, hidden, inner)
+    def __init__(
+        self, factory: QuantizedWeights, runtime: Runtime, sizes: tuple[int, int, int], activation: Activation
+    ) -> None:
+        """Allocate nothing yet. sizes: number of experts, D, F."""
+        self._factory, self._runtime, self._sizes, self._activation = factory, runtime, sizes, activation
 
     def targets(self, gate_up: Sequence[MatrixPiece], down: Sequence[MatrixPiece]) -> dict[str, WeightTarget]:
         """See ExpertWeights."""
         if not self._factory.quantises(gate_up) or not self._factory.quantises(down):
-            plain: PlainExperts = PLAIN.experts(self._runtime, *self._sizes)
+            plain: PlainExperts = PLAIN.experts(self._runtime, *self._sizes, self._activation)
             self._be(plain)
             return plain.targets(gate_up, down)
         num_experts, hidden, inner = self._sizes
         begun = [
-            self._factory.begin(self._runtime, shape, pieces, num_experts)
+            self._factory.begin(self._runtime, shape, pieces, num_experts, self._activation)
             for shape, pieces in (((2 * inner, hidden), gate_up), ((hidden, inner), down))
         ]
         is_computed = all(is_computed for _, is_computed in begun)
-        kind = QuantizedExperts if is_computed else DequantisingExperts
 
         def finish() -> None:
             first, second = (loading.loaded() for loading, _ in begun)
-            self._be(kind(self._runtime, first, second))
+            if is_computed:
+                self._be(QuantizedExperts(self._runtime, first, second))
+            else:
+                self._be(DequantisingExperts(self._runtime, first, second, self._activation))
 
         self._factory.unfinished.append(finish)
         return {name: target for loading, _ in begun for name, target in loading.targets().items()}
@@ -272,9 +282,11 @@ class QuantizedWeights:
         shape = num_rows, num_columns
         return UnnamedWeight(self, runtime, shape, lambda: PLAIN.head(runtime, *shape))
 
-    def experts(self, runtime: Runtime, num_experts: int, hidden: int, inner: int) -> ExpertWeights:
+    def experts(
+        self, runtime: Runtime, num_experts: int, hidden: int, inner: int, activation: Activation = "silu"
+    ) -> ExpertWeights:
         """See WeightFactory."""
-        return UnnamedExperts(self, runtime, num_experts, hidden, inner)
+        return UnnamedExperts(self, runtime, (num_experts, hidden, inner), activation)
 
     def rename(self, tensor_name: Callable[[str], str | None]) -> None:
         """See WeightFactory."""
@@ -301,7 +313,12 @@ class QuantizedWeights:
         return None if is_float and not self.from_floats else self.quantization.stores(name)
 
     def begin(
-        self, runtime: Runtime, shape: tuple[int, int], pieces: Sequence[MatrixPiece], num_experts: int | None = None
+        self,
+        runtime: Runtime,
+        shape: tuple[int, int],
+        pieces: Sequence[MatrixPiece],
+        num_experts: int | None = None,
+        activation: Activation = "silu",
     ) -> tuple[LoadingMatrix, bool]:
         """Allocate the matrix of these pieces, and whether the kernels compute it.
 
@@ -312,7 +329,7 @@ class QuantizedWeights:
         place = MatrixPlace(*shape, runtime.device, num_experts, self.from_floats)
         loading = self.quantization.matrix(pieces, place)
         kernels = runtime.kernels
-        is_offer = num_experts is None or is_offered(kernels.quantized_expert_mlp)
+        is_offer = num_experts is None or (activation == "silu" and is_offered(kernels.quantized_expert_mlp))
         is_computed = is_offer and kernels.computes(loading.scheme, *shape)
         if not is_computed and not loading.scheme.multiplies and runtime.device.type == "cuda":
             raise ConfigError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +20,7 @@ from hookline.core.contracts import MatrixPiece, WeightTarget, is_offered
 from hookline.core.layers.expert_products import plain_expert_mlp
 
 if TYPE_CHECKING:
-    from hookline.core.contracts import Kernels, Ranks, Runtime
+    from hookline.core.contracts import Activation, Kernels, Ranks, Runtime
 
 
 class PlainWeight:
@@ -90,22 +91,25 @@ class SummedExperts:
 class PlainExperts(SummedExperts):
     """Two tensors (X, 2F, D) and (X, D, F). Implements hookline.core.contracts.ExpertWeights."""
 
-    def __init__(self, gate_up_XFD: Tensor, down_XDF: Tensor, runtime: Runtime) -> None:
+    def __init__(
+        self, gate_up_XFD: Tensor, down_XDF: Tensor, runtime: Runtime, activation: Activation = "silu"
+    ) -> None:
         """Keep the tensors."""
         self.gate_up_XFD, self.down_XDF = gate_up_XFD, down_XDF
         self.kernels, self.ranks = runtime.kernels, runtime.ranks
-        self._has_mlp = is_offered(runtime.kernels.expert_mlp)
+        own_mlp = self.kernels.expert_mlp if activation == "silu" else self.kernels.gelu_expert_mlp
+        self._mlp = own_mlp if is_offered(own_mlp) else partial(plain_expert_mlp, activation=activation)
+        self._has_norm = activation == "silu" and is_offered(own_mlp)
 
     def mlp(self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor) -> Tensor:
         """See ExpertWeights."""
-        mlp = self.kernels.expert_mlp if self._has_mlp else plain_expert_mlp
-        return mlp(x_TD, expert_TA, weight_TA, self.gate_up_XFD, self.down_XDF)
+        return self._mlp(x_TD, expert_TA, weight_TA, self.gate_up_XFD, self.down_XDF)
 
     def mlp_add_rms_norm(
         self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, residual_TD: Tensor, norm_weight_D: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
         """See ExpertWeights. Fused with either sum where kernels or ranks can."""
-        if self.ranks.size == 1 and self._has_mlp:
+        if self.ranks.size == 1 and self._has_norm:
             given = x_TD, expert_TA, weight_TA, self.gate_up_XFD, self.down_XDF
             return self.kernels.expert_mlp_add_rms_norm(*given, residual_TD, norm_weight_D, eps)
         return super().mlp_add_rms_norm(x_TD, expert_TA, weight_TA, residual_TD, norm_weight_D, eps)
@@ -128,10 +132,12 @@ class PlainWeights:
         """See WeightFactory."""
         return head_weight(empty_parameter(runtime, num_rows, num_columns), runtime)
 
-    def experts(self, runtime: Runtime, num_experts: int, hidden: int, inner: int) -> PlainExperts:
+    def experts(
+        self, runtime: Runtime, num_experts: int, hidden: int, inner: int, activation: Activation = "silu"
+    ) -> PlainExperts:
         """See WeightFactory."""
         gate_up_XFD = empty_parameter(runtime, num_experts, 2 * inner, hidden)
-        return PlainExperts(gate_up_XFD, empty_parameter(runtime, num_experts, hidden, inner), runtime)
+        return PlainExperts(gate_up_XFD, empty_parameter(runtime, num_experts, hidden, inner), runtime, activation)
 
     def rename(self, tensor_name: Callable[[str], str | None]) -> None:
         """See WeightFactory. Plain weights have the model's names."""

@@ -8,6 +8,7 @@ H heads, K kv heads, E head dim, N blocks, S block size, C = (H + 2K) * E.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -64,10 +65,22 @@ class PlainKernels(Kernels):
         self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor
     ) -> Tensor:
         """See Kernels."""
+        return self._expert_mlp(self.silu_mul, x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF)
+
+    def gelu_expert_mlp(
+        self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor
+    ) -> Tensor:
+        """See Kernels."""
+        return self._expert_mlp(self.gelu_tanh_mul, x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF)
+
+    def _expert_mlp(
+        self, gated: Callable[[Tensor], Tensor], x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor,
+        gate_up_XFD: Tensor, down_XDF: Tensor,
+    ) -> Tensor:  # fmt: skip
         out_TD = torch.zeros_like(x_TD, dtype=torch.float64)
         for token, experts_A in enumerate(expert_TA.tolist()):
             for place, expert in enumerate(experts_A):
-                hidden_1F = self.linear_silu_mul(x_TD[token : token + 1].double(), gate_up_XFD[expert].double())
+                hidden_1F = gated(x_TD[token : token + 1].double() @ gate_up_XFD[expert].double().T)
                 out_TD[token] += weight_TA[token, place].double() * (hidden_1F @ down_XDF[expert].double().T)[0]
         return out_TD.to(x_TD.dtype)
 

@@ -260,7 +260,8 @@ FORMS: dict[str, Form] = {
     ),
     "quantized_expert_mlp": lambda x_TD, *others: [x_TD.shape],
     "quantized_expert_mlp_add_rms_norm": lambda x_TD, *others: [x_TD.shape] * 2,
-    "norm_add_rms_norm": lambda x_TD, inner_weight_D, residual_TD, weight_D, eps: [x_TD.shape] * 2,
+    "norm_add_rms_norm": lambda x_TD, inner_weight_D, residual_TD, weight_D, eps, scale_1=None: [x_TD.shape] * 2,
+    "norm_heads": lambda x_TN, head_dim, eps, places_C, scale_C, width: [(len(x_TN), len(places_C))],
     "rms_norm_silu_mul": lambda x_THE, weight_E, eps, gate_THE: [x_THE.shape],
     "sigmoid_mul": lambda x_TD, gate_TG, added_TD=None: [x_TD.shape],
     "mask_logits": lambda logits_NV, masks_RW, index_N: [logits_NV.shape],
@@ -270,6 +271,7 @@ FORMS: dict[str, Form] = {
     "route_experts": lambda logits_TX, top_k, normalise: [(len(logits_TX), top_k)] * 2,
     "expert_mlp": lambda x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF: [x_TD.shape],
     "expert_mlp_add_rms_norm": lambda x_TD, *others: [x_TD.shape] * 2,
+    "gelu_expert_mlp": lambda x_TD, *others: [x_TD.shape],
     "clamped_expert_mlp": lambda x_TD, *others: [x_TD.shape],
 }
 """Shapes of what kernels return, by method, from what they are given."""

@@ -44,7 +44,7 @@ def register_kernels(register: Registrar) -> None:
             devices=("cuda",),
             dtypes=("bfloat16", "float16", "float32"),
             block_size_multiple=16,
-            head_dims=(64, 80, 96, 112, 128, 160, 192, 224, 256),
+            head_dims=(64, 80, 96, 112, 128, 160, 192, 224, 256, 512),
             compute_capability=(8, 0),
             packages=("triton",),
             graph_safe=True,

@@ -161,10 +161,17 @@ class TritonKernels(TritonQuantized):
         return triton_gates.gated_mul(gate_up_TF, gelu=True)
 
     def norm_add_rms_norm(
-        self, x_TD: Tensor, inner_weight_D: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor]:
+        self, x_TD: Tensor, inner_weight_D: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float,
+        scale_1: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """See Kernels.norm_add_rms_norm; one launch."""
-        return triton_norms.norm_add_rms_norm(x_TD, inner_weight_D, residual_TD, weight_D, eps)
+        return triton_norms.norm_add_rms_norm(x_TD, inner_weight_D, residual_TD, weight_D, eps, scale_1)
+
+    def norm_heads(
+        self, x_TN: Tensor, head_dim: int, eps: float, places_C: Tensor, scale_C: Tensor, width: int
+    ) -> Tensor:
+        """See Kernels.norm_heads; one launch."""
+        return triton_norms.norm_heads(x_TN, head_dim, eps, places_C, scale_C, width)
 
     def rms_norm_silu_mul(self, x_THE: Tensor, weight_E: Tensor, eps: float, gate_THE: Tensor) -> Tensor:
         """See Kernels.rms_norm_silu_mul; one launch."""
@@ -215,6 +222,14 @@ class TritonKernels(TritonQuantized):
             return super().expert_mlp_add_rms_norm(*given, residual_TD, norm_weight_D, eps)
         parts_ATD = triton_experts.expert_outputs(*given).transpose(0, 1)
         return triton_norms.add_parts_rms_norm(parts_ATD, residual_TD.contiguous(), norm_weight_D, eps)
+
+    def gelu_expert_mlp(
+        self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor
+    ) -> Tensor:
+        """See Kernels.gelu_expert_mlp; as expert_mlp."""
+        is_few = triton_few_experts.fits(expert_TA, len(down_XDF))
+        mlp = triton_few_experts.few_expert_mlp if is_few else triton_experts.expert_mlp
+        return mlp(x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF, gelu=True)
 
     def clamped_expert_mlp(
         self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, gate_up_bias_XF: Tensor,

@@ -19,15 +19,17 @@ from hookline.core.contracts import Attend, ModelSpec, Runtime, WeightTarget, wa
 from hookline.core.errors import ConfigError
 from hookline.core.layers import (
     GatedMLP,
+    ParallelExperts,
     ParallelHead,
     ReplicatedLinear,
+    SoftmaxRouter,
     StageLayers,
     VocabParallelEmbedding,
     empty_parameter,
     stage_input,
     tapped_stream,
 )
-from hookline.plugins.models.gemma4_config import Shape, read_config
+from hookline.plugins.models.gemma4_config import Experts, Shape, read_config
 from hookline.plugins.models.gemma4_heads import FORM, Gemma4Attention, HeadLayout
 
 
@@ -155,6 +157,7 @@ class Gemma4Layer:
             empty_parameter(runtime, hidden) for _ in range(4)
         )
         self.mlp = GatedMLP(hidden, shape.intermediate_sizes[index], runtime, activation="gelu_tanh")
+        self.experts = None if shape.experts is None else ExpertsBeside(shape.experts, shape, runtime)
         self.own_input = OwnInput(shape, runtime) if shape.per_layer_size else None
         self.scale_1 = empty_parameter(runtime, 1)
 
@@ -170,14 +173,14 @@ class Gemma4Layer:
         norm = self.kernels.norm_add_rms_norm
         attended_TD = self.attention.output(attended_TC)
         normed_TD, hidden_TD = norm(attended_TD, self.behind_attention_D, hidden_TD, self.before_mlp_D, self.eps)
-        _, hidden_TD = norm(self.mlp(normed_TD), self.behind_mlp_D, hidden_TD, next_norm_D, self.eps)
+        added_TD, norm_D = self.mlp(normed_TD), self.behind_mlp_D
+        if self.experts is not None:
+            added_TD = self.experts(added_TD, hidden_TD)
         if self.own_input is not None:
             assert input_TP is not None
-            _, hidden_TD = norm(
-                self.own_input(hidden_TD, input_TP), self.own_input.norm_D, hidden_TD, next_norm_D, self.eps
-            )
-        hidden_TD = hidden_TD.mul_(self.scale_1)
-        return self.kernels.rms_norm(hidden_TD, next_norm_D, self.eps), hidden_TD
+            _, hidden_TD = norm(added_TD, norm_D, hidden_TD, next_norm_D, self.eps)
+            added_TD, norm_D = self.own_input(hidden_TD, input_TP), self.own_input.norm_D
+        return norm(added_TD, norm_D, hidden_TD, next_norm_D, self.eps, self.scale_1)
 
     def weight_targets(self) -> dict[str, WeightTarget]:
         """The layer's checkpoint tensors, and where this rank puts them."""
@@ -193,7 +196,49 @@ class Gemma4Layer:
             f"{layer}.layer_scalar": norm_target(self.scale_1),
             **self.attention.targets(f"{layer}.self_attn"),
             **self.mlp.targets(f"{layer}.mlp", "gate_proj", "up_proj", "down_proj"),
+            **({} if self.experts is None else self.experts.targets(layer)),
             **({} if self.own_input is None else self.own_input.targets(layer)),
+        }
+
+
+class ExpertsBeside:
+    """Experts beside the feed-forward, chosen by the stream before both; the two have a norm each, and their sum too.
+
+    Legend: X experts, A experts of a token.
+    """
+
+    def __init__(self, experts: Experts, shape: Shape, runtime: Runtime) -> None:
+        hidden, self.kernels, self.eps = shape.hidden_size, runtime.kernels, shape.eps
+        self.router_scale_D, self.before_D, self.behind_mlp_D, self.behind_D = (
+            empty_parameter(runtime, hidden) for _ in range(4)
+        )
+        self.input_scale = hidden**-0.5
+        self.router = SoftmaxRouter(experts.num_experts, hidden, experts.num_chosen, runtime, normalise=True)
+        self.expert_scale_X = empty_parameter(runtime, experts.num_experts)
+        self.experts = ParallelExperts(
+            experts.num_experts, hidden, experts.size, runtime, what="moe_intermediate_size", activation="gelu_tanh"
+        )
+
+    def __call__(self, dense_TD: Tensor, stream_TD: Tensor) -> Tensor:
+        """The sum of the feed-forward's result and the experts', each behind its norm: (T, D)."""
+        norm, eps = self.kernels.rms_norm, self.eps
+        expert_TA, weight_TA = self.router(norm(stream_TD, self.router_scale_D, eps).mul_(self.input_scale))
+        weight_TA = weight_TA * self.expert_scale_X[expert_TA]
+        routed_TD = self.experts(norm(stream_TD, self.before_D, eps), expert_TA, weight_TA)
+        routed_TD = norm(routed_TD, self.behind_D, eps)
+        return self.kernels.norm_add_rms_norm(dense_TD, self.behind_mlp_D, routed_TD, self.behind_D, eps)[1]
+
+    def targets(self, layer: str) -> dict[str, WeightTarget]:
+        """The router, the experts and their norms."""
+        router, norms = f"{layer}.router", "feedforward_layernorm"
+        return {
+            **self.router.targets(f"{router}.proj"),
+            f"{router}.scale": norm_target(self.router_scale_D),
+            f"{router}.per_expert_scale": norm_target(self.expert_scale_X),
+            **self.experts.targets(f"{layer}.experts", "gate_proj", "up_proj", "down_proj"),
+            f"{layer}.pre_{norms}_2.weight": norm_target(self.before_D),
+            f"{layer}.post_{norms}_1.weight": norm_target(self.behind_mlp_D),
+            f"{layer}.post_{norms}_2.weight": norm_target(self.behind_D),
         }
 
 

@@ -100,8 +100,6 @@ def read_config(hf_config: Mapping[str, Any]) -> Shape:
         values.size("max_position_embeddings", 131_072 if is_text else 262_144),
         values.size("sliding_window", 512 if is_text else 1024),
     )
-    if values.values.get("enable_moe_block"):
-        values.refuse("enable_moe_block", "false")
     kinds = _kinds(values)
     head_dim, num_entries, heads = _heads(values, kinds, num_heads, length)
     shared = tuple(_shared(values, kinds))

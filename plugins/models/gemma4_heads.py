@@ -38,10 +38,9 @@ class HeadLayout:
         table_PF = rope_table(heads.rope, heads.head_dim, runtime.max_model_len or shape.max_position)
         cos_PR, sin_PR = (part_PF[:, :rotated].repeat(1, lanes) for part_PF in table_PF.split(half, 1))
         self.rope = Rope(torch.cat((cos_PR, sin_PR), 1).to(runtime.device))
-        self.ones_F = torch.ones(heads.head_dim, device=runtime.device, dtype=runtime.dtype)
         own_kv, shared_kv = self._sources(has_keys=True), self._sources(has_keys=False)
         self.source_C, self.query_source_C = own_kv.to(runtime.device), shared_kv.to(runtime.device)
-        self.attended_N = self._attended().to(runtime.device)
+        self.attended_N, self.groups = self._attended().to(runtime.device), self._groups()
 
     def lane(self, head: int) -> int:
         """The lane of a query head, counted over all ranks."""
@@ -67,6 +66,24 @@ class HeadLayout:
             (half + rotated, behind + others, others),
         ]
         return [one for one in found if one[2]]
+
+    def own_lanes(self, attended_TC: Tensor) -> Tensor:
+        """Of what attention gives, what each head attended to in its own lane: (T, H * E) -> (T, H * F)."""
+        if self.heads.head_dim == self.shape.head_dim:
+            return attended_TC
+        if self.groups is None:
+            return attended_TC.index_select(1, self.attended_N)
+        entries, lanes, group, size = self.groups
+        lanes_TKGEL = attended_TC.view(-1, entries, lanes, group, lanes, size).diagonal(dim1=2, dim2=4)
+        return lanes_TKGEL.permute(0, 1, 4, 2, 3).reshape(len(attended_TC), entries * lanes * group * size)
+
+    def _groups(self) -> tuple[int, int, int, int] | None:
+        """Entries, lanes, heads of a lane, numbers of a head; None unless lanes fill entries and each has its heads."""
+        heads, entries = self.heads, self.entries.size
+        is_full = heads.lanes * heads.head_dim == self.shape.head_dim
+        if not is_full or self.kv_heads.size != entries * heads.lanes:
+            return None
+        return entries, heads.lanes, self.q_heads.size // self.kv_heads.size, heads.head_dim
 
     def _sources(self, *, has_keys: bool) -> Tensor:
         """For each number of the entries, the number of the projection (C,); -1 for zeros."""
@@ -106,16 +123,14 @@ class Gemma4Attention:
         else:
             self.qkv = ColumnParallelLinear(hidden, num_numbers, runtime, bias=bias)
         source_C = layout.source_C if self.has_keys else layout.query_source_C
-        self.source_C, self.scale_C = source_C.clamp(min=0), (source_C >= 0).to(runtime.dtype)
+        self.source_C, self.scale_C = source_C, torch.ones(len(source_C), device=runtime.device, dtype=runtime.dtype)
         self.output = RowParallelLinear(num_numbers, hidden, runtime, bias=bias)
 
     def __call__(self, x_TD: Tensor, attend: Attend) -> Tensor:
         """What the heads of this rank attended to: (T, D) -> (T, H * F)."""
-        layout, projected_TN = self.layout, self.qkv(x_TD)
-        heads_XF = projected_TN.reshape(-1, layout.heads.head_dim)
-        normed_TN = self.kernels.rms_norm(heads_XF, layout.ones_F, self.eps).view(projected_TN.shape)
-        qkv_TC = normed_TN.index_select(1, self.source_C).mul_(self.scale_C)
-        return attend(self.index, qkv_TC, layout.rope, None, FORM).index_select(1, layout.attended_N)
+        layout, places = self.layout, (self.source_C, self.scale_C, self.layout.shape.head_dim)
+        qkv_TC = self.kernels.norm_heads(self.qkv(x_TD), layout.heads.head_dim, self.eps, *places)
+        return layout.own_lanes(attend(self.index, qkv_TC, layout.rope, None, FORM))
 
     def targets(self, name: str) -> dict[str, WeightTarget]:
         """The projections and their norms. Checkpoints also hold keys and values that no layer reads."""

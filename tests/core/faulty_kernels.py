@@ -109,6 +109,11 @@ class SkipsTheLastExpert(PlainKernels):
         return super().expert_mlp(x_TD, expert_TA[:, :-1], weight_TA[:, :-1], *weights)
 
 
+class GatesGeluExpertsBySilu(PlainKernels):
+    def gelu_expert_mlp(self, x_TD: Tensor, *rest: Tensor) -> Tensor:
+        return super().expert_mlp(x_TD, *rest)
+
+
 class RoutesByTheFirstToken(PlainKernels):
     def expert_mlp(self, x_TD: Tensor, expert_TA: Tensor, *rest: Tensor) -> Tensor:
         return super().expert_mlp(x_TD, expert_TA[:1].expand_as(expert_TA), *rest)
@@ -309,6 +314,13 @@ class KeepsTheResidual(PlainKernels):
         out_TD.copy_(self.add_rms_norm(parts_PTD.sum(0), residual_TD.clone(), weight_D, eps)[0])
 
 
+class ForgetsTheHeadsZeros(PlainKernels):
+    def norm_heads(
+        self, x_TN: Tensor, head_dim: int, eps: float, places_C: Tensor, scale_C: Tensor, width: int
+    ) -> Tensor:
+        return super().norm_heads(x_TN, head_dim, eps, places_C.clamp(min=0), scale_C, width)
+
+
 class ForgetsTheInnerNorm(PlainKernels):
     def norm_add_rms_norm(
         self, x_TD: Tensor, inner_weight_D: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float
@@ -440,6 +452,7 @@ FAULTS = {
     CountsTheTokensOfAnExpert: "waits for the device: torch's bincount in faulty_kernels.py:",
     NeedsChunksOnTheHost: "test_attend_prefills_as_a_captured_graph_lays_them_out",
     NeedsMixedStepsOnTheHost: "test_attend_computes_mixed_steps_as_a_captured_graph_lays_them_out",
+    GatesGeluExpertsBySilu: "gelu_expert_mlp of 1 tokens by any experts, 1 of 4",
     SkipsTheLastExpert: "expert_mlp of 1 tokens by any experts, 1 of 4",
     RoutesByTheFirstToken: "expert_mlp of 17 tokens by any experts, 3 of 5",
     NeverNormalisesTheRouting: "the weights of route_experts, 1 of 4 for 7 tokens, normalise=True",
@@ -471,6 +484,7 @@ FAULTS = {
     ForgetsTheResidualOfExperts: "the norm that expert_mlp_add_rms_norm of 1 tokens by any experts, 1 of 4",
     ForgetsTheLastPart: "the norm that add_parts_rms_norm of (2, 5, 48) writes",
     KeepsTheResidual: "the sum that add_parts_rms_norm of (2, 5, 48) leaves",
+    ForgetsTheHeadsZeros: "norm_heads of 1 tokens, 2 heads of 12 in blocks of 26",
     ForgetsTheInnerNorm: "the norm that norm_add_rms_norm of 1 x 96 returns",
     AddsBeforeItGates: "sigmoid_mul of 1 x 96 by 96 gates, and a sum",
     ForgetsTheRate: "the decays that delta_gates of 1 x 4 returns",

@@ -40,6 +40,18 @@ class TestGemma4(SmallModel, ModelSuite):
         return [*super().refused_configs(), *own]
 
 
+class TestGemma4WithExperts(SmallModel, ModelSuite):
+    """A feed-forward and experts with norms of their own."""
+
+    sizes_alike = True
+    model_class = Gemma4
+    name = "gemma4_experts"
+    dtypes = (torch.float32,)
+
+    def refused_configs(self) -> list[dict[str, Any]]:
+        return [{"top_k_experts": 6}, {"num_experts": None}, {"moe_intermediate_size": None}]
+
+
 class TestGemma4WithEmbeddingsPerLayer(SmallModel, ModelSuite):
     """Keys and values shared by the last layers, whose feed-forwards are twice as wide; one kv head."""
 

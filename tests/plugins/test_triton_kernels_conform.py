@@ -56,6 +56,13 @@ class TestTritonKernelsWithLargeBlocks(TestTritonKernels):
     groups = (4,)
 
 
+@needs_gpu
+class TestTritonKernelsWithHeadsOf512(TestTritonKernels):
+    head_dims = (512,)
+    groups = (4,)
+    kv_heads = (2,)
+
+
 @pytest.mark.skipif(not ON_GPU, reason="takes minutes under the interpreter; see test_triton_invariant.py")
 class TestTritonKernelsInBatchInvariantMode(KernelsSuite):
     graph_prefill = sizes_alike = batch_invariant = True

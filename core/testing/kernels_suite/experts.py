@@ -54,18 +54,23 @@ class ExpertCases(AttentionCases):
                     check_close(f"the weights {what}", weight_TA, expected[1], 1e-5)
 
     def test_expert_mlp(self) -> None:
-        """For one token and for many, routed evenly and all to the same experts."""
-        for spec, kernels in self._offering("expert_mlp"):
-            for what, given in self._inputs(spec):
-                expected_TD = PlainKernels(None, exact(spec)).expert_mlp(given[0].double(), *given[1:])
+        """For one token and for many, routed evenly and all to the same experts; with gelu_expert_mlp, that too."""
+        self._check_expert_mlp("expert_mlp")
+        self._check_expert_mlp("gelu_expert_mlp")
+
+    def _check_expert_mlp(self, operation: str) -> None:
+        for spec, kernels in self._offering(operation):
+            for case, given in self._inputs(spec):
+                what, plain = case.replace("expert_mlp", operation), PlainKernels(None, exact(spec))
+                expected_TD = getattr(plain, operation)(given[0].double(), *given[1:])
                 before = [tensor.clone() for tensor in given]
                 with PoisonedMemory():
-                    out_TD = kernels.expert_mlp(*given)
+                    out_TD = getattr(kernels, operation)(*given)
                 check_form(what, out_TD, given[0].shape, spec.dtype)
-                allowed = 2 * self.tolerance(spec, "expert_mlp")  # Two products, both rounded.
+                allowed = 2 * self.tolerance(spec, operation)  # Two products, both rounded.
                 check_close(what, out_TD, expected_TD, allowed)
                 for name, old, new in zip(("x", "expert", "weight", "gate_up", "down"), before, given, strict=True):
-                    check_unchanged(f"{name}, which expert_mlp was given,", old, new)
+                    check_unchanged(f"{name}, which {operation} was given,", old, new)
 
     def test_expert_mlp_add_rms_norm(self) -> None:
         """Returns (normalised sum, sum), in this order; kernels with expert_mlp have it, if only by inheritance."""

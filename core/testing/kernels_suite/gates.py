@@ -38,15 +38,39 @@ class GateCases(AttentionCases):
                 inner_D = 1 + 0.3 * self.random(spec, width).float().roll(num_tokens)
                 weight_D = (1.5 - inner_D.flip(0)).to(spec.dtype)
                 kept += [inner_D, weight_D]  # kernels may know them by address
+                kept.append(scale_1 := self.random(spec, 1) + 0.5)
                 normed_TD = plain.rms_norm(x_TD.double(), inner_D, EPS)
-                expected = plain.add_rms_norm(normed_TD, residual_TD.double(), weight_D, EPS)
+                for told, scaled in (("", ()), (", scaled,", (scale_1,))):
+                    sum_TD = (normed_TD + residual_TD.double()) * (scale_1.double() if scaled else 1.0)
+                    expected = plain.rms_norm(sum_TD, weight_D, EPS), sum_TD
+                    with PoisonedMemory():
+                        given = x_TD.clone(), inner_D, residual_TD.clone(), weight_D, EPS
+                        actual = kernels.norm_add_rms_norm(*given, *scaled)
+                    check(len(actual) == 2, "norm_add_rms_norm must return (normalised, residual)")
+                    for name, one, wanted in zip(("norm", "sum"), actual, expected, strict=True):
+                        what = f"the {name} that norm_add_rms_norm of {num_tokens} x {width}{told} returns"
+                        self._check_gate("norm_add_rms_norm", spec, what, one, wanted)
+
+    def test_norm_heads(self) -> None:
+        """Two heads in a block, number by number in turns; one in each of two blocks beside zeros; scales differ."""
+        for spec in self.specs(self.groups[:1]):
+            plain, kernels, kept = PlainKernels(None, exact(spec)), self.make_poisoned(spec), []
+            for num_tokens, head_dim, wide in ((1, 12, 26), (7, 64, 128), (33, 20, 64)):
+                place_2F = torch.arange(2 * head_dim).view(2, head_dim)
+                blocks = torch.full((3, wide), -1)
+                blocks[0, : 2 * head_dim] = place_2F.t().flatten()
+                blocks[1, :head_dim] = place_2F[1].flip(0)
+                blocks[2, wide - head_dim :] = place_2F[0]
+                places_C = blocks.flatten().to(spec.device)
+                x_TN = self.random(spec, num_tokens, 3 * head_dim)[:, head_dim:] * 3
+                kept += [places_C, scale_C := 1 + 0.5 * self.random(spec, len(places_C)).roll(num_tokens)]
+                heads = x_TN.double().reshape(num_tokens, 2, head_dim)
+                normed_TN = plain.rms_norm(heads, torch.ones(head_dim, device=spec.device), EPS).flatten(1)
+                expected_TC = normed_TN[:, places_C.clamp(min=0)] * scale_C.double() * (places_C >= 0)
                 with PoisonedMemory():
-                    given = x_TD.clone(), inner_D, residual_TD.clone(), weight_D, EPS
-                    actual = kernels.norm_add_rms_norm(*given)
-                check(len(actual) == 2, "norm_add_rms_norm must return (normalised, residual)")
-                for name, one, wanted in zip(("norm", "sum"), actual, expected, strict=True):
-                    what = f"the {name} that norm_add_rms_norm of {num_tokens} x {width} returns"
-                    self._check_gate("norm_add_rms_norm", spec, what, one, wanted)
+                    actual_TC = kernels.norm_heads(x_TN, head_dim, EPS, places_C, scale_C, wide)
+                what = f"norm_heads of {num_tokens} tokens, 2 heads of {head_dim} in blocks of {wide}"
+                self._check_gate("norm_heads", spec, what, actual_TC, expected_TC)
 
     def test_rms_norm_silu_mul(self) -> None:
         """Head by head, with gates that are columns of a wider matrix."""

@@ -131,14 +131,18 @@ class InvarianceCases(AttentionCases):
             x_TD, weight_D = self.random(spec, NUM_ROWS, width), 1 + 0.5 * self.random(spec, width)
             yield "rms_norm", _picking(kernels.rms_norm, [x_TD], weight_D, EPS)
             yield "add_rms_norm", _picking(kernels.add_rms_norm, [x_TD, x_TD.flip(0)], weight_D, EPS)
+            places_D = torch.arange(width, device=spec.device).flip(0)
+            yield "norm_heads", _picking(kernels.norm_heads, [x_TD], width // 4, EPS, places_D, weight_D, width)
             yield "silu_mul", _picking(kernels.silu_mul, [x_TD * 4])
             if is_offered(kernels.gelu_tanh_mul):
                 yield "gelu_tanh_mul", _picking(kernels.gelu_tanh_mul, [x_TD * 2])
         yield from self._products(spec, kernels)
         yield "qk_norm_rope", self._rotation(spec, kernels)
         if is_offered(kernels.expert_mlp):
-            yield "expert_mlp", self._experts(spec, kernels)
-            yield "expert_mlp_add_rms_norm", self._experts(spec, kernels, with_norm=True)
+            yield "expert_mlp", self._experts(spec, kernels.expert_mlp)
+            yield "expert_mlp_add_rms_norm", self._experts(spec, kernels.expert_mlp_add_rms_norm, with_norm=True)
+        if is_offered(kernels.gelu_expert_mlp):
+            yield "gelu_expert_mlp", self._experts(spec, kernels.gelu_expert_mlp)
         if is_offered(kernels.clamped_expert_mlp):
             yield "clamped_expert_mlp", self._clamped_experts(spec, kernels)
 
@@ -174,7 +178,7 @@ class InvarianceCases(AttentionCases):
         norm = QKNorm(weight_E, weight_E.flip(0), EPS)
         return lambda rows_N: kernels.qk_norm_rope(q_THE[rows_N], k_TKE[rows_N], rows_N, rope, norm)
 
-    def _experts(self, spec: AttentionSpec, kernels: Any, *, with_norm: bool = False) -> Pick:
+    def _experts(self, spec: AttentionSpec, operation: Callable[..., Any], *, with_norm: bool = False) -> Pick:
         num_experts, top_k, width, inner = 5, 3, 64, 48
         x_TD = self.random(spec, NUM_ROWS, width)
         gate_up_XFD = self.random(spec, num_experts, 2 * inner, width) * width**-0.5
@@ -187,8 +191,8 @@ class InvarianceCases(AttentionCases):
         def _pick_rows(rows_N: Tensor) -> Any:
             given = x_TD[rows_N], expert_TA[rows_N], weight_TA[rows_N], *weights
             if with_norm:
-                return kernels.expert_mlp_add_rms_norm(*given, residual_TD[rows_N], norm_weight_D, EPS)
-            return kernels.expert_mlp(*given)
+                return operation(*given, residual_TD[rows_N], norm_weight_D, EPS)
+            return operation(*given)
 
         return _pick_rows
 

@@ -49,13 +49,14 @@ class LifetimeCases(AttentionCases):
         x_TD, weight_D = self.random(spec, num_rows, WIDTH) * factor, self.random(spec, WIDTH)
         weight_OD, residual_TO = self.random(spec, NUM_OUT, WIDTH), self.random(spec, num_rows, NUM_OUT) * factor
         x_TDE, weight_E = x_TD.view(num_rows, 2, WIDTH // 2), weight_D[: WIDTH // 2].clone()
-        rates_D = weight_D.float()
+        rates_D, places_D = weight_D.float(), torch.arange(WIDTH, device=spec.device)
         masks_RW, index_N = torch.full((1, 1), 3, dtype=torch.int32), torch.zeros(num_rows, dtype=torch.int64)
         masks_RW, index_N = masks_RW.to(spec.device), index_N.to(spec.device)
         calls: dict[str, Callable[[], Any]] = {
             "rms_norm": lambda: kernels.rms_norm(x_TD.clone(), weight_D, EPS),
             "add_rms_norm": lambda: kernels.add_rms_norm(x_TD.clone(), x_TD.clone(), weight_D, EPS),
             "norm_add_rms_norm": lambda: kernels.norm_add_rms_norm(x_TD.clone(), weight_D, x_TD.clone(), weight_D, EPS),
+            "norm_heads": lambda: kernels.norm_heads(x_TD.clone(), WIDTH, EPS, places_D, weight_D, WIDTH),
             "silu_mul": lambda: kernels.silu_mul(x_TD.clone()),
             "rms_norm_silu_mul": lambda: kernels.rms_norm_silu_mul(x_TDE.clone(), weight_E, EPS, x_TDE.clone()),
             "sigmoid_mul": lambda: kernels.sigmoid_mul(x_TD.clone(), x_TD.clone(), x_TD.clone()),
@@ -99,6 +100,7 @@ class LifetimeCases(AttentionCases):
         calls: dict[str, Callable[[], Any]] = {
             "route_experts": lambda: kernels.route_experts(logits_TX.clone(), 2, True),
             "expert_mlp": lambda: kernels.expert_mlp(x_TD.clone(), expert_TA, weight_TA, *weights),
+            "gelu_expert_mlp": lambda: kernels.gelu_expert_mlp(x_TD.clone(), expert_TA, weight_TA, *weights),
             "clamped_expert_mlp": lambda: kernels.clamped_expert_mlp(
                 x_TD.clone(), expert_TA, weight_TA, weights[0], bias_XF, weights[1], None, 1.7, 1.5
             ),

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from hookline.plugins.kernels.attention.triton_forms import LOWEST, Scoring, load_sinks, scored
 from hookline.plugins.kernels.attention.triton_tiles import (
+    WIDE_HEAD,
     fitting_tile,
     load_tile,
     nothing_seen,
@@ -67,6 +68,9 @@ def prefill_tiling(
 def _fastest(
     is_filled: bool, max_context_len: int, group: int, head_dim: int, dtype: torch.dtype, card: Card
 ) -> PrefillTiling:
+    if head_dim > WIDE_HEAD:
+        scarce = dtype == torch.float32 or not card.large_shared_memory
+        return PrefillTiling(block_m=32 if scarce else 64, tile=16 if scarce else 32, num_warps=8, num_stages=2)
     if head_dim > WIDEST_HEAD:
         if dtype == torch.float32:
             return PrefillTiling(block_m=64 if card.large_shared_memory else 32, tile=16, num_warps=8, num_stages=2)

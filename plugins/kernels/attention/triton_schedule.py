@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hookline.plugins.kernels.attention.triton_forms import first_seen
-from hookline.plugins.kernels.attention.triton_tiles import fitting_tile
+from hookline.plugins.kernels.attention.triton_tiles import WIDE_HEAD, fitting_tile
 from hookline.plugins.kernels.triton_card import Card
 from hookline.plugins.kernels.triton_launch import cdiv, next_power_of_2
 
@@ -58,6 +58,8 @@ def _fastest(pairs: int, head_dim: int, dtype: torch.dtype, card: Card) -> Decod
     """For so many pairs of a row and a kv head."""
     if dtype == torch.float32:
         return DecodeTiling(tile=32, num_warps=4, num_stages=2, programs_per_sm=3)
+    if head_dim > WIDE_HEAD:
+        return DecodeTiling(tile=16, num_warps=4, num_stages=3, programs_per_sm=2)
     if pairs <= 128 or pairs >= 1536 or head_dim > 128:
         return DecodeTiling(tile=32, num_warps=2, num_stages=3, programs_per_sm=2 if pairs <= 64 else 3)
     num_stages = 4 if 256 < pairs <= 640 and card.large_shared_memory else 3 if pairs < 896 else 2

@@ -20,6 +20,7 @@ from hookline.plugins.kernels.attention.triton_decode import SharedPartials
 from hookline.plugins.kernels.attention.triton_forms import Scoring, scored
 from hookline.plugins.kernels.attention.triton_schedule import DecodeScratch
 from hookline.plugins.kernels.attention.triton_tiles import (
+    WIDE_HEAD,
     fitting_tile,
     nothing_seen,
     store_part,
@@ -51,6 +52,9 @@ def shared_tiling(num_queries: int, num_kv_heads: int, head_dim: int, dtype: tor
 
 
 def _fastest(num_queries: int, head_dim: int, dtype: torch.dtype, card: Card) -> SharedTiling:
+    if head_dim > WIDE_HEAD:
+        scarce = dtype == torch.float32 or not card.large_shared_memory
+        return SharedTiling(block_m=32 if scarce else 64, tile=16 if scarce else 32, num_warps=8, num_stages=2)
     small = num_queries <= 128 or dtype == torch.float32 or not card.large_shared_memory
     is_scarce = head_dim > 128 and dtype == torch.float32 and not card.large_shared_memory
     block_m = 32 if is_scarce else 64 if small else 128

@@ -20,6 +20,8 @@ import triton.language as tl
 from hookline.plugins.kernels.triton_card import Card, Room, fitting
 from hookline.plugins.kernels.triton_launch import next_power_of_2
 
+WIDE_HEAD = 256
+"""Wider heads than this leave room for small tiles alone."""
 LEAST_TILE = 16
 """Fewest positions, and fewest queries, of a matrix product."""
 Tiling = TypeVar("Tiling")

@@ -29,6 +29,7 @@ from hookline.plugins.kernels.experts.triton_routing import (
     scaled_tiling,
     tiling,
 )
+from hookline.plugins.kernels.norms.triton_gates import gelu_tanh
 from hookline.plugins.kernels.products.triton_rounding import round_rows
 from hookline.plugins.kernels.products.triton_scales import (
     Scales,
@@ -171,10 +172,11 @@ def _gate_up_kernel(
     x_stride, expert_stride, weight_stride, half_stride, num_chosen, depth, width, most_tiles,
     x_scale_ptr, x_scale_stride, scale_ptr, zero_ptr, scale_stride, expert_scale_stride, SCALE_ROWS: tl.constexpr,
     SCALE_COLUMNS: tl.constexpr, PACKED: tl.constexpr, ROUND: tl.constexpr, LOADED_STAGES: tl.constexpr,
+    GELU: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """silu(gate) * up of each pair, in the order of pairs."""
+    """silu(gate) * up of each pair, in the order of pairs; with GELU, gelu(gate) * up."""
     if PDL:
         gdc_wait()
     num_tiles = tl.load(num_tiles_ptr)
@@ -200,7 +202,7 @@ def _gate_up_kernel(
         gate, up = _gate_up(x_at, gate_at, up_at, rows, columns, step, depth, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION)
     if PDL:
         gdc_launch_dependents()
-    out = gate / (1.0 + tl.exp(-gate)) * up
+    out = (gelu_tanh(gate) if GELU else gate / (1.0 + tl.exp(-gate))) * up
     _store(out_ptr, out, row, column, rows, columns, width)
 
 
@@ -319,14 +321,15 @@ def _sum_kernel(parts_ptr, out_ptr, width, CHOSEN: tl.constexpr, COLUMNS: tl.con
 
 
 def expert_mlp(
-    x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor, cut: Tiling | None = None
-) -> Tensor:
-    """See Kernels.expert_mlp. `cut` replaces the tiling of choice.
+    x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor,
+    cut: Tiling | None = None, *, gelu: bool = False,
+) -> Tensor:  # fmt: skip
+    """See Kernels.expert_mlp, and with `gelu` gelu_expert_mlp. `cut` replaces the tiling of choice.
 
     Each expert's output is rounded to x's dtype once it is weighted; their sum is float32, rounded once.
     Device: four launches (some more beyond MOST_PAIRS_SCANNED pairs), no host sync.
     """
-    return summed(expert_outputs(x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF, cut))
+    return summed(expert_outputs(x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF, cut, gelu=gelu))
 
 
 def clamped_expert_mlp(
@@ -357,6 +360,7 @@ def expert_outputs(
     x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor,
     cut: Tiling | None = None, gate_up_bias_XF: Tensor | None = None, down_bias_XD: Tensor | None = None,
     alpha: float = 1.0, limit: float = 0.0, scales: tuple[Scales, Scales] | None = None, *, may_round: bool = False,
+    gelu: bool = False,
 ) -> Tensor:  # fmt: skip
     """What `expert_mlp` sums up, or `clamped_expert_mlp` if there is a gate_up_bias_XF: (T, A, D), contiguous.
 
@@ -391,7 +395,7 @@ def expert_outputs(
     if gate_up_bias_XF is None:
         _gate_up_kernel[gate_up_grid](
             rows_TD, gate_up_XFD, hidden_PF, *listed, *strides, num_chosen, hidden, inner, most_tiles,
-            *units, *expert_scaling_arguments(gate_up_scales), ROUND=rounds and not ahead,
+            *units, *expert_scaling_arguments(gate_up_scales), ROUND=rounds and not ahead, GELU=gelu,
             **_scaled_options(cut.block_m, cut.gate_up, x_TD, gate_up_scales),
         )  # fmt: skip
         rows_PF, *units = _rounded_ahead(hidden_PF) if ahead else (hidden_PF, None, None)

@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from hookline.plugins.kernels.norms.triton_gates import gelu_tanh
 from hookline.plugins.kernels.products.triton_scales import (
     Scales,
     blocks_of,
@@ -40,7 +41,7 @@ def _few_gate_up_kernel(
     num_chosen, depth, width, alpha, limit,
     scale_ptr, zero_ptr, scale_stride, expert_scale_stride, SCALE_ROWS: tl.constexpr, SCALE_COLUMNS: tl.constexpr,
     PACKED: tl.constexpr, BLOCKS: tl.constexpr,
-    CLAMPED: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_D: tl.constexpr, PDL: tl.constexpr,
+    CLAMPED: tl.constexpr, GELU: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_D: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_wait()
@@ -75,7 +76,7 @@ def _few_gate_up_kernel(
         gate = tl.minimum(gate + tl.load(bias_at, mask=outs, other=0.0).to(tl.float32), limit)
         up += tl.load(bias_at + width, mask=outs, other=0.0).to(tl.float32)
         up = tl.maximum(tl.minimum(up, limit), -limit) + 1.0
-    y = gate / (1.0 + tl.exp(-alpha * gate)) * up
+    y = (gelu_tanh(gate) if GELU else gate / (1.0 + tl.exp(-alpha * gate))) * up
     tl.store(out_ptr + pair * width + out, y.to(out_ptr.dtype.element_ty), mask=outs)
 
 
@@ -155,9 +156,9 @@ def fits(expert_TA: Tensor, num_experts: int) -> bool:
 def few_expert_mlp(
     x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor,
     *, gate_up_bias_XF: Tensor | None = None, down_bias_XD: Tensor | None = None, alpha: float = 1.0,
-    limit: float = 0.0, scales: tuple[Scales, Scales] | None = None,
+    limit: float = 0.0, scales: tuple[Scales, Scales] | None = None, gelu: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Kernels.expert_mlp, or clamped_expert_mlp if there is a gate_up_bias_XF, of what `fits`.
+    """Kernels.expert_mlp, gelu_expert_mlp, or clamped_expert_mlp if there is a gate_up_bias_XF, of what `fits`.
 
     scales: of both weights, which are then as ScaledWeight has them, and go without biases.
     Device: two launches, no host sync. The weights of the second product and the routing are read before the launch
@@ -182,7 +183,7 @@ def few_expert_mlp(
         x_TD, expert_TA, gate_up_XFD, bias_XF, hidden_PF, x_TD.stride(0), gate_up_XFD.stride(0),
         gate_up_XFD.stride(1), inner * gate_up_XFD.stride(1), bias_XF.stride(0), num_chosen, hidden, inner,
         float(alpha), float(limit), *expert_scaling_arguments(gate_up_scales), **_constants(gate_up_scales, block_d),
-        CLAMPED=gate_up_bias_XF is not None, BLOCK_O=block_o, BLOCK_D=block_d, num_warps=4, **options,
+        CLAMPED=gate_up_bias_XF is not None, GELU=gelu, BLOCK_O=block_o, BLOCK_D=block_d, num_warps=4, **options,
     )  # fmt: skip
     out_TD = torch.empty((num_tokens, hidden), dtype=x_TD.dtype, device=x_TD.device)
     bias_XD = down_XDF if down_bias_XD is None else down_bias_XD

@@ -10,6 +10,7 @@ Q queries of a tile, L positions up to a tile's end, N blocks, S block size, P p
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -70,11 +71,26 @@ class InvariantTorchKernels(TorchKernels):
         self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor
     ) -> Tensor:
         """See Kernels."""
+        return self._expert_mlp(self.linear_silu_mul, x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF)
+
+    def gelu_expert_mlp(
+        self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor
+    ) -> Tensor:
+        """See Kernels."""
+        return self._expert_mlp(self._linear_gelu_mul, x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF)
+
+    def _linear_gelu_mul(self, x_TD: Tensor, gate_up_FD: Tensor) -> Tensor:
+        return self.gelu_tanh_mul(self.linear(x_TD, gate_up_FD, None))
+
+    def _expert_mlp(
+        self, gated: Callable[[Tensor, Tensor], Tensor], x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor,
+        gate_up_XFD: Tensor, down_XDF: Tensor,
+    ) -> Tensor:  # fmt: skip
         expert_P, num_chosen = expert_TA.flatten(), expert_TA.shape[1]
         out_PD = x_TD.new_empty(len(expert_P), x_TD.shape[1])
         for expert in sorted(set(expert_P.tolist())):
             mine_P = (expert_P == expert).nonzero().squeeze(1)
-            hidden_PF = self.linear_silu_mul(x_TD[mine_P // num_chosen], gate_up_XFD[expert])
+            hidden_PF = gated(x_TD[mine_P // num_chosen], gate_up_XFD[expert])
             out_PD[mine_P] = row_product(hidden_PF, down_XDF[expert])
         out_TAD = out_PD.view(*expert_TA.shape, -1)
         total_TD = torch.zeros_like(x_TD, dtype=torch.float32)

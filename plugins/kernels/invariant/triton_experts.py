@@ -21,11 +21,11 @@ def only_tiling(itemsize: int) -> Tiling:
 
 def expert_mlp(
     x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor,
-    scales: tuple[Scales, Scales] | None = None,
+    scales: tuple[Scales, Scales] | None = None, *, gelu: bool = False,
 ) -> Tensor:  # fmt: skip
-    """See Kernels.expert_mlp. scales: as of `expert_outputs`."""
+    """See Kernels.expert_mlp, and with `gelu` gelu_expert_mlp. scales: as of `expert_outputs`."""
     cut = only_tiling(x_TD.element_size())
-    return summed(expert_outputs(x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF, cut, scales=scales))
+    return summed(expert_outputs(x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF, cut, scales=scales, gelu=gelu))
 
 
 def clamped_expert_mlp(

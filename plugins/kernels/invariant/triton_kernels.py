@@ -103,6 +103,12 @@ class InvariantTritonKernels(TritonKernels):
         """See Kernels.expert_mlp."""
         return expert_mlp(x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF)
 
+    def gelu_expert_mlp(
+        self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor
+    ) -> Tensor:
+        """See Kernels.gelu_expert_mlp."""
+        return expert_mlp(x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF, gelu=True)
+
     def quantized_expert_mlp(
         self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up: Any, down: Any
     ) -> Tensor:

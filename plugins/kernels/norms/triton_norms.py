@@ -130,8 +130,8 @@ def add_parts_rms_norm(
 
 @triton.jit
 def _norm_add_rms_norm_kernel(
-    x_ptr, inner_weight_ptr, residual_ptr, weight_ptr, out_ptr, row_stride, width, eps,
-    BLOCK: tl.constexpr, PDL: tl.constexpr, LATE: tl.constexpr,
+    x_ptr, inner_weight_ptr, residual_ptr, weight_ptr, scale_ptr, out_ptr, row_stride, width, eps,
+    SCALED: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr, LATE: tl.constexpr,
 ):  # fmt: skip
     if PDL and not LATE:
         gdc_launch_dependents()
@@ -148,17 +148,20 @@ def _norm_add_rms_norm_kernel(
     residual_at = residual_ptr + row * width + column
     residual = tl.load(residual_at, mask=inside, other=0.0).to(tl.float32)
     total = x * tl.rsqrt(tl.sum(x * x, axis=0) / width + eps) * inner_weight + residual
+    if SCALED:
+        total *= tl.load(scale_ptr).to(tl.float32)
     tl.store(residual_at, total.to(residual_ptr.dtype.element_ty), mask=inside)
     scale = tl.rsqrt(tl.sum(total * total, axis=0) / width + eps)
     tl.store(out_ptr + row * width + column, (total * scale * weight).to(out_ptr.dtype.element_ty), mask=inside)
 
 
 def norm_add_rms_norm(
-    x_TD: Tensor, inner_weight_D: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float
-) -> tuple[Tensor, Tensor]:
+    x_TD: Tensor, inner_weight_D: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float,
+    scale_1: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(rms_norm(n + residual), n + residual) for n = rms_norm(x, inner_weight); the sum is written over residual.
 
-    Shapes: both (T, D). The norm is taken of the sum before it is rounded.
+    scale_1: (1,), of the sum, if any. Shapes: both (T, D). The norm is taken of the sum before it is rounded.
     Device: one launch, no host sync.
     """
     num_rows, width = x_TD.shape
@@ -167,11 +170,52 @@ def norm_add_rms_norm(
     out_TD = torch.empty((num_rows, width), dtype=x_TD.dtype, device=x_TD.device)
     if out_TD.numel():
         _norm_add_rms_norm_kernel[(num_rows,)](
-            x_TD, inner_weight_D, residual_TD, weight_D, out_TD, x_TD.stride(0), width, eps,
-            BLOCK=block, num_warps=_norm_warps(block),
+            x_TD, inner_weight_D, residual_TD, weight_D, scale_1, out_TD, x_TD.stride(0), width, eps,
+            SCALED=scale_1 is not None, BLOCK=block, num_warps=_norm_warps(block),
             LATE=triggers_late(num_rows, is_large=width >= LARGE_WIDTH), **launch_options(x_TD.device),
         )  # fmt: skip
     return out_TD, residual_TD
+
+
+@triton.jit
+def _norm_heads_kernel(
+    x_ptr, places_ptr, scale_ptr, out_ptr, x_stride, out_stride, head_dim, eps,
+    WIDTH: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    if PDL:
+        gdc_launch_dependents()
+    token, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    columns, at = column < WIDTH, tl.program_id(1) * WIDTH + column
+    place = tl.load(places_ptr + at, mask=columns, other=-1)
+    scale = tl.load(scale_ptr + at, mask=columns, other=0.0).to(tl.float32)
+    inside = place >= 0
+    head = place // head_dim
+    first = tl.min(tl.where(inside, head, 1 << 30), axis=0)
+    if PDL:
+        gdc_wait()
+    x = tl.load(x_ptr + token * x_stride + place, mask=inside, other=0.0).to(tl.float32)
+    for one in tl.static_range(HEADS):
+        mine = head == first + one
+        squares = tl.sum(tl.where(mine, x * x, 0.0), axis=0)
+        scale = tl.where(mine, scale * tl.rsqrt(squares / head_dim + eps), scale)
+    tl.store(out_ptr + token * out_stride + at, (x * scale).to(out_ptr.dtype.element_ty), mask=columns)
+
+
+def norm_heads(x_TN: Tensor, head_dim: int, eps: float, places_C: Tensor, scale_C: Tensor, width: int) -> Tensor:
+    """Each head normalised, its numbers in other places and with scales, see Kernels.norm_heads: (T, C).
+
+    Device: one launch, no host sync.
+    """
+    num_tokens, num_places = len(x_TN), len(places_C)
+    x_TN = x_TN if x_TN.stride(1) == 1 else x_TN.contiguous()
+    out_TC = torch.empty((num_tokens, num_places), dtype=x_TN.dtype, device=x_TN.device)
+    if out_TC.numel():
+        _norm_heads_kernel[(num_tokens, num_places // width)](
+            x_TN, places_C, scale_C, out_TC, x_TN.stride(0), num_places, head_dim, eps,
+            WIDTH=width, HEADS=width // head_dim, BLOCK=next_power_of_2(width), num_warps=4,
+            **launch_options(x_TN.device),
+        )  # fmt: skip
+    return out_TC
 
 
 @triton.jit

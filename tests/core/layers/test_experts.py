@@ -61,6 +61,12 @@ def test_experts_equal_their_definition(compute: Any, num_tokens: int, num_chose
     torch.testing.assert_close(compute(*given).double(), defined(*given), rtol=0, atol=2e-5)
 
 
+def test_experts_with_a_gate_of_gelu_equal_their_definition() -> None:
+    given = inputs(5, 3)
+    expected_TD = PlainKernels(None, None).gelu_expert_mlp(*given)
+    torch.testing.assert_close(plain_expert_mlp(*given, "gelu_tanh"), expected_TD, rtol=0, atol=2e-5)
+
+
 def test_in_bfloat16_the_error_stays_that_of_rounding() -> None:
     x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF = inputs(6, 3)
     given = (x_TD.bfloat16(), expert_TA, weight_TA, gate_up_XFD.bfloat16(), down_XDF.bfloat16())
