@@ -218,7 +218,9 @@ def _llama3(theta: float, length: int, scaling: Mapping[str, Any]) -> RopeSettin
     high = _positive("high_freq_factor", scaling.get("high_freq_factor"))
     if low >= high:
         raise ConfigError(f"high_freq_factor = {shown(high)} must be above low_freq_factor = {shown(low)}")
-    settings = RopeSettings("llama3", theta, length or original, _factor(scaling), original)
+    factor = _factor(scaling)
+    _length("the scaled length", min(original * factor, sys.float_info.max))
+    settings = RopeSettings("llama3", theta, length or original, factor, original)
     return replace(settings, low_freq_factor=low, high_freq_factor=high)
 
 

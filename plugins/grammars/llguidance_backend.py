@@ -33,6 +33,7 @@ from hookline.core.contracts import (
 )
 from hookline.core.errors import RequestError, clipped
 from hookline.plugins.grammars.quickest import Quickest
+from hookline.plugins.grammars.shortest import shortest_text
 from hookline.plugins.grammars.structural_tags import as_grammar
 from hookline.plugins.grammars.trial import MAX_BYTES, Trials, is_plain
 
@@ -47,6 +48,8 @@ LONG_TEXT = 256
 """Characters from which on a text is not cached."""
 MOST_FORCED = 1024
 """Characters of a forced text that are tokenized; the tokens of the rest are asked for later."""
+LONGEST_FORCED = 2**15
+"""Most characters that a schema may ask of one text, by a pattern or as a constant: a lexer has a state for each."""
 PANIC = "panic: "
 """The beginning of an error that llguidance did not expect."""
 BASE_BYTES = 1 << 20
@@ -62,6 +65,8 @@ WHITE_SPACE = r"[ \t]|(\r?\n){{1,2}}[ \t]{{0,{most}}}"
 allows more is one where a model may write white space until its tokens are used up."""
 NO_TEXT = "NoExtension"
 """llguidance's words for a state in which no token is allowed, not even the end."""
+TOO_MANY = ": too many "
+"""Part of its words for a limit of states or expressions."""
 UNKNOWN = "Unimplemented keys"
 """The beginning of its message about an unknown keyword of a schema."""
 EXACT = 2**53
@@ -149,7 +154,11 @@ class LLGuidance(GrammarBackend):
     def cannot_hold(cls, keyword: str, value: Any) -> bool:
         """See GrammarBackend."""
         if keyword in ("pattern", "format"):
-            return isinstance(value, str) and _is_refused("string", keyword, value)
+            is_long = keyword == "pattern" and isinstance(value, str) and shortest_text(value) > LONGEST_FORCED
+            return is_long or (isinstance(value, str) and _is_refused("string", keyword, value))
+        if keyword in ("const", "enum"):
+            values = value if keyword == "enum" and isinstance(value, list) else [value]
+            return any(len(json.dumps(one)) > LONGEST_FORCED for one in values)
         if keyword == "multipleOf":
             return _is_number(value) and (_has_long_table(value) or _is_refused("number", keyword, value))
         if keyword == "properties":
@@ -351,7 +360,8 @@ def _reason(error: str, *, is_ours: bool = False) -> str:
     if is_regex:
         where = where.removesuffix(" (in regex): ").removesuffix(": ") or "invalid regex"
         text = f"{where}: {drawing.rpartition('error: ')[2]}"
-    return clipped(" ".join(text.replace("lexer error", "it cannot be read from here on").split()), 300)
+    text = clipped(" ".join(text.replace("lexer error", "it cannot be read from here on").split()), 300)
+    return f"{text}; ask for shorter texts and fewer repetitions" if TOO_MANY in text else text
 
 
 def _is_gbnf(grammar: str) -> bool:

@@ -15,6 +15,7 @@ from hookline.core.util.arrays import num_mask_words
 from hookline.plugins.grammars import LLGuidanceConfig, llguidance_backend
 from hookline.plugins.grammars.llguidance_backend import LLGuidance
 from hookline.plugins.grammars.quickest import Quickest
+from hookline.plugins.grammars.shortest import shortest_text
 from hookline.plugins.grammars.trial import is_plain
 
 VOCABULARY = small_vocabulary()
@@ -311,10 +312,35 @@ def test_what_is_wrong_with_a_grammar_is_told_in_plain_words(wanted, reason, thr
         ("pattern", r"(a)\1", True),
         ("pattern", "(", True),
         ("pattern", r"^\d{3}-[a-z]+$", False),
+        ("pattern", "^(a{1000}){100}$", True),
+        ("pattern", "^(?:a{1000}|b){100}$", False),
+        ("pattern", "^[ab]{1,100000}$", False),
+        ("const", "ab" * 30_000, True),
+        ("const", "ab" * 1_000, False),
+        ("enum", ["c", "ab" * 30_000], True),
+        ("enum", ["c", "ab"], False),
     ],
 )
 def test_what_no_grammar_holds_is_found_by_asking_the_library(keyword, value, unheld):
     assert LLGuidance.cannot_hold(keyword, value) is unheld
+
+
+@pytest.mark.parametrize(
+    ("pattern", "length"),
+    [
+        ("", 0),
+        (r"^\d{3}-[a-z\]]{2}\.?$", 6),
+        ("(?:ab|c){5}|xyz", 3),
+        ("(?P<n>ab){2}(?i)c+d*", 5),
+        ("((a{2}|b){3}c?){4}", 12),
+        (r"\{3}\p{L}{4}\x41\u0041{2,}?", 10),
+        ("[^]]{7}(", 7),
+        ("(((a{100}){100}){100}){100}N", 100_000_001),
+        ("[" * 100_000, 100_000),
+    ],
+)
+def test_the_shortest_text_of_a_pattern_is_counted_in_one_reading(pattern: str, length: int) -> None:
+    assert shortest_text(pattern) == length
 
 
 OBJECT = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}

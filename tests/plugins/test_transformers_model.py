@@ -99,6 +99,13 @@ def test_what_cannot_be_served_is_refused_by_name_with_the_reason(model_type: st
         ({"num_attention_heads": "many"}, "num_attention_heads = 'many'"),
         ({"hidden_act": "no_such"}, "transformers cannot build it: KeyError"),
         ({"rope_parameters": {"rope_type": "no_such_rope"}}, "transformers cannot build it"),
+        *(
+            (
+                {"rope_parameters": {"rope_type": kind, "factor": 1e308, "original_max_position_embeddings": 64}},
+                "rope scaling with factor = 1e+308 makes 64 tokens more than 16777216; correct its config.json",
+            )
+            for kind in ("yarn", "linear", "dynamic")
+        ),
     ],
 )
 def test_a_config_that_cannot_be_read_is_refused(change: dict[str, Any], reason: str) -> None:

@@ -87,13 +87,25 @@ def chosen_tools(
     Raises: ApiError for an unknown form of tool or choice.
     """
     told = list(ignored)
-    tools = [tool for index, one in enumerate(given) for tool in _read(one, f"{place}[{index}]", told)]
+    tools = _apart([tool for index, one in enumerate(given) for tool in _read(one, f"{place}[{index}]", told)])
     chosen, allowed = _chosen(choice, tools, told)
     for index, tool in enumerate(allowed):
         if tool.grammar is not None and chosen != f"={tool.function['name']}":
             allowed[index] = replace(tool, grammar=None)
             told.append(f"{tool.place}.format")
     return checked_tools(allowed, chosen, calls_one=calls_one, schema_key=schema_key, ignored=tuple(told))
+
+
+def _apart(tools: list[ClientTool]) -> list[ClientTool]:
+    """The tools, of which those that requests do not define are called otherwise than those that they do define."""
+    names = {str(tool.function.get("name")) for tool in tools if tool.kind not in _BY_CLIENT}
+    found = []
+    for tool in tools:
+        name = str(tool.function.get("name"))
+        while tool.kind in _BY_CLIENT and name in names:
+            name += "_tool"
+        found.append(replace(tool, function={**tool.function, "name": name}) if tool.kind in _BY_CLIENT else tool)
+    return found
 
 
 def _read(tool: Any, place: str, ignored: list[str], namespace: str | None = None) -> Iterator[ClientTool]:
@@ -173,7 +185,7 @@ def _chosen(choice: Any, tools: list[ClientTool], ignored: list[str]) -> tuple[s
         return mode, [tool for tool in tools if id(tool) in names]
     if isinstance(kind, str) and kind in CALLABLE:
         found = _named(choice, tools, ignored)
-        if len(found) > 1:
+        if len({tool.function["name"] for tool in found}) > 1:
             raise invalid(f"tool_choice={shown(choice)} names a tool of several namespaces; say which", "tool_choice")
         return f"={found[0].function['name']}", tools
     form = "auto, none, required, allowed_tools, or a function, a custom tool, a shell or apply_patch with its name"
@@ -198,7 +210,9 @@ def _named(reference: Any, tools: Sequence[ClientTool], ignored: list[str]) -> l
         return []
     else:
         exact = [tool for tool in tools if tool.function.get("name") == name and namespace is None]
-        found = exact or [tool for tool in tools if tool.name == name and namespace in (None, tool.namespace)]
+        alike = [tool for tool in tools if tool.name == name and namespace in (None, tool.namespace)]
+        found = [tool for tool in exact or alike if tool.kind == kind]
+        found = found or [tool for tool in alike if tool.kind == kind] or exact or alike
     if not isinstance(name, str) or not found:
         raise invalid(f"tool_choice names {shown(name)}, which is not among the tools", "tool_choice")
     return found

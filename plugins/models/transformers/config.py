@@ -47,6 +47,8 @@ WITHOUT_ATTENTION = ("mlp", "moe")
 """Values of `layer_types` that neither attend nor have a state."""
 ALIBI = ("bloom", "mpt")
 """Model types whose attention adds ALiBi's biases; Falcon's config says it."""
+MAX_SCALED = 2**24
+"""Most tokens that a rotary embedding may be scaled to."""
 UNLIMITED = 1 << 20
 """Longest sequence, in tokens, of a model whose config knows no limit, as those with states alone."""
 CAUSAL = "ForCausalLM"
@@ -121,8 +123,14 @@ def _stated_layers(values: ConfigValues) -> set[str]:
 def max_position(config: PreTrainedConfig, *, attends: bool = True) -> int:
     """Longest sequence, in tokens. attends: whether any layer does; if none, the config need not say it.
 
-    Raises: ConfigError if the config does not say it.
+    Raises: ConfigError if the config does not say it, or scales it to a senseless one.
     """
+    for settings in _rope_settings(config):
+        factor, original = settings.get("factor"), settings.get("original_max_position_embeddings")
+        original = original or getattr(config, "max_position_embeddings", None) or 1
+        if isinstance(factor, int | float) and not 0 < factor * original <= MAX_SCALED:
+            told = f"rope scaling with factor = {shown(factor)} makes {shown(original)} tokens more than {MAX_SCALED}"
+            refuse(config.model_type, told, "correct its config.json")
     limit = getattr(config, "max_target_positions", None if attends else UNLIMITED)
     if config.model_type in ALIBI:  # Bloom's config need not say a length
         limit = getattr(config, "max_seq_len", getattr(config, "seq_length", MAX_POSITIONS))
@@ -138,10 +146,14 @@ def max_position(config: PreTrainedConfig, *, attends: bool = True) -> int:
 
 def original_length(config: PreTrainedConfig) -> int | None:
     """Tokens up to which the short factors of "longrope" are meant; None for other rotary embeddings."""
+    kinds = [one for one in _rope_settings(config) if one.get("rope_type") == "longrope"]
+    return min(filter(None, (one.get("original_max_position_embeddings") for one in kinds)), default=None)
+
+
+def _rope_settings(config: PreTrainedConfig) -> list[Mapping[str, Any]]:
+    """Those of all layers, or of each type of layer."""
     settings = getattr(config, "rope_parameters", None) or {}
-    kinds = [settings] if "rope_type" in settings else [one for one in settings.values() if isinstance(one, dict)]
-    lengths = [one.get("original_max_position_embeddings") for one in kinds if one.get("rope_type") == "longrope"]
-    return min(filter(None, lengths), default=None)
+    return [settings] if "rope_type" in settings else [one for one in settings.values() if isinstance(one, dict)]
 
 
 def refuse(model_type: str, why: str, fix: str = "") -> NoReturn:

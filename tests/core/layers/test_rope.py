@@ -222,11 +222,13 @@ def test_senseless_numbers_are_refused_by_name(config: dict[str, Any], words: st
         rope_settings({"max_position_embeddings": 64, **config})
 
 
-@pytest.mark.parametrize("kind", ["yarn", "linear", "dynamic"])
+@pytest.mark.parametrize("kind", ["yarn", "linear", "dynamic", "llama3"])
 @pytest.mark.parametrize("factor", [1e308, 1e300, 1e31, 10**300])
 def test_a_factor_whose_length_is_infinite_is_the_checkpoint_s_fault(kind, factor):
+    further = {"low_freq_factor": 1.0, "high_freq_factor": 4.0} if kind == "llama3" else {}
+    scaling = {"rope_type": kind, "factor": factor, **further}
     with pytest.raises(ConfigError, match=r"the scaled length = .+ must be a number of tokens, at most 16777216"):
-        rope_settings({"max_position_embeddings": 4096, "rope_scaling": {"rope_type": kind, "factor": factor}})
+        rope_settings({"max_position_embeddings": 4096, "rope_scaling": scaling})
 
 
 @pytest.mark.parametrize("kind", ["mrope", "default", "linear"])

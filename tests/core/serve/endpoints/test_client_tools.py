@@ -95,6 +95,22 @@ CALLS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.parametrize("kind", ["local_shell", "shell", "apply_patch"])
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("own", ["custom", "function"])
+def test_a_tool_of_ones_own_may_be_called_like_a_built_in_one_and_each_can_be_forced(
+    ask: Ask, kind: str, is_first: bool, own: str
+) -> None:
+    mine: dict[str, Any] = {"type": own, "name": kind, **({"parameters": CITY} if own == "function" else {})}
+    tools = [mine, {"type": kind}] if is_first else [{"type": kind}, mine]
+    forms = {"custom": "custom_tool_call", "function": "function_call"}
+    for choice, form in (({"type": own, "name": kind}, forms[own]), ({"type": kind}, f"{kind}_call")):
+        item, *_ = responded(ask, "{}", tools=tools, tool_choice=choice)
+        assert item["type"] == form
+    item, *_ = responded(ask, "{}", tools=[mine, mine], tool_choice={"type": own, "name": kind})
+    assert item["type"] == forms[own]
+
+
 @pytest.mark.parametrize(("reply", "item", "done"), CALLS, ids=["namespace", "custom", "local_shell"])
 def test_a_coding_agent_gets_each_call_in_its_own_form(
     ask: Ask, reply: str, item: dict[str, Any], done: dict[str, Any]
