@@ -48,7 +48,7 @@ class FlashAttnKernels(TritonKernels):
         return torch.cat([self._decode_rows(q_THE[:rows], kv_2NSKE, batch, form), prefill_THE])
 
     def _options(self, batch: Batch, form: AttentionForm) -> dict[str, Any]:
-        """What both functions of the package are told of a form, in its words: tokens before a query, and after it."""
+        """Arguments of both functions of the package for a form; window_size: tokens before and after a query."""
         return {
             "softmax_scale": self.spec.scale if form.scale is None else form.scale,
             "causal": True,

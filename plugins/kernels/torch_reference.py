@@ -128,6 +128,6 @@ def _cached_rope_rows(rope: Rope, batch: Batch) -> RopeRows:
 
 
 def _rope_rows(rope: Rope, positions_T: Tensor) -> RopeRows:
-    """Cosine for both halves of what is rotated, and sine with the sign that each half's partner gets."""
+    """Cosine for both halves of the rotated values, and sine with the sign of each half's partner."""
     cos_T1F, sin_T1F = rope.table_PE.index_select(0, positions_T).unsqueeze(1).chunk(2, -1)
     return torch.cat((cos_T1F, cos_T1F), -1), torch.cat((-sin_T1F, sin_T1F), -1)

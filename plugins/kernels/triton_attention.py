@@ -48,7 +48,7 @@ One = TypeVar("One")
 
 
 def first_of_each(many: Iterable[One], choice: Callable[[One], object]) -> list[One]:
-    """The first of those that have the same choice."""
+    """The first item for each value of `choice`."""
     found: dict[object, One] = {}
     for one in many:
         found.setdefault(choice(one), one)
@@ -106,7 +106,7 @@ class TritonAttention(TorchKernels):
         ]
 
     def _decode_choice(self, num_rows: int) -> object:
-        """What kernels are compiled for that attend with `num_rows` decodes."""
+        """The variants of the kernels that attend with `num_rows` decodes, as a value to compare."""
         spec, card = self.spec, self._decode_scratch.card
         group = spec.num_heads // spec.num_kv_heads
         shared = shared_tiling(num_rows * group, spec.num_kv_heads, spec.head_dim, spec.dtype, card)

@@ -40,7 +40,7 @@ Tiling = TypeVar("Tiling", bound=Staged)
 
 @dataclass(frozen=True)
 class Room:
-    """What a tiling asks for, in bytes of shared memory: for each step that is under way, and for the whole loop."""
+    """Bytes of shared memory that a tiling needs: for each pipeline stage, and for the whole loop."""
 
     step: int
     loop: int = 0
@@ -48,7 +48,7 @@ class Room:
 
 @dataclass(frozen=True)
 class Card:
-    """What tilings depend on besides the problem.
+    """The properties of a card by which tilings are chosen.
 
     shared_memory_bytes: of one program. major: the first number of the compute capability.
     """
@@ -99,7 +99,7 @@ def first_fitting(tilings: Iterable[Tiling], room: Callable[[Tiling], Room], car
 
 
 def fitting(tilings: Iterable[Tiling], room: Callable[[Tiling], Room], card: Card, name: str) -> Tiling:
-    """As `first_fitting`, of the tilings of what has this name.
+    """`first_fitting`, with an error if none fits. name: of the kernel, for the error.
 
     Raises: ConfigError if none fits.
     """
@@ -111,7 +111,7 @@ def fitting(tilings: Iterable[Tiling], room: Callable[[Tiling], Room], card: Car
 
 
 def refused(name: str, least: Room, card: Card) -> ConfigError:
-    """The error for a card that has no room for the smallest tile of what has this name."""
+    """The error for a card that has no room for the smallest tile of the kernel with this name."""
     return ConfigError(
         f"kernels=triton: {name} needs {least.step + least.loop + SPARE_BYTES:,} bytes of shared memory for a program, "
         f"and this card has {card.shared_memory_bytes:,}; choose kernels=torch"

@@ -146,7 +146,7 @@ class TritonExchange(Exchange):
         return out_TO, residual_TO
 
     def _send(self, x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None) -> bool:
-        """Launch a product that sends its tiles, if there is one that pays."""
+        """Launch a product that sends its tiles, if there is a fast one; returns whether it was launched."""
         sends = Sends(self.peers, self.way(len(x_TD)))
         if triton_thin.fits(x_TD, weight_OD):
             if not triton_thin.sends_thin(x_TD, weight_OD, sends):

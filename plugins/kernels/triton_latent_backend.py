@@ -26,7 +26,7 @@ from hookline.plugins.kernels.triton_card import Card
 
 
 class LatentTritonKernels(TritonKernels):
-    """What TritonKernels makes for a spec with value_dim. A prefix that rows share is read once for each row."""
+    """The kernels that TritonKernels makes for a spec with value_dim. Each row reads a shared prefix by itself."""
 
     def _make_scratch(self, spec: AttentionSpec) -> None:
         self._card = Card.of(spec.device)

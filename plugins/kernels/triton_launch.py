@@ -26,7 +26,7 @@ def launches_early(device: torch.device) -> bool:
 
 
 def launch_options(device: torch.device) -> dict[str, bool]:
-    """Keyword arguments of a launch whose kernel waits by `gdc_wait` for the one before it."""
+    """Keyword arguments of a launch whose kernel waits by `gdc_wait` for the kernel before it."""
     return {"PDL": True, "launch_pdl": True} if launches_early(device) else {"PDL": False}
 
 
@@ -54,7 +54,7 @@ def fuses_decode(num_rows: int, group: int = 1) -> bool:
 
 
 LARGE_WIDTH = 4096
-"""From this hidden size on, products are those of triton_wide.py, which take whole multiprocessors."""
+"""From this hidden size on, triton_wide.py computes products; its programs take whole multiprocessors."""
 
 
 def triggers_late(num_rows: int, *, is_large: bool = False) -> bool:

@@ -1,4 +1,4 @@
-"""Triton kernels by which a decode step begins and ends: what it needs of its requests, and the tokens that it drew.
+"""Triton kernels at the beginning and end of a decode step: gather the inputs of its rows, keep the sampled tokens.
 
 Each is one launch in place of a dozen small ones. Legend: R rows of requests, N rows of the step, M blocks in a table
 row.

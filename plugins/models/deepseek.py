@@ -171,7 +171,7 @@ class LatentAttention:
         self.form = AttentionForm(scale=shape.scale)
 
     def __call__(self, x_TD: Tensor, attend: Attend) -> Tensor:
-        """What the heads of this rank attended to: (T, D) -> (T, H * F)."""
+        """The attention output of this rank's heads: (T, D) -> (T, H * F)."""
         shape, num_heads, num_tokens = self.shape, len(self.keys_HPL), len(x_TD)
         *of_queries, latent_TL, key_TR = self.down(x_TD).split_with_sizes(self.widths, -1)
         for latent_TQ in of_queries:

@@ -80,11 +80,11 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "deepseek_v32": _V32,
     "glm_moe_dsa": {**_V32, **_GLM_5, "max_position_embeddings": 202_752, "rms_norm_eps": 1e-5},
 }
-"""What transformers takes for keys that a config.json leaves out."""
+"""Transformers' defaults of keys that a config.json leaves out, by model type."""
 SPARSE = ("deepseek_v32", "glm_moe_dsa")
-"""Model types whose layers attend to the index_topk tokens that an indexer chooses: to all, if there are no more."""
+"""Model types whose layers attend to index_topk tokens that an indexer chooses; to all, if there are no more."""
 NORM_EPS = 1e-6
-"""Of the norms of latents, whatever rms_norm_eps is."""
+"""Epsilon of the norms of latents, whatever rms_norm_eps is."""
 
 
 @dataclass(frozen=True)
@@ -188,14 +188,14 @@ def _known_as_one(hf_config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _mscale(rope: RopeSettings) -> float:
-    """By what YaRN stretches queries and keys alike, besides what it multiplies into the rotary table."""
+    """YaRN's factor of queries and keys beyond the factor in the rotary table."""
     if not rope.mscale_all_dim or rope.factor <= 1:
         return 1.0
     return 0.1 * rope.mscale_all_dim * math.log(rope.factor) + 1.0
 
 
 def _dense_up_to(values: ConfigValues, max_position: int) -> int:
-    """Longest sequence of a model with sparse attention: as long as its indexer chooses every token there is."""
+    """Longest sequence of a model with sparse attention for which the indexer would choose every token."""
     chosen = values.size("index_topk")
     if chosen < max_position:
         _log.info(

@@ -56,7 +56,7 @@ class Gemma4:
 
     @classmethod
     def spec(cls, hf_config: Mapping[str, Any]) -> ModelSpec:
-        """See Model. Kv heads and head dim are those of the cache's entries; see gemma4_heads.py."""
+        """See Model. num_kv_heads and head_dim are the cache's, which differ from the layers'; see gemma4_heads.py."""
         shape = read_config(hf_config)
         return ModelSpec(
             num_layers=shape.num_layers,
@@ -112,7 +112,7 @@ class Gemma4:
 
 
 class PerLayerInputs:
-    """What each layer gets of each token besides the stream: an embedding, and a projection of the stream's first."""
+    """The further input of each layer for each token: an embedding, and a projection of the first residual stream."""
 
     def __init__(self, shape: Shape, runtime: Runtime) -> None:
         if runtime.stage.size > 1:

@@ -149,7 +149,7 @@ def _kinds(values: ConfigValues) -> tuple[str, ...]:
 
 
 def _layers(kinds: Sequence[str], shared: Sequence[int | None], window: int, length: int) -> tuple[LayerCache, ...]:
-    """What each layer keeps."""
+    """The cache of each layer."""
     local = SlidingWindow(window) if window < length else FullAttention()
     return tuple(
         (local if kind == LOCAL else FullAttention()) if owner is None else SharedCache(owner)
@@ -232,7 +232,7 @@ def _sizes(values: ConfigValues, kinds: Sequence[str], kind: str) -> tuple[int, 
 
 
 def _rope(values: ConfigValues, kind: str, head_dim: int, length: int) -> tuple[RopeSettings, int]:
-    """Settings whose first frequencies are those of the layers, and how many pairs of a head are rotated."""
+    """RoPE settings whose first frequencies are the layers', and how many pairs of a head are rotated."""
     parameters = values.values.get("rope_parameters") or DEFAULT_ROPES
     found = parameters.get(kind) if isinstance(parameters, Mapping) else None
     if not isinstance(found, Mapping) or found.get("rope_type") not in ("default", "proportional"):

@@ -127,7 +127,7 @@ class Gemma4Attention:
         self.output = RowParallelLinear(num_numbers, hidden, runtime, bias=bias)
 
     def __call__(self, x_TD: Tensor, attend: Attend) -> Tensor:
-        """What the heads of this rank attended to: (T, D) -> (T, H * F)."""
+        """The attention output of this rank's heads: (T, D) -> (T, H * F)."""
         layout, places = self.layout, (self.source_C, self.scale_C, self.layout.shape.head_dim)
         qkv_TC = self.kernels.norm_heads(self.qkv(x_TD), layout.heads.head_dim, self.eps, *places)
         return layout.own_lanes(attend(self.index, qkv_TC, layout.rope, None, FORM))

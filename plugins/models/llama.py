@@ -1,4 +1,4 @@
-"""Llama, arXiv:2307.09288, and what has its figure: Mistral, Yi, SmolLM, Phi-3. Grouped-query attention, RoPE, SwiGLU.
+"""Llama, arXiv:2307.09288, and models of the same architecture: Mistral, Yi, SmolLM, Phi-3. GQA, RoPE, SwiGLU.
 
 Knows its config.json and its weight names; not how attention is computed, what a request is, or where weights lie.
 Legend: T tokens, N rows whose logits are wanted, D hidden, C = (H + 2K) * E, H heads, K kv heads, E head dim,

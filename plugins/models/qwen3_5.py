@@ -20,7 +20,7 @@ class Qwen3_5(Qwen3Next):
 
     @staticmethod
     def shape(hf_config: Mapping[str, Any]) -> Shape:
-        """What is read of the config.json."""
+        """The sizes in a config.json."""
         return read_config(hf_config)
 
     @staticmethod

@@ -1,6 +1,6 @@
-"""Qwen3.5's and Qwen3.6's config.json, read once into Qwen3-Next's sizes; what is not implemented is refused by name.
+"""Qwen3.5's and Qwen3.6's config.json, read once into Qwen3-Next's sizes; unsupported values are refused by name.
 
-Defaults are those of transformers' Qwen3_5TextConfig and Qwen3_5MoeTextConfig.
+Defaults are taken from transformers' Qwen3_5TextConfig and Qwen3_5MoeTextConfig.
 """
 
 from __future__ import annotations

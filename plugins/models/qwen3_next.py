@@ -72,7 +72,7 @@ class Qwen3Next:
 
     @staticmethod
     def shape(hf_config: Mapping[str, Any]) -> Shape:
-        """What is read of the config.json."""
+        """The sizes in a config.json."""
         return read_config(hf_config)
 
     @staticmethod
@@ -287,9 +287,9 @@ class Experts:
 
 
 def by_head(views: Sequence[Tensor], sizes: Sequence[int], heads: Part) -> WeightTarget:
-    """One tensor whose rows lie head by head, and in each head part by part, as many rows of a part as `sizes` says.
+    """A checkpoint tensor whose rows lie head by head, and within a head part by part; sizes: rows of each part.
 
-    views: one for each part, with its rows of this rank's heads.
+    views: for each part, its rows of this rank's heads.
     """
     of_head, pieces = sum(sizes), []
     for place in range(heads.size):

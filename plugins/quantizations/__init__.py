@@ -27,7 +27,7 @@ class RoundedInt4Config(RoundedConfig):
 
 @hookimpl
 def register_quantizations(register: Registrar) -> None:
-    """Those that quantise while loading, and those that read quantised checkpoints."""
+    """Quantizations that quantise while loading, and quantizations that read quantised checkpoints."""
     on_the_fly = "hookline.plugins.quantizations.on_the_fly"
     register(
         "fp8",

@@ -18,7 +18,7 @@ INT32 = ("I32",)
 
 
 class Awq(ScaledQuantization):
-    """Reads quant_method awq in its GEMM layout, the one that checkpoints on the hub have."""
+    """Reads quant_method awq in its GEMM layout, which checkpoints on the hub have."""
 
     data = "qweight"
 

@@ -28,15 +28,15 @@ from hookline.plugins.quantizations.packing import PackedRead, num_words, widene
 from hookline.plugins.quantizations.values import Stated, checked_pattern
 
 LINEAR, EMBEDDING = "Linear", "Embedding"
-"""Classes of modules that a group's target names all linears and all embeddings by."""
+"""Class names by which a group's targets name all linears and all embeddings."""
 EMBEDDINGS = ("embed_tokens", "wte", "embed_in", "word_embeddings", "embeddings")
-"""What transformers' models call their embeddings of tokens."""
+"""Names of the token embedding in transformers' models."""
 FLOAT, INT, PACKED = "float-quantized", "int-quantized", "pack-quantized"
 NVFP4_PACKED, MXFP4_PACKED, NAIVE = "nvfp4-pack-quantized", "mxfp4-pack-quantized", "naive-quantized"
 MXFP8_FORM = "mxfp8-quantized"
 FORMATS = (FLOAT, INT, PACKED, NVFP4_PACKED, MXFP4_PACKED, MXFP8_FORM, NAIVE)
 FIXED = {NVFP4_PACKED: NVFP4, MXFP4_PACKED: MXFP4, MXFP8_FORM: MXFP8}
-"""The schemes of formats that have one."""
+"""The schemes of formats with a fixed scheme."""
 ZEROS, ZERO_DTYPES = "weight_zero_point", ("I8", "F8_E4M3")
 INPUT_SCALES = ("input_scale", "input_zero_point", "input_global_scale")
 """Tensors of static activations."""

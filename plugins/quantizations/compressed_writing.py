@@ -20,7 +20,7 @@ BITS = {FP8: 8, INT8: 8, INT4: 4}
 
 
 def tensors_of(matrix: ScaledMatrix) -> dict[str, Tensor]:
-    """What is stored of a linear, by what follows its name.
+    """The stored tensors of a linear, by suffix of its name.
 
     Raises: ConfigError if the groups do not divide its inputs, which other engines refuse.
     """
@@ -44,7 +44,7 @@ def tensors_of(matrix: ScaledMatrix) -> dict[str, Tensor]:
 
 
 def config_of(scheme: Scheme, left: Iterable[str]) -> Mapping[str, Any]:
-    """The quantization_config of linears of one scheme. left: names of those that are not quantised."""
+    """The quantization_config of linears of one scheme. left: names of linears that are not quantised."""
     is_float = scheme.values == FP8
     strategy = "channel" if not scheme.columns else "block" if scheme.rows > 1 else "group"
     weights = {

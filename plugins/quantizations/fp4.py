@@ -1,7 +1,7 @@
-"""What stored tensors of floats in small groups have in common: NVFP4's, MXFP4's and MXFP8's groups and scales.
+"""Reads floats in small groups with a scale: NVFP4, MXFP4 and MXFP8.
 
-NVFP4 has groups of 16 inputs with a scale in e4m3, and one scale more for the whole tensor; MXFP4 and MXFP8 groups of
-32 with a power of two (e8m0). Values are e2m1, or e4m3 of MXFP8.
+NVFP4 has groups of 16 inputs with a scale in e4m3, and one further scale for the whole tensor; MXFP4 and MXFP8 have
+groups of 32 with a power of two (e8m0). Values are e2m1, or e4m3 in MXFP8.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ def mxfp8_parts(num_rows: int, num_columns: int) -> list[StoredPart]:
 
 
 def inverse_read(whole: Any, rows: slice, columns: slice) -> Tensor:
-    """As scalar_read, of one divided by what is stored."""
+    """As scalar_read, for a tensor that stores the inverse of the scale."""
     return 1 / scalar_read(whole, rows, columns).float()
 
 
 def powers_read(whole: Any, rows: slice, columns: slice) -> Tensor:
-    """Of exponents (outputs, groups) in e8m0, of which 255 means NaN."""
+    """Powers of two from stored exponents (outputs, groups) in e8m0, of which 255 means NaN."""
     stored = blocks_read(whole, rows, columns).view(torch.uint8)
     found = torch.exp2(stored.float() - _BIAS)
     return found.masked_fill_(stored == 255, torch.nan)

@@ -60,14 +60,14 @@ class Fp8(ScaledQuantization):
         return parts
 
     def _suffix(self, name: str, suffixes: Sequence[str]) -> str:
-        """The one that is stored; if none is, the one that other linears have, or the first."""
+        """The suffix under which the tensor is stored; if none is, the suffix of other linears, or the first one."""
         named = [one for one in suffixes if f"{name}.{one}" in self.dtypes]
         others = [one for one in suffixes if not named and any(other.endswith(f".{one}") for other in self.dtypes)]
         return [*named, *others, suffixes[0]][0]
 
 
 class FbgemmFp8(ScaledQuantization):
-    """Reads quant_method fbgemm_fp8, as Llama 3.1 405B has it: a scale for each output, and one for each token."""
+    """Reads quant_method fbgemm_fp8, as in Llama 3.1 405B: a scale for each output, and one for each token."""
 
     surplus = (*CACHE_SCALES, ".input_scale_ub")
     scheme = Scheme(FP8, 1, 0, activations="dynamic")

@@ -102,9 +102,10 @@ class GgufCheckpoint:
         return values.sub_(family.norm_add) if part.endswith("norm") else values
 
     def tokenizer(self) -> Any:
-        """See CheckpointSource: the one that transformers makes of the metadata.
+        """See CheckpointSource: the tokenizer that transformers builds from the metadata.
 
-        Raises: CheckpointError for one that it does not make, or would make with another way to split texts.
+        Raises: CheckpointError for a tokenizer that transformers cannot build, or would build with another
+                pre-tokenizer.
         """
         values = self.header.metadata
         if "tokenizer.ggml.model" not in values:
@@ -202,7 +203,7 @@ class GgufCheckpoint:
         step = max(1, _CHUNK // place.shape[-1])
 
         def dequantise(first: int) -> None:
-            with np.errstate(all="ignore"):  # what is no number is found when all values are there
+            with np.errstate(all="ignore"):  # NaN and infinity are checked later, in all values at once
                 values[first : first + step] = dequantize(raw[first : first + step], place.kind)
 
         with ThreadPoolExecutor(_NUM_READERS) as readers:
@@ -243,7 +244,7 @@ def _known_splits() -> Mapping[str, Any]:
 
 
 def _own_splits() -> Mapping[str, Any]:
-    """Those that transformers does not know, as tokenizers makes them."""
+    """Pre-tokenizers that transformers does not know, by their GGUF names."""
     from tokenizers import pre_tokenizers
 
     digits = pre_tokenizers.Digits(individual_digits=True)

@@ -47,7 +47,7 @@ class StoredBlocks:
 
 @dataclass(frozen=True)
 class Header:
-    """What a file says: its metadata by key, and its tensors by the names that the file has for them."""
+    """The header of a file: its metadata by key, and its tensors by the file's names."""
 
     metadata: dict[str, Any]
     tensors: dict[str, StoredBlocks]

@@ -18,11 +18,11 @@ from hookline.core.errors import CheckpointError
 from hookline.plugins.quantizations.rounding import codes_of, packed
 
 DAMPING = 0.01
-"""What is added to the diagonal, as a part of its mean: inputs that hardly occurred would be fitted to noise."""
+"""Added to the diagonal, as a fraction of its mean, since weights of rare inputs would be fitted to noise."""
 BLOCK = 128
-"""Inputs after which the errors of all of them are carried to the rest of the matrix by one product."""
+"""Inputs after which their errors are propagated to the rest of the matrix by one product."""
 ATTEMPTS = 6
-"""How often the damping is made ten times as large, until the moments can be factored."""
+"""How often the damping is multiplied by ten, until the moments can be factored."""
 
 
 def gptq(matrix: ScaledMatrix, weight_OD: Tensor, moment_DD: Tensor) -> ScaledMatrix:

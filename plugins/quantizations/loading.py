@@ -33,17 +33,17 @@ from hookline.plugins.quantizations.names import is_named
 from hookline.plugins.quantizations.rounding import codes_of, packed, scales_of
 
 Role = Literal["data", "scales", "zeros", "groups", "row_scales", "input_scale", "shape", "unused"]
-"""What a stored tensor is of its matrix. groups: the group of each input. row_scales: scales of whole rows, by which
-those of blocks are multiplied. shape: outputs and inputs. unused: checked alone."""
+"""The role of a stored tensor in its matrix. groups: the group of each input. row_scales: scales of whole rows, which
+multiply the scales of blocks. shape: outputs and inputs. unused: only checked."""
 Read = Callable[[Any, slice, slice], Tensor]
-"""Given a whole tensor, or anything indexed like one, and ranges of outputs and inputs (of blocks of them, for scales
-and zero points): what the tensor has there, (outputs, inputs), one element each. Scales of all inputs have one column.
-"""
+"""A function of a whole tensor, or an object that is indexed like it, and of ranges of outputs and inputs (of blocks,
+for scales and zero points): returns the values there, (outputs, inputs), one element each. Scales that hold for all
+inputs have one column."""
 
 
 @dataclass(frozen=True)
 class StoredPart:
-    """One tensor of a linear. suffix: what follows the linear's name. shape: of the whole tensor."""
+    """A stored tensor of a linear. suffix: of its name, behind the linear's. shape: of the whole tensor."""
 
     suffix: str
     role: Role
@@ -287,7 +287,7 @@ class ScaledLoading:
             raise CheckpointError(f"tensor {name} says {found}, and the model needs {expected}; is it the right one?")
 
     def _write_floats(self, name: str, part: StoredPart, piece: MatrixPiece, whole: Any) -> None:
-        """Quantise this rank's part of floats by scales that are the same on all ranks: those of whole blocks."""
+        """Quantise this rank's part of floats by scales of whole blocks, so that all ranks have the same scales."""
         stated, rows, columns = self.stated, piece.rows, piece.columns
         around_rows = _widened(rows.start, rows.stop, stated.rows, rows.total)
         around_columns = _widened(columns.start, columns.stop, stated.columns, columns.total)
@@ -310,7 +310,7 @@ class ScaledLoading:
             self.groups_of[piece] = (own // stated.columns).int()
 
     def _read_blocks(self, part: StoredPart, piece: MatrixPiece, whole: Any) -> Tensor:
-        """What the stored blocks have, for each block of this rank's piece."""
+        """The stored values of blocks, for each block of this rank's piece."""
         row_of, column_of = self._stored_rows(piece), self._stored_columns(piece)
         rows = slice(int(row_of[0]), int(row_of[-1]) + 1)
         columns = slice(int(column_of[0]), int(column_of[-1]) + 1)

@@ -28,9 +28,9 @@ from hookline.plugins.quantizations.names import HEADS, aliases, is_named
 from hookline.plugins.quantizations.values import Stated
 
 MIXED = "MIXED_PRECISION"
-"""The algorithm that stands for those of `quantized_layers`."""
+"""The value of quant_algo if each entry of `quantized_layers` has its own algorithm."""
 SMOOTHED = "pre_quant_scale"
-"""A tensor by which activations are multiplied before they meet a linear, as AWQ and SmoothQuant want it."""
+"""A tensor by which the inputs of a linear are multiplied, as in AWQ and SmoothQuant."""
 BLOCK = 128
 """Outputs and inputs of a block of FP8_PB_WO."""
 

@@ -1,4 +1,4 @@
-"""Which linears a checkpoint's lists of modules name: those that it leaves unquantised, and those of a group."""
+"""Matches linears with a checkpoint's lists of modules, of unquantised ones and of the targets of a group."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def is_named(name: str, modules: Sequence[str]) -> bool:
 
 
 def aliases(name: str) -> tuple[str, ...]:
-    """What lists may call a linear: by its name, or by one inside a model that also sees or hears."""
+    """Names of a linear in lists: its own, or its name inside a model that also has towers for images or sound."""
     body = name.removeprefix("model.")
     inside = (f"model.language_model.{body}",) if body != name else ()
     return (name, *inside, f"language_model.{name}")

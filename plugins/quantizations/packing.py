@@ -85,9 +85,9 @@ def num_words(count: int, bits: int, word_bits: int = 32) -> int:
 
 
 def widened_codes(bits: int) -> Callable[[Tensor], Tensor] | None:
-    """What makes codes of so many bits, half of which stand for numbers below zero, those of a ScaledMatrix.
+    """A function that turns codes of `bits` bits, the lower half of them negative, into values of a ScaledMatrix.
 
-    None: nothing, of 4. Codes of fewer bits become codes of 4 (INT4); those of more become int8 (INT8).
+    None for 4 bits, which need no change. Codes of fewer bits become INT4, codes of more bits INT8.
     """
     if bits == 4:
         return None

@@ -30,7 +30,7 @@ def scales_of(values_OD: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor | None]
 
 
 def codes_of(values_OD: Tensor, scheme: Scheme, scale_OD: Tensor, zero_OD: Tensor | None) -> Tensor:
-    """What is stored of float32 values, one element each: e4m3, int8, or codes in uint8."""
+    """The stored form of float32 values, one element each: e4m3, int8, or codes in uint8."""
     scaled_OD = values_OD / scale_OD
     if scheme.values == FP8:
         return scaled_OD.clamp_(-LARGEST[FP8], LARGEST[FP8]).to(torch.float8_e4m3fn)
@@ -49,7 +49,7 @@ def packed(codes_OD: Tensor) -> Tensor:
 
 
 def _fp4_codes(scaled_OD: Tensor) -> Tensor:
-    """The nearest values' codes; of two that are equally near, the one with an even code."""
+    """The codes of the nearest e2m1 values; in a tie, the even code."""
     positive = torch.tensor(FP4_VALUES[:8], device=scaled_OD.device)
     middles = (positive[1:] + positive[:-1]) / 2
     size_OD = scaled_OD.abs()

@@ -1,4 +1,4 @@
-"""Reads a quantization_config key by key; what is not read is refused by name."""
+"""Reads a quantization_config key by key; unsupported values are refused by name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Stated:
         self.values, self.name = values, name
 
     def refuse(self, key: str, supported: str) -> NoReturn:
-        """Raise ConfigError with the key, its value and what is supported."""
+        """Raise ConfigError with the key, its value and the supported ones."""
         value = shown(self.values[key]) if key in self.values else "missing"
         raise ConfigError(
             f"{self.name}.{key} = {value} is not supported; supported: {supported}. Use another checkpoint of the model"

@@ -63,7 +63,7 @@ class Rows:
 
 
 def plan_rows(batch: Batch, spec: AttentionSpec) -> Rows:
-    """What every layer of this step attends with, decodes first. Does not wait for the device."""
+    """The groups of rows that every layer of this step attends to at once, decodes first. No host sync."""
     lens = batch.context_lens_host
     if lens is None:
         assert batch.num_decodes == batch.num_requests, "a prefill needs its length on the host"
@@ -175,8 +175,8 @@ def _causal_mask(num_queries: int, context: int, window: int | None, spec: Atten
 
 
 def _first_slot(blocks_M: Tensor, block_size: int, skip: int) -> int | None:
-    """Where what is seen of blocks that lie side by side begins; None if they don't, or if looking would wait for a
-    device.
+    """The first visible slot of blocks that are adjacent in memory; None if they are not, or if the check would wait
+    for a device.
     """
     if blocks_M.device.type != "cpu":
         return None

@@ -46,7 +46,7 @@ MERGE_ROWS = 32
 
 @dataclass
 class SharedPartials:
-    """What the shared-prefix kernel leaves for the combine: part r of row b lies at r * B + b. Float32."""
+    """Partial results of the shared-prefix kernel, for decode to combine: part r of row b is at r * B + b. Float32."""
 
     partial_PHE: Tensor
     stats_PH2: Tensor
@@ -54,7 +54,7 @@ class SharedPartials:
 
 @dataclass(frozen=True)
 class Newest:
-    """What is left to do for the newest token of every row before attention: norm, rotation and the cache write.
+    """The work on the newest token of every row that decode fuses: norm, rotation and the cache write.
 
     Shapes: context_lens_B (B,) int32, this token included.
     """
@@ -235,7 +235,7 @@ def decode_attention(
     *,
     has_window: bool = False,
 ) -> None:
-    """One query token per row against its cached context, by the work list that `schedule_decode` wrote.
+    """Attention of one query token per row over its cached context, by the work list that `schedule_decode` wrote.
 
     has_window: whether the list was written for a window.
 

@@ -1,4 +1,4 @@
-"""What the attention kernels share of forms: how a product of query and key becomes a score, and what is rotated.
+"""Attention forms in Triton kernels: how a product of query and key becomes a score, and rotary embedding.
 
 Scores are in units of log2, for exp2 is what a card computes. Kernels take each feature as a constant that they are
 compiled with, so that plain attention has no instruction of it.
@@ -23,7 +23,7 @@ LOWEST = tl.constexpr(-1e30)
 
 @dataclass(frozen=True)
 class Scoring:
-    """What a kernel is given of a form. factor: of the products of query and key. cap: of the scores, 0 for none."""
+    """A kernel's arguments for a form. factor: multiplies products of query and key. cap: of the scores, 0 for none."""
 
     factor: float
     cap: float
@@ -76,7 +76,7 @@ def load_rotation(row_ptr, dim, dims, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.con
 
 @triton.jit
 def rotary_partner(dim, ROTARY_DIM: tl.constexpr, HEAD_DIM: tl.constexpr):
-    """The value that each value of a head is rotated with; itself for those that stay."""
+    """The index of the value that each value of a head is rotated with; its own index if it is not rotated."""
     HALF: tl.constexpr = ROTARY_DIM // 2
     partner = tl.where(dim < HALF, dim + HALF, dim - HALF)
     if ROTARY_DIM != HEAD_DIM:

@@ -37,7 +37,7 @@ class LatentTiling:
 
     @classmethod
     def of(cls, num_heads: int, dtype: torch.dtype, card: Card, *, decodes: bool) -> LatentTiling:
-        """What a card's shared memory has room for, with latents of 512 numbers; not measured on a card yet."""
+        """The tiling that fits a card's shared memory, for latents of 512 numbers; not measured on a card yet."""
         is_large = card.large_shared_memory and dtype != torch.float32
         most_rows = 16 if decodes or not is_large else 64
         heads = min(next_power_of_2(num_heads), most_rows)
@@ -134,7 +134,7 @@ def _latent_kernel(
 def _merge_kernel(
     partial_ptr, stats_ptr, out_ptr, num_rows, PARTS: tl.constexpr, LATENT: tl.constexpr, BLOCK_L: tl.constexpr
 ):
-    """One head of one query: the softmax over all parts of its context."""
+    """Merge the parts of the context of one head of one query into the softmax over all of it."""
     row = tl.program_id(0).to(tl.int64)
     part, latent = tl.arange(0, PARTS), tl.arange(0, BLOCK_L)
     at = part * num_rows + row

@@ -142,7 +142,7 @@ def query_tiles_on_device(
     Device: one launch, no host sync; safe in a CUDA graph.
     """
     num_rows = len(query_starts_B1) - 1
-    num_tiles = num_tokens // tokens_a_tile + num_rows - first_row  # each row has at most one that is not full
+    num_tiles = num_tokens // tokens_a_tile + num_rows - first_row  # each row has at most one partial tile
     tiles_W2 = torch.empty((num_tiles, 2), dtype=torch.int32, device=query_starts_B1.device)
     _query_tiles_kernel[(cdiv(num_tiles, TILES_PER_PROGRAM),)](
         query_starts_B1, tiles_W2, first_row, num_rows, num_tiles,
@@ -158,7 +158,7 @@ def _attend_tile(
     BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, MASK: tl.constexpr, MASK_DIM: tl.constexpr, WINDOW: tl.constexpr,
     CAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One tile of keys and values, which lies in these blocks, into the running softmax."""
+    """Add one tile of keys and values, which lies in these blocks, to the running softmax."""
     position = start + tl.arange(0, TILE)
     inside = position < limit
     if WINDOW:

@@ -68,7 +68,7 @@ def _fastest(pairs: int, head_dim: int, dtype: torch.dtype, card: Card) -> Decod
 
 @dataclass
 class DecodeScratch:
-    """What decode needs besides its inputs; made once, sized for the largest batch, so graphs see fixed addresses.
+    """Decode's scratch memory; allocated once, for the largest batch, so that graphs see fixed addresses.
 
     Shapes: items_W8 int32; partial_WHE, stats_WH2 float32 (running maximum and sum); counters_BK int32, zero between
     launches (the last item of a row resets its own); shared_info_4 int32: leader row, tokens, parts.

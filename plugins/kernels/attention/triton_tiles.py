@@ -1,7 +1,7 @@
-"""What the attention kernels share of tiles: how large a card lets them be, their places in the cache, and the softmax.
+"""Tiles of the attention kernels: the sizes that fit a card, their places in the cache, and the running softmax.
 
-A running softmax is a maximum, a sum and weighted values, so that tiles are taken in one after the other; it begins as
-`nothing_seen`. What a program leaves for others to merge is its softmax, in two arrays.
+A running softmax is a maximum, a sum and weighted values, to which tiles are added one after the other; it begins as
+`nothing_seen`. A program stores its softmax in two arrays, for other programs to merge.
 Legend: H heads, K kv heads, G = H / K, E head dim, N cache blocks, S block size.
 """
 

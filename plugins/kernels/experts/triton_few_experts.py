@@ -128,7 +128,7 @@ def _few_scaled_down_kernel(
     pair_weight = tl.load(pair_weight_ptr + pair, mask=rows, other=0.0, cache_modifier=".cg")
     weight_at = weight_ptr + (expert * expert_stride + out.to(tl.int64) * weight_stride)[:, None] + stored[None, :]
     weight = tl.load(weight_at, mask=rows[:, None] & (stored * PACKED < depth)[None, :], other=0.0)
-    # An expert's scales follow those of the one before it, as rows of one matrix.
+    # The scales of all experts are the rows of one matrix, expert after expert.
     first_block = expert * (expert_scale_stride // scale_stride) * SCALE_ROWS
     scale, zero = blocks_of(
         scale_ptr, zero_ptr, scale_stride, first_block + out, rows, depth, SCALE_ROWS, SCALE_COLUMNS, BLOCKS
@@ -206,6 +206,6 @@ def few_expert_mlp(
 
 
 def _constants(scales: Scales | None, block: int) -> dict[str, Any]:
-    """What a kernel that reads rows of so many inputs is compiled with."""
+    """Compile-time constants of a kernel that reads `block` inputs of each row at a time."""
     columns = 0 if scales is None else scales.columns
     return {**scaling_constants(scales), "BLOCKS": block // columns if columns else 1}

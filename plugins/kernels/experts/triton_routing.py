@@ -71,7 +71,7 @@ def route_experts(logits_TX: Tensor, top_k: int, normalise: bool) -> tuple[Tenso
 
 
 FEW_PAIRS = 48
-"""Most pairs for each expert with which tiles have few rows; above it, those of many would be filled."""
+"""Most pairs for each expert for which small tiles are used; with more pairs, large tiles are full."""
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ def _group_kernel(
 
 
 def group_by_expert(expert_TA: Tensor, num_experts: int, block_m: int) -> Groups:
-    """Group the pairs, those of an expert in order of their tokens, and cut them into tiles.
+    """Group the pairs by expert, each expert's pairs in order of their tokens, and cut the groups into tiles.
 
     Device: one launch for up to MOST_PAIRS_SCANNED pairs, else a sort and some more; no host sync.
     """

@@ -160,7 +160,7 @@ def _attend_tile(
     BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr,
     KEYS_LEFT: tl.constexpr, BY_PRODUCTS: tl.constexpr,
 ):  # fmt: skip
-    """One tile of keys and values, which lies in these blocks, into the running softmax."""
+    """Add one tile of keys and values, which lies in these blocks, to the running softmax."""
     KEYS: tl.constexpr = 0 if KEYS_LEFT else 1
     position = start + tl.arange(0, TILE)
     inside = position < stop
@@ -199,7 +199,7 @@ def _attend_tile(
 def _own_heads(
     kv_head, has_newest, GROUP: tl.constexpr, NUM_KV_HEADS: tl.constexpr, BLOCK_OWN: tl.constexpr
 ):  # fmt: skip
-    """The heads of a kv head, counted over those of q, k and v: its queries, and its key and value if wanted."""
+    """Indices, over the heads of q, k and v, of a kv head's queries and, with has_newest, of its key and value."""
     NUM_HEADS: tl.constexpr = NUM_KV_HEADS * GROUP
     member = tl.arange(0, BLOCK_OWN)
     newest = NUM_HEADS + (member - GROUP) * NUM_KV_HEADS + kv_head
@@ -238,9 +238,9 @@ def _attend_kernel(
     BLOCK_M: tl.constexpr, BLOCK_DIM: tl.constexpr, TILE: tl.constexpr, SEGMENT: tl.constexpr,
     PRECISION: tl.constexpr, KEYS_LEFT: tl.constexpr, BY_PRODUCTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A tile of queries with all its segments; with SPLIT a decode with one of them, for `_merge_kernel`.
+    """Attention of a tile of queries over all its segments; with SPLIT of a decode over one, for `_merge_kernel`.
 
-    FUSED: tiles are of one decode each, whose queries, key and value come from qkv; q is where its queries are left.
+    FUSED: each tile is one decode, whose queries, key and value come from qkv; its queries are stored to q.
     """
     kv_head = tl.program_id(0)
     TOKENS: tl.constexpr = BLOCK_M // GROUP

@@ -1,7 +1,7 @@
-"""kernels=triton in batch-invariant mode: what is the same for every batch, in place of what is fastest for each.
+"""kernels=triton in batch-invariant mode: kernels that are the same for every batch, not the fastest for each.
 
-Norms, rotations, cache writes and routing are those of TritonKernels, which compute a row by itself. Products, experts
-and attention are those of this package; of decodes alone, attention does the rotation too.
+Norms, rotations, cache writes and routing are TritonKernels', which compute each row independently. Products, experts
+and attention are this package's; for decodes alone, attention includes the rotation.
 Legend: as in triton_backend.py.
 """
 

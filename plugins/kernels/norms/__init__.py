@@ -1,1 +1,1 @@
-"""What lies between products and attention: norms, gates, rotations and cache writes, each one pass over memory."""
+"""The operations between products and attention: norms, gates, rotations, cache writes, each one pass over memory."""

@@ -1,4 +1,4 @@
-"""Triton kernels of gates: SiLU·mul and GELU·mul of the halves of a product, sigmoids, and those of the delta rule.
+"""Triton kernels of gates: SiLU·mul and GELU·mul of the halves of a product, sigmoids, and gates of the delta rule.
 
 Each reads its input once and writes its output once; arithmetic is float32, results are rounded once to the input's
 dtype. Legend: T tokens, D features, F half of gate and up, G features or 1, H heads.

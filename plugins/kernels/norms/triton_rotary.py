@@ -50,7 +50,7 @@ def load_halves(
     q_weight_ptr, k_weight_ptr, rope_row_ptr, dim, dims, HEAD_DIM: tl.constexpr, BLOCK_HALF: tl.constexpr,
     NORM: tl.constexpr, ROPE: tl.constexpr,
 ):  # fmt: skip
-    """What no kernel writes of what `norm_rope_write` takes: cosine and sine, and the weights of q's and k's halves."""
+    """The inputs of `norm_rope_write` that kernels only read: cosine, sine, and the weights of q's and k's halves."""
     nothing = tl.zeros([BLOCK_HALF], tl.float32)
     cos, sin, q_low, q_high, k_low, k_high = nothing, nothing, nothing, nothing, nothing, nothing
     if ROPE:
@@ -91,7 +91,7 @@ def norm_rope_write(
         low = low * scale * tl.where(is_q[:, None], q_low[None, :], k_low[None, :])
         high = high * scale * tl.where(is_q[:, None], q_high[None, :], k_high[None, :])
     if ROPE:
-        cos, sin, minus_sin = cos[None, :], sin[None, :], -sin[None, :]  # the product negated is one that can be fused
+        cos, sin, minus_sin = cos[None, :], sin[None, :], -sin[None, :]  # negated once, so that fma can subtract
         low, high = tl.fma(low, cos, high * minus_sin), tl.fma(high, cos, low * sin)
     low = tl.where(is_v[:, None], low_in, low)
     high = tl.where(is_v[:, None], high_in, high)

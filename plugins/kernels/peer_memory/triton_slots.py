@@ -73,17 +73,17 @@ def place_arguments(peers: PeerMemory) -> tuple[Tensor, Tensor, int]:
 
 
 def place_constants(peers: PeerMemory) -> dict[str, int]:
-    """What a kernel is compiled with, for `place`."""
+    """Compile-time constants of a kernel that calls `place`."""
     return {"SIZE": peers.size, "SLOT_BYTES": peers.slot_bytes}
 
 
 def sending_arguments(sends: Sends | None, unused: Tensor) -> tuple[Tensor, Tensor, int]:
-    """A product's arguments `addresses, counts, rank`; of one that sends nothing, any tensor twice."""
+    """A product's arguments `addresses, counts, rank`; a product that sends nothing gets `unused` for both tensors."""
     return (unused, unused, 0) if sends is None else place_arguments(sends.peers)
 
 
 def sending_constants(sends: Sends | None, num_out: int) -> dict[str, Any]:
-    """What a product is compiled with, for `send_tile`."""
+    """Compile-time constants of a product that calls `send_tile`."""
     if sends is None:
         return {"SEND": False, "SIZE": 1, "SLOT_BYTES": 0, "PART": 0}
     return {"SEND": True, "PART": sends.part(num_out), **place_constants(sends.peers)}
@@ -128,7 +128,7 @@ def as_words(pointer):
 
 @triton.jit
 def sendable(words):
-    """The same numbers with another NaN in place of the one that is all ones."""
+    """The same numbers, with another NaN in place of the all-ones NaN, which marks an empty slot."""
     return tl.where(words == -1, -0x8001, words)
 
 

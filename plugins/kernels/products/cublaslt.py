@@ -50,7 +50,7 @@ _FEATURES_FIRST, _LARGE = 1, 4  # bits of the variant; of large tiles there are 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """One of cuBLASLt's kernels for Hopper cards: its tile, by cublasLtClusterShape_t its cluster, and its variant."""
+    """A kernel of cuBLASLt for Hopper cards: its tile, its cluster (a cublasLtClusterShape_t), and its variant."""
 
     features: int
     rows: int

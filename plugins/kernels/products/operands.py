@@ -1,4 +1,4 @@
-"""What copy engines ask of a product's operands; importable without Triton."""
+"""Conditions of copy engines on a product's operands; importable without Triton."""
 
 from __future__ import annotations
 

@@ -33,13 +33,13 @@ DTYPES = (torch.bfloat16, torch.float16)
 
 
 class Kind(Enum):
-    """What a kernel makes of its product."""
+    """The last operation of a kernel on its product."""
 
     PLAIN = "plain"
     SILU = "silu"
     """silu(first half) * second half."""
     PARTS = "parts"
-    """Left in float32 parts, for a norm to add up."""
+    """Stored as float32 parts, which a norm adds up."""
 
 
 @dataclass(frozen=True)

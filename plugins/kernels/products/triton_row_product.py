@@ -54,7 +54,7 @@ FEWEST_STEPS = 8
 
 @dataclass(frozen=True)
 class RowTile:
-    """What a program computes: rows by output features. num_stages: steps under way."""
+    """The tile of a program: rows by output features. num_stages: depth of the software pipeline."""
 
     block_t: int
     block_o: int
@@ -80,7 +80,7 @@ TILES = (
 MOST_ACCUMULATED = 128 * 256
 """Most elements of a tile, gate and up counted twice, that registers hold."""
 FLOAT32_TILES = TILES[3:]
-"""Those that every product may take."""
+"""The tiles that products of every dtype may use, float32 included."""
 FEW_ROWS = 32
 """Up to this many rows the smallest tiles read parts fastest; up to twice as many, those with many steps under way."""
 SMALL_WEIGHT = 8192
@@ -159,7 +159,7 @@ def apart_tile(num_rows: int, num_out: int, parts: int, dtype: torch.dtype) -> R
 
 @cache
 def fitting_row_tile(tile: RowTile, num_weights: int, card: Card) -> RowTile:
-    """This tile with as many stages as the card has room for, else the largest smaller one that it has room for.
+    """This tile with as many stages as the card has room for, else the largest smaller tile that fits the card.
 
     num_weights: tiles of a weight that a step takes, 2 for gate and up.
     Raises: ConfigError if not even the smallest tile fits.
@@ -193,7 +193,7 @@ def _added_up(
     LOADED_STAGES: tl.constexpr, SILU: tl.constexpr, COPIED: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """These steps of the input features from zero on: (sums, sums of what is up)."""
+    """Sum up these steps of the input features, from zero: (sums, sums of the up half with SILU)."""
     row, out = first_row + tl.arange(0, BLOCK_T), first_out + tl.arange(0, BLOCK_O)
     acc = tl.zeros([BLOCK_O, BLOCK_T], tl.float32)
     up_acc = tl.zeros([BLOCK_O, BLOCK_T], tl.float32)
@@ -238,7 +238,7 @@ def _row_product_kernel(
     BIAS: tl.constexpr, SILU: tl.constexpr, ASK: tl.constexpr, COPIED: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A tile with all its parts; with APART one of them, and the last program of a tile adds them up."""
+    """Compute all parts of a tile; with APART only one part, and the last program of a tile adds them up."""
     if ASK:
         gdc_launch_dependents()
     num_row_tiles, num_out_tiles = tl.cdiv(num_rows, BLOCK_T), tl.cdiv(num_out, BLOCK_O)

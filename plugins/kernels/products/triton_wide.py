@@ -134,13 +134,13 @@ def empty_with_room(num_rows: int, *sizes: int, like: Tensor) -> Tensor:
 
     The copy engine takes up to twice as long for a tile that ends beyond its tensor (docs/log).
     """
-    has_room = num_rows <= MAX_ROWS and like.is_cuda  # the interpreter would warn of what is not initialised
+    has_room = num_rows <= MAX_ROWS and like.is_cuda  # the interpreter would warn of uninitialised memory
     rows = _tile_rows(num_rows) if has_room else num_rows
     return torch.empty((rows, *sizes), dtype=like.dtype, device=like.device)[:num_rows]
 
 
 def rows_in_reach(x_TD: Tensor) -> int:
-    """Rows that x would have if it went on to the end of its memory; what the others hold does not matter."""
+    """Rows that x would have if it extended to the end of its memory; the values of the further rows do not matter."""
     last = x_TD.untyped_storage().nbytes() // x_TD.element_size() - x_TD.storage_offset() - x_TD.shape[1]
     return last // x_TD.stride(0) + 1
 
@@ -207,8 +207,8 @@ def _wide_kernel(
                 SCALE_ROWS, SCALE_COLUMNS, PACKED, ROUND, None,
             )  # fmt: skip
     if PDL:
-        # Not before: the next kernel's programs would take the places of this one's, and a sum of what is sent needs
-        # the wait above to be over.
+        # Not earlier: the next kernel's programs would occupy multiprocessors that this kernel's programs still need,
+        # and a sum of sent tiles may only start after the wait above.
         gdc_launch_dependents()
     is_last = True
     if PARTS > 1:
@@ -267,7 +267,7 @@ class ScaledWideTiling(WideTiling):
 
 
 MOST_ROUNDED = 32
-"""Up to this many rows, programs round what they multiply faster than a launch before them does it once."""
+"""Up to this many rows, rounding the rows in each program is faster than rounding them once in a launch before."""
 MOST_AT_ONCE = 3
 """Programs on a multiprocessor of a product whose programs also round or widen."""
 SCALED_TILE_OUTPUTS = 64

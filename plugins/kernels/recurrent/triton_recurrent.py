@@ -34,7 +34,7 @@ def _convolve_one_kernel(
     x_ptr, weight_ptr, bias_ptr, state_ptr, out_ptr, rows_ptr, x_stride, row_stride, num_channels,
     BIAS: tl.constexpr, PAST: tl.constexpr, BLOCK_PAST: tl.constexpr, BLOCK_C: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One token of each request, and its state."""
+    """The short convolution of one token of each request, and the update of its state."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

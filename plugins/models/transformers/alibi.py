@@ -36,13 +36,13 @@ def digits(positions_T: Tensor) -> Tensor:
 
 
 def digit_weights(slopes: tuple[float, ...], scale: float, like: Tensor) -> Tensor:
-    """What stands in each head's queries for the digits of keys, where scores are multiplied by scale: (H, P)."""
+    """Each head's query values for the digits in the keys, if scores are multiplied by `scale`: (H, P)."""
     rows = [[slope / scale * BASE**place for place in range(NUM_DIGITS)] for slope in slopes]
     return torch.tensor(rows, dtype=like.dtype, device=like.device)
 
 
 def slopes_of(num_heads: int) -> tuple[float, ...]:
-    """The slopes of Bloom's and Falcon's heads: powers of two, and those between for heads beyond a power of two."""
+    """The slopes of Bloom's and Falcon's heads: powers of two; heads beyond a power of two get values in between."""
     known = 2 ** math.floor(math.log2(num_heads))
     first = [2.0 ** (-8 * (head + 1) / known) for head in range(known)]
     return (*first, *(2.0 ** (-4 * (2 * head + 1) / known) for head in range(num_heads - known)))

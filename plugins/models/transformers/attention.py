@@ -59,15 +59,15 @@ class LayerAttention:
 
     @property
     def cache(self) -> LayerCache:
-        """What core is to keep."""
+        """The entry of ModelSpec.layers."""
         return FullAttention() if self.window is None else SlidingWindow(self.window)
 
 
 @dataclass(frozen=True)
 class Mask:
-    """What stands for the mask that a probed model would have built. window: tokens a query sees; None for all.
+    """Replaces the mask that a probed model would have built. window: tokens that a query sees; None for all.
 
-    is_chunked: whether it sees those alone that begin with the last position that `window` divides.
+    is_chunked: whether a query sees only tokens of its own chunk of `window` positions, up to its own position.
     """
 
     window: int | None
@@ -96,13 +96,13 @@ class PagedAttention:
         self.parities: dict[int, Tensor] = {}
 
     def begin(self, attend: Attend, positions_T: Tensor) -> None:
-        """What follows are the calls of one forward of tokens at these positions."""
+        """Begin a forward of tokens at these positions; the following calls belong to it."""
         self.attend, self.next_layer = attend, 0
         self.positions_T, self.digits_TP, self.parities = positions_T, None, {}
         self.states.begin()
 
     def with_states(self, own: Callable[..., Any], args: Any, options: Any) -> Any:
-        """Call a module that keeps a state, by its own forward and with what that was called with."""
+        """Call the original forward of a module that keeps a state, with its arguments."""
         layer, index = self.layers[self.next_layer], self.next_layer
         self.next_layer += 1
         assert self.attend is not None and isinstance(layer, LayerStates)
@@ -184,7 +184,7 @@ def _widened(heads: Tensor, head_dim: int) -> Tensor:
 
 
 def alike(layers: list[LayerAttention]) -> list[LayerAttention]:
-    """The same with the kv heads and the head dim of those that have most.
+    """The same layers, all with the largest number of kv heads and the largest head dim among them.
 
     Raises: ValueError if their numbers of heads are unlike, or kv heads do not divide.
     """
@@ -215,7 +215,7 @@ def attach(model: nn.Module, attention: Callable[..., Tensor]) -> None:
 def attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **options: Any
 ) -> tuple[Tensor, None]:
-    """What transformers calls."""
+    """The attention function that transformers calls."""
     attend: Any = module.hookline_attention
     sinks = options.get("s_aux")
     return attend(query, key, value, sinks, module=module, mask=attention_mask, options=options), None

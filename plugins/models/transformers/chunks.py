@@ -27,7 +27,7 @@ Temperature = tuple[float, float]
 
 
 def parities(positions_T: Tensor, chunk: int, dtype: torch.dtype) -> Tensor:
-    """What stands behind the keys at these positions: (T,) -> (T, 2)."""
+    """The two values appended to the keys at these positions: (T,) -> (T, 2)."""
     return one_hot(positions_T // chunk % 2, NUM_PARITIES).to(dtype)
 
 
@@ -41,13 +41,16 @@ def in_chunks(query: Tensor, key: Tensor, parities_T2: Tensor, scale: float) -> 
 
 
 def temperatures(positions_T: Tensor, temperature: Temperature) -> Tensor:
-    """What queries at these positions are multiplied by: (T,) -> (T,) float32."""
+    """The factors of queries at these positions: (T,) -> (T,) float32."""
     floor, strength = temperature
     return torch.log1p(torch.floor((positions_T.float() + 1) / floor)) * strength + 1
 
 
 def hand_over_temperatures(model: nn.Module) -> None:
-    """Let modules that scale queries by their place among a step's tokens leave this to what they attend through."""
+    """Let the attention function scale queries by position, in place of modules that would scale by their row.
+
+    In a batch of several sequences a token's row is not its position.
+    """
     module: Any
     for module in model.modules():
         if getattr(module, "attn_temperature_tuning", False) and not getattr(module, "use_rope", False):

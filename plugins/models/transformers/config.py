@@ -26,14 +26,14 @@ from hookline.plugins.models.transformers.alibi import MAX_POSITIONS
 from hookline.plugins.models.transformers.text_part import TEXT_PART, TextWithHead, with_head
 
 MODEL = "model=transformers"
-"""What messages call this option."""
+"""The name of this option in messages."""
 SIZES = {"num_hidden_layers": 1000, "num_attention_heads": 2**16, "hidden_size": 2**24, "vocab_size": 2**24}
 """Sizes that a config.json must state, with the largest value that is accepted."""
 GUIDE = "it needs a model of its own: hookline info lists those installed, docs/plugins.md is the guide"
-"""What can be done about a model that is refused for what it computes."""
+"""The advice for a model that is refused because of its computations."""
 STATES = "carry a state from token to token which is not in transformers' cache of states, where core could keep it"
 TEXT_MODEL = "_text_model"
-"""How the model_type of a text part ends that transformers lists under the whole model's alone."""
+"""Suffix of the model_type of a text part which transformers lists under the whole model's model_type alone."""
 LAYER_TYPES = ("layer_types", "layers_block_type", "block_types")
 """Keys of a config.json that list the type of each layer."""
 OWN_FORMS = (
@@ -87,7 +87,7 @@ def read_config(hf_config: Mapping[str, Any]) -> tuple[PreTrainedConfig, type[Pr
 
 
 def _faults(values: ConfigValues, model_class: type[PreTrainedModel]) -> Iterator[str]:
-    """What a config.json asks of the whole model and is not served."""
+    """Features of the whole model in a config.json that are not served, as messages."""
     named = values.texts("architectures")
     if values.values.get("is_encoder_decoder"):
         yield "it is an encoder and a decoder (is_encoder_decoder), and only decoders are served"
@@ -108,13 +108,13 @@ def _means_same(architecture: str, model_class: type[PreTrainedModel]) -> bool:
 
 
 def _faults_of_layers(kinds: set[str]) -> Iterator[str]:
-    """What layers of these types do and is not served."""
+    """Features of layers of these types that are not served, as messages."""
     if others := sorted(kinds.intersection(OWN_FORMS)):
         yield f"its layers of type {', '.join(others)} attend in a form of their own, neither fully nor in a window"
 
 
 def _stated_layers(values: ConfigValues) -> set[str]:
-    """The types of layers that a config.json lists, of the model for text if it is made of several."""
+    """The types of layers that a config.json lists; of the text model, if it is made of several models."""
     text = values.values.get("text_config")
     inner = ConfigValues(text, MODEL) if isinstance(text, Mapping) else values
     return {kind for key in LAYER_TYPES if isinstance(inner.values.get(key), list) for kind in inner.texts(key)}

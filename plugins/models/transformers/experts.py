@@ -64,7 +64,7 @@ def _products(module: Any, x_TD: Tensor) -> Any:
 
 
 def experts_of(module: Any, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor) -> Tensor:
-    """What transformers calls. A model that is only tried out has nothing attached, and its experts give the shape."""
+    """The function that transformers calls. A probed model has no experts attached: the result has only the shape."""
     compute = getattr(module, "hookline_experts", None)
     out_TD: Tensor = torch.empty_like(x_TD) if compute is None else compute(module, x_TD, expert_TA, weight_TA)
     return out_TD

@@ -115,7 +115,7 @@ class ServedHead(nn.Module):
         self.bias = marked(empty_parameter(runtime, num_rows).zero_()) if _has_bias(linear) else None
 
     def forward(self, hidden_1ND: Tensor) -> Tensor:
-        """Logits of this rank's tokens; those of the padding have no meaning."""
+        """Logits of this rank's tokens; logits of padding have no meaning."""
         return self.matrix.linear(hidden_1ND[0], self.bias).unsqueeze(0)
 
     def targets(self) -> dict[str, WeightTarget]:
@@ -154,8 +154,9 @@ def rank_part(total: int, runtime: Runtime, what: str, *, at_least_one: bool = F
 
 
 def without_shared(model: nn.Module, names: Sequence[str]) -> list[str]:
-    """Those of these modules that have no weights of another layer's, nor lend theirs, as all of Zamba2's blocks do:
-    a layer may run what another one, under whose name a checkpoint has the weights, does not.
+    """The modules in `names` that share no weights with another layer, unlike Zamba2's blocks.
+
+    A layer may call a shared module that the layer under whose name a checkpoint stores the weights does not call.
     """
     ties: Mapping[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
     shared = [*ties, *ties.values()]

@@ -48,18 +48,18 @@ NUM_TOKENS, FEW_TOKENS = 300, 19
 """Tokens of a forward without data; few for a model with states, some of which take one token at a time."""
 NO_INTERFACE = "its attention does not go through transformers' attention interface"
 NO_ATTENTION = LayerAttention(1, 1, 64)
-"""What the spec of a model says that never attends."""
+"""The attention sizes in the spec of a model that never attends."""
 NOT_DONE = ("alibi", "position_bias", "attention_bias", "indices", "topk_indices", "block_mask")
-"""Arguments of an attention call that change its scores, and which no kernels here know."""
+"""Arguments of an attention call that change its scores and that no kernels support."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a forward showed. hidden_size: of what leaves the decoder; vocab_size: columns of the logits.
+    """The facts that a probing forward found. hidden_size: of the decoder's result. vocab_size: columns of the logits.
 
-    layers: what attends or keeps a state, in the order of the calls. uncalled: linears of the decoder that are not
-    called, whose weights the model may use by itself. cache_name: under which a decoder with states takes its cache.
-    unused: the decoder's modules of several that no token passes, as towers for images, which are left out.
+    layers: modules that attend or keep a state, in the order of the calls. uncalled: linears of the decoder that are
+    not called, whose weights the model may use directly. cache_name: the argument in which a decoder with states takes
+    its cache. unused: the decoder's modules that no token passes, such as towers for images; they are left out.
     """
 
     layers: tuple[LayerAttention | LayerStates, ...]
@@ -107,7 +107,7 @@ class GivenHidden(nn.Module):
 
 
 class GivenOutput:
-    """What a decoder's forward returns, as causal models read it: only hidden states are set."""
+    """The result of a decoder's forward, as causal models read it: only hidden states are set."""
 
     def __init__(self, hidden_1ND: Tensor) -> None:
         self.last_hidden_state = hidden_1ND
@@ -273,9 +273,9 @@ def _unused(decoder: nn.Module, called: set[nn.Module]) -> tuple[str, ...]:
 
 
 def _refuse_uncounted(config: PreTrainedConfig, model_class: type[PreTrainedModel], places: bool) -> None:
-    """Refuse what is known without a forward: other states, or tokens without positions.
+    """Refuse models that need no forward to be refused: with other states, or without position_ids.
 
-    places: whether the decoder can be told them.
+    places: whether the decoder takes position_ids.
     """
     if getattr(model_class, "_is_stateful", False) and not getattr(config, "layer_types", None):
         refuse(config.model_type, f"its layers {STATES}", GUIDE)
@@ -457,9 +457,9 @@ def _form(scaling: float | None, softcap: float | None, head_dim: int) -> Attent
 
 
 def tried(compute: Callable[[], Tensor], model_type: str, what: str) -> Tensor:
-    """What this computes without data.
+    """The result of `compute`, which runs on tensors without data.
 
-    Raises: ConfigError with the reason if it fails; what: names what failed.
+    Raises: ConfigError with the reason if it fails. what: the name of the computation in the error.
     """
     try:
         with torch.no_grad():
@@ -502,7 +502,7 @@ def _refuse_shorter_caches(config: PreTrainedConfig, layers: list[LayerAttention
     transformers' tokens depend on how a prompt is cut then.
     """
     length = getattr(config, "max_position_embeddings", None)
-    caches = [cache for cache in DynamicCache(config=config).layers if hasattr(cache, "keys")]  # not those of states
+    caches = [cache for cache in DynamicCache(config=config).layers if hasattr(cache, "keys")]  # without states
     for layer, cache in zip(layers, caches, strict=False):
         kept = getattr(cache, "sliding_window", None)
         if isinstance(kept, int) and (layer.window or kept + 1) > kept and not (length and length <= kept):

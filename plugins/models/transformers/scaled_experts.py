@@ -18,7 +18,7 @@ from hookline.core.contracts import Part, WeightTarget
 from hookline.plugins.models.transformers.experts import DOWN, PACKED, experts_of
 
 TRANSPOSED_STYLES = {"packed_rowwise": PACKED, "colwise": DOWN}
-"""What transformers' plans call the shares of these matrices, which it holds transposed; and what experts here do."""
+"""Transformers' names of how these matrices, which it holds transposed, are split over ranks -> names in experts.py."""
 
 
 class ScaledExperts(nn.Module):
@@ -37,7 +37,7 @@ class ScaledExperts(nn.Module):
         self.down_proj = nn.Parameter(torch.empty(num_experts, hidden_size, num_features, device=device))
 
     def forward(self, x_TD: Tensor, expert_TA: Tensor, score_TA: Tensor) -> Tensor:
-        """The sum over each token's experts of what they make of score * x: (T, D) -> (T, D)."""
+        """The sum over each token's experts of expert(score * x): (T, D) -> (T, D)."""
         num_tokens, num_chosen = expert_TA.shape
         scaled_UD = (x_TD.unsqueeze(1) * score_TA.unsqueeze(2)).flatten(0, 1)
         ones_U1 = torch.ones_like(score_TA, dtype=torch.float32).view(-1, 1)

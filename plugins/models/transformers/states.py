@@ -31,7 +31,7 @@ CONVOLVED, RECURRENT = "conv", "recurrent"
 
 @dataclass(frozen=True)
 class Place:
-    """Where transformers' cache has a state: the cache's layer, a kind, and the number among those of this kind."""
+    """The place of a state in transformers' cache: the cache's layer, a kind, and its number among states of it."""
 
     layer: int
     kind: str
@@ -40,9 +40,9 @@ class Place:
 
 @dataclass(frozen=True)
 class LayerStates:
-    """What one module keeps. module: its name in the decoder.
+    """The states of one module. module: its name in the decoder.
 
-    forgets: whether it leaves out an earlier state when it is given several tokens, as transformers' Mamba 1 does.
+    forgets: whether it ignores an earlier state when it gets several tokens, as transformers' Mamba 1 does.
     """
 
     module: str
@@ -51,19 +51,19 @@ class LayerStates:
 
     @property
     def cache(self) -> RecurrentState:
-        """What core is to keep."""
+        """The entry of ModelSpec.layers."""
         return RecurrentState(tuple((name(place), form) for place, form in self.tensors), lengths_on_host=True)
 
 
 def name(place: Place) -> str:
-    """What core calls a state of one module."""
+    """Core's name of a state."""
     return f"{place.kind}{place.layer}.{place.index}"
 
 
 class StateCache(Cache):
-    """The cache that a served model is given: its states are those of the requests that are being computed.
+    """The cache that a served model gets: it holds the states of the requests of the current step.
 
-    touched: is told of each state that a module asks for or leaves, while a model is probed.
+    touched: called with each state that a module reads or writes, while a model is probed.
     """
 
     def __init__(self, config: PreTrainedConfig) -> None:
@@ -74,7 +74,7 @@ class StateCache(Cache):
         self.touched: Callable[[Place], None] | None = None
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Core has the keys and values of earlier tokens, so that here are only those of the step."""
+        """Core keeps the keys and values of earlier tokens, so this cache returns only those of the step."""
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

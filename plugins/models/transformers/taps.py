@@ -16,12 +16,12 @@ from hookline.core.errors import RequestError
 from hookline.core.layers import tapped_stream
 
 NORMS = ("norm", "final_layernorm", "final_layer_norm", "final_norm", "ln_f", "norm_f", "embedding_norm")
-"""What transformers' decoders call their last norm."""
+"""Names of the last norm in transformers' decoders."""
 
 
 @contextmanager
 def shown_layers(decoder: nn.Module, num_layers: int, attend: Any) -> Iterator[None]:
-    """Around one forward of a decoder: each of its layers' results is shown, if anybody asked for the stream.
+    """Around one forward of a decoder: pass each layer's result to the readers of the stream, if there are any.
 
     The layers are the decoder's first list of so many modules; a decoder without one shows none. A layer whose result
     is no stream (1, T, D), or a tuple that begins with one, is not shown.

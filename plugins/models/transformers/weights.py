@@ -62,7 +62,7 @@ class StoredNames:
         return next((name for name in names if name.rpartition(".")[0] in self.modules), renamed)
 
     def converter(self, name: str) -> tuple[WeightConverter, str] | None:
-        """What makes this parameter of tensors in another form, and the part of its name before the pattern."""
+        """The converter that makes this parameter from stored tensors, and the part of its name before the pattern."""
         for converter in self.converters:
             for pattern in map(_plain, converter.target_patterns):
                 if name.endswith(pattern):
@@ -70,7 +70,7 @@ class StoredNames:
         return None
 
     def rows_of(self, stem: str, sources: list[str], parameter: Tensor) -> list[int] | None:
-        """How many rows each of several convolutions has that are one here, by the projections that they are behind.
+        """Rows of each of several stored convolutions that are a single one here, by the projections before them.
 
         OLMo-hybrid's q_conv1d is behind q_proj. None if these do not add up.
         """
