@@ -1,6 +1,6 @@
-"""Commits a launched step: its tokens are kept, requests finish, and observers and the policy are told.
+"""Commits a launched step: keeps its tokens, finishes requests, and tells observers and the policy.
 
-Which step is committed when is decided in step_loop.py.
+step_loop.py decides which step is committed when.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class LaunchedStep:
     depth: int = 0
     """Most drafts of a request in it."""
     tapped: tuple[IntArray, IntArray] | None = None
-    """For each of its tokens, the request's id and the position; None unless somebody gets its hidden states."""
+    """For each of its tokens, the request's id and the position; None unless its hidden states are read."""
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ class CollectedStep:
     tokens_N: IntArray
     is_over_N: BoolArray | None
     drawn: StepResult
-    """The same with all draws, if some rows of the step have drafts; `result` has one for each."""
+    """The result with all draws, of which rows with drafts have several; `result` has the first of each row."""
 
 
 class Committer:
@@ -97,7 +97,7 @@ class Committer:
         return CollectedStep(launched, result, entries_N, tokens_N, is_over_N, drawn)
 
     def commit(self, step: CollectedStep) -> None:
-        """Cache filled blocks, finish the requests that have all they asked for, and tell observers and the policy."""
+        """Cache filled blocks, finish the requests at their last token, and tell observers and the policy."""
         launched, entries_N = step.launched, step.entries_N
         dispatched, result = launched.dispatched, step.result
         tells_policy = self._feedback.is_wanted or self._served.is_wanted
@@ -128,7 +128,7 @@ class Committer:
             self._tell_policy(launched, kept)
 
     def _note_first_tokens(self, launched: LaunchedStep) -> None:
-        """Note when requests have their first token: of the sampled rows, those behind the decodes."""
+        """Note the time of requests' first tokens; their rows follow the decodes' rows among the sampled ones."""
         dispatched = launched.dispatched
         for id_ in dispatched.sampled.ids_N[len(dispatched.step.decode_rows) :].tolist():
             request = self._queue.live.get(id_)

@@ -1,4 +1,4 @@
-"""Carries out a checked plan: moves requests and blocks, and has the message written that the ranks compute from."""
+"""Carries out a checked plan: moves requests and blocks, and writes the step's message for the ranks."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Dispatcher:
         self.writer = StepWriter(state.table, self.arguments, shares_prefixes=state.shares_prefixes)
 
     def carry_out(self, plan: CheckedPlan, *, is_ahead: bool = False) -> Dispatched:
-        """Preempt, admit and grow as planned; returns the step to launch. is_ahead: before the tokens of the step
-        before are known.
+        """Preempt, admit and grow requests as planned; returns the step to launch. is_ahead: whether the tokens of the
+        step in flight are not known yet.
         """
         cache, draft = self._cache, StepDraft()
         self._queue.count_step(len(plan.decode))
@@ -49,7 +49,7 @@ class Dispatcher:
         return self.writer.write(draft, decode, got_further=got_further)
 
     def _draft(self, plan: CheckedPlan, draft: StepDraft, *, is_ahead: bool) -> IntArray:
-        """Give decodes drafts as far as the step's tokens and free blocks last; returns the decodes that have none."""
+        """Give decodes drafts as far as the step's tokens and free blocks last; returns the decodes without drafts."""
         speculation, cache = self._state.speculation, self._cache
         if speculation is None:
             return plan.decode
@@ -140,7 +140,7 @@ class Dispatcher:
             cache.extend_prefix(request)
             num_tokens = min(num_tokens, request.num_tokens - request.num_computed_tokens)
             if cache.missing_blocks(request, num_tokens) > cache.pool.num_free:
-                # Only colliding hashes lead here: the ledger foresaw a shared block that turned out to be another's.
+                # Only colliding hashes lead here: the content of a block that the ledger counted as shared differs.
                 self.retire(request)
                 request.reset()
                 return False

@@ -100,7 +100,7 @@ class Engine:
 
     @scheduler.setter
     def scheduler(self, policy: Scheduler) -> None:
-        """Plan with another policy from the next step on, which errors call by the first one's name.
+        """Plan with another policy from the next step on; errors still have the first policy's name.
 
         Raises: HooklineError while a step is in flight.
         """
@@ -209,8 +209,8 @@ class Engine:
 
         arrival_s: when it came, on `clock`; None is now.
         watcher: sees each of its tokens when it is known, and can end it.
-        like: a queued completion of the same prompt, which differs in its seed alone; saves making the same again.
-        pooling: it ends with a vector once its prompt is computed, and draws nothing; params are not looked at then.
+        like: a queued completion of the same prompt that differs only in its seed; its prepared parameters are reused.
+        pooling: it ends with a vector once its prompt is computed, and draws nothing; params are ignored then.
         Raises: RequestError if it can never be served: empty, over-long, or with a token id outside the vocabulary; or
         if any of its arguments is wrong.
         """
@@ -257,7 +257,7 @@ class Engine:
     def let_in_compiled(self) -> None:
         """Queue the requests whose grammars are compiled, and finish those whose grammars could not be compiled.
 
-        Those that no thread was free for finish as the engine's doing, and not as refused.
+        If no thread was free to compile a grammar (HeldUp), its request ends with reason ABORT, not ERROR.
         """
         assert self.structured_output is not None
         is_idle = len(self.queue.compiling) == len(self.queue) and self.loop.in_flight is None
@@ -305,7 +305,7 @@ class Engine:
         return output
 
     def abort(self, ids: Iterable[int], *, reason: FinishReason = FinishReason.ABORT) -> list[RequestOutput]:
-        """Finish requests wherever they stand and give their blocks back; unknown ids are ignored.
+        """Finish requests, waiting or running, and give their blocks back; unknown ids are ignored.
 
         reason: STOP if the caller found a stop string in the text.
         """
@@ -361,7 +361,7 @@ class Engine:
         self.loop.time_steps()
 
     def tell_if_stuck(self, tell: Callable[[HooklineError], None]) -> None:
-        """Have `tell` called, from another thread, if a step can never end; for executors that find that out."""
+        """Have `tell` called, from another thread, if a step can never end; for executors that detect it."""
         self.executor.tell_if_stuck(tell)
 
     # ------------------------------------------------------------------------------------------------------------ end

@@ -40,7 +40,7 @@ class Finisher:
     def finish(self, request: Request, reason: FinishReason, error: HooklineError | None = None) -> None:
         """Finish a request and give back its blocks and its row; the caller has to call `EngineState.announce`.
 
-        error: why, if the request is not served to its end; a PluginError or an EngineError is no fault of the request.
+        error: the cause, if the request is not served to its end; PluginError and EngineError are not its own fault.
         """
         if request.id in self._queue.compiling and self._grammars is not None:
             self._grammars.forget(request.id)

@@ -46,7 +46,7 @@ class CheckedPlan:
 
 
 def check_plan(plan: Plan, queue: RequestQueue, ledger: Ledger, limits: Limits, policy: str) -> CheckedPlan:
-    """Resolve a plan's ids and replay it on a fresh ledger. policy: what errors call it, with where it comes from.
+    """Resolve a plan's ids and replay it on a fresh ledger. policy: its name and origin, for errors.
 
     Raises: PlanError naming the policy, the rule, the value and the limit.
     """

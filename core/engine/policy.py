@@ -26,7 +26,7 @@ MAX_IDLE_S = 1.0
 
 
 class Planner:
-    """Asks one policy for plans, and waits if they say so. name: the policy's, as error messages begin with it."""
+    """Asks one policy for plans, and waits if they say so. name: the policy's, for error messages."""
 
     def __init__(self, state: EngineState, scheduler: Scheduler, name: str) -> None:
         self.scheduler = scheduler
@@ -96,7 +96,7 @@ class Planner:
         return not (self._state.shares_prefixes and shared_prefix(list(table.requests(decoding)))[1])
 
     def reset_wait(self) -> None:
-        """Note a plan that does something, or the first request of an empty queue: the time waited counts from zero."""
+        """Count the waited time from zero: after a plan that does something, or the first request of an empty queue."""
         self._idle_s = 0.0
 
     def wait(self, idle_s: float) -> None:

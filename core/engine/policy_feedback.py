@@ -43,7 +43,7 @@ class _Untold:
     is_given_up: bool = False
 
     def give_up(self) -> None:
-        """Note that no step is made of it."""
+        """Note that the plan is not carried out."""
         self.is_given_up = True
 
 
@@ -98,9 +98,9 @@ class PolicyFeedback:
             self._tell(CommittedStep(None, is_carried_out=False, now_s=now_s, ended=self._pop_finished()))
 
     def broke_off(self, now_s: float) -> None:
-        """Report that none of the plans that are still open will be carried out, since a step failed half-way.
+        """Report that no open plan will be carried out, since a step failed half-way.
 
-        An error that the policy raises on hearing it is dropped: the error of the step is reported already.
+        An error that the policy raises here is dropped: the step's error is reported already.
         """
         for untold in self._untold:
             untold.give_up()
@@ -158,7 +158,7 @@ class ServedCounts:
         return MappingProxyType(self._by_key.setdefault(key, OrderedDict()))
 
     def add(self, prompts: Iterable[tuple[Request, int]], generated: Sequence[Request]) -> None:
-        """Count a committed step's tokens: new ones of prompts, and one for each request that keeps a drawn one."""
+        """Count a committed step's tokens: new prompt tokens, and a generated token for each request in `generated`."""
         prompts = list(prompts)
         for key, served in self._by_key.items():
             num_prompt: Counter[str] = Counter()

@@ -29,10 +29,10 @@ from hookline.core.step.captured import DRAFT_TOKENS
 
 logger = logging.getLogger("hookline")
 MAX_PERIOD = 64
-"""A request whose drafts are wrong is asked for in one of so many steps at least, when the number adapts."""
+"""Longest period of an adaptive drafter: even a request whose drafts are wrong has drafts in one of so many steps."""
 NUM_EMPTY, MAX_PERIOD_EMPTY = 16, 8
-"""A request that the drafter had no proposal for in so many steps, one after another, is asked for in one of two steps,
-then of four, up to so many: its text may begin to repeat at any token."""
+"""After NUM_EMPTY steps in a row without a proposal, the drafter is asked for a request in one of two steps, then of
+four, up to MAX_PERIOD_EMPTY. The limit is low because a text may begin to repeat at any token."""
 
 
 @dataclass(slots=True)
@@ -65,8 +65,8 @@ class DraftedRow:
 
 @dataclass(slots=True)
 class _Pause:
-    """A request has drafts in one of `period` steps, and next behind step `until`; every request of a period in the
-    same steps, as a step that one row may have drafts in does not overlap for any of them.
+    """A request has drafts in one of `period` steps, next after step `until`. Requests with the same period have them
+    in the same steps, as a step in which any row may have drafts overlaps for none.
     """
 
     until: int = 0
@@ -266,7 +266,7 @@ class Speculation:
         return 0
 
     def _noted(self, request: Request, drafts: list[int]) -> list[int]:
-        """The drafts that are computed of those proposed; a request that has often none pauses."""
+        """The proposed drafts that are computed; a request without proposals in many steps pauses."""
         if request.constraint is not None and self._grammars is not None and drafts:
             drafts = drafts[: self._grammars.num_fitting(request.constraint, drafts)]
         if not drafts:

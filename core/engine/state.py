@@ -25,7 +25,7 @@ from hookline.core.step.executor import Executor
 from hookline.core.step.timing import StepWatch
 
 MIN_DROPPED = 64
-"""Limits of finished requests are dropped once there are this many more than two for each live request."""
+"""Finished requests' limits are dropped once the heap has this many more than two limits per live request."""
 
 
 class _Live(Container[int], Sized, Protocol):
@@ -121,7 +121,7 @@ class EngineState:
                 self.observers.notify("on_request_end", output=output)
 
     def note_stats(self, stats: StepStats) -> None:
-        """Keep what a committed step did, and tell the observers."""
+        """Keep a committed step's statistics, and tell the observers."""
         self.last_stats = stats
         if self._tells_steps:
             self.observers.notify("on_step_end", stats=stats)

@@ -37,10 +37,10 @@ class ArgumentWriter:
         self._running: set[int] = set()
         self._ever = 0
         self.awaited: set[int] = set()
-        """Running requests whose next draw depends on what the host makes of their last token."""
+        """Running requests with extensions that compute their next arguments on the host from the last token."""
 
     def lose(self) -> None:
-        """Set all rows anew, since a step was lost: it is not known whether its arguments reached the ranks."""
+        """After a lost step: send the arguments of all rows again, as they may not have reached the ranks."""
         self._loaded = [self._ever] * len(self._loaded)
 
     def forget(self, request: Request) -> None:
@@ -278,7 +278,7 @@ class StepWriter:
         return {"mask_rows": places.repeat(lengths), "mask_tokens": np.concatenate(stops)}
 
     def _shared_prefix(self, decode: IntArray) -> Sections:
-        """The prefix that the decodes share; looked for again only when other requests decode than before."""
+        """The section of the decodes' shared prefix; computed again only when the set of decodes changes."""
         decoding = self.table.id_S[decode]
         if np.array_equal(decoding, self._decoding):
             return {"shared_len": self._shared_len}

@@ -21,7 +21,7 @@ class StepLoop:
     def __init__(self, state: EngineState, planner: Planner, dispatcher: Dispatcher, finisher: Finisher) -> None:
         self.in_flight: LaunchedStep | None = None
         self._collected: CollectedStep | None = None
-        """The step that was in flight, from when its tokens are known until it is committed."""
+        """The last step, between the arrival of its tokens and its commit."""
         self._state, self._queue, self._watch = state, state.queue, state.watch
         self._planner, self._feedback = planner, planner.feedback
         self._dispatcher, self._finisher = dispatcher, finisher
@@ -142,7 +142,7 @@ class StepLoop:
             self._watch.use_device_clock(self._state.executor.time_steps())
 
     def _launch(self, plan: CheckedPlan) -> LaunchedStep:
-        """Have a plan carried out, and the executor compute its step. Raises: LostStep, as `_draw_with_masks` does."""
+        """Carry out a plan, and launch its step. Raises: LostStep, as `_draw_with_masks` does."""
         started_s, executor, table = self._state.now(), self._state.executor, self._state.table
         with self._watch.part("dispatch"):
             dispatched = self._dispatcher.carry_out(plan, is_ahead=self.in_flight is not None)
@@ -160,7 +160,7 @@ class StepLoop:
     def _draw_with_masks(self, launched: LaunchedStep) -> bool:
         """Give a launched step the masks that its draws wait for, if any; all tokens before them are known by now.
 
-        The device waits for this once its forward pass is over, so what can be done later is not done here.
+        The device waits for the masks once its forward pass is over, so nothing is done here that can be done later.
         Returns whether the grammars filled all masks.
         """
         if not len(launched.dispatched.step.masked_draws):
@@ -196,7 +196,7 @@ class StepLoop:
                 raise
 
     def _commit(self) -> None:
-        """Commit the step that was collected last, if that was not done yet."""
+        """Commit the collected step, if there is one."""
         collected, self._collected = self._collected, None
         if collected is not None:
             try:

@@ -1,1 +1,1 @@
-"""From prompts to text: the blocking and the asynchronous front."""
+"""The Python API, from prompts to text: the blocking LLM and the asynchronous AsyncLLM."""

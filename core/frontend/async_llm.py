@@ -26,8 +26,8 @@ from hookline.core.sampling_params import SamplingParams
 from hookline.core.tokenizer.codec import Prompt, is_chat, snapshot, takes_long, with_word_ids
 
 TOKENIZER_THREADS = 4
-"""Long prompts that are tokenized at once, so that a very long one does not hold up the others. Each is queued when it
-is done: the order of a caller's long prompts is not kept."""
+"""Long prompts that are tokenized in parallel, so that a very long one does not hold up the others. Each is queued once
+its tokens are known: the order of a caller's long prompts is not kept."""
 
 
 class AsyncLLM(AsyncPoolingCalls):
@@ -152,14 +152,14 @@ class AsyncLLM(AsyncPoolingCalls):
         return RequestStream(stream)
 
     def _prepare(self, prompt: Prompt, params: SamplingParams) -> tuple[list[int], SamplingParams]:
-        """A prompt's token ids, and the parameters with all made of their texts that the engine's thread need not."""
+        """Tokenize a prompt and the texts in its parameters, such as bad words, outside the engine's thread."""
         token_ids, params = self.llm.codec.encode(prompt), with_word_ids(params, self.llm.codec)
         if params.stop:
             _ = params.stop_strings  # kept from now on
         return token_ids, params
 
     def refuse(self, error: RequestError) -> None:
-        """Let observers know of a prompt that whoever stands in front of this refused."""
+        """Tell observers of a prompt that the caller, such as a server, refused itself."""
         self._thread.refuse(error)
 
     @property
@@ -174,11 +174,11 @@ class AsyncLLM(AsyncPoolingCalls):
 
     @property
     def num_open(self) -> int:
-        """Completions that are being made or wait."""
+        """Completions that are waiting or running."""
         return self._thread.num_open + sum(list(self._untokenized.values()))  # a copy: other threads take theirs out
 
     def close(self) -> Closed:
-        """End what runs with finish_reason "abort", and release the engine's memory; a second call does nothing.
+        """End all requests with finish_reason "abort", and release the engine's memory; a second call does nothing.
 
         It is done when the call returns, and may be awaited; `aclose` leaves the event loop free meanwhile.
         """
@@ -208,8 +208,8 @@ class Closed:
 
 
 def _settled(llm: LLM) -> LLM:
-    """The same LLM. Unless engine.freeze_gc says otherwise, Python's full garbage collections leave out the objects
-    that are there now: a full one would stop all streams.
+    """Returns the same LLM. Unless engine.freeze_gc=false, excludes all present objects from Python's full garbage
+    collections, since a full collection would stop all streams.
     """
     if llm.config.engine.freeze_gc is None:
         llm.output_processor.freeze_heap()

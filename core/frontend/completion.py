@@ -1,7 +1,7 @@
 """Assembles one completion: from its tokens, one by one, to Deltas and in the end the output with its text.
 
-The same wherever the engine is: beside it tokens come from its commits, in a front end's process from messages. Only
-stop strings need each token's text at once; otherwise tokens become text when somebody reads it.
+The same for engines in this process, whose commits bring the tokens, and in another, whose messages do. Only stop
+strings need each token's text at once; otherwise tokens are detokenized when their text is read.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class Completion:
         self._ended: RequestOutput | None = None
 
     def begin(self, request_id: int, on_news: Callable[[Completion], object]) -> None:
-        """It has a request. on_news: see the class."""
+        """The completion is queued as this request. on_news: see the class."""
         self.request_id, self._on_news = request_id, on_news
 
     def prepare(self, prompt: Sequence[int], params: SamplingParams, codec: Codec, eos_ids: Iterable[int]) -> None:
-        """Be ready for tokens. prompt: its tokens. eos_ids: tokens that end a completion."""
+        """Set the prompt's tokens and the parameters, before the first token. eos_ids: tokens that end a completion."""
         self._prompt, self._params, self._codec = prompt, params, codec
         self._stop_ids = textless_ids(params, eos_ids)
         self._logprobs = None if params.logprobs is None else []
@@ -74,13 +74,13 @@ class Completion:
         return len(self._logprobs or ())
 
     def add_logprobs(self, rows: Iterable[TokenLogprob]) -> None:
-        """Log-probabilities of the next tokens; a request that did not ask for any ignores them."""
+        """Add the next tokens' log-probabilities; ignored if the request did not ask for any."""
         if self._logprobs is not None:
             self._logprobs.extend(rows)
 
     @property
     def num_told(self) -> int:
-        """Tokens of which it has come what step extensions say."""
+        """Tokens for which the values of step extensions have come."""
         return max(map(len, self._told.values()), default=0)
 
     def add_told(self, told: Told) -> None:
@@ -88,7 +88,7 @@ class Completion:
         self._told = joined_told(self._told, told) or {}
 
     def end(self, output: RequestOutput) -> None:
-        """Nothing more comes. The output's tokens count if none were seen; its text comes from here."""
+        """The request has ended. Its output's tokens count if `see` was never called; the text is made here."""
         if not self.token_ids:
             self.token_ids = output.token_ids
         if output.logprobs is not None:

@@ -1,7 +1,6 @@
-"""The Deltas of one prompt's completions on their way to the coroutine that reads them, wherever the engine is.
+"""The Deltas of one prompt's completions on their way to the coroutine that reads them.
 
-A stream is unbounded, and yet holds little: of each completion one thing that has not been read, so a slow reader gets
-fewer and larger Deltas.
+A stream holds at most one unread Delta of each completion, so a slow reader gets fewer and larger Deltas.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from hookline.core.outputs import Delta
 
 
 class Grows(Protocol):
-    """A completion that makes a Delta of what came since the last one, when it is read."""
+    """A completion that makes a Delta of all tokens since the last Delta, when the stream is read."""
 
     index: int
     """Of the prompt's completions."""
@@ -29,9 +28,9 @@ class Grows(Protocol):
 class CompletionStream:
     """An async iterator; it ends behind the last Delta of the last completion. `DeltaStream` of endpoints.
 
-    Belongs to one event loop: `put`, `notify`, `fail` and what reads are called there alone.
-    leave: ends the requests of the stream that it gets; called once, if that is left before its end.
-    Raises: while it is read, the error that it fails with, behind the Deltas before it.
+    Belongs to one event loop, whose thread alone may read it or call `put`, `notify` and `fail`.
+    leave: called with this stream if it is closed before its end, once; ends its requests.
+    Raises: while it is read, the error given to `fail`, after the Deltas before it.
     """
 
     def __init__(
@@ -50,7 +49,7 @@ class CompletionStream:
 
     @property
     def is_open(self) -> bool:
-        """Whether Deltas may still come, and somebody may read them."""
+        """Whether Deltas may still come and be read: it has neither ended nor been closed."""
         return self._num_open > 0
 
     @property
@@ -85,7 +84,7 @@ class CompletionStream:
         self.leave()
 
     def leave(self) -> None:
-        """The same. As safe for threads and destructors as the `leave` that this was given."""
+        """As `aclose`, at once. May be called from other threads and destructors if the given `leave` may."""
         if self._num_open:
             self._num_open, self._unread = 0, {}
             self._leave(self)
@@ -101,12 +100,12 @@ class CompletionStream:
         self._wake()
 
     def notify(self, completion: Grows) -> None:
-        """Add a completion that has something to be read, and will be asked for it then."""
+        """Note that a completion has new tokens; its `take` is called when the stream is read."""
         self._unread[completion.index] = completion
         self._wake()
 
     def fail(self, error: HooklineError) -> None:
-        """End with an error, behind what came before it."""
+        """End with an error, after the Deltas that came before it."""
         self._error = error
         self._wake()
 

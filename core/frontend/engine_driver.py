@@ -28,16 +28,16 @@ MAX_ADMITTED = 256
 """Most prompts queued between two steps: a burst of arrivals must not hold up running requests."""
 
 Caller = TypeVar("Caller", bound=Hashable)
-"""Who is told of requests: of a prompt, or of one of its completions."""
+"""The receiver of a prompt's results: its stream, or a front end's completion."""
 Prompt = TypeVar("Prompt")
-"""A prompt as it is handed in."""
+"""A submitted prompt with its parameters."""
 
 
 class EngineDriver(ABC, Generic[Caller, Prompt]):
     """One engine's driver. A caller that leaves (`forget`) is told nothing more, and its prompt is not queued."""
 
     FATAL: ClassVar[tuple[type[BaseException], ...]] = ()
-    """Errors behind which there are no further turns; plugins may raise whatever else there is."""
+    """Errors that end the driver; any other error, which a plugin may raise, only ends requests."""
 
     def __init__(self, output_processor: OutputProcessor) -> None:
         self.output_processor, self._engine = output_processor, output_processor.engine
@@ -71,18 +71,18 @@ class EngineDriver(ABC, Generic[Caller, Prompt]):
 
     @abstractmethod
     def _take_commands(self) -> None:
-        """Carry out what callers handed in, and note their prompts in `_arrived`.
+        """Carry out the callers' commands, and note their prompts in `_arrived`.
 
-        Waits for something if there is nothing to do.
+        Waits for a command if the engine has no work.
         """
 
     @abstractmethod
     def _idle(self, seconds: float) -> None:
-        """Wait as a policy asked to, but not while somebody hands something in."""
+        """Wait as the scheduler policy asked to, but only until a command comes."""
 
     @abstractmethod
     def _queue(self, caller: Caller, prompt: Prompt) -> Mapping[Caller, set[int]]:
-        """Queue a prompt; returns the requests of each caller. What it raises concerns this prompt alone."""
+        """Queue a prompt; returns the ids of its requests by caller. An error that it raises ends this prompt alone."""
 
     @abstractmethod
     def _tell(self, caller: Caller, error: HooklineError) -> None:
@@ -94,7 +94,7 @@ class EngineDriver(ABC, Generic[Caller, Prompt]):
 
     @abstractmethod
     def _flush(self) -> Iterable[Caller]:
-        """Send all news; returns the callers that are not there any more."""
+        """Send all new tokens and ends; returns the callers that are gone."""
 
     # ------------------------------------------------------------------------------------------------ parts of a turn
 
@@ -128,14 +128,14 @@ class EngineDriver(ABC, Generic[Caller, Prompt]):
                     self._note_refusal(prompt, error)
 
     def _note_end(self, caller: Caller, request_id: int) -> None:
-        """A caller's request has ended, and it is told."""
+        """Note that a request has ended and its caller was told."""
         ids = self._open[caller]
         ids.discard(request_id)
         if not ids:
             del self._open[caller]
 
     def _forget(self, callers: Iterable[Caller]) -> None:
-        """Callers have gone; their requests end."""
+        """End the requests of callers that are gone."""
         ids = set[int]()
         for caller in callers:
             self._arrived.pop(caller, None)
@@ -143,7 +143,7 @@ class EngineDriver(ABC, Generic[Caller, Prompt]):
         self.output_processor.forget(ids)
 
     def _break_off(self, error: BaseException) -> None:
-        """Tell those whose requests an error ended. What others' brought before it comes with the next turn."""
+        """Tell the callers whose requests an error ended. Other callers get their tokens with the next turn."""
         _log.error("the engine broke off: %s", _reason(error))
         if ends_engine(error):
             self.death = _reason(error)
@@ -156,7 +156,7 @@ class EngineDriver(ABC, Generic[Caller, Prompt]):
         self._drop(failed)
 
     def _drop(self, callers: Iterable[Caller]) -> None:
-        """End the requests of callers that know what happened; after an error, so that a further one is only logged."""
+        """End the requests of callers that were told of an error; a further error is only logged."""
         ids = {id_ for caller in callers for id_ in self._open.pop(caller)}
         try:
             self.output_processor.forget(ids)

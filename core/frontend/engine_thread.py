@@ -28,9 +28,9 @@ _log = logging.getLogger("hookline")
 Command = Callable[[], None]
 News = Delta | HooklineError
 JOIN_S = 0.2
-"""Between two looks at whether a thread that is waited for is stuck."""
+"""Seconds between two checks whether the thread that `stop` waits for is stuck."""
 SEARCH_S, SEARCH_AGAIN_S = 60.0, 600.0
-"""Seconds without work before frozen objects are searched for cycles out of use: at first, and from then on."""
+"""Seconds without work before frozen objects are searched for garbage cycles: the first time, and later ones."""
 
 
 class Submitted(NamedTuple):
@@ -63,7 +63,7 @@ class EngineThread(EngineDriver[CompletionStream, Submitted]):
         self._thread.start()
 
     def submit(self, stream: CompletionStream, token_ids: Sequence[int], params: SamplingParams, **given: Any) -> None:
-        """Queue a prompt, with the arguments of OutputProcessor.add. What keeps it from being served comes as a Delta.
+        """Queue a prompt, with the arguments of OutputProcessor.add. If it is refused, the stream raises the error.
 
         Raises: HooklineError if the thread was stopped.
         """
@@ -75,11 +75,11 @@ class EngineThread(EngineDriver[CompletionStream, Submitted]):
             self._commands.put(partial(self._arrive, stream, Submitted(token_ids, params, given)))
 
     def refuse(self, error: RequestError, **given: Any) -> None:
-        """Let observers know of a prompt that was refused before it came here, and whose caller knows that already."""
+        """Tell observers of a prompt that was refused before it came here; its caller was told already."""
         self._commands.put(partial(self._refuse, (), error, given))
 
     def cancel(self, stream: CompletionStream) -> None:
-        """End a prompt's requests, whose caller hears nothing more. Takes no lock, so a destructor may call it."""
+        """End a prompt's requests without telling the caller. Takes no lock, so a destructor may call it."""
         self._commands.put(partial(self._forget, (stream,)))
 
     def stop(self) -> None:
@@ -99,11 +99,11 @@ class EngineThread(EngineDriver[CompletionStream, Submitted]):
 
     @property
     def num_open(self) -> int:
-        """Completions whose callers wait, those among them that the thread has not come to yet."""
+        """Completions that have not ended, also of prompts that the thread has not queued yet."""
         return self._num_submitted - self._num_left + len(self.output_processor)
 
     def _give_up(self, error: HooklineError) -> None:
-        """Tell everybody who waits, from another thread than the engine's, which is stuck in a call that never ends."""
+        """Fail all streams, from another thread than the engine's, which is stuck in a call that never returns."""
         self.death = str(error)
         with self._lock:
             self._is_closed = self._is_stuck = True
@@ -220,7 +220,7 @@ class EngineThread(EngineDriver[CompletionStream, Submitted]):
         self._outgoing.setdefault(stream.loop, []).append((stream, news))
 
     def _flush(self) -> list[CompletionStream]:
-        """See EngineDriver. Where a loop is closed, its readers are gone."""
+        """See EngineDriver. The readers of a closed event loop count as gone."""
         outgoing, self._outgoing = self._outgoing, {}
         gone = list[CompletionStream]()
         for loop, items in outgoing.items():
@@ -232,7 +232,7 @@ class EngineThread(EngineDriver[CompletionStream, Submitted]):
 
 
 def _deliver(items: Iterable[tuple[CompletionStream, News]]) -> None:
-    """Tell streams their news: what one wake-up of an event loop does for all requests of a step."""
+    """Put a step's Deltas into their streams: one wake-up of an event loop for all its requests."""
     for stream, news in items:
         if isinstance(news, Delta):
             stream.put(news)

@@ -24,10 +24,10 @@ P = TypeVar("P")
 
 
 class ProgressBar(Protocol):
-    """Shows how far a generate call is."""
+    """Shows the progress of a generate call."""
 
     def update(self, num_finished: int, num_prefill_tokens: int, num_decode_tokens: int) -> None:
-        """Add what one step did."""
+        """Add a step's counts: requests finished, tokens of prompts and of decodes computed."""
         ...
 
     def close(self) -> None:
@@ -45,7 +45,7 @@ class Asked(NamedTuple):
 
 
 class Call:
-    """Prompts on their way through an engine that others may use as well.
+    """The prompts of one call; other calls may use the same engine at the same time.
 
     follows, is_cumulative: see OutputProcessor.add.
     """
@@ -64,7 +64,7 @@ class Call:
         self._new_deltas: deque[Delta] = deque()
 
     def run(self, progress: ProgressBar | None = None) -> Iterator[Delta]:
-        """Do steps until every prompt has ended, and yield the Deltas. However it is left, nothing stays behind."""
+        """Do steps until every prompt has ended, and yield the Deltas. If it is left early, the rest is aborted."""
         try:
             while self._waiting or self._open or self._new_deltas:
                 with self._output_processor.exclusively():
@@ -93,7 +93,7 @@ class Call:
         return [merge_completions(found[index]) for index in sorted(found)]
 
     def _queue(self) -> None:
-        """Hand prompts in for as long as the engine's queue has room; the others are our own queue."""
+        """Add prompts to the engine for as long as its queue has room; the others wait here."""
         while self._waiting and self._has_room(self._waiting[0][1].params.n):
             self._add(*self._waiting.popleft())
 
@@ -155,7 +155,7 @@ def bar_of(progress: bool | ProgressBar | None, num_prompts: int) -> ProgressBar
 
 
 def params_each(params: P | Sequence[P] | None, kind: type[P], count: int) -> list[P]:
-    """The parameters of each prompt: one's own, or the same for all; None means kind().
+    """The parameters of each prompt, from a list of as many or one value for all; None means kind().
 
     Raises: RequestError for another type, or a list of another length.
     """
@@ -185,7 +185,7 @@ class Progress:
         self._num_prefill = self._num_decode = 0
 
     def update(self, num_finished: int, num_prefill_tokens: int, num_decode_tokens: int) -> None:
-        """Add what one step did."""
+        """See ProgressBar."""
         self._num_prefill += num_prefill_tokens
         self._num_decode += num_decode_tokens
         elapsed_s = time.monotonic() - self._since_s

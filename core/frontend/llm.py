@@ -72,7 +72,7 @@ class LLM(PoolingCalls):
     """
 
     _SERVES = False
-    """Whether streams should not wait for what a first request needs; see ServingLLM."""
+    """Whether first uses of tokenizer and grammars are prepared at the start; see ServingLLM."""
 
     def __init__(
         self,
@@ -326,7 +326,7 @@ class LLM(PoolingCalls):
 
 
 class ServingLLM(LLM):
-    """An LLM below a server or an AsyncLLM, whose streams must not stop while something is done for the first time."""
+    """The LLM of a server or an AsyncLLM, which prepares first uses at its start so that they never stop streams."""
 
     _SERVES = True
 

@@ -1,6 +1,6 @@
-"""Between callers and the engine: prompts become requests, and what steps bring reaches whoever receives it.
+"""Between callers and the engine: turns prompts into requests, and sends the tokens of steps to their receivers.
 
-What blocking calls, AsyncLLM's thread and a server's process of an engine have in common. Knows the engine's methods;
+Shared by blocking calls, AsyncLLM's thread and a server's engine process. Knows the engine's methods;
 no thread, no event loop, no socket. A request that needs its text only at the end costs nothing while it runs.
 """
 
@@ -30,7 +30,7 @@ class Receiver(Protocol):
     """Receives the tokens and the end of one completion."""
 
     request_id: int
-    """As `begin` said."""
+    """The id given to `begin`."""
 
     @property
     def watcher(self) -> Watcher | None:
@@ -38,20 +38,20 @@ class Receiver(Protocol):
         ...
 
     def begin(self, request_id: int, on_news: Callable[[Any], object]) -> None:
-        """The completion is queued. on_news: call it with this receiver to be told of the request after the step."""
+        """The completion is queued as this request. on_news: call it with this receiver to be told after the step."""
         ...
 
     def tell(self, request: Request) -> None:
-        """A step is over which brought news; the request goes on."""
+        """Called after a step in which `on_news` was called; the request goes on."""
         ...
 
     def end(self, output: RequestOutput) -> None:
-        """Nothing more comes. Called once, unless the caller has gone."""
+        """The request has ended. Called once, unless `forget` was called before."""
         ...
 
 
 class _TextReceiver(Completion):
-    """Makes Deltas and hands them to `send`. follows: a Delta with every token, and not only at the end."""
+    """Makes Deltas and passes them to `send`. follows: a Delta with every token, and not only at the end."""
 
     def __init__(self, send: Send, *, follows: bool, index: int, prompt_index: int, is_cumulative: bool) -> None:
         super().__init__(index, prompt_index=prompt_index, is_cumulative=is_cumulative)
@@ -145,7 +145,7 @@ class OutputProcessor:
         make: Callable[[int, SamplingParams], Receiver],
         **given: Any,
     ) -> list[int]:
-        """The same for receivers that make nothing of text. make: of a completion's index and its parameters.
+        """As `add`, for receivers of tokens. make: called with each completion's index and parameters for its receiver.
 
         Raises: as `add`.
         """
@@ -186,7 +186,7 @@ class OutputProcessor:
         self._hand_out(self.engine.abort([id_ for id_ in ids if id_ in self._receivers], reason=reason))
 
     def forget(self, ids: Iterable[int]) -> None:
-        """End requests whose caller has gone and hears nothing more."""
+        """End requests without telling their receivers."""
         known = [id_ for id_ in ids if self._receivers.pop(id_, None) is not None]
         self.engine.abort(known)
 
@@ -217,5 +217,5 @@ class OutputProcessor:
 
 
 def _taken_off(id_: int) -> RequestOutput:
-    """Somebody ended this request behind our back, on the engine itself."""
+    """The output of a request that was ended by a call on the engine itself."""
     return RequestOutput(id_, None, [], [], FinishReason.ABORT, error="the request was taken off the engine")

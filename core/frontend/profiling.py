@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".json", ".json.gz")
 QUIET = ("KINETO_LOG_LEVEL", "6")
-"""Variable and value that keep what torch's profiler says of its start and stop off standard error. Its errors have a
-lower level: whoever sets 4 sees them. It is read when the profiler first runs."""
+"""Variable and value that keep torch's profiler from logging its start and stop on standard error. Its errors have a
+lower level: set the variable to 4 to see them. It is read when the profiler first runs."""
 logger = logging.getLogger("hookline")
 
 
@@ -71,7 +71,7 @@ class Profile:
 
 @contextmanager
 def profiled(llm: LLM, profile: Profile | None) -> Iterator[None]:
-    """Trace the steps of its engine meanwhile, if a profile is wanted.
+    """A context in which the steps of the LLM's engine are traced, if a profile is wanted.
 
     The file is written whole or not at all; an existing file is replaced once the new one is complete.
     Raises: ConfigError if there were too few steps to trace any, if no step is computed in this process, or if the file
@@ -114,7 +114,7 @@ class _StepTrace:
         self._is_written, self._fault = False, ""
 
     def recording(self) -> AbstractContextManager[Any]:
-        """Around the steps that are traced, and those before them."""
+        """A context around the skipped and the traced steps."""
         return self._profile
 
     @contextmanager

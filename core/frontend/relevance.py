@@ -94,12 +94,12 @@ def class_relevance(logits: VectorArray) -> float:
 
 
 def reading(params: PoolingParams) -> Callable[[VectorArray], float]:
-    """How the vector of a pair is read."""
+    """The function that reads a score from a pair's vector."""
     return class_relevance if params.pooler is None and params.task == CLASSIFY else relevance
 
 
 def cosine(query: RequestOutput) -> Callable[[VectorArray], float]:
-    """How near a document's embedding is to the query's.
+    """A function from a document's embedding to its cosine with the query's.
 
     Raises: RequestError with the query's error, if it has no embedding.
     """
@@ -120,7 +120,7 @@ def as_texts(documents: Any) -> Sequence[Any]:
 
 
 def check_texts(*texts: object) -> None:
-    """Refuse what cannot be compared as texts. Raises: RequestError."""
+    """Refuse values that are not texts. Raises: RequestError."""
     for text in texts:
         if not isinstance(text, str):
             raise RequestError(f"score compares texts, and {shown(text)} is none")

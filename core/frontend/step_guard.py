@@ -1,9 +1,8 @@
-"""Watches from a thread of its own that the engine's steps get further, so that a stuck plugin does not keep callers
-waiting for ever.
+"""A watchdog thread for the engine's steps, so that a stuck plugin does not keep callers waiting for ever.
 
-A plan gets engine.stall_timeout_s. What else a step does gets STEP_TIMEOUTS times engine.step_timeout_s from one sign
-of progress, such as a layer, to the next; of several ranks, whose monitor is stricter, the device's part is left to it.
-Compiling and debugging do not count. What is stuck in Python code is broken off, in the main thread also what sleeps.
+A plan gets engine.stall_timeout_s. The rest of a step gets STEP_TIMEOUTS times engine.step_timeout_s from one sign of
+progress, such as a layer, to the next; with several ranks, the device's part is left to their stricter monitor.
+Compiling and debugging do not count. Stuck Python code is broken off, in the main thread also a sleep.
 Nothing ends another thread's call into C that never returns: then the callers are told from the guard's own thread.
 """
 
@@ -34,16 +33,16 @@ if TYPE_CHECKING:
 
 TICK_S = 0.25
 OUT_S = 2.0
-"""For a thread that was broken off to leave its step."""
+"""Seconds that a thread has to leave its step after it was broken off."""
 PATIENT = (*COMPILERS, "bdb", "pdb", "pydevd", "debugpy")
 """Modules in which a thread may stay as long as it likes."""
 BREAKS = (Interrupted, KeyboardInterrupt)
 
 
 class StepGuard:
-    """Around each step of an engine, as a context. entries: those whose code may be stuck.
+    """A context around each step of an engine. entries: the plugins whose code runs in steps, for errors.
 
-    Raises: EngineError naming who was stuck, if a step was broken off.
+    Raises: EngineError naming the stuck plugin or module, if a step was broken off.
     """
 
     def __init__(self, engine: Engine, config: EngineConfig, entries: Iterable[Entry]) -> None:
