@@ -163,6 +163,10 @@ class Committer:
                 going.append((row.request, first, num_right))
                 speculation.adapt(row, num_right)
             first += len(row.tokens)
+        kept = [one for one in going if one[2]]
+        if kept and not step.drawn.extras and self._keep_at_once(kept, drawn_N):
+            num_kept |= {request.id: num_right for request, _, num_right in kept}
+            going, total = [], sum(num_right for _, _, num_right in kept)
         place = 0
         while True:
             place += 1
@@ -180,6 +184,21 @@ class Committer:
             kept_N, tokens_N = table.commit(sampled, drawn_N[draws_N])
             self._keep(kept_N, tokens_N, self._advance_grammars(kept_N, tokens_N))
             total += len(going)
+
+    def _keep_at_once(self, kept: Sequence[tuple[Request, int, int]], drawn_N: IntArray) -> bool:
+        """Keep all these draws, unless one may end its request or must be looked at: returns whether they are kept.
+
+        kept: requests, each with the place of its first draw and the number of those behind it that it keeps.
+        """
+        entries, counts = ints(request.entry for request, _, _ in kept), ints(count for _, _, count in kept)
+        tokens_N = drawn_N[ints(at + place for _, at, count in kept for place in range(1, count + 1))]
+        if not self._table.commit_several(entries, counts, tokens_N):
+            return False
+        self._dispatcher.count_kept(entries, counts)
+        if self._hears_gaps:  # they come at the same moment as the first draw
+            self._state.observers.notify("on_token_gaps", gaps_s=np.zeros(len(tokens_N)))
+        self._state.cache.cache_filled_blocks(entries)
+        return True
 
     def _advance_grammars(self, entries_N: IntArray, tokens_N: IntArray) -> BoolArray | None:
         """See `advance_grammars`; None if no request has a grammar."""

@@ -108,16 +108,16 @@ class Dispatcher:
         """Count the tokens that a launched step draws; requests that need no further step leave the running ones."""
         self.count_draws(self._table.still_there(dispatched.sampled).entries_N, dispatched.ending)
 
-    def count_kept(self, entries_N: IntArray) -> None:
-        """Count a draft that each of these requests keeps as computed, and the token drawn behind it."""
-        self._table.num_computed_tokens_S[entries_N] += 1
+    def count_kept(self, entries_N: IntArray, counts_N: IntArray | int = 1) -> None:
+        """Count the drafts that each of these requests keeps as computed, and the tokens drawn behind them."""
+        self._table.num_computed_tokens_S[entries_N] += counts_N
         self._note_progress(entries_N)
-        self.count_draws(entries_N)
+        self.count_draws(entries_N, counts_N=counts_N)
 
-    def count_draws(self, entries_N: IntArray, ending: Sequence[Request] = ()) -> None:
-        """Count a drawn token of each of these requests, as `expect` does. ending: end with their prompts."""
+    def count_draws(self, entries_N: IntArray, ending: Sequence[Request] = (), counts_N: IntArray | int = 1) -> None:
+        """Count the drawn tokens of each of these requests, as `expect` does. ending: end with their prompts."""
         table = self._table
-        table.num_tokens_S[entries_N] += 1
+        table.num_tokens_S[entries_N] += counts_N
         is_last = table.num_tokens_S[entries_N] >= table.max_len_S[entries_N]
         for request in [*table.requests(entries_N[is_last]), *ending]:
             if request.id in self._queue.running:

@@ -131,6 +131,22 @@ class RunningTable:
         self.num_known_tokens_S[entries_N] = places + 1
         return entries_N, tokens_N
 
+    def commit_several(self, entries_N: IntArray, counts_N: IntArray, tokens_T: IntArray) -> bool:
+        """Fill in several tokens of each of these requests that no step counted yet, those of the first one first.
+
+        Returns whether it did so: not if one of them may end its request, or must be looked at with that token.
+        """
+        is_plain_N = self.num_tokens_S[entries_N] + counts_N < self.max_len_S[entries_N]
+        is_plain_N &= self.is_watched_S[entries_N] + self.is_constrained_S[entries_N] == 0
+        is_plain_T = (self._num_stopping.take(tokens_T, mode="clip") == 0) & (tokens_T >= 0)
+        if not (every(is_plain_N) and every(is_plain_T)):
+            return False
+        places_N, ends_N = self.num_known_tokens_S[entries_N], counts_N.cumsum()
+        places_T = (places_N - ends_N + counts_N).repeat(counts_N) + np.arange(len(tokens_T))
+        self.tokens_SL[entries_N.repeat(counts_N), places_T] = tokens_T
+        self.num_known_tokens_S[entries_N] = places_N + counts_N
+        return True
+
     def gaps_s(self, entries_N: IntArray, now_s: float) -> FloatArray:
         """Note that these requests get a token now; returns the seconds since their last one, if they had one."""
         now_us = int(now_s * 1e6)

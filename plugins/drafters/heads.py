@@ -235,13 +235,16 @@ class HeadDrafter(Drafter):
             streams_STD = torch.empty(shape, dtype=torch.float32, device=self._device)
         for _, rows in groupby(asked, lambda one: id(one[0].states)):  # those of a step share its states
             alike = list(rows)
-            firsts = [row.first + first - row.start for row, _, first, _ in alike]
-            places = on_device(_spans(firsts, alike), self._device)
-            end = start + len(places)
-            for place, layer in enumerate(layers):
-                stream_TD = torch.as_tensor(alike[0][0].states[layer]).to(self._device)
-                torch.index_select(stream_TD, 0, places, out=streams_STD[place, start:end])
-            start = end
+            places = [row.first + first - row.start for row, _, first, _ in alike]
+            count = sum(end - first for _, _, first, end in alike)
+            index_T = on_device(_spans(places, alike), self._device) if len(alike) > 1 else None
+            for stream_TD, layer in zip(streams_STD[:, start : start + count], layers, strict=True):
+                states_TD = torch.as_tensor(alike[0][0].states[layer])
+                if index_T is None:
+                    stream_TD.copy_(states_TD[places[0] : places[0] + count])
+                else:
+                    torch.index_select(states_TD.to(self._device), 0, index_T, out=stream_TD)
+            start += count
         return streams_STD
 
     def _num_joined(self, num_requests: int) -> int:

@@ -36,7 +36,7 @@ class _Lookup(Drafter):
         places_P = np.flatnonzero(tokens_L[:last] == tokens_L[last])
         length = 1
         while len(places_P) and length < self._max:
-            longer = places_P[places_P >= length]
+            longer = places_P if places_P[0] >= length else places_P[places_P >= length]
             longer = longer[tokens_L[longer - length] == tokens_L[last - length]]
             if not len(longer):
                 break
@@ -76,10 +76,12 @@ class Suffix(_Lookup):
         known = np.concatenate([row.tokens, np.zeros(row.num_drafts, dtype=row.tokens.dtype)])
         for place in range(row.num_drafts):
             following_P = known[places_P + 1 + place]
+            known[length + place] = following_P[-1]
+            if (following_P == following_P[-1]).all():
+                continue
             tokens, counts = np.unique(following_P, return_counts=True)
             frequent = tokens[counts == counts.max()]
             token = following_P[np.flatnonzero(np.isin(following_P, frequent))[-1]]
-            known[length + place] = token
-            places_P = places_P[following_P == token]
+            known[length + place], places_P = token, places_P[following_P == token]
         drafts: list[int] = known[length:].tolist()
         return drafts
