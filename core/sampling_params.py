@@ -18,13 +18,13 @@ from hookline.core.util.stop_strings import StopStrings
 from hookline.core.util.text import near_miss
 
 MAX_SEED = 2**63 - 1
-"""Largest seed: what an int64 holds."""
+"""Largest seed: the largest int64."""
 MAX_COMPLETIONS = 1024
 """Largest n."""
 MAX_LOGPROBS = 20
 """Most alternatives whose log-probabilities a request may ask for."""
 MAX_WHOLE = 2**63 - 1
-"""Largest whole number anywhere: what an int64 holds."""
+"""Largest whole number of any parameter: the largest int64."""
 MAX_TOP_K = 2**31 - 1
 """A larger top_k counts as this one, which is more than any vocabulary has."""
 MAX_STOPS = 1024
@@ -269,7 +269,7 @@ class SamplingParams:
     bad_words: tuple[str | tuple[int, ...], ...] = ()
     """Texts, or lists of token ids: the last token of such a word is not sampled after the tokens before it."""
     logprobs: int | None = None
-    """0 to 20: return every token's log-probability under the model, and those of this many most likely tokens."""
+    """0 to 20: return every token's log-probability under the model, and this many most likely tokens with theirs."""
     prompt_logprobs: int | None = None
     """The same for the prompt's tokens, all but the first."""
     extra_args: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

@@ -37,9 +37,9 @@ MANY_TOKENS = 100_000
 
 
 class FileTokenizer:
-    """A tokenizer with the methods that the engine needs, which return what transformers' PreTrainedTokenizerFast of
-    the same folder does. Other attributes are those of that tokenizer. chat_template: the text of the template, or
-    None.
+    """A tokenizer with the methods that the engine needs, which return the same as transformers'
+    PreTrainedTokenizerFast of the same folder. All other attributes are read from that tokenizer, which is then
+    imported. chat_template: the text of the template, or None.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""The language model inside a checkpoint that also sees or hears: its config.json and its tensors as if it stood alone.
+"""Extracts the config and the tensors of the language model from a checkpoint that also has towers for images or sound.
 
-Such a checkpoint keeps the language model's config beside those of its towers, and its tensors under a prefix. Whatever
-lies outside of the language model (towers, projectors, layers that draft tokens) is left out. Knows no model.
+Such a checkpoint keeps the language model's config beside its towers' configs, and its tensors under a prefix. All
+parts outside of the language model (towers, projectors, layers that draft tokens) are left out. Knows no model.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OF_BOTH = ("eos_token_id", "bos_token_id", "pad_token_id", "dtype", "torch_dtype
 SIZES = ("hidden_size", "num_hidden_layers")
 """Sizes that a language model's config leaves out if they are the defaults of its class, as in LLaVA 1.5."""
 BOTH_WAYS = ("paligemma",)
-"""Model types whose language model lets tokens of a prompt see later ones, though its own config does not say it."""
+"""Model types whose language model attends to later tokens of a prompt, although its own config does not say so."""
 TIED = "tie_word_embeddings"
 _BODY = re.compile(r"(model\.)?(language_model|text_model)\.(model\.)?(.+)")
 _ALONE = ("model.", "lm_head.", "score.")

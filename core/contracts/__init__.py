@@ -1,7 +1,7 @@
 """The contracts of plugins: the protocols that they implement, and the plain values that core passes to them.
 
 A plugin imports its contract from here, and nothing else of core but `layers`, `scheduling`, `parsing`, `testing` and
-the errors. Each kind has a module of its own, with the legend of its shapes. Importing them imports no torch.
+the errors. Each kind has its own module, with the legend of its shapes. Importing them imports no torch.
 """
 
 from hookline.core.contracts.api import (

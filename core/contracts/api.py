@@ -1,8 +1,8 @@
 """The contract of an API surface, the endpoints of one API around a server's engine, and the engine it is given.
 
-Core keeps sockets, TLS, keys, limits, processes and the engine. A surface says which routes its API has, what a body
-means, and how answers and errors are written. Requests and responses are Starlette's. What surfaces are made of, from
-the reading of a body to a turn of a chat, is in `hookline.core.serving`.
+Core keeps sockets, TLS, keys, limits, processes and the engine. A surface defines the routes of its API, the meaning of
+a body, and how answers and errors are written. Requests and responses are Starlette's. `hookline.core.serving` has the
+parts of surfaces, from reading a body to a turn of a chat.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class ApiRoute:
     path: str
     """As Starlette's routes have it: /v1/models/{name:path}."""
     endpoint: Callable[[Request], Awaitable[Response]]
-    """Makes the response. What it raises is answered in the surface's form: an ApiError as it is, errors of the engine
-    with the status that fits, and anything else with status 500 and no details."""
+    """Makes the response. Its exceptions are answered in the surface's form: an ApiError unchanged, errors of the
+    engine with a fitting status, and all others with status 500 and no details."""
     summary: str = ""
     """A description of the route in one line; a route with an empty summary is left out of the OpenAPI document."""
     body: type | None = None
@@ -99,7 +99,7 @@ class ApiRoute:
     streams: bool = False
     """Whether the answer may be a stream."""
     max_body_bytes: int | None = None
-    """Largest body, where it is not serve.max_body_bytes. Only for paths without parameters."""
+    """Largest body in bytes; None: serve.max_body_bytes. Only for paths without parameters."""
 
 
 class ModelCard(Protocol):
@@ -132,7 +132,7 @@ class ModelCard(Protocol):
 
 
 class OpenCompletions(Protocol):
-    """The completions of a request while they are generated. Must be closed in any case, which aborts what runs.
+    """The completions of a request while they are generated. Must be closed in any case, which aborts running ones.
 
     Raises, when the next Delta is asked for: RequestError or ApiError for a completion that cannot be served or was
     ended from outside; EngineError if the engine failed.
@@ -151,7 +151,7 @@ class OpenCompletions(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Abort what still runs; a second call does nothing."""
+        """Abort completions that still run; a second call does nothing."""
         ...
 
 
@@ -210,9 +210,9 @@ class ApiSurface(Protocol):
     """
 
     errors: ErrorForm
-    """How errors are written: of its own endpoints, and those that occur before any endpoint is reached, such as a
-    missing key, if the path is one of its routes or below one. The first surface of a server writes those of all other
-    paths."""
+    """How errors are written: errors of its endpoints, and errors before an endpoint is reached, such as a missing key,
+    if the path is one of its routes or below one. The first surface of a server writes the errors of all other paths.
+    """
 
     key_headers: Sequence[str] = ()
     """Headers that clients of this API send their key in, beside `Authorization: Bearer KEY`, which is always read."""

@@ -24,8 +24,8 @@ class Batch:
     Rows are ordered decodes first (one token each), then prefill chunks; tokens lie in row order.
     Shapes: token_ids_T, positions_T, slot_mapping_T int64; query_starts_B1 (B + 1,) int32, the first token of each row;
     context_lens_B int32, tokens in the cache once this step has written (padding rows: 1);
-    block_table_BM int32; entries past a row's context, and those of blocks wholly before what its first query sees, may
-    name any block.
+    block_table_BM int32; entries past a row's context, and entries of blocks that lie wholly before the window of its
+    first query, may name any block.
 
     A batch inside a captured graph has no lengths on the host: context_lens_host is None, and every size here is the
     graph's. Captured decodes are rows of one token. In a captured step with prompts (only for kernels that declare
@@ -52,8 +52,8 @@ class Batch:
     """(B,) int32: the same number of leading tokens for all rows that share them, 0 for the others. Only in batches of
     decodes, and only for kernels that declare `shared_prefix`."""
     window: int | None = None
-    """Tokens that a query sees, itself included; None for all before it. Layers of other windows have batches of their
-    own, each prepared by itself, which differ from this one in window, slot_mapping_T, block_table_BM and scratch."""
+    """Tokens that a query sees, itself included; None for all before it. Layers with another window have another batch,
+    prepared separately, which differs from this one in window, slot_mapping_T, block_table_BM and scratch."""
     repeats_requests: bool = False
     """Whether rows may be consecutive tokens of one request, with the same blocks. Then all keys are written before any
     row attends: `qk_norm_rope_write` and `attend` are called, and not `qkv_attend`."""

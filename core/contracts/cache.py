@@ -1,4 +1,4 @@
-"""What each layer of a model caches of the tokens that it has seen. A ModelSpec lists it; core allocates the memory.
+"""The caches of layers, for the tokens that a model has seen. A ModelSpec lists them; core allocates the memory.
 
 Legend: T tokens of a step, B requests of a step, R rows of a state, one for each request that runs and one for padding.
 """
@@ -28,7 +28,7 @@ class SlidingWindow:
 
 @dataclass(frozen=True)
 class SharedCache:
-    """No keys and values of its own: the layer attends over those of the earlier layer with the index `layer`.
+    """The layer has no cache: it attends over the keys and values of the earlier layer with the index `layer`.
 
     It passes its queries alone to `attend`, (T, H * E), and nothing is written to the cache.
     """
@@ -75,7 +75,7 @@ LayerCache = FullAttention | SlidingWindow | SharedCache | RecurrentState | NoCa
 
 @dataclass(frozen=True)
 class StateRows:
-    """The states of one layer and the requests of a step: what `attend.states(layer)` gives a model's forward.
+    """The states of one layer and the requests of a step: the result of `attend.states(layer)` in a model's forward.
 
     tensors: by the names of RecurrentState, each (R, *shape of this rank), to be read and written in place.
     rows_B: (B,) int64, the row of each request; several may name the padding row, whose state belongs to no request.

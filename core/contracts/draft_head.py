@@ -1,6 +1,6 @@
 """The contract of drafting heads, which guess tokens from the hidden states of the model.
 
-A head is a small network of a single layer with a KV cache of its own. Its entry i is computed of the model's hidden
+A head is a small network of a single layer with its own KV cache. Its entry i is computed of the model's hidden
 states at position i and of the token at i + 1, and guesses the token at i + 2; further guesses are made of the head's
 own hidden states in place of the model's.
 Legend: T entries, N rows whose logits are wanted, D hidden of the model, H hidden of the head, V vocabulary.

@@ -109,7 +109,7 @@ class DraftTarget(Protocol):
         """Sample tokens as the model's are sampled: with the same noise for the same seed and position.
 
         Shapes: logits_NV (N, V); returns (N,) int64, NO_TOKEN where logits hold NaN.
-        Device: no host sync; safe in what `capture` records.
+        Device: no host sync; may be captured by `capture`.
         """
         ...
 
@@ -119,10 +119,10 @@ class DraftTarget(Protocol):
         ...
 
     def capture(self, step: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        """Record what `step` launches as a CUDA graph: a call that replays it, and the tensor that each replay writes.
+        """Record the launches of `step` as a CUDA graph; returns a call that replays it, and the tensor that it writes.
 
-        step: called twice. All graphs share their memory, so a tensor is valid until another one's replay. To be called
-        while the drafter is constructed.
+        step: called twice. All graphs share their memory, so a tensor is valid until another graph is replayed. To be
+        called while the drafter is constructed.
         """
         ...
 
@@ -184,7 +184,7 @@ class DraftCounts:
     """The drafter's pretended_length; if it is set, `kept` does not measure how good the drafts are."""
 
     def add(self, num_drafts: int, num_kept: int, num_rows: int = 1) -> None:
-        """Count the drafts of a row of a step, or of several alike."""
+        """Count the drafts of a step's row, or of num_rows rows with the same numbers."""
         missing = num_drafts - len(self.drafted)
         self.drafted += [0] * missing
         self.kept += [0] * missing
@@ -255,7 +255,7 @@ class Drafter(Protocol):
     def observe(self, rows: Sequence[ComputedRow]) -> None:
         """A step that computed tokens of these requests was committed; called after each step, before `propose`.
 
-        Not called while so many requests run that a step has no room for drafts.
+        Not called while too many requests run for drafts in a step.
 
         The first row of a request that began with a cached prefix, or was preempted, may start behind position 0, and
         may repeat positions of earlier rows, with the same tokens.

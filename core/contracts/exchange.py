@@ -52,8 +52,8 @@ class PeerMemory:
 class Exchange(Protocol):
     """Collectives of a few rows between GPUs that read each other's memory, by the kernels of a rank.
 
-    For classes to extend; a Kernels class offers them by its method `exchange`. Core calls each on all ranks alike, in
-    the same order. Device: no host sync, graph-safe. All ranks must get the same bits.
+    For classes to extend; a Kernels class offers them by its method `exchange`. Core calls each on all ranks, in the
+    same order. Device: no host sync, graph-safe. All ranks must get the same bits.
     """
 
     def fits(self, x_TD: Tensor) -> bool:

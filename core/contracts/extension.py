@@ -45,7 +45,7 @@ class ExtensionSpec:
     config: the engine's values of the `config=` dataclass that the extension was registered with. num_layers,
     hidden_size, dtype: of the whole model and of its residual stream. logits_of: the logits (X, V) float32, over the
     whole vocabulary, of rows (X, D) of the residual stream after any layer, by the model's last norm and its head; to
-    be called in `after_draw` or `before_draw`, on every rank alike.
+    be called in `after_draw` or `before_draw`, on every rank.
     """
 
     num_rows: int
@@ -91,14 +91,14 @@ class RequestFacts:
 
 @dataclass(frozen=True)
 class LogitsRows:
-    """The N rows of one call of `before_draw` or `after_draw`: which requests they are and what those asked for.
+    """The N rows of a call of `before_draw` or `after_draw`: their requests, and the arguments of these.
 
     All on the device. rows_N: int64, rows of the request table, as in `load`; padding names the last row. columns: each
     int, float or bool field of the arguments, (N,) int64 or float32 (bool as int64); a row whose request does not use
     the extension holds the fields' defaults. sampling: temperature, seed and position (the number of tokens before the
     draw) of each row.
     tokens_RL, num_prompt_tokens_N: only for extensions that set `reads_tokens`, and only valid for rows that use such
-    an extension: row r of tokens_RL (R, L) int32 holds the request's tokens, the prompt first; those at and beyond
+    an extension: row r of tokens_RL (R, L) int32 holds the request's tokens, the prompt first; places at and beyond
     sampling.position_N are stale. max_num_tokens: an upper bound of the positions.
     streams: for each layer of `reads_layers`, the residual stream (N, D) after it, at the token that the draw follows;
     in the model's dtype.
@@ -132,8 +132,8 @@ class StepExtension(Protocol):
     Constructed as `Extension(spec)` on every rank, when a request first uses it. It is registered with `arguments=`, a
     dataclass whose fields are a request's arguments and whose defaults mean "not used", and may have `config=`, a
     dataclass of the engine's own settings of it. Extensions run in descending priority, ties in order of registration,
-    on every rank alike. A step runs only those that one of its requests uses; a step that runs none is the same CUDA
-    graphs and launches as if none were installed.
+    on every rank alike. A step runs only extensions that one of its requests uses; a step without extensions has the
+    same CUDA graphs and launches as if none were installed.
 
     On the device, for the requests that use it: `load` keeps a request's values when it gets a row; `after_layer` sees
     and changes the residual stream; `before_draw` changes logits; `after_draw` computes numbers for the host. On the
@@ -177,7 +177,7 @@ class StepExtension(Protocol):
     def load(self, row: int, values_X: Tensor) -> None:
         """Keep these values, on the device, for the request that now owns this row.
 
-        values_X: int64, what `encode` returned; empty if this request does not use the extension and the row's previous
+        values_X: int64, the result of `encode`; empty if this request does not use the extension and the row's previous
         request did. Called outside of graphs, before the request's first step.
         """
         return
@@ -257,7 +257,7 @@ class StepExtension(Protocol):
         the output's stop_reason and the token counts as a stop token: it is in token_ids and not in the text. Before
         min_tokens nothing ends. With overlap the device may have drawn one more token, which is discarded.
         logprob: of the token among the unprocessed logits at temperature 1; None unless the request asks for logprobs.
-        Raises: whatever it raises ends the request with an error that names the extension.
+        Raises: any exception ends the request with an error that names the extension.
         """
         return None
 
@@ -270,7 +270,7 @@ class StepExtension(Protocol):
         Returns plain data (JSON types), which is appended to RequestOutput.extensions[name] and streamed with the
         token; without this method, the list of the numbers.
         values_W: (result_width,) of result_dtype; a copy.
-        Raises: whatever it raises ends the request with an error that names the extension.
+        Raises: any exception ends the request with an error that names the extension.
         """
         return values_W.tolist()
 

@@ -99,7 +99,7 @@ class Grammar(Protocol):
 class GrammarBackend(Protocol):
     """Compiles grammars. For classes to extend.
 
-    Constructed as `Backend(config, vocabulary)` in a thread of its own: for a server and an AsyncLLM while the weights
+    Constructed as `Backend(config, vocabulary)` in a separate thread: for a server and an AsyncLLM while the weights
     load (engine.prepare_grammars), otherwise when the first request needs it.
     """
 
@@ -111,9 +111,8 @@ class GrammarBackend(Protocol):
         """The grammar of `wanted.kind` and `wanted.value` (of json and structural_tag: JSON text; of a choice: texts).
 
         Runs in a thread beside the step loop, several at a time: code that holds the interpreter's lock (GIL) delays
-        the steps of all requests. It must end by itself, within about a second, whatever it is given: bound sizes,
-        states and time. A request whose grammar takes longer than two seconds ends with an error. Core handles
-        `wanted.after` itself.
+        the steps of all requests. It must end within about a second for any grammar: bound sizes, states and time. A
+        request whose grammar takes longer than two seconds ends with an error. Core handles `wanted.after` itself.
         Raises: RequestError with one line for a grammar that is invalid, too large, or of a kind that is not supported.
         """
         ...

@@ -59,7 +59,7 @@ class Registrar(Protocol):
         help:     one line for `hookline info`.
         priority: `auto` takes the available entry with the highest; step extensions and logits processors with a
                   higher one run earlier; API surfaces with one above 0 are served where serve.apis is not set.
-        replace:  take the place of the entry of the same name, or of those that claim the same architectures. Without
+        replace:  take the place of the entry of the same name, or of entries that claim the same architectures. Without
                   it, a taken name is an error; so is model=auto for an architecture that two entries claim.
         architectures: for models: the checkpoints that model=auto serves with this entry, by the names that config.json
                   has in `architectures`; "*" means every architecture that no other entry claims.
@@ -110,8 +110,8 @@ def register_processors(register: Registrar) -> None:
 
     When:    once per process, before any device is touched.
     Call:    register(name, "package.module:Class", config=ArgumentsDataclass, help="one line", needs=Needs(...),
-             priority=...). The dataclass is the schema of the arguments. A request gives its own as
-             SamplingParams(extra_args={name: {...}}), an engine those of all its requests as
+             priority=...). The dataclass is the schema of the arguments. A request sets them by
+             SamplingParams(extra_args={name: {...}}), an engine for all its requests by
              processors.name.field=value. Default values leave the logits as they are. If the dataclass extends
              hookline.core.contracts.FromSamplingParams, its fields are read from SamplingParams itself. Higher
              priorities run first.
@@ -282,10 +282,10 @@ def on_engine_start(engine: EngineView) -> None:
 
 @hookspec
 def on_request_begin(info: RequestBegin) -> None:
-    """Observe a request that was queued. Each completion of a prompt is a request of its own.
+    """Observe a request that was queued. Each completion of a prompt is a separate request.
 
-    When:    when the engine has accepted it, before any of it is planned. A refused request is told to on_request_end
-             alone. Costs nothing if no observer implements it.
+    When:    when the engine has accepted it, before any of it is planned. A refused request is reported to
+             on_request_end alone. Costs nothing if no observer implements it.
     Errors:  as on_step_end.
     """
 

@@ -216,9 +216,9 @@ class Kernels(QuantizedProducts, RequestRowOperations, Protocol):
     def attend(self, q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch, form: AttentionForm = PLAIN_ATTENTION) -> Tensor:
         """Causal attention of ragged queries over the paged cache: prefill, decode and mixed.
 
-        Query i of request b sits at position p = context_lens_B[b] - query_len_b + i and sees positions up to its own;
-        with Batch.window W only those above p - W. The block table may name any block for positions that no query of
-        the row sees. A form is passed only if it is not the plain one, and only to kernels that declare its features.
+        Query i of request b sits at position p = context_lens_B[b] - query_len_b + i and sees positions up to its own,
+        above p - W with Batch.window W. The block table may name any block for positions that no query of the row sees.
+        A form is passed only if it is not the plain one, and only to kernels that declare its features.
         Shapes: q_THE (T, H, E); returns (T, H, E). Head h reads kv head h // (H / K).
         Device: no host sync.
         """
@@ -298,7 +298,7 @@ class Kernels(QuantizedProducts, RequestRowOperations, Protocol):
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """add_rms_norm of `expert_mlp` and the residual, called only if the class has `expert_mlp`.
 
-        Shapes: those of expert_mlp; residual_TD and both results (T, D). The sum over a token's experts may stay in
+        Shapes: as for expert_mlp; residual_TD and both results (T, D). The sum over a token's experts may stay in
         float32. May overwrite the residual, and none of the other inputs.
         Device: as expert_mlp.
         """
@@ -329,7 +329,7 @@ class Kernels(QuantizedProducts, RequestRowOperations, Protocol):
     def short_convolution(
         self, x_TC: Tensor, weight_CW: Tensor, state_RCP: Tensor, states: StateRows, bias_C: Tensor | None = None
     ) -> Tensor:
-        """A causal convolution of every channel by itself over a sequence's last W tokens, then silu: (T, C) -> (T, C).
+        """A causal depthwise convolution over a sequence's last W tokens, then silu: (T, C) -> (T, C).
 
         Token t gets silu(bias + sum over w of weight[:, w] * x[t - (W - 1) + w]). If it is left out,
         `hookline.core.layers` computes it in plain torch.

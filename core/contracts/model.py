@@ -165,8 +165,8 @@ class Runtime:
     config: Any = None
     """The option's config dataclass, with the user's values; None where a model is built without one."""
     batch_invariant: bool = False
-    """Whether a row's results must have the same bits in every batch. The model's matrix products then have to be those
-    of `kernels`, or of one row at a time."""
+    """Whether a row's results must have the same bits in every batch. The model must then compute its matrix products
+    by `kernels`, or one row at a time."""
     stage: Stage = WHOLE_MODEL
     weights: WeightFactory | None = None
     """Makes the matrices of layers, experts and heads; None: tensors of `dtype`, multiplied by `kernels`."""

@@ -84,11 +84,11 @@ class NormsAndGates(Protocol):
     def norm_heads(
         self, x_TN: Tensor, head_dim: int, eps: float, places_C: Tensor, scale_C: Tensor, width: int
     ) -> Tensor:
-        """RMS norm of each head without a weight; then its numbers in other places, each with a scale: (T, C).
+        """RMS norm of each head without a weight, then a permutation of its numbers with scales: (T, C).
 
         Number c is scale_C[c] times number places_C[c] of the normalised heads, and 0 where that place is negative.
-        head_dim: numbers of a head of x. width: C is cut into blocks of so many; a block has all numbers of a few heads
-        that follow each other in x, in any order, and of no other.
+        head_dim: numbers of a head of x. width: C is cut into blocks of `width` numbers; a block has all numbers of a
+        few heads that follow each other in x, in any order, and of no other heads.
         Shapes: x_TN (T, N), N a multiple of head_dim; places_C (C,) int64; scale_C (C,) in x's dtype.
         Device: no host sync; graph-safe. Writes to none of its inputs.
         """

@@ -171,7 +171,7 @@ class StepStats:
     num_cached_tokens: int
     num_preemptions: int
     num_prompt_tokens: int
-    """Tokens of the prompts that were begun, those found in the cache included."""
+    """Tokens of the prompts that the step began, including tokens found in the cache."""
     num_generated_tokens: int
     """Tokens that it drew and that were kept."""
     step_s: float

@@ -14,11 +14,11 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def optional(method: Method) -> Method:
-    """Mark an operation of a contract that a class may leave out; its docstring says what happens then."""
+    """Mark an operation of a contract that a class may leave out; its docstring names the consequence."""
     method.is_left_out = True  # type: ignore[attr-defined]
     return method
 
 
 def is_offered(method: Any) -> bool:
-    """Whether a class has its own version of an operation that it might have left out. `method` is the object's."""
+    """Whether a class implements an optional operation. method: the operation, as an attribute of class or object."""
     return not getattr(method, "is_left_out", False)

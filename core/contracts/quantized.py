@@ -32,7 +32,7 @@ class Scheme:
     do not compute the scheme.
     rows, columns: outputs and inputs of the block that shares a scale; 0 means all of them. (128, 128): blocks;
     (1, 0): one scale for each output; (1, 128): groups of 128 inputs.
-    has_zeros: whether each block has a zero point of its own. is_reordered: whether the inputs of a group are not
+    has_zeros: whether each block has its own zero point. is_reordered: whether the inputs of a group are not
     neighbours (GPTQ's act-order). activations: how the checkpoint was made to have activations quantised: "" (not at
     all), "dynamic", or "static" by ScaledMatrix.input_scale. Kernels may do so, or leave activations as they are.
     """
@@ -170,7 +170,7 @@ class QuantizedProducts(NormsAndGates, Protocol):
     def computes(self, scheme: Scheme, num_rows: int, num_columns: int) -> bool:
         """Whether this class computes products with matrices (O, D) of a scheme; asked before weights are loaded.
 
-        For experts, it is asked about both matrices of an expert, and the class must have `quantized_expert_mlp`.
+        For experts, it is called for both matrices of an expert, and the class must have `quantized_expert_mlp`.
         """
         return False
 
@@ -227,6 +227,6 @@ class QuantizedProducts(NormsAndGates, Protocol):
         self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up: Any, down: Any, residual_TD: Tensor,
         norm_weight_D: Tensor, eps: float,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """add_rms_norm of `quantized_expert_mlp` and the residual, called only if the class has the former."""
+        """add_rms_norm of `quantized_expert_mlp`, which the class must have, and the residual."""
         out_TD = self.quantized_expert_mlp(x_TD, expert_TA, weight_TA, gate_up, down)
         return self.add_rms_norm(out_TD, residual_TD, norm_weight_D, eps)

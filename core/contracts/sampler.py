@@ -22,7 +22,7 @@ FORBIDDEN = -(2**30)
 
 @dataclass(frozen=True)
 class SamplingBatch:
-    """Sampling parameters of the N rows of a step, on the device, plus what the host knows without asking it.
+    """Sampling parameters of the N rows of a step, on the device, and facts that the host knows without a sync.
 
     Shapes: temperature_N float32 (0 means greedy), seed_N int64, position_N int64 (of the token being drawn).
     all_greedy: every temperature is 0, so that the sampler may skip the noise; False where the host does not know.

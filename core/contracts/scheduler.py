@@ -183,7 +183,7 @@ class SchedulerView:
     served_tokens: `view.served_tokens("tenant")` maps each value of that tag to the tokens that its requests were
     served by committed steps since the policy first asked for the tag; "" stands for requests without it. Core keeps at
     most MAX_SERVED_VALUES values and drops the least recently served ones.
-    limits: what the plan must keep. budget: a ledger for this one plan. now_s: on the engine's clock, in seconds.
+    limits: the bounds of a plan. budget: a ledger for this one plan. now_s: on the engine's clock, in seconds.
     """
 
     waiting: Sequence[RequestView]

@@ -266,7 +266,7 @@ class ExpertWeights(Protocol):
 
 
 class CheckpointSource(Protocol):
-    """A checkpoint that is not a folder of safetensors: what a model class's `open_checkpoint` returns.
+    """A checkpoint that is not a folder of safetensors: the result of `OpensCheckpoint.open_checkpoint`.
 
     Small enough to be pickled: another process opens its files itself. A tensor is read only when `read` asks for it.
     """

@@ -1,7 +1,7 @@
 """`hookline new KIND NAME`: write a distribution with a plugin of that kind, runnable and tested from the start.
 
-Fills in the text files of core/new/templates: those of common/, and those of the folder named like the kind. Imports no
-plugin and no torch.
+Fills in the templates in two folders of core/new/templates: common/ and the folder of the kind. Imports no plugin and
+no torch.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,6 @@
 """`hookline new KIND NAME`: write a distribution with a plugin of that kind, runnable and tested from the start.
 
-Fills in the text files of core/new/templates: those of common/, and those of the folder named like the kind. Imports no
-torch.
+Fills in the templates in two folders of core/new/templates: common/ and the folder of the kind. Imports no torch.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _WHAT = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the distribution, say what to do with it, and return the exit code."""
+    """Write the distribution, print the next commands, and return the exit code."""
     parser = Arguments(
         usage=f"{called_as('new')} KIND NAME [--folder FOLDER], where KIND is one of {', '.join(kinds())}",
         description="Write a distribution with a plugin that runs and passes its tests.",

@@ -1,1 +1,1 @@
-"""The requests an engine holds: their life, their order, and what lets them in."""
+"""The requests in an engine: their admission, their order and their state until they end."""

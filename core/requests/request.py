@@ -2,7 +2,7 @@
 
 Token ids live in one preallocated int32 array, so a prompt chunk or a block's content is a slice and never a
 conversion. The counts that change with each step live in an array too, which `core.requests.running_table` keeps beside
-those of the other requests while the request runs.
+the counts of the other requests while the request runs.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ def prompt_shapes(
     most_tokens: of the largest shape, see captured_prompt_tokens. Steps of prompts are padded to the next of
     TOKEN_COUNTS. If max_num_batched_tokens is small, mixed steps are captured, too: padded to multiples of TILE_TOKENS
     or to max_num_batched_tokens, with a shape for every DECODE_STEP decodes of each size, most decodes first.
-    Otherwise the mixed shapes are those of joined_shapes.
+    Otherwise `joined_shapes` gives the mixed shapes.
     """
     most = min(max_num_batched_tokens, max_model_len, most_tokens)  # the padding row has no more blocks
     is_mixed = max_num_batched_tokens <= min(MOST_MIXED, max_model_len) and max_model_len <= MAX_MIXED_LEN

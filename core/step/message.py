@@ -1,9 +1,8 @@
 """The message that describes one step to every rank: plain integers, no tensors, no objects.
 
 Its sections are packed into one flat int64 array, which is sent to every rank; a rank copies it to its device once and
-takes the sections as views. Each section declares what its entries belong to (`Along`), which is all that cutting a
-step into micro-batches has to know of it. Legend: T prompt tokens; other sections have one entry for each of what they
-name.
+takes the sections as views. Each section declares the axis of its entries (`Along`), e.g. rows or draws, by which steps
+are cut into micro-batches. Legend: T prompt tokens; other sections have one entry for each of the things they name.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ READ_WIDTH = 4
 
 
 class Axis(IntEnum):
-    """What the entries of a section, and the rows of a result, may belong to.
+    """The axes of sections and results: an entry, or a row, belongs to the whole step, a row, a token or a draw.
 
-    STEP: the whole step, such as what is written into the request table before it is computed. DECODE, CHUNK: its rows,
-    each of which is one or the other. TOKEN: the tokens that it computes, decodes first, then chunks' tokens. DRAW: the
-    tokens that it draws, decodes first, then sampled chunks. MASK: the draws that wait for masks.
+    STEP: the whole step, e.g. writes to the request table before it is computed. DECODE, CHUNK: its rows, of two kinds.
+    TOKEN: the tokens that it computes, decodes first, then chunks' tokens. DRAW: the tokens that it samples, decodes
+    first, then sampled chunks. MASK: the draws that wait for masks.
     """
 
     STEP, DECODE, CHUNK, TOKEN, DRAW, MASK = range(6)
@@ -36,11 +35,11 @@ class Axis(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Along:
-    """What the entries of a section belong to.
+    """How the entries of a section lie along an axis.
 
-    by: the section that names them by their index on the axis, which may be this one; without it, entry i belongs to i.
-    each: the section that says how many entries belong to each; without it, one. width: integers of an entry; the first
-    is the index, if the section names them itself.
+    by: the section with the index on the axis that each entry belongs to, perhaps this section; without it, entry i
+    belongs to index i. each: the section with the number of entries of each index; without it, one. width: integers of
+    an entry; the first is the index, if `by` is this section.
     """
 
     axis: Axis
@@ -56,27 +55,27 @@ def _section(axis: Axis, by: str = "", each: str = "", width: int = 1) -> Any:
 
 @dataclass(slots=True)
 class Step:
-    """What a rank needs to know of a step. Rows are rows of the request table.
+    """The message of a step to a rank. Rows are rows of the request table.
 
     admit_*: rows taken over by new requests, with their seed and temperature (float32 bits).
     table_*: (row, column, block) entries to write into the block table.
     decode_rows: requests computing one token. chunk_*: requests computing a prompt chunk, with the position of its
     first token and its length; token_ids_T are the chunks' tokens, row after row.
-    sampled_chunks: indices of the chunks that draws follow, in ascending order, an entry for each draw: a chunk named m
-    times has one after each of its last m tokens. More than one is for a row with drafts (core/engine/speculation.py);
-    which of the draws its request keeps, the host decides, and the row's next step is a chunk again.
+    sampled_chunks: indices of the chunks with draws, in ascending order, an entry for each draw: a chunk named m times
+    has a draw after each of its last m tokens. Only rows with drafts have several (core/engine/speculation.py); the
+    host decides which of the draws their requests keep, and the row's next step is a chunk again.
     mask_*: (index of a draw, token id) pairs that must not be drawn.
-    masked_draws: indices of the draws that wait for masks, which follow the step: it is computed up to its hidden
-    states, and drawn from when the masks are there, one for each of these.
-    shared_rows: if not empty, the rows that from now on share their first shared_len cached tokens, and no others do.
-    extension_*: arguments for step extensions: (row, extension, number of values) and the values of all, one after
-    the other; no values at all put an extension's defaults into a row.
+    masked_draws: indices of the draws that wait for masks, which are sent after the step, one for each of these draws:
+    the step is computed up to its hidden states, and tokens are sampled once the masks have come.
+    shared_rows: if not empty, the only rows that from now on share their first shared_len cached tokens.
+    extension_*: arguments for step extensions: (row, extension, number of values), and the values of all rows, one
+    after the other; without values, a row gets the extension's defaults.
     known_*: rows of requests whose extensions read tokens, admitted now: length of the prompt, number of tokens known,
-    and those tokens, row after row.
+    and the tokens, row after row.
     restored_*: rows into which states are copied from slots, once the rows of admitted requests are zero. saved_*: rows
     whose states are copied into slots after the step is computed (core/kv_cache/snapshots.py).
     reads: chunks whose hidden states are read for results apart from draws, READ_WIDTH integers each; a chunk may be
-    named once. read_lens, read_values: how many integers the reader is given for each, and those of all.
+    named once. read_lens, read_values: how many further integers the reader gets for each, and the integers of all.
     """
 
     admit_rows: IntArray = _section(Axis.STEP)
@@ -160,7 +159,7 @@ HEADER = tuple(one.name for one in fields(Step) if one.type in ("int", "bool"))
 SECTIONS = tuple(one.name for one in fields(Step) if one.name not in HEADER)
 """Names of the array sections, in the order they are packed."""
 ALONG: Mapping[str, Along] = {one.name: one.metadata["along"] for one in fields(Step) if one.name in SECTIONS}
-"""What the entries of each section belong to."""
+"""How the entries of each section lie along an axis."""
 _PLACES = {name: place for place, name in enumerate(SECTIONS)}
 
 
@@ -200,7 +199,7 @@ def masks_in(message: IntArray) -> MaskArray | None:
 
 
 class Sections(Mapping[str, Any]):
-    """The sections of a packed buffer (an array or a tensor) by name; a view of each is made when it is asked for."""
+    """The sections of a packed buffer (an array or a tensor) by name, as views, which are made on access."""
 
     __slots__ = ("_buffer", "_ends")
 

@@ -1,4 +1,4 @@
-"""A step cut into micro-batches, which the stages of a model compute one after the other: each is a step of its own.
+"""Cuts a step into micro-batches, which are steps themselves and which the stages of a model compute in turn.
 
 Every rank cuts by the same rule, so micro-batches need not be sent.
 """
@@ -103,7 +103,7 @@ def _part(step: Step, decodes: slice, chunks: slice, *, is_first: bool) -> Micro
             sections[name] = values
         elif along.axis is not Axis.STEP and len(values):
             kept = sections[name] = values[members.along(along)]
-            if along.by == name:  # its indices are from now on those among the part's own
+            if along.by == name:  # renumber its indices within the part
                 kept[:: along.width] = members.of(along.axis).cumsum()[kept[:: along.width]] - 1
     return MicroBatch(Step(**sections, **{name: getattr(step, name) for name in HEADER}), members)
 

@@ -1,4 +1,4 @@
-"""The docstrings under a dataclass's fields, read from its source file: what a listing shows beside the defaults."""
+"""The docstrings under a dataclass's fields, read from its source file, for listings of fields and their defaults."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 0.1 s and more, in the middle of a step.
 
 Frozen objects are still freed with their last reference; reference cycles among them are kept. gc.freeze is for the
-whole process: if other code froze objects before us, we leave that alone; engines of one process share what they froze.
+whole process: if other code froze objects before, Hookline freezes none; engines of one process share frozen objects.
 """
 
 from __future__ import annotations

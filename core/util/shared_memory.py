@@ -22,7 +22,7 @@ WORD = 8
 class SharedWords:
     """The memory behind a descriptor, perhaps an inherited one.
 
-    `words` is the memory as an int64 array; `fd` is what another process needs to attach it.
+    words: the memory as an int64 array. fd: the descriptor, by which another process attaches the memory.
     """
 
     def __init__(self, fd: int, num_words: int) -> None:

@@ -69,7 +69,7 @@ class StartPhases:
             _log.info("%s: %.1f s%s", name, seconds, self._how_far())
 
     def _tell_on(self, name: str, begun: float, done: Event) -> None:
-        """Log that a part goes on; in a thread of its own, since the part may be one long call."""
+        """Log that a part goes on; in a separate thread, since the part may be one long call."""
         while not done.wait(TELL_S):
             _log.info("%s: %.0f s so far%s", name, time.perf_counter() - begun, self._how_far())
 

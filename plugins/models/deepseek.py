@@ -2,9 +2,10 @@
 
 arXiv:2405.04434, arXiv:2412.19437.
 
-Attention is computed in its absorbed form, for prompts and decodes alike: what makes a head's keys of the latent is
-multiplied into its queries, and what makes its values into what it attended to. So all heads attend over the latents
-themselves, which are the cache's keys, with the rotated part of the keys before them; values are their last numbers.
+Attention is computed in its absorbed form, for prompts and decodes alike: the matrix that makes a head's keys of the
+latent multiplies its queries, and the matrix that makes its values multiplies its attention output. So all heads attend
+over the latents themselves, which are the cache's keys, with the rotated part of the keys before them; values are their
+last numbers.
 Knows its config.json and its weight names; not how attention or experts are computed, what a request is, or where
 weights lie. Every rank computes all latents, and attends with its own heads.
 Legend: T tokens, N rows whose logits are wanted, D hidden, H heads of this rank, L latent, R rotated numbers of a key,
@@ -188,9 +189,9 @@ class LatentAttention:
         return torch.bmm(attended_HTL, self.values_HLF).transpose(0, 1).flatten(1)
 
     def _by_halves(self, x: Tensor) -> Tensor:
-        """Numbers that are rotated with their neighbours, in the order in which halves are; others as they are.
+        """Reorder numbers that are rotated in neighbouring pairs, so that they are rotated by halves.
 
-        Queries and keys are put into the same order, so that their products stay what they are.
+        Queries and keys are reordered in the same way, so that their products do not change.
         """
         return x.view(*x.shape[:-1], -1, 2).transpose(-1, -2).flatten(-2) if self.shape.is_interleaved else x
 

@@ -1,6 +1,6 @@
 """The config.json of a model with multi-head latent attention, in DeepSeek's form: read, checked, and the rest refused.
 
-Keys that a config.json may leave out mean what transformers takes them for.
+Defaults of keys that a config.json may leave out are transformers'.
 """
 
 from __future__ import annotations
@@ -89,11 +89,11 @@ NORM_EPS = 1e-6
 
 @dataclass(frozen=True)
 class Routing:
-    """How a layer's experts are chosen, and their weights made.
+    """How a layer's experts are chosen and weighted.
 
     by_softmax: scores are a softmax; else sigmoids, to which a correction is added for the choice. num_groups,
-    num_chosen_groups: experts are in groups of equally many, of which a token takes the best few, and experts of those
-    alone; 1 of 1 is none. normalises: whether a token's weights are made to add up to one. factor: of the weights.
+    num_chosen_groups: experts are in groups of equal size; a token takes the best groups, and experts of these alone;
+    1 of 1 means no groups. normalises: whether a token's weights are scaled to add up to 1. factor: of the weights.
     """
 
     num_experts: int
@@ -114,7 +114,7 @@ class LatentShape:
     q_rank: of the latent of queries; 0 if they are made of the layer's input. latent: of keys and values, which the
     cache holds beside rope_dim rotated numbers. plain_dim: numbers of a head's query and key that are not rotated.
     is_interleaved: rotated numbers are paired with their neighbours, and not by halves. scale: of the scores.
-    routing: None if no layer has experts. sparse_layers: those that have some.
+    routing: None if no layer has experts. sparse_layers: the layers with experts.
     """
 
     vocab_size: int
@@ -141,7 +141,7 @@ class LatentShape:
 def read_config(hf_config: Mapping[str, Any]) -> LatentShape:
     """Check and read a config.json.
 
-    Raises: ConfigError naming the key, its value and what is supported.
+    Raises: ConfigError naming the key, its value and the supported values.
     """
     model_type = ConfigValues(hf_config, _MODEL).model_type(ARCHITECTURES)
     values = ConfigValues({**DEFAULTS[model_type], **_known_as_one(hf_config)}, _MODEL)

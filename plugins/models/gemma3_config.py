@@ -1,6 +1,6 @@
 """Gemma 3's config.json, read once into plain sizes; whatever this implementation lacks is refused by name.
 
-Defaults are those of transformers' Gemma3TextConfig.
+Defaults are taken from transformers' Gemma3TextConfig.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Shape:
 def read_config(hf_config: Mapping[str, Any]) -> Shape:
     """Check and read a config.json.
 
-    Raises: ConfigError naming the key, its value and what is supported.
+    Raises: ConfigError naming the key, its value and the supported values.
     """
     values = ConfigValues(hf_config, "Gemma 3")
     values.model_type({"gemma3_text": "Gemma3ForCausalLM"})

@@ -1,5 +1,5 @@
-"""Gemma 4 (text): heads by the type of layer, norms before and after each part, and in its small forms an embedding of
-its own for each layer.
+"""Gemma 4 (text): heads by the type of layer, norms before and after each part, and in its small versions a further
+embedding for each layer.
 
 The file has the network and its weight names; gemma4_config.py reads the config.json, gemma4_heads.py has attention.
 Legend: T tokens, N rows whose logits are wanted, D hidden, L layers, P numbers that a layer gets of each token,

@@ -1,6 +1,6 @@
 """Gemma 4's config.json, read once into plain sizes; whatever this implementation lacks is refused by name.
 
-Defaults are those of transformers' Gemma4TextConfig and Gemma4UnifiedTextConfig.
+Defaults are taken from transformers' Gemma4TextConfig and Gemma4UnifiedTextConfig.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class Shape:
     """The sizes and switches of one Gemma 4 model, of all ranks together.
 
     num_entries: kv heads of the cache, and head_dim: numbers of each; the same for all layers. kinds: of each layer,
-    LOCAL or GLOBAL, whose heads are in `heads`. shared: of each layer, the one whose keys and values it attends over,
-    None for its own. intermediate_sizes: of each layer. per_layer_size: numbers that each layer gets of each token from
-    an embedding of its own; 0 for none. softcap: of the logits.
+    LOCAL or GLOBAL, whose heads are in `heads`. shared: for each layer, the layer whose keys and values it attends
+    over; None for its own. intermediate_sizes: of each layer. per_layer_size: numbers that each layer gets of each
+    token from a further embedding; 0 for none. softcap: of the logits.
     """
 
     vocab_size: int
@@ -86,7 +86,7 @@ class Shape:
 def read_config(hf_config: Mapping[str, Any]) -> Shape:
     """Check and read a config.json.
 
-    Raises: ConfigError naming the key, its value and what is supported.
+    Raises: ConfigError naming the key, its value and the supported values.
     """
     values = ConfigValues(hf_config, "Gemma 4")
     is_text = values.model_type(ARCHITECTURES) == TEXT
@@ -137,7 +137,7 @@ def read_config(hf_config: Mapping[str, Any]) -> Shape:
 
 
 def _whole(values: ConfigValues, key: str, default: int) -> int:
-    """A size that may be 0, for what a model does without."""
+    """A size that may be 0, for a part that a model does not have."""
     return 0 if values.values.get(key) == 0 and values.values[key] is not False else values.size(key, default)
 
 
@@ -204,7 +204,7 @@ def _heads(
 
 
 def _fits(num_entries: int, largest: int, num_kv_heads: int, head_dim: int) -> bool:
-    """Whether so many entries hold these kv heads: several in one, or one in several."""
+    """Whether num_entries entries hold these kv heads: several heads in an entry, or a head in several entries."""
     if num_entries % num_kv_heads == 0:
         return True
     return num_kv_heads % num_entries == 0 and num_kv_heads // num_entries * head_dim <= largest

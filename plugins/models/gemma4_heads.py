@@ -1,9 +1,9 @@
-"""Heads of unlike sizes in a cache whose entries are alike: how Gemma 4's projections become what attention is given.
+"""Gemma 4's attention: layers have heads of two sizes, and the cache has entries of one size.
 
-A layer's cache has entries of one size E. Kv heads of few numbers share an entry, each in a lane of its own, and a
-query has zeros in the lanes of the others, so that its score is that with its own key; of what it attended to, its own
-lane is kept. Fewer kv heads than entries are written several times. So layers with 8 heads of 256 numbers and layers
-with 2 heads of 512 have 4 entries of 512, none of them with zeros.
+A layer's cache has entries of one size E. Small kv heads share an entry, each in its own lane, and a query has zeros in
+the lanes of other heads, so that only its own key counts in its score; of the attention output, its own lane is kept.
+If there are fewer kv heads than entries, they are written several times. So layers with 8 heads of 256 numbers and
+layers with 2 heads of 512 have 4 entries of 512, none of them with zeros.
 Numbers that are rotated lie first in an entry: the first halves of all lanes, then the second, then the others.
 Legend: T tokens, H heads and K entries of this rank, E numbers of an entry, N numbers of a projection, C = (H + 2K) * E
 of a layer with keys of its own, H * E of others, P positions, R rotated numbers of an entry, F numbers of a head.
@@ -47,7 +47,7 @@ class HeadLayout:
         return head * self.heads.num_kv_heads // self.shape.num_heads % self.heads.lanes
 
     def key_heads(self) -> Iterator[tuple[int, int, int]]:
-        """Entry and lane, counted from this rank's first, and kv head, likewise, of all that the rank has."""
+        """(entry, lane, kv head) of each of this rank's kv heads; entries and heads are counted within the rank."""
         for place in range(self.entries.size):
             for lane in range(self.heads.lanes):
                 head = (self.entries.start + place) // self.heads.copies * self.heads.lanes + lane - self.kv_heads.start
@@ -55,7 +55,7 @@ class HeadLayout:
                     yield place, lane, head
 
     def ranges(self, lane: int) -> list[tuple[int, int, int]]:
-        """Of a query or key in a lane: (first number of the head, first number in the entry, how many)."""
+        """The ranges of a query or key in a lane: (first number of the head, first number in the entry, how many)."""
         size, rotated, lanes = self.heads.head_dim, self.heads.num_rotated, self.heads.lanes
         half, others = size // 2, size // 2 - rotated
         behind = 2 * lanes * rotated + lane * 2 * others
@@ -68,7 +68,7 @@ class HeadLayout:
         return [one for one in found if one[2]]
 
     def own_lanes(self, attended_TC: Tensor) -> Tensor:
-        """Of what attention gives, what each head attended to in its own lane: (T, H * E) -> (T, H * F)."""
+        """Each head's own lane of the attention output: (T, H * E) -> (T, H * F)."""
         if self.heads.head_dim == self.shape.head_dim:
             return attended_TC
         if self.groups is None:
@@ -101,7 +101,7 @@ class HeadLayout:
         return source.flatten()
 
     def _attended(self) -> Tensor:
-        """For each number of what this rank's heads attended to, its place in what attention gives."""
+        """For each number of this rank's heads, its place in the attention output."""
         size, entry = self.heads.head_dim, self.shape.head_dim
         lanes = [self.lane(head) for head in range(self.q_heads.start, self.q_heads.stop)]
         return torch.cat([torch.arange(size) + head * entry + lane * size for head, lane in enumerate(lanes)])
@@ -152,7 +152,7 @@ class Gemma4Attention:
         }
 
     def _norm_target(self, places: list[tuple[int, int]]) -> WeightTarget:
-        """A norm's weight, for heads at these entries and lanes of what attention is given."""
+        """A norm's weight, for heads at these entries and lanes of attention's input."""
         size, scale_XE = self.layout.heads.head_dim, self.scale_C.view(-1, self.layout.shape.head_dim)
         pieces = [
             WeightTarget.shard(scale_XE[place, at : at + count], 0, Part(size, first, first + count), init="ones")
@@ -163,6 +163,6 @@ class Gemma4Attention:
 
 
 def kv_part(num_heads: int, ranks: Ranks) -> Part:
-    """Which of so many kv heads, or entries, are this rank's, as QKVParallelLinear has it."""
+    """This rank's part of num_heads kv heads or entries, as QKVParallelLinear splits them."""
     first = ranks.rank * num_heads // ranks.size
     return Part(num_heads, first, first + max(1, num_heads // ranks.size))

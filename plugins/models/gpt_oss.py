@@ -122,7 +122,7 @@ class GptOssLayer:
 
 
 class Experts:
-    """A router and the experts it chooses from; a token's weights are the softmax over those it chose."""
+    """A router and its experts; a token's weights are the softmax over the chosen experts' logits."""
 
     def __init__(self, shape: Shape, runtime: Runtime) -> None:
         sizes = shape.num_experts, shape.hidden_size

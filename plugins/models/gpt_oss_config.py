@@ -1,6 +1,6 @@
 """gpt-oss' config.json, read once into plain sizes; whatever this implementation lacks is refused by name.
 
-Defaults are those of transformers' GptOssConfig.
+Defaults are taken from transformers' GptOssConfig.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Shape:
 def read_config(hf_config: Mapping[str, Any]) -> Shape:
     """Check and read a config.json.
 
-    Raises: ConfigError naming the key, its value and what is supported.
+    Raises: ConfigError naming the key, its value and the supported values.
     """
     values = ConfigValues(hf_config, "gpt-oss")
     values.model_type({"gpt_oss": "GptOssForCausalLM"})

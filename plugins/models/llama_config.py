@@ -1,6 +1,6 @@
 """config.json of Llama, Mistral and Phi-3, read once into plain sizes; whatever is not implemented is refused by name.
 
-Defaults are those of transformers' LlamaConfig, MistralConfig and Phi3Config.
+Defaults are taken from transformers' LlamaConfig, MistralConfig and Phi3Config.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Shape:
 def read_config(hf_config: Mapping[str, Any]) -> Shape:
     """Check and read a config.json.
 
-    Raises: ConfigError naming the key, its value and what is supported.
+    Raises: ConfigError naming the key, its value and the supported values.
     """
     values = ConfigValues(hf_config, "Llama")
     model_type = values.model_type(ARCHITECTURES)

@@ -1,6 +1,6 @@
 """OLMo 2's config.json, read once into plain sizes; whatever this implementation lacks is refused by name.
 
-Defaults are those of transformers' Olmo2Config.
+Defaults are taken from transformers' Olmo2Config.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Shape:
 def read_config(hf_config: Mapping[str, Any]) -> Shape:
     """Check and read a config.json.
 
-    Raises: ConfigError naming the key, its value and what is supported.
+    Raises: ConfigError naming the key, its value and the supported values.
     """
     values = ConfigValues(hf_config, "OLMo 2")
     values.model_type({"olmo2": "Olmo2ForCausalLM"})

@@ -21,7 +21,7 @@ ARCHITECTURES = {
 def read_config(hf_config: Mapping[str, Any]) -> Shape:
     """Check and read a config.json. Every layer has experts, or none has.
 
-    Raises: ConfigError naming the key, its value and what is supported.
+    Raises: ConfigError naming the key, its value and the supported values.
     """
     values = ConfigValues(hf_config, "Qwen3.5")
     if values.model_type(ARCHITECTURES) == DENSE:

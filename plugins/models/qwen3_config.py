@@ -1,6 +1,6 @@
 """Qwen3's config.json, read once into plain sizes; whatever this implementation lacks is refused by name.
 
-Defaults are those of transformers' Qwen3Config.
+Defaults are taken from transformers' Qwen3Config.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Shape:
 def read_config(hf_config: Mapping[str, Any]) -> Shape:
     """Check and read a config.json.
 
-    Raises: ConfigError naming the key, its value and what is supported.
+    Raises: ConfigError naming the key, its value and the supported values.
     """
     values = ConfigValues(hf_config, "Qwen3")
     check_architecture(values, ARCHITECTURES)

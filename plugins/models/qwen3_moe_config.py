@@ -1,6 +1,6 @@
 """Qwen3-MoE's config.json, read once into plain sizes; whatever this implementation lacks is refused by name.
 
-Defaults are those of transformers' Qwen3MoeConfig.
+Defaults are taken from transformers' Qwen3MoeConfig.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class MoeShape:
 def read_config(hf_config: Mapping[str, Any]) -> MoeShape:
     """Check and read a config.json.
 
-    Raises: ConfigError naming the key, its value and what is supported.
+    Raises: ConfigError naming the key, its value and the supported values.
     """
     values = ConfigValues(hf_config, "Qwen3-MoE")
     model_type = check_architecture(values, ARCHITECTURES)

@@ -254,7 +254,7 @@ class GatedDeltaNet:
 
 
 class Experts:
-    """A router and the experts it chooses from, and one expert that every token takes, as far as its gate lets it."""
+    """A router and its experts, and a shared expert for every token, whose result is multiplied by a gate."""
 
     def __init__(self, shape: Shape, runtime: Runtime) -> None:
         num_experts, hidden = shape.num_experts, shape.hidden_size

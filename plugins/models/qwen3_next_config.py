@@ -1,6 +1,6 @@
 """Qwen3-Next's config.json, read once into plain sizes; whatever this implementation lacks is refused by name.
 
-Defaults are those of transformers' Qwen3NextConfig.
+Defaults are taken from transformers' Qwen3NextConfig.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Experts:
 def read_config(hf_config: Mapping[str, Any]) -> Shape:
     """Check and read a config.json.
 
-    Raises: ConfigError naming the key, its value and what is supported.
+    Raises: ConfigError naming the key, its value and the supported values.
     """
     values = ConfigValues(hf_config, "Qwen3-Next")
     values.model_type({"qwen3_next": "Qwen3NextForCausalLM"})

@@ -44,7 +44,7 @@ INPUT_SCALES = ("input_scale", "input_zero_point", "input_global_scale")
 
 @dataclass(frozen=True)
 class Group:
-    """Linears that are stored alike. bits: of a value; written: the format."""
+    """Linears that are stored in the same way. bits: of a value. written: the format."""
 
     targets: tuple[str, ...]
     scheme: Scheme

@@ -1,4 +1,4 @@
-"""A ScaledMatrix as compressed-tensors stores it: what compressed_tensors.py reads, and other engines do.
+"""Writes a ScaledMatrix in compressed-tensors' layout, which compressed_tensors.py and other engines read.
 
 Legend: O outputs, D inputs, R and C the blocks of a scale.
 """

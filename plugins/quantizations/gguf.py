@@ -26,7 +26,7 @@ _log = logging.getLogger("hookline")
 
 
 class Gguf(Quantization):
-    """Opens a .gguf file, and says what becomes of its types."""
+    """Opens a .gguf file, and says how the linears of its types are loaded."""
 
     def __init__(self, config: Any, form: StoredForm) -> None:
         """See Quantization."""

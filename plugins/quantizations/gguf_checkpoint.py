@@ -37,7 +37,7 @@ _CHUNK = 2**21
 _NUM_READERS = 4
 _BESIDE = "put the tokenizer.json of the model beside the file, or name its folder with model.tokenizer"
 _SPLITS = ("llama-bpe", "qwen2", "default", "gpt-2")
-"""How texts are split before their tokens are merged, by `tokenizer.ggml.pre`: what every transformers 5 knows."""
+"""Pre-tokenizers by `tokenizer.ggml.pre` that every version of transformers 5 knows."""
 
 
 @dataclass(frozen=True)

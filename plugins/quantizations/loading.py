@@ -61,7 +61,7 @@ FLOATS = ("BF16", "F16", "F32", "F64")
 
 
 class ScaledQuantization(Quantization):
-    """A form of checkpoints whose quantised linears are all stored alike. For formats to extend.
+    """A format of checkpoints whose quantised linears are all stored in the same way. For formats to extend.
 
     surplus: how the names of stored tensors end that are not needed. data: what follows a linear's name in the name of
     its values.
@@ -321,7 +321,7 @@ class ScaledLoading:
         self._blocks(tensor, piece).copy_(blocks)
 
     def _blocks(self, tensor: Tensor, piece: MatrixPiece) -> Tensor:
-        """A piece's own of what blocks have."""
+        """The values of blocks that belong to a piece."""
         first, num_blocks = piece.row // self.rows, -(-piece.rows.size // self.rows)
         return self._of(tensor, piece)[first : first + num_blocks]
 

@@ -26,7 +26,7 @@ from hookline.plugins.quantizations.names import is_named
 
 
 class Rounded(Quantization):
-    """Quantises weights that are floats. option: what users call it."""
+    """Quantises weights that are floats. option: the name of the option."""
 
     option: ClassVar[str]
     scheme: Scheme
@@ -62,7 +62,7 @@ class Rounded(Quantization):
 
     def states(self, left: Sequence[str]) -> Mapping[str, Any]:
         """See Quantization."""
-        return config_of(self.scheme, {*left, *self.skip})  # a tied head is stored under no name of its own
+        return config_of(self.scheme, {*left, *self.skip})  # a tied head is not stored, so `left` lacks it
 
 
 class RoundedFp8(Rounded):

@@ -49,7 +49,7 @@ class PackedRead:
         return values.to(torch.uint8) if self.then is None else self.then(values)
 
     def packed(self, values: Tensor) -> Tensor:
-        """The stored tensor of unsigned values (rows, columns): what reading gives back before `then`."""
+        """Pack unsigned values (rows, columns) into the stored tensor; the inverse of reading without `then`."""
         per_word, dim = self.word_bits // self.bits, 0 if self.along == "rows" else 1
         padding = [0, 0, 0, -values.shape[0] % per_word] if dim == 0 else [0, -values.shape[1] % per_word]
         padded = functional.pad(values.to(torch.int64), padding)
@@ -80,7 +80,7 @@ class PackedRead:
 
 
 def num_words(count: int, bits: int, word_bits: int = 32) -> int:
-    """Words that so many values of so many bits take."""
+    """Number of words that `count` values of `bits` bits take."""
     return -(-count * bits // word_bits)
 
 

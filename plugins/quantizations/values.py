@@ -70,7 +70,7 @@ class Stated:
         return Stated(value, f"{self.name}.{key}")
 
     def sizes(self, key: str, count: int) -> Sequence[int] | None:
-        """A list of so many whole numbers; None for a missing or null one."""
+        """A list of `count` whole numbers; None for a missing or null one."""
         value = self.values.get(key)
         if value is None:
             return None

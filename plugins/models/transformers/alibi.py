@@ -1,8 +1,8 @@
-"""ALiBi: scores with a bias that is linear in positions, for Bloom, MPT and Falcon, by kernels that know nothing of it.
+"""ALiBi: scores with a bias that is linear in positions, for Bloom, MPT and Falcon, by kernels without support for it.
 
-Softmax stays the same if one number is added to all scores of a query, so slope * (position of the key) serves as the
-bias. That is a product of numbers behind the query's own and the key's: of slope * 16**i and of the position's digits
-to base 16, which every dtype of a cache holds exactly. Legend: T tokens, D hidden, H heads, E head dim, P digits.
+Softmax does not change if a number is added to all scores of a query, so slope * (position of the key) serves as the
+bias. It is a product of further numbers of the query, slope * 16**i, and of the key, the digits of its position to base
+16, which every dtype of a cache holds exactly. Legend: T tokens, D hidden, H heads, E head dim, P digits.
 Source: Press et al. 2021, arXiv:2108.12409.
 """
 
@@ -24,7 +24,7 @@ SLOPES = "alibi_slopes"
 
 
 def widened(head_dim: int, num_more: int = NUM_DIGITS) -> int:
-    """The head dim with room for so many numbers, as kernels have it: a multiple of 16, beyond 128 of 32."""
+    """The head dim with room for num_more further numbers: a multiple of 16, beyond 128 of 32, as kernels need it."""
     needed = head_dim + num_more
     unit = 16 if needed <= 128 else 32
     return -(-needed // unit) * unit

@@ -1,8 +1,8 @@
-"""Attention of transformers' models by core's paged Attend, and what a model asks of it.
+"""Attention of transformers' models by core's paged Attend, and the attention sizes and features of each layer.
 
-transformers calls the function that is registered under the name in the config's `_attn_implementation`; ours hands
-queries, keys and values, rotated already, to whatever the module's `hookline_attention` is. No mask is ever built: the
-served name has no mask function in transformers. The probed one has a function that says which mask it would be.
+transformers calls the function that is registered under the name in the config's `_attn_implementation`; this one
+passes queries, keys and values, rotated already, to the module's `hookline_attention`. No mask is ever built: the name
+for serving has no mask function in transformers. The name for probing has one, which finds out the kind of mask.
 Legend: T tokens, H heads, K kv heads, E head dim.
 """
 
@@ -120,7 +120,7 @@ class PagedAttention:
     ) -> Tensor:
         """Attend: (1, H, T, E), (1, K, T, E) twice -> (1, T, H, E). The heads are this rank's, or all of them.
 
-        K and E may be less than the layer's own; what is returned is as wide as the values.
+        K and E may be less than the layer's; the result is as wide as the values.
         """
         layer, index = self.layers[self.next_layer], self.next_layer
         assert isinstance(layer, LayerAttention)
@@ -240,7 +240,7 @@ def _no_mask(*_: Any, mask_function: Callable[..., Any], local_size: int | None 
 
 
 def _sees(mask_function: Callable[..., Any], query: int, first: int) -> bool:
-    """Whether a query sees the keys from the first one on up to its own, as far as their ends tell."""
+    """Whether a query sees exactly the keys from `first` to its own; only the ends of the range are tested."""
     pairs = {first - 1: False, first: True, query: True, query + 1: False}
     zero = torch.zeros((), dtype=torch.long)
     return all(

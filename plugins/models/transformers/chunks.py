@@ -1,9 +1,9 @@
 """Layers that attend in chunks, and queries that are scaled by their position (Llama 4), by kernels that know neither.
 
-A query sees the keys of its own chunk of C tokens. So it sees none that a window of C tokens hides, and of those that
-the window shows, the ones of the chunk before are hidden by their scores: two numbers behind each key say whether its
-chunk's index is even, two behind each query lower the scores of all keys that differ in this. A score within the chunk
-has 0 added to it, exactly, in every dtype of a cache. Legend: T tokens, H heads, K kv heads, E head dim.
+A query sees the keys of its own chunk of C tokens. A window of C tokens hides all earlier keys but some of the chunk
+before. Low scores hide these: two numbers behind each key say whether its chunk's index is even, and two behind each
+query lower the scores of keys with the other parity. To a score within the chunk exactly 0 is added, in every dtype of
+a cache. Legend: T tokens, H heads, K kv heads, E head dim.
 """
 
 from __future__ import annotations

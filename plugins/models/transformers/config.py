@@ -1,4 +1,4 @@
-"""Which of transformers' models a config.json names, and whether it can be served; what cannot is refused by name.
+"""Finds the transformers model of a config.json and checks that it can be served; unsupported ones are refused by name.
 
 Runs no code from a checkpoint. `probe` finds out how such a model attends.
 """
@@ -50,11 +50,11 @@ ALIBI = ("bloom", "mpt")
 MAX_SCALED = 2**24
 """Most tokens that a rotary embedding may be scaled to."""
 UNLIMITED = 1 << 20
-"""Longest sequence, in tokens, of a model whose config knows no limit, as those with states alone."""
+"""Longest sequence, in tokens, of a model whose config states no limit, e.g. of a model with states alone."""
 CAUSAL = "ForCausalLM"
-"""How architectures end that have a head for tokens."""
+"""Suffix of architectures with a language-model head."""
 GENERATES = "ForConditionalGeneration"
-"""How the names of classes end that see or hear and write text."""
+"""Suffix of classes that take images or sound and generate text."""
 OFF = ("use_cache", "output_attentions", "output_hidden_states", "output_router_logits")
 """Config values that ask a forward for results which the engine does not use, switched off."""
 
@@ -151,13 +151,13 @@ def original_length(config: PreTrainedConfig) -> int | None:
 
 
 def _rope_settings(config: PreTrainedConfig) -> list[Mapping[str, Any]]:
-    """Those of all layers, or of each type of layer."""
+    """The rope parameters of all layers, or of each type of layer."""
     settings = getattr(config, "rope_parameters", None) or {}
     return [settings] if "rope_type" in settings else [one for one in settings.values() if isinstance(one, dict)]
 
 
 def refuse(model_type: str, why: str, fix: str = "") -> NoReturn:
-    """Raise ConfigError: which model is not served, why, and what can be done."""
+    """Raise a ConfigError that says which model is not served, why, and the fix."""
     end = f"; {fix}" if fix else ""
     raise ConfigError(f"{MODEL} cannot serve model_type {shown(model_type)}: {why}{end}")
 

@@ -20,7 +20,7 @@ from hookline.core.layers import plain_expert_mlp
 SERVED_EXPERTS = "hookline"
 """Name of the experts implementation, as transformers' configs have it."""
 PACKED, DOWN, SUMMED = "packed_colwise", "rowwise", "moe_tp_experts"
-"""Styles of plans for experts: of the matrices of gate and up, of those down, and of the module that has both."""
+"""Styles of experts in tensor-parallel plans: of the gate-up matrices, of the down matrices, and of their module."""
 
 
 class ServedExperts:
@@ -58,7 +58,7 @@ def is_gated_silu(module: Any) -> bool:
 
 
 def _products(module: Any, x_TD: Tensor) -> Any:
-    """transformers' grouped products, or batched ones where rows are no multiple of 16 bytes, which those refuse."""
+    """Transformers' grouped products, or batched ones if rows are no multiple of 16 bytes, as grouped ones require."""
     is_aligned = all(size * x_TD.element_size() % 16 == 0 for size in module.down_proj.shape[-2:])
     return grouped_mm_experts_forward if is_aligned else batched_mm_experts_forward
 

@@ -1,7 +1,7 @@
-"""Layers that take the places of a transformers model's linears, embedding, head and norms, for one rank of any group.
+"""Layers that replace a transformers model's linears, embedding, head and norms, for one rank of any group.
 
-Sharded by the model's own tensor-parallel plan, whose styles are those of transformers; a style that is not known here
-is refused by name. Legend: T tokens, D input features, O output features of this rank, V rows of this rank.
+Sharded by the model's own tensor-parallel plan, with transformers' styles; an unsupported style is refused by name.
+Legend: T tokens, D input features, O output features of this rank, V rows of this rank.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class ServedHead(nn.Module):
 def padded_embedding(embedding: nn.Embedding, runtime: Runtime) -> Tensor:
     """Give an embedding its weight: whole on every rank, with rows of zeros up to a multiple of the ranks.
 
-    Whole, since models scale what they look up in ways of their own. Returns the weight without its padding.
+    Whole, since models scale embeddings in different ways. Returns the weight without its padding.
     """
     num_tokens = embedding.num_embeddings
     _, num_rows = vocab_part(num_tokens, runtime.ranks)
@@ -237,9 +237,9 @@ def _lengthen(module: Any, kind: str, max_len: int, layer_type: str | None = Non
 
 
 def _keep_frequencies(module: Any, max_len: int) -> None:
-    """Let a rotary embedding that computes its frequencies and scale in each step, Phi-3.5-MoE's, take those it keeps.
+    """Make Phi-3.5-MoE's rotary embedding use stored frequencies and scale; it would compute them in each step.
 
-    It chooses between two scales by the longest sequence of the step, for which it would wait for the device.
+    It would choose between two scales by the longest sequence of the step, for which it waits for the device.
     """
     settings, scaling = module.config.rope_parameters, module.attention_scaling
     if "short_mscale" in settings:
@@ -257,7 +257,7 @@ def typed_buffers(module: nn.Module) -> list[str]:
 
 
 class GivenPositions:
-    """Positions of a step for the embeddings of a decoder that would count them from what its cache holds.
+    """Positions of a step for the embeddings of a decoder that would count them from its cache.
 
     Shapes: positions_T (T,).
     """

@@ -127,9 +127,9 @@ class TransformersModel:
                 self.targets[source], self.targets[name] = self.targets[name], WeightTarget.ignored()
 
     def _run_without_data(self, model_type: str, facts: Facts) -> None:
-        """Compute a step as it will be served, without data, so that what cannot be computed is refused at the start.
+        """Compute a step without data, so that a model which cannot be computed is refused at the start.
 
-        Raises: ConfigError with what does not fit, or is missing.
+        Raises: ConfigError with the first fault.
         """
         size = self.attention.ranks.size
         ones_T = torch.ones(num_trial_tokens(self.model.config), dtype=torch.long, device="meta")

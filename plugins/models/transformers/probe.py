@@ -1,7 +1,7 @@
 """How a model of transformers attends, found by one forward without data on the meta device.
 
-Whatever the config calls its heads, windows and scales, the forward shows what is asked of attention in each layer, and
-what this engine does not do is refused by name. Legend: T tokens, H heads, K kv heads, E head dim, D hidden, V vocab.
+The forward shows the arguments of attention in each layer, whatever names the config has for heads, windows and scales;
+unsupported features are refused by name. Legend: T tokens, H heads, K kv heads, E head dim, D hidden, V vocab.
 """
 
 from __future__ import annotations
@@ -86,9 +86,9 @@ class Facts:
 
 
 class GivenHidden(nn.Module):
-    """Stands in a causal model's place of the decoder and returns hidden states that it was given: (N, D).
+    """Replaces the decoder in a causal model and returns the hidden states that it was given: (N, D).
 
-    So the causal model's own forward computes logits of them, whatever it does after its head.
+    So the causal model's own forward computes their logits, with all operations behind its head.
     """
 
     def __init__(self) -> None:
@@ -173,7 +173,7 @@ def _probed(config: PreTrainedConfig, model_class: type[PreTrainedModel]) -> Pre
 
 
 def split(model: PreTrainedModel) -> tuple[nn.Module, GivenHidden]:
-    """Take the decoder out of its causal model, and put what stands for it in its place."""
+    """Take the decoder out of its causal model, and put a GivenHidden in its place."""
     decoder, given = getattr(model, decoder_name(model)), GivenHidden()
     for key, value in vars(decoder).items():
         if isinstance(value, int | float) and key not in vars(given):
@@ -244,7 +244,7 @@ def probe(config: PreTrainedConfig, model_class: type[PreTrainedModel]) -> Facts
 
 
 def takes_positions(decoder: nn.Module) -> bool:
-    """Whether a decoder is told where in its sequence each token is."""
+    """Whether a decoder takes the position of each token in its sequence."""
     return "position_ids" in inspect.signature(decoder.forward).parameters
 
 
@@ -389,7 +389,7 @@ class _Products:
 
 
 class _Seen:
-    """Attention that computes nothing and keeps what each layer asked for."""
+    """Attention that computes nothing and records each layer's arguments."""
 
     def __init__(self, config: PreTrainedConfig, *, is_encoder: bool) -> None:
         self.model_type, self.is_encoder = config.model_type, is_encoder

@@ -1,8 +1,8 @@
-"""States of transformers' models: what a layer's cache object holds between two forwards, kept in core's rows instead.
+"""Recurrent states of transformers' models, which core keeps in its rows and not in a layer's cache object.
 
-A module that keeps a state takes all that it needs of earlier tokens from transformers' cache, and leaves there what
-later tokens need. A served module is called for one request after the other, the decodes of a step together, with a
-cache that holds the states of these requests alone. Keys and values never enter that cache.
+A module with a state reads it from transformers' cache at the beginning of a forward, and writes it back at the end. A
+served module is called for one request after the other, for the decodes of a step together, with a cache that holds the
+states of these requests alone. Keys and values never enter that cache.
 Legend: T tokens of a step, B requests that are computed together, L tokens of each of them, R rows of states.
 """
 
@@ -220,7 +220,7 @@ def _groups(rows: StateRows) -> Iterator[tuple[Tensor, slice, bool | None]]:
 
 
 def serve_states(module: nn.Module, compute: Callable[[Callable[..., Any], Any, Any], Any]) -> None:
-    """Let this compute what a module does: it is given the module's own forward, and what that was called with."""
+    """Replace a module's forward by `compute(own forward, args, options)`."""
     own = module.forward
 
     def forward(*args: Any, **options: Any) -> Any:
@@ -232,7 +232,7 @@ def serve_states(module: nn.Module, compute: Callable[[Callable[..., Any], Any, 
 class SeenStates:
     """Finds out, in a forward without data, which modules keep states, in the order of their calls with attention's.
 
-    slots: what has been found, attention's too. Raises: UnservedStates.
+    slots: the modules found so far, those with attention too. Raises: UnservedStates.
     """
 
     def __init__(self, decoder: nn.Module, cache: StateCache, slots: list[Any], dtype: torch.dtype) -> None:

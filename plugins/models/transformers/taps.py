@@ -23,8 +23,8 @@ NORMS = ("norm", "final_layernorm", "final_layer_norm", "final_norm", "ln_f", "n
 def shown_layers(decoder: nn.Module, num_layers: int, attend: Any) -> Iterator[None]:
     """Around one forward of a decoder: pass each layer's result to the readers of the stream, if there are any.
 
-    The layers are the decoder's first list of so many modules; a decoder without one shows none. A layer whose result
-    is no stream (1, T, D), or a tuple that begins with one, is not shown.
+    The layers are the decoder's first list of num_layers modules; without such a list no layer is read, nor is a layer
+    whose result is no stream (1, T, D), or no tuple that begins with one.
     """
     if getattr(attend, "tap", None) is None:
         yield

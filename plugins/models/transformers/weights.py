@@ -1,7 +1,7 @@
-"""Names of a checkpoint's tensors and of a transformers model's parameters, which need not be the same.
+"""Maps a checkpoint's tensors to the parameters of a transformers model, which may have other names and forms.
 
-transformers renames some tensors when it loads a checkpoint, and merges the matrices of single experts; its own tables
-say which. Renamings are followed, merged experts are filled range by range; other changes of form are refused by name.
+transformers renames some tensors when it loads a checkpoint, and merges the matrices of single experts, by its own
+tables. Renamings are applied, merged experts are filled range by range; other conversions are refused by name.
 Legend: X experts.
 """
 
@@ -95,9 +95,9 @@ class StoredNames:
 def parameter_targets(
     names: StoredNames, name: str, parameter: Tensor, part: Part | None = None, dim: int = 0
 ) -> dict[str, WeightTarget]:
-    """Where the tensors go that a parameter, or a buffer, is made of: itself whole, or the matrices of experts.
+    """The targets of the tensors that make up a parameter or a buffer: the whole tensor, or the matrices of experts.
 
-    part, dim: of each matrix of an expert, what this rank has; None for all.
+    part, dim: this rank's part of each matrix of an expert; None for all.
 
     Raises: ConfigError if transformers changes its form in a way that is not known here.
     """
@@ -144,7 +144,7 @@ def _of_whole(model: PreTrainedModel) -> list[WeightConverter]:
 
 
 def _exchanges(converter: WeightConverter) -> bool:
-    """Whether it exchanges dimensions where shapes say so, which core does by itself for merged experts."""
+    """Whether it only exchanges dimensions if shapes require it, which core does for merged experts itself."""
     return all(getattr(one, "check_dims", False) for one in converter.operations)
 
 
