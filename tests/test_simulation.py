@@ -17,13 +17,14 @@ from hookline.core.bench.files import read_recording
 from hookline.core.bench.metrics import summarise
 from hookline.core.bench.recorder import COUNTS, STATES
 from hookline.core.bench.slo import Slo
+from hookline.core.bench.step_counts import StepCounts
 from hookline.core.bench.workload import WorkloadConfig, draw_load
 from hookline.core.config.settings import validate
 from hookline.core.errors import ConfigError
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.presets import CONF
 from hookline.core.simulate.command import cost_model, main, predict
-from hookline.core.simulate.cost import CostModel, Curve, HostCost, read_cost, write_cost
+from hookline.core.simulate.cost import CostModel, Curve, HostCost, StepShapes, read_cost, write_cost
 from hookline.core.simulate.engine import check_machine, simulated_engine
 from hookline.core.simulate.executor import run_on
 from hookline.core.simulate.fit import fit_cost, read_measured
@@ -95,6 +96,27 @@ def test_a_simulation_decides_what_the_real_engine_decides(name, engines):
     assert summarise(simulated, Slo()).get("by_tag", {}).keys() == ({"tenant"} if name == "classes" else set())
     if name == "closed loop":
         assert real.steps["preemptions"].sum() > 0
+
+
+def test_a_simulation_with_drafts_decides_what_the_real_engine_decides():
+    host = PluginHost.load()
+    options = {"drafter": {"name": "synthetic", "k": 4, "length": 2.6}, "engine": {**ENGINE, "overlap": True}}
+    with LLM(**options, device="cpu") as llm:
+        run_on(llm.engine, COST)
+        load = draw_load(LOADS["open loop"], llm.engine.limits.vocab_size)
+        with closing(simulated_engine(validate(options, host), COST, host)) as simulated:
+            recordings = [drive(engine, load) for engine in (llm.engine, simulated)]
+            assert simulated.speculation == llm.engine.speculation
+            assert 1.4 < 1 + simulated.speculation.num_kept / simulated.speculation.drafted[0] < 2.8
+    real, guessed = recordings
+    for column in (*COUNTS, "num_drawn"):
+        np.testing.assert_array_equal(guessed.steps[column], real.steps[column], err_msg=column)
+    np.testing.assert_allclose(guessed.steps["end_s"], real.steps["end_s"], atol=1e-9)
+
+
+def test_drafts_of_a_simulated_step_are_padded_to_the_size_of_their_graph():
+    shapes = StepShapes.of(8, 512, 256, captures=True)
+    assert [shapes.shape(StepCounts(decode_rows=rows)).num_tokens for rows in (3, 8, 9, 33, 127)] == [4, 8, 10, 40, 128]
 
 
 @pytest.mark.slow
@@ -190,6 +212,10 @@ def test_given_coefficients_need_sizes_and_are_used(tmp_path, monkeypatch, capsy
         (["cost={decode:{tokens:[1],seconds:[1],x:1}}"], "no cost model: got an unexpected keyword argument 'x'; docs"),
         (["fit=nowhere"], "fit=nowhere holds no finished benchmark"),
         (["fit=nowhere", "cost=other"], "give cost or fit, not both"),
+        (
+            ["drafter=suffix"],
+            "drafter=suffix: a simulation has no text that drafts could be right about; take ",
+        ),
         (["sampling.temperature=0.1"], "sampling has no effect in a benchmark"),
     ],
 )

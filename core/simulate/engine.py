@@ -13,8 +13,9 @@ from typing import Any
 
 from hookline.core.config.job_folder import job_folder
 from hookline.core.config.settings import Config, EngineConfig, chosen_entries, validate
-from hookline.core.contracts import Limits
+from hookline.core.contracts import DrafterSpec, Limits
 from hookline.core.engine.engine import Engine
+from hookline.core.engine.speculation import Speculation
 from hookline.core.errors import ConfigError, shown
 from hookline.core.kv_cache.block_pool import BlockPool
 from hookline.core.kv_cache.groups import CacheGroups
@@ -80,9 +81,28 @@ def simulated_engine(config: Config, cost: CostModel, host: PluginHost) -> Engin
             job_folder=job_folder(),
             shares_prefixes=_shares_prefixes(config, groups, origin, host),
             groups=groups,
+            speculation=pretended_drafts(config, limits),
         )
     run_on(simulated, cost)
     return simulated
+
+
+def pretended_drafts(config: Config, limits: EngineLimits) -> Speculation | None:
+    """The drafts of a simulated engine: of a drafter that pretends how many of them are right; None without a drafter.
+
+    Raises: ConfigError for a drafter whose drafts have to be right, since a simulation has no text.
+    """
+    option, plan = config.drafter, limits.plan
+    if option.entry is None:
+        return None
+    made = option.entry.load()
+    if made.pretended_length is None:
+        raise ConfigError(
+            f"drafter={option.name}: a simulation has no text that drafts could be right about; take drafter=synthetic "
+            "drafter.length=TOKENS, the tokens that a request keeps of a step in the mean"
+        )
+    drafter = made(option.config, DrafterSpec(limits.vocab_size, plan.max_num_seqs, plan.max_model_len))
+    return Speculation(drafter, str(option.entry), limits.extensions, limits.vocab_size)
 
 
 def cache_groups(origin: Mapping[str, Any]) -> CacheGroups:

@@ -16,6 +16,7 @@ class Synthetic(Drafter):
     """The speed that a drafter of a stated quality would have, without its weights and without what drafting takes."""
 
     adaptive = False
+    pretended_length: float | None = 3.0
 
     def __init__(self, config: SyntheticConfig, spec: DrafterSpec) -> None:
         if config.k < 1:
