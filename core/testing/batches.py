@@ -55,9 +55,9 @@ def make_batch(
 def scatter_rows(
     lengths: Sequence[tuple[int, int]], block_size: int, num_blocks: int, seed: int, num_shared: int = 0
 ) -> list[Row]:
-    """Rows of these (context, queries), each with blocks of its own in random order.
+    """Rows of these (context, queries), each with its own blocks in random order.
 
-    num_shared: the first blocks, which all rows have in common (where their contexts reach beyond them).
+    num_shared: the number of leading blocks that all rows share, if their contexts reach beyond them.
     """
     free = np.random.default_rng(seed).permutation(num_blocks).tolist()
     shared = [free.pop() for _ in range(num_shared)]

@@ -1,6 +1,6 @@
 """The conformance suite of step extensions: subclass it in your tests, name the class, its dataclass and examples.
 
-It checks that an extension takes part only in what its requests do; what it does for them is for its own tests.
+It checks that an extension affects only the requests that use it; test its effect on them in your own tests.
 Legend: N rows, K tokens of each of them, D hidden, V vocabulary, W numbers for the host.
 """
 
@@ -42,9 +42,9 @@ class ExtensionSuite:
     the engine's settings, an instance of the `config=` dataclass. The suite's model has 4 layers of width 32 in float32
     and 64 tokens. If the extension reads tokens, the suite's requests hold `tokens`, of which the first
     num_prompt_tokens are the prompt. If it reads texts, name a `tokenizer`; if it wants log-probabilities, set
-    has_logprobs. tolerance: how far, relatively, a row's hidden states and float results may depend on the number of
-    rows, as those of matrix products do. graph_safe, sizes_alike: as in the entry's Needs. device: where it runs.
-    reads_values_on_cpu: whether it reads values of tensors on the host where the device is a CPU, and there alone.
+    has_logprobs. tolerance: largest relative difference of a row's hidden states and float results for other numbers of
+    rows, as matrix products have it. graph_safe, sizes_alike: as in the entry's Needs. device: where it runs.
+    reads_values_on_cpu: whether it reads values of tensors on the host only if the device is a CPU.
     """
 
     extension: ClassVar[Any]

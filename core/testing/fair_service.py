@@ -1,4 +1,4 @@
-"""Loads of several tenants, for tests of fair policies: what share each tenant got, and how long it waited.
+"""Loads of several tenants, for tests of fair policies: each tenant's share of the tokens, and its waiting time.
 
 A tenant is a value of the tag "tenant".
 """

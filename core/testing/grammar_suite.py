@@ -1,6 +1,6 @@
-"""The conformance suite of grammar back ends: subclass it in your tests and say how to make yours.
+"""The conformance suite of grammar back ends: subclass it in your tests and return your back end from `make`.
 
-Masks are compared with what trying every token of a small vocabulary gives, for languages that are finite.
+For finite languages, masks are compared with the result of trying every token of a small vocabulary.
 Legend: as in core/contracts/grammar.py.
 """
 
@@ -29,18 +29,18 @@ from hookline.core.testing.stopwatch import Stopwatch
 from hookline.core.util.arrays import MaskArray
 
 MOST_COMPILE_S = 2.0
-"""Seconds within which any grammar, also a hostile one, must be compiled or refused; see Stopwatch for what counts."""
+"""Seconds, measured by Stopwatch, within which any grammar, also a hostile one, must be compiled or refused."""
 MOST_FILL_S = 0.5
 """Seconds within which any mask must be filled."""
 NUM_WALKS = 6
-"""Random completions that each case's masks are followed through."""
+"""Random completions for which the masks of each case are checked."""
 MOST_STEPS = 64
 """Most tokens of a walk through a finite language."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A finite grammar: `wanted` is asked for, and `language` has all texts that it allows."""
+    """A finite grammar. wanted: the request's parameter. language: all texts that it allows."""
 
     wanted: StructuredOutputs
     language: frozenset[bytes]
@@ -134,14 +134,14 @@ class GrammarSuite:
         raise NotImplementedError
 
     def test_has_the_methods_of_its_contract(self) -> None:
-        """Its methods, correctly spelt, as the engine asks for them when it is chosen."""
+        """It has the methods that the engine checks when it is chosen, correctly spelt."""
         check_contract("grammars", type(self.make(self.vocabulary)))
 
     def test_masks_allow_what_trying_every_token_does(self) -> None:
-        """A token is allowed only if the text can still become one of the language's, and each of these can be reached.
+        """A token is allowed only if the text can still become one of the language's; each of those can be reached.
 
-        Of several tokens that spell the same text, those that the tokenizer would not choose may be left out. The end
-        is allowed exactly where the text is complete.
+        If several sequences of tokens spell the same text, tokens that the tokenizer would not choose may be forbidden.
+        The end is allowed exactly where the text is complete.
         """
         for case in self._cases():
             grammar = self.make(self.vocabulary).compile(case.wanted)
@@ -284,7 +284,7 @@ class GrammarSuite:
             check(found or compiled is not None, f"{keyword}={value!r} is refused, and cannot_hold does not say so")
 
     def test_a_grammar_says_how_large_it_is(self) -> None:
-        """num_bytes is what the engine adds up to bound the memory of the grammars it keeps."""
+        """num_bytes is a positive number, with which the engine bounds the memory of cached grammars."""
         for case in self._cases():
             num_bytes = self.make(self.vocabulary).compile(case.wanted).num_bytes
             check(isinstance(num_bytes, int) and num_bytes > 0, f"num_bytes is {num_bytes!r}")

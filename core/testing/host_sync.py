@@ -1,7 +1,7 @@
 """Finds, on any device, calls that would make the host wait for a GPU, which a captured CUDA graph does not allow.
 
-On a CPU nothing waits, so calls are recognised by what they are: those that read values of tensors (item, tolist,
-numpy, a condition) and those whose result's shape depends on values (nonzero, unique, indexing with a mask).
+On a CPU nothing waits, so calls are recognised by their kind: calls that read values of tensors (item, tolist, numpy, a
+condition) and calls whose result's shape depends on values (nonzero, unique, indexing with a mask).
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ NUM_SPLITS = 40
 class ParserSuite:
     """`class TestMine(ParserSuite): parser = Mine; examples = {"some text": [Text("some text")]}`.
 
-    examples: texts, each with the parts that are in it, neighbours of one kind joined. config: what the parser is
-    constructed with; context: what it may know of the request.
+    examples: texts, each with its parts, neighbours of one kind joined. config, context: the arguments with which the
+    parser is constructed.
     """
 
     parser: ClassVar[Any]
@@ -27,7 +27,7 @@ class ParserSuite:
     context: ClassVar[ParserContext] = ParserContext()
 
     def test_has_the_methods_of_its_contract(self) -> None:
-        """Its methods, correctly spelt, as the engine asks for them when it is chosen."""
+        """It has the methods that the engine checks when it is chosen, correctly spelt."""
         check_contract("reasoning_parser", self.parser)
 
     def test_every_example_has_its_parts(self) -> None:

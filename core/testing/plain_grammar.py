@@ -33,7 +33,7 @@ WORDS = (
     "\n\n",
     "é",
 )
-"""Tokens of small_vocabulary beside the single bytes; some spell together what another one does."""
+"""Tokens of small_vocabulary beside the single bytes; some of them joined spell the text of another token."""
 
 
 def small_vocabulary(num_padding: int = 27) -> GrammarVocabulary:

@@ -1,6 +1,6 @@
 """Kernels that are obviously right: every formula as the contract states it, in float64, one sequence at a time.
 
-The reference of KernelsSuite, and what ModelSuite runs models with. Slow, and with no other purpose.
+The reference of KernelsSuite, and the kernels of ModelSuite. Slow, and with no other purpose.
 Legend: T tokens, Q queries of a row and L tokens that they see, D hidden, O output features, F half of gate and up,
 H heads, K kv heads, E head dim, N blocks, S block size, C = (H + 2K) * E.
 """

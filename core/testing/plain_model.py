@@ -1,7 +1,7 @@
 """A small model that is obviously right: embedding, layers of attention and a gated feed-forward, a head.
 
-What the models' conformance suite is tested with, and a model plugin to start from. It uses core's tensor-parallel
-layers and the rotary table, and refuses what it doesn't implement. Legend: as in core/contracts.
+Used to test the models' conformance suite, and a model plugin to start from. It uses core's tensor-parallel layers and
+the rotary table, and refuses unsupported configs. Legend: as in core/contracts.
 """
 
 from __future__ import annotations

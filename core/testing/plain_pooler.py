@@ -1,6 +1,6 @@
 """A pooler that is obviously right, the mean of all tokens, and a model for poolers under test.
 
-What the poolers' conformance suite is tested with. Legend: as in core/contracts/pooler.py.
+Used to test the poolers' conformance suite. Legend: as in core/contracts/pooler.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A sampler that is obviously right: Gumbel-max with float64 noise from a hash of (seed, position, token id).
 
-What the sampler's conformance suite is tested with. Legend: N rows, V vocabulary (or one shard of it).
+Used to test the samplers' conformance suite. Legend: N rows, V vocabulary (or one shard of it).
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ LENGTHS = (1, 7, 3, 24)
 class PoolerSuite:
     """`class TestMine(PoolerSuite): def make(self, spec): return Mine(MyConfig(), spec)`.
 
-    hidden_size, device and hf_config are those of the spec. Override `expected` to have vectors compared with what the
-    pooler means to compute; tolerance is for sums in float32 in another order.
+    hidden_size, device, hf_config: of the spec. Override `expected` to have vectors compared with expected ones;
+    tolerance is for sums in float32 in another order.
     """
 
     hidden_size: ClassVar[int] = 16
@@ -42,7 +42,7 @@ class PoolerSuite:
         return None
 
     def test_has_the_methods_of_its_contract(self) -> None:
-        """Its methods, correctly spelt, as the engine asks for them when it is chosen."""
+        """It has the methods that the engine checks when it is chosen, correctly spelt."""
         check_contract("pooler", type(self._made()))
 
     def test_vectors_have_their_form(self) -> None:

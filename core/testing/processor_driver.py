@@ -19,7 +19,7 @@ from hookline.core.testing.extension_driver import ExtensionDriver
 
 
 class ProcessorDriver(ExtensionDriver):
-    """A processor with rows for a few requests. Arguments that come from SamplingParams are given by those names."""
+    """A processor with rows for a few requests. Arguments from SamplingParams are given under SamplingParams' names."""
 
     def __init__(
         self,

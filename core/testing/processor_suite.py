@@ -1,6 +1,6 @@
 """The conformance suite of logits processors: subclass it in your tests, name the class, its dataclass and examples.
 
-It checks that a processor changes only the rows that use it; what it does to them is for its own tests.
+It checks that a processor changes only the rows that use it; test its effect on them in your own tests.
 """
 
 from __future__ import annotations

@@ -26,9 +26,9 @@ class QuantizationSuite:
     """`class TestMine(QuantizationSuite): def make(self, form): return Mine(MyConfig(), form)`, and `write`.
 
     stated: the quantization_config of checkpoints. num_rows, num_columns: of the suite's linears, multiples of the
-    steps. row_step, column_step: what parts of ranks are multiples of, if a format packs neighbours into one word that
-    it cannot take apart. name: of the linears, which must be ones that the form quantises. tolerance: of values that
-    are dequantised in float32. device: where matrices are allocated.
+    steps. row_step, column_step: every rank's part is a multiple of these, for a format that packs neighbours into one
+    word which cannot be split. name: of the linears, which the form must quantise. tolerance: of values that are
+    dequantised in float32. device: where matrices are allocated.
     """
 
     stated: ClassVar[Mapping[str, Any]] = {}
@@ -52,11 +52,11 @@ class QuantizationSuite:
         raise NotImplementedError("return stored tensors and the values that they stand for from write()")
 
     def test_has_the_methods_of_its_contract(self) -> None:
-        """Its methods, correctly spelt, as the engine asks for them when it is chosen."""
+        """It has the methods that the engine checks when it is chosen, correctly spelt."""
         check_contract("quantization", type(self._made()))
 
     def test_a_whole_matrix_is_what_was_stored(self) -> None:
-        """With the matrix's shape, in the dtype that is asked for."""
+        """A dequantised matrix has its values, its shape and the requested dtype."""
         stored, meant = self._stored()
         matrix = self._filled([self._piece()], {self.name: stored})
         sizes = matrix.num_rows, matrix.num_columns
@@ -166,7 +166,7 @@ class QuantizationSuite:
 
     def _stored(self, seed: int = 0) -> tuple[Stored, Tensor]:
         generator = torch.Generator().manual_seed(seed)
-        # Rows, columns and signs differ in size, so that each block has a scale and a zero point of its own.
+        # Rows, columns and signs differ in size, so that each block has another scale and zero point.
         values_OD = torch.randn(self.num_rows, self.num_columns, generator=generator) + 0.3
         values_OD *= torch.linspace(0.5, 2, self.num_rows).unsqueeze(1) * torch.linspace(1, 3, self.num_columns)
         return self.write(values_OD)

@@ -1,4 +1,4 @@
-"""Runs a conformance suite without pytest: which of its tests fail, and with what message.
+"""Runs a conformance suite without pytest, and returns the failed tests and their messages.
 
 For testing the suites themselves against deliberately broken plugins.
 """

@@ -1,8 +1,8 @@
 """A server whose engine has no model: all processes, sockets and the step loop are real, the tokens are made up.
 
 `python -c "from hookline.core.testing.serving import main; main()" serve.port=0 ...` takes the keys of
-`hookline serve`. With `exact`, tokens are those of `hookline.core.testing.fakes.completion`, so a test knows what each
-stream must bring.
+`hookline serve`. With `exact`, tokens come from `hookline.core.testing.fakes.completion`, so a test knows the tokens of
+each stream.
 """
 
 from __future__ import annotations

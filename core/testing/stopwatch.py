@@ -1,4 +1,4 @@
-"""`Stopwatch`: how long something takes by itself, whatever else the machine is busy with."""
+"""`Stopwatch` measures the time of code without the time in which other processes kept the processors busy."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Stopwatch:
 
     @property
     def seconds(self) -> float:
-        """The time that has passed, without that in which a task of the machine waited for a processor; at least the
+        """The elapsed time, without the time in which a task of the machine waited for a processor; at least the
         processor time of this thread.
 
-        Where Linux does not count the former, it is the time that has passed.
+        If Linux does not count the waiting time, all elapsed time.
         """
         undisturbed_s = time.perf_counter() - self._wall_s - (_stalled_s() - self._stalled_s)
         return max(time.thread_time() - self._thread_s, undisturbed_s)

@@ -1,4 +1,4 @@
-"""An engine without a model and what belongs to it, for tests of policies, observers and engines; no torch."""
+"""An engine without a model, and its parts, for tests of policies, observers and engines; without torch."""
 
 from hookline.core.testing.fakes.engine import (
     FakeClock,

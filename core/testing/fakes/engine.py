@@ -273,7 +273,7 @@ def fake_engine(
     joining: Joining = Joining(),  # noqa: B008
     **options: Any,
 ) -> Engine:
-    """An engine over a FakeExecutor. layers: what the layers of its model keep; () stands for full attention."""
+    """An engine over a FakeExecutor. layers: the caches of its model's layers; () means full attention."""
     spec = ModelSpec(max(1, len(layers)), 1, 1, 1, 1, vocab_size, max_model_len, layers)
     groups = CacheGroups.of(spec, max_model_len)
     num_cache_tokens = groups.longest(num_blocks, block_size, max_num_batched_tokens, max_model_len)
@@ -313,7 +313,7 @@ def _check_salts(cache: KVCacheManager, requests: Iterable[Request]) -> None:
 
 
 def check_engine(engine: Engine) -> None:
-    """Assert what must hold between any two steps: blocks, rows and requests add up, and the limits are kept."""
+    """Assert the invariants between any two steps: blocks, rows and requests add up, and the limits are kept."""
     engine.pool.check()
     queue, pool = engine.queue, engine.pool
     held: dict[int, int] = {}

@@ -30,7 +30,7 @@ from hookline.core.testing.kernels_suite.cases import (
 from hookline.core.testing.plain_kernels import PlainKernels
 
 FAR_OUT = 1e3
-"""Finite garbage, far outside what keys and values are."""
+"""Finite garbage, far outside the range of keys and values."""
 
 
 class AttentionSuite(AttentionCases):
@@ -53,7 +53,7 @@ class AttentionSuite(AttentionCases):
             self.compare(spec, "33 decodes", [(1 + 7 * row % 40, 1) for row in range(33)])
 
     def test_attend_whole_prompts(self) -> None:
-        """Prefill without a prefix: each token sees itself and what came before it."""
+        """Prefill without a prefix: each token sees itself and all tokens before it."""
         for spec in self.specs():
             size = spec.block_size
             lengths = [(length, length) for length in (size + 1, 1, 2, size, 2 * size - 1)]

@@ -43,7 +43,7 @@ class AttentionCases:
     tolerances: ClassVar[Mapping[torch.dtype, float]] = {
         torch.float32: 2e-5,  # Sums of some hundred terms, each rounded to 24 bits.
         torch.float16: 4e-3,  # Four roundings to 11 bits: of weights, sums and the result.
-        torch.bfloat16: 2e-2,  # The same to 8 bits, less what averages out.
+        torch.bfloat16: 2e-2,  # The same to 8 bits; some of the errors cancel.
     }
     operation_tolerances: ClassVar[Mapping[str, Mapping[torch.dtype, float]]] = {}
 
@@ -75,7 +75,7 @@ class AttentionCases:
             )
 
     def most_tokens(self, spec: AttentionSpec) -> tuple[int, ...]:
-        """The spec's max_num_batched_tokens, if it is one of those whose limits are tested: one for each dtype."""
+        """The spec's max_num_batched_tokens, if limits are tested with this spec; they are with one for each dtype."""
         firsts = self.block_sizes[0], self.head_dims[0], self.groups[0] * self.kv_heads[0]
         is_tested = (spec.block_size, spec.head_dim, spec.num_heads) == firsts
         return (spec.max_num_batched_tokens,) if is_tested else ()
@@ -111,7 +111,7 @@ class AttentionCases:
         kernels: Kernels | None = None,
         form: AttentionForm = PLAIN_ATTENTION,
     ) -> Tensor:
-        """The queries' attention, by these kernels or by new ones; checked for what holds in every case."""
+        """The queries' attention, by these kernels or by new ones, with the checks that hold in every case."""
         before, q_copy_THE = kv_2NSKE.clone(), q_THE.clone()
         with PoisonedMemory(), torch.inference_mode():
             kernels = kernels or self.make(spec)

@@ -33,7 +33,7 @@ SCHEMES = (
 
 
 class ExpertCases(AttentionCases):
-    """Tests of route_experts, expert_mlp, what follows it, and clamped_expert_mlp; kernels without them pass."""
+    """Tests of route_experts, expert_mlp, its fused forms, and clamped_expert_mlp; kernels without them pass."""
 
     def test_route_experts(self) -> None:
         """The most probable experts, best first, and their probabilities."""

@@ -1,6 +1,7 @@
 """The part of the kernels' conformance suite (suite.py) that is about CUDA graphs.
 
-What is captured may not wait for the device, and lengths are known to the device alone; both show on a CPU, too.
+Captured operations may not wait for the device, and lengths are known to the device alone; both are tested on a CPU,
+too.
 Legend: as in core/testing/batches.py, H heads.
 """
 
@@ -34,7 +35,7 @@ class GraphSuite(AttentionCases):
     """Tests of kernels that declare graph_safe: no host sync, and steps with prompts as a captured graph has them."""
 
     def test_what_a_graph_captures_never_waits_for_the_host(self) -> None:
-        """Each operation of a decode step by itself, so that the message names it."""
+        """Each operation of a decode step is tested separately, so that the message names it."""
         for spec in self.specs(self.groups[:1]) if self.graph_safe else ():
             self._watch_operations(spec)
             batches = self._captured(spec)
@@ -55,7 +56,7 @@ class GraphSuite(AttentionCases):
             self._attend_captured(spec, 2)
 
     def test_attend_computes_every_form_of_mixed_steps_as_a_captured_graph_lays_them_out(self) -> None:
-        """With what the kernels declare of ATTENTION_FEATURES."""
+        """With all of ATTENTION_FEATURES that the kernels declare."""
         for spec in self.specs() if self.graph_prefill and self.attention else ():
             form = self.form(spec, *ATTENTION_FEATURES)
             for window in {self.window(spec.block_size // 2 + 1), self.window(spec.block_size + 2)}:
@@ -71,7 +72,7 @@ class GraphSuite(AttentionCases):
                     self._use(spec, kernels, num_rows)
 
     def _use(self, spec: AttentionSpec, kernels: Kernels, num_rows: int) -> None:
-        """Compute what a decode step of num_rows rows computes."""
+        """Call the operations of a decode step of num_rows rows."""
         for call in self._operations(spec, kernels, num_rows).values():
             call()
         rows = self.scattered(spec, [(spec.block_size + 1, 1)] * num_rows)

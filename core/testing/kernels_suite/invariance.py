@@ -67,7 +67,7 @@ class InvarianceCases(AttentionCases):
                 self._compare_cuts(spec, length, length, (0, 20, spec.block_size + 9, length), form, window)
 
     def test_the_last_tokens_of_a_long_context_attend_with_the_same_bits_in_every_chunk(self) -> None:
-        """Where kernels cut contexts, they cut them alike for a prompt and for one or many decodes."""
+        """Kernels that cut contexts cut them at the same places for a prompt and for one or many decodes."""
         for spec in self._invariant_specs(self.groups[-1:]):
             spec = replace(spec, max_model_len=2 * LONG)
             cuts = (LONG - 90, 1020, 1023, 1030, LONG - 1, LONG)

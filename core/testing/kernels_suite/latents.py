@@ -50,7 +50,7 @@ class LatentCases(GraphSuite):
             self.compare(spec, "33 decodes over keys alone", lengths)
 
     def test_latent_attend_in_every_form(self) -> None:
-        """With what else the kernels declare of ATTENTION_FEATURES, in a mixed step."""
+        """With all other ATTENTION_FEATURES that the kernels declare, in a mixed step."""
         for spec in self._latent_specs(self.latent_heads[:1]):
             size, window = spec.block_size, self.window(spec.block_size + 2)
             lengths = [(size + 1, 1), (2 * size + 3, 1), (3 * size + 3, size), (size + 5, 5)]

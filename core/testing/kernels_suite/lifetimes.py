@@ -1,6 +1,6 @@
-"""The part of the kernels' conformance suite (suite.py) that is about whose memory a result is in.
+"""The part of the kernels' conformance suite (suite.py) that is about the memory of results.
 
-What a call returned stays as it is, whatever is called later: a model may still need it.
+Later calls do not change the result of a call, which a model may still need.
 Legend: T tokens, D hidden, O output features, X experts, A experts of a token, H heads, K kv heads, E head dim.
 """
 
@@ -129,7 +129,7 @@ class LifetimeCases(AttentionCases):
 
 
 def _call_in_turn(what: str, first: Calls, later: Calls) -> None:
-    """Make the first calls, then the later ones, and look at what the first ones returned."""
+    """Make the first calls, then the later ones, and check that the results of the first have not changed."""
     results: dict[str, list[tuple[Tensor, Tensor]]] = {}
     for name, call in first.items():
         found = call()

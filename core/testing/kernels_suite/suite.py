@@ -84,20 +84,20 @@ class KernelsSuite(
 ):
     """`class TestMyKernels(KernelsSuite): def make(self, spec): return MyKernels(MyConfig(), spec)`.
 
-    Class attributes narrow what is tested to what the kernels are made for: dtypes, block_sizes, head_dims, groups
+    Class attributes narrow the tests to the sizes that the kernels support: dtypes, block_sizes, head_dims, groups
     (query heads per kv head), kv_heads (the first in all cases, the others in one of each operation), device;
-    max_num_seqs, max_num_batched_tokens and max_model_len, limits that specs name and each operation is tested at (at
+    max_num_seqs, max_num_batched_tokens and max_model_len, the limits in specs, at which each operation is tested (at
     least 36, 64 and 400, since other cases are that large);
     graph_safe, graph_prefill, sizes_alike, batch_invariant, attention and kv_dtypes (torch dtypes) as in the entry's
     Needs; and captured_decodes (False if decodes need their lengths on the host).
     tolerances: dtype -> largest error relative to 1 + |expected|;
     widen it only with a reason. operation_tolerances: the same for single operations, by their methods' names, as
-    {"linear": {torch.bfloat16: 0.05}}; the others keep theirs. latent_dims, latent_heads: see LatentCases. Kernels that
-    offer operations for experts or recurrent states are held to them, too.
+    {"linear": {torch.bfloat16: 0.05}}; other operations keep theirs. latent_dims, latent_heads: see LatentCases.
+    Operations for experts and recurrent states are tested, too, if the kernels have them.
     """
 
     def test_has_the_methods_of_its_contract(self) -> None:
-        """Its methods, correctly spelt, as the engine asks for them when it is chosen."""
+        """It has the methods that the engine checks when it is chosen, correctly spelt."""
         spec = next(iter(self.specs()))
         check_contract("kernels", type(self.make(spec)), Needs(attention=tuple(self.attention)))
 
@@ -263,7 +263,7 @@ class KernelsSuite(
         self._check_cache(f"write_kv of {num_tokens} tokens", spec, cache, expected, 0.0)
 
     def test_qk_norm_rope_write(self) -> None:
-        """The fused form rotates and writes what the two parts would, over decodes and chunks."""
+        """The fused operation has the results of its two parts, over decodes and chunks."""
         for spec in self.specs():
             lengths = [(5, 1), (spec.block_size + 1, 1), (spec.block_size + 4, 4)]
             kernels, variants = self.make_poisoned(spec), list(self._variants(spec))
@@ -318,7 +318,7 @@ class KernelsSuite(
                 self._check_qkv_attend(f"qkv_attend {what}", spec, kernels, batch, rope, norm)
 
     def test_qkv_attend_in_every_form(self) -> None:
-        """The same with what the kernels declare of ATTENTION_FEATURES, down to windows of the newest token alone."""
+        """The same with all ATTENTION_FEATURES that the kernels declare, down to windows of the newest token alone."""
         for spec in self.specs() if self.attention else ():
             size = spec.block_size
             form, (_, rope, norm) = self.form(spec, *ATTENTION_FEATURES), next(self._variants(spec))

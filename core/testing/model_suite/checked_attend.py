@@ -63,7 +63,7 @@ class DrivenStates:
         return [tensor for named in self.layers.values() for tensor in named.values()]
 
     def recall(self, batch: DrivenBatch) -> None:
-        """Put back what the states were before these chunks."""
+        """Restore the states before these chunks."""
         for sequence, start in zip(batch.sequences, batch.starts, strict=True):
             kept = (
                 self._kept.get((sequence, start), [None] * len(self.tensors)) if start else [None] * len(self.tensors)
@@ -82,8 +82,8 @@ class DrivenStates:
 class CheckedAttend:
     """`hookline.core.contracts.Attend` over the plain kernels. called: (layer, ATTENDS or KEEPS_STATE) of each call.
 
-    kv_layers: the cache of each layer, those that share one and those without any among them. lengths_on_host: whether
-    states come with lengths on the host, which a captured step with prompts has not.
+    kv_layers: the cache of each layer, also of layers that share one or have none. lengths_on_host: whether states come
+    with lengths on the host; in a captured step with prompts they do not.
     """
 
     def __init__(

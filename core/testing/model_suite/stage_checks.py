@@ -1,4 +1,4 @@
-"""Whether a model with `runs_in_stages` can be cut into stages: they must compute what the whole model does.
+"""Checks that a model with `runs_in_stages` can be cut into stages, with the results of the whole model.
 
 Legend: T tokens, D hidden, V vocabulary.
 """
@@ -19,11 +19,11 @@ from hookline.core.testing.model_suite.driver import Chunk, ModelDriver
 
 
 def check_stages(model_class: Any, hf_config: Mapping[str, Any], chunk: Chunk, device: str, tolerance: float) -> None:
-    """Cut between all layers, and before the last one; each stage has its layers and tensors alone.
+    """Check cuts between all layers, and before the last one; each stage must have its layers and tensors alone.
 
-    A cut between a layer and the one whose cache it shares is left out.
+    A cut between a layer and the layer whose cache it shares is left out.
 
-    Raises: AssertionError saying what is wrong.
+    Raises: AssertionError naming the fault.
     """
     whole = ModelDriver(model_class, hf_config, device=device)
     whole_TV, num_layers = whole.logits(chunk), whole.spec.num_layers

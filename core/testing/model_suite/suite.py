@@ -27,7 +27,7 @@ from hookline.core.testing.model_suite.thread_ranks import on_ranks
 TOLERANCE = 1e-4
 """Relative error allowed: float32 sums in another order, through layers with weights far larger than real ones."""
 REFERENCE = "hookline.core.testing.plain_kernels"
-"""The kernels models are tested over, which may ask the host as they like."""
+"""The kernels over which models are tested; these themselves may wait for the host."""
 NO_SUCH_ROPE = {"rope_type": "no_such_rope", "factor": 2.0}
 ABOUT_HEADS = {"rope_scaling", "num_attention_heads", "num_key_value_heads"}
 """Keys of config.json that a model without attention may not read."""
@@ -37,8 +37,8 @@ class ModelSuite:
     """`class TestMyModel(ModelSuite): model_class = MyModel; def hf_config(self): return {…}`.
 
     Keep the config small: two layers or more, a vocabulary of tens, max_position of at least 16. dtypes and device
-    narrow what is tested. ranks: numbers of ranks that split the config. uses_positions: False for a model without any
-    notion of position. unused_weights: names of tensors that are loaded and yet may change nothing.
+    narrow the tests. ranks: numbers of ranks that split the config. uses_positions: False for a model without any
+    notion of position. unused_weights: names of tensors that are loaded but may have no effect.
     captures_prompts: True for a model with states that computes prompts without their lengths on the host, as a
     captured step of kernels with `graph_prefill` has them; its states are then tested without. sizes_alike: as in the
     entry's Needs.
@@ -64,7 +64,7 @@ class ModelSuite:
     def refused_configs(self) -> list[dict[str, Any]]:
         """Changes to hf_config that `spec` must refuse; None stands for a missing key. Extend it.
 
-        What is about heads and their rotation is left out where `spec` says that no layer has attention.
+        Changes of heads and their rotation are left out if no layer of `spec` has attention.
         """
         config = self.hf_config()
         changes: list[dict[str, Any]] = [
@@ -85,7 +85,7 @@ class ModelSuite:
         return [change for change in changes if not change.keys() & ABOUT_HEADS]
 
     def test_has_the_methods_of_its_contract(self) -> None:
-        """Its methods, correctly spelt, as the engine asks for them when it is chosen."""
+        """It has the methods that the engine checks when it is chosen, correctly spelt."""
         check_contract("model", self.model_class)
 
     def test_spec_holds_whole_positive_numbers(self) -> None:
@@ -130,7 +130,7 @@ class ModelSuite:
                 check(bool(logits_TV.isfinite().all()), f"logits in {dtype} are not finite")
 
     def test_logits_are_computed_row_by_row(self) -> None:
-        """Logits of some rows are those rows of all logits."""
+        """Logits of some rows equal the same rows of the logits of all."""
         driver = self._driver()
         hidden_TD = driver.hidden(driver.batch([Chunk(0, 0, self._prompt())]))
         with torch.inference_mode():

@@ -35,9 +35,9 @@ SEEDS = (0, 1, 2, 7, 1 << 31, 1 << 32, (1 << 32) + 1, (1 << 63) - 1)
 class SamplerSuite:
     """`class TestMySampler(SamplerSuite): def make(self): return MySampler(MyConfig())`.
 
-    dtypes, device and temperatures narrow what is tested; graph_safe and sizes_alike as in the entry's Needs; override
-    `distribution` if the sampler means to draw from another one than softmax(logits / T). A sampler must not write to
-    the logits or the parameters it is given.
+    dtypes, device and temperatures narrow the tests; graph_safe and sizes_alike as in the entry's Needs; override
+    `distribution` if the sampler draws from another distribution than softmax(logits / T). A sampler must not write to
+    its arguments.
     """
 
     dtypes: ClassVar[Sequence[torch.dtype]] = (torch.float32, torch.bfloat16)
@@ -55,7 +55,7 @@ class SamplerSuite:
         return (logits_V.double() / temperature).softmax(-1)
 
     def test_has_the_methods_of_its_contract(self) -> None:
-        """Its methods, correctly spelt, as the engine asks for them when it is chosen."""
+        """It has the methods that the engine checks when it is chosen, correctly spelt."""
         check_contract("sampler", type(self.make()))
 
     def test_returns_one_int64_token_per_row(self) -> None:
@@ -128,10 +128,10 @@ class SamplerSuite:
             self._check_counts(params, f"of seed {seed} over {NUM_DRAWS} positions")
 
     def test_draws_reach_every_part_of_a_large_vocabulary(self) -> None:
-        """Of nearly equally likely tokens: a few likely ones are not all, and none is drawn in place of its neighbours.
+        """Nearly equally likely tokens are all drawn, and none is drawn in place of its neighbours.
 
-        The latter is what sums of probabilities do in half precision, where many tokens add nothing. In the narrowest
-        of the dtypes, whose sums are the coarsest.
+        Sums of probabilities in half precision do the latter, as many tokens add nothing to them. Tested in the
+        narrowest of the dtypes, whose sums are the coarsest.
         """
         num_tokens, num_draws = NUM_TOKENS_OF_A_MODEL, NUM_DRAWS_OF_A_MODEL
         params, dtype = self._params(num_draws, temperature=1.0), min(self.dtypes, key=lambda one: one.itemsize)
@@ -243,7 +243,7 @@ class SamplerSuite:
                 check(num_wrong == 0, f"{what} ({dtype})")
 
     def _best_over_shards(self, logits_NV: Tensor, params: SamplingBatch, bounds: Sequence[int]) -> Tensor:
-        """Each rank's best, then the best of those; columns beyond the vocabulary are padding of -inf."""
+        """The best token over all ranks' best tokens; columns beyond the vocabulary are padding of -inf."""
         padding_NV = torch.full((logits_NV.shape[0], 16), -torch.inf, dtype=logits_NV.dtype, device=self.device)
         padded_NV, best = torch.cat((logits_NV, padding_NV), 1), []
         for first, end in pairwise(bounds):

@@ -1,4 +1,4 @@
-"""For the conformance suite of scheduler policies: what a policy is told, and how much it remembers."""
+"""For the conformance suite of scheduler policies: checks of a policy's notices, and of the size of its memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hookline.core.requests.request import RequestFacade
 
 
 class Overheard:
-    """A policy around another one: notes every plan and every notice, and hands both on."""
+    """A policy around another one: records every plan and every notice, and passes both on."""
 
     def __init__(self, inner: Scheduler) -> None:
         self.inner = inner
@@ -34,7 +34,7 @@ class Overheard:
             self._committed(step)
 
     def check(self, outputs: Collection[RequestOutput]) -> None:
-        """Hold the notices against the plans, and against what the requests got; all must have ended."""
+        """Compare the notices with the plans and with the requests' outputs; all requests must have ended."""
         told = [step.plan for step in self.steps if step.plan is not None]
         assert len(told) == len(self.plans), f"{len(self.plans)} plans got {len(told)} notices"
         assert all(one is other for one, other in zip(told, self.plans, strict=True)), "notices are out of order"

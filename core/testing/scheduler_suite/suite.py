@@ -55,16 +55,16 @@ CROWDS: dict[str, dict[str, Any]] = {
 }
 """Arrivals of one kind that never end, as arguments of `endless_steps`."""
 OTHERS: list[tuple[int, int, dict[str, str]]] = [(9, 4, {}), (70, 4, {"tenant": "b"}), (9, 25, {})]
-"""Requests unlike most of those: prompt tokens, max_tokens and tags."""
+"""Requests of another kind beside the endless arrivals: prompt tokens, max_tokens and tags."""
 
 
 class SchedulerSuite:
     """`class TestMyPolicy(SchedulerSuite): def make(self): return MyPolicy(MyConfig())`.
 
-    max_gap_steps: most steps in a row without a token for a request that runs, whatever arrives, and where blocks are
-    plenty also for one that was preempted; set it to what your policy promises.
-    may_starve_while: arrivals during which your policy lets others wait for ever, as a failure names them: for strict
-    priorities {"more urgent requests"}. Say so in its docstring, too.
+    max_gap_steps: most steps in a row without a token for a running request, under any arrivals; with plenty of blocks,
+    also for a preempted request. Set it to the guarantee of your policy.
+    may_starve_while: kinds of arrivals, by the names in failures, during which your policy lets other requests wait for
+    ever: for strict priorities {"more urgent requests"}. Say so in its docstring, too.
     """
 
     max_gap_steps = 100
@@ -75,7 +75,7 @@ class SchedulerSuite:
         raise NotImplementedError("return your scheduler from make()")
 
     def test_has_the_methods_of_its_contract(self) -> None:
-        """Its methods, correctly spelt, as the engine asks for them when it is chosen."""
+        """It has the methods that the engine checks when it is chosen, correctly spelt."""
         check_contract("scheduler", type(self.make()))
 
     def test_every_request_gets_the_tokens_it_gets_alone(self) -> None:
@@ -102,7 +102,9 @@ class SchedulerSuite:
         assert drain(engine)[0].token_ids == completion(1, prompt, 3, 50), "a chunked prompt gives other tokens"
 
     def test_nobody_starves_while_others_keep_arriving(self) -> None:
-        """Whoever waits, runs or was preempted ends, though seats and blocks are few and eight others always wait."""
+        """Each waiting, running or preempted request ends, although seats and blocks are few and eight others always
+        wait.
+        """
         for crowd, arrivals in CROWDS.items():
             if crowd in self.may_starve_while:
                 continue
@@ -150,7 +152,7 @@ class SchedulerSuite:
             assert load.engine.pool.num_free == load.engine.pool.num_blocks, "aborted requests left blocks behind"
 
     def test_the_same_view_gives_the_same_plan_and_changes_nothing(self) -> None:
-        """A plan depends on the view alone, so that every rank and every rerun decides alike."""
+        """A plan depends on the view alone, so that every rank and every rerun makes the same plan."""
         for seed in range(10):
             load = RandomLoad(self.make(), random.Random(seed), num_blocks=24, block_size=2, max_model_len=48)
             for _ in load.steps():
@@ -164,7 +166,7 @@ class SchedulerSuite:
         assert engine.plan().computes, "nothing is computed although a thousand requests wait"
 
     def test_a_policy_with_a_memory_is_told_what_became_of_each_plan(self) -> None:
-        """Under overlap, aborts and preemptions: one notice a plan, in order, and each end is told once."""
+        """Under overlap, aborts and preemptions: one notice for each plan, in order, and one for each request's end."""
         for seed in range(10):
             policy = Overheard(self.make())
             load = RandomLoad(policy, random.Random(seed), num_blocks=24, block_size=2, max_model_len=48)
@@ -240,7 +242,7 @@ def endless_steps(
 
 
 class RandomLoad:
-    """A random load for one engine, and what each request must get."""
+    """A random load for one engine, and the expected tokens of each request."""
 
     def __init__(self, scheduler: Scheduler, rng: random.Random, **sizes: Any) -> None:
         self.rng = rng
