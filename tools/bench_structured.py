@@ -33,7 +33,7 @@ from hookline.core.step.message import Step
 from hookline.core.step.timing import Clock
 from hookline.core.tokenizer.codec import Codec
 from hookline.core.tokenizer.token_bytes import grammar_vocabulary
-from hookline.core.util.arrays import MaskArray, num_mask_words
+from hookline.core.util.arrays import WordArray, num_mask_words
 
 ROOT = Path(__file__).resolve().parents[1]
 EOS = frozenset({151645, 151643})
@@ -60,9 +60,9 @@ class DrawsByMasks(Executor):
 
     def launch(self, step: Step) -> Any:
         self.note("launch")
-        return [] if len(step.masked_draws) else [17] * step.num_sampled
+        return [] if len(step.late_draws) else [17] * step.num_sampled
 
-    def mask_rows(self, num_rows: int) -> MaskArray:
+    def late_rows(self, num_rows: int) -> WordArray:
         return self.masks[:num_rows]
 
     def release(self, handle: Any, num_rows: int) -> None:

@@ -66,7 +66,7 @@ def build(task: Mapping[str, Any], heartbeat: Heartbeat, meet: Meet) -> tuple[Wo
         worker = build_worker(resolved, installed, phases, poolers=pooler_entries(host.registry))
     if task["size"] == 1:
         heartbeat.follow(_Layers(worker))
-    told = {"num_blocks": worker.num_blocks, "num_mask_words": worker.num_mask_words}
+    told = {"num_blocks": worker.num_blocks, "late_width": worker.runner.late_width}
     return worker, told | {"seconds": phases.seconds, "notes": phases.notes}
 
 

@@ -79,4 +79,4 @@ def executor_over(links: RankLinks, phases: StartPhases) -> RemoteExecutor:
         links.close()
         raise
     phases.add("further ranks", told["seconds"], told["notes"])
-    return RemoteExecutor(links, told["num_blocks"], told["num_mask_words"])
+    return RemoteExecutor(links, told["num_blocks"], told["late_width"])

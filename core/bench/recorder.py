@@ -22,7 +22,7 @@ from hookline.core.errors import HooklineError
 from hookline.core.step.executor import Executor, StepResult
 from hookline.core.step.message import Step
 from hookline.core.step.timing import Clock as StepClock
-from hookline.core.util.arrays import MaskArray, ints
+from hookline.core.util.arrays import WordArray, ints
 
 Column = np.ndarray[Any, Any]
 COUNTS = StepCounts._fields
@@ -161,9 +161,9 @@ class StepRecorder:
         self._launched.append(self._note(step, started))
         return handle
 
-    def mask_rows(self, num_rows: int) -> MaskArray:
+    def late_rows(self, num_rows: int) -> WordArray:
         """Pass it on."""
-        return self._executor.mask_rows(num_rows)
+        return self._executor.late_rows(num_rows)
 
     def release(self, handle: Any, num_rows: int) -> None:
         """Pass it on."""

@@ -20,10 +20,10 @@ from hookline.core.engine.policy import Planner
 from hookline.core.engine.policy_feedback import prefilled
 from hookline.core.engine.state import EngineState
 from hookline.core.engine.step_builder import Dispatched
+from hookline.core.requests.late_input import LateInput
 from hookline.core.requests.prompt_readers import ChunkRead
 from hookline.core.requests.request import Request
 from hookline.core.requests.running_table import RunningTable
-from hookline.core.requests.structured_output import StructuredOutput
 from hookline.core.step.executor import StepResult, read_by, tapped_after
 from hookline.core.util.arrays import Array, BoolArray, IntArray, ints, no_ints
 
@@ -55,7 +55,7 @@ class LaunchedStep:
 class CollectedStep:
     """A step whose tokens have come to the host: N requests keep one.
 
-    entries_N: of the running table. is_over_N: whether a grammar ends the request; None if no request has a grammar.
+    entries_N: of the running table. is_over_N: whether a late input ends the request; None if no request has one.
     """
 
     launched: LaunchedStep
@@ -80,7 +80,7 @@ class Committer:
         self._last_commit_s = 0.0
 
     def collect(self, launched: LaunchedStep) -> CollectedStep:
-        """Wait for a step's tokens, give them to their requests, and advance the grammars by them."""
+        """Wait for a step's tokens, give them to their requests, and advance late inputs by them."""
         table = self._table
         with self._watch.part("wait"):
             executor = self._state.executor
@@ -93,7 +93,7 @@ class Committer:
             if result.extras:
                 keep_extras(self._queue.live, launched.dispatched.sampled.ids_N, result.extras)
             entries_N, tokens_N = table.commit(launched.dispatched.sampled, result.tokens)
-            is_over_N = self._advance_grammars(entries_N, tokens_N)
+            is_over_N = advance_late(self._state.late, table, entries_N, tokens_N) if table.num_late else None
         return CollectedStep(launched, result, entries_N, tokens_N, is_over_N, drawn)
 
     def commit(self, step: CollectedStep) -> None:
@@ -182,7 +182,8 @@ class Committer:
             extras = {name: values_NW[draws_N] for name, values_NW in step.drawn.extras.items()}
             keep_extras(self._queue.live, sampled.ids_N, extras)
             kept_N, tokens_N = table.commit(sampled, drawn_N[draws_N])
-            self._keep(kept_N, tokens_N, self._advance_grammars(kept_N, tokens_N))
+            is_over_N = advance_late(self._state.late, table, kept_N, tokens_N) if table.num_late else None
+            self._keep(kept_N, tokens_N, is_over_N)
             total += len(going)
 
     def _keep_at_once(self, kept: Sequence[tuple[Request, int, int]], drawn_N: IntArray) -> bool:
@@ -199,12 +200,6 @@ class Committer:
             self._state.observers.notify("on_token_gaps", gaps_s=np.zeros(len(tokens_N)))
         self._state.cache.cache_filled_blocks(entries)
         return True
-
-    def _advance_grammars(self, entries_N: IntArray, tokens_N: IntArray) -> BoolArray | None:
-        """See `advance_grammars`; None if no request has a grammar."""
-        if not self._table.num_constrained:
-            return None
-        return advance_grammars(self._state.structured_output, self._table, entries_N, tokens_N)
 
     def _finish_by_tokens(self, entries_N: IntArray, tokens_N: IntArray, is_over_N: BoolArray | None) -> None:
         """Finish the requests that have their last token.
@@ -302,22 +297,20 @@ def keep_extras(live: Mapping[int, Request], ids_N: IntArray, extras: Mapping[st
                 request.keep_extra(name, values_W)
 
 
-def advance_grammars(
-    structured_output: StructuredOutput | None, table: RunningTable, entries_N: IntArray, tokens_N: IntArray
-) -> BoolArray:
-    """Advance the grammars of these requests by their new tokens; returns which of them end with theirs, (N,) bool."""
-    assert structured_output is not None, "a request has a grammar, and the engine no back end"
+def advance_late(late: LateInput | None, table: RunningTable, entries_N: IntArray, tokens_N: IntArray) -> BoolArray:
+    """Advance the late inputs of these requests by their new tokens; returns which of them end with theirs (N,)."""
+    assert late is not None, "a request has a late input, and the engine none"
     is_over_N = np.zeros(len(entries_N), dtype=np.bool_)
-    (places,) = table.is_constrained_S[entries_N].nonzero()
+    (places,) = table.is_late_S[entries_N].nonzero()
     tokens = tokens_N[places].tolist()
     for place, request, token_id in zip(places, table.requests(entries_N[places]), tokens, strict=True):
-        constraint = request.constraint
-        assert constraint is not None
+        state = request.late
+        assert state is not None
         if token_id < 0:  # NO_TOKEN, which finishes the request elsewhere
             continue
         if stops_with(request, token_id):
-            constraint.stop()
+            state.stop()
         else:
-            structured_output.take(constraint, token_id)
-        is_over_N[place] = constraint.end is not None
+            late.take(state, token_id)
+        is_over_N[place] = state.end is not None
     return is_over_N

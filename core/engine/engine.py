@@ -70,7 +70,7 @@ class Engine:
             groups,
             shares_prefixes=shares_prefixes,
             observers=observers or Observers(),
-            structured_output=structured_output,
+            late=structured_output,
             speculation=speculation,
         )
         self.queue, self.cache, self.watch, self.ledger = state.queue, state.cache, state.watch, state.ledger
@@ -243,25 +243,25 @@ class Engine:
         return request.id
 
     def _enqueue(self, request: Request) -> None:
-        """Put a new request into the queue, or hold it back until its grammar is compiled."""
-        if request.constraint is None:
+        """Put a new request into the queue, or hold it back until what it needs is made ready."""
+        if request.late is None:
             self.queue.add(request)
             return
-        if self.structured_output is None:
+        if self.state.late is None:
             raise RequestError("sampling.structured_outputs: this engine has no grammar back end")
-        if self.structured_output.open(request.id, request.constraint, request.tags):
+        if self.state.late.open(request.id, request.late, request.tags):
             self.queue.add(request)
         else:
             self.queue.hold_back(request)
 
     def let_in_compiled(self) -> None:
-        """Queue the requests whose grammars are compiled, and finish those whose grammars could not be compiled.
+        """Queue the requests that waited to be made ready, and finish those that could not be.
 
         If no thread was free to compile a grammar (HeldUp), its request ends with reason ABORT, not ERROR.
         """
-        assert self.structured_output is not None
+        assert self.state.late is not None
         is_idle = len(self.queue.compiling) == len(self.queue) and self.loop.in_flight is None
-        for id_, error in self.structured_output.opened(is_idle=is_idle):
+        for id_, error in self.state.late.opened(is_idle=is_idle):
             request = self.queue.compiling.get(id_)
             if request is not None and error:
                 reason = FinishReason.ABORT if isinstance(error, HeldUp) else FinishReason.ERROR
@@ -379,8 +379,8 @@ class Engine:
             self.planner.feedback.broke_off(self.clock())
             self.observers.notify("on_engine_stop", engine=self)
         finally:
-            if self.structured_output is not None:
-                self.structured_output.close()
+            if self.state.late is not None:
+                self.state.late.close()
             if self.state.speculation is not None:
                 self.state.speculation.close()
             self.executor.close()

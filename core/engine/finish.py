@@ -22,7 +22,6 @@ from hookline.core.errors import (
 from hookline.core.outputs import FinishReason
 from hookline.core.plugin.blame import breach
 from hookline.core.requests.request import Request
-from hookline.core.util.arrays import IntArray
 
 
 class Finisher:
@@ -34,7 +33,7 @@ class Finisher:
     def __init__(
         self, state: EngineState, dispatcher: Dispatcher, feedback: PolicyFeedback, plugin_names: Mapping[str, str]
     ) -> None:
-        self._state, self._queue, self._grammars = state, state.queue, state.structured_output
+        self._state, self._queue = state, state.queue
         self._dispatcher, self._feedback, self._plugin_names = dispatcher, feedback, plugin_names
 
     def finish(self, request: Request, reason: FinishReason, error: HooklineError | None = None) -> None:
@@ -42,8 +41,8 @@ class Finisher:
 
         error: the cause, if the request is not served to its end; PluginError and EngineError are not its own fault.
         """
-        if request.id in self._queue.compiling and self._grammars is not None:
-            self._grammars.forget(request.id)
+        if request.id in self._queue.compiling and self._state.late is not None:
+            self._state.late.forget(request.id)
         if request.extensions is not None:
             request.extensions.forget()
         if self._state.speculation is not None:
@@ -70,11 +69,10 @@ class Finisher:
             if request.id in self._queue.live:
                 self.finish(request, FinishReason.ERROR if request.fault else FinishReason.STOP, request.fault)
 
-    def finish_without_mask(self, ids_N: IntArray) -> None:
-        """Finish the requests whose grammars failed to fill a mask; the tokens drawn for them are dropped."""
-        requests = [request for id_ in ids_N.tolist() if (request := self._queue.live.get(id_)) is not None]
+    def finish_faulty(self, requests: Iterable[Request]) -> None:
+        """Finish the requests that have a fault; the tokens drawn for them are dropped."""
         for request in requests:
-            if (fault := fault_of(request)) is not None:
+            if request.id in self._queue.live and (fault := fault_of(request)) is not None:
                 self.finish(request, FinishReason.ERROR, fault)
         self._state.announce()
 
@@ -105,8 +103,8 @@ def finish_reason(request: Request, token_id: int) -> FinishReason | None:
         request.drop_last_token()
         return FinishReason.ERROR
     reason = _reason_by_limits(request, token_id)
-    if request.constraint is not None:
-        reason = request.constraint.end or reason
+    if request.late is not None:
+        reason = request.late.end or reason
         if reason is FinishReason.ERROR:
             request.drop_last_token()  # it does not fit
             return reason
@@ -127,8 +125,8 @@ def stops_with(request: Request, token_id: int) -> bool:
 
 
 def fault_of(request: Request) -> HooklineError | None:
-    """The error that a request finishes with: of its extensions, or of its grammar's back end; None without one."""
-    return request.fault if request.constraint is None else request.fault or request.constraint.fault
+    """The error that a request finishes with: of its extensions, or of its late input; None without one."""
+    return request.fault if request.late is None else request.fault or request.late.fault
 
 
 def missing_token_fault(request: Request, token_id: int, plugin_names: Mapping[str, str]) -> PluginFault:
@@ -146,7 +144,8 @@ def forbidden_tokens_error(request: Request) -> RequestError:
     """The error of a request whose parameters together forbid every token."""
     params = request.params
     names = [*params.processed_fields, *(f"extra_args.{name}" for name in params.extra_args)]
-    names += [name for name in ("min_tokens", "structured_outputs") if getattr(params, name)]
+    names += ["min_tokens"] if params.min_tokens else []
+    names += [] if request.late is None else [request.late.field]
     return RequestError(
         f"request {request.id}: no token is left that may be drawn: {', '.join(f'sampling.{name}' for name in names)} "
         "together forbid all; allow another one"

@@ -88,7 +88,7 @@ class Planner:
         prefix: a step of decodes alone reads it once.
         """
         table, decoding = self._state.table, self._queue.decoding()
-        if not 0 < len(decoding) <= joining.max_decodes or table.num_beyond_sampling:
+        if not 0 < len(decoding) <= joining.max_decodes or table.num_late or table.num_reading:
             return False
         next_requests = islice(self._queue.waiting.values(), joining.max_prompts)
         if any(request.asks_beyond_sampling for request in next_requests):

@@ -22,9 +22,9 @@ from hookline.core.engine.draft_depth import DraftDepth
 from hookline.core.errors import show_traceback
 from hookline.core.plugin.blame import breach, failure
 from hookline.core.plugin.registry import PROCESSOR
+from hookline.core.requests.late_input import LateInput
 from hookline.core.requests.request import Request
 from hookline.core.requests.step_extensions import InstalledExtensions
-from hookline.core.requests.structured_output import StructuredOutput
 from hookline.core.step.captured import DRAFT_TOKENS
 
 logger = logging.getLogger("hookline")
@@ -57,7 +57,7 @@ class DraftedRow:
     def num_right(self, drawn: Sequence[int]) -> int:
         """How many drafts, from the first on, are the tokens drawn at their positions. drawn: all 1 + k draws."""
         for place in range(self.num_drafts):
-            # Behind a draft whose grammar failed no token is drawn (it is negative): the next step finds out again.
+            # Behind a draft whose late input failed no token is drawn (it is negative): the next step finds out again.
             if drawn[place] != self.tokens[place + 1] or drawn[place + 1] < 0:
                 return place
         return self.num_drafts
@@ -81,8 +81,8 @@ class _Pause:
 
 
 class Speculation:
-    """The drafts of one engine. name: of the drafter, for errors. grammars: of requests for structured outputs, whose
-    drafts end before the first token that the grammar forbids. If the drafter is adaptive, a request whose drafts are
+    """The drafts of one engine. name: of the drafter, for errors. late: of requests whose draws wait for it, whose
+    drafts end before the first token that it forbids. If the drafter is adaptive, a request whose drafts are
     all wrong, or for which none are proposed, pauses, twice as long each time. weighs_costs: whether it is also asked
     for only as many drafts as pay, by how long steps take.
     """
@@ -93,11 +93,11 @@ class Speculation:
         name: str,
         extensions: InstalledExtensions,
         vocab_size: int,
-        grammars: StructuredOutput | None = None,
+        late: LateInput | None = None,
         *,
         weighs_costs: bool = False,
     ) -> None:
-        self._drafter, self._name, self._vocab_size, self._grammars = drafter, name, vocab_size, grammars
+        self._drafter, self._name, self._vocab_size, self._late = drafter, name, vocab_size, late
         self._adapts = drafter.adaptive
         self._depths = DraftDepth(drafter.k) if weighs_costs and drafter.adaptive else None
         self.depth = 0
@@ -267,8 +267,8 @@ class Speculation:
 
     def _noted(self, request: Request, drafts: list[int]) -> list[int]:
         """The proposed drafts that are computed; a request without proposals in many steps pauses."""
-        if request.constraint is not None and self._grammars is not None and drafts:
-            drafts = drafts[: self._grammars.num_fitting(request.constraint, drafts)]
+        if request.late is not None and self._late is not None and drafts:
+            drafts = drafts[: self._late.num_fitting(request.late, drafts)]
         if not drafts:
             self.counts.skip("no proposal")
         if self._adapts:
@@ -284,9 +284,9 @@ class Speculation:
 
     def _refused(self, request: Request) -> str | None:
         """Why a request never has drafts; None if it may."""
-        constraint = request.constraint
-        if constraint is not None and not (constraint.can_go_back and self._pretended is None):
-            return "structured outputs"
+        late = request.late
+        if late is not None and not (late.can_go_back and self._pretended is None):
+            return late.field.replace("_", " ")
         prepared = request.prepared
         if prepared.bits and any(kind != PROCESSOR for kind in self._used(prepared.bits)):
             return "step extensions"

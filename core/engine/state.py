@@ -19,8 +19,8 @@ from hookline.core.kv_cache.manager import KVCacheManager
 from hookline.core.outputs import RequestOutput
 from hookline.core.plugin.observers import Observers
 from hookline.core.requests.admission import EngineLimits
+from hookline.core.requests.late_input import LateInput
 from hookline.core.requests.request_queue import RequestQueue
-from hookline.core.requests.structured_output import StructuredOutput
 from hookline.core.step.executor import Executor
 from hookline.core.step.timing import StepWatch
 
@@ -64,8 +64,8 @@ class TimeLimits:
 class EngineState:
     """An engine's executor, requests, cache, clock and observers.
 
-    shares_prefixes: whether the kernels read the blocks of a prefix that decodes share only once. structured_output:
-    None refuses requests for structured outputs. speculation: None computes one token of each decode.
+    shares_prefixes: whether the kernels read the blocks of a prefix that decodes share only once. late: None refuses
+    requests whose draws wait for a late input. speculation: None computes one token of each decode.
     """
 
     def __init__(
@@ -77,11 +77,11 @@ class EngineState:
         *,
         shares_prefixes: bool,
         observers: Observers,
-        structured_output: StructuredOutput | None,
+        late: LateInput | None,
         speculation: Speculation | None = None,
     ) -> None:
         self.executor, self.limits, self.shares_prefixes = executor, limits, shares_prefixes
-        self.observers, self.structured_output, self.speculation = observers, structured_output, speculation
+        self.observers, self.late, self.speculation = observers, late, speculation
         self.queue = RequestQueue(limits.plan.max_num_seqs, limits.max_len)
         self.table = self.queue.table
         self.cache = KVCacheManager(pool, self.table, groups, limits.plan)

@@ -176,8 +176,8 @@ class Dispatched:
     drafted: Sequence[DraftedRow] = ()
     """The decodes with drafts. They come last among the sampled requests, which are named once each, and among the
     draws, of which such a row has several."""
-    masked_ids_N: IntArray = field(default_factory=no_ints)
-    """Ids of the requests whose draws wait for masks, once each, in the order of the masks."""
+    late: Sequence[tuple[Request, Sequence[int]]] = ()
+    """The requests whose draws wait for late rows, with their drafts, in the order of the rows."""
 
     @property
     def num_plain_draws(self) -> int:
@@ -221,7 +221,7 @@ class StepWriter:
             sections["sampled_chunks"] = sampled_chunks
             computing = np.concatenate([decode, chunked])
             sampled = np.concatenate([decode, chunked[sampled_chunks]])
-        draws, ahead, masked_ids_N = sampled, np.zeros_like(sampled), no_ints()
+        draws, ahead = sampled, np.zeros_like(sampled)
         if draft.drafted:
             entries, num_plain = ints(row.request.entry for row in draft.drafted), len(sampled)
             lengths = ints(len(row.tokens) for row in draft.drafted)
@@ -231,9 +231,12 @@ class StepWriter:
             ahead = np.zeros(len(draws), dtype=np.int64)
             ahead[num_plain:] = np.arange(len(draws) - num_plain) - (lengths.cumsum() - lengths).repeat(lengths)
         sections |= self.forbidden_tokens(draws, ahead)
-        if table.num_constrained:
-            sections["masked_draws"] = np.flatnonzero(table.is_constrained_S[draws])
-            masked_ids_N = table.id_S[sampled[table.is_constrained_S[sampled] > 0]]
+        late: list[tuple[Request, Sequence[int]]] = []
+        if table.num_late:
+            sections["late_draws"] = np.flatnonzero(table.is_late_S[draws])
+            plain = sampled[: len(sampled) - len(draft.drafted)]
+            late += ((request, ()) for request in table.requests(plain[table.is_late_S[plain] > 0]))
+            late += ((row.request, row.tokens[1:]) for row in draft.drafted if row.request.late is not None)
         sections |= self.arguments.sections(admitted, chunks, table.requests(sampled))
         if admitted:
             self._decoding = no_ints()  # a preempted request may return in another one's row
@@ -262,11 +265,11 @@ class StepWriter:
             reads=reads,
             ending=ending,
             drafted=draft.drafted,
-            masked_ids_N=masked_ids_N,
+            late=late,
         )
 
     def forbidden_tokens(self, sampled: IntArray, ahead: IntArray | int = 0) -> Sections:
-        """The mask_* sections: stop tokens are forbidden to requests that have not reached their min_tokens.
+        """The forbidden_* sections: stop tokens are forbidden to requests that have not reached their min_tokens.
 
         ahead: for each draw, how many drafts it follows.
         """
@@ -275,7 +278,7 @@ class StepWriter:
             return {}
         stops = [request.stops_X for request in self.table.requests(sampled[places])]
         lengths = [len(stops_X) for stops_X in stops]
-        return {"mask_rows": places.repeat(lengths), "mask_tokens": np.concatenate(stops)}
+        return {"forbidden_draws": places.repeat(lengths), "forbidden_tokens": np.concatenate(stops)}
 
     def _shared_prefix(self, decode: IntArray) -> Sections:
         """The section of the decodes' shared prefix; computed again only when the set of decodes changes."""

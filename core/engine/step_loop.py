@@ -52,10 +52,10 @@ class StepLoop:
         try:
             launched = self._launch(plan)
             self._collect()  # the step before this one
-            is_masked = self._draw_with_masks(launched)
+            has_faults = self._draw_late(launched)
             self._commit()
-            if not is_masked:
-                self._finisher.finish_without_mask(launched.dispatched.masked_ids_N)
+            if has_faults:
+                self._finisher.finish_faulty(request for request, _ in launched.dispatched.late)
             self.in_flight = launched
             if not self._may_overlap():
                 self._collect()
@@ -142,7 +142,7 @@ class StepLoop:
             self._watch.use_device_clock(self._state.executor.time_steps())
 
     def _launch(self, plan: CheckedPlan) -> LaunchedStep:
-        """Carry out a plan, and launch its step. Raises: LostStep, as `_draw_with_masks` does."""
+        """Carry out a plan, and launch its step. Raises: LostStep, as `_draw_late` does."""
         started_s, executor, table = self._state.now(), self._state.executor, self._state.table
         with self._watch.part("dispatch"):
             dispatched = self._dispatcher.carry_out(plan, is_ahead=self.in_flight is not None)
@@ -150,40 +150,31 @@ class StepLoop:
         with self._watch.part("launch"):
             handle = executor.launch(dispatched.step) if plan.computes else None
             num_context = int(table.num_computed_tokens_S[plan.decode].sum()) if self._feedback.is_wanted else 0
-            if not len(dispatched.step.masked_draws):
+            if not len(dispatched.step.late_draws):
                 self._dispatcher.expect(dispatched)
         tapped = tokens_of(table, plan.decode, dispatched) if self._keeps_states else None
         speculation, host_s = self._state.speculation, self._watch.pop_seconds()
         depth = 0 if speculation is None else speculation.depth
         return LaunchedStep(plan, dispatched, handle, started_s, host_s, num_context, depth, tapped)
 
-    def _draw_with_masks(self, launched: LaunchedStep) -> bool:
-        """Give a launched step the masks that its draws wait for, if any; all tokens before them are known by now.
+    def _draw_late(self, launched: LaunchedStep) -> bool:
+        """Give a launched step the rows that its draws wait for, if any; all tokens before them are known by now.
 
-        The device waits for the masks once its forward pass is over, so nothing is done here that can be done later.
-        Returns whether the grammars filled all masks.
+        The device waits for the rows once its forward pass is over, so nothing is done here that can be done later.
+        Returns whether a request has a fault now.
         """
-        if not len(launched.dispatched.step.masked_draws):
-            return True
-        grammars, executor = self._state.structured_output, self._state.executor
-        assert grammars is not None
+        dispatched, executor, live = launched.dispatched, self._state.executor, self._queue.live
+        if not len(dispatched.step.late_draws):
+            return False
+        assert self._state.late is not None
         with self._watch.part("release"):
-            requests = [
-                self._queue.live.get(id_) for id_ in launched.dispatched.masked_ids_N.tolist()
-            ]  # some may have finished
-            constraints = [None if request is None else request.constraint for request in requests]
-            masks_NW = executor.mask_rows(len(launched.dispatched.step.masked_draws))
-            drafted = [row for row in launched.dispatched.drafted if row.request.is_constrained]
-            place = len(constraints) - len(drafted)  # requests with drafts come last
-            has_faults = grammars.fill(constraints[:place], masks_NW[:place])
-            for constraint, row in zip(constraints[place:], drafted, strict=True):
-                end = place + len(row.tokens)
-                has_faults |= grammars.fill_behind(constraint, row.tokens[1:], masks_NW[place:end])
-                place = end
-            executor.release(launched.handle, len(masks_NW))
-            self._dispatcher.expect(launched.dispatched)
+            waiting = [(request.late if request.id in live else None, drafts) for request, drafts in dispatched.late]
+            rows_NW = executor.late_rows(len(dispatched.step.late_draws))
+            has_faults = self._state.late.write(waiting, rows_NW)
+            executor.release(launched.handle, len(rows_NW))
+            self._dispatcher.expect(dispatched)
         launched.host_s["launch"] += self._watch.pop_part("release")
-        return not has_faults
+        return has_faults
 
     def _collect(self) -> None:
         """Wait for the tokens of the step in flight, if there is one."""

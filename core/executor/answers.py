@@ -27,7 +27,7 @@ flags of the time; the time."""
 
 
 def launched(number: int) -> bytes:
-    """The answer that the step, or the masks, of this number were taken."""
+    """The answer that the step, or the late rows, of this number were taken."""
     return _frame(struct.pack("2q", LAUNCHED, number))
 
 

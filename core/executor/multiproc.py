@@ -16,9 +16,9 @@ from typing import Any
 from hookline.core.errors import HooklineError, Interrupted, LostStep, RankError, RequestFault
 from hookline.core.executor.links import RankLinks, uninterrupted
 from hookline.core.step.executor import SizedExecutor, StepResult
-from hookline.core.step.message import Step, pack, pack_masks
+from hookline.core.step.message import Step, pack, pack_late_rows
 from hookline.core.step.timing import Clock
-from hookline.core.util.arrays import IntArray, MaskArray
+from hookline.core.util.arrays import IntArray, WordArray
 
 
 class MultiprocExecutor(SizedExecutor):
@@ -70,17 +70,17 @@ class MultiprocExecutor(SizedExecutor):
             self.links.heartbeat.end_step()
         return result
 
-    def mask_rows(self, num_rows: int) -> MaskArray:
+    def late_rows(self, num_rows: int) -> WordArray:
         """See Executor."""
-        return self.worker.mask_rows(num_rows)
+        return self.worker.late_rows(num_rows)
 
     def release(self, handle: _Handle, num_rows: int) -> None:
-        """See Executor; the masks are sent to the other ranks from this one's buffer.
+        """See Executor; the rows are sent to the other ranks from this one's buffer.
 
         Raises: as `launch` does.
         """
-        masks = self.mask_rows(num_rows)
-        self._together(partial(self.worker.release, handle.own, num_rows), pack_masks(masks))
+        rows_NW = self.late_rows(num_rows)
+        self._together(partial(self.worker.release, handle.own, num_rows), pack_late_rows(rows_NW))
         if handle.to_agree_on:
             handle.to_agree_on = self.links.heartbeat.num_steps
 

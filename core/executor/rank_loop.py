@@ -27,7 +27,7 @@ from hookline.core.executor.connections import listening, unreached
 from hookline.core.executor.messages import JsonLines, receive_frame, send_message
 from hookline.core.executor.step_server import StepServer
 from hookline.core.step.executor import RankWorker
-from hookline.core.step.message import MASKS, is_agreed_on
+from hookline.core.step.message import LATE_ROWS, is_agreed_on
 from hookline.core.util.arrays import IntArray
 from hookline.core.util.shared_memory import SharedWords
 from hookline.core.util.text import one_line
@@ -140,7 +140,7 @@ class RankProcess:
             fault = error
             show_traceback(error)
         self.heartbeat.end_step(failed=isinstance(fault, RequestFault))
-        if message[0] != MASKS:
+        if message[0] != LATE_ROWS:
             self._is_agreed_on = is_agreed_on(message)
         if self._is_agreed_on:
             self.publish()

@@ -19,9 +19,9 @@ from hookline.core.executor.answers import LAUNCHED, RESULT, read_fault, read_re
 from hookline.core.executor.links import RankLinks, uninterrupted
 from hookline.core.executor.messages import receive_frame
 from hookline.core.step.executor import SizedExecutor, StepResult
-from hookline.core.step.message import Step, pack, pack_masks, pack_time_steps
+from hookline.core.step.message import Step, pack, pack_late_rows, pack_time_steps
 from hookline.core.step.timing import DeviceTime
-from hookline.core.util.arrays import IntArray, MaskArray
+from hookline.core.util.arrays import IntArray, WordArray
 
 LOOK_S = 0.1
 """Seconds between two looks for a lost rank while rank 0 sends nothing."""
@@ -60,14 +60,14 @@ class RemoteClock:
 class RemoteExecutor(SizedExecutor):
     """`core.step.executor.Executor` over ranks that are all in other processes.
 
-    num_blocks: of the KV cache, as rank 0 sized it. num_mask_words: 32-bit words of a row's mask.
+    num_blocks: of the KV cache, as rank 0 sized it. late_width: 32-bit words of a late row.
     """
 
     watches_steps, is_here = True, False
 
-    def __init__(self, links: RankLinks, num_blocks: int, num_mask_words: int) -> None:
+    def __init__(self, links: RankLinks, num_blocks: int, late_width: int) -> None:
         self.links, self._num_blocks = links, num_blocks
-        self._masks = np.empty((0, num_mask_words), dtype=np.int32)
+        self._late_rows = np.empty((0, late_width), dtype=np.int32)
         self._num_sent, self._clock = 0, RemoteClock()
         self._results: dict[int, tuple[StepResult, DeviceTime | None]] = {}
         """Results of steps that were not collected yet, and their times if steps are timed, by number."""
@@ -101,18 +101,18 @@ class RemoteExecutor(SizedExecutor):
         number = self._send(pack(step), may_fail_alone=step.is_agreed_on)
         return _Handle(number, number if step.is_agreed_on else 0)
 
-    def mask_rows(self, num_rows: int) -> MaskArray:
+    def late_rows(self, num_rows: int) -> WordArray:
         """See Executor."""
-        if len(self._masks) < num_rows:
-            self._masks = np.empty((num_rows, self._masks.shape[1]), dtype=np.int32)
-        return self._masks[:num_rows]
+        if len(self._late_rows) < num_rows:
+            self._late_rows = np.empty((num_rows, self._late_rows.shape[1]), dtype=np.int32)
+        return self._late_rows[:num_rows]
 
     def release(self, handle: _Handle, num_rows: int) -> None:
         """See Executor.
 
         Raises: as `launch` does.
         """
-        number = self._send(pack_masks(self.mask_rows(num_rows)), may_fail_alone=handle.to_agree_on > 0)
+        number = self._send(pack_late_rows(self.late_rows(num_rows)), may_fail_alone=handle.to_agree_on > 0)
         if handle.to_agree_on:
             handle.to_agree_on = number
 

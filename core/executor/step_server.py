@@ -15,7 +15,7 @@ from typing import Any
 from hookline.core.errors import LostStep
 from hookline.core.executor.answers import fault, launched, result
 from hookline.core.step.executor import RankWorker
-from hookline.core.step.message import TIME_STEPS, masks_in, unpack
+from hookline.core.step.message import TIME_STEPS, late_rows_in, unpack
 from hookline.core.step.timing import Clock
 from hookline.core.util.arrays import IntArray
 
@@ -35,7 +35,7 @@ class StepServer:
         self._arriving: deque[tuple[int, Any]] = deque()
         """Steps whose tokens are on their way, by number, oldest first."""
         self._waiting: tuple[int, Any] | None = None
-        """The step launched last, if its draws wait for masks."""
+        """The step launched last, if its draws are late."""
         self._clock: Clock | None = None
 
     def next_message(self, receive: Callable[[], IntArray]) -> IntArray:
@@ -56,27 +56,27 @@ class StepServer:
         self._answers.sendall(result(number, collected, time))
 
     def carry_out(self, message: IntArray) -> None:
-        """Do what a message asks for: launch a step, draw the last one's tokens by its masks, or begin to time steps.
+        """Do what a message asks for: launch a step, draw the last one's tokens by late rows, or time steps.
 
         Raises: what the worker raises; no result of the step is kept then.
         """
         self._number += 1
-        masks_NW = masks_in(message)
+        rows_NW = late_rows_in(message)
         if message[0] == TIME_STEPS:
             if self._answers is not None:
                 self._clock = self._worker.time_steps()
-        elif masks_NW is None:
+        elif rows_NW is None:
             self._waiting, step = None, unpack(message)
             begun = self._number, self._worker.launch(step)
-            if len(step.masked_draws):
+            if len(step.late_draws):
                 self._waiting = begun
             else:
                 self._expect(begun)
         else:
-            assert self._waiting is not None, "no step waits for masks"
+            assert self._waiting is not None, "no step waits for late rows"
             waiting, self._waiting = self._waiting, None
-            self._worker.mask_rows(len(masks_NW))[:] = masks_NW
-            self._worker.release(waiting[1], len(masks_NW))
+            self._worker.late_rows(len(rows_NW))[:] = rows_NW
+            self._worker.release(waiting[1], len(rows_NW))
             self._expect(waiting)
 
     def _expect(self, step: tuple[int, Any]) -> None:

@@ -94,7 +94,7 @@ class CompilePool:
         job = CompileJob(work)
         self.share(job, tenant)
         if len(self._threads) < self.num_threads:
-            thread = threading.Thread(target=self._serve, name="hookline-grammars", daemon=True)
+            thread = threading.Thread(target=self._serve, name="hookline-compiling", daemon=True)
             self._threads.append(thread)
             thread.start()
         return job

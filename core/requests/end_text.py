@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from hookline.core.contracts import GrammarVocabulary
-from hookline.core.util.arrays import MaskArray
+from hookline.core.util.arrays import WordArray
 
 
-def mask_of(allowed_V: np.ndarray[Any, np.dtype[np.bool_]], num_words: int) -> MaskArray:
+def mask_of(allowed_V: np.ndarray[Any, np.dtype[np.bool_]], num_words: int) -> WordArray:
     """The mask with these tokens allowed."""
     bits = np.zeros(32 * num_words, dtype=np.bool_)
     bits[: len(allowed_V)] = allowed_V

@@ -20,6 +20,7 @@ from hookline.core.errors import HooklineError
 from hookline.core.outputs import FinishReason, RequestOutput, Timings
 from hookline.core.request_options import NO_TAGS, PLAIN, RequestOptions
 from hookline.core.requests.extension_states import ExtensionStates
+from hookline.core.requests.late_input import LateState
 from hookline.core.requests.prompt_readers import ChunkRead, PromptReader
 from hookline.core.requests.scores import DRAW_SCORES, PromptScores, Scores
 from hookline.core.requests.step_extensions import NOTHING, Prepared
@@ -42,7 +43,7 @@ COUNTS = (
     "is_greedy",
     "is_watched",
     "last_token_us",
-    "is_constrained",
+    "is_late",
 )
 """The entries of `Request.counts`, in this order; each is an attribute of the request, too."""
 
@@ -90,7 +91,6 @@ class Request:
         "block_hashes",
         "block_size",
         "blocks",
-        "constraint",
         "counts",
         "deadline_s",
         "entry",
@@ -99,6 +99,7 @@ class Request:
         "first_token_s",
         "group_blocks",
         "id",
+        "late",
         "match",
         "max_tokens",
         "num_cached_tokens",
@@ -150,8 +151,8 @@ class Request:
     last_token_us = _Count()
     """When its latest token was known, in microseconds on the engine's clock; 0 before the first one. Kept only
     while an observer asks for the gaps between tokens."""
-    is_constrained = _Count()
-    """Whether its draws wait for masks."""
+    is_late = _Count()
+    """Whether its draws wait for a late input."""
 
     def __init__(
         self,
@@ -206,10 +207,10 @@ class Request:
         self.min_len = self.num_prompt_tokens + min(params.min_tokens, max_tokens) if stop_ids else 0
         self.max_len = self.num_prompt_tokens + max_tokens
         self.is_greedy = self.temperature == 0
-        self.constraint: Constraint | None = None
+        self.late: LateState | None = None
         if params.structured_outputs is not None:
-            self.constraint = Constraint(params.structured_outputs, stop_ids)
-        self.is_constrained = self.constraint is not None
+            self.late = Constraint(params.structured_outputs, stop_ids)
+        self.is_late = self.late is not None
         self.is_watched = watcher is not None or (extensions is not None and extensions.is_following)
         self.tokens: TokenArray = np.empty(self.max_len, dtype=np.int32)
         self.tokens[: self.num_prompt_tokens] = prompt_token_ids
@@ -335,8 +336,8 @@ class Request:
 
     @property
     def asks_beyond_sampling(self) -> bool:
-        """Whether it needs a grammar's masks or a prompt reader, which CUDA graphs of steps with prompts lack."""
-        return bool(self.is_constrained) or self.reader is not None
+        """Whether it needs late rows or a prompt reader, which CUDA graphs of steps with prompts lack."""
+        return bool(self.is_late) or self.reader is not None
 
     @property
     def is_drawn_for(self) -> bool:

@@ -49,13 +49,11 @@ class RunningTable:
         self.min_len_S, self.max_len_S = views["min_len"], views["max_len"]
         self.last_token_us_S = views["last_token_us"]
         self.is_greedy_S, self.is_watched_S = views["is_greedy"], views["is_watched"]
-        self.is_constrained_S = views["is_constrained"]
-        self.num_constrained = 0
-        """How many requests here draw by masks."""
+        self.is_late_S = views["is_late"]
+        self.num_late = 0
+        """How many requests here have a late input."""
         self.num_reading = 0
         """How many requests here have a reader of their prompts."""
-        self.num_beyond_sampling = 0
-        """How many requests here need features that graphs of prompts lack, see Request.asks_beyond_sampling."""
         self.num_departures = 0
         """How many requests have left so far."""
         self.id_S[:] = NO_REQUEST
@@ -73,9 +71,8 @@ class RunningTable:
         tokens = self.tokens_SL[entry, : len(request.tokens)]
         tokens[: request.num_known_tokens] = request.tokens[: request.num_known_tokens]
         request.move_to(entry, self._counts_SC[entry], tokens)
-        self.num_constrained += request.is_constrained
+        self.num_late += request.is_late
         self.num_reading += request.reader is not None
-        self.num_beyond_sampling += request.asks_beyond_sampling
         self._watch(request, 1)
 
     def leave(self, request: Request) -> None:
@@ -88,9 +85,8 @@ class RunningTable:
         self.id_S[entry] = NO_REQUEST
         self.num_departures += 1
         self._free.append(entry)
-        self.num_constrained -= request.is_constrained
+        self.num_late -= request.is_late
         self.num_reading -= request.reader is not None
-        self.num_beyond_sampling -= request.asks_beyond_sampling
         self._watch(request, -1)
 
     def requests(self, entries: IntArray) -> Iterator[Request]:
@@ -137,7 +133,7 @@ class RunningTable:
         Returns whether it did so: not if one of them may end its request, or must be looked at with that token.
         """
         is_plain_N = self.num_tokens_S[entries_N] + counts_N < self.max_len_S[entries_N]
-        is_plain_N &= self.is_watched_S[entries_N] + self.is_constrained_S[entries_N] == 0
+        is_plain_N &= self.is_watched_S[entries_N] + self.is_late_S[entries_N] == 0
         is_plain_T = (self._num_stopping.take(tokens_T, mode="clip") == 0) & (tokens_T >= 0)
         if not (every(is_plain_N) and every(is_plain_T)):
             return False

@@ -26,8 +26,9 @@ from hookline.core.plugin.registry import Entry
 from hookline.core.request_options import NO_TAGS
 from hookline.core.requests.compile_pool import CompileJob, CompilePool
 from hookline.core.requests.end_text import EndText
+from hookline.core.requests.late_input import LateInput, LateState
 from hookline.core.structured_outputs import StructuredOutputs
-from hookline.core.util.arrays import MaskArray, num_mask_words
+from hookline.core.util.arrays import WordArray, num_mask_words
 from hookline.core.util.raising import raised_by
 
 COMPILE_S = 2.0
@@ -71,13 +72,13 @@ class Compiled:
     error: RequestError | None = None
 
 
-class Constraint:
-    """The state of one request in its grammar.
+class Constraint(LateState):
+    """The state of one request in its grammar; see LateState.
 
-    matcher: None until the grammar is compiled. fault: why the request has to end; a PluginFault if its back
-    end failed.
-    end: the finish reason, once the request is known to end with its last token; no token is sampled for it then.
+    matcher: None until the grammar is compiled. fault: a PluginFault if its back end failed.
     """
+
+    field = "structured_outputs"
 
     def __init__(self, wanted: StructuredOutputs, stop_ids: frozenset[int]) -> None:
         self.wanted, self.stop_ids = wanted, stop_ids
@@ -135,14 +136,14 @@ class Constraint:
         self.end = FinishReason.STOP if is_over else None
 
     def stop(self, reason: FinishReason = FinishReason.STOP) -> None:
-        """Note that the request ends with its last token, whatever the grammar says."""
+        """See LateState."""
         self.end = reason
 
     def fail(self, fault: RequestError) -> None:
         """Note why the request has to end."""
         self.fault = fault
 
-    def fill(self, mask_W: MaskArray) -> None:
+    def fill(self, mask_W: WordArray) -> None:
         """Write the mask of the next draw into mask_W, whose words are zero."""
         assert self.matcher is not None
         if self.end_text is not None:
@@ -150,7 +151,7 @@ class Constraint:
         else:
             self.matcher.fill(mask_W)
 
-    def fill_stops(self, mask_W: MaskArray) -> None:
+    def fill_stops(self, mask_W: WordArray) -> None:
         """Allow the request's own stop ids if the text is complete here, and forbid them otherwise."""
         assert self.matcher is not None
         is_complete = self.end_text is None and self.matcher.is_accepting
@@ -158,7 +159,7 @@ class Constraint:
             value = int(mask_W[word]) & 0xFFFFFFFF
             mask_W[word] = np.uint32(value | bits if is_complete else value & ~bits).astype(np.int32)
 
-    def look_ahead(self, drafts: Sequence[int], masks_KW: MaskArray | None = None) -> int:
+    def look_ahead(self, drafts: Sequence[int], masks_KW: WordArray | None = None) -> int:
         """How many drafts fit, one after the other, and do not end the request, which then is where it was before.
 
         masks_KW: gets the masks behind these; the rows of others are left as they are. What the matcher raises behind
@@ -186,7 +187,7 @@ class Constraint:
             self.matcher.rollback(num_back)
         return count
 
-    def _fill_all(self, mask_W: MaskArray) -> None:
+    def _fill_all(self, mask_W: WordArray) -> None:
         self.fill(mask_W)
         self.fill_stops(mask_W)
 
@@ -203,8 +204,8 @@ class _Waiting:
     ids: dict[int, Constraint]
 
 
-class StructuredOutput:
-    """The grammars of one engine.
+class StructuredOutput(LateInput):
+    """The grammars of one engine, whose late rows are masks of tokens.
 
     choose: gives the back end to use, or raises RequestError that says why there is none; asked by `prepare`, or by the
     first request. vocabulary: makes what a back end may know of the tokenizer, or raises RequestError; asked in the
@@ -273,9 +274,8 @@ class StructuredOutput:
         return self._backend is not None
 
     def open(self, id_: int, constraint: Constraint, tags: Mapping[str, str] = NO_TAGS) -> bool:
-        """Give a new request its matcher, or have its grammar compiled; returns False if the request has to wait.
+        """See LateInput: give a new request its matcher, or have its grammar compiled.
 
-        tags: of the request.
         Raises: RequestError if there is no back end, or if the grammar is known not to compile, or not in time.
         """
         if self._choice is None:
@@ -301,15 +301,12 @@ class StructuredOutput:
         return False
 
     def forget(self, id_: int) -> None:
-        """Stop waiting for the grammar of a request, since it ended."""
+        """See LateInput."""
         for waiting in self._waiting.values():
             waiting.ids.pop(id_, None)
 
     def opened(self, *, is_idle: bool = False) -> Iterator[tuple[int, RequestError | None]]:
-        """Requests whose grammars are ready, with None, or cannot be compiled, with the error that ends the request.
-
-        is_idle: whether to wait a little for one, since there is nothing else to do.
-        """
+        """See LateInput: requests whose grammars are ready, or cannot be compiled."""
         done = self._pool.something_is_done
         if is_idle:
             done.wait(IDLE_S)
@@ -327,7 +324,7 @@ class StructuredOutput:
         self._keep_late()
 
     def close(self) -> None:
-        """End the threads that compile, and what the back end holds; nothing can be opened any more."""
+        """See LateInput: end the threads that compile, and what the back end holds."""
         self._pool.close()
         self._backend = None
 
@@ -434,7 +431,7 @@ class StructuredOutput:
     # ---------------------------------------------------------------------------------------------------- in the steps
 
     def take(self, constraint: Constraint, token_id: int) -> None:
-        """`Constraint.take`; an error of a plugin ends this request alone."""
+        """See LateInput."""
         try:  # as `raised_by` does, written out: this is called for every token
             constraint.take(token_id)
         except PASSES:
@@ -443,7 +440,22 @@ class StructuredOutput:
             constraint.fail(self._fault_in("advance", constraint, error))
             constraint.stop(FinishReason.ERROR)
 
-    def fill(self, constraints: Sequence[Constraint | None], masks_NW: MaskArray) -> bool:
+    def write(self, waiting: Sequence[tuple[Constraint | None, Sequence[int]]], rows_NW: WordArray) -> bool:
+        """See LateInput. No token is allowed behind drafts that do not fit."""
+        place = next((at for at, (_, drafts) in enumerate(waiting) if len(drafts)), len(waiting))
+        has_faults = self.fill([constraint for constraint, _ in waiting[:place]], rows_NW[:place])
+        for constraint, drafts in waiting[place:]:
+            masks_KW = rows_NW[place : place + 1 + len(drafts)]
+            masks_KW[1:] = 0
+            has_fault = self.fill([constraint], masks_KW[:1])
+            if constraint is not None and constraint.end is None and not has_fault:
+                self.num_fitting(constraint, drafts, masks_KW[1:])
+                self._clear_padding(masks_KW)
+                has_fault = constraint.fault is not None
+            has_faults, place = has_faults or has_fault, place + len(masks_KW)
+        return has_faults
+
+    def fill(self, constraints: Sequence[Constraint | None], masks_NW: WordArray) -> bool:
         """Write the masks of these requests' next draws. The row of None, or of a request that ends, allows no token.
 
         So does that of a request whose grammar fails; its constraint then has a fault. Returns whether there is any.
@@ -463,21 +475,8 @@ class StructuredOutput:
                 empty.fail(self._fault_in("fill", empty, _DoesNotFit("no token fits here")))
         return any(one.fault is not None for _, one in going_on)
 
-    def fill_behind(self, constraint: Constraint | None, drafts: Sequence[int], masks_KW: MaskArray) -> bool:
-        """`fill` for a request with drafts: its next mask, and those behind each of its drafts; K - 1 drafts.
-
-        No token is allowed behind drafts that do not fit.
-        """
-        masks_KW[1:] = 0
-        has_fault = self.fill([constraint], masks_KW[:1])
-        if constraint is not None and constraint.end is None and not has_fault:
-            self.num_fitting(constraint, drafts, masks_KW[1:])
-            self._clear_padding(masks_KW)
-            has_fault = constraint.fault is not None
-        return has_fault
-
-    def num_fitting(self, constraint: Constraint, drafts: Sequence[int], masks_KW: MaskArray | None = None) -> int:
-        """`Constraint.look_ahead`; 0 after an error of a plugin, with which the request ends at its next mask."""
+    def num_fitting(self, constraint: Constraint, drafts: Sequence[int], masks_KW: WordArray | None = None) -> int:
+        """See LateInput, `Constraint.look_ahead`; 0 after an error of a plugin: the request ends at its next mask."""
         try:
             return constraint.look_ahead(drafts, masks_KW)
         except PASSES:
@@ -486,7 +485,7 @@ class StructuredOutput:
             constraint.fail(self._fault_in("rollback", constraint, error))
             return 0
 
-    def _fill_at_once(self, constraints: Sequence[Constraint | None], masks_NW: MaskArray) -> bool:
+    def _fill_at_once(self, constraints: Sequence[Constraint | None], masks_NW: WordArray) -> bool:
         """Let the back end fill all rows in one call; returns False if it cannot, or failed in any row."""
         assert self._backend is not None
         if len(constraints) < 2 or not is_offered(self._backend.fill):
@@ -499,7 +498,7 @@ class StructuredOutput:
             masks_NW[:] = 0
         return error is None
 
-    def _guarded(self, constraint: Constraint, mask_W: MaskArray, fill: Callable[[MaskArray], None]) -> None:
+    def _guarded(self, constraint: Constraint, mask_W: WordArray, fill: Callable[[WordArray], None]) -> None:
         try:  # as `raised_by` does, written out: this is called for every token
             fill(mask_W)
         except PASSES:
@@ -516,7 +515,7 @@ class StructuredOutput:
         masks = f" (masks by {self._choice.entry})" if isinstance(error, _DoesNotFit) else ""
         return RequestError(f"{_PLACE}.{constraint.wanted.kind}: {error}{masks}")
 
-    def _clear_padding(self, masks_NW: MaskArray) -> None:
+    def _clear_padding(self, masks_NW: WordArray) -> None:
         """Forbid the token ids that pad the model's vocabulary beyond the tokenizer's."""
         word, bit = divmod(self._num_known, 32)
         if bit:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from hookline.core.errors import HooklineError
 from hookline.core.step.message import Step
 from hookline.core.step.timing import Clock
-from hookline.core.util.arrays import Array, IntArray, MaskArray
+from hookline.core.util.arrays import Array, IntArray, WordArray
 
 
 @dataclass(slots=True)
@@ -68,20 +68,20 @@ class Executor(Protocol):
         """Wait for a launched step and return its result."""
         ...
 
-    def mask_rows(self, num_rows: int) -> MaskArray:
-        """The buffer for the masks of the step launched last: (num_rows, W) int32, see `core.contracts.grammar`.
+    def late_rows(self, num_rows: int) -> WordArray:
+        """The buffer for the late rows of the step launched last: (num_rows, W) int32, see core/requests/late_input.py.
 
-        Asked for only if step.masked_draws is not empty; it holds masks of earlier steps.
+        Asked for only if step.late_draws is not empty; it holds rows of earlier steps.
         """
-        raise AssertionError("this executor draws without masks")
+        raise AssertionError("this executor draws without late rows")
 
     def release(self, handle: Any, num_rows: int) -> None:
-        """Draw all tokens of the step launched last, now that its masks are in `mask_rows`.
+        """Draw all tokens of the step launched last, now that its rows are in `late_rows`.
 
-        A step with masked draws that is not released draws nothing; `collect` must not be called for it, and the next
+        A step with late draws that is not released draws nothing; `collect` must not be called for it, and the next
         launch drops it.
         """
-        raise AssertionError("this executor draws without masks")
+        raise AssertionError("this executor draws without late rows")
 
     def time_steps(self) -> Clock:
         """Mark on the device when steps begin and end from now on; the clock returned has a time for each step."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from hookline.core.util.arrays import IntArray, MaskArray, no_ints
+from hookline.core.util.arrays import IntArray, WordArray, no_ints
 
 READ_WIDTH = 4
 """Integers for each chunk whose hidden states are read: its index, the reader's index, and the reader's flags and size
@@ -27,10 +27,10 @@ class Axis(IntEnum):
 
     STEP: the whole step, e.g. writes to the request table before it is computed. DECODE, CHUNK: its rows, of two kinds.
     TOKEN: the tokens that it computes, decodes first, then chunks' tokens. DRAW: the tokens that it samples, decodes
-    first, then sampled chunks. MASK: the draws that wait for masks.
+    first, then sampled chunks. LATE: the draws that wait for late rows.
     """
 
-    STEP, DECODE, CHUNK, TOKEN, DRAW, MASK = range(6)
+    STEP, DECODE, CHUNK, TOKEN, DRAW, LATE = range(6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +64,9 @@ class Step:
     sampled_chunks: indices of the chunks with draws, in ascending order, an entry for each draw: a chunk named m times
     has a draw after each of its last m tokens. Only rows with drafts have several (core/engine/speculation.py); the
     host decides which of the draws their requests keep, and the row's next step is a chunk again.
-    mask_*: (index of a draw, token id) pairs that must not be drawn.
-    masked_draws: indices of the draws that wait for masks, which are sent after the step, one for each of these draws:
-    the step is computed up to its hidden states, and tokens are sampled once the masks have come.
+    forbidden_*: (index of a draw, token id) pairs that must not be drawn.
+    late_draws: indices of the draws that wait for late rows, which are sent after the step, one for each of these
+    draws: the step is computed up to its hidden states, and tokens are sampled once the rows have come.
     shared_rows: if not empty, the only rows that from now on share their first shared_len cached tokens.
     extension_*: arguments for step extensions: (row, extension, number of values), and the values of all rows, one
     after the other; without values, a row gets the extension's defaults.
@@ -90,9 +90,9 @@ class Step:
     chunk_lens: IntArray = _section(Axis.CHUNK)
     token_ids_T: IntArray = _section(Axis.CHUNK, each="chunk_lens")
     sampled_chunks: IntArray = _section(Axis.CHUNK, by="sampled_chunks")
-    mask_rows: IntArray = _section(Axis.DRAW, by="mask_rows")
-    mask_tokens: IntArray = _section(Axis.DRAW, by="mask_rows")
-    masked_draws: IntArray = _section(Axis.DRAW, by="masked_draws")
+    forbidden_draws: IntArray = _section(Axis.DRAW, by="forbidden_draws")
+    forbidden_tokens: IntArray = _section(Axis.DRAW, by="forbidden_draws")
+    late_draws: IntArray = _section(Axis.DRAW, by="late_draws")
     shared_rows: IntArray = _section(Axis.STEP)
     extension_rows: IntArray = _section(Axis.STEP)
     extension_ids: IntArray = _section(Axis.STEP)
@@ -178,14 +178,14 @@ def is_agreed_on(message: IntArray) -> bool:
     return bool(message[0] >= 0 and (message[_EXTENSIONS] or message[_PLUGIN_READS]))
 
 
-MASKS, TIME_STEPS = -1, -2
-"""First words of messages that are not steps: masks of the step before, and the order to rank 0 to time steps. The
+LATE_ROWS, TIME_STEPS = -1, -2
+"""First words of messages that are not steps: late rows of the step before, and the order to rank 0 to time steps. The
 first word of a step is no less than 0."""
 
 
-def pack_masks(masks_NW: MaskArray) -> IntArray:
-    """The masks that the draws of the step sent last wait for, as a message of their own."""
-    return np.concatenate([np.array([MASKS, len(masks_NW)], dtype=np.int64), masks_NW.reshape(-1).view(np.int64)])
+def pack_late_rows(rows_NW: WordArray) -> IntArray:
+    """The rows that the draws of the step sent last wait for, as a message of their own."""
+    return np.concatenate([np.array([LATE_ROWS, len(rows_NW)], dtype=np.int64), rows_NW.reshape(-1).view(np.int64)])
 
 
 def pack_time_steps() -> IntArray:
@@ -193,9 +193,9 @@ def pack_time_steps() -> IntArray:
     return np.array([TIME_STEPS], dtype=np.int64)
 
 
-def masks_in(message: IntArray) -> MaskArray | None:
-    """The masks that `pack_masks` wrote; None if the message is a step."""
-    return message[2:].view(np.int32).reshape(int(message[1]), -1) if message[0] == MASKS else None
+def late_rows_in(message: IntArray) -> WordArray | None:
+    """The rows that `pack_late_rows` wrote; None if the message is a step."""
+    return message[2:].view(np.int32).reshape(int(message[1]), -1) if message[0] == LATE_ROWS else None
 
 
 class Sections(Mapping[str, Any]):

@@ -18,7 +18,7 @@ from hookline.core.util.arrays import Array, BoolArray, IntArray
 PIECES: Mapping[Axis, Sequence[Along]] = {
     Axis.TOKEN: (Along(Axis.DECODE), ALONG["token_ids_T"]),
     Axis.DRAW: (Along(Axis.DECODE), ALONG["sampled_chunks"]),
-    Axis.MASK: (ALONG["masked_draws"],),
+    Axis.LATE: (ALONG["late_draws"],),
 }
 """The sections that an axis joins: its entries are those of the first section, then those of the second."""
 

@@ -26,7 +26,7 @@ from hookline.core.errors import RequestError
 from hookline.core.testing.checks import check, check_contract
 from hookline.core.testing.plain_grammar import allowed_in, allowed_tokens, small_vocabulary
 from hookline.core.testing.stopwatch import Stopwatch
-from hookline.core.util.arrays import MaskArray
+from hookline.core.util.arrays import WordArray
 
 MOST_COMPILE_S = 2.0
 """Seconds, measured by Stopwatch, within which any grammar, also a hostile one, must be compiled or refused."""
@@ -298,7 +298,7 @@ class GrammarSuite:
     def _cases(self) -> list[Case]:
         return [case for case in CASES if case.wanted.kind in self.kinds]
 
-    def _filled(self, matcher: GrammarMatcher) -> MaskArray:
+    def _filled(self, matcher: GrammarMatcher) -> WordArray:
         mask_W = np.zeros(self._num_words, dtype=np.int32)
         matcher.fill(mask_W)
         return mask_W

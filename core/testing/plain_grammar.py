@@ -11,7 +11,7 @@ from typing import Any
 
 from hookline.core.contracts import Grammar, GrammarBackend, GrammarMatcher, GrammarVocabulary, StructuredOutputs
 from hookline.core.errors import RequestError
-from hookline.core.util.arrays import MaskArray
+from hookline.core.util.arrays import WordArray
 
 WORDS = (
     "tr",
@@ -64,13 +64,13 @@ def allowed_tokens(vocabulary: GrammarVocabulary, language: Iterable[bytes], pre
     return found | (set(vocabulary.stop_ids) if b"" in rests else set())
 
 
-def allow(mask_W: MaskArray, token_ids: Iterable[int]) -> None:
+def allow(mask_W: WordArray, token_ids: Iterable[int]) -> None:
     """Set the bits of these tokens."""
     for token_id in token_ids:
         mask_W.view("uint32")[token_id // 32] |= 1 << token_id % 32
 
 
-def allowed_in(mask_W: MaskArray) -> set[int]:
+def allowed_in(mask_W: WordArray) -> set[int]:
     """The tokens whose bits are set."""
     return {32 * word + bit for word, bits in enumerate(mask_W.tolist()) for bit in range(32) if bits >> bit & 1}
 
@@ -122,7 +122,7 @@ class PlainMatcher(GrammarMatcher):
         stops = self.grammar.vocabulary.stop_ids
         return b"".join(self.grammar.vocabulary.tokens[one] for one in self.taken if one not in stops)
 
-    def fill(self, mask_W: MaskArray) -> None:
+    def fill(self, mask_W: WordArray) -> None:
         """See GrammarMatcher."""
         allow(mask_W, allowed_tokens(self.grammar.vocabulary, self.grammar.language, self.text))
 

@@ -14,7 +14,7 @@ BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
 VectorArray = np.ndarray[Any, np.dtype[np.float32]]
 TokenArray = np.ndarray[Any, np.dtype[np.int32]]
 """Token ids of a request."""
-MaskArray = np.ndarray[Any, np.dtype[np.int32]]
+WordArray = np.ndarray[Any, np.dtype[np.int32]]
 """Masks of tokens as `core.contracts.grammar` has them, one row or several."""
 
 

@@ -68,12 +68,12 @@ class RequestTable:
         self.host_length_R = np.ones(size, dtype=np.int32)
         nothing = Sections(on_device(pack(Step()), device), [0] * len(SECTIONS))
         self._decoded: tuple[IntArray, IntArray, Sections] = no_ints(), no_ints(), nothing
-        """Of the last step that only decoded: decode_rows, masked_draws, and the sections on the device."""
+        """Of the last step that only decoded: decode_rows, late_draws, and the sections on the device."""
 
     def receive(self, step: Step) -> DeviceStep:
         """Write a step's admissions and blocks into the table; its sections go to the device in one transfer."""
         lengths = [len(getattr(step, name)) for name in SECTIONS]
-        if sum(lengths) == len(step.decode_rows) + len(step.masked_draws):
+        if sum(lengths) == len(step.decode_rows) + len(step.late_draws):
             return DeviceStep(step, partial(self._decodes, step, lengths))
         device_step = DeviceStep(step, partial(self._sent, step, lengths))
         if step.changes_table:
@@ -107,10 +107,10 @@ class RequestTable:
 
     def _decodes(self, step: Step, lengths: Sequence[int]) -> Sections:
         """The sections of a step that only decodes: mostly the rows of the step before, which are on the device."""
-        decode_rows, masked_draws, views = self._decoded
-        if not (np.array_equal(step.decode_rows, decode_rows) and np.array_equal(step.masked_draws, masked_draws)):
+        decode_rows, late_draws, views = self._decoded
+        if not (np.array_equal(step.decode_rows, decode_rows) and np.array_equal(step.late_draws, late_draws)):
             views = self._sent(step, lengths)
-            self._decoded = step.decode_rows.copy(), step.masked_draws.copy(), views
+            self._decoded = step.decode_rows.copy(), step.late_draws.copy(), views
         return views
 
     def batch(self, device_step: DeviceStep) -> Batch:

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,24 +31,22 @@ from hookline.core.errors import (
     one_short_line,
 )
 from hookline.core.plugin.blame import Blaming
-from hookline.core.step.captured import DRAFT_TOKENS, PromptShape
+from hookline.core.step.captured import PromptShape
 from hookline.core.step.executor import RankWorker, StepResult
 from hookline.core.step.message import Step
-from hookline.core.util.arrays import MaskArray, num_mask_words
+from hookline.core.util.arrays import WordArray
 from hookline.core.worker.device_clock import StepClock
 from hookline.core.worker.graphs.decode_graphs import DecodeGraphs, capture_graphs
 from hookline.core.worker.graphs.draft_graphs import DraftGraphs
 from hookline.core.worker.graphs.laid_out_graphs import LaidOutGraphs
-from hookline.core.worker.graphs.masked_steps import MaskedDecodes, WaitingStep
 from hookline.core.worker.graphs.prompt_graphs import PromptGraphs
 from hookline.core.worker.request_table import DeviceStep, SampleRows, on_device
 from hookline.core.worker.results.prompt_readers import DeviceRows
 from hookline.core.worker.results.token_transfer import Rows, TokenTransfer, send_apart
-from hookline.core.worker.runner.model_runner import PLAIN, Extras, ModelRunner
+from hookline.core.worker.runner.model_runner import ALL_LATE, NOT_LATE, PLAIN, SOME_LATE, Extras, ModelRunner
 from hookline.core.worker.runner.step_extensions import LayerWatch
-from hookline.core.worker.runner.token_masks import TokenMasks
 from hookline.core.worker.startup.late_work import LateWork
-from hookline.core.worker.startup.warm_up import draw_steps, eager_steps, graph_steps, mask_once, padding_step
+from hookline.core.worker.startup.warm_up import draw_steps, eager_steps, graph_steps, padding_step
 
 logger = logging.getLogger("hookline")
 
@@ -57,7 +55,7 @@ logger = logging.getLogger("hookline")
 class Handle:
     """A launched step.
 
-    tokens: None while its draws wait for masks, and on ranks whose results nobody collects. apart: see StepResult.
+    tokens: None while its draws are late, and on ranks whose results nobody collects. apart: see StepResult.
     kept: the part of it that stays on the device. extras: what its draws needed. calls: of methods of step extensions
     that were timed, see CallClock.
     """
@@ -92,18 +90,17 @@ class Worker(RankWorker):
         self.prepared = prepared
         self.blaming = blaming
         self._checked: set[tuple[object, ...]] = set()
-        """Kinds of eager steps whose results were checked once: with decodes, chunks, masks, and what draws need."""
+        """Kinds of eager steps whose results were checked once: with decodes, chunks, late draws, what draws need."""
         self.failure: str | None = None
         """Why no further step can be computed."""
         self.graphs: DecodeGraphs | None = None
         self.prompt_graphs: PromptGraphs | None = None
         self.draft_graphs: DraftGraphs | None = None
         self.transfer = TokenTransfer(self.table.padding_row, self.table.device)
-        self.masked_decodes: MaskedDecodes | None = None
         self.late = LateWork()
         """Counts from `begin` on, when the worker is ready."""
-        self._waiting: WaitingStep | None = None
-        """The step launched last, if its draws wait for masks."""
+        self._waiting: tuple[Step, Callable[[int], Tensor | None]] | None = None
+        """The step launched last, if its draws wait for late rows, and what draws by so many of them."""
         self._apart: Mapping[str, Rows] = {}
         """What the step computed last has apart from its draws, on the way to the host."""
         self._on_device: Mapping[str, Tensor] = {}
@@ -207,7 +204,12 @@ class Worker(RankWorker):
                 self._warm_up(self._compute(step))
         for size in self.draft_graphs.shapes if self.draft_graphs is not None else ():
             self._warm_up(self._compute(padding_step(spec, StepShape(num_tokens=size, context_len=1), row)))
-        mask_once(spec, self.runner.kernels, self.runner.vocab_size)
+        self._change_once(spec)
+
+    def _change_once(self, spec: AttentionSpec) -> None:
+        """Change logits as a late row does."""
+        logits_1V = torch.zeros(1, self.runner.vocab_size, dtype=spec.dtype, device=spec.device)
+        self.runner.new_late_rows(1).change(logits_1V)
 
     @torch.inference_mode()
     def prepare_draws(self, spec: AttentionSpec) -> None:
@@ -236,7 +238,7 @@ class Worker(RankWorker):
 
     @torch.inference_mode()
     def launch(self, step: Step) -> Handle:
-        """Start a step; its sampled tokens are on their way to the host, or wait for masks.
+        """Start a step; its sampled tokens are on their way to the host, or wait for late rows.
 
         Raises: StepFault naming the plugin whose code failed, or StepCapacityError; no result of the step is kept then.
         EngineError if an earlier step left the device unable to compute.
@@ -258,14 +260,16 @@ class Worker(RankWorker):
 
     def _extras(self, step: Step) -> Extras:
         """What the draws of a step need beyond plain sampling."""
-        if not step.extensions and step.num_logprobs < 0:
+        num_late = len(step.late_draws)
+        if not step.extensions and step.num_logprobs < 0 and not num_late:
             return PLAIN
-        return Extras(step.extensions, min(step.num_logprobs, self.runner.vocab_size))
+        late = NOT_LATE if not num_late else ALL_LATE if num_late == step.num_sampled else SOME_LATE
+        return Extras(step.extensions, min(step.num_logprobs, self.runner.vocab_size), late)
 
     @torch.inference_mode()
     def release(self, handle: Handle, num_rows: int) -> None:
         """See Executor. Raises: as `launch` does."""
-        handle.tokens = self._sent(self._draw_by_masks(num_rows))
+        handle.tokens = self._sent(self._draw_late(num_rows))
         if handle.extras.extensions:
             handle.calls += self._timed_calls()
 
@@ -277,20 +281,9 @@ class Worker(RankWorker):
             self.runner.clock.end()
         return self.transfer.send(results_N)
 
-    @cached_property
-    def masks(self) -> TokenMasks:
-        """Allocated when a step first needs it."""
-        num_rows = max(self.table.padding_row, DRAFT_TOKENS[-1])  # rows with drafts have several draws
-        return TokenMasks(num_rows, self.num_mask_words, self.runner.kernels, self.table.device)
-
-    @property
-    def num_mask_words(self) -> int:
-        """32-bit words of a row's mask."""
-        return num_mask_words(self.runner.vocab_size)
-
-    def mask_rows(self, num_rows: int) -> MaskArray:
-        """See Executor; waits until the device has read the masks before."""
-        return self.masks.host_rows[:num_rows]
+    def late_rows(self, num_rows: int) -> WordArray:
+        """See Executor; waits until the device has read the rows before."""
+        return self.runner.late_rows.host_rows[:num_rows]
 
     def time_steps(self) -> StepClock:
         """See Executor."""
@@ -342,63 +335,53 @@ class Worker(RankWorker):
         except RuntimeError as broken:
             self.failure = f"{one_short_line(broken)}; the engine has ended, since its GPU computes no further step"
 
-    def _draw_by_masks(self, num_rows: int) -> Tensor | None:
-        """Draw the tokens of the step launched last, which waited for masks: the first `num_rows` of `mask_rows`.
+    def _draw_late(self, num_rows: int) -> Tensor | None:
+        """Draw the tokens of the step launched last, which waited: by the first `num_rows` of `late_rows`.
 
         Returns what `_compute` returns for other steps.
         """
         waiting, self._waiting = self._waiting, None
-        assert waiting is not None, "no step waits for masks"
-        with self._telling(waiting.device_step.step):
-            if waiting.draws is not None:
-                return waiting.draws.finish(waiting.device_step.step.num_sampled, num_rows, self.masks)
-            self.masks.send(num_rows)
-            return self._draw_eagerly(waiting)
+        assert waiting is not None, "no step waits for late rows"
+        with self._telling(waiting[0]):
+            return waiting[1](num_rows)
 
-    def _draw_eagerly(self, waiting: WaitingStep) -> Tensor:
-        step, views = waiting.device_step.step, waiting.device_step.views
-        assert waiting.sampled is not None and waiting.hidden_TD is not None
-        index_N = self.masks.index(step.num_sampled, views["masked_draws"])
-        forbid = partial(self.masks.forbid, index_N=index_N)
-        with self._checking_once(step, waiting.extras):
-            results_N = self._draw_all(waiting.hidden_TD, waiting.sampled, waiting.device_step, waiting.extras, forbid)
-        self.runner.keep_tokens(waiting.sampled, results_N)
-        return results_N
-
-    def _begin_masked(self, device_step: DeviceStep, extras: Extras) -> None:
-        """Compute the first half of a step whose draws wait for masks: up to its hidden states."""
-        step, views = device_step.step, device_step.views
-        if self.graphs is not None and self.graphs.can_replay(step) and self.graphs.can_sample(step, extras):
-            if self.masked_decodes is None:
-                self.masked_decodes = MaskedDecodes(self.runner, self.masks, self.graphs)
-            draws = self.masked_decodes.graphs(step, extras)
-            rows, is_shared = step.decode_rows, step.shared_len > 0
-            draws.begin(
-                views["decode_rows"], rows, self.masks, views["masked_draws"], step.extensions, is_shared=is_shared
-            )
-            self._waiting = WaitingStep(device_step, extras, draws=draws)
+    def _begin_late(self, device_step: DeviceStep, extras: Extras) -> None:
+        """Compute the first half of a step whose draws are late: up to its hidden states."""
+        step, views, rows, graphs = device_step.step, device_step.views, self.runner.late_rows, self.graphs
+        if graphs is not None and graphs.can_replay(step) and graphs.can_sample(step, extras):
+            if extras.late != ALL_LATE:
+                rows.begin()
+            draws = graphs.begin(views["decode_rows"], step.decode_rows, extras, is_shared=step.shared_len > 0)
+            self._waiting = step, partial(graphs.finish, draws, extras, step.num_sampled)
         else:
-            self.masks.begin()
-            sampled, hidden_TD = self._replayed_layers(device_step) or self._forward_step(device_step)
-            self._waiting = WaitingStep(device_step, extras, sampled, hidden_TD)
-        self.table.mirror(step)
+            rows.begin()
+            computed = self._replayed_layers(device_step) or self._forward_step(device_step)
+            self._waiting = step, partial(self._finish_late, device_step, extras, computed)
+        rows.place(step.num_sampled, views["late_draws"])
+
+    def _finish_late(
+        self, device_step: DeviceStep, extras: Extras, computed: tuple[SampleRows, Tensor], num_rows: int
+    ) -> Tensor:
+        """The second half of a step that no graph draws for. computed: its draws and their hidden states."""
+        self.runner.late_rows.send(num_rows)
+        return self._compute_eagerly(device_step, extras, computed)
 
     def _compute(self, step: Step) -> Tensor | None:
         """The sampled tokens (N,) of a step or their scored rows, on the device; valid until the next step.
 
-        None if they wait for masks.
+        None if they wait for late rows.
         """
         device_step = self.table.receive(step)
         if self.runner.extensions is not None and step.brings_to_extensions:
             self.runner.extensions.receive(step, device_step.views)
         extras = self._extras(step)
-        if len(step.masked_draws):
-            self._begin_masked(device_step, extras)
-            return None
-        results_N = self._replayed(device_step, extras)
-        if results_N is not None:
-            return results_N
-        return self._compute_eagerly(device_step, extras, self._replayed_layers(device_step))
+        results_N = None
+        if len(step.late_draws):
+            self._begin_late(device_step, extras)
+        elif (results_N := self._replayed(device_step, extras)) is None:
+            results_N = self._compute_eagerly(device_step, extras, self._replayed_layers(device_step))
+        self.table.mirror(step)
+        return results_N
 
     def _replayed(self, device_step: DeviceStep, extras: Extras) -> Tensor | None:
         """The results of a step whose layers and draws graphs compute; None for other steps."""
@@ -406,12 +389,11 @@ class Worker(RankWorker):
         if graphs is not None and graphs.can_replay(step) and graphs.can_sample(step, extras):
             rows_D = device_step.views["decode_rows"]
             results_N = graphs.launch(rows_D, step.decode_rows, extras, is_shared=step.shared_len > 0)
-        elif extras == PLAIN and not len(step.mask_rows) and (laid_out := self._laid_out(step)):
+        elif extras == PLAIN and not len(step.forbidden_draws) and (laid_out := self._laid_out(step)):
             results_N = laid_out[0].launch(step, laid_out[1])
             self._send_apart(laid_out[0].apart(step.num_tokens), are_rooms=True)
         else:
             return None
-        self.table.mirror(step)
         return results_N
 
     def _replayed_layers(self, device_step: DeviceStep) -> tuple[SampleRows, Tensor] | None:
@@ -449,21 +431,19 @@ class Worker(RankWorker):
         return None
 
     def _compute_eagerly(
-        self, device_step: DeviceStep, extras: Extras, replayed: tuple[SampleRows, Tensor] | None = None
+        self, device_step: DeviceStep, extras: Extras, computed: tuple[SampleRows, Tensor] | None = None
     ) -> Tensor:
-        """Compute a step without graphs, or its draws alone if graphs have computed the layers."""
-        step = device_step.step
-        with self._checking_once(step, extras):
-            sampled, hidden_TD = replayed or self._forward_step(device_step)
+        """Compute a step without graphs, or its draws alone. computed: its draws and their hidden states."""
+        with self._checking_once(device_step.step, extras):
+            sampled, hidden_TD = computed or self._forward_step(device_step)
             results_N = self._draw_all(hidden_TD, sampled, device_step, extras)
         self.runner.keep_tokens(sampled, results_N)
-        self.table.mirror(step)
         return results_N
 
     @contextmanager
     def _checking_once(self, step: Step, extras: Extras) -> Iterator[None]:
         """Around eager work: what plugins return is held against their contracts once per kind of step."""
-        sections = (step.decode_rows, step.chunk_rows, step.mask_rows, step.masked_draws, step.reads)
+        sections = (step.decode_rows, step.chunk_rows, step.forbidden_draws, step.reads)
         kind: tuple[bool | Extras, ...] = (*(len(section) > 0 for section in sections), extras)
         if kind in self._checked:
             yield
@@ -510,20 +490,19 @@ class Worker(RankWorker):
         sampled: SampleRows,
         device_step: DeviceStep,
         extras: Extras,
-        forbid: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
         """Draw the tokens of an eager step; returns tokens (N,), or rows (N, X) that `ModelRunner.split` reads."""
         step = device_step.step
-        mask = device_step.views if len(step.mask_rows) else None
+        forbidden = device_step.views if len(step.forbidden_draws) else None
         if not len(sampled.rows_N):
             return sampled.rows_N
-        if mask is not None or forbid is not None or extras != PLAIN:
-            return self.runner.sample_extra(hidden_ND, sampled, extras, step.max_context_len, mask, forbid)
+        if forbidden is not None or extras != PLAIN:
+            return self.runner.sample_extra(hidden_ND, sampled, extras, step.max_context_len, forbidden)
         return self.runner.sample(hidden_ND, sampled)
 
     def collect(self, handle: Handle) -> StepResult:
         """See Executor."""
-        assert handle.tokens is not None, "the step's draws wait for masks"
+        assert handle.tokens is not None, "the step's draws wait for late rows"
         tokens, extras = self.runner.split(handle.tokens.wait(), handle.extras)
         seconds_X2 = self.runner.call_seconds(handle.calls) if handle.extras.extensions else None
         apart = {name: rows.wait().view(np.float32) for name, rows in handle.apart.items()}
@@ -531,7 +510,7 @@ class Worker(RankWorker):
 
     def has_arrived(self, handle: Handle) -> bool:
         """See RankWorker."""
-        assert handle.tokens is not None, "the step's draws wait for masks"
+        assert handle.tokens is not None, "the step's draws wait for late rows"
         return handle.tokens.has_arrived
 
     def synchronize(self) -> None:
@@ -545,9 +524,7 @@ class Worker(RankWorker):
         self.graphs = None
         self.prompt_graphs = None
         self.draft_graphs = None
-        self.masked_decodes = None
         self._waiting = None
-        self.__dict__.pop("masks", None)
         if self.runner.ranks.num_all > 1 and self.table.device.type == "cuda":
             gc.collect()  # graphs that circles hold, for which nccl would wait
         try:

@@ -30,7 +30,7 @@ from hookline.core.step.message import ALONG, READ_WIDTH, Axis, Step, pack, unpa
 from hookline.core.step.micro_batches import cut
 from hookline.core.step.timing import Clock, DeviceTime
 from hookline.core.testing.fakes.poolers import READS_ALL, pooled_numbers
-from hookline.core.util.arrays import MaskArray, VectorArray, ints, num_mask_words
+from hookline.core.util.arrays import VectorArray, WordArray, ints, num_mask_words
 
 HOLE = -1
 """A cache slot that was never written."""
@@ -125,38 +125,38 @@ class FakeExecutor(Executor):
         assert step.max_context_len == max((end for _, end in ends), default=0), "max_context_len is wrong"
         self._waiting = None
         vectors = self._pool(step, ends)
-        if not len(step.masked_draws):
+        if not len(step.late_draws):
             return FakeHandle(self._draw_all(step, ends, {}), vectors)
         handle = FakeHandle((), vectors)
         self._waiting = step, ends, handle
         return handle
 
-    def mask_rows(self, num_rows: int) -> MaskArray:
+    def late_rows(self, num_rows: int) -> WordArray:
         """See Executor."""
         return self.masks[:num_rows]
 
     def release(self, handle: Any, num_rows: int) -> None:
         """See Executor."""
-        assert self._waiting is not None and self._waiting[2] is handle, "this step does not wait for masks"
+        assert self._waiting is not None and self._waiting[2] is handle, "this step does not wait for late rows"
         (step, ends, _), self._waiting = self._waiting, None
-        assert num_rows == len(step.masked_draws)
-        handle += self._draw_all(step, ends, dict(zip(step.masked_draws.tolist(), self.masks, strict=False)))
+        assert num_rows == len(step.late_draws)
+        handle += self._draw_all(step, ends, dict(zip(step.late_draws.tolist(), self.masks, strict=False)))
 
-    def _draw_all(self, step: Step, ends: list[tuple[int, int]], masks: Mapping[int, MaskArray]) -> list[int]:
+    def _draw_all(self, step: Step, ends: list[tuple[int, int]], masks: Mapping[int, WordArray]) -> list[int]:
         chunks = step.sampled_chunks.tolist()
         places, left = ends[: len(step.decode_rows)], Counter(chunks)
         for chunk in chunks:  # a chunk that is named several times has a draw after each of its last tokens
             left[chunk] -= 1
             row, end = ends[len(step.decode_rows) + chunk]
             places.append((row, end - left[chunk]))
-        masked = set(zip(step.mask_rows.tolist(), step.mask_tokens.tolist(), strict=True))
+        masked = set(zip(step.forbidden_draws.tolist(), step.forbidden_tokens.tolist(), strict=True))
         for index, mask_W in masks.items():
             masked |= {(index, token) for token in range(self.vocab_size) if not mask_W[token // 32] >> token % 32 & 1}
         return [self._draw(place, index, masked) for index, place in enumerate(places)]
 
     def collect(self, handle: Any) -> StepResult:
         """The tokens that were drawn, and the vectors."""
-        assert self._waiting is None or self._waiting[2] is not handle, "a step is collected whose masks never came"
+        assert self._waiting is None or self._waiting[2] is not handle, "a step is collected whose late rows never came"
         return StepResult(ints(handle), apart={name: np.stack(vectors) for name, vectors in handle.vectors.items()})
 
     def _pool(self, step: Step, ends: list[tuple[int, int]]) -> dict[str, list[VectorArray]]:

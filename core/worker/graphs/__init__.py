@@ -1,1 +1,1 @@
-"""Steps as CUDA graphs: decodes, steps with prompts, and decodes whose draws wait for masks."""
+"""Steps as CUDA graphs: decodes, steps with prompts, and decodes whose draws are late."""

@@ -26,7 +26,7 @@ from hookline.core.step.message import Step
 from hookline.core.util.arrays import IntArray, no_ints
 from hookline.core.worker.graphs.cuda_graph import ExtraGraphs, GraphPool, HiddenRoom, Recorder
 from hookline.core.worker.request_table import SampleRows
-from hookline.core.worker.runner.model_runner import PLAIN, Extras, ModelRunner
+from hookline.core.worker.runner.model_runner import ALL_LATE, PLAIN, Extras, ModelRunner
 from hookline.core.worker.startup.memory import GIB
 
 if TYPE_CHECKING:
@@ -203,7 +203,9 @@ class DecodeGraphs:
     def treats_sizes_alike(self, extras: Extras) -> bool:
         """Whether these draws compute the same for all numbers of rows."""
         extensions = self.runner.extensions
-        return not extras.extensions or (extensions is not None and extensions.treats_sizes_alike(extras.extensions))
+        if not extras.extensions:
+            return not extras.late
+        return extensions is not None and extensions.treats_sizes_alike(extras.extensions) and not extras.late
 
     def _may_capture(self, extras: Extras) -> bool:
         extensions = self.runner.extensions
@@ -218,7 +220,7 @@ class DecodeGraphs:
 
     def can_sample(self, step: Step, extras: Extras) -> bool:
         """Whether they also sample: if no single token is forbidden, and all extensions may be captured."""
-        return not len(step.mask_rows) and self._may_capture(extras)
+        return not len(step.forbidden_draws) and self._may_capture(extras)
 
     def size(self, num_rows: int) -> int:
         """The size of the smallest graphs that have room for this many rows."""
@@ -231,17 +233,30 @@ class DecodeGraphs:
         sampling; a graph for it is captured when a step first needs it. is_shared: some rows share a prefix, as the
         table's shared_len_R says.
         """
+        draws = self.begin(rows_D, rows, extras, is_shared=is_shared)
+        draws.graph.replay()
+        return draws.results_G[: len(rows)]
+
+    def begin(self, rows_D: Tensor, rows: IntArray, extras: Extras, *, is_shared: bool) -> _Draws:
+        """`launch` without its draws, which are returned; a graph of a whole step is not replayed yet."""
         size = self.size(len(rows))
         draws = self._draws_of(size, extras)  # before the layers, since a capture draws for the padding row
         layers_graph = self._layers_graph(size, extras.extensions, is_shared=is_shared)  # likewise
         self._layers_for(size, rows_D, rows)
         self.runner.begin()
         if self._single is not None and size == 1 and extras == PLAIN and not is_shared:
-            self._single.graph.replay()
-            return self._single.results_G
+            return self._single
         layers_graph.replay()
+        return draws
+
+    def finish(self, draws: _Draws, extras: Extras, num_draws: int, num_rows: int) -> Tensor:
+        """Draw by the first `num_rows` late rows what `begin` began; returns what `launch` does."""
+        if extras.late != ALL_LATE:
+            self.runner.late_rows.send(num_rows)
         draws.graph.replay()
-        return draws.results_G[: len(rows)]
+        if extras.late == ALL_LATE:
+            self.runner.late_rows.note_replay()
+        return draws.results_G[:num_draws]
 
     def stream_of(self, num_rows: int) -> Tensor | None:
         """Where to receive the residual stream of this many rows; None on the first stage."""
@@ -350,6 +365,8 @@ class DecodeGraphs:
     def draws(self, hidden_GD: Tensor, sampled: SampleRows, extras: Extras) -> Tensor:
         """The second half: draw, and write the tokens into the table. Returns what goes to the host."""
         runner = self.runner
+        if extras.late == ALL_LATE:
+            runner.late_rows.fetch(len(hidden_GD))
         if extras == PLAIN:
             results_G = runner.sample(hidden_GD, sampled)
         else:

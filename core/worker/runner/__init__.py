@@ -1,1 +1,1 @@
-"""From a batch to tokens: the model with its paged attention, step extensions, masks, sampler and scores."""
+"""From a batch to tokens: the model with its paged attention, step extensions, late rows, sampler and scores."""

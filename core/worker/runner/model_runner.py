@@ -7,9 +7,10 @@ Legend: T tokens of a step, D hidden, N draws, V vocabulary, X integers of a sco
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -20,14 +21,17 @@ from hookline.core.contracts.sampler import FORBIDDEN
 from hookline.core.distributed.ranks import ALONE, LocalRanks
 from hookline.core.kv_cache.groups import CacheGroups
 from hookline.core.requests.scores import DRAW_SCORES
+from hookline.core.step.captured import DRAFT_TOKENS
 from hookline.core.step.message import Step
-from hookline.core.util.arrays import Array, IntArray
+from hookline.core.util.arrays import Array, IntArray, num_mask_words
 from hookline.core.worker.device_clock import StepClock
 from hookline.core.worker.request_table import RequestTable, SampleRows
 from hookline.core.worker.results.prompt_readers import PromptReaders
 from hookline.core.worker.results.scores import prompt_scorers, scored, scored_alone
 from hookline.core.worker.runner.attention import GroupedAttention, PagedAttention, grouped_attention
+from hookline.core.worker.runner.late_rows import LateRows
 from hookline.core.worker.runner.step_extensions import LayerWatch, RankExtensions
+from hookline.core.worker.runner.token_masks import TokenMasks
 from hookline.core.worker.runner.wrapped_attention import CheckedAttention, LayerScale, ScaledAttention
 from hookline.core.worker.startup.memory import release
 from hookline.core.worker.step_checks import StepChecks
@@ -40,14 +44,17 @@ class Extras:
     """What a step's draws need beyond plain sampling; each CUDA graph is captured for one such value.
 
     extensions: bits of the step extensions that run. num_logprobs: alternatives to score for each drawn token; 0
-    scores the token alone, -1 nothing.
+    scores the token alone, -1 nothing. late: whether draws wait for late rows, see NOT_LATE.
     """
 
     extensions: int = 0
     num_logprobs: int = -1
+    late: int = 0
 
 
 PLAIN = Extras()
+NOT_LATE, SOME_LATE, ALL_LATE = range(3)
+"""Which draws of a step are late. If all are, a graph of the draws copies the rows itself."""
 
 
 class ModelRunner:
@@ -102,9 +109,20 @@ class ModelRunner:
         self.extensions = extensions
         self.clock: StepClock | None = None
         self._scores_by_sampler = is_offered(sampler.score)
+        self.late_width = num_mask_words(vocab_size)
+        """32-bit words of a late row."""
         self.readers = PromptReaders()
         """What reads hidden states of prompts."""
         self.readers.add(prompt_scorers(self.whole_logits, self.score, vocab_size))
+
+    @cached_property
+    def late_rows(self) -> LateRows:
+        """Those of a step's late draws; allocated when a step first needs them."""
+        return self.new_late_rows(max(self.table.padding_row, DRAFT_TOKENS[-1]))  # rows with drafts have several draws
+
+    def new_late_rows(self, num_rows: int) -> LateRows:
+        """Room for so many late rows."""
+        return TokenMasks(num_rows, self.late_width, self.kernels, self.table.device)
 
     def close(self) -> None:
         """Free the cache, states, weights, the kernels' scratch and the extensions' state, even if still referred to.
@@ -120,7 +138,7 @@ class ModelRunner:
             release([*self.kv_layers, *(states.tensors if states is not None else ())])
             self.kv_layers.clear()
             self.table.states = None
-            for name in ("model", "kernels"):
+            for name in ("model", "kernels", "late_rows"):
                 self.__dict__.pop(name, None)
 
     def begin(self) -> None:
@@ -232,25 +250,24 @@ class ModelRunner:
         sampled: SampleRows,
         extras: Extras,
         max_num_tokens: int,
-        mask: Any = None,
-        forbid: Callable[[Tensor], Tensor] | None = None,
+        forbidden: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
-        """The sampled tokens (N,), or scored (N, X). mask: views that name (draw, token) pairs which must not win.
+        """The sampled tokens (N,), or scored (N, X).
 
-        max_num_tokens: a number that no draw's position exceeds. forbid: makes new logits with -inf for what must not
-        be drawn; it comes before all extensions, which choose among what is left.
-        Device: no host sync; graph-safe without a mask, if the extensions are.
+        max_num_tokens: a number that no draw's position exceeds. forbidden: sections that name (draw, token) pairs
+        which must not win. These and late rows come before all extensions, which choose among what is left.
+        Device: no host sync; graph-safe without forbidden tokens, if the extensions are.
         """
         raw_NV, params = self.whole_logits(hidden_ND), sampled.params
-        logits_NV = raw_NV if forbid is None else forbid(raw_NV)
-        if mask is not None or extras.extensions:
+        logits_NV = self.late_rows.change(raw_NV) if extras.late else raw_NV
+        if forbidden is not None:
+            logits_NV = logits_NV.to(torch.float32, copy=True)
+            logits_NV[forbidden["forbidden_draws"], forbidden["forbidden_tokens"]] = -torch.inf
+        if extras.extensions:
+            assert self.extensions is not None
             logits_NV = logits_NV.float()
             if logits_NV is raw_NV and extras.num_logprobs >= 0:
                 logits_NV = raw_NV.clone()
-        if mask is not None:
-            logits_NV[mask["mask_rows"], mask["mask_tokens"]] = -torch.inf
-        if extras.extensions:
-            assert self.extensions is not None
             logits_NV = self.extensions.process(
                 logits_NV, extras.extensions, sampled, max_num_tokens, is_checking=self.is_checking
             )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Protocol, TypeVar
 
 import torch
@@ -95,8 +94,6 @@ class PartWorker(Worker):
         self.returned = ReturnedTokens(self.table, links, is_host=is_host) if stage.is_first else None
         self._reads = StageReads(stage, links, spec.device)
         self._ones_R = torch.ones_like(self.table.length_R)
-        self._waiting_parts: list[ComputedPart] = []
-        """The parts of the step launched last, if its draws wait for masks."""
         self._results: StepResults | None = None
         """On the first stage: the results of the step drawn last."""
 
@@ -201,20 +198,18 @@ class PartWorker(Worker):
         """The layers of this stage."""
         return range(0) if self.runner.extensions is None else self.runner.extensions.own_layers
 
-    def _draw(self, one: ComputedPart, extras: Extras, *, masked: bool = False) -> Tensor:
+    def _draw(self, one: ComputedPart, extras: Extras) -> Tensor:
         """Draw, and write the tokens into the table; returns a micro-batch's results as `Worker` does a step's."""
         step, views, rows_N = one.part.step, one.device_step.views, one.rows_N
-        if one.graphs is not None and extras == PLAIN and not masked and not len(step.mask_rows):
+        if one.graphs is not None and extras == PLAIN and not len(step.forbidden_draws):
             return one.graphs.plain_draws(len(rows_N)).clone()
-        forbid = None
-        if masked:
-            masks_K = on_device(one.part.places(Axis.MASK), self.table.device)
-            index_N = self.masks.index(step.num_sampled, views["masked_draws"], masks_K)
-            forbid = partial(self.masks.forbid, index_N=index_N)
+        if extras.late:
+            rows_K = on_device(one.part.places(Axis.LATE), self.table.device)
+            self.runner.late_rows.place(step.num_sampled, views["late_draws"], rows_K)
         sampled = self.table.decode_draws(rows_N) if one.sampled is None else one.sampled
         if one.streams:
             sampled = replace(sampled, streams=one.streams)
         with self._checking_once(step, extras):
-            results_NX = self._draw_all(one.hidden_ND, sampled, one.device_step, extras, forbid)
+            results_NX = self._draw_all(one.hidden_ND, sampled, one.device_step, extras)
         self.runner.keep_tokens(sampled, results_NX)
         return results_NX

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ from hookline.core.worker.results.token_transfer import Rows
 from hookline.core.worker.runner.model_runner import PLAIN, Extras
 from hookline.core.worker.stages.parts import ComputedPart, PartWorker
 from hookline.core.worker.stages.returned_tokens import StepResults
-from hookline.core.worker.startup.warm_up import eager_steps, graph_steps, mask_once
+from hookline.core.worker.startup.warm_up import eager_steps, graph_steps
 
 
 class StageWorker(PartWorker):
@@ -89,7 +90,7 @@ class StageWorker(PartWorker):
         for step in graph_steps(spec, self.graphs.sizes if self.graphs is not None else (), row):
             self._warm_up_part(self.table.receive(step), self.graphs)
         if self.stage.is_last:
-            mask_once(spec, self.runner.kernels, self.runner.vocab_size)
+            self._change_once(spec)
 
     def _draw_padding(self, step: Step, extras: Extras) -> None:
         """See Worker."""
@@ -114,10 +115,10 @@ class StageWorker(PartWorker):
 
     def _compute(self, step: Step) -> None:
         parts, extras, rows = cut(step, self.stage.size), self._extras(step), dict[str, Rows]()
-        waits, may_fail = len(step.masked_draws) > 0, step.num_plugin_reads > 0
+        waits, may_fail = len(step.late_draws) > 0, step.num_plugin_reads > 0
         self._begin_step()
         if waits and self.stage.is_last:
-            self.masks.begin()
+            self.runner.late_rows.begin()
         computed = []
         for part, device_step in zip(parts, self._received(step, parts), strict=True):
             one = self._forward_and_send(part, device_step, extras, waits=waits or may_fail)
@@ -130,7 +131,7 @@ class StageWorker(PartWorker):
             for one in computed:
                 self._go_on(one, extras, waits=waits)
         if waits:
-            self._waiting_parts = computed
+            self._waiting = step, partial(self._finish_parts, computed, extras)
         else:
             self._expect(computed, extras)
         if len(step.reads) and not may_fail:
@@ -140,7 +141,7 @@ class StageWorker(PartWorker):
 
     def _begin_step(self) -> None:
         """Drop what an earlier step left, and write the tokens that have come back."""
-        self._waiting_parts, self._results = [], None
+        self._results = None
         if self.returned is not None:
             self.returned.begin_step()
 
@@ -160,18 +161,13 @@ class StageWorker(PartWorker):
             self._end_part(one, extras)
         self.table.mirror(one.part.step)
 
-    def _draw_by_masks(self, num_rows: int) -> None:
-        """See Worker: the last stage draws, and the others count what it draws."""
-        computed, self._waiting_parts = self._waiting_parts, []
-        assert computed, "no step waits for masks"
-        step = computed[0].part.step
-        extras = self._extras(step)
-        with self._telling(step):
-            if self.stage.is_last:
-                self.masks.send(num_rows)
-            for one in computed:
-                self._end_part(one, extras, masked=True)
-            self._expect(computed, extras)
+    def _finish_parts(self, computed: Sequence[ComputedPart], extras: Extras, num_rows: int) -> None:
+        """The second half of a step whose draws are late: the last stage draws, and the others count what it draws."""
+        if self.stage.is_last:
+            self.runner.late_rows.send(num_rows)
+        for one in computed:
+            self._end_part(one, extras)
+        self._expect(computed, extras)
 
     # ------------------------------------------------------------------------------------------------ a micro-batch
 
@@ -196,7 +192,7 @@ class StageWorker(PartWorker):
             one = replace(one, hidden_ND=one.hidden_ND.clone(), graphs=None)  # the next replay writes over it
         return self._hand_on_streams(one)
 
-    def _end_part(self, one: ComputedPart, extras: Extras, *, masked: bool = False) -> None:
+    def _end_part(self, one: ComputedPart, extras: Extras) -> None:
         """Count the tokens that a micro-batch draws; on the last stage draw them, and send them to the first."""
         if not self.stage.is_last:
             if one.sampled is not None:
@@ -205,7 +201,7 @@ class StageWorker(PartWorker):
                 self.table.length_R.index_add_(0, one.rows_N, self._ones_R[: len(one.rows_N)])
             return
         try:
-            results_NX = self._draw(one, extras, masked=masked)
+            results_NX = self._draw(one, extras)
         except RequestFault as error:  # the other stages went on, so its requests cannot end alone
             raise EngineError(str(error)) from error
         if len(results_NX):
@@ -221,5 +217,4 @@ class StageWorker(PartWorker):
     def close(self) -> None:
         """See Worker."""
         self._results = self.returned = None
-        self._waiting_parts = []
         super().close()

@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 import numpy as np
-import torch
 
 from hookline.core.contracts import AttentionSpec, Kernels, StepShape
 from hookline.core.step.message import Step
-from hookline.core.util.arrays import num_mask_words
 
 MOST_COMMON_TOKENS = 4096
 """Prompt tokens of the largest common step; larger ones run the same kernels, and the largest was computed before."""
@@ -51,13 +49,6 @@ def graph_steps(spec: AttentionSpec, sizes: Iterable[int], padding_row: int) -> 
     """A step for each captured size: the first replay of a graph loads it onto the device."""
     for size in sizes:
         yield padding_step(spec, StepShape(num_decodes=size, context_len=1), padding_row)
-
-
-def mask_once(spec: AttentionSpec, kernels: Kernels, vocab_size: int) -> None:
-    """Mask logits as a draw does whose request has a grammar."""
-    masks_1W = torch.full((1, num_mask_words(vocab_size)), -1, dtype=torch.int32, device=spec.device)
-    logits_1V = torch.zeros(1, vocab_size, dtype=spec.dtype, device=spec.device)
-    kernels.mask_logits(logits_1V, masks_1W, torch.zeros(1, dtype=torch.int64, device=spec.device))
 
 
 def common_shapes(spec: AttentionSpec) -> Iterator[StepShape]:

@@ -85,7 +85,7 @@ def test_it_is_not_told_so_while_one_that_waits_asks_for_it():
     engine.step()
     assert engine.scheduler.told[-1] == Joining()
     drain(engine)
-    assert engine.queue.table.num_beyond_sampling == 0
+    assert engine.queue.table.num_late == engine.queue.table.num_reading == 0
 
 
 def test_decodes_that_share_a_long_prefix_stay_by_themselves(monkeypatch):

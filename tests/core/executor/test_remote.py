@@ -56,7 +56,7 @@ class FakeWorker:
         apart = {f"of {one}": values for one, values in apart.items() if one == row}
         return StepResult(handle, {"sums": np.array([row])} if row == 9 else {}, apart)
 
-    def mask_rows(self, num_rows):
+    def late_rows(self, num_rows):
         return self.masks[:num_rows]
 
     def release(self, handle, num_rows):
@@ -199,8 +199,8 @@ def test_steps_come_back_in_their_order_and_the_next_is_launched_before_the_last
 
 
 def test_masks_reach_the_ranks_and_the_tokens_that_waited_for_them_come(group):
-    handle = group.executor.launch(step(1, 2, masked_draws=ints([0, 1])))
-    group.executor.mask_rows(ROWS)[:] = [[1, -2], [3, 4]]
+    handle = group.executor.launch(step(1, 2, late_draws=ints([0, 1])))
+    group.executor.late_rows(ROWS)[:] = [[1, -2], [3, 4]]
     group.executor.release(handle, ROWS)
     assert group.executor.collect(handle).tokens.tolist() == [1101, 1102]
     assert all(rank.worker.seen.get(timeout=10) == [[1, -2], [3, 4]] for rank in group.ranks)
@@ -217,7 +217,7 @@ def test_only_rank_0_collects_results_and_times_its_steps(group):
 
 
 def test_a_step_that_never_gets_its_masks_is_dropped_by_the_next(group):
-    group.executor.launch(step(1, masked_draws=ints([0])))
+    group.executor.launch(step(1, late_draws=ints([0])))
     handle = group.executor.launch(step(5))
     assert group.executor.collect(handle).tokens.tolist() == [105]
 

@@ -418,8 +418,8 @@ def test_a_step_handles_stop_tokens_in_arrays_however_many_there_are():
     step = Step(**engine.dispatcher.writer.forbidden_tokens(np.array([0])))
     stops_X = engine.queue.live[id_].stops_X
     assert isinstance(stops_X, np.ndarray) and len(stops_X) == 4096
-    assert isinstance(step.mask_tokens, np.ndarray) and not step.mask_rows.any()
-    assert sorted(step.mask_tokens.tolist()) == list(range(4096))
+    assert isinstance(step.forbidden_tokens, np.ndarray) and not step.forbidden_draws.any()
+    assert sorted(step.forbidden_tokens.tolist()) == list(range(4096))
 
 
 def test_min_tokens_beyond_what_can_be_generated_counts_as_all_of_it():

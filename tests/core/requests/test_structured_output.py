@@ -360,7 +360,7 @@ def test_nothing_is_allowed_where_filling_a_mask_failed(backend):
         while engine.queue.compiling:
             engine.structured_output.opened(is_idle=True)
             engine.let_in_compiled()
-        constraints.append(next(reversed(engine.queue.live.values())).constraint)
+        constraints.append(next(reversed(engine.queue.live.values())).late)
     constraints[1].take(VOCABULARY.encode("r")[0])
     masks_NW = np.full((2, num_mask_words(VOCAB_SIZE)), -1, dtype=np.int32)
     engine.structured_output.fill(constraints, masks_NW)

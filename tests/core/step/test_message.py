@@ -39,12 +39,17 @@ CHUNKS = dict(chunk_rows=[4, 5], chunk_starts=[0, 0], chunk_lens=[2, 1], token_i
     ("sections", "message"),
     [
         (dict(), None),
-        (dict(reads=[0, 0, 0, 0], read_lens=[2], read_values=[1, 2], mask_rows=[2, 2], mask_tokens=[3, 4]), None),
+        (
+            dict(
+                reads=[0, 0, 0, 0], read_lens=[2], read_values=[1, 2], forbidden_draws=[2, 2], forbidden_tokens=[3, 4]
+            ),
+            None,
+        ),
         (dict(token_ids_T=[7, 8]), "token_ids_T has other entries"),
-        (dict(mask_rows=[2], mask_tokens=[]), "mask_tokens has other entries"),
+        (dict(forbidden_draws=[2], forbidden_tokens=[]), "forbidden_tokens has other entries"),
         (dict(reads=[0, 0, 0, 0], read_lens=[2], read_values=[1]), "read_values has other entries"),
         (dict(sampled_chunks=[2]), "sampled_chunks names what is not there"),
-        (dict(masked_draws=[-1]), "masked_draws names what is not there"),
+        (dict(late_draws=[-1]), "late_draws names what is not there"),
         (dict(reads=[-1, 0, 0, 0], read_lens=[0]), "reads names what is not there"),
     ],
 )

@@ -59,9 +59,9 @@ def test_every_row_token_draw_mask_and_read_chunk_is_in_one_part_under_its_own_p
         reads=np.array([[index, 7, index + 50, 0] for index in read], dtype=np.int64).reshape(-1),
         read_lens=np.array([lens[index] for index in read], dtype=np.int64),
         read_values=np.concatenate([ints(), *(np.full(lens[index], index) for index in read)]),
-        masked_draws=masked,
-        mask_rows=masked,
-        mask_tokens=masked + 500,
+        late_draws=masked,
+        forbidden_draws=masked,
+        forbidden_tokens=masked + 500,
         admit_rows=ints(3, 4),
         num_logprobs=2,
     )
@@ -83,14 +83,14 @@ def test_every_row_token_draw_mask_and_read_chunk_is_in_one_part_under_its_own_p
         found_tokens += one.token_ids_T.tolist()
         draws = np.concatenate([one.decode_rows, one.chunk_rows[one.sampled_chunks]])
         assert rows[part.places(Axis.DRAW)].tolist() == draws.tolist()
-        assert draws[one.masked_draws].tolist() == rows[masked[part.places(Axis.MASK)]].tolist()
-        assert draws[one.mask_rows].tolist() == rows[one.mask_tokens - 500].tolist()
+        assert draws[one.late_draws].tolist() == rows[masked[part.places(Axis.LATE)]].tolist()
+        assert draws[one.forbidden_draws].tolist() == rows[one.forbidden_tokens - 500].tolist()
         own = one.reads.reshape(-1, READ_WIDTH)[:, 0]
         assert np.repeat(one.chunk_rows[own], one.read_lens).tolist() == (num_decodes + one.read_values).tolist()
         for index, reader, flags, _ in one.reads.reshape(-1, READ_WIDTH):
             assert (reader, one.chunk_rows[index]) == (7, num_decodes + flags - 50)
             found_read.append(flags - 50)
-        found_masks += part.places(Axis.MASK).tolist()
+        found_masks += part.places(Axis.LATE).tolist()
         results.append(part.places(Axis.DRAW)[:, None] + np.zeros((1, 3), dtype=np.int64))
     assert sorted(found_rows) == list(range(num_decodes + len(lens))) and len(parts) <= len(found_rows)
     assert found_read == read.tolist()

@@ -42,8 +42,8 @@ def test_decodes_of_the_same_rows_are_sent_once(sent):
     assert count == [1]
     received(table, Step(decode_rows=ROWS[:2]))
     received(table, Step(decode_rows=ROWS[::-1]))
-    received(table, Step(decode_rows=ROWS[::-1], masked_draws=np.array([0, 2])))
-    received(table, Step(decode_rows=ROWS[::-1], masked_draws=np.array([0, 1])))
+    received(table, Step(decode_rows=ROWS[::-1], late_draws=np.array([0, 2])))
+    received(table, Step(decode_rows=ROWS[::-1], late_draws=np.array([0, 1])))
     assert count == [5]
 
 
@@ -62,7 +62,12 @@ def test_whatever_comes_beside_decodes_is_sent(sent):
     one = np.array([1])
     blocks = {"table_rows": one, "table_columns": one, "table_blocks": one}
     chunk = {"chunk_rows": one, "chunk_starts": one, "chunk_lens": one, "token_ids_T": one, "sampled_chunks": one}
-    for more in (blocks, chunk, {"mask_rows": one, "mask_tokens": one}, {"shared_rows": ROWS, "shared_len": 16}):
+    for more in (
+        blocks,
+        chunk,
+        {"forbidden_draws": one, "forbidden_tokens": one},
+        {"shared_rows": ROWS, "shared_len": 16},
+    ):
         received(table, Step(decode_rows=ROWS, **more))
     assert count == [5] and table.block_table_RM[1, 1] == 1 and table.shared_len_R[2] == 16
     received(table, Step(decode_rows=ROWS))

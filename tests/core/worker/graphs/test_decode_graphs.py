@@ -144,7 +144,7 @@ def test_which_steps_graphs_hold_and_for_which_they_draw(graphs):
     assert graphs.can_replay(decodes) and not graphs.can_replay(Step(chunk_rows=ints([1])))
     assert graphs.can_sample(decodes, Extras(3, 5))
     assert not graphs.can_sample(decodes, Extras(4)), "a processor that cannot be captured"
-    assert not graphs.can_sample(Step(decode_rows=ints([1]), mask_rows=ints([0])), PLAIN), "a forbidden token"
+    assert not graphs.can_sample(Step(decode_rows=ints([1]), forbidden_draws=ints([0])), PLAIN), "a forbidden token"
 
 
 def test_a_captured_step_that_draws_no_token_leaves_token_0_behind():

@@ -277,6 +277,6 @@ def test_steps_without_prompts_or_with_those_whose_states_are_asked_for_take_non
     assert held(**step) is None
 
 
-@pytest.mark.parametrize("step", [{"mask_rows": np.arange(1)}, {"extensions": 1}, {"num_logprobs": 0}], ids=str)
+@pytest.mark.parametrize("step", [{"forbidden_draws": np.arange(1)}, {"extensions": 1}, {"num_logprobs": 0}], ids=str)
 def test_draws_that_are_not_plain_take_the_same_graphs(step):
     assert held(**step) == held()

@@ -214,22 +214,23 @@ def test_scored_prompts_of_all_micro_batches_come_back_apart_from_the_draws():
     assert result.apart[read_by(0)].view(np.int32)[:, 0].tolist() == [7, 8, 9]
 
 
-def test_masked_draws_wait_on_the_last_stage_and_all_stages_count_them_afterwards():
+@pytest.mark.parametrize(("late", "expected"), [([0, 2], [3, 24, 37]), ([2], [14, 24, 3])], ids=str)
+def test_masked_draws_wait_on_the_last_stage_and_all_stages_count_them_afterwards(late, expected):
     workers, events = make_workers(2)
     compute(workers, prompts(1, 1, 1))
     step = decodes(0, 1, 2)
-    step.masked_draws = ints(0, 2)
+    step.late_draws = ints(*late)  # those of one micro-batch, or of both
     events.clear()
     handle, behind = (worker.launch(step) for worker in workers)
     assert handle.tokens is None and ("send back",) not in events
     assert all(worker.table.length_R[:3].tolist() == [2, 2, 2] for worker in workers)
     for worker in workers:
-        masks = worker.mask_rows(2)
+        masks = worker.late_rows(2)
         masks[:] = 0
         masks[0, 0], masks[1, 1] = 1 << 3, 1 << 5  # only token 3, and only token 37
-    workers[0].release(handle, 2)
-    workers[1].release(behind, 2)
-    assert workers[0].collect(handle).tokens.tolist() == [3, 24, 37]
+    workers[0].release(handle, len(late))
+    workers[1].release(behind, len(late))
+    assert workers[0].collect(handle).tokens.tolist() == expected
     assert all(worker.table.length_R[:3].tolist() == [3, 3, 3] for worker in workers)
 
 

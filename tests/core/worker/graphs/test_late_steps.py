@@ -1,6 +1,9 @@
-"""Steps whose draws wait for masks: in two halves as graphs, with what a graph replays computed at once."""
+"""Steps whose draws wait for late rows: in two halves as graphs, with what a graph replays computed at once."""
 
 from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +12,7 @@ import torch
 from hookline import LLM, SamplingParams, StructuredOutputs
 from hookline.core.testing.plain_kernels import PlainKernels
 from hookline.core.worker.graphs.decode_graphs import DecodeGraphs
-from hookline.core.worker.graphs.masked_steps import MaskedDraws
+from hookline.core.worker.runner.model_runner import ALL_LATE, SOME_LATE, Extras
 from hookline.core.worker.runner.token_masks import TokenMasks
 from tests.replayed_at_once import replay_at_once, with_host_lengths
 
@@ -50,9 +53,9 @@ def test_two_graphs_give_the_tokens_of_an_eager_step(monkeypatch, overlap):
         with torch.inference_mode():
             worker.graphs.capture(None)
         assert tokens(llm) == plain
-        kinds = set(worker.masked_decodes._graphs)
-        assert {size for size, *_ in kinds} >= {4, 8}
-        assert {fetches for *_, fetches in kinds} == {True, False}
+        kinds = {(size, extras.late) for size, extras in worker.graphs._other_draws if extras.late}
+        assert {size for size, _ in kinds} >= {4, 8}
+        assert {late for _, late in kinds} == {SOME_LATE, ALL_LATE}
 
 
 def test_a_mask_forbids_what_its_bits_do_not_allow_and_rows_without_one_are_left_alone():
@@ -61,7 +64,8 @@ def test_a_mask_forbids_what_its_bits_do_not_allow_and_rows_without_one_are_left
     masks.host_rows[:2] = rng.integers(-(2**31), 2**31, size=(2, 6), dtype=np.int64).astype(np.int32)
     masks.send(2)
     logits_NV = torch.randn(3, 175, generator=torch.Generator().manual_seed(0))
-    found_NV = masks.forbid(logits_NV, masks.index(3, torch.tensor([0, 2])))
+    masks.place(3, torch.tensor([0, 2]))
+    found_NV = masks.change(logits_NV)
     for draw, row in ((0, 0), (2, 1)):
         allowed = [bool(masks.host_rows[row, token // 32] >> token % 32 & 1) for token in range(175)]
         assert found_NV[draw].isfinite().tolist() == allowed
@@ -70,14 +74,15 @@ def test_a_mask_forbids_what_its_bits_do_not_allow_and_rows_without_one_are_left
 
 
 def test_rows_of_a_graph_beyond_the_draws_have_no_mask_and_each_draw_has_its_own():
-    masks, index_G = TokenMasks(4, 6, PlainKernels(None, None), torch.device("cpu")), torch.zeros(4, dtype=torch.int64)
+    masks = TokenMasks(4, 6, PlainKernels(None, None), torch.device("cpu"))
     for masked, expected in (([0, 1, 2], [0, 1, 2, 4]), ([1], [4, 0, 4, 4]), ([], [4, 4, 4, 4])):
-        masks.write_index(index_G, 3, torch.tensor(masked, dtype=torch.int64))
-        assert index_G.tolist() == expected
+        for _ in range(2):
+            masks.place(3, torch.tensor(masked, dtype=torch.int64))
+            assert masks._index_R.tolist() == expected
 
 
-@pytest.mark.parametrize("fetches", [False, True])
-def test_masks_are_written_anew_only_when_the_graph_that_reads_them_is_over_on_every_rank(fetches):
+@pytest.mark.parametrize("late", [SOME_LATE, ALL_LATE])
+def test_masks_are_written_anew_only_when_the_graph_that_reads_them_is_over_on_every_rank(late):
     """A rank whose tokens nobody collects cannot tell that by them."""
 
     class Notes:
@@ -93,14 +98,15 @@ def test_masks_are_written_anew_only_when_the_graph_that_reads_them_is_over_on_e
             self.awaited = self.launched
 
         def synchronize(self):
-            assert self.awaited == (self.launched if fetches else 0)
+            assert self.awaited == (self.launched if late == ALL_LATE else 0)
 
     notes, masks = Notes(), TokenMasks(4, 6, PlainKernels(None, None), torch.device("cpu"))
     masks._sent = notes
-    draws = MaskedDraws(None, notes, torch.zeros(4), torch.zeros(4), fetches)
+    graphs: Any = SimpleNamespace(runner=SimpleNamespace(late_rows=masks))
+    draws: Any = SimpleNamespace(graph=notes, results_G=torch.zeros(4))
     for _ in range(2):
         assert masks.host_rows.shape == (4, 6)
-        draws.finish(2, 2, masks)
+        assert len(DecodeGraphs.finish(graphs, draws, Extras(late=late), 2, 2)) == 2
     assert masks.host_rows.shape == (4, 6) and notes.launched == 2
 
 
@@ -108,5 +114,5 @@ def test_a_step_that_is_not_released_draws_nothing():
     with LLM(device="cpu", engine=SIZES) as llm:
         params = SamplingParams(max_tokens=3, structured_outputs={"regex": "[0-9]{9}"})
         llm.engine.executor.release = lambda handle, num_rows: None
-        with pytest.raises(AssertionError, match="draws wait for masks"):
+        with pytest.raises(AssertionError, match="draws wait for late rows"):
             llm.generate("x = ", params)
