@@ -145,10 +145,10 @@ class ComputedRow:
     """The T tokens of one request that a step computed, without wrong drafts.
 
     id, tokens: as in DraftRow; at least one of the tokens follows the computed ones. start: position of the first
-    computed token. states: for each layer of `Drafter.reads_layers`, the residual stream after it of all tokens of the
-    step, float32, which the rows of a step share: torch tensors on the model's device where rank 0 computes in the
-    engine's process, else numpy arrays. first, count: the row's own tokens among them; count None: all from first on.
-    The drafter may keep all of them, and must not write to them.
+    computed token. states: for each layer of `Drafter.reads_layers`, the residual stream after it, (S, D) float32, of
+    all S tokens of the step, which its rows share: torch tensors on the model's device if rank 0 computes in the
+    engine's process, else numpy arrays. first, count: the row's T tokens among the S; count None: all from first on.
+    The drafter may keep the states, and must not write to them.
     """
 
     id: int
@@ -165,7 +165,7 @@ class ComputedRow:
 
     @property
     def streams(self) -> Mapping[int, np.ndarray[Any, np.dtype[np.float32]]]:
-        """The row's own part of `states` on the host, (T, D) by layer; copying it from a GPU waits for that."""
+        """The row's part of `states` on the host, (T, D) for each layer; for states on a GPU, the host waits for it."""
         end = self.first + self.num_computed
         own = {layer: one[self.first : end] for layer, one in self.states.items()}
         return {layer: one.cpu().numpy() if hasattr(one, "cpu") else one for layer, one in own.items()}
@@ -222,8 +222,8 @@ class Drafter(Protocol):
     adaptive: bool = True
     """Whether the engine asks less often for drafts of a request whose drafts were all wrong: in one of two steps, then
     of four, up to one of 64, until a draft is right again; and in up to one of 8 once 16 steps had no proposal. Wrong
-    drafts, and texts that do not repeat, cost little then. On a GPU the engine also asks for only as many drafts as
-    pay, by how long steps take and how many drafts are right."""
+    drafts, and texts that do not repeat, cost little then. On a GPU the engine also limits the number of drafts to the
+    one with the most tokens a second, by the times of steps and the rate of right drafts."""
 
     pretended_length: float | None = None
     """Only for benchmarks: the mean number of tokens that a request keeps of a step with k drafts, from 1 to 1 + k,
@@ -244,7 +244,6 @@ class Drafter(Protocol):
         """The layers of the model whose residual stream `observe` gets; asked on every rank, before weights are loaded.
 
         If there are any, each step keeps the streams of its tokens, and steps with prompts are no CUDA graphs.
-        graphs.
 
         config: as the constructor's. config_of: as DraftTarget's.
         Raises: ConfigError or CheckpointError if the drafter does not fit the model.

@@ -21,7 +21,7 @@ HEADLESS = ("ForSequenceClassification", "Model")
 
 
 def bringing_checkpoint(host: PluginHost) -> Entry | None:
-    """The first model that is registered with a checkpoint of its own; None if there is none."""
+    """The first model whose config has a checkpoint by default; None if there is none."""
     for entry in host.registry.of_kind(MODEL):
         if getattr(entry.config, "checkpoint", ""):
             return entry

@@ -43,7 +43,7 @@ def presets_in(folder: str | Path, distribution: str) -> list[Preset]:
 
 
 def preset_values(preset: Preset, presets: Sequence[Preset]) -> tuple[str, dict[str, Any]]:
-    """The option that a preset is based on, and its values; those of the presets in between are merged in.
+    """The option that a preset is based on, and the preset's values, merged with those of the presets in between.
 
     Raises: ConfigError if the file is not of the form `defaults: [base, _self_]` plus values, or an interpolation in it
             names an unknown key.

@@ -128,9 +128,9 @@ class RunningTable:
         return entries_N, tokens_N
 
     def commit_several(self, entries_N: IntArray, counts_N: IntArray, tokens_T: IntArray) -> bool:
-        """Fill in several tokens of each of these requests that no step counted yet, those of the first one first.
+        """Fill in counts_N[n] tokens of each request, which no step has counted yet; tokens_T has them in this order.
 
-        Returns whether it did so: not if one of them may end its request, or must be looked at with that token.
+        Returns False, and does nothing, if a token may end its request or must be shown to a watcher.
         """
         is_plain_N = self.num_tokens_S[entries_N] + counts_N < self.max_len_S[entries_N]
         is_plain_N &= self.is_watched_S[entries_N] + self.is_late_S[entries_N] == 0

@@ -113,7 +113,7 @@ class Constraint(LateState):
     def take(self, token_id: int) -> None:
         """Advance by the token that was drawn; `end` then says why the request ends with it, None if it goes on.
 
-        Raises: what the back end raises; _DoesNotFit if the token does not.
+        Raises: errors of the back end; _DoesNotFit if the token does not fit.
         """
         assert self.matcher is not None
         if self.end_text is not None:
@@ -162,9 +162,9 @@ class Constraint(LateState):
     def look_ahead(self, drafts: Sequence[int], masks_KW: WordArray | None = None) -> int:
         """How many drafts fit, one after the other, and do not end the request, which then is where it was before.
 
-        masks_KW: gets the masks behind these; the rows of others are left as they are. What the matcher raises behind
-        a draft says nothing of the request: the draft counts as one that does not fit, and a new matcher goes on.
-        Raises: what `rollback` raises, or the new matcher.
+        masks_KW: gets the masks behind these drafts; the rows of others do not change. An error of the matcher behind a
+        draft does not end the request: the draft counts as one that does not fit, and a new matcher goes on.
+        Raises: errors of `rollback` or of the new matcher.
         """
         assert self.matcher is not None and self._grammar is not None
         end_text, state, num_taken, count = self.end_text, self._state, len(self._taken), 0
@@ -246,7 +246,7 @@ class StructuredOutput(LateInput):
         """
         try:
             self._choice = self._choose()
-        except RequestError:  # each request that asks for a form hears it
+        except RequestError:  # each request with structured output gets this error
             return
         self._preparing = threading.Thread(target=self._prepare, name="hookline-grammars", daemon=True)
         self._preparing.start()
@@ -385,7 +385,7 @@ class StructuredOutput(LateInput):
         return self._backend, self._vocabulary
 
     def _keep(self, key: Any, job: CompileJob) -> Compiled:
-        """The outcome of a compile, kept for later requests; those unused for longest are dropped first."""
+        """The outcome of a compile, cached for later requests; the least recently used ones are dropped first."""
         if job.error is not None:
             if not isinstance(job.error, RequestError):
                 return Compiled(error=self._blame("compile", job.error))
@@ -421,7 +421,7 @@ class StructuredOutput(LateInput):
     def _blame(self, method: str, error: BaseException) -> PluginFault:
         assert self._choice is not None
         if isinstance(error, PluginError):
-            text = str(error)  # it says by itself who is to blame
+            text = str(error)  # names the plugin already
         elif isinstance(error, _Broken):
             text = breach(self._choice.entry, method, str(error))
         else:

@@ -20,7 +20,7 @@ PIECES: Mapping[Axis, Sequence[Along]] = {
     Axis.DRAW: (Along(Axis.DECODE), ALONG["sampled_chunks"]),
     Axis.LATE: (ALONG["late_draws"],),
 }
-"""The sections that an axis joins: its entries are those of the first section, then those of the second."""
+"""The sections that an axis joins: the entries of the first section, then the entries of the second."""
 
 
 class Members:

@@ -39,7 +39,7 @@ class AttentionFormSuite(AttentionCases):
                 self.compare(spec, f"decodes within windows of {window}", lengths, window=window)
 
     def test_attend_chunks_within_windows(self) -> None:
-        """Whole prompts and chunks: each query has a window of its own."""
+        """Whole prompts and chunks: each query has another window."""
         for spec in self._specs_with("window"):
             size = spec.block_size
             lengths = [(size + 5, 5), (3 * size, size), (3 * size + 1, 3), (2 * size + 2, 2 * size + 2), (size + 1, 1)]
@@ -98,7 +98,7 @@ class AttentionFormSuite(AttentionCases):
         self._compare_steps("scale")
 
     def test_attend_with_capped_scores(self) -> None:
-        """The cap is of scaled scores, and large enough ones are all alike."""
+        """The cap applies to scaled scores; scores far beyond it become equal."""
         self._compare_steps("softcap", query_scale=3.0)
 
     def test_attend_with_sinks(self) -> None:
@@ -174,7 +174,7 @@ class AttentionFormSuite(AttentionCases):
             kinds = [("a mixed step", decodes + chunks, 3), ("decodes", decodes, 3), ("chunks", chunks, 0)]
             for kind, lengths, num_decodes in kinds[:1] if only_mixed else kinds[1:]:
                 what = f"{kind} with {', '.join(features)}"
-                # A cap steepens nothing, but scores that large differ by what 8 bits of a query differ by.
+                # A cap amplifies no errors, but scores this large differ by the rounding of a query to 8 bits.
                 self.compare(spec, what, lengths, num_decodes, 0, query_scale, 2 * query_scale, window, form)
 
     def _specs_with(self, *features: str, groups: Sequence[int] | None = None) -> Iterator[AttentionSpec]:

@@ -1,4 +1,4 @@
-"""Do these counts come from those probabilities? Pearson's chi-square test, without SciPy, and pairs of equal draws.
+"""Tests of counts of draws against probabilities: Pearson's chi-square, without SciPy, and pairs of equal draws.
 
 Legend: V values.
 """

@@ -25,7 +25,7 @@ NUM_DRAWS = 8192
 NUM_TOKENS = 8
 """V of the distributions that are counted."""
 NUM_TOKENS_OF_A_MODEL = 32_000
-"""V of the distribution that is too large for each token to be counted by itself."""
+"""V of the distribution that is too large to count each token."""
 NUM_DRAWS_OF_A_MODEL = 512
 """Draws from it."""
 SEEDS = (0, 1, 2, 7, 1 << 31, 1 << 32, (1 << 32) + 1, (1 << 63) - 1)
