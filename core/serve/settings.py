@@ -60,19 +60,19 @@ class ServeConfig:
     timeout_s: float | None = bounded(None, above=0)
     """Longest that a request may take, in seconds; None: no limit."""
     max_requests: int = bounded(4096, 1)
-    """Most completions that are made or wait at once, of each replica; further ones are refused with status 429."""
+    """Most completions of each replica that run or wait at once; further ones are refused with status 429."""
     max_body_bytes: int = bounded(16 * MIB, 1)
     """Largest body of a request."""
     max_unfinished_bytes: int = bounded(128 * MIB, 1)
-    """Most memory of a front end for bodies that have not come whole, of all requests; beyond it the largest of them is
-    refused with status 503. One body always has as much as serve.max_body_bytes."""
+    """Most memory of a front end for incomplete bodies of all requests; beyond it the largest of them is refused with
+    status 503. At least serve.max_body_bytes."""
     max_header_bytes: int = bounded(64 * 1024, 1024)
     """Largest head of a request: its line and its headers, with the trailers and the extensions of its chunks."""
     receive_s: float = bounded(60.0, above=0)
     """Longest that a client may take to send a request, in seconds; then its connection is closed."""
     unread_s: float = bounded(30.0, above=0)
-    """Longest that a client may read nothing while something waits for it, in seconds; then its connection is closed
-    and its requests end."""
+    """Longest that a client may read nothing while data waits for it, in seconds; then its connection is closed and its
+    requests end."""
     api_key_file: str | None = None
     """File with the keys that clients must send, one a line; HOOKLINE_API_KEY in the environment is one more."""
     tls_certificate: str | None = None
@@ -98,12 +98,12 @@ class ServeConfig:
     first API writes the errors of paths that belong to no API. None: OpenAI's and Anthropic's, and the APIs of
     installed plugins that ask for it."""
     reasoning_parser: Any = None
-    """Who tells reasoning from the answer in chats: a name, or a mapping with name and fields; None: none does.
-    hookline info lists them."""
+    """The parser that separates reasoning from the answer in chats: a name, or a mapping with name and fields; None: no
+    parser. hookline info lists them."""
     tool_parser: Any = None
-    """Who finds tool calls in the answers of chats with tools, likewise."""
+    """The parser that finds tool calls in the answers of chats with tools, likewise."""
     reasoning_field: str = "both"
-    """Field of a message that reasoning stands in: reasoning, reasoning_content, or both."""
+    """Field of a message for the reasoning: reasoning, reasoning_content, or both."""
     tokenizer_info: bool = False
     """Serve /tokenizer_info, which tells the tokenizer's configuration and the chat template."""
     keep_alive_s: float | None = bounded(15.0, above=0)

@@ -7,7 +7,7 @@ import time
 from collections import deque
 
 TICK_S = 0.02
-"""Between two looks of a LoopWatch."""
+"""Seconds between two measurements of a LoopWatch."""
 
 
 class Turns:

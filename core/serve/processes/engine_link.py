@@ -11,15 +11,15 @@ from hookline.core.errors import EngineError
 from hookline.core.serve.processes.messages import FromEngine, Hello, Message, decode_from_engine, encode
 
 MAX_UNSENT = 10_000
-"""Messages that wait for an engine that does not read: far more than requests can be open."""
+"""Messages kept for an engine that does not read: far more than there can be open requests."""
 MAX_RECEIVED = 16
-"""Most messages taken before others have their turn on the event loop."""
+"""Most messages read in one turn of the event loop, so that other tasks run in between."""
 
 
 class EngineLink:
-    """Connected on the running event loop; `take` gets what comes, in order.
+    """Connected on the running event loop; `take` gets the received messages, in order.
 
-    name: tells front ends apart, and is never used again.
+    name: of this connection, unique among front ends and never used again.
     """
 
     def __init__(self, address: str, name: str, take: Callable[[list[FromEngine]], None]) -> None:
@@ -39,7 +39,7 @@ class EngineLink:
     def send(self, message: Message) -> None:
         """Send a message, without waiting.
 
-        Raises: EngineError if the engine's process has read nothing for long; what encoding it raises.
+        Raises: EngineError if the engine's process has read nothing for long; the encoder's errors.
         """
         if self._is_closed:
             return
@@ -51,7 +51,7 @@ class EngineLink:
         self._loop.call_soon(self._receive)  # sending may take the mark off the descriptor that says there is news
 
     def close(self) -> None:
-        """Send and hear nothing more; a second call does nothing."""
+        """Close the socket; a second call does nothing."""
         if not self._is_closed:
             self._is_closed = True
             self._loop.remove_reader(self._fd)

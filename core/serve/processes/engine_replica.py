@@ -42,7 +42,7 @@ class EngineReplica:
         return "the engine" if self._run.serve.replicas == 1 else f"the engine of replica {self.number}"
 
     def start(self) -> None:
-        """Start its process, the first or another one, at an address of its own."""
+        """Start its process, for the first time or again, at a new address."""
         self._num_started += 1
         self.address = f"ipc://{self._folder}/engine-{self.number}-{self._num_started}"
         if self._orders is not None:

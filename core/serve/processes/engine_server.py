@@ -1,7 +1,7 @@
-"""The engine's process: takes requests off a socket, does steps, and sends each front end what a step brought it.
+"""The engine's process: receives requests on a socket, does steps, and sends each front end its tokens of a step.
 
-One thread and one loop; sending and receiving is ZeroMQ's thread's. Token ids in, token ids out: the tokenizer and the
-text are the front ends'.
+One thread and one loop; ZeroMQ sends and receives in a thread of its own. Token ids in, token ids out: the front ends
+have the tokenizer and the text.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ _log = logging.getLogger("hookline")
 MAX_READ = 10_000
 """Most messages read between two steps, as many as a front end keeps: one takes some 5 us, queueing a prompt 40."""
 MAX_UNSENT = 1000
-"""Messages that ZeroMQ keeps for a front end that does not read; more are gathered into one."""
+"""Messages that ZeroMQ keeps for a front end that does not read; further ones are joined into one message."""
 STUCK_S = 10.0
-"""After which a front end that takes nothing is given up."""
+"""Seconds after which a front end that reads nothing is given up."""
 REPORT_S = 0.5
-"""Between two reports of how busy the engine is."""
+"""Seconds between two LoadReports."""
 IDLE_S = 1.0
-"""Longest wait for a message, after which the parent is looked for."""
+"""Longest wait for a message in seconds, before checking whether the supervisor still lives."""
 LINGER_S = 1.0
-"""For last messages to leave."""
+"""Seconds for sending the last messages."""
 
 
 Name = tuple[bytes, int]
@@ -207,12 +207,12 @@ class EngineServer(EngineDriver[Name, Submit]):
         self.output_processor.abort(ids, reason=FinishReason.STOP)
 
     def _lose(self, name: bytes) -> list[Name]:
-        """A front end is gone. Returns whoever waits there."""
+        """Forget a front end that is gone; returns its open prompts and completions."""
         self._outboxes.pop(name, None)
         return [one for one in (*self._arrived, *self._open) if one[0] == name]
 
     def _break_off(self, error: BaseException) -> None:
-        """See EngineDriver. If the engine cannot go on, everybody is told that it is dead."""
+        """See EngineDriver. If the engine cannot go on, all front ends are told that it is dead."""
         if not ends_engine(error) and self._llm.device_works():
             super()._break_off(error)
             return

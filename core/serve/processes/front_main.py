@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hookline.core.tokenizer.codec import Codec
 
 ORPHANED_S = 1.0
-"""For last frames, once the supervisor is gone."""
+"""Seconds for running requests once the supervisor is gone."""
 
 
 def main() -> int:
@@ -104,7 +104,7 @@ class _FrontEnd:
         return ReplicaClient(clients, self._settings)
 
     def _obey(self, order: dict[str, Any] | None) -> None:
-        """An order of the supervisor; None if it is gone."""
+        """Carry out an order of the supervisor; None if the supervisor is gone."""
         if order is None:
             shutil.rmtree(self._task["folder"], ignore_errors=True)  # as the supervisor would have done
             for engine in self._engines:
@@ -118,7 +118,7 @@ class _FrontEnd:
             self._connect(**order["engine"])
 
     def _connect(self, replica: int, address: str, name: str, facts: dict[str, Any]) -> None:
-        """A replica has an engine, the first one or another."""
+        """Connect to a replica's engine, which was started for the first time or again."""
         from hookline.core.serve.engine_client import ModelFacts
 
         self._engines[replica].connect(address, name)
@@ -135,19 +135,19 @@ class _Engine:
         self._death: str | None = None
 
     def follow(self, client: RemoteClient) -> RemoteClient:
-        """Hand on to a client what comes, and whether the engine lives."""
+        """Pass the engine's messages, and its death or return, on to this client."""
         self._client = client
         if self._death is not None:
             client.break_off(self._death)
         return client
 
     def send(self, message: Message) -> None:
-        """Tell the engine something, if there is one."""
+        """Send a message to the engine, if it is connected."""
         if self._link is not None:
             self._link.send(message)
 
     def connect(self, address: str, name: str) -> None:
-        """There is an engine, the first one or another."""
+        """Connect to an engine, which was started for the first time or again."""
         from hookline.core.serve.processes.engine_link import EngineLink
 
         self.close()
@@ -156,14 +156,14 @@ class _Engine:
             self._client.revive()
 
     def die(self, reason: str) -> None:
-        """The engine is gone."""
+        """Note that the engine has ended."""
         self._death = reason
         if self._client is not None:
             self._client.break_off(reason)
         self.close()
 
     def close(self) -> None:
-        """Hear nothing more of it."""
+        """Close the connection."""
         if self._link is not None:
             self._link.close()
 

@@ -51,7 +51,7 @@ class Submit(Message, frozen=True, gc=False):
 
 
 class Cancel(Message, frozen=True, gc=False):
-    """End these completions; nothing more is told of them."""
+    """End these completions without an answer."""
 
     handles: list[int]
 
@@ -63,7 +63,7 @@ class Finish(Message, frozen=True, gc=False):
 
 
 class TurnedAway(Message, frozen=True, gc=False):
-    """How many prompts a front end refused since too many requests are open; the engine's observers hear of them."""
+    """How many prompts a front end refused since too many requests are open; for the engine's observers."""
 
     count: int
 
@@ -104,9 +104,7 @@ class Refused(Message, frozen=True, gc=False):
 
 
 class End(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """The end of a completion, whose tokens have been sent. timings: the four moments. vector: float32, as it lies in
-    memory.
-    """
+    """The end of a completion, whose tokens have been sent. timings: the four times. vector: a float32 array's bytes."""
 
     handle: int
     reason: str
@@ -144,7 +142,7 @@ class LoadReport(Message, frozen=True, gc=False):
 
 
 class Broken(Message, frozen=True, gc=False):
-    """The engine has ended: all completions end with this, and it serves nothing more."""
+    """The engine is dead: all completions end with this error, and it serves nothing more."""
 
     reason: str
 
@@ -174,7 +172,7 @@ def unpacked(data: bytes) -> IntArray:
 
 
 def unpacked_list(data: bytes) -> list[int]:
-    """The same as a list; a third of the time for the few numbers of a step."""
+    """As `unpacked`, but a list; a third of the time for the few numbers of a step."""
     return memoryview(data).cast("q").tolist()
 
 
@@ -240,7 +238,7 @@ def refusal_of(handle: int, error: BaseException) -> Refused:
 
 
 def error_of(refused: Refused) -> HooklineError:
-    """The error as it was; one of an unknown kind is an EngineError."""
+    """The error that was sent; an EngineError if its class is not in _SENT."""
     if refused.queue is not None:
         return QueueFullError(*refused.queue)
     kind = next((one for one in _SENT if one.__name__ == refused.error), EngineError)

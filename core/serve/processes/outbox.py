@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from hookline.core.requests.request import Request
 
 Send = Callable[[bytes, bytes], bool]
-"""Send a message to a name without waiting; False if there is no room now. Raises: LookupError if it is gone."""
+"""Send (name, message) without waiting; False if ZeroMQ's queue is full. Raises: LookupError if the name is gone."""
 
 
 class Outbox:
@@ -38,7 +38,7 @@ class Outbox:
         self._messages.append(encode(message))
 
     def flush(self) -> None:
-        """Send all there is, or as much as there is room for.
+        """Send all kept results, or as many as ZeroMQ's queue has room for.
 
         Raises: LookupError if the front end is gone.
         """
@@ -51,7 +51,7 @@ class Outbox:
                 self.clear()
 
     def clear(self) -> None:
-        """Forget what the step brought."""
+        """Drop the results that were sent."""
         self.handles.clear()
         self.token_ids.clear()
         self.last, self.scored, self.ends, self.told = {}, {}, [], {}
@@ -76,8 +76,8 @@ class Outbox:
 class Outlet:
     """`core.frontend.output_processor.Receiver` that hands a completion's tokens to its front end's outbox.
 
-    It is their `core.requests.request.Watcher`, too. on_end: called with the request's id at its end.
-    is_followed: whether something besides its tokens may come with them, as log-probabilities do.
+    It is the completion's `core.requests.request.Watcher`, too. on_end: called with the request's id at its end.
+    is_followed: whether other values may come with its tokens, such as log-probabilities.
     """
 
     def __init__(self, handle: int, outbox: Outbox, on_end: Callable[[int], None], *, is_followed: bool) -> None:
@@ -86,7 +86,7 @@ class Outlet:
         self._num_scored = 0
         """Tokens whose log-probabilities were handed over."""
         self._num_told = 0
-        """Tokens of which it was handed over what step extensions say."""
+        """Tokens for which step extensions' values were handed over."""
 
     @property
     def watcher(self) -> Outlet:
@@ -98,7 +98,7 @@ class Outlet:
         self.request_id, self._on_news = request_id, on_news
 
     def see(self, token_id: int, reason: FinishReason | None) -> str | None:
-        """See Watcher. Stop strings are the front end's to find."""
+        """See Watcher. The front end looks for stop strings."""
         self._add_handle(self._handle)
         self._add_token(token_id)
         if reason is not None:
@@ -108,7 +108,7 @@ class Outlet:
         return None
 
     def tell(self, request: Request) -> None:
-        """See Receiver: log-probabilities, and what step extensions say, are known now."""
+        """See Receiver: log-probabilities and step extensions' values are known now."""
         if request.scores is not None:
             self._add_scores(request.scores.sampled(self._num_scored) or [])
         if request.extensions is not None:

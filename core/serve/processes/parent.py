@@ -1,6 +1,7 @@
-"""The supervisor as a process that it started sees it: a pair of sockets for lines of JSON, and the same end.
+"""The supervisor as its child processes see it: a socket pair for lines of JSON. A child ends with its supervisor.
 
-The task comes first, then orders; news go the other way. Either end of the pair tells the other that it has gone.
+The first line is the child's task, later ones are orders; the child reports in the other direction. When either end is
+closed, the other notices.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ SUPERVISOR = "supervisor"
 
 
 class Parent:
-    """The supervisor's end of the sockets whose number is `descriptor`. `task` is the first line that came."""
+    """The connection to the supervisor, by a file descriptor. `task` is the first received line."""
 
     def __init__(self, descriptor: int) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the supervisor says what follows
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes; the supervisor handles it
         self.connection = socket.socket(fileno=descriptor)
         self._lines = JsonLines(self.connection)
         self.task, *self._orders = self._first()

@@ -1,7 +1,7 @@
-"""The engine in another process, for endpoints: an `EngineClient` of a front end, which makes the tokens and the text.
+"""An `EngineClient` for an engine in another process: a front end tokenizes prompts and detokenizes completions.
 
-A stream keeps what came for it until somebody reads: tokens in the order they came, text as one piece. So a slow reader
-gets fewer and larger Deltas, does not hold up other streams, and takes no more memory than its completions.
+A stream joins unread tokens and text into one Delta. So a slow reader gets fewer and larger Deltas, does not hold up
+other streams, and takes no more memory than its completions.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ if TYPE_CHECKING:
     from hookline.core.tokenizer.codec import Prompt
 
 TOKENIZER_THREADS = 2
-"""Long prompts that a front end tokenizes at once."""
+"""Long prompts that a front end tokenizes in parallel."""
 SLICE = 128
-"""Tokens of a step that are looked at and sent at one turn of the event loop: some 3 ms."""
+"""Tokens of a step that are handled in one turn of the event loop: some 3 ms."""
 TELL_S = 0.5
 """Seconds between two reports of refused requests to the engine: a flood of requests must not become one of reports."""
 METRICS_S = 5.0
-"""Longest wait for the engine's metrics."""
+"""Longest wait for the engine's metrics, in seconds."""
 DEFAULTS = vars(SamplingParams())
 
 
 class RemoteClient:
-    """`EngineClient` over messages. send: to the engine; what comes from it is handed to `receive`.
+    """`EngineClient` over messages. send: sends a message to the engine; its messages are passed to `receive`.
 
-    The engine holds all front ends together to the limits that each keeps here.
+    The engine enforces over all front ends together the limits that each enforces here.
     """
 
     replicas = ()
@@ -78,7 +78,7 @@ class RemoteClient:
         self._load = EngineLoad()
         self._num_of_others = 0
         self._num_turned_away = 0
-        """Prompts that were refused here and that the engine has not heard of."""
+        """Prompts that were refused here and are not reported to the engine yet."""
         self._slices: deque[tuple[list[int], list[int], Mapping[int, str], Iterable[End]]] = deque()
         self._is_slicing = False
         self._metrics: dict[int, asyncio.Future[str]] = {}
@@ -171,7 +171,7 @@ class RemoteClient:
     # ------------------------------------------------------------------------------------- from the engine
 
     def receive(self, messages: Iterable[FromEngine]) -> None:
-        """Take what came from the engine."""
+        """Handle messages from the engine."""
         for message in messages:
             match message:
                 case StepNews():
@@ -191,17 +191,17 @@ class RemoteClient:
                         waiting.set_result(message.text)
 
     def end_all(self) -> None:
-        """End all streams since the server is about to end."""
+        """End all streams, since the server is stopping."""
         self._fail_all(lambda: ApiError(503, "the server is stopping", "server_error", code="stopping"))
 
     def break_off(self, reason: str) -> None:
-        """End all streams with an error: the engine serves nothing more, until `revive`."""
+        """End all streams with an error and refuse requests, since the engine is dead, until `revive`."""
         self.death = reason
         self._load, self._num_of_others = EngineLoad(), 0
         self._fail_all(lambda: EngineError(reason))
 
     def _fail_all(self, error: Callable[[], HooklineError]) -> None:
-        """error: makes one for each, since tracebacks are not shared."""
+        """End all streams. error: makes a new error for each, since a traceback must not be shared."""
         streams = {id(one.stream): one.stream for one in self._open.values()}
         handles, self._open = list(self._open), {}
         for stream in streams.values():
@@ -213,11 +213,11 @@ class RemoteClient:
             self._send(Cancel(handles))
 
     def revive(self) -> None:
-        """Another engine has taken the dead one's place."""
+        """Accept requests again, since a new engine has replaced the dead one."""
         self.death = None
 
     def _take_step(self, step: StepNews) -> None:
-        """Take a step's tokens, a large step's in slices, between which others have their turn on the event loop."""
+        """Handle a step's tokens, a large step's in slices, between which other tasks run on the event loop."""
         for handle, rows in step.scored.items():
             if handle in self._open:
                 self._open[handle].add_logprobs([TokenLogprob(*row) for row in rows])
@@ -271,7 +271,7 @@ class RemoteClient:
 
     @property
     def num_open(self) -> int:
-        """Completions that are served or wait."""
+        """Completions of this front end that are running or waiting."""
         return len(self._open)
 
     @property
@@ -299,7 +299,7 @@ class RemoteClient:
             self._send(TurnedAway(count))
 
     def _lose(self, completion: RemoteCompletion, error: HooklineError) -> None:
-        """The engine does not serve a completion, or not to its end; the prompt's others end with it."""
+        """End a completion that the engine refused or gave up with its error; the prompt's others end with it."""
         stream = completion.stream
         del self._open[completion.request_id]
         stream.fail(error)

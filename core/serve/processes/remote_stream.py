@@ -1,4 +1,4 @@
-"""The completions of one prompt whose engine is in another process, as a front end follows them."""
+"""A front end's side of one prompt's completions, whose engine is in another process."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class RemoteStream(CompletionStream):
 
 
 class RemoteCompletion(Completion):
-    """A completion whose tokens and end come as messages. handle: what these call it by."""
+    """A completion whose tokens and end come as messages. handle: its number in messages."""
 
     def __init__(self, stream: RemoteStream, handle: int) -> None:
         super().__init__(handle - stream.handles.start)
@@ -56,7 +56,7 @@ class RemoteCompletion(Completion):
         self.begin(handle, stream.notify)
 
     def end_with(self, end: End) -> None:
-        """Nothing more comes. Its stop string was found here, and not by the engine."""
+        """End with the engine's message; the stop string, if one was found, was found here."""
         stream = self.stream
         output = output_of(end, stream.prompt, stream.prompt_token_ids, self.token_ids, self.index)
         output = replace(output, **stream.info)

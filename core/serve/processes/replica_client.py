@@ -1,4 +1,4 @@
-"""Several engines behind one `EngineClient`: each request goes to one, and a dead one is felt by its own alone."""
+"""Several engines behind one `EngineClient`: each request goes to one; a dead engine ends only its own requests."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ReplicaClient:
         return self._clients[chosen].stream(prompt, params, pooling=pooling, **keys)
 
     def load(self) -> EngineLoad:
-        """See EngineClient: the sum of all."""
+        """See EngineClient: the sum of all replicas."""
         return total_load([one.load() for one in self._clients])
 
     @property
@@ -93,7 +93,7 @@ class ReplicaClient:
 
 
 def merged(texts: Mapping[int, str]) -> list[Metric]:
-    """The metrics of several replicas, by their numbers: each sample says whose it is."""
+    """The metrics of several replicas, by their numbers; each sample gets the label `replica`."""
     found: dict[str, Metric] = {}
     for replica, text in texts.items():
         for family in families_in(text, replica=str(replica)):

@@ -64,7 +64,7 @@ class Router:
         self._turn = 0
 
     def choose(self, keys: Sequence[int], loads: Sequence[int | None]) -> int | None:
-        """The replica that a request with these beginnings goes to, which is remembered; None if all are dead.
+        """Choose, and remember, the replica of a request with these prefixes; None if all are dead.
 
         keys: of `prefix_keys`. loads: each replica's requests, running and waiting; None if it is dead.
         """
@@ -93,7 +93,7 @@ class Router:
         return max((one for one in range(self._num_replicas) if fits[one]), key=lambda one: _score(keys[0], one))
 
     def _least(self, loads: Sequence[int | None]) -> int:
-        """The least busy one; equals take turns."""
+        """The least busy replica; equally busy ones take turns."""
         self._turn += 1
         known = [
             (load, (one + self._turn) % self._num_replicas, one) for one, load in enumerate(loads) if load is not None

@@ -1,4 +1,4 @@
-"""A process of the server as the supervisor follows it: its task, its news, whether it is ready, and how it ended."""
+"""A child process of the supervisor: its task, its messages, whether it is ready, and how it ended."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from hookline.core.util.child_python import python_command
 from hookline.core.util.process import ending_of, is_stopped
 
 MAX_ENDS = 5
-"""Ends of a part within WITHIN_S, after which it is not started again: that does not heal what ends it."""
+"""A process that ended so often within WITHIN_S is not started again, since restarts do not remove the cause."""
 WITHIN_S = 300.0
-"""Counted while the part is ready: its starts are left out, or a slow one would never reach MAX_ENDS."""
+"""Seconds of readiness: the time of starts does not count, or a slow starter would never reach MAX_ENDS."""
 LOOK_S = 0.5
-"""Between two looks at whether a process is stopped."""
+"""Seconds between two checks whether a process is stopped."""
 STOPPED_LOOKS = 8
-"""Looks in a row that find a process stopped, as by SIGSTOP, after which it is killed: else its clients would wait."""
+"""After so many checks in a row that find it stopped, as by SIGSTOP, a process is killed: its clients would wait."""
 CLOSED_S = 5.0
-"""For a process to end once it has closed its socket."""
+"""Seconds that a process has to end once it has closed its socket."""
 _STANDARD_ERROR = 2
 
 
@@ -55,7 +55,7 @@ class ServerProcess:
         self.ended: asyncio.Future[int] = self._loop.create_future()
         """Its exit code, once it has ended."""
         self.reason: str | None = None
-        """Why it cannot go on, as it said itself."""
+        """Why it cannot go on, from its own message."""
         self._ready_s: float | None = None
         self._ended_s: float | None = None
         self._num_stopped = 0
@@ -73,7 +73,7 @@ class ServerProcess:
         self.tell({**task, SUPERVISOR: os.getpid()})
 
     def tell(self, message: dict[str, Any]) -> None:
-        """Send a line. One to a process that has gone is lost: `ended` says so."""
+        """Send a message. A message to a process that has ended is lost; see `ended`."""
         with suppress(OSError):
             send_message(self._connection, message)
 
@@ -92,7 +92,7 @@ class ServerProcess:
         return ending_of(self.ended.result())
 
     def look(self) -> None:
-        """Kill it if it has been stopped for long. One that computes or waits, for however long, is not stopped."""
+        """Kill the process if it has been stopped for long. Computing or waiting, for however long, is not stopped."""
         if self.has_ended:
             return
         self._num_stopped = self._num_stopped + 1 if is_stopped(self._process.pid) else 0

@@ -1,5 +1,5 @@
-"""The process that a server is started with: it starts the engines' processes and the front ends, replaces what ends,
-and ends all of them in order. It holds the port and the folder of the sockets, and serves nothing itself.
+"""The server's first process: it starts the engines' processes and the front ends, replaces processes that end, and
+ends all of them in order. It holds the port and the folder of the sockets, and serves nothing itself.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _log = logging.getLogger("hookline")
 
 @dataclass(frozen=True)
 class _FrontEnd:
-    """A front end's process. names: what each replica's engine knows it by, by the replica's number."""
+    """A front end's process. names: its name at each replica's engine, by the replica's number."""
 
     process: ServerProcess
     names: dict[int, str] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Supervisor:
     """Runs a server. sockets: one for each front end, bound. announce: called once all are ready, with the model's
     names and how many tokens a request may have.
 
-    engine: what an engine's process runs, as "module:function". shares: each replica's part of the machine.
+    engine: the main function of an engine's process, as "module:function". shares: each replica's part of the machine.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Supervisor:
         self._stopping.set()
 
     async def _unless_stopped(self, work: Any) -> Any:
-        """The result of some work; None if we are told to stop before."""
+        """The result of some work; None if the server is told to stop before."""
         task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(self._stopping.wait())
         await first_of(task, stopped)
         stopped.cancel()
@@ -124,7 +124,7 @@ class Supervisor:
         return news[0]
 
     def _connect(self, front: _FrontEnd, replica: EngineReplica) -> None:
-        """Tell a front end where a replica's engine is, and that it is dead if it is."""
+        """Tell a front end the address of a replica's engine, or that it is dead."""
         if replica.process.ready.done():
             self._num_connected += 1
             front.names[replica.number] = f"front-{self._num_connected}"
@@ -184,7 +184,7 @@ class Supervisor:
         _log.error("%s", told)
 
     async def _watch_front(self, index: int) -> None:
-        """Put another one in the place of a front end that ends."""
+        """Replace a front end that ends."""
         restarts = Restarts()
         while True:
             front = self._fronts[index]

@@ -1,4 +1,4 @@
-"""`hookline.serve.ray:app`, which `serve run` and Serve configs name: arguments in, a Ray Serve application out."""
+"""`hookline.serve.ray:app`, named by `serve run` and Serve configs: makes a Ray Serve application from arguments."""
 
 from __future__ import annotations
 

@@ -45,9 +45,9 @@ class RayOptions:
     name: str = "hookline"
     """The deployment's name, by which a Serve config can override these options."""
     min_replicas: int = bounded(1, 0)
-    """Replicas at least."""
+    """Least number of replicas."""
     max_replicas: int | None = bounded(None, 1)
-    """Replicas at most; None: as many as min_replicas, so that nothing is scaled."""
+    """Largest number of replicas; None: min_replicas, so that nothing is scaled."""
     target_ongoing_requests: float | None = bounded(None, above=0)
     """Requests of a replica, running and waiting, above which further replicas are started and below which fewer do.
     None: engine.max_num_seqs, so that a queue starts one."""
@@ -55,9 +55,9 @@ class RayOptions:
     """Requests that a replica is sent at once; further ones wait at the proxy. None: twice engine.max_num_seqs, so that
     the engine always has the next ones."""
     upscale_delay_s: float = bounded(10.0, 0)
-    """Seconds for which there must be too few replicas before one is started."""
+    """Seconds for which there must be too few replicas before another is started."""
     downscale_delay_s: float = bounded(300.0, 0)
-    """Seconds for which there must be too many before one is ended."""
+    """Seconds for which there must be too many replicas before one is ended."""
     look_back_s: float = bounded(30.0, above=10)
     """Seconds over which requests are averaged for both; they are counted every 10 s."""
     sticky: bool = True
