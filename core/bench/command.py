@@ -201,7 +201,7 @@ def measure_server(tree: Mapping[str, Any], bench: Bench, address: Address) -> t
 
 
 def outcome(bench: Bench, metrics: dict[str, Any]) -> dict[str, Any]:
-    """The part of a result line that says how a finished job went."""
+    """The part of a result line with a finished job's status, figures and objective."""
     from hookline.core.sweep.results import objective_value
 
     objective = {"name": bench.objective, "value": objective_value(metrics, bench.objective)}
@@ -209,7 +209,7 @@ def outcome(bench: Bench, metrics: dict[str, Any]) -> dict[str, Any]:
 
 
 def validate_bench(tree: Mapping[str, Any], host: PluginHost, keys: type[BenchKeys] | None = None) -> Bench:
-    """Check a tree. keys: the dataclass of its root keys; None: BenchKeys. What it adds to them is for its own command.
+    """Check a tree. keys: the dataclass of its root keys; None: BenchKeys. Further keys' values are not checked.
 
     Raises: ConfigError or PluginError naming the key, the value and the fix.
     """

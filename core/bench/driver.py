@@ -1,4 +1,4 @@
-"""Puts a load on an engine, request by request as they fall due, and records what happens.
+"""Sends a load to an engine, each request when it is due, and records the steps and requests.
 
 Open loop: a request arrives when the load says so, however far behind the engine is; its waiting counts from then.
 Calls the engine's methods and reads its clock; metrics are computed elsewhere.
@@ -105,7 +105,7 @@ def record_of(request: LoadRequest) -> RequestRecord:
 
 
 def _fill_in_times(recording: Recording) -> None:
-    """When each request was first computed, and when its first and last token came."""
+    """Set the time of each request's first step and of its first and last token."""
     times_s, starts = token_times(recording)
     launches = zip(recording.chunk_request, _chunk_starts_s(recording), strict=True)
     for place, start_s in launches:

@@ -1,4 +1,4 @@
-"""Ends what a rank waits for once other ranks are gone: words in memory that ranks share, and collectives of nccl."""
+"""Ends a rank's waits once other ranks are gone: waits for words in memory that ranks share, and nccl's collectives."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ RELEASE_PRIORITY = -3
 """Priority of the streams on which waits are ended. torch has a pool of NUM_QUEUES streams for each priority, and no
 other work has this one; streams made one after the other were seen to take the queues in turn."""
 STARTING_S = 1.0
-"""How long an abort waits for a collective that is just being started."""
+"""Seconds that an abort waits for a collective that is just being started."""
 IN_TURN_S = 0.1
-"""How long the abort of a group waits for that of the group before."""
+"""Seconds that the abort of a group waits for the abort of the group before."""
 
 
 class Releases:
@@ -37,7 +37,7 @@ class Releases:
         self._calls.insert(0 if by_host else len(self._calls), call)
 
     def __call__(self) -> None:
-        """Call all of them, even if one fails, which is logged once."""
+        """Make all calls, even if one fails, which is logged once."""
         for call in self._calls:
             try:
                 call()
@@ -47,12 +47,12 @@ class Releases:
                 self._has_told = True
 
     def clear(self) -> None:
-        """Forget them: the memory is about to be freed."""
+        """Remove all calls, since the memory is about to be freed."""
         self._calls.clear()
 
 
 def on_every_queue(write: Callable[[], None], warm_up: Callable[[], None], device: torch.device) -> Callable[[], None]:
-    """A call that launches `write` beside whatever the GPU waits for. warm_up: launches a write that changes nothing.
+    """A call that launches `write` even while the GPU's streams wait. warm_up: launches a write that changes nothing.
 
     Streams share a few queues of a GPU, and a wait at the front of a queue holds up all its streams. A stream of its
     own might lie in such a queue, so the write is launched on a stream of every queue. A stream that has not done the

@@ -153,7 +153,7 @@ class Heartbeat:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Around a wait of the host for another rank, if counts of collectives do not show it; see WAITING."""
+        """A context around a wait of the host for another rank that counts of collectives do not show; see WAITING."""
         self._words[6] = 1
         try:
             yield

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where things lie in a rank's shared memory: partials, then results; and in its row of the signal board.
+    """Offsets in a rank's shared memory (partial sums, then results) and in its row of the signal board.
 
     Rows are counted with each chunk rounded up to R equal shares.
     """
@@ -57,11 +57,11 @@ class Layout:
         return self.results + row * self.row_bytes
 
     def partial_signal(self, chunk: int, source: int) -> int:
-        """The word which says that a rank's partial of a chunk has come."""
+        """The word that signals the arrival of a rank's partial sum of a chunk."""
         return chunk * 2 * self.size + source
 
     def result_signal(self, chunk: int, source: int) -> int:
-        """The word which says that a rank's share of the result has come."""
+        """The word that signals the arrival of a rank's share of the result."""
         return (chunk * 2 + 1) * self.size + source
 
 
@@ -126,7 +126,7 @@ class PeerCopies:
             yield one.result_TD
 
     def is_own(self, chunks: list[Tensor]) -> Tensor:
-        """Which rows of all chunks this rank adds up, and so keeps up to date: (T,) bool, on the chunks' device."""
+        """Whether this rank adds up each row, and so keeps it up to date: (T,) bool, on the chunks' device."""
         is_own = [torch.zeros(len(chunk_TD), dtype=torch.bool, device=chunk_TD.device) for chunk_TD in chunks]
         for is_own_T in is_own:
             is_own_T[own_rows(len(is_own_T), self.rank, self.size)] = True
@@ -135,8 +135,8 @@ class PeerCopies:
     def let_go(self) -> None:
         """End all waits of this rank's GPU for other ranks; its later results are meaningless.
 
-        From any thread, and at once, whatever the GPU is at. A signal that another GPU still writes may undo this: call
-        it again once the other ranks are gone.
+        From any thread, and at once, even while the GPU is busy. A signal that another GPU still writes may undo this:
+        call it again once the other ranks are gone.
         """
         self.board.words[: self.layout.num_signals] = (max(self._counts) + LET_GO) % (1 << 32)
 
@@ -164,7 +164,7 @@ class _Sum:
         self._added: Callable[[], None] | None = None
 
     def start(self, residual_TD: Tensor, normalise: Normalise) -> None:
-        """Launch all but the wait."""
+        """Launch the copies and the sum, but not the wait."""
         self.copies.side_streams.send(self._send)
         self._added = self.copies.side_streams.add(lambda: self._add(residual_TD, normalise))
 

@@ -1,4 +1,4 @@
-"""Ranks whose GPUs read each other's memory, through which their collectives go.
+"""Ranks whose GPUs read each other's memory, and use it for collectives.
 
 Collectives of few rows go through kernels that offer an exchange, sums of many rows through copies beside the products,
 and all others through torch.distributed, as in ProcessRanks.
@@ -165,7 +165,7 @@ def make_exchange(kernels: Kernels, peers: PeerMemory) -> Exchange:
 def with_copies(ranks: LocalRanks, spec: AttentionSpec, hidden_size: int) -> LocalRanks:
     """The same ranks with copies for sums of many rows, if they are GPUs that reach each other and steps are so large.
 
-    Raises: CapacityError if there is no room for what the copies move.
+    Raises: CapacityError if there is no memory for the copied rows.
     """
     if not isinstance(ranks, ProcessRanks) or spec.device.type != "cuda":
         return ranks

@@ -35,15 +35,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger("hookline")
 LOOPBACK = "127.0.0.1"
 START_TIMEOUT = timedelta(seconds=120)
-"""How long ranks may take to connect once all of them have started."""
+"""Time for ranks to connect once all of them have started."""
 c10d: Any = torch._C._distributed_c10d
 """The module of torch.distributed with the backends' classes, which need no global process group."""
 NO_TIMEOUT = timedelta(days=7)
 """Timeout of a collective; how long a step may take is limited by engine.step_timeout_s instead."""
 CLOSE_S = 5.0
-"""How long `close` waits for nccl; see Aborts."""
+"""Seconds that `close` waits for nccl; see Aborts."""
 AGAIN_S = 0.1
-"""Time after which a device that does not get done is released again."""
+"""Seconds after which a device that is still busy is released again."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ class ProcessRanks(ConnectedRanks):
 
 @contextmanager
 def losing_others() -> Iterator[None]:
-    """Turns what a collective raises when another rank is gone into RankError."""
+    """A context that turns the error of a collective whose other rank is gone into RankError."""
     try:
         yield
     except RuntimeError as error:
@@ -220,7 +220,7 @@ def connect(
 
     host: the address at which they can reach this one.
 
-    Raises: RankError if they do not come.
+    Raises: RankError if other ranks do not connect in time.
     """
     with losing_others():
         is_gpu = device.type == "cuda"

@@ -29,8 +29,8 @@ _TOLD_BYTES = 96
 class SignalBoard:
     """A row of words of each rank, zero at first, as one rank sees them.
 
-    addresses: of the rows, in order of rank, for `Driver.signal` and `Driver.wait`. words: its own row; what the host
-    writes there takes effect at once, whatever the GPU is at.
+    addresses: of the rows, in order of rank, for `Driver.signal` and `Driver.wait`. words: its own row; the host's
+    writes to it take effect at once, even while the GPU is busy.
     """
 
     rank: int

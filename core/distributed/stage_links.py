@@ -110,7 +110,7 @@ class StageLinks:
         return [group for group in (self._before, self._after, self._back) if group is not None]
 
     def close(self) -> None:
-        """Forget the links, once their groups are aborted; a second call does nothing."""
+        """Drop the links, once their groups are aborted; a second call does nothing."""
         self._sent.clear()
         self._before = self._after = self._back = None
 
@@ -134,7 +134,7 @@ class StageLinks:
 
 @contextmanager
 def _losing_others() -> Iterator[None]:
-    """Turns what a link raises when the other rank is gone into RankError."""
+    """A context that turns the error of a link whose other rank is gone into RankError."""
     try:
         yield
     except RuntimeError as error:

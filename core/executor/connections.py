@@ -1,8 +1,8 @@
-"""The connections of ranks that run in other places: both ends of the greeting by which they are told apart.
+"""TCP connections of ranks on other hosts: both sides of the greeting that identifies a connection.
 
-Before the first collective, ranks of several hosts also try each other's addresses. Where ports between hosts are
-closed, torch and NCCL wait for two minutes or more, and then name neither host. Each rank listens on the address under
-which the others are to find it, and connects to all of theirs at once.
+Before the first collective, ranks of several hosts also try each other's addresses, because with closed ports torch and
+NCCL wait for two minutes or more and then name neither host. Each rank listens on its own address and connects to all
+others at once.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ Key = tuple[int, int]
 
 
 def connect_back(start: RankStart, which: int) -> socket.socket:
-    """A connection with the engine's process, which knows by it who is there.
+    """Connect to the engine's process and send the HELLO of this rank.
 
-    Raises: RankError if there is no way to it.
+    Raises: RankError if the engine's process cannot be reached.
     """
     try:
         made = socket.create_connection((start.host, start.port), timeout=CONNECT_S)
@@ -61,9 +61,10 @@ def make_prompt(connection: socket.socket) -> None:
 def accept_all(
     server: socket.socket, secret: str, awaited: set[Key], patience_s: float, check: Callable[[], None]
 ) -> dict[Key, socket.socket]:
-    """A connection for each key; who does not know the secret is turned away. check: raises if there is no hope.
+    """Accept a connection for each key; connections without the secret are refused. check: called while waiting; raises
+    if a rank was lost.
 
-    Raises: RankError naming the ranks that did not come in time.
+    Raises: RankError naming the ranks that did not connect in time.
     """
     found: dict[Key, socket.socket] = {}
     deadline = time.monotonic() + patience_s
@@ -90,7 +91,7 @@ def accept_all(
 
 
 def greeting(connection: socket.socket, secret: str) -> Key | None:
-    """Who a new connection says it is; None if it does not know the secret."""
+    """Read a new connection's HELLO: its rank and kind; None if the secret is wrong."""
     received, until = b"", time.monotonic() + HELLO_S
     try:
         while len(received) < HELLO.size:
@@ -111,12 +112,12 @@ Address = tuple[str, int]
 
 
 def listening(host: str, num_others: int) -> socket.socket:
-    """A socket on a free port of this address. The kernel takes as many connections for it without being asked."""
+    """A listening socket on a free port of this address, with a backlog for `num_others` connections."""
     return socket.create_server((host, 0), backlog=num_others)
 
 
 def unreached(addresses: Mapping[int, Address]) -> dict[int, str]:
-    """Which of these ranks takes no connection at its address, and why: after TRY_S at the latest."""
+    """The ranks that cannot be connected to at their addresses, and why; takes at most TRY_S."""
     with ThreadPoolExecutor(max(1, len(addresses))) as pool:
         found = dict(zip(addresses, pool.map(_why_unreached, addresses.values()), strict=True))
     return {rank: why for rank, why in found.items() if why is not None}

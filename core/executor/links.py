@@ -30,9 +30,9 @@ from hookline.core.util.shared_memory import SharedWords
 from hookline.core.util.standard_files import open_missing
 
 FULL_S = 0.01
-"""Seconds between two looks for a lost rank while a socket is full."""
+"""Seconds between two checks for a lost rank while a socket is full."""
 AGREE_S = 5e-5
-"""Seconds between two looks whether the other ranks have done a step."""
+"""Seconds between two checks whether the other ranks have done a step."""
 CLOSE_S = 10.0
 """Seconds that processes have to end by themselves."""
 
@@ -57,9 +57,9 @@ class RankLinks:
         return {**told, "log_level": logging.getLogger("hookline").getEffectiveLevel()}
 
     def meet(self, place: Mapping[str, Any]) -> None:
-        """Wait until the processes have begun, and tell them where their ranks meet: host and port of a store.
+        """Wait until the processes have begun, and send them the host and port of the store where their ranks meet.
 
-        place: empty if rank 0 opens the store and says where.
+        place: empty if rank 0 opens the store and reports its address.
         Raises: RankError if a rank is lost meanwhile.
         """
         said = self.monitor.wait_until_all("here")
@@ -85,7 +85,7 @@ class RankLinks:
         """Wait until every rank has done this step, and make sure that it failed on all ranks or on none.
 
         fault: how it failed on rank 0; empty if it did not.
-        Raises: RankError if it failed on some ranks only, which then hold different things of the step's requests.
+        Raises: RankError if it failed on some ranks only, whose caches then differ for the step's requests.
         """
         until = time.monotonic() + self.monitor.alone_s
         for heartbeat in self.monitor.heartbeats:
@@ -102,7 +102,7 @@ class RankLinks:
     def close(self) -> None:
         """End the processes: by an empty message if the group is sound, else by killing them.
 
-        One that does not take the message, or does not end, is killed after CLOSE_S.
+        A process that does not read the message, or does not end, is killed after CLOSE_S.
         """
         until_s = time.monotonic() + CLOSE_S
         try:
@@ -120,7 +120,7 @@ class RankLinks:
 class LocalLinks(RankLinks):
     """Ranks that are child processes, with heartbeats in shared memory.
 
-    target: what a child runs, as "module:function". task: what each child is told. first: the first rank that is a
+    target: a child's main function, as "module:function". task: sent to each child. first: the first rank that is a
     child; if that is 1, this process is rank 0, and `store` is where the ranks meet.
     """
 
@@ -151,7 +151,7 @@ class LocalLinks(RankLinks):
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Delay Ctrl-C until the end, since ranks would not be at the same step otherwise; a second one acts at once."""
+    """Delay Ctrl-C until the context ends, so that ranks stay at the same step; a second Ctrl-C acts at once."""
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield

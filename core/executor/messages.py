@@ -25,7 +25,7 @@ class JsonLines:
         self._connection, self._rest = connection, b""
 
     def receive(self) -> list[dict[str, Any]] | None:
-        """The messages that are complete after one read, perhaps none; None once the other end is closed or gone."""
+        """Read once, and return the complete messages, perhaps none; None once the other end is closed or gone."""
         try:
             piece = self._connection.recv(_PIECE)
         except OSError:  # not only ConnectionError: a host that is gone is a TimeoutError, or no route to it

@@ -6,9 +6,9 @@ ranks; only the first cause is reported. Then all processes are killed, which br
 rank 0 may be stuck in. Only the time that this thread runs is counted, so that a process group that was suspended as a
 whole can go on.
 
-By the defaults callers are told within 5 s: of the half second that engine.rank_timeout_s leaves, a look at the ranks
-takes up to TICK_S, or two of them if their heartbeats are shared memory. A rank whose threads are all held up for 4 s
-is silent for BEAT_S longer, and goes on.
+With the default timeouts callers are told within 5 s: engine.rank_timeout_s is 4.5 s, and a check of the ranks comes up
+to TICK_S later, or twice that if their heartbeats are shared memory. A rank whose threads are all held up for 4 s is
+silent for BEAT_S longer, and is not lost.
 
 A stuck rank is told from a slow one by the others: all have as much to do until the next collective, so a rank that is
 late there gets engine.step_timeout_s beyond what the others took. Until a first rank arrives, all get STEP_TIMEOUTS
@@ -37,9 +37,9 @@ from hookline.core.util.interrupt import Interrupter
 logger = logging.getLogger("hookline")
 TICK_S = 0.1
 SEEN_LATE_S = BEAT_S + TICK_S
-"""Between what a rank does and our seeing it, at most."""
+"""Longest time in seconds from a rank's progress until the monitor sees it."""
 GRACE_S = 0.5
-"""Seconds to wait for the cause: ranks whose collective broke off because of it may report earlier."""
+"""Seconds to wait for the cause of a loss: ranks whose collectives broke off because of it may report earlier."""
 RELEASING_S = 60.0
 """Seconds for which the device of a rank 0 that does not leave its step is still freed again and again."""
 START_SILENCE_S = 120.0
@@ -81,9 +81,9 @@ class Monitor:
         self._said: dict[str, dict[int, Any]] = {"here": {}, "tried": {}, "ready": {}}
         self._suspects: list[tuple[bool, str]] = []
         self._places: dict[int, str] = {}
-        """Where children are while they start."""
+        """The code that each child's main thread is in while it starts."""
         self._faults: dict[int, tuple[int, str]] = {}
-        """The last step that failed on a child for single requests, counted from 1, and what failed."""
+        """By child: the last step that failed for single requests, counted from 1, and the error."""
         self._alone_s = 0.0
         self._awaited, self._late, self._late_s = "", [0], 0.0
         """`_awaited`: the message that rank 0 waits for from all children. `_late`: while an engine starts, the ranks
@@ -95,7 +95,7 @@ class Monitor:
         self._in_step, self._is_starting, self._started = False, False, False
         self._stopped = threading.Event()
         self.late_work: dict[str, int] = {}
-        """See EngineView.late_work: what rank 0's process said last, if it has one."""
+        """See EngineView.late_work: from the last message of rank 0's process, if rank 0 has its own process."""
         self._gone: set[int] = set()
         self._thread = threading.Thread(target=self._watch, name="hookline-ranks", daemon=True)
 
@@ -112,9 +112,9 @@ class Monitor:
     # ------------------------------------------------------------------------------------------------- for the group
 
     def wait_until_all(self, said: str) -> dict[int, Any]:
-        """Wait until every child has sent "here", "tried" or "ready"; returns what each said with it.
+        """Wait until every child has sent "here", "tried" or "ready"; returns each child's value with it.
 
-        Raises: RankError with what went wrong.
+        Raises: RankError with the cause if the group ends meanwhile.
         """
         with self._changed:
             self._awaited = said
@@ -131,7 +131,7 @@ class Monitor:
 
     @contextmanager
     def in_step(self) -> Iterator[None]:
-        """Around whatever may wait for other ranks: while inside, they are watched for progress.
+        """A context around code that may wait for other ranks: inside, they are watched for progress.
 
         Raises: RankError if the group has ended.
         """
@@ -144,7 +144,7 @@ class Monitor:
 
     @contextmanager
     def starting(self) -> Iterator[None]:
-        """Around what rank 0 computes with the others while it starts."""
+        """A context around rank 0's computations with the other ranks while it starts."""
         self._is_starting = True
         try:
             yield
@@ -225,11 +225,11 @@ class Monitor:
 
     @property
     def _longest_look_s(self) -> float:
-        """Most of the time between two looks that counts: what a busy machine takes, not how long one was suspended."""
+        """Most seconds between two checks that count: a busy machine's delays do, the time of a suspension does not."""
         return max(2 * TICK_S, min(self.timeouts.rank_s, self.timeouts.step_s) / 4)
 
     def _see_rank_0_out(self) -> None:
-        """Once the group has ended: free rank 0's device until rank 0 is out of its step; interrupt it if need be."""
+        """After the group's end: free rank 0's device until rank 0 leaves its step; interrupt rank 0 if it does not."""
         self._keep_releasing(self.timeouts.step_s)
         if self._is_stuck:
             logger.error("%s", self.failure)
@@ -254,7 +254,7 @@ class Monitor:
             last = now
 
     def _hear(self, child: Peer) -> bool:
-        """Take in a child's messages; returns False once it is gone."""
+        """Handle a child's messages; returns False once it is gone."""
         messages = child.line.receive()
         for message in messages or ():
             if "words" in message:
@@ -349,7 +349,7 @@ class Monitor:
             self._end_stuck()
 
     def _judge_start(self, passed_s: float) -> None:
-        """End the group if, while starting, ranks are late at a first collective, or with what rank 0 waits for."""
+        """While starting: end the group if ranks are late at a first collective, or with a message to rank 0."""
         before, progress = self._late, self._progress
         self._late = [rank for rank, count in enumerate(progress) if count < max(progress)]
         if self._awaited and (self._has_rank_0 or self._said[self._awaited]):

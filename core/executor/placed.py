@@ -1,7 +1,7 @@
-"""Ranks that an executor of a plugin has started, over TCP connections that they open to the engine's process.
+"""Ranks that an executor plugin has started, over TCP connections that they open to the engine's process.
 
-The executor is asked where ranks are, how a process ended, and to end it; steps, answers and signs of life go over the
-connections, in the same form as with child processes. The configuration passes through as a task that is not looked at.
+The executor is asked for the ranks' nodes, to end a process, and how it ended; steps, answers and heartbeats go over
+the connections, in the same form as with child processes. The task with the configuration is passed on unread.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Placement:
 
 
 class PlacedPeer(Peer):
-    """A rank that an executor has started. What an executor raises here must not keep others from being told."""
+    """A rank that an executor has started. An executor's errors are caught here, so that other ranks are still told."""
 
     def __init__(self, rank: int, sockets: Sequence[socket.socket], started: StartedRank, place: RankPlace) -> None:
         super().__init__(rank, *sockets)
@@ -118,7 +118,7 @@ def how_it_ended(started: StartedRank) -> str:
 class PlacedLinks(RankLinks):
     """Ranks in other places, with heartbeats as messages. Takes the placement over, and gives it back at the end.
 
-    target: what a rank calls with its RankStart, as "module:function". task: what each is told.
+    target: the function that a rank calls with its RankStart, as "module:function". task: sent to each rank.
     """
 
     def __init__(self, placement: Placement, target: str, task: Mapping[str, Any], timeouts: Timeouts) -> None:
@@ -141,7 +141,7 @@ class PlacedLinks(RankLinks):
         self.monitor.start()
 
     def _connected(self, target: str, patience_s: float) -> list[PlacedPeer]:
-        """The ranks, once all have connected, to a port that is bound before."""
+        """Bind a port, start the ranks, and return them once all have connected."""
         places, secret = self.placement.places, secrets.token_hex(32)
         size = len(places)
         awaited = {(rank, MESSAGES) for rank in range(size)} | {(0, ANSWERS)}
@@ -162,7 +162,7 @@ class PlacedLinks(RankLinks):
     def meet(self, place: Mapping[str, Any]) -> None:
         """See RankLinks. Ranks on several nodes try each other's addresses first.
 
-        Raises: RankError also if one does not reach another, with both nodes and what to open.
+        Raises: RankError also if a rank does not reach another, with both nodes and the ports to open.
         """
         if not self._tries_others:
             super().meet(place)

@@ -38,9 +38,9 @@ _HANG_UP = getattr(select, "POLLRDHUP", select.POLLHUP)
 
 Meet = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 Build = Callable[[Mapping[str, Any], Heartbeat, Meet], tuple[RankWorker, Mapping[str, Any]]]
-"""build(task, heartbeat, meet) -> (worker, what the engine's process is told of it). meet(said) is to be called before
-the first collective: it waits for the other ranks and returns where their store is; rank 0 says that itself if it
-opened the store."""
+"""build(task, heartbeat, meet) -> (worker, facts of it for the engine's process). meet(said) is to be called before the
+first collective: it waits for the other ranks and returns the address of their store, which `said` has if rank 0 opened
+the store itself."""
 
 
 class RankProcess:
@@ -101,9 +101,9 @@ class RankProcess:
         return told
 
     def _live(self) -> None:
-        """Write heartbeats, and end this process when the engine's is gone, whatever the main thread is stuck in.
+        """Write heartbeats, and end this process when the engine's is gone, even if the main thread is stuck.
 
-        While this process starts, the engine's is told in which code the main thread is, whenever that changes.
+        While this process starts, the engine's process is told in which code the main thread is, at each change.
         """
         hang_up, place, late = select.poll(), "", self.late_work()
         hang_up.register(self.engine, _HANG_UP)
@@ -123,7 +123,7 @@ class RankProcess:
             os._exit(1)
 
     def _carry_out(self, server: StepServer, message: IntArray) -> LostStep | None:
-        """Do what a message asks for; returns the error of a step that failed if this rank can go on."""
+        """Carry out a message; returns the error of a failed step if this rank can go on."""
         import torch
 
         fault: LostStep | None = None
@@ -154,7 +154,7 @@ class RankProcess:
             os._exit(1)
 
     def report(self, error: BaseException) -> None:
-        """Tell the engine's process why this one ends."""
+        """Tell the engine's process why this process ends."""
         if not isinstance(error, HooklineError):
             sys.excepthook(type(error), error, error.__traceback__)  # a bug of ours
         else:

@@ -104,7 +104,7 @@ class Refused(Message, frozen=True, gc=False):
 
 
 class End(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """The end of a completion, whose tokens have been sent. timings: the four times. vector: a float32 array's bytes."""
+    """The end of a completion, whose tokens have been sent. timings: four times in seconds. vector: float32 bytes."""
 
     handle: int
     reason: str
