@@ -28,13 +28,13 @@ class FinishReason(StrEnum):
     """Why a request ended."""
 
     STOP = "stop"
-    """By an end-of-sequence or stop token, a stop string, a complete grammar, or with its vector."""
+    """It ended with an end-of-sequence or stop token, a stop string, a complete grammar, or its vector."""
     LENGTH = "length"
-    """By max_tokens, or at the longest sequence that the engine serves."""
+    """It reached max_tokens, or the longest sequence that the engine serves."""
     ABORT = "abort"
-    """By its caller or a time limit; RequestOutput.error says more where it was not the caller."""
+    """Its caller or a time limit ended it; RequestOutput.error has the reason if it was not the caller."""
     ERROR = "error"
-    """Refused, or broken off by a fault; RequestOutput.error says why, and is_fault which."""
+    """It was refused, or a fault ended it; RequestOutput.error says why, and is_fault tells the two apart."""
 
 
 @dataclass(frozen=True)

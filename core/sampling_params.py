@@ -271,7 +271,7 @@ class SamplingParams:
     logprobs: int | None = None
     """0 to 20: return every token's log-probability under the model, and this many most likely tokens with theirs."""
     prompt_logprobs: int | None = None
-    """The same for the prompt's tokens, all but the first."""
+    """The same as logprobs for the prompt's tokens, except the first."""
     extra_args: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Arguments of plugins' step extensions, by the extension's name; taken literally, and within the limits of
     core/requests/step_extensions.py."""

@@ -84,7 +84,7 @@ class ApiRoute:
     method: str
     """GET, POST or DELETE."""
     path: str
-    """As Starlette's routes have it: /v1/models/{name:path}."""
+    """The path in Starlette's notation: /v1/models/{name:path}."""
     endpoint: Callable[[Request], Awaitable[Response]]
     """Makes the response. Its exceptions are answered in the surface's form: an ApiError unchanged, errors of the
     engine with a fitting status, and all others with status 500 and no details."""

@@ -58,7 +58,7 @@ class Batch:
     """Whether rows may be consecutive tokens of one request, with the same blocks. Then all keys are written before any
     row attends: `qk_norm_rope_write` and `attend` are called, and not `qkv_attend`."""
     scratch: dict[str, Any] = field(default_factory=dict)
-    """Whatever Kernels.prepare leaves there for `attend`."""
+    """Space for Kernels.prepare to store values for `attend`."""
 
     @property
     def num_tokens(self) -> int:

@@ -18,7 +18,7 @@ class WantedRanks:
     """How many ranks an engine needs room for, on which devices, and for how long it waits."""
 
     num_ranks: int
-    """How many, tp * pp; they are numbered from 0."""
+    """Number of ranks, tp * pp; they are numbered from 0."""
     group_size: int
     """Ranks of a tensor-parallel group (tp). Their numbers follow each other; they are best placed on one host."""
     device: str
@@ -38,17 +38,17 @@ class RankPlace:
     node: str
     """A name of the host: equal for two ranks exactly if they run on the same host, whatever their addresses are."""
     pid: int
-    """Of its process."""
+    """The id of its process."""
     device: str
     """cpu, or cuda:N as the rank's process counts its GPUs. Ranks of a host that follow each other on the GPUs N, N + 1
     and so on, all of which their processes see, read each other's memory."""
     environment: Mapping[str, Any]
     """`hookline.core.launching.environment()` of its process, which must be that of the engine's process."""
     compute_capability: tuple[int, int] | None = None
-    """Of its GPU."""
+    """The compute capability of its GPU, e.g. (9, 0); None without one."""
 
     def __str__(self) -> str:
-        """As errors name the rank's process."""
+        """The rank's process, as errors name it."""
         return f"pid {self.pid} on node {self.host}"
 
 
@@ -60,7 +60,7 @@ class RankStart:
     host: str
     """The address of the engine's process, which the rank connects to."""
     port: int
-    """Of that process."""
+    """The TCP port of that process."""
     secret: str
     target: str
     """The function of core that is called, "package.module:function"."""

@@ -120,7 +120,7 @@ class RequestBegin:
     """A request that an engine has just queued, without its text and its tokens."""
 
     request_id: int
-    """As in its RequestOutput."""
+    """The same as in its RequestOutput."""
     arrival_s: float
     """When it arrived, on the engine's clock."""
     num_prompt_tokens: int

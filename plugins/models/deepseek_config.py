@@ -246,7 +246,7 @@ def _routing(values: ConfigValues, *, by_softmax: bool) -> Routing:
 
 
 def _groups(values: ConfigValues, num_experts: int, *, by_softmax: bool) -> tuple[int, int]:
-    """How many groups the experts are in, and of how many a token takes experts."""
+    """The number of groups of experts, and the number of groups from which a token takes experts."""
     methods = ("greedy", "group_limited_greedy") if by_softmax else ("noaux_tc",)
     method = values.values.get("topk_method", methods[0])
     if method not in methods:

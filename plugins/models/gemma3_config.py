@@ -83,13 +83,13 @@ def _windows(values: ConfigValues) -> tuple[int | None, ...]:
 
 
 def _rope(values: ConfigValues, length: int) -> RopeSettings:
-    """Of layers that see everything; the length is the scaled one already."""
+    """RoPE settings of layers with full attention. length: the sequence length after scaling."""
     config = {**values.values, "max_position_embeddings": length}
     return rope_settings(config, "full_attention", default_theta=1_000_000.0)
 
 
 def _local_rope(values: ConfigValues, length: int) -> RopeSettings:
-    """Of layers with a window: settings of their own, or the old key of their base alone."""
+    """RoPE settings of layers with a window: their own, or only their base under the old key."""
     theta = values.values.get("rope_local_base_freq")
     config = {"rope_parameters": values.values.get("rope_parameters"), "max_position_embeddings": length}
     return rope_settings({**config, "rope_theta": theta}, "sliding_attention")

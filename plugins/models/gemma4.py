@@ -128,7 +128,7 @@ class PerLayerInputs:
         self.embed_scale, self.projection_scale = in_dtype(size**0.5, runtime), shape.hidden_size**-0.5
 
     def __call__(self, token_ids_T: Tensor, embedded_TD: Tensor) -> Tensor:
-        """Of all layers: (T,), (T, D) -> (T, L, P)."""
+        """The further inputs of all layers: (T,), (T, D) -> (T, L, P)."""
         own_TC = self.embed(token_ids_T) * self.embed_scale
         projected_XP = (self.projection(embedded_TD) * self.projection_scale).view(-1, len(self.norm_P))
         normed_TC = self.kernels.rms_norm(projected_XP, self.norm_P, self.eps).view(own_TC.shape)

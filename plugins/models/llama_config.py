@@ -76,7 +76,7 @@ def read_config(hf_config: Mapping[str, Any]) -> Shape:
 
 
 def _window(values: ConfigValues, model_type: str) -> int | None:
-    """Of every layer. Mistral's is 4096 if its config.json does not say; Llama has none."""
+    """The window of every layer; None without one. Mistral's default is 4096; Llama has none."""
     if set(values.texts("layer_types")) - {"full_attention"}:
         values.refuse("layer_types", "full_attention in every layer; a window of all layers is sliding_window")
     if values.values.get("sliding_window", 4096 if model_type == "mistral" else None) is None:

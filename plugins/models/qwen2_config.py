@@ -69,7 +69,7 @@ def read_config(hf_config: Mapping[str, Any]) -> Shape:
 
 
 def _windows(values: ConfigValues) -> tuple[int | None, ...]:
-    """With use_sliding_window, the layers from max_window_layers on have one."""
+    """The window of each layer; with use_sliding_window, the layers from max_window_layers on have one."""
     num_layers = values.num_layers()
     if not values.values.get("use_sliding_window"):
         return values.windows(["full_attention"] * num_layers, None)

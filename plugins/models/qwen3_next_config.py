@@ -31,7 +31,7 @@ class DeltaShape:
 
     @property
     def state(self) -> RecurrentState:
-        """Of a layer: the last inputs of its convolution, and a matrix for each value head."""
+        """The state of a layer: the last inputs of its convolution, and a matrix for each value head."""
         num_channels = 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
         memory = StateTensor((self.num_value_heads, self.key_dim, self.value_dim), "float32", split_dim=0)
         return RecurrentState((

@@ -168,7 +168,7 @@ def _block(weights: Stated) -> tuple[int, int]:
 
 
 def _split(weights: Stated) -> Stated:
-    """With a block_structure that older versions wrote as "128x128" in two."""
+    """The values, with a block_structure of the form "128x128", as older versions wrote it, split into two numbers."""
     block = weights.values.get("block_structure")
     if isinstance(block, str) and re.fullmatch(r"\d{1,7}x\d{1,7}", block):
         return Stated({**weights.values, "block_structure": [int(one) for one in block.split("x")]}, weights.name)

@@ -18,7 +18,7 @@ from hookline.plugins.quantizations.packing import PackedRead
 NVFP4, MXFP4, MXFP8 = Scheme(FP4, 1, 16), Scheme(FP4, 1, 32), Scheme(FP8, 1, 32)
 BYTES, POWERS = ("U8", "I8"), ("U8", "F8_E8M0")
 _BIAS = 127
-"""Of the exponent in e8m0."""
+"""The bias of e8m0's exponent."""
 
 
 def nvfp4_parts(
@@ -42,7 +42,7 @@ def mxfp4_parts(num_rows: int, num_columns: int, weight: str) -> list[StoredPart
 
 
 def mxfp8_parts(num_rows: int, num_columns: int) -> list[StoredPart]:
-    """The same with values in e4m3."""
+    """The tensors of a linear with values in e4m3, weight * 2^(weight_scale - 127)."""
     return [
         StoredPart("weight", "data", (num_rows, num_columns), plain_read, ("F8_E4M3",)),
         StoredPart("weight_scale", "scales", (num_rows, -(-num_columns // 32)), powers_read, POWERS),

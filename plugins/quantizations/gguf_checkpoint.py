@@ -162,7 +162,7 @@ class GgufCheckpoint:
 
     @cached_property
     def places(self) -> dict[str, Place]:
-        """Where each tensor lies, by Hugging Face's name."""
+        """The place of each tensor in the file, by Hugging Face's name."""
         found: dict[str, Place] = {}
         sizes: dict[Path, int] = {}
         for name, stored in self.header.tensors.items():
@@ -192,7 +192,7 @@ class GgufCheckpoint:
         return [float(one) for one in self._values(Place(stored, stored.shape)).reshape(-1)]
 
     def _values(self, place: Place) -> np.ndarray:
-        """Of a tensor, dequantised, in float32."""
+        """The values of a tensor, dequantised, in float32."""
         num_rows, row_bytes = prod(place.shape[:-1]), place.row_bytes
         start = place.stored.start + (place.expert or 0) * num_rows * row_bytes
         try:

@@ -41,10 +41,10 @@ _EXPERTS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_ex
 
 @dataclass(frozen=True)
 class Family:
-    """How one architecture is translated.
+    """How the names and values of an architecture are translated.
 
-    names: of a layer's linears and norms. is_paired: the rows of queries and keys are interleaved. norm_add: what is
-    stored of a norm beyond its weight.
+    names: GGUF's name of each of a layer's linears and norms -> Hugging Face's. is_paired: the rows of queries and keys
+    are interleaved. norm_add: a number that GGUF adds to the weights of norms.
     """
 
     model_type: str
@@ -67,7 +67,7 @@ FAMILIES = {
         norm_add=1.0,
     ),
 }
-"""By GGUF's name, `general.architecture`."""
+"""The families by GGUF's name, `general.architecture`."""
 
 
 def name_of(family: Family, stored: str) -> str:

@@ -31,7 +31,7 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 """struct's letter of each type of a number, by its code."""
 _STRING, _ARRAY = 8, 9
 _LEAST_BYTES = 8
-"""Of a string: its length."""
+"""Least bytes of a string, which begins with its length."""
 _OTHER_BYTES = "download or copy it again"
 
 

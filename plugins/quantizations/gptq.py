@@ -28,7 +28,7 @@ from hookline.plugins.quantizations.packing import PackedRead, num_words, widene
 from hookline.plugins.quantizations.values import Stated, checked_pattern, group_size
 
 SKIPPED, OWN = "-:", "+:"
-"""How GPTQModel marks patterns of modules in `dynamic` that are not quantised, or are in bits of their own."""
+"""GPTQModel's prefixes of patterns in `dynamic`: of unquantised modules, and of modules with another number of bits."""
 WORDS, GROUPS = ("I32",), ("I32", "I64")
 """safetensors' names of the dtypes of words, and of g_idx."""
 

@@ -63,14 +63,13 @@ FLOATS = ("BF16", "F16", "F32", "F64")
 class ScaledQuantization(Quantization):
     """A format of checkpoints whose quantised linears are all stored in the same way. For formats to extend.
 
-    surplus: how the names of stored tensors end that are not needed. data: what follows a linear's name in the name of
-    its values.
+    surplus: suffixes of stored tensors that are not needed. data: suffix of the tensor with a linear's values.
     """
 
     surplus: ClassVar[tuple[str, ...]] = ()
     data: ClassVar[str] = "weight"
     scheme: Scheme
-    """Of all its linears."""
+    """The scheme of all its linears."""
     left: Sequence[str]
     """Names of the linears that are not quantised; see `is_named`."""
     dtypes: Mapping[str, str]
@@ -338,37 +337,37 @@ class ScaledLoading:
 
 
 def plain_read(whole: Any, rows: slice, columns: slice) -> Tensor:
-    """Of a tensor (outputs, inputs)."""
+    """See Read, for a tensor (outputs, inputs)."""
     found: Tensor = whole[rows, columns]
     return found
 
 
 def blocks_read(whole: Any, rows: slice, columns: slice) -> Tensor:
-    """Of a tensor (outputs, blocks), or (outputs,) where there is one block."""
+    """See Read, for a tensor (outputs, blocks), or (outputs,) with a single block."""
     found: Tensor = whole[rows]
     return found.reshape(-1, 1) if found.ndim == 1 else found[:, columns]
 
 
 def transposed_read(whole: Any, rows: slice, columns: slice) -> Tensor:
-    """Of a tensor (inputs, outputs)."""
+    """See Read, for a tensor (inputs, outputs)."""
     found: Tensor = whole[columns, rows]
     return found.T
 
 
 def vector_read(whole: Any, rows: slice, columns: slice) -> Tensor:
-    """Of a tensor (outputs,) or (outputs, 1)."""
+    """See Read, for a tensor (outputs,) or (outputs, 1)."""
     found: Tensor = whole[rows]
     return found.reshape(-1, 1)
 
 
 def scalar_read(whole: Any, rows: slice, columns: slice) -> Tensor:
-    """Of a tensor with one element, which all rows have."""
+    """See Read, for a tensor with a single element, which holds for all rows."""
     found: Tensor = whole[...]
     return found.reshape(1, 1).expand(rows.stop - rows.start, 1)
 
 
 def inputs_read(whole: Any, rows: slice, columns: slice) -> Tensor:
-    """Of a tensor (inputs,)."""
+    """See Read, for a tensor (inputs,)."""
     found: Tensor = whole[columns]
     return found.reshape(1, -1)
 
@@ -382,14 +381,14 @@ def _range(part: Any) -> slice:
 
 
 def _widened(start: int, stop: int, block: int, total: int) -> slice:
-    """The range of whole blocks around another; block 0 is everything."""
+    """The range of whole blocks around [start, stop); the whole range if block is 0."""
     if not block:
         return slice(0, total)
     return slice(start // block * block, min(total, -(-stop // block) * block))
 
 
 def _part_read(first: int, left: int, whole: Any, rows: slice, columns: slice) -> Tensor:
-    """Of blocks of which the first row and the first columns are left out."""
+    """See Read, for a tensor that begins at row `first` and column `left` of the whole one."""
     found: Tensor = whole[rows.start - first : rows.stop - first, columns.start - left : columns.stop - left]
     return found
 

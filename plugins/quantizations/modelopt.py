@@ -130,7 +130,7 @@ def _wide_blocks(num_rows: int, num_columns: int) -> tuple[int, ...]:
 
 
 def _wide_blocks_read(whole: Any, rows: slice, columns: slice) -> Tensor:
-    """Of a tensor (blocks of outputs, 1, blocks of inputs, 1)."""
+    """See Read, for a tensor (blocks of outputs, 1, blocks of inputs, 1)."""
     found: Tensor = whole[rows]
     return found[:, 0, columns, 0]
 
@@ -155,4 +155,4 @@ ALGORITHMS: Mapping[str, tuple[Scheme, Callable[[int, int], list[StoredPart]]]] 
     "MXFP4": (MXFP4, lambda num_rows, num_columns: mxfp4_parts(num_rows, num_columns, "weight")),
     "MXFP8": (MXFP8, mxfp8_parts),
 }
-"""By the name of an algorithm: the scheme of its linears, and the tensors of each by its outputs and inputs."""
+"""Name of an algorithm -> the scheme of its linears, and a function: outputs and inputs of a linear -> its tensors."""

@@ -14,7 +14,7 @@ from hookline.core.contracts import FP4, FP4_VALUES, FP8, HALF_INT4, INT4, INT8,
 LARGEST = {FP8: 448.0, INT8: 127.0, INT4: 7.0, FP4: 6.0}
 """The largest value of each kind."""
 SMALLEST_SCALE = 1e-12
-"""Of a block of zeros, so that nothing is divided by zero."""
+"""The scale of a block of zeros, so that nothing is divided by zero."""
 INT4_CODES = 15
 """The largest code of int4."""
 

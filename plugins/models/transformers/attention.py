@@ -39,8 +39,8 @@ SERVED, PROBED = "hookline", "hookline_probed"
 class LayerAttention:
     """How one layer attends; counts are of all ranks together.
 
-    A layer with fewer kv heads or a smaller head dim than others of its model is given theirs: each kv head several
-    times, and zeros behind keys and values, as behind values that are narrower than the keys.
+    A layer with fewer kv heads or a smaller head dim than others of its model is padded to theirs: each kv head is used
+    several times, and zeros follow keys and values, as they follow values that are narrower than the keys.
     """
 
     num_heads: int
@@ -48,10 +48,10 @@ class LayerAttention:
     head_dim: int
     window: int | None = None
     form: AttentionForm = PLAIN_ATTENTION
-    """Scale and cap; sinks are the module's own and come with each call."""
+    """Scale and cap; the module passes its sinks in each call."""
     has_sinks: bool = False
     kv_copies: int = 1
-    """How many of the kv heads are one kv head of this layer's."""
+    """How many of the kv heads are copies of one kv head of this layer."""
     chunk: int | None = None
     """Tokens of a chunk, for a layer whose queries see their own chunk alone; its window has as many."""
     temperature: Temperature | None = None

@@ -162,7 +162,7 @@ def decoder_name(model: PreTrainedModel) -> str:
 
 
 def _probed(config: PreTrainedConfig, model_class: type[PreTrainedModel]) -> PreTrainedModel:
-    """The same with parameters of bfloat16, in which everything must work that works in float32."""
+    """The model on the meta device with parameters of bfloat16, in which it must work as it does in float32."""
     model = meta_model(config, model_class)
     for parameter in model.parameters():
         parameter.data = parameter.data.to(torch.bfloat16)
@@ -308,7 +308,7 @@ def _refuse_unseen(
 
 
 def without_data(runtime: Runtime) -> Runtime:
-    """The same place in the same group of ranks on the meta device, with kernels and collectives that give shapes."""
+    """A Runtime on the meta device for the same rank, with kernels and collectives that compute only shapes."""
     ranks = _Shapes(runtime.ranks.rank, runtime.ranks.size)
     return replace(
         runtime,

@@ -23,7 +23,8 @@ from transformers.cache_utils import Cache
 from hookline.core.contracts import RecurrentState, StateRows, StateTensor
 
 _Linear: Any = getattr(cache_utils, "LinearAttentionLayer", object)
-"""Of transformers' releases whose models share one class for states; of others no states are served."""
+"""The class of states in transformers' releases that have one for all models; in other releases no states are served.
+"""
 
 CONVOLVED, RECURRENT = "conv", "recurrent"
 """The two kinds of states in transformers' caches; a layer may have several of each."""

@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 TEXT_PART = "_text"
-"""How the model_type of a part ends, behind that of the whole."""
+"""Suffix of a text part's model_type, behind the whole model's."""
 
 
 class TextWithHead:

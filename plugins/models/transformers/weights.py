@@ -27,13 +27,13 @@ from hookline.plugins.models.transformers.text_part import TEXT_PART, TextWithHe
 MERGED = ["MergeModulelist"]
 """Operations that put the same matrix of all experts into one tensor (X, ...)."""
 JOINED = ["Concatenate"]
-"""The matrices of several tensors, one below the other."""
+"""Operations that put the matrices of several tensors one below the other."""
 MERGED_AND_JOINED = ["MergeModulelist", "Concatenate"]
-"""The same for several matrices of each expert, one below the other."""
+"""Operations that put several matrices of each expert, one below the other, into one tensor (X, ...)."""
 
 
 class StoredNames:
-    """How the tensors of a checkpoint are called in the model. known: names of all targets, once there are any.
+    """Maps names of a checkpoint's tensors to the model's. known: names of all targets, once there are any.
 
     unused: names of modules that are left out, with their tensors.
     """
@@ -79,7 +79,7 @@ class StoredNames:
         return rows if sum(rows) == parameter.shape[0] and all(rows) else None
 
     def join_parts(self, targets: dict[str, WeightTarget]) -> dict[str, WeightTarget]:
-        """The same targets, where one tensor of a checkpoint that holds several linears is one target."""
+        """The targets, in which linears that a checkpoint holds in one tensor are joined to one target."""
         targets = dict(targets)
         for converter in self.converters:
             if [type(one).__name__ for one in converter.operations] != ["Split"]:
@@ -135,7 +135,7 @@ def refuse_other_forms(names: StoredNames, targets: dict[str, WeightTarget]) -> 
 
 
 def _of_whole(model: PreTrainedModel) -> list[WeightConverter]:
-    """Of the text part of a model that also sees, changes of form that transformers lists for the whole."""
+    """Conversions that transformers lists for a whole model with towers, for its text part."""
     if not isinstance(model, TextWithHead):
         return []
     changes_of: Any = get_checkpoint_conversion_mapping
