@@ -1,8 +1,8 @@
-"""The scales of keys and values that a checkpoint states for a KV cache in 8 bits, as calibration found them.
+"""The calibrated scales of keys and values that a checkpoint states for a KV cache in 8 bits.
 
 Compressed-tensors names them `X.self_attn.k_scale` and `v_scale`, modelopt `X.self_attn.k_proj.k_scale` and
 `v_proj.v_scale`, older FP8 checkpoints `k_proj.output_scale`, or `kv_scale` for both: a number times the scale is the
-key. Every rank reads all of them, for a scale is that of all heads.
+key. Every rank reads all scales, since a scale is shared by all heads.
 """
 
 from __future__ import annotations

@@ -30,17 +30,17 @@ STAMP = "hookline-{}.json"
 """Name of the file, in Triton's cache, which records that an engine's kernels were compiled."""
 
 _early: list[TaskChild] = []
-"""At most one, begun before its task was known."""
+"""At most one child, started before its task is known."""
 os.register_at_fork(after_in_child=lambda: _early.clear())  # it belongs to the process that began it
 
 
 def begin_early(config: Config) -> None:
     """Begin the child now if an engine of this configuration is likely to need it.
 
-    For commands, before they import the engine. `compiler_child` gives it to the engine; it ends with this process.
-    If it cannot be started now, nothing is said: the engine will start it, or say why it cannot.
+    For commands, before they import the engine. `compiler_child` hands it to the engine; it ends with this process.
+    A failure is not reported here: the engine will try again, and report it.
 
-    Raises: CheckpointError for a folder that is not there, before the engine's imports, which take seconds.
+    Raises: CheckpointError for a missing folder, before the engine's imports, which take seconds.
     """
     refuse_absent(config.model.config.checkpoint, is_claimed=config.model.entry is not None)
     if _early or "torch" in sys.modules or not _is_likely(config):

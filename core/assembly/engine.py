@@ -1,6 +1,6 @@
-"""From a validated configuration to an engine: resolve it, start the ranks, make scheduler, block pool and engine.
+"""Builds an engine from a validated configuration: resolves it, starts the ranks, makes scheduler, block pool, engine.
 
-The only place where all kinds of plugins meet. Plugins that do not fit are refused by `core.assembly.resolve`.
+The only module that uses all kinds of plugins. `core.assembly.resolve` refuses plugins that do not fit.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ MIN_LEN = 2
 
 @dataclass(frozen=True)
 class Built:
-    """An engine, and what its configuration was resolved to."""
+    """An engine with its resolved configuration."""
 
     engine: Engine
     resolved: ResolvedConfig
     phases: StartPhases
-    """How long the parts of the start took so far."""
+    """The seconds that the parts of the start took so far."""
 
 
 def build_engine(
@@ -133,7 +133,7 @@ def build_executor(
     poolers: Sequence[Entry] = (),
     placement: Placement | None = None,
 ) -> SizedExecutor:
-    """Make what computes the steps: this process, a group with this process as rank 0, or ranks in other processes."""
+    """Make the executor: this process, a group with this process as rank 0, or ranks in other processes."""
     if placement is not None or resolved.config.engine.rank_0 == "apart":
         return start_all_ranks(resolved, timeouts(resolved), phases, placement)
     start = build_worker if resolved.ranks.num_all == 1 else start_ranks

@@ -30,13 +30,13 @@ from hookline.core.util.start_phases import StartPhases
 from hookline.core.util.task_child import TaskChild
 
 DONE = "kernel-done"
-"""The first word of a line in which a child tells of a kernel."""
+"""The first word of a child's line about a compiled kernel."""
 AWAITED = "kernels compiled ahead"
 """The part of a start in which it waits for kernels that other processes compile."""
 PATIENCE_S = 300.0
-"""From the child's begin on."""
+"""Longest wait for the child's kernels, in seconds from the child's start."""
 ENDING_S = 5.0
-"""How long to wait for the end of a process that is about to end."""
+"""Seconds to wait for the end of a process that is about to end."""
 MOST_TOLD = 300
 """Most characters of a failed child's error that are shown."""
 logger = logging.getLogger("hookline")
@@ -104,9 +104,9 @@ class KernelBuild:
             del _WAITING[get_ident()]
 
     def wait_for(self, key: str) -> None:
-        """Wait until the child is done with this kernel, see `key_of`, or has ended, or patience has.
+        """Wait until the child has compiled this kernel (see `key_of`), has ended, or PATIENCE_S have passed.
 
-        Not for a kernel that is known to be in the cache.
+        Does not wait for a kernel that is known to be in the cache.
         """
         if key in self._known:
             return
@@ -158,11 +158,12 @@ class KernelBuild:
 
 
 _WAITING: dict[int, tuple[KernelBuild, StartPhases]] = {}
-"""Of each thread that starts an engine while its kernels are compiled: by whom, and where its waits are noted."""
+"""By the id of each thread that starts an engine while its kernels are compiled: the build, and the phases in which its
+waits are noted."""
 
 
 def _hook_triton() -> None:
-    """Have Triton ask us before it compiles a kernel in this process. The hook stays, and matters in a start alone."""
+    """Hook into Triton before it compiles a kernel in this process. The hook stays; it acts only during a start."""
     from triton import knobs
 
     before = knobs.runtime.jit_cache_hook
@@ -211,9 +212,9 @@ def result_in(line: str) -> dict[str, Any] | None:
 
 
 def start_build(resolved: ResolvedConfig, stamp: Path | None) -> KernelBuild | None:
-    """Begin to compile what this engine will launch; None if that is done already, or cannot be done here.
+    """Begin to compile the kernels that this engine will launch; None if they are compiled already, or cannot be here.
 
-    stamp: what `stamp_ahead` returned.
+    stamp: the result of `stamp_ahead`.
     """
     if stamp is None or stamp.exists():
         end_early()
@@ -269,7 +270,8 @@ def stamp_ahead(resolved: ResolvedConfig) -> Path | None:
 def known_keys(folders: Iterable[Path], versions: Mapping[str, str]) -> frozenset[str]:
     """Kernels, see `key_of`, that these folders have by their stamps: of this code, for whatever model and card.
 
-    A model's config may differ in what no kernel depends on. One that is not there after all is compiled by the engine.
+    A model's config may differ in values that no kernel depends on. A kernel that is missing after all is compiled by
+    the engine.
     """
     keys = set[str]()
     for stamp in (path for folder in folders for path in folder.glob(STAMP.format("*"))):

@@ -1,4 +1,4 @@
-"""Whether the sizes and the weight targets that a model states are what its contract asks for, before they are used."""
+"""Checks that a model's sizes and weight targets have the types of its contract, before they are used."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def stated_spec(entry: Entry, model_class: Any, hf_config: Mapping[str, Any]) ->
 
 
 def stated_targets(entry: Entry, model: Model) -> Mapping[str, WeightTarget]:
-    """Where a model wants its weights.
+    """The targets of a model's weights, by the checkpoint's names.
 
     Raises: PluginError naming the model, if they are not WeightTargets by name.
     """

@@ -1,4 +1,4 @@
-"""Which quantization reads a checkpoint, and the factory of weights that a rank's model is built with."""
+"""Chooses the quantization that reads a checkpoint, and makes the weight factory for a rank's model."""
 
 from __future__ import annotations
 

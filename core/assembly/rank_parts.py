@@ -1,7 +1,7 @@
 """Puts one rank's worker together: its runner with request table, cache and step extensions.
 
-While its memory is measured a worker is made several times, with other numbers of blocks; what does not depend on these
-is made once.
+While memory is measured, a worker is made several times with different numbers of blocks; parts that do not depend on
+that number are made once.
 """
 
 from __future__ import annotations
@@ -121,10 +121,10 @@ class RankParts:
         return RequestTable(*sizes, windows=groups.windows, states=self._states, is_by_layer=groups.is_by_layer)
 
     def beside_snapshots(self, num_blocks: int) -> int:
-        """How many blocks are left of as many as memory allows, if the snapshots of states take their part of it.
+        """The number of blocks left when the snapshots of states take their part of the memory for `num_blocks` blocks.
 
-        Those that are there for any number of blocks were there when a GPU's memory was counted, but not a CPU's.
-        Raises: CapacityError if too few are left.
+        A GPU's memory was measured with the fixed number of snapshots allocated already, a CPU's without them.
+        Raises: CapacityError if too few blocks are left.
         """
         resolved, states = self._resolved, self._states
         if states is None or not resolved.num_places or not resolved.num_snapshots(0):

@@ -22,9 +22,9 @@ from hookline.core.util.start_phases import StartPhases
 
 @contextmanager
 def placed(config: Config, host: PluginHost) -> Iterator[Placement | None]:
-    """Room for all ranks, if the configuration names who is to find it: given back if what follows fails.
+    """Places for all ranks, if the configuration names an executor plugin; given back if the context ends by an error.
 
-    Raises: ConfigError, PluginError or RankError if there is none.
+    Raises: ConfigError, PluginError or RankError if there are none.
     """
     engine, option = config.engine, chosen_executor(config.engine, host)
     if option is None or option.entry is None:
@@ -42,7 +42,7 @@ def placed(config: Config, host: PluginHost) -> Iterator[Placement | None]:
 
 
 def place_of(placement: Placement | None) -> Place | None:
-    """Where rank 0 computes, as its executor says; None where this process finds that out by itself."""
+    """The place of rank 0 by its executor plugin; None if rank 0 is on this host, which this process knows itself."""
     if placement is None:
         return None
     place = placement.places[0]

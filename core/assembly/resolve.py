@@ -1,7 +1,7 @@
 """Resolves a configuration before a weight is loaded: checkpoint, device, dtype, kernels, sizes.
 
-What plugins need is compared with the facts of this machine and model, and refused here if it does not fit. No memory
-is allocated.
+The needs of plugins are compared with the facts of this machine and model; plugins that do not fit are refused. No
+memory is allocated.
 """
 
 from __future__ import annotations
@@ -57,18 +57,18 @@ SAVED_TOKENS, MAX_SAVED = 64, 512
 
 @dataclass(frozen=True)
 class ResolvedConfig:
-    """A configuration with all that it left open decided: what an engine is made of."""
+    """A configuration with all automatic values decided, from which an engine is built."""
 
     config: Config
     checkpoint: Checkpoint
     spec: ModelSpec
     attention: AttentionSpec
     groups: CacheGroups
-    """Which layers share blocks of the KV cache."""
+    """The groups of layers that share blocks of the KV cache."""
     kernels: Entry
     ranks: LocalRanks
     facts: Facts
-    """The facts that the needs of all plugins were compared with."""
+    """The facts of machine and model with which the needs of all plugins were compared."""
     plugins: tuple[str, ...]
     """The plugins that this process finds (PluginHost.description); the other ranks' processes must find the same."""
     quantization: Quantization | None = None
@@ -89,7 +89,7 @@ class ResolvedConfig:
 
     @property
     def stage(self) -> Stage:
-        """The stage of this rank, which says what layers it has."""
+        """The stage of this rank, with its layers."""
         return stage_of(self.config, self.spec, self.ranks.stage)
 
     @property
@@ -410,8 +410,8 @@ def _computes_states(kernels: type[Kernels]) -> bool:
 
 
 def _block_size(spec: ModelSpec, max_model_len: int, kernels: Entry, *, caching: bool) -> int:
-    """Tokens of a block: what the kernels prefer. If no layer keeps tokens, one block stands for a whole request, or
-    with prefix caching for so many tokens as states are saved after.
+    """Tokens of a block: the kernels' preference. If no layer keeps tokens, one block stands for a whole request, or
+    with prefix caching for the number of tokens after which states are saved.
     """
     needs = kernels.needs
     if keeps_tokens(spec):

@@ -1,4 +1,4 @@
-"""Which layers each stage of a model has, and what cannot be cut into stages. Legend: pp stages of a model."""
+"""Divides a model's layers among stages, and refuses models that cannot be divided. Legend: pp stages of a model."""
 
 from __future__ import annotations
 

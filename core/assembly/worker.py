@@ -229,7 +229,7 @@ def matched(
 
 
 def _has_own_head(resolved: ResolvedConfig, targets: Mapping[str, WeightTarget], stored: Mapping[str, Any]) -> bool:
-    """Whether the checkpoint stores another head than the embedding that its config.json says is the head.
+    """Whether the checkpoint stores a head of its own although its config.json says that the embedding is the head.
 
     transformers serves the stored head then, and so do we, with a warning. All ranks find the same.
     """
@@ -296,7 +296,7 @@ def _make_ready(resolved: ResolvedConfig, worker: Worker, shapes: Sequence[Promp
 
 
 def _num_blocks(resolved: ResolvedConfig, parts: RankParts, shapes: Sequence[PromptShape]) -> int:
-    """How many blocks this rank has memory for besides its largest steps, which are computed to find out."""
+    """The number of blocks that fit this rank's memory besides its largest steps, which are run to measure them."""
     if resolved.groups.num_places and not resolved.num_places:
         return MAX_COUNT  # a stage without keys and values: other stages decide how many blocks there are
     attention = resolved.attention

@@ -1,4 +1,4 @@
-"""How long requests and tokens waited, and numbers that sum up many waits."""
+"""Latencies of requests and tokens, and their statistics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STATISTICS = ("mean", "p50", "p90", "p99", "max")
 
 
 def request_latencies(request: RequestRecord) -> dict[str, float]:
-    """A served request's waits, in seconds; one token has no time per token after it, so its tpot_s is 0."""
+    """A served request's latencies in seconds, by the names of Slo's fields; tpot_s of a single token is 0."""
     assert request.first_token_s is not None and request.finish_s is not None and request.start_s is not None
     after_first = max(request.output_tokens - 1, 1)
     return {
@@ -45,5 +45,5 @@ def spread(values: Sequence[float] | Column) -> dict[str, float] | None:
 
 
 def slo_of(request: RequestRecord, default: Slo) -> Slo:
-    """The bounds that a request must keep: its own, or the default if it brings none."""
+    """The bounds that a request must keep: its own, or the default if it has none."""
     return Slo(**request.slo) if request.slo else default

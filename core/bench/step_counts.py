@@ -1,6 +1,6 @@
-"""How much a step computes, in whole numbers that follow from the steps alone: what its time depends on.
+"""Counts of a step's work, computed from its message alone, on which its time depends.
 
-`recorder` writes the numbers down, `hookline.core.simulate.cost` turns them into seconds.
+`recorder` records the counts, `hookline.core.simulate.cost` estimates seconds from them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The figures of a benchmark for each tag: how the requests of one tenant, or of one class, fared."""
+"""The figures of a benchmark by tag: of the requests of one tenant, or of one class."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _shown(value: float | None) -> str:
 
 
 def check_tag_objective(name: str, workload: WorkloadConfig) -> None:
-    """Refuse an objective by_tag.KEY.VALUE.FIGURE that no result can have; what tags a trace holds is not known yet.
+    """Refuse an objective by_tag.KEY.VALUE.FIGURE that no result can have. The tags of a trace are not known yet.
 
     Raises: ConfigError with what is available.
     """

@@ -204,7 +204,7 @@ class Load:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens of all prompts, without what later turns repeat."""
+        """Tokens of all prompts, without the tokens of earlier turns in later ones."""
         return sum(len(request.tokens) for request in self.requests)
 
     @property

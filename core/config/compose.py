@@ -45,7 +45,7 @@ CHOICES = (*KINDS, "workload", "experiment")
 
 @dataclass(frozen=True)
 class ComposedJob:
-    """A composed configuration: a tree of plain values and, for a job of a sweep, what its process is started with.
+    """A composed configuration: a tree of plain values and, for a job of a sweep, the arguments of its process.
 
     overrides: the arguments, as results show them. arguments: the command line of the job's process. fault: the error
     of an interpolation in the tree that cannot be resolved.

@@ -1,4 +1,4 @@
-"""Flags of vLLM, SGLang and llama.cpp, and the keys that mean the same here: who types one is told what to write."""
+"""Flags of vLLM, SGLang and llama.cpp, and the keys that mean the same here, for errors about unknown flags."""
 
 from __future__ import annotations
 
@@ -58,4 +58,4 @@ SETTINGS = {
     "enable-chunked-prefill": "scheduler=chunked",
     "enable-auto-tool-choice": "serve.tool_parser=hermes",
 }
-"""A flag without its dashes -> what to write in its place, whatever its value."""
+"""A flag without its dashes -> the hint to show, whatever its value."""

@@ -100,8 +100,8 @@ class EngineConfig:
     prepared_sampling: tuple[Any, ...] = ({"temperature": 1.0, "top_p": 0.9},)
     """Sampling parameters of requests that a GPU is made ready for at the start, so that the first of them needs no
     compiler and no new CUDA graphs: a list of mappings with fields of SamplingParams, e.g. [{top_p: 0.9},
-    {top_p: 0.9, logprobs: 5}]. What counts is which step extensions they use (top_p, top_k and min_p are one's), and
-    logprobs, rounded up to 0, 1, 5, 10 or 20. A step needs what all its requests need together, so list such mixtures,
+    {top_p: 0.9, logprobs: 5}]. Only the step extensions that they use matter (top_p, top_k and min_p use the same one),
+    and logprobs, rounded up to 0, 1, 5, 10 or 20. A step needs those of all its requests together, so list mixtures,
     too. Always ready are plain requests and requests that leave all to the checkpoint's generation_config.json."""
     compile_ahead: bool = True
     """If kernels that the engine needs are not in their compiler's cache at its start, compile them in processes of
@@ -128,8 +128,8 @@ class EngineConfig:
     """Give a request the same bits, its tokens and log-probabilities, whatever runs beside it, and whether its prompt
     is cut, preempted or found in the cache. Costs some speed; refused if a plugin in use does not declare it."""
     max_queued_requests: int | None = bounded(None, 1, MAX_COUNT)
-    """Most requests that wait for a place. Further ones are refused until some have started; LLM.generate waits until
-    then. None: no limit."""
+    """Most waiting requests. Further ones are refused until some have started; LLM.generate waits until then. None: no
+    limit."""
     max_queued_tokens: int | None = bounded(None, 1, MAX_COUNT)
     """Further requests are refused once the prompts of waiting requests have this many tokens. None: no limit."""
     tag_keys: tuple[str, ...] | None = None
@@ -224,7 +224,7 @@ class EngineKeys:
     pp: int = bounded(1, 1)
     """Pipeline-parallel stages of consecutive layers, each of tp ranks: tp * pp processes and GPUs."""
     seed: int = bounded(0, 0, MAX_SEED)
-    """Seed of random weights, and of requests that bring none of their own."""
+    """Seed of random weights, and of requests without their own seed."""
     dtype: str = AUTO
     """auto, float32, bfloat16 or float16."""
     device: str = AUTO
@@ -334,7 +334,7 @@ def _observer(value: Any, host: PluginHost) -> Option:
 
 
 def _extensions(kind: str, value: Any, host: PluginHost) -> dict[str, ExtensionOption]:
-    """By name, the settings of each step extension, and its arguments for requests that do not say otherwise."""
+    """By name, the settings of each step extension, and its default arguments for requests."""
     if not isinstance(value, Mapping | None):
         raise ConfigError(f"{kind}s={shown(value)} is not a mapping; write {kind}s.NAME.FIELD=VALUE")
     options = {}

@@ -43,7 +43,7 @@ def write_out(pairs: Sequence[str], positional: str | None, keys: Sequence[str])
 
 
 def _meant(values: Sequence[str], positional: str | None) -> str:
-    """What to write in the place of several positional arguments, of which the first may be a checkpoint."""
+    """The hint for several positional arguments, of which the first may be a checkpoint."""
     if positional != "model" and "/" in values[0] and " " not in values[0]:
         return f"and a checkpoint has a key: {shlex.join((f'{CHECKPOINT}={values[0]}', ' '.join(values[1:])))}"
     return "with quotes around all its words"

@@ -34,13 +34,12 @@ CONCURRENT_BLOCKS = 4
 class Generate:
     """Answers the rows of a data set: `rows.map_batches(Generate, **Generate.options({...}, concurrency=2))`.
 
-    engine: what LLM takes as keyword arguments, `checkpoint` among them, or a validated Config.
+    engine: keyword arguments of LLM, such as `checkpoint`, or a validated Config.
     task: "completion" of `prompt` (a text) or `prompt_token_ids`; "chat" with `messages`, a list of {role, content} or
     that as JSON; "structured", either of them in the form that `json_schema`, `structured_outputs` or sampling gives;
     "embeddings" of `prompt` or `prompt_token_ids`.
     sampling: SamplingParams of all rows, as a mapping; a row's columns `sampling`, `json_schema` and
-    `structured_outputs` (mappings, or JSON) override it. A row without a seed gets one that follows from its prompt and
-    its place.
+    `structured_outputs` (mappings, or JSON) override it. A row without a seed gets one made of its prompt and place.
     pooling: PoolingParams of all vectors, as a mapping.
     max_rows: rows in flight; None: a tenth more than engine.max_num_seqs. Their prompts' tokens are bounded by what the
     KV cache holds and a tenth more.

@@ -1,1 +1,1 @@
-"""The blocks of the KV cache: which request holds them, which can be found again, and how many a plan may take."""
+"""The blocks of the KV cache: their holders, the prefix cache, and the budget of blocks for a plan."""

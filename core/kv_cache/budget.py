@@ -18,9 +18,9 @@ from hookline.core.util.arrays import IntArray
 class Ledger:
     """`core.contracts.BlockBudget` over a pool and the live requests.
 
-    It never counts more blocks as free than the step will find when the plan is carried out; blocks that leave a window
-    in that step are free for the next one. More tokens than one step can compute cost as many blocks as they hold at
-    most at a time, when they are computed chunk by chunk.
+    It never counts more blocks as free than there are when the plan is carried out; blocks that leave a window in that
+    step are free for the next one. More tokens than one step can compute cost the most blocks that they hold at a time
+    when they are computed chunk by chunk.
     """
 
     def __init__(self, cache: KVCacheManager, queue: RequestQueue) -> None:
@@ -31,7 +31,7 @@ class Ledger:
         self._pending: set[int] = set()
         """Hashes of the blocks that the plan computes so far."""
         self._num_found: dict[int, int] = {}
-        """How many blocks waiting requests found when they were asked about last: `_pending` only grows."""
+        """Blocks that each waiting request found at its last look-up; never fewer later, as `_pending` only grows."""
         self._revived: set[int] = set()
         self._released: dict[int, int] = {}
 
@@ -73,7 +73,7 @@ class Ledger:
         return self._cost_of(new, self._cache.match_groups(live)) + sum(map(self._is_free, to_revive))
 
     def _cost_of(self, num_columns: int, held: list[list[int]]) -> int:
-        """Blocks that this many further columns take. held: for each group, the blocks that the request has by then."""
+        """Blocks that this many further columns take. held: for each group, the blocks that the request then has."""
         total = num_columns * len(self._cache.full)
         for group, most in self._cache.most_columns:
             total += min(num_columns, max(0, most - len(present(held[group]))))
@@ -109,7 +109,7 @@ class Ledger:
             self._num_free += self._is_free(block)
 
     def _foresee(self, request: Request, num_tokens: int) -> None:
-        """Count the cached blocks of the request as held, and those it will compute as found by later requests."""
+        """Count the request's cached blocks as held, and the blocks that it will compute as found by later requests."""
         start = request.num_computed_tokens
         if not request.blocks:
             start = self.num_cached_tokens(request.view)

@@ -1,4 +1,4 @@
-"""Which layers of a model share a block of the KV cache, and where each layer's keys and values lie in it.
+"""The groups of layers that share blocks of the KV cache, and the place of each layer's keys and values in a block.
 
 Layers of one kind are divided into groups of at most `num_places`; place i of a block belongs to the i-th layer of the
 group that holds the block. So all blocks have the same size, one pool serves every group, and a model with full
@@ -20,8 +20,8 @@ Place = tuple[int, int]
 _Members = dict[int, list[int]]
 """Layers of one kind, by the stage that has them."""
 FULL_PADDING_WEIGHT = 4
-"""How many times worse a place without a layer is with full attention, whose blocks grow with the sequence, than in a
-window.
+"""Cost of a place without a layer in a group with full attention, whose blocks grow with the sequence, relative to a
+group with a window.
 """
 
 
@@ -86,7 +86,7 @@ class CacheGroups:
 
     @property
     def num_groups(self) -> int:
-        """How many groups there are; that many blocks are taken by every block_size tokens still in all windows."""
+        """The number of groups, and of the blocks for each block_size tokens that all windows still see."""
         return len(self.windows)
 
     @property
@@ -132,7 +132,7 @@ def most_columns(window: int | None, block_size: int, max_num_batched_tokens: in
 
 
 def best_num_places(num_layers: Mapping[int | None, int]) -> int:
-    """How many layers a group should have at most: so that there are few groups and few places without a layer.
+    """Most layers of a group, chosen so that there are few groups and few places without a layer.
 
     num_layers: layers of each kind, by window.
     """

@@ -1,4 +1,4 @@
-"""The blocks of requests: shared, allocated, cached and given back. Which can be shared, prefix_index.py finds.
+"""Shares, allocates, caches and gives back the blocks of requests; prefix_index.py finds the blocks to share.
 
 A request has one list of blocks for each group of layers (`core.kv_cache.groups`), all of the same length; a model with
 full attention everywhere has one group. Blocks that lie wholly before a group's window of the next query are given back
@@ -81,8 +81,8 @@ class KVCacheManager(PrefixIndex):
             self._begin_states(request, groups)
 
     def _begin_states(self, request: Request, found: Sequence[list[int]]) -> None:
-        """Go on from the states of these cached blocks, and save those at the prompt's last full block, and at the last
-        block that is cached without them: there other prompts part from this one.
+        """Start from the states saved with these cached blocks. Plan to save states at the prompt's last full block and
+        at the last block that is cached without states, where other prompts diverge from this one.
         """
         assert self.snapshots is not None
         length, most, size = len(found[0]), self.max_cached_blocks(request), request.block_size
@@ -92,7 +92,7 @@ class KVCacheManager(PrefixIndex):
         self.snapshots.begin(request.id, key, [stop * size for stop in stops])
 
     def save_chunk(self, request: Request) -> None:
-        """Save the states that a chunk leaves, if it ends with a full block. Its blocks are cached by now."""
+        """Save the states after a chunk, if it ends with a full block. Its blocks are cached by now."""
         num_tokens = request.num_computed_tokens
         if self.snapshots is None or num_tokens != request.num_cached_block_tokens:
             return

@@ -104,7 +104,7 @@ class PrefixIndex:
             length = saved
 
     def _num_saved(self, request: Request, found: Sequence[list[int]]) -> int:
-        """How many of these cached blocks the longest prefix has whose states were saved."""
+        """Blocks of the longest prefix among these cached blocks whose states were saved."""
         assert self.snapshots is not None
         for length in range(len(found[0]), 0, -1):
             if self.snapshots.find(self._state_key(request, length, found[0])) is not None:

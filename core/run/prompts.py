@@ -20,7 +20,7 @@ from hookline.core.util.json_lines import BOM, json_object, numbered_lines
 from hookline.core.util.mappings import merge
 
 DEFAULT_PROMPTS = ("def fibonacci(n):\n", "import os\n\nclass ", "# Read a file and ")
-"""For a run that says nothing: the bundled checkpoint writes Python-looking code."""
+"""The prompts of a run without any: the bundled checkpoint writes Python-looking code."""
 _FORMS = ("prompt", "messages", "prompt_token_ids")
 
 

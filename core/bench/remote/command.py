@@ -1,4 +1,4 @@
-"""A benchmark of a server: asks for its model, warms it up, puts the workload on it, and reports the figures."""
+"""A benchmark of a server: asks for its model, warms it up, sends it the workload, and reports the figures."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BUSY_PERCENT = 80
 SMALLEST_FILES = 65536
 """File descriptors that the client asks the system for: each concurrent request has a connection."""
 MakeLoad = Callable[[int, int], Load]
-"""A load of a vocabulary's size and a repetition."""
+"""Makes the load for a vocabulary's size and a repetition's number."""
 
 
 class Served(NamedTuple):

@@ -1,4 +1,4 @@
-"""Puts a load on a server, request by request as they fall due, and records what comes back and when.
+"""Sends a load to a server, each request when it is due, and records the responses and their times.
 
 Open loop: a request is sent when the load says so, however far behind the server is. One thread, one event loop.
 """
@@ -20,11 +20,11 @@ from hookline.core.bench.workload import Load
 from hookline.core.errors import RequestError
 
 LEAD_S = 0.05
-"""From the call to the load's start: the first requests are not late for being made."""
+"""Seconds from the call to the load's start, in which the first requests are prepared."""
 
 
 async def drive(pool: ConnectionPool, bodies: Bodies, load: Load) -> Recording:
-    """Put a whole load on the server and return the measurements; times are seconds after the load's start.
+    """Send a whole load to the server and return the measurements; times are seconds after the load's start.
 
     A request that fails is recorded with its error, and so are the turns that would have followed it.
     """
