@@ -43,7 +43,7 @@ from hookline.core.worker.graphs.prompt_graphs import PromptGraphs
 from hookline.core.worker.request_table import DeviceStep, SampleRows, on_device
 from hookline.core.worker.results.prompt_readers import DeviceRows
 from hookline.core.worker.results.token_transfer import Rows, TokenTransfer, send_apart
-from hookline.core.worker.runner.model_runner import ALL_LATE, NOT_LATE, PLAIN, SOME_LATE, Extras, ModelRunner
+from hookline.core.worker.runner.model_runner import ALL_LATE, PLAIN, Extras, ModelRunner
 from hookline.core.worker.runner.step_extensions import LayerWatch
 from hookline.core.worker.startup.late_work import LateWork
 from hookline.core.worker.startup.warm_up import draw_steps, eager_steps, graph_steps, padding_step
@@ -249,7 +249,7 @@ class Worker(RankWorker):
         with self._telling(step):
             results_N = self._compute(step)
             self.table.save_states(step)
-        extras = self._extras(step)
+        extras = self.runner.extras(step)
         calls = self._timed_calls() if step.extensions else []
         return Handle(self._sent(results_N), self._apart, self._on_device, extras, calls)
 
@@ -257,14 +257,6 @@ class Worker(RankWorker):
         """The calls of extensions' methods that were timed since the last time."""
         extensions = self.runner.extensions
         return [] if extensions is None or extensions.clock is None else extensions.clock.pop()
-
-    def _extras(self, step: Step) -> Extras:
-        """What the draws of a step need beyond plain sampling."""
-        num_late = len(step.late_draws)
-        if not step.extensions and step.num_logprobs < 0 and not num_late:
-            return PLAIN
-        late = NOT_LATE if not num_late else ALL_LATE if num_late == step.num_sampled else SOME_LATE
-        return Extras(step.extensions, min(step.num_logprobs, self.runner.vocab_size), late)
 
     @torch.inference_mode()
     def release(self, handle: Handle, num_rows: int) -> None:
@@ -374,7 +366,7 @@ class Worker(RankWorker):
         device_step = self.table.receive(step)
         if self.runner.extensions is not None and step.brings_to_extensions:
             self.runner.extensions.receive(step, device_step.views)
-        extras = self._extras(step)
+        extras = self.runner.extras(step)
         results_N = None
         if len(step.late_draws):
             self._begin_late(device_step, extras)

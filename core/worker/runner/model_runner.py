@@ -115,6 +115,14 @@ class ModelRunner:
         """What reads hidden states of prompts."""
         self.readers.add(prompt_scorers(self.whole_logits, self.score, vocab_size))
 
+    def extras(self, step: Step) -> Extras:
+        """What the draws of a step need beyond plain sampling."""
+        num_late = len(step.late_draws)
+        if not step.extensions and step.num_logprobs < 0 and not num_late:
+            return PLAIN
+        late = NOT_LATE if not num_late else ALL_LATE if num_late == step.num_sampled else SOME_LATE
+        return Extras(step.extensions, min(step.num_logprobs, self.vocab_size), late)
+
     @cached_property
     def late_rows(self) -> LateRows:
         """Those of a step's late draws; allocated when a step first needs them."""

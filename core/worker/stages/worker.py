@@ -114,7 +114,7 @@ class StageWorker(PartWorker):
         return self._results
 
     def _compute(self, step: Step) -> None:
-        parts, extras, rows = cut(step, self.stage.size), self._extras(step), dict[str, Rows]()
+        parts, extras, rows = cut(step, self.stage.size), self.runner.extras(step), dict[str, Rows]()
         waits, may_fail = len(step.late_draws) > 0, step.num_plugin_reads > 0
         self._begin_step()
         if waits and self.stage.is_last:
