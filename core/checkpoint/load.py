@@ -36,6 +36,8 @@ DEAD_BUFFERS = re.compile(
     r"|_float_tensor|_extra_state)$"
 )
 """Names of constants that older checkpoints store beside the weights and models compute themselves."""
+PACKED = (".qweight", ".weight_packed")
+"""How the names of quantised matrices end that are stored beside no plain one."""
 MASKS = re.compile(r"(^|\.)(self_)?attn(\.attention)?\.bias$|(^|\.)(self_)?attention\.bias$")
 """Names of causal masks, of four dimensions; a bias has one."""
 
@@ -235,9 +237,11 @@ def _check(checkpoint: str, stored: Mapping[str, tuple[int, ...]], targets: Mapp
     ]
     found = "; ".join(filter(None, problems))
     if found:
-        raise CheckpointError(
-            f"checkpoint {checkpoint} does not match the model: {found}. Is its config.json the right one?"
-        )
+        packed = next((name for name in stored if name.endswith(PACKED) and name not in targets), None)
+        told = "Is its config.json the right one?"
+        if packed is not None:
+            told = f"{packed} is of a quantised matrix, and the quantization_config does not say how that is stored."
+        raise CheckpointError(f"checkpoint {checkpoint} does not match the model: {found}. {told}")
 
 
 def has_shape(stored: tuple[int, ...], target: WeightTarget) -> bool:

@@ -462,6 +462,26 @@ def test_groups_and_zero_points_that_cannot_be_right_are_named(
     assert all(word in str(caught.value) for word in told) and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("layout", "stated"),
+    [
+        ("gptq", None),
+        ("packed", None),
+        ("packed", {**compressed("pack-quantized", {"num_bits": 4, "group_size": 16}), "ignore": []}),
+    ],
+)
+def test_a_quantised_matrix_that_no_config_tells_of_is_the_reason(
+    layout: str, stated: dict[str, Any] | None, folders: Any, host: PluginHost, tmp_path: Path
+) -> None:
+    if stated is not None:
+        stated["config_groups"]["group_0"]["targets"] = ["Conv2d"]
+    folder = changed(folders(layout, **ODD)[0], tmp_path / "copy", nothing)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": stated}))
+    with pytest.raises(CheckpointError, match=r"is of a quantised matrix, and the quantization_config does not say"):
+        loaded(host, folder)
+
+
 def test_zero_scales_of_zeros_are_served(folders: Any, host: PluginHost, tmp_path: Path) -> None:
     """Tools write them for blocks of zeros; a group of four bits may have lost its scale to a dtype of few bits."""
 
