@@ -1,7 +1,7 @@
-"""Kernels in plain torch, for any device: the reference the others are tested against, and what runs on a CPU.
+"""Kernels in plain torch, for any device: the reference for tests of other kernels, and the kernels for CPUs.
 
-What is the same for every layer of a step is computed once, in `prepare` or by the first layer that asks, and kept in
-batch.scratch: on a CPU a small model's step is mostly the calls into torch.
+Values that are the same for every layer of a step are computed once, in `prepare` or by the first layer that needs
+them, and kept in batch.scratch: on a CPU, calls into torch take most of the time of a small model's step.
 Legend: T tokens, D hidden, O output features, F half of gate and up, H heads, K kv heads, E head dim, R rotated values
 of a head, N blocks, S block size.
 """
@@ -22,10 +22,10 @@ RopeRows = tuple[Tensor, Tensor]
 
 
 class TorchKernels(Kernels):
-    """Implements core.contracts.Kernels. What lies in slots that a query may not see is harmless, be it NaN."""
+    """Implements core.contracts.Kernels. Slots that a query may not see do not affect it, even if they hold NaN."""
 
     def __new__(cls, config: Any, spec: AttentionSpec) -> TorchKernels:
-        """Of the class that computes a row alike in every batch, where the spec asks for that."""
+        """An object of `batch_invariant_class` if the spec has batch_invariant set."""
         return super().__new__(cls.batch_invariant_class() if spec.batch_invariant else cls)
 
     @classmethod

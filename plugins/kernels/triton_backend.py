@@ -1,7 +1,7 @@
 """kernels=triton: the Triton kernels behind the Kernels contract, for CUDA cards from compute capability 8.0.
 
-Decides per step which kernels run on which rows; the kernels themselves live in the packages beside this file. What
-they don't cover comes from the plain torch reference. Legend: T tokens, B requests, D hidden, O output features, F
+Decides per step which kernels run on which rows; the kernels are in the packages beside this file. Operations without
+a Triton kernel come from the plain torch reference. Legend: T tokens, B requests, D hidden, O output features, F
 feed-forward, H heads, K kv heads, E head dim, N cache blocks, S block size, C = (H + 2K) * E.
 """
 

@@ -1,8 +1,8 @@
-"""The card that tiles are chosen for, and which of them its shared memory has room for.
+"""The card for which tiles are chosen, and the tiles that fit its shared memory.
 
-The loop of a tiled kernel keeps steps of its operands under way in the shared memory of its program. A choice of tiles
-names what is fastest where there is room, and `first_fitting` makes of it what the card has room for: fewer steps under
-way, else the next smaller tile. Neither depends on the rows of a step, so a batch changes no choice.
+The loop of a tiled kernel is a software pipeline, whose stages hold operands in the shared memory of its program. A
+choice of tiles names the fastest tile on a card with enough memory, and `first_fitting` adapts it to the card: fewer
+stages, else the next smaller tile. Neither depends on the rows of a step, so a batch changes no choice.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import torch
 from hookline.core.errors import ConfigError
 
 LEAST_SHARED_BYTES = 99 << 10
-"""Of a program: what cards from compute capability 8.0 have at least. Assumed where nothing says how much there is."""
+"""Least shared memory of a program on cards from compute capability 8.0; assumed if the card's is unknown."""
 LARGE_SHARED_BYTES = 200_000
-"""Of a program, about what Hopper has; the tiles of smaller cards are checked for results only."""
+"""Shared memory of a program, about Hopper's; tiles for smaller cards are checked for their results only."""
 SPARE_BYTES = 2 << 10
-"""For barriers, and for what threads hand one another in sums."""
+"""Shared memory for barriers, and for the exchange between threads in sums."""
 HOLDS_OPERANDS = (9, 10, 11)
 """Compute capabilities (their first number) whose matrix instructions read both operands from shared memory while the
-next step is asked for, so that all stages lie there. Of other cards' stages one lies in registers."""
+next step is loaded, so that all stages lie there. On other cards, one of the stages lies in registers."""
 
 
 class Staged(Protocol):

@@ -1,15 +1,14 @@
-"""How the kernels of a step follow one another: programmatic dependent launch, and when it pays.
+"""Programmatic dependent launch of a step's kernels, and when it pays.
 
-A kernel with it starts while the one before it still runs, does what does not depend on that one, and waits
-(`gdc_wait`) before it reads or writes anything else. Two rules keep that correct. A kernel may run ahead of its wait
-only with what no kernel launched this way writes: weights, and whatever ordinary launches prepared for the step, if
-another ordinary launch lies in between, as the embedding does, or the copy of the stream on a later stage; what the
-launch right before it wrote may not be there yet. And one that lets the next start early must wait itself, so that
-whatever waits for it waits for all before it.
+A kernel launched this way starts while the kernel before it still runs, does the work that does not depend on that
+kernel, and waits (`gdc_wait`) before it reads or writes anything else. Two rules keep that correct:
+- Before its wait, a kernel may read only memory that no kernel launched this way writes: weights, and data that
+  ordinary launches prepared for the step, if another ordinary launch lies in between, such as the embedding, or the
+  copy of the stream on a later stage. Results of the launch right before it may not be complete yet.
+- A kernel that lets the next one start early must wait itself, so that waiting for it means waiting for all before it.
 
-A third holds where a kernel reads ahead of its wait what such a kernel wrote, as sums of what a product sends do: the
-product lets the next start only after its own wait, so that all before the product is done, and the sum asks past the
-L1 cache.
+A third rule is for sums, which read data sent by such a product before their wait: the product lets the next kernel
+start only after its own wait, so that all kernels before the product are done, and the sum reads past the L1 cache.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ def launch_options(device: torch.device) -> dict[str, bool]:
 
 
 def cdiv(amount: int, size: int) -> int:
-    """How many parts of this size an amount takes: triton.cdiv, which takes the host over 1 us a call."""
+    """How many parts of this size an amount takes, without triton.cdiv, which takes the host over 1 us a call."""
     return -(-amount // size)
 
 
 def next_power_of_2(number: int) -> int:
-    """The least power of two that is not less: triton.next_power_of_2, likewise."""
+    """The least power of two that is not less than number, without triton.next_power_of_2, which is slow, too."""
     return 1 << max(0, number - 1).bit_length()
 
 
@@ -47,8 +46,8 @@ WIDE_GROUP = 8
 def fuses_decode(num_rows: int, group: int = 1) -> bool:
     """Whether rotation and cache write of this many decode rows are faster inside the attention kernel.
 
-    They then delay every program of it, but save a launch; and where programs of the next kernel find their place among
-    those still running decides more than either. As measured on an H200 (docs/log).
+    Fusing delays every program of that kernel, but saves a launch; on which multiprocessors the next kernel's programs
+    start matters more than both. As measured on an H200 (docs/log).
     """
     return num_rows <= 32 or (group >= WIDE_GROUP and num_rows <= 256)
 

@@ -26,8 +26,8 @@ WORTH_A_GROUP = 512
 class Sequence:
     """Queries [start, stop) of one sequence over the last `context` tokens of its blocks.
 
-    skip: tokens of the first block before them. first_slot: where they start if they lie in one piece, else None and
-    blocks_M says where they are. mask_QL: additive; None if no query is masked beyond what is_causal says.
+    skip: tokens of the first block before them. first_slot: the slot of the first token if all slots are adjacent, else
+    None, and blocks_M has the blocks. mask_QL: additive; None if is_causal describes the whole mask.
     """
 
     start: int
@@ -203,7 +203,7 @@ def _attend_decodes(q_THE: Tensor, kv_2NSKE: Tensor, row: Decodes, spec: Attenti
         out_BKGE = _attention(q_BKGE, k_BKLE, v_BKLE, spec, form, sinks_1KG1, row.mask_B11L)
         if not out_BKGE.isnan().any():
             return out_BKGE.flatten(1, 2)
-    # What overflowed in a request before this one may lie in a hidden slot, and 0 * NaN is NaN.
+    # A hidden slot may hold infinity or NaN of an earlier request, and 0 * NaN is NaN.
     is_hidden_B1L1 = row.mask_B11L.transpose(2, 3) != 0
     k_BKLE.masked_fill_(is_hidden_B1L1, 0)
     v_BKLE.masked_fill_(is_hidden_B1L1, 0)
@@ -261,7 +261,7 @@ def keys_and_values(halves: list[Tensor], spec: AttentionSpec) -> tuple[Tensor, 
 
 
 def put_rows(slots_NKE: Tensor, slot_mapping_T: Tensor, new_TKE: Tensor) -> None:
-    """Store keys or values at their slots of a cache. What exceeds the largest number of e4m3 becomes that one."""
+    """Store keys or values at their slots of a cache, clamped to the largest number of e4m3."""
     if slots_NKE.dtype == torch.float8_e4m3fn:  # whose rows torch copies as bytes alone
         limit = torch.finfo(slots_NKE.dtype).max
         new_TKE = new_TKE.clamp(-limit, limit).to(slots_NKE.dtype).view(torch.uint8)

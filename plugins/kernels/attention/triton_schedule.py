@@ -1,7 +1,7 @@
 """How decode attention is cut: the tiling of a batch, and the work list that a small kernel writes once a step.
 
 The kernel cuts all contexts into work items of about equal length, from the lengths on the device, so a captured graph
-stays balanced whatever the lengths are at replay. It also finds what the rows share of their contexts' beginnings.
+stays balanced for any lengths at replay. It also finds the prefix that the rows share.
 Legend: B requests, H heads, K kv heads, E head dim, W work items.
 """
 

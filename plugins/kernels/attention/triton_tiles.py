@@ -84,7 +84,7 @@ def tile_places(blocks, start, block_stride, offset_stride, BLOCK_SIZE: tl.const
 
 @triton.jit
 def as_stored(x, cache_ptr):
-    """Keys or values in the dtype of the cache. Those that exceed the largest number of e4m3 become that one."""
+    """Keys or values in the dtype of the cache; for e4m3, clamped to its largest number."""
     if cache_ptr.dtype.element_ty == tl.float8e4nv:
         x = tl.clamp(x.to(tl.float32), -448.0, 448.0)
     return x.to(cache_ptr.dtype.element_ty)
@@ -127,7 +127,7 @@ def nothing_seen(lowest, BLOCK_M: tl.constexpr, BLOCK_DIM: tl.constexpr):
 
 @triton.jit
 def taken_in(scores, maximum, total):
-    """The maximum and the sum with a tile's scores, its weights, and what the weighted values so far are scaled by."""
+    """Add a tile's scores: new maximum, new sum, the tile's weights, and the factor of the weighted values so far."""
     new_maximum = tl.maximum(maximum, tl.max(scores, axis=1))
     weights = tl.exp2(scores - new_maximum[:, None])
     rescale = tl.exp2(maximum - new_maximum)
@@ -136,7 +136,7 @@ def taken_in(scores, maximum, total):
 
 @triton.jit
 def store_part(partial_ptr, stats_ptr, at, maximum, total, acc, dim, rows, mask, HEAD_DIM: tl.constexpr):
-    """Leave a running softmax for another program to merge, each of its rows at its own place."""
+    """Store a running softmax for another program to merge, row i at place at[i]."""
     tl.store(partial_ptr + at[:, None] * HEAD_DIM + dim[None, :], acc, mask=mask)
     tl.store(stats_ptr + at * 2, maximum, mask=rows)
     tl.store(stats_ptr + at * 2 + 1, total, mask=rows)

@@ -1,8 +1,8 @@
-"""kernels=torch in batch-invariant mode: products of as many rows every time, and attention by tiles of positions.
+"""kernels=torch in batch-invariant mode: products of a fixed number of rows, and attention by tiles of positions.
 
-torch and the libraries under it choose how to add up by the sizes of their operands, and compute the end of a loop by
-other instructions than its body. So what is computed here has sizes that weights and positions give, and what takes
-more than one rounding is written as operations that are exact, or the same at every place (exp, tanh, rsqrt).
+torch and its libraries choose the order of a sum by the sizes of their operands, and compute the end of a loop by other
+instructions than its body. So the sizes of operations here depend only on weights and positions, and computations with
+several roundings consist of operations that are exact, or the same at every place (exp, tanh, rsqrt).
 Legend: T tokens, D hidden, O output features, F half of gate and up, H heads, K kv heads, G = H / K, E head dim,
 Q queries of a tile, L positions up to a tile's end, N blocks, S block size, P pairs of a token and an expert.
 """
@@ -24,7 +24,7 @@ from hookline.plugins.kernels.torch_reference import RopeRows, TorchKernels
 BLOCK_ROWS = 16
 """Rows of every product."""
 NARROW = 64
-"""Weights with fewer outputs multiply each row by itself: with these, a row's place in its block shows in its bits."""
+"""With fewer outputs, each row is multiplied separately: in a block, a row's bits would depend on its place."""
 TILE = 16
 """Positions of the queries that are attended with together; a query's place among them is its position's."""
 

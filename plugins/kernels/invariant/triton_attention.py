@@ -1,11 +1,11 @@
 """Paged attention cut by the context alone: a token gets the same bits as a decode and in any chunk of a prompt.
 
-One kernel serves both, with tiles of as many positions, so that a decode is a prompt of one token; of queries a
-decode's tiles may have fewer. A query takes the tiles of its context in order, from position 0 on, and starts afresh
-every SEGMENT positions; segments are merged in order, too. So a few decodes of long contexts may have a program for
-each segment, and others one for all: the same numbers meet in the same order. Tiles that a query does not see leave its
-bits alone. Programs of decodes can normalise, rotate and write the newest token themselves: they call what the launch
-for it calls, and read from memory what it would have left there.
+One kernel serves both, with tiles of the same number of positions, so that a decode is computed as a prompt of one
+token; tiles of decodes may have fewer queries. A query goes through the tiles of its context in order, from position 0
+on, and starts a new sum every SEGMENT positions; segments are merged in order, too. So a few decodes of long contexts
+may have a program for each segment, and others one program for all: the same numbers are added in the same order. Tiles
+that a query does not see do not change its bits. Programs of decodes can normalise, rotate and write the newest token
+themselves: they call the same functions as the separate launch, and read the result from memory.
 Legend: T tokens, B requests, H heads, K kv heads, G = H / K, E head dim, M blocks in a table row, N cache blocks,
 S block size, W query tiles, P segments.
 """
@@ -119,7 +119,7 @@ class Newest:
 
 @triton.jit
 def _along(per_query, KEYS_LEFT: tl.constexpr):
-    """A number of each query, beside what queries are the columns of, or the rows."""
+    """A number of each query, as a row if queries are the columns of a tile (KEYS_LEFT), else as a column."""
     if KEYS_LEFT:
         return per_query[None, :]
     else:
@@ -212,7 +212,7 @@ def _ask_for_tile(
     head_ptr, block, start, stop, half_stride, block_stride, offset_stride,
     HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Fetch a tile's keys and values into the L2: a row by each thread. What is written later is written there too."""
+    """Fetch a tile's keys and values into the L2 cache, a row by each thread; later writes update it there."""
     one = tl.arange(0, 2 * TILE)
     offset = (start % BLOCK_SIZE + one // 2) * offset_stride
     address = head_ptr + (block.to(tl.int64) * block_stride + offset) + one % 2 * half_stride
@@ -402,12 +402,12 @@ def attend_tiles(
     q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch, tiles_W2: Tensor, scoring: Scoring, out_THE: Tensor,
     tiling: AttentionTiling, segments: Segments, num_segments: int = 1, newest: Newest | None = None,
 ) -> None:  # fmt: skip
-    """Causal attention of the listed query tiles; other rows of out are left alone.
+    """Causal attention of the listed query tiles; other rows of out do not change.
 
-    newest: for tiles that are decodes; q_THE is then written, contiguous, and so is the cache. It changes no bit.
+    newest: for tiles that are decodes; q_THE, contiguous, and the cache are then written. It changes no bit.
 
     num_segments: more than one for tiles that are the first decodes of the batch, without a window: each segment then
-    has a program of its own. It changes no bit.
+    has its own program. It changes no bit.
     Shapes: q_THE, out_THE (T, H, E), heads contiguous; tiles_W2 (W, 2) int32: row (-1: none) and first query token of
     the row, with tiling.block_m // G tokens a tile.
     Device: one launch, two with more than one segment; no host sync.

@@ -35,10 +35,10 @@ def _halvings(width):
 
 @triton.jit
 def _sums_of_rows(x):
-    """The sum of each row (n, 1): of neighbours, then of those sums, and so on.
+    """The sum of each row (n, 1): of pairs of neighbours, then of pairs of these sums, and so on.
 
-    Two numbers have one sum, so that how the values lie in threads shows in no bit; a reduction of a row as a whole
-    takes them in an order that follows its layout.
+    The order of additions is fixed, so that the bits do not depend on how the values lie in threads; a reduction of a
+    whole row adds them in an order that depends on its layout.
     """
     for _ in tl.static_range(_halvings(x.shape[1])):
         x = tl.sum(tl.reshape(x, [x.shape[0], x.shape[1] // 2, 2]), axis=2)
@@ -71,11 +71,11 @@ def norm_rope_write(
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     NORM: tl.constexpr, ROPE: tl.constexpr, ORDERED: tl.constexpr,
 ):  # fmt: skip
-    """Normalise and rotate these heads of a token, and leave queries in q_out, keys and values in the cache.
+    """Normalise and rotate these heads of a token, and store queries to q_out, keys and values to the cache.
 
-    head: counted over those of q, k and v; any beyond them is none. ORDERED: the same bits in any kernel and for any
-    choice of heads; sums of squares then have one order, which takes longer. What a compiler might contract is
-    contracted here.
+    head: indices over the heads of q, k and v; larger ones are padding. ORDERED: the same bits in any kernel and for
+    any choice of heads; sums of squares then have a fixed order, which takes longer. Multiplications and additions that
+    a compiler might contract are fused explicitly.
     """
     is_q = head < NUM_HEADS
     is_v = head >= NUM_HEADS + NUM_KV_HEADS

@@ -91,13 +91,13 @@ def sending_constants(sends: Sends | None, num_out: int) -> dict[str, Any]:
 
 @triton.jit
 def offset_of(slot, count, source, SIZE: tl.constexpr, SLOT_BYTES: tl.constexpr):
-    """Where a slot's data of one source are in any rank's memory, for this count. Source SIZE: what owners send."""
+    """The offset of a source's data in a slot, in any rank's memory, for this count. Source SIZE: sums of owners."""
     HEADER: tl.constexpr = 128  # not globals: docs/plugins.md#kernels-in-triton
     COPIES: tl.constexpr = 2
     return HEADER + ((slot * COPIES + count % COPIES) * (SIZE + 1) + source) * SLOT_BYTES
 
 
-assert (HEADER_BYTES, NUM_COPIES) == (128, 2), "offset_of says them too"
+assert (HEADER_BYTES, NUM_COPIES) == (128, 2), "offset_of has the same numbers"
 
 
 @triton.jit

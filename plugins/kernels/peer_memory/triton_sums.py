@@ -1,13 +1,13 @@
-"""Sums over ranks of rows that each of them has a partial of, fused with the norm that follows: kernels and launch.
+"""Sums of rows over ranks, each of which has a partial sum, fused with the norm that follows: kernels and launch.
 
-A program stores what others need of its row straight into their memory; there are no signals. A place that nothing
-has arrived at holds all ones, a NaN that is never sent. A program that waits looks at the data themselves, takes them,
-and puts all ones back. Three ways, of which each gives all ranks the same bits; nothing here uses multicast:
+A program stores the data that other ranks need of its row directly into their memory; there are no signals. A place
+without new data holds all ones, a NaN that is never sent. A waiting program polls the data themselves, takes them, and
+writes all ones back. There are three ways, each of which gives all ranks the same bits; none uses multicast:
 - at once: each rank sends its row to all, and adds all rows in order of rank;
 - by parts: each rank adds up one part of every row's columns, and sends the sum to all; fewer bytes, but two trips;
 - by rows: each rank adds up every R-th row whole, with a residual that it alone keeps, and sends the norm to all: the
   bytes and trips of parts, and a norm is computed once. A program has R rows, of which its rank adds up one.
-What a rank sends first may have been sent already, tile by tile, by the product that made it ("sent").
+The product that makes the partial sums may have sent them already, tile by tile ("sent").
 
 Why two copies of a slot suffice, taken in turn: to complete an exchange a rank needs something of every other rank's
 kernels of that exchange, the product that sends or the sum, if only by way of the rank that adds up. So when a rank
@@ -51,9 +51,9 @@ from hookline.plugins.kernels.triton_launch import cdiv, launch_options, next_po
 @triton.jit
 def _take_sum(here, go_at, word, inside, own, rank, dtype: tl.constexpr, SIZE: tl.constexpr,
               SLOT_BYTES: tl.constexpr, WORDS: tl.constexpr):  # fmt: skip
-    """Wait for what all other ranks sent to `here` and on, add it and our own in order of rank: the sum as words.
+    """Wait for the data of all other ranks from `here` on, and add them and this rank's in order of rank: as words.
 
-    A rank of -1 stands for one whose own data were sent there too.
+    rank: -1 if this rank's data were sent there too.
     """
     ranks = tl.full((WORDS,), rank, tl.int32)
     low, high = tl.zeros((WORDS,), dtype=tl.float32), tl.zeros((WORDS,), dtype=tl.float32)

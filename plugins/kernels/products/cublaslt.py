@@ -2,7 +2,7 @@
 
 cuBLASLt lets its caller name a kernel's tile. Its own heuristics, and so torch, often choose one that leaves part of
 the card idle in the last wave; most of these products are 3 to 15 % faster on an H200 by a tile that does not, and a
-third at a few sizes (docs/log). What cuBLASLt refuses is left to torch.
+third at a few sizes (docs/log). Products that cuBLASLt refuses are left to torch.
 Legend: T rows, D input features, O output features.
 """
 
@@ -150,7 +150,7 @@ class Product:
         self._one, self._zero, self._no_bytes = ctypes.c_float(1.0), ctypes.c_float(0.0), ctypes.c_size_t(0)
 
     def kernel(self, algorithm: Algorithm) -> Kernel | None:
-        """The kernel of this algorithm; None if there is none for such a product, or if it wants memory of its own."""
+        """The kernel of this algorithm; None if there is none for such a product, or if it needs a workspace."""
         kernel, checked = Kernel(), _Checked()
         types = (_COMPUTE_FLOAT32, _FLOAT32, *[self._kind] * 4)
         if self._library.cublasLtMatmulAlgoInit(self._handle, *types, _HOPPER_KERNELS, ctypes.byref(kernel)):
@@ -202,7 +202,8 @@ class CublasLt:
         self._chosen: dict[tuple[Any, ...], tuple[Product, Kernel | None]] = {}
 
     def linear(self, x_TD: Tensor, weight_OD: Tensor) -> Tensor | None:
-        """x @ W.T of what `fits`, by the first of `filling_algorithms` that there is; None if there is none.
+        """x @ W.T of operands that `fits` accepts, by the first available one of `filling_algorithms`; None if there
+        is none.
 
         Shapes: (T, D) -> (T, O), contiguous.
         Device: one launch, no host sync.
@@ -244,7 +245,7 @@ def fits(x_TD: Tensor, weight_OD: Tensor) -> bool:
 
 @cache
 def cublaslt(device: torch.device) -> CublasLt | None:
-    """This device's CublasLt; None if it is no Hopper card, or torch brought no library of its own."""
+    """This device's CublasLt; None if it is no Hopper card, or torch was installed without the library."""
     if device.type != "cuda" or torch.version.cuda is None or torch.cuda.get_device_capability(device) != (9, 0):
         return None
     try:

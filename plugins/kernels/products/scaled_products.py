@@ -1,10 +1,10 @@
 """Which kernel multiplies how many rows by a weight in e4m3, int8 or int4.
 
 One row: the thin products, which widen the weight in registers. Up to 128 rows on a Hopper card: the wide one, whose
-matrix units take e4m3 on both sides if rows may be rounded. More: torch's product of two operands in e4m3. What none of
-them takes (other cards, unaligned weights, int8, more rows) is widened by the product of batch-invariant mode, or
-dequantised first. Of int4, where a Hopper card's kernels have room and rows are in bfloat16: triton_int4.py up to 64
-rows, triton_int4_rows.py up to 256, and dequantised beyond.
+matrix units take e4m3 on both sides if rows may be rounded. More: torch's product of two operands in e4m3. For all
+other cases (other cards, unaligned weights, int8, more rows), the product of batch-invariant mode widens the weight, or
+it is dequantised first. Of int4, where a Hopper card's kernels have room and rows are in bfloat16: triton_int4.py up to
+64 rows, triton_int4_rows.py up to 256, and dequantised beyond.
 Legend: T rows, D input features, O output features.
 """
 

@@ -1,6 +1,6 @@
 """A product whose input features are cut into parts, with a program for each: the last one to finish adds them up.
 
-So a weight with few outputs is read by the whole card. Parts are added up in their order, whoever is last.
+So a weight with few outputs is read by the whole card. Parts are added up in their order, whichever program is last.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,unused-ignore"

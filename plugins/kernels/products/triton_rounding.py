@@ -1,4 +1,4 @@
-"""Activations rounded to e4m3 with scales: what products of two operands in e4m3 take.
+"""Rounds activations to e4m3 with scales, for products of two operands in e4m3.
 
 The largest value that shares a scale becomes e4m3's largest. Legend: T rows, D features, F half of gate and up, G
 groups of a row.

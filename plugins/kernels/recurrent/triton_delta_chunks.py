@@ -1,8 +1,9 @@
 """The gated delta rule for prompts, a chunk of tokens at a time on the tensor cores.
 
-What the tokens of a chunk write to the state depends on one another by a triangular system, as core/layers/recurrent.py
-says. One kernel inverts the systems of all chunks beside each other; another takes the state of each request and head
-through its chunks, by matrix products alone. Both read lengths from the device, so steps with prompts can be captured.
+The updates of the state by the tokens of a chunk depend on one another by a triangular system (see
+core/layers/recurrent.py). One kernel inverts the systems of all chunks in parallel; another takes the state of each
+request and head through its chunks, by matrix products alone. Both read lengths from the device, so steps with prompts
+can be captured.
 Legend: T tokens, B requests, N tokens of a chunk, K key heads, H = K * G value heads, E key head dim, F value head dim,
 W chunks.
 """

@@ -1,7 +1,6 @@
 """Kernels of recurrent layers: a short convolution with a state, and the gated delta rule, token by token.
 
-Chunks of prompts whose tokens are many take triton_delta_chunks.py. States are read and written in place; what is
-computed is float32.
+For long chunks of prompts see triton_delta_chunks.py. States are read and written in place; arithmetic is float32.
 Legend: T tokens, B requests, R rows of states, C channels, W width of a convolution, P = W - 1 past inputs,
 K key heads, H = K * G value heads, E key head dim, F value head dim.
 """
