@@ -53,7 +53,7 @@ class ColumnParallelLinear:
 
     @property
     def reads(self) -> Any:
-        """The quantised matrix that alone multiplies what this layer is given; None if there is none."""
+        """The quantised matrix that alone multiplies this layer's input; None if there is none."""
         return self.weight.prepared
 
     def targets(self, *names: str) -> dict[str, WeightTarget]:

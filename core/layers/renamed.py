@@ -1,4 +1,4 @@
-"""A quantization that is asked about linears by a model's names, where the checkpoint has others for them."""
+"""A quantization that is asked by a model's names of linears, where the checkpoint has other names for them."""
 
 from __future__ import annotations
 

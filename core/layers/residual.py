@@ -1,6 +1,6 @@
-"""The residual stream of a model: what every block reads, normalised, and adds to.
+"""The residual stream of a model: every block reads its norm and adds to it.
 
-With it a layer reads like the paper's figure: norm, attention, add; norm, feed-forward, add. An addition is put off
+With it a layer reads like the paper's figure: norm, attention, add; norm, feed-forward, add. An addition is deferred
 until the next norm, so that the sum over ranks, the addition and the norm can be one operation. Ranks may cut the rows
 of a large step into chunks, to hide the sums of some behind the products of others.
 Legend: T tokens, N rows wanted, D hidden, F features of a block's input.
@@ -59,7 +59,7 @@ class Residual:
         self._reader = _Reader()
 
     def norm(self, weight_D: Tensor, then: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """The stream, with all that was added, normalised: (T, D); or what `then` makes of it.
+        """The normalised stream, (T, D), after carrying out the last addition; or the result of `then` applied to it.
 
         then: computes each row by itself, as a linear does. So it need not wait for the sums of other chunks' rows.
         """
@@ -78,9 +78,9 @@ class Residual:
         return self._norms
 
     def add(self, x: Tensor | Iterable[Tensor], through: SummedBlock | None = None) -> None:
-        """Add x (T, D), the same on every rank; or, summed over the ranks, what `through` makes of x (T, F).
+        """Add x (T, D), the same on every rank; or the sum over the ranks of the block `through` applied to x (T, F).
 
-        x: all rows, or chunks as `norm_each` gives them, each made by itself.
+        x: all rows, or chunks as `norm_each` gives them, each computed by itself.
         """
         if isinstance(x, Tensor):
             self._check_taken()
@@ -92,7 +92,7 @@ class Residual:
             self._added = x, through
 
     def keep(self, rows_N: Tensor | None) -> None:
-        """Continue with these rows alone, (N, D), or with all if None. What is added afterwards has these rows, too.
+        """Continue with these rows alone, (N, D), or with all if None. Later additions have these rows, too.
 
         For the last layer, after attention: `wanted_rows` names the rows that matter from there on.
         """
@@ -106,7 +106,7 @@ class Residual:
         self._chunks, self._knows_all_rows = [self._rows(rows_N)], True
 
     def stream(self) -> Tensor:
-        """The stream with all that was added, (T, D), up to date on every rank; later additions may overwrite it.
+        """The stream after all additions, (T, D), up to date on every rank; later additions may overwrite it.
 
         The next norm cannot be fused with the addition then, so this is for observers, not for a model's layers.
         """
@@ -119,7 +119,7 @@ class Residual:
         self._chunks = list(cut_like(stream_TD, self._chunks))
 
     def _read(self, norms: object, block: object) -> None:
-        """Note which block alone reads the last norm, if that is what these are; it is not computed yet."""
+        """Note the block that alone reads the last norm, if `norms` is that norm, which is not computed yet."""
         if norms is self._norms:
             self._reader.matrix = getattr(block, "reads", None)
 

@@ -58,14 +58,16 @@ def _scaled_frequencies(settings: RopeSettings, head_dim: int) -> Tensor:
 
 
 def _llama3_kept_share(settings: RopeSettings, frequency_F: Tensor) -> Tensor:
-    """How much of each frequency stays: 1 if it turns high_freq_factor times in the original length, 0 if low times."""
+    """The share of each frequency that stays as trained, (R / 2,): 1 if it turns at least high_freq_factor times in the
+    original length, 0 if at most low_freq_factor times.
+    """
     turns_F = settings.original_max_position_embeddings * frequency_F / (2 * math.pi)
     width = settings.high_freq_factor - settings.low_freq_factor
     return ((turns_F - settings.low_freq_factor) / width).clamp(0, 1)
 
 
 def _yarn_kept_share(settings: RopeSettings, head_dim: int) -> Tensor:
-    """The share of each frequency that stays as trained: 1 for fast frequencies, 0 for slow ones, (E / 2,)."""
+    """The share of each frequency that stays as trained, (R / 2,): 1 for fast frequencies, 0 for slow ones."""
 
     def _dimension_turning(times: float) -> float:
         turns = settings.original_max_position_embeddings / (times * 2 * math.pi)

@@ -19,7 +19,7 @@ from hookline.core.layers.weights import empty_parameter
 
 
 class LayerWithWeights(Protocol):
-    """A layer that says where its checkpoint tensors go."""
+    """A layer with targets for its checkpoint tensors."""
 
     def weight_targets(self) -> dict[str, WeightTarget]:
         """See Model."""
@@ -29,14 +29,14 @@ class LayerWithWeights(Protocol):
 Layer = TypeVar("Layer", bound=LayerWithWeights)
 """A model's own class of layers."""
 Kept = TypeVar("Kept")
-"""Whatever a model keeps its layers as."""
+"""The type of a model's layers."""
 Tap = Callable[[int, Callable[[], Tensor]], Tensor | None]
 """tap(index, stream): called after each layer; stream() is the residual stream at that point. Returns the stream that
 the next layer continues with, or None for that one."""
 
 
 class StageLayers(Sequence[Layer], Generic[Layer]):
-    """The layers of this rank's stage, in order. indices: theirs, counted over the whole model.
+    """The layers of this rank's stage, in order. indices: the layers' numbers in the whole model.
 
     make: builds the layer of an index.
     """
@@ -92,7 +92,7 @@ class FinalNorm:
         self.weight_D = empty_parameter(runtime, hidden_size if self._is_last else 0)
 
     def __call__(self, stream: Residual | Tensor) -> Tensor:
-        """Normalise it, or hand it on."""
+        """Normalise the stream on the last stage; return it unchanged on the others."""
         if isinstance(stream, Tensor):
             return self._kernels.rms_norm(stream, self.weight_D, self._eps) if self._is_last else stream
         return stream.norm(self.weight_D) if self._is_last else stream.stream()

@@ -1,6 +1,6 @@
 """Weights of layers as plain tensors in the model's dtype, multiplied by the runtime's kernels.
 
-What layers use unless `Runtime.weights` has another factory.
+Layers use them unless `Runtime.weights` has another factory.
 Legend: T tokens, D input features of this rank, O output features of this rank, F intermediate features of this rank,
 X experts, A experts of a token.
 """
@@ -120,7 +120,7 @@ class PlainExperts(SummedExperts):
 
 
 class PlainWeights:
-    """Makes them. Implements hookline.core.contracts.WeightFactory; all memory is uninitialised."""
+    """Allocates plain weights, uninitialised. Implements hookline.core.contracts.WeightFactory."""
 
     def matrix(self, runtime: Runtime, num_rows: int, num_columns: int) -> PlainWeight:
         """See WeightFactory. A CPU multiplies one row a quarter to a third faster by a matrix stored transposed."""

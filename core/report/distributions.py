@@ -45,7 +45,7 @@ def distributions(report: Report, group: Group) -> list[Chart]:
 
 
 def stated(job: Job, name: str) -> Points | None:
-    """The same for a job without records: the points that its result line states."""
+    """The distribution of a job without records: the percentiles in its result line."""
     known = [(job.figure(f"{name}.{part}"), percent) for part, percent in PERCENTILES.items()]
     points = [(value, percent) for value, percent in known if value is not None]
     return ([value for value, _ in points], [percent for _, percent in points]) if points else None

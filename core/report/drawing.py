@@ -18,7 +18,7 @@ NUM_COLOURS, NUM_DASHES = 8, 4
 
 @dataclass(frozen=True)
 class Tick:
-    """A value on an axis, and where."""
+    """A value on an axis, and its place in pixels."""
 
     at: float
     text: str
@@ -42,7 +42,7 @@ class Axis:
         return round(self.start + (value - low) / (high - low) * (self.end - self.start), 1)
 
     def ticks(self) -> list[Tick]:
-        """At round values, four or so."""
+        """About four ticks, at round values."""
         values = _decades(self.low, self.high) if self.is_log else _rounds(self.low, self.high)
         return [Tick(self.at(value), f"{value:,.10g}" if value >= 1 else f"{value:.6g}") for value in values]
 
