@@ -105,7 +105,7 @@ class _ToStderr(logging.Handler):
         if self._is_plain and record.name == START and not _is_terminal():
             return
         with suppress(OSError, ValueError):
-            print(self.format(record), file=sys.stderr)
+            print(f"{self.format(record)}\n", end="", file=sys.stderr)  # one write: other processes write there, too
 
 
 def _is_terminal() -> bool:

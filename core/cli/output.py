@@ -24,7 +24,7 @@ def say(line: str) -> None:
     record of it. Nothing if standard error is closed.
     """
     with suppress(OSError, ValueError):
-        print(spoken(line), file=sys.stderr)
+        print(f"{spoken(line)}\n", end="", file=sys.stderr)  # one write, as the log's lines are
 
 
 @contextmanager

@@ -8,11 +8,13 @@ import os
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from hookline.core.cli.command import guarded
 from hookline.core.cli.logs import START, chosen_form, form_in, logging_to_stderr
+from hookline.core.cli.output import say
 from hookline.core.errors import ConfigError
 
 _log = logging.getLogger("hookline")
@@ -78,6 +80,19 @@ def test_in_the_plain_form_only_a_terminal_is_told_what_a_start_is_doing(
         monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
         logging.getLogger(START).info("graphs: 1.0 s")
     assert capsys.readouterr().err == "hookline: graphs: 1.0 s\n"
+
+
+@pytest.mark.parametrize("form", ["plain", "text", "json"])
+def test_a_line_is_one_write_so_that_those_of_several_processes_stay_apart(
+    form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unbuffered, as in images with PYTHONUNBUFFERED, the end of a line was a write of its own."""
+    written: list[str] = []
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=written.append, isatty=lambda: False))
+    with logging_to_stderr(form):
+        _log.info("one")
+        say("two")
+    assert len([one for one in written if one]) == 2 and all(one.endswith("\n") for one in written if one)
 
 
 @pytest.mark.parametrize(
