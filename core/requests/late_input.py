@@ -1,8 +1,8 @@
-"""What draws of a step wait for, as it follows from the tokens of the step before: the host's half of a late input.
+"""The host's half of a late input, e.g. a grammar's masks: data for draws that depend on the tokens of the last step.
 
-A step with such draws is launched as far as its hidden states. Once the tokens before are known, a row of words is
-written for each late draw, and the ranks draw by these rows (core/worker/runner/late_rows.py). A request has at most
-one late input, and so has an engine. Legend: N late draws, W int32 words of a row.
+A step with such draws is launched up to its hidden states. Once the tokens of the step before are known, the host
+writes a row of words for each late draw, and the ranks sample with these rows (core/worker/runner/late_rows.py). A
+request has at most one late input, and so has an engine. Legend: N late draws, W int32 words of a row.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from hookline.core.util.arrays import WordArray
 
 
 class LateState(Protocol):
-    """How far one request is.
+    """The state of one request in a late input.
 
-    field: of SamplingParams, which asks for it. fault: why the request has to end. end: the reason, once it is known
-    that the request ends with its last token; nothing is drawn for it then. can_go_back: whether it may have drafts.
+    field: the field of SamplingParams that asks for it. fault: why the request has to end. end: the finish reason, once
+    the request is known to end with its last token; no token is sampled for it then. can_go_back: whether it may have
+    drafts.
     """
 
     field: str
@@ -34,10 +35,10 @@ class LateState(Protocol):
 
 
 class LateInput(Protocol):
-    """Writes the late rows of one engine. Its states are of its own kind; an error ends its request alone."""
+    """Writes the late rows of one engine. It defines the class of its states; an error ends its request alone."""
 
     def open(self, id_: int, state: Any, tags: Mapping[str, str] = NO_TAGS) -> bool:
-        """Begin with a new request, or begin to make ready what it needs; returns False if the request has to wait.
+        """Begin a new request; returns False if the request has to wait, e.g. for its grammar to be compiled.
 
         tags: of the request.
         Raises: RequestError if it cannot be served.
@@ -45,31 +46,31 @@ class LateInput(Protocol):
         ...
 
     def opened(self, *, is_idle: bool = False) -> Iterator[tuple[int, RequestError | None]]:
-        """Requests that need wait no longer, with None, or with the error that ends the request.
+        """Ids of requests that need not wait any longer, with None, or with the error that ends the request.
 
-        is_idle: whether to wait a little for one, since there is nothing else to do.
+        is_idle: whether to wait a little for such a request, since the engine has nothing else to do.
         """
         ...
 
     def forget(self, id_: int) -> None:
-        """Stop making ready what a request waits for, since it ended."""
+        """Stop the preparation for a waiting request that ended."""
         ...
 
     def take(self, state: Any, token_id: int) -> None:
-        """Advance a request by the token that was drawn; `end` then says why it ends with it, None if it goes on."""
+        """Advance a request by its sampled token; `end` is then the reason why it ends with it, None if it goes on."""
         ...
 
     def num_fitting(self, state: Any, drafts: Sequence[int]) -> int:
-        """How many drafts may be drawn, one after the other, and do not end the request."""
+        """The number of leading drafts that may be sampled one after the other without ending the request."""
         ...
 
     def write(self, waiting: Sequence[tuple[Any, Sequence[int]]], rows_NW: WordArray) -> bool:
-        """Write the rows of requests: of each the one for its next draw, and those behind its drafts, if it has any.
+        """Write the rows of requests: for each its next draw, then the draws behind its drafts, if it has any.
 
-        waiting: states with their drafts; None for a request that has ended. Returns whether any has a fault now.
+        waiting: states with their drafts; None for a request that has ended. Returns whether a state has a fault now.
         """
         ...
 
     def close(self) -> None:
-        """Release what it holds; nothing can be opened any more."""
+        """Release all memory and threads; no further request can be opened."""
         ...

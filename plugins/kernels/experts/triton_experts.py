@@ -362,7 +362,7 @@ def expert_outputs(
     alpha: float = 1.0, limit: float = 0.0, scales: tuple[Scales, Scales] | None = None, *, may_round: bool = False,
     gelu: bool = False,
 ) -> Tensor:  # fmt: skip
-    """What `expert_mlp` sums up, or `clamped_expert_mlp` if there is a gate_up_bias_XF: (T, A, D), contiguous.
+    """The terms of the sum of `expert_mlp`, or of `clamped_expert_mlp` with gate_up_bias_XF: (T, A, D), contiguous.
 
     scales: of both weights, which are then as ScaledWeight has them, and go without biases. may_round: whether rows
     may be rounded to e4m3; in float32, and where the card does not convert it, they are not.
