@@ -90,7 +90,7 @@ class HostCost:
 
 @dataclass(frozen=True)
 class CostModel:
-    """Seconds of a step. The curves are what depends on the number of tokens; attention comes on top.
+    """Seconds of a step. The curves are the part by the number of tokens; attention is added.
 
     decode is over rows, prompt over the tokens of steps that compute prompts; both with the padding of captured steps.
     captures: whether decodes are captured, and with captures_prompts small steps with prompts. Others take the device

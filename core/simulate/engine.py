@@ -31,7 +31,7 @@ from hookline.core.simulate.executor import BlankExecutor, run_on
 VOCAB_SIZE = 1 << 30
 """Vocabulary size for a cost model without one; any token of a trace is valid then."""
 OF_THE_MACHINE = ("model", "sampler", "kernels", "tp", "pp", "dtype", "device")
-"""Root keys that only change what a step costs."""
+"""Root keys that only change the cost of a step."""
 ENGINE_OF_THE_MACHINE = ("memory_fraction", "cpu_cache_gib", "cpu_threads", "cuda_graphs", "pp_layers")
 FREE = ("weights", "tokenizer", "chat")
 """Fields of a model that do not change its speed."""

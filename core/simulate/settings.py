@@ -23,4 +23,4 @@ class SimulateKeys(BenchKeys):
     host_s: float | None = None
     """Seconds that the host takes for a step; None: as the cost model says."""
     repeats: int = bounded(1, 1)
-    """All repetitions come to the same, but for prefixes that happen to be equal."""
+    """Repetitions; all give the same figures, except for prefixes that happen to be equal."""
