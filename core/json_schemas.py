@@ -46,6 +46,7 @@ _NAMES = frozenset(
     "$id id $anchor $dynamicAnchor $recursiveAnchor $schema $vocabulary $comment $defs definitions".split()
 )
 """Keywords that serve references only and do not constrain a value."""
+_DEFINITIONS = ("$defs", "definitions")
 _DATA = frozenset(("enum", "const", "default", "examples"))
 _RELATIONS = frozenset(
     "not if then else contains minContains maxContains dependentRequired dependentSchemas dependencies "
@@ -266,10 +267,12 @@ class _Document:
         self._strict, self._mends = strict, mends
         self._bases: dict[int, str] = {}
         """id() of each mapping -> the base URI of references in it."""
+        self._embedded: dict[int, Mapping[str, Any]] = {}
+        """id() of each mapping -> the innermost schema around it, below the root, that has definitions of its own."""
         self._resources: dict[str, Any] = {"": root}
         self._anchors: dict[tuple[str, str], Any] = {}
         self._dynamic: dict[str, Any] = {}
-        self._targets: dict[tuple[str, str, str], Any] = {}
+        self._targets: dict[tuple[str, str, str, int], Any] = {}
         self._names: dict[tuple[int, _Objects], str] = {}
         self._waiting: list[tuple[Any, str, _Spot]] = []
         self._index(root)
@@ -284,14 +287,18 @@ class _Document:
 
     def _index(self, root: Any) -> None:
         """Collect the ids and anchors that references may use."""
-        waiting = [(root, "")]
+        waiting: list[tuple[Any, str, Any]] = [(root, "", None)]
         while waiting:
-            node, base = waiting.pop()
+            node, base, embedded = waiting.pop()
             if isinstance(node, list):
-                waiting += [(one, base) for one in reversed(node)]
+                waiting += [(one, base, embedded) for one in reversed(node)]
                 continue
             if not isinstance(node, Mapping):
                 continue
+            if node is not root and not node.keys().isdisjoint(_DEFINITIONS):
+                embedded = node
+            if embedded is not None:
+                self._embedded[id(node)] = embedded
             id_ = node.get("$id", node.get("id"))
             if isinstance(id_, str):
                 base = _joined_uri(base, id_.rstrip("#"))
@@ -304,16 +311,24 @@ class _Document:
                         self._dynamic.setdefault(name, node)
             if isinstance(id_, str) and id_.startswith("#"):  # how drafts before 2019-09 write $anchor
                 self._anchors.setdefault((base, id_[1:]), node)
-            waiting += [(value, base) for key, value in reversed(list(node.items())) if key not in _DATA]
+            waiting += [(value, base, embedded) for key, value in reversed(list(node.items())) if key not in _DATA]
 
     # ------------------------------------------------------------------------------------------------------ references
 
     def _target(self, keyword: str, ref: str, holder: Mapping[str, Any]) -> Any:
-        """The schema that a reference names; None if it is not in this document."""
-        base = self._bases.get(id(holder), "")
-        if (keyword, base, ref) not in self._targets:
-            self._targets[keyword, base, ref] = self._found(keyword, base, ref)
-        return self._targets[keyword, base, ref]
+        """The schema that a reference names; None if it is not in this document.
+
+        A schema that was written as a root and put into another one, as programs put a model's schema under a property,
+        still names its own definitions as a root does: these count where the root has none of the name.
+        """
+        base, embedded = self._bases.get(id(holder), ""), self._embedded.get(id(holder))
+        key = keyword, base, ref, id(embedded)
+        if key not in self._targets:
+            found = self._found(keyword, base, ref)
+            if found is None and ref.startswith(tuple(f"#/{one}/" for one in _DEFINITIONS)):
+                found = _at(embedded, unquote(ref[1:]))
+            self._targets[key] = found
+        return self._targets[key]
 
     def _found(self, keyword: str, base: str, ref: str) -> Any:
         uri, fragment = urldefrag(ref)

@@ -75,6 +75,25 @@ def test_equal_names_of_two_schemas_stay_apart() -> None:
     assert [joined.definitions[one["$ref"].rpartition("/")[2]] for one in kinds] == [TEXT, NUMBER]
 
 
+@pytest.mark.parametrize("definitions", ["$defs", "definitions"])
+def test_a_models_schema_under_a_property_keeps_its_own_definitions(definitions: str) -> None:
+    """As `{"properties": {"user": User.model_json_schema()}}` has it: its references begin at its own root."""
+
+    def model(kind: Any) -> dict[str, Any]:
+        inner = {"A": {"properties": {"b": {"$ref": f"#/{definitions}/B"}}}, "B": kind}
+        return {"properties": {"a": {"$ref": f"#/{definitions}/A"}}, definitions: inner}
+
+    joined = JoinedSchemas()
+    found = joined.add({"properties": {"x": model(TEXT), "list": {"items": model(NUMBER)}}}, "tools[0]")
+    for place, kind in ((found["properties"]["x"], TEXT), (found["properties"]["list"]["items"], NUMBER)):
+        of_a = joined.definitions[place["properties"]["a"]["$ref"].rpartition("/")[2]]
+        assert joined.definitions[of_a["properties"]["b"]["$ref"].rpartition("/")[2]] == kind
+    root_wins = {**model(TEXT), "properties": {"x": model(TEXT)}, definitions: {"A": NUMBER}}
+    joined = JoinedSchemas()
+    found = joined.add(root_wins, "tools[0]")["properties"]["x"]["properties"]["a"]
+    assert joined.definitions[found["$ref"].rpartition("/")[2]] == NUMBER
+
+
 @pytest.mark.parametrize("ref", ["#/$defs/nowhere", "http://elsewhere/x", "#gone", "#/properties/a/9", 5])
 def test_a_reference_to_nothing_is_refused_by_its_place(ref: Any) -> None:
     schema = {"type": "object", "properties": {"a": {"$ref": ref}}}
