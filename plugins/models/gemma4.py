@@ -132,7 +132,7 @@ class PerLayerInputs:
         own_TC = self.embed(token_ids_T) * self.embed_scale
         projected_XP = (self.projection(embedded_TD) * self.projection_scale).view(-1, len(self.norm_P))
         normed_TC = self.kernels.rms_norm(projected_XP, self.norm_P, self.eps).view(own_TC.shape)
-        return (normed_TC.add_(own_TC) * 2**-0.5).unflatten(1, (-1, len(self.norm_P)))
+        return (normed_TC.add_(own_TC) * 2**-0.5).view(len(own_TC), -1, len(self.norm_P))
 
     def targets(self, name: str) -> dict[str, WeightTarget]:
         """The embedding, the projection and its norm."""

@@ -34,9 +34,9 @@ class HeadLayout:
         self.kv_heads, self.entries = (
             kv_part(number, runtime.ranks) for number in (heads.num_kv_heads, shape.num_entries)
         )
-        half, rotated, lanes = heads.head_dim // 2, heads.num_rotated, heads.lanes
+        rotated, lanes = heads.num_rotated, heads.lanes
         table_PF = rope_table(heads.rope, heads.head_dim, runtime.max_model_len or shape.max_position)
-        cos_PR, sin_PR = (part_PF[:, :rotated].repeat(1, lanes) for part_PF in table_PF.split(half, 1))
+        cos_PR, sin_PR = (part_PF[:, :rotated].repeat(1, lanes) for part_PF in table_PF.chunk(2, 1))
         self.rope = Rope(torch.cat((cos_PR, sin_PR), 1).to(runtime.device))
         own_kv, shared_kv = self._sources(has_keys=True), self._sources(has_keys=False)
         self.source_C, self.query_source_C = own_kv.to(runtime.device), shared_kv.to(runtime.device)
