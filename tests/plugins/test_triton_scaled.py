@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 
 from hookline.core.contracts import FP8, INT4, AttentionSpec, ScaledMatrix, Scheme  # noqa: E402
 from hookline.plugins.kernels.invariant.triton_kernels import InvariantTritonKernels as InvariantKernels  # noqa: E402
-from hookline.plugins.kernels.products import scaled_products, triton_scales, triton_wide  # noqa: E402
+from hookline.plugins.kernels.products import scaled_products, triton_scales, triton_thin, triton_wide  # noqa: E402
 from hookline.plugins.kernels.products.scaled_products import ScaledProducts, ScaledWeight  # noqa: E402
 from hookline.plugins.kernels.products.triton_int4 import TiledInt4, fits_tiled, tiled_int4, tiled_product  # noqa: E402
 from hookline.plugins.kernels.products.triton_int4_rows import (  # noqa: E402
@@ -28,6 +28,7 @@ from hookline.plugins.kernels.products.triton_int4_rows import (  # noqa: E402
 )
 from hookline.plugins.kernels.products.triton_product import Kind  # noqa: E402
 from hookline.plugins.kernels.products.triton_rounding import round_rows  # noqa: E402
+from hookline.plugins.kernels.products.triton_row_chunks import fits_chunks, row_cut  # noqa: E402
 from hookline.plugins.kernels.products.triton_row_product import row_product  # noqa: E402
 from hookline.plugins.kernels.products.triton_scales import Scales, dequantised  # noqa: E402
 from hookline.plugins.kernels.products.triton_thin import fits_scaled, thin_linear  # noqa: E402
@@ -105,6 +106,25 @@ def test_one_row_equals_reference(kind, rows, columns):
         assert fits_scaled(x_TD, weight.data_OD)
         found_TO = thin_linear(x_TD, weight.data_OD, bias_O, kind is Kind.SILU, weight.scales)
         assert error(found_TO, expected(kind, x_TD, weight, bias_O)) < EXACT
+
+
+@pytest.mark.parametrize("kind", [Kind.PLAIN, Kind.SILU])
+def test_one_row_of_a_width_between_powers_of_two_is_read_in_chunks(monkeypatch, kind):
+    """Widths of each tiling; the last chunk is full or not; the outputs of a program share scales, or do not."""
+    monkeypatch.setattr(triton_thin, "thin_linear", None)
+    assert len({row_cut(width) for width in (5120, 12288, 25600)}) == 3
+    for width, columns in [(4096, 0), (12288, 128)]:
+        other = weight_of(8, width, 1, columns)
+        assert not fits_chunks(rows_of(1, width), other.data_OD, other.scales)
+    for num_out, width, rows, columns in [
+        (12, 4616, 1, 0), (8, 5120, 128, 128), (12, 5128, 5, 64), (8, 12288, 5, 0), (8, 16400, 4, 32)
+    ]:  # fmt: skip
+        weight, bias_O = weight_of(num_out, width, rows, columns), torch.randn(num_out, device=DEVICE).to(DTYPE)
+        x_TD, bias_O = rows_of(1, width), bias_O if kind is Kind.PLAIN else None
+        assert fits_chunks(x_TD, weight.data_OD, weight.scales)
+        found_TO = ScaledProducts(DEVICE, DTYPE).product(kind, x_TD, weight, bias_O)
+        wanted_TO = expected(kind, x_TD, weight, bias_O)
+        assert found_TO.shape == wanted_TO.shape and error(found_TO, wanted_TO) < EXACT, (width, rows, columns)
 
 
 @SCALES

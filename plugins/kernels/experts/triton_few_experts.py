@@ -18,6 +18,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from hookline.plugins.kernels.norms.triton_gates import gelu_tanh
+from hookline.plugins.kernels.products.triton_row_chunks import PIECE, load_chunk, load_piece_scales, piece_sums
 from hookline.plugins.kernels.products.triton_scales import (
     Scales,
     blocks_of,
@@ -33,6 +34,10 @@ FEWEST_EXPERTS_A_PAIR = 4
 """Of several tokens, few take the same expert if there are this many for each pair."""
 GATE_UP_ELEMENTS, DOWN_ELEMENTS = 16384, 32768
 """Of the weights, in a program's registers at once."""
+CHUNK_OUTPUTS = 2
+"""Outputs of a program of down in e4m3, whose warps take 256 columns of a chunk each."""
+CHUNK_ELEMENTS, MOST_CHUNK_WARPS = 6144, 8
+"""Inputs of an output, of all its token's experts, that a warp takes; and most warps."""
 
 
 @triton.jit(do_not_specialize=["alpha", "limit"])
@@ -144,6 +149,51 @@ def _few_scaled_down_kernel(
     tl.store(out_ptr + tl.program_id(1) * width + out, total.to(out_ptr.dtype.element_ty), mask=out < width)
 
 
+@triton.jit
+def _few_chunked_down_kernel(
+    hidden_ptr, expert_ptr, pair_weight_ptr, weight_ptr, out_ptr, expert_stride, weight_stride, depth, width,
+    scale_ptr, scale_stride, expert_scale_stride, SCALE_ROWS: tl.constexpr, SCALE_COLUMNS: tl.constexpr,
+    CHOSEN: tl.constexpr, CHUNKS: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_C: tl.constexpr, EVEN: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """As _few_down_kernel, of a weight in e4m3: a thread adds up what it reads of all the token's experts."""
+    token = tl.program_id(1)
+    out = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
+    row = tl.where(out < width, out, 0)
+    weights = ()
+    scales = ()
+    for place in tl.static_range(CHOSEN):
+        # Routing was over when the kernel before this one let it start; it is read past the L1.
+        expert = tl.load(expert_ptr + token * CHOSEN + place, cache_modifier=".cg").to(tl.int64)
+        pair_weight = tl.load(pair_weight_ptr + token * CHOSEN + place, cache_modifier=".cg")
+        weight_at, scale_at = weight_ptr + expert * expert_stride, scale_ptr + expert * expert_scale_stride
+        if not SCALE_COLUMNS:
+            scale = tl.load(scale_at + row // SCALE_ROWS * scale_stride)[:, None] * pair_weight
+        for chunk in tl.static_range(CHUNKS):
+            weight = load_chunk(weight_at, row, chunk * BLOCK_C, depth, weight_stride, BLOCK_C, EVEN)
+            weights = weights + (weight,)  # type: ignore[assignment]  # noqa: RUF005 (Triton has no unpacking)
+            if SCALE_COLUMNS:
+                scale = pair_weight * load_piece_scales(
+                    scale_at, row // SCALE_ROWS, chunk * BLOCK_C, depth, scale_stride, SCALE_COLUMNS, BLOCK_C
+                )  # fmt: skip
+            scales = scales + (scale,)  # type: ignore[assignment]  # noqa: RUF005
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    sums = tl.zeros([BLOCK_O, BLOCK_C // 8], tl.float32)
+    for place in tl.static_range(CHOSEN):
+        for chunk in tl.static_range(CHUNKS):
+            column = chunk * BLOCK_C + tl.arange(0, BLOCK_C)[None, :]
+            hidden_at = hidden_ptr + (token * CHOSEN + place) * depth + column
+            if EVEN:
+                hidden = tl.load(hidden_at)
+            else:
+                hidden = tl.load(hidden_at, mask=column < depth, other=0.0)
+            sums += piece_sums(weights[place * CHUNKS + chunk], hidden) * scales[place * CHUNKS + chunk]
+    total = tl.sum(sums, axis=1)
+    tl.store(out_ptr + token * width + out, total.to(out_ptr.dtype.element_ty), mask=out < width)
+
+
 def fits(expert_TA: Tensor, num_experts: int) -> bool:
     """Whether these are few enough.
 
@@ -191,6 +241,18 @@ def few_expert_mlp(
     block_o = max(1, DOWN_ELEMENTS // (block_a * block_f))
     if down_scales is not None:
         assert gate_up_bias_XF is None and down_bias_XD is None
+        num_warps = next_power_of_2(cdiv(num_chosen * inner, CHUNK_ELEMENTS))
+        is_e4m3 = down_XDF.dtype in (torch.float8_e4m3fn, torch.uint8) and down_scales.packed == 1
+        if is_e4m3 and num_warps <= MOST_CHUNK_WARPS and inner % PIECE == 0:
+            block_c = 256 * num_warps
+            _few_chunked_down_kernel[(cdiv(hidden, CHUNK_OUTPUTS), num_tokens)](
+                hidden_PF, expert_TA, weight_TA, down_XDF, out_TD, down_XDF.stride(0), down_XDF.stride(1), inner,
+                hidden, down_scales.factors_RC, down_scales.factors_RC.stride(1), down_scales.factors_RC.stride(0),
+                SCALE_ROWS=down_scales.rows, SCALE_COLUMNS=down_scales.columns, CHOSEN=num_chosen,
+                CHUNKS=cdiv(inner, block_c), BLOCK_O=CHUNK_OUTPUTS, BLOCK_C=block_c, EVEN=inner % block_c == 0,
+                num_warps=num_warps, **options,
+            )  # fmt: skip
+            return out_TD
         _few_scaled_down_kernel[(cdiv(hidden, block_o), num_tokens)](
             hidden_PF, expert_TA, weight_TA, down_XDF, out_TD, down_XDF.stride(0), down_XDF.stride(1), inner, hidden,
             *expert_scaling_arguments(down_scales), **_constants(down_scales, block_f), CHOSEN=num_chosen,

@@ -1,6 +1,7 @@
 """Which kernel multiplies how many rows by a weight in e4m3, int8 or int4.
 
-One row: the thin products, which widen the weight in registers. Up to 128 rows on a Hopper card: the wide one, whose
+One row: the thin products, which widen the weight in registers; of e4m3 and a width between powers of two
+triton_row_chunks.py. Up to 128 rows on a Hopper card: the wide one, whose
 matrix units take e4m3 on both sides if rows may be rounded. More: torch's product of two operands in e4m3. For all
 other cases (other cards, unaligned weights, int8, more rows), the product of batch-invariant mode widens the weight, or
 it is dequantised first. Of int4, where a Hopper card's kernels have room and rows are in bfloat16: triton_int4.py up to
@@ -22,6 +23,7 @@ from hookline.plugins.kernels.products.triton_int4 import TiledInt4, fits_tiled,
 from hookline.plugins.kernels.products.triton_int4_rows import Int4Scratch, fits_rows, rows_of_int4
 from hookline.plugins.kernels.products.triton_product import DTYPES, Kind
 from hookline.plugins.kernels.products.triton_rounding import RoundedRows, round_rows
+from hookline.plugins.kernels.products.triton_row_chunks import chunked_row, fits_chunks
 from hookline.plugins.kernels.products.triton_row_product import row_product
 from hookline.plugins.kernels.products.triton_scales import Scales, dequantised
 from hookline.plugins.kernels.products.triton_thin_int4 import fits_int4, thin_int4
@@ -109,6 +111,8 @@ class ScaledProducts:
         is_int4 = scales.packed == 2
         if is_int4 and fits_int4(x, data_OD, scales):
             return thin_int4(x, data_OD, scales, bias_O, is_silu)
+        if not is_int4 and fits_chunks(x, data_OD, scales):
+            return chunked_row(x, data_OD, bias_O, scales, silu=is_silu)
         if not is_int4 and triton_thin.fits_scaled(x, data_OD):
             return triton_thin.thin_linear(x, data_OD, bias_O, silu=is_silu, scales=scales)
         is_aligned = x.dim() == 2 and has_aligned_rows(data_OD) and has_aligned_rows(x)

@@ -381,9 +381,11 @@ def fits_tiled(x_TD: Tensor, weight: TiledInt4, *, silu: bool = False) -> bool:
     return is_whole and is_few and x_TD.dtype in (torch.bfloat16, torch.float16)
 
 
-def _row_cut(steps: int) -> dict[str, int]:
-    """How the product of one row is cut."""
+def _row_cut(steps: int, *, is_plain: bool = False) -> dict[str, int]:
+    """How the product of one row is cut. is_plain: of a linear, without a gate."""
     block_s, num_warps = (min(32, next_power_of_2(steps)), 4) if steps <= 128 else (128, 8)
+    if block_s == 16 and is_plain:
+        num_warps = 2  # the 256 words of an output are four a thread
     chunks = cdiv(steps, block_s)
     return {
         "BLOCK_O": BLOCK_OUTPUTS, "BLOCK_S": block_s, "CHUNKS": chunks, "TILE": TILE_OUTPUTS, "num_warps": num_warps,
@@ -426,7 +428,8 @@ def tiled_product(
     if num_rows == 1 and x_TD.dtype is torch.bfloat16:
         _one_row_kernel[(cdiv(num_out, BLOCK_OUTPUTS),)](
             x_TD.view(torch.int32), weight.units.view(torch.int32), weight.scales_GO, bias, out_TO, num_out, all_out,
-            num_out, steps, weight.num_columns // 2, None, None, None, None, **_row_cut(steps), **constants,
+            num_out, steps, weight.num_columns // 2, None, None, None, None,
+            **_row_cut(steps, is_plain=not silu), **constants,
         )  # fmt: skip
         return out_TO
     on_pairs = x_TD.device.type == "cuda" and x_TD.dtype is torch.bfloat16
