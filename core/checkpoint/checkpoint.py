@@ -231,12 +231,13 @@ def _split_quantization(config: dict[str, Any], folder: Path | None) -> tuple[di
     QUANTISED_FILES beside it.
     """
     stated = next((config[key] for key in QUANTISED if config.get(key)), None)
-    for file in QUANTISED_FILES if stated is None and folder is not None else ():
-        if stated is None and (folder / file).is_file():
-            found = _json(folder / file)
-            producer = found.get("producer")
-            name = producer.get("name") if isinstance(producer, Mapping) else None
-            stated = {"quant_method": name or file, **found}
+    paths = [] if stated is not None or folder is None else [folder / name for name in QUANTISED_FILES]
+    path = next((one for one in paths if one.is_file()), None)
+    if path is not None:
+        found = _json(path)
+        producer = found.get("producer")
+        name = producer.get("name") if isinstance(producer, Mapping) else None
+        stated = {"quant_method": name or path.name, **found}
     plain = {key: value for key, value in config.items() if key not in QUANTISED}
     if stated is None:
         return plain, None
