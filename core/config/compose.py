@@ -11,7 +11,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,6 +39,8 @@ from hookline.core.plugin.presets import CONF
 from hookline.core.plugin.registry import KINDS
 from hookline.core.util.process import called_as
 
+SWEPT = "*,("
+"""Of these characters, a value that is swept has one: `a,b`, `glob(*)`, `range(1,3)`."""
 CHOICES = (*KINDS, "workload", "experiment")
 """Keys whose value is the name of an option or a preset."""
 
@@ -206,8 +208,8 @@ def _headers_behind_a_mark() -> Iterator[None]:
 
 @contextmanager
 def _composed_once() -> Iterator[None]:
-    """While active, Hydra 1.3 composes a run once instead of twice: the composition by which it reads `hydra.mode` is
-    reused for the run, since only a sweep is composed in another way.
+    """While active, Hydra 1.3 composes a run once instead of twice: the composition by which it reads `hydra.mode`, or
+    its error, is reused for the run, since only a sweep is composed in another way.
     """
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
     from hydra.types import RunMode
@@ -218,12 +220,18 @@ def _composed_once() -> Iterator[None]:
     def _load(self: Any, config_name: str | None, overrides: list[str], run_mode: RunMode, **how: Any) -> Any:
         told, config = kept.pop() if kept else (None, None)
         if run_mode is RunMode.RUN and told is not None and overrides in (told, [*told, "hydra.mode=RUN"]):
+            if isinstance(config, Exception):
+                raise config
             return config
         if run_mode is RunMode.MULTIRUN and how.get("validate_sweep_overrides") is False:  # to read hydra.mode
-            with suppress(Exception):  # of a sweep, or an error that is raised again when it is composed to be run
+            try:
                 config = before(self, config_name, overrides, RunMode.RUN, from_shell=how.get("from_shell", True))
                 kept.append((list(overrides), config))
                 return config
+            except Exception as error:
+                if not any({*one} & {*SWEPT} for one in overrides):  # no sweep, which is composed in another way
+                    kept.append((list(overrides), error))
+                    raise
         return before(self, config_name, overrides, run_mode, **how)
 
     with _replaced(loader, "load_configuration", _load):

@@ -9,7 +9,7 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.types import RunMode
 
 from hookline.core.config.compose import ComposedJob, compose
-from hookline.core.errors import ConfigError
+from hookline.core.errors import ConfigError, HooklineError
 from hookline.core.plugin.host import PluginHost
 from hookline.core.run.settings import RunKeys
 
@@ -62,6 +62,14 @@ def test_jobs_of_a_sweep_have_their_own_configurations_and_numbers(how: list[str
     compose([*how, where, "seed=5"], host, RunKeys, run_job=lambda job: jobs.append(job))
     assert [(job.tree["seed"], job.number) for job in jobs] == [(3, 0), (4, 1), (5, 0)]
     assert all(job.sweep_folder == tmp_path for job in jobs)
+
+
+@pytest.mark.parametrize("argument", ["model=nope", "sed=1"])
+def test_a_mistake_is_composed_once(composed: list[RunMode], argument: str) -> None:
+    """It was composed three times: to read the mode as a run, as a sweep, and to be run."""
+    with pytest.raises(HooklineError):
+        compose([argument], PluginHost.load(), RunKeys)
+    assert composed == [RunMode.RUN]
 
 
 def test_an_error_is_told_as_before() -> None:
