@@ -13,6 +13,7 @@ from tools.fit_kernels import MODELS, PLAN, QUANTISED, WIDE_HEADS, Fits, overrid
 
 HERE = Path(__file__).resolve().parents[1]
 LAUNCH = """
+import os
 import torch
 from hookline.plugins.kernels.products import triton_row_product as invariant
 from hookline.plugins.kernels.products import triton_product
@@ -21,6 +22,7 @@ def tensor(*sizes):
     return torch.empty(sizes, dtype=torch.bfloat16, device="cuda")
 
 def launch():
+    assert not os.listdir(os.environ["TRITON_CACHE_DIR"]), "kernels that were compiled before are read"
     invariant.row_product(tensor(16, 2048), tensor(12288, 2048), None, silu=True)
     kind, x_TD, weight_OD = triton_product.Kind.PLAIN, tensor(64, 2048), tensor(2560, 2048)
     tiling = triton_product.fitting_tiling(kind, x_TD, weight_OD)
@@ -36,6 +38,7 @@ def run(tmp_path, text, *cards):
     """What the tool says of a file that launches kernels, and its exit code."""
     pytest.importorskip("triton")
     (tmp_path / "launches.py").write_text(text)
+    (tmp_path / "cache" / "A_KERNEL_COMPILED_BEFORE").mkdir(parents=True)
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, HERE / "tools" / "fit_kernels.py", "--of", tmp_path / "launches.py", "--processes", "1"]
     named = [word for card in cards for word in ("--card", card)]
