@@ -172,7 +172,7 @@ def _gather(
 
 
 @triton.jit
-def _distance(row_sums, wanted, NUM_DONE: tl.constexpr):
+def _distance(row_sums, wanted, NUM_DONE: tl.constexpr, BITS: tl.constexpr):
     """How far below the largest key the tokens reach `wanted`: the bits that so many passes tell, the others 0."""
     distance = tl.full((), 0, tl.int64)
     above = tl.full((), 0, tl.int64)
@@ -208,7 +208,7 @@ def _sum_parts(
         if tl.load(num_found + row) > NUM_CANDIDATES:
             row_sums = sums + row * NUM_PASSES * NUM_PARTS
             best = tl.load(largest + row)
-            reached = _distance(row_sums, tl.load(totals + row).to(tl.float64) * top_p, NUM_DONE)
+            reached = _distance(row_sums, tl.load(totals + row).to(tl.float64) * top_p, NUM_DONE, BITS)
             columns = tl.program_id(1) * STRETCH + tl.arange(0, STRETCH)
             value = tl.load(logits + row * row_stride + columns, mask=columns < num_tokens, other=-float("inf"))
             value = _scaled(value, tl.load(temperatures + row))
@@ -333,7 +333,7 @@ def _find(
             )
         elif top_k <= 0:
             wanted = tl.load(totals + row).to(tl.float64) * top_p
-            threshold = best - _distance(sums + row * NUM_PASSES * NUM_PARTS, wanted, NUM_PASSES)
+            threshold = best - _distance(sums + row * NUM_PASSES * NUM_PARTS, wanted, NUM_PASSES, BITS)
         else:
             temperature = tl.load(temperatures + row)
             threshold = _threshold_of_row(
