@@ -516,7 +516,7 @@ class Worker(RankWorker):
         self.graphs = None
         self.prompt_graphs = None
         self.draft_graphs = None
-        self._waiting = None
+        self._waiting, self._apart, self._on_device = None, {}, {}
         if self.runner.ranks.num_all > 1 and self.table.device.type == "cuda":
             gc.collect()  # graphs that circles hold, for which nccl would wait
         try:
