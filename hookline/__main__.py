@@ -70,7 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         command, word = (*given[1:], "", "")[:2]
         return _tell("\n".join(candidates(command, word, COMMANDS)))
-    if first.replace("-", "_").isidentifier() and first not in COMMANDS:
+    is_word = first[:1].isalpha() and first.replace("-", "_").isidentifier()  # an option of run's is none
+    if is_word and first not in COMMANDS:
         from hookline.core.util.text import near_miss
 
         meant = _OTHER_WORDS.get(first)
