@@ -1,5 +1,5 @@
-"""When steps, and calls in them, begin and end on the device: by CUDA events, without waiting for them, and on a CPU by
-the host's clock.
+"""Times steps, and calls in them, on the device: by CUDA events, without waiting for them, and on a CPU by the host's
+clock.
 
 Steps are told apart by their order alone.
 """
@@ -24,7 +24,7 @@ class DeviceMarks:
     def __init__(self, device: torch.device) -> None:
         self.is_host = device.type != "cuda"
         self._free: list[Any] = []
-        """Events that have been read."""
+        """Events that have been read and can be recorded again."""
 
     def _mark(self) -> Any:
         if self.is_host:
@@ -39,7 +39,7 @@ class DeviceMarks:
 
 
 class CallClock(DeviceMarks):
-    """How long calls in a step take on the device, by the number of who is called; none while a graph is captured."""
+    """Times calls in a step on the device, by the number of the callee; calls in a graph's capture are not timed."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
@@ -55,7 +55,7 @@ class CallClock(DeviceMarks):
             self._spans.append((number, begun, self._mark()))
 
     def pop(self) -> list[tuple[int, Any, Any]]:
-        """The calls since the last time, for `read` once the device is through with them."""
+        """The calls timed since the last `pop`, for `read` once the device has finished them."""
         spans, self._spans = self._spans, []
         return spans
 

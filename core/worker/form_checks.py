@@ -1,4 +1,4 @@
-"""What is checked of plugins' results in every eager step: shapes and dtypes, which the host knows without waiting."""
+"""Checks of plugins' results in every eager step: shapes and dtypes, which the host knows without waiting."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from hookline.core.plugin.blame import breach
 
 
 class FormChecks:
-    """Raises StepFault naming the plugin that broke its contract, and the method. names: of the plugins, by kind."""
+    """Checks results, raises StepFault naming the plugin that broke its contract and the method. names: by kind."""
 
     def __init__(self, names: Mapping[str, str] | None = None) -> None:
         self._names = names or {}
 
     def fault(self, kind: str, method: str, what: str) -> StepFault:
-        """The error that blames the plugin of a kind for what one of its methods did."""
+        """The error that blames the plugin of a kind for a breach of contract by one of its methods."""
         return StepFault(breach(self._names.get(kind, f"the {kind}"), method, what))
 
     def form(self, kind: str, method: str, found: Any, shape: Sequence[int], *dtypes: torch.dtype) -> None:
-        """Check the shape of what was returned, and its dtype if any are given."""
+        """Check the shape of a result, and its dtype if any dtypes are given."""
         if fault := form_fault(found, shape, dtypes):
             raise self.fault(kind, method, fault)
 
@@ -35,7 +35,7 @@ class FormChecks:
         return scores_N, tokens_N
 
     def parts(self, kind: str, method: str, found: Any, count: int) -> Sequence[Any]:
-        """What a method returned, as a sequence of `count` results."""
+        """A method's return value as a sequence of `count` results."""
         parts = found if isinstance(found, tuple | list) else (found,)
         if len(parts) != count:
             raise self.fault(kind, method, f"it returned {described(found)}, not {count} tensors")
@@ -43,7 +43,7 @@ class FormChecks:
 
 
 def form_fault(found: Any, shape: Sequence[int], dtypes: Sequence[torch.dtype] = (), what: str = "it returned") -> str:
-    """What is wrong with the shape or dtype of a result, in a few words; empty if nothing is."""
+    """A short description of a result's wrong shape or dtype; empty if both are right."""
     if isinstance(found, Tensor) and found.shape == Size(shape) and (not dtypes or found.dtype in dtypes):
         return ""
     dtype = " or ".join(str(one).removeprefix("torch.") for one in dtypes)

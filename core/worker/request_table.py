@@ -1,4 +1,4 @@
-"""What the device keeps of each running request, one row each, and the batch that a step makes of these rows.
+"""The device's table of the running requests, one row each, and the batch that a step gathers from these rows.
 
 The last token, the length and the block table of a request never travel back to the host between steps: a step names
 rows, and everything a decode needs is gathered from them.
@@ -22,11 +22,11 @@ from hookline.core.util.arrays import IntArray, no_ints
 
 
 class RequestTable:
-    """One row per running request, and one more that only padding uses: it writes to the scratch block.
+    """One row per running request, and a padding row, whose block table names only the scratch block.
 
     max_blocks: columns of the block table for each group of layers that has blocks of its own; the groups' columns lie
-    side by side. windows: one for each group, None for full attention. states: of the layers that keep one, zeroed for
-    each request that is admitted. is_by_layer: see CacheGroups.
+    side by side. windows: each group's attention window in tokens, None for full attention. states: the recurrent
+    states, zeroed for each request that is admitted. is_by_layer: see CacheGroups.
     Shapes: last_token_R int64, length_R int32 (tokens known, the last one not yet in the cache), temperature_R float32,
     seed_R int64, block_table_RM int32, shared_len_R int32 (tokens of a prefix shared with other rows). host_length_R
     mirrors length_R on the host.
@@ -54,21 +54,21 @@ class RequestTable:
         self.block_table_RM = torch.full((size, num_columns), scratch_block, dtype=torch.int32, device=device)
         self.windows, self.states = tuple(windows), states
         self.group_tables = torch.split(self.block_table_RM, max_blocks, dim=1)
-        """Each group's part of it, (R, max_blocks)."""
+        """Each group's columns of block_table_RM, (R, max_blocks)."""
         self._tables_GRM = self.block_table_RM.view(size, len(windows), max_blocks).transpose(0, 1)
         self.requests = RequestRows(
             self.last_token_R, self.length_R, self.temperature_R, self.seed_R, self.group_tables[0], block_size,
             self.padding_row,
         )  # fmt: skip
-        """The part of it that kernels are given."""
+        """The tensors of this table that kernels are given."""
         self.starts = torch.arange(size + 1, dtype=torch.int32, device=device)
-        """The first token of each row where every row has one; query_starts_B1 of decodes is its beginning."""
+        """0, 1, 2, ...: the first token of each row if rows have one token; decodes slice query_starts_B1 from it."""
         self.is_plain = self.windows == (None,) and states is None and is_by_layer
         self.shared_len_R = torch.zeros(size, dtype=torch.int32, device=device)
         self.host_length_R = np.ones(size, dtype=np.int32)
         nothing = Sections(on_device(pack(Step()), device), [0] * len(SECTIONS))
         self._decoded: tuple[IntArray, IntArray, Sections] = no_ints(), no_ints(), nothing
-        """Of the last step that only decoded: decode_rows, late_draws, and the sections on the device."""
+        """decode_rows, late_draws and the sections on the device of the last step that only decoded."""
 
     def receive(self, step: Step) -> DeviceStep:
         """Write a step's admissions and blocks into the table; its sections go to the device in one transfer."""
@@ -84,7 +84,7 @@ class RequestTable:
         return Sections(on_device(pack(step), self.device), lengths)
 
     def _change(self, device_step: DeviceStep) -> None:
-        """Write what a step brings into the table."""
+        """Write a step's admissions, restored states, block tables and shared prefix into the table."""
         step, views = device_step.step, device_step.views
         if len(step.admit_rows):
             self.seed_R[views["admit_rows"]] = views["admit_seeds"]
@@ -151,9 +151,9 @@ class RequestTable:
         return batch
 
     def grouped(self, batch: Batch, rows_B: Tensor, batch_rows_T: Tensor | None) -> Batch:
-        """The batch of the first group of layers, with those of the others; the batch itself if all layers are alike.
+        """The first group's batch with the batches of the other groups; the batch itself if all layers are alike.
 
-        rows_B: of the table. batch_rows_T: the row of the batch that each token belongs to; None: token t to row t.
+        rows_B: the table's. batch_rows_T: the row of the batch that each token belongs to; None: token t to row t.
         Device: no host sync; graph-safe.
         """
         if self.is_plain:
@@ -227,14 +227,14 @@ class RequestTable:
 
 @dataclass
 class GroupedBatch(Batch):
-    """The batch of the first group of layers, those of the other groups, and the rows of the request table."""
+    """The batch of the first group of layers, the batches of the other groups, and the rows of the request table."""
 
     others: Sequence[Batch] = ()
     rows_B: Tensor | None = None
 
 
 def state_form(tensor: StateTensor, dtype: torch.dtype, num_ranks: int) -> tuple[tuple[int, ...], torch.dtype]:
-    """Shape and dtype of one rank's part of a request's state. dtype: of states that name none."""
+    """Shape and dtype of one rank's part of a request's state. dtype: for state tensors that name no dtype."""
     shape = list(tensor.shape)
     if tensor.split_dim is not None:
         shape[tensor.split_dim] //= num_ranks
@@ -304,7 +304,7 @@ class LayerStates:
 
 @dataclass(frozen=True)
 class DeviceStep:
-    """A step. send: copies its sections to the device, when they are first asked for: graphs need not all of them."""
+    """A step. send: copies its sections to the device; called on their first use, since some graphs need none."""
 
     step: Step
     send: Callable[[], Sections]
@@ -330,7 +330,7 @@ class SampleRows:
 
 
 def draws_ahead(step: Step) -> IntArray:
-    """For each draw of a step, how many tokens its chunk has behind the one that the draw follows."""
+    """For each draw of a step, how many tokens of its chunk come after the token that the draw follows."""
     ahead = np.zeros(step.num_sampled, dtype=np.int64)
     chunks = step.sampled_chunks
     ends = np.searchsorted(chunks, chunks, side="right")

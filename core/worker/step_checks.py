@@ -1,6 +1,6 @@
-"""Whether models, kernels, samplers and extensions return what their contracts say, and models call `attend` so.
+"""Checks that models, kernels, samplers and extensions keep their contracts, in results and in calls of `attend`.
 
-Everything is checked once per kind of step: in the first eager one, and in the run before the first capture. In later
+Everything is checked once per kind of step: in the first eager step, and in the run before the first capture. In later
 eager steps only the shapes and dtypes of draws are checked, which the host knows; looking at values waits for the
 device. Legend: as in core/contracts.
 """
@@ -39,10 +39,10 @@ Form = Callable[..., Sequence[Sequence[int]]]
 
 
 class StepChecks(FormChecks):
-    """Of the first steps: raises StepFault naming the plugin that broke its contract, and the method.
+    """Checks of first steps: they raise StepFault naming the plugin that broke its contract, and the method.
 
-    names: of the plugins, by kind. sizes, spec: what the model's hidden states and its calls of `attend` are compared
-    with; None leaves their widths unchecked.
+    names: of the plugins, by kind. sizes, spec: the expected sizes of hidden states and of arguments of `attend`; None
+    leaves their widths unchecked.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class StepChecks(FormChecks):
             raise self.fault("model", "forward", what)
 
     def _cache_of(self, layer: Any, called: str) -> LayerCache | None:
-        """What a layer keeps by the model's spec; None if that is not known here."""
+        """The cache that a layer keeps by the model's spec; None if the spec is not known here."""
         if self._spec is None:
             return None
         if not isinstance(layer, int) or not 0 <= layer < self._spec.num_layers:
@@ -110,15 +110,15 @@ class StepChecks(FormChecks):
             raise self.fault("sampler", method, "it wrote to the logits")
 
     def tokens(self, method: str, tokens_N: Any, logits_NV: Tensor) -> None:
-        """Check what a sampler drew: one token of the vocabulary for each row, or NO_TOKEN if the row holds NaN."""
+        """Check a sampler's tokens: one token of the vocabulary for each row, or NO_TOKEN if the row holds NaN."""
         num_rows, vocab_size = logits_NV.shape
         self.form("sampler", method, tokens_N, (num_rows,), torch.int64)
         has_token_N = (tokens_N != NO_TOKEN) | ~logits_NV.isnan().any(1)
         self.inside("sampler", method, tokens_N[has_token_N], "token id", "the vocabulary", 0, vocab_size)
 
     def shard(self, found: Any, num_rows: int, first: int, end: int) -> None:
-        """Check what `sample_shard` drew: for each row a score and a token of the shard, `first` <= token < `end`; or
-        NaN and NO_TOKEN.
+        """Check the result of `sample_shard`: for each row a score and a token of the shard, `first` <= token < `end`;
+        or NaN and NO_TOKEN.
         """
         scores_N, tokens_N = self.shard_form(found, num_rows)
         has_token_N = ~scores_N.isnan() | (tokens_N != NO_TOKEN)
@@ -170,7 +170,7 @@ class StepChecks(FormChecks):
         try:
             shapes = FORMS[name](*arguments, **named)
         except TypeError:
-            return method(*arguments, **named)  # in another form than core's own
+            return method(*arguments, **named)  # its signature differs from core's
         if name in _ATTENDING and self._sizes is not None:
             shapes = [(*shapes[0][:-1], self._sizes.out_dim)]
         found = method(*arguments, **named)
@@ -184,7 +184,7 @@ class StepChecks(FormChecks):
 
 
 def attend_width(sizes: AttentionSpec, cache: LayerCache | None) -> int:
-    """How many columns `attend` is given for a layer: queries, and keys and values unless those of another serve it."""
+    """Columns of a layer's input of `attend`: queries, and keys and values unless it uses another layer's cache."""
     has_keys = not isinstance(cache, SharedCache)
     return (sizes.num_heads + sizes.num_cached * sizes.num_kv_heads * has_keys) * sizes.head_dim
 
@@ -199,7 +199,7 @@ def attend_fault(
     norm: Any,
     form: Any,
 ) -> str:
-    """What is wrong with what a model gave `attend` for a layer that keeps this; empty if nothing is."""
+    """A short description of a model's wrong argument of `attend` for a layer of this cache; empty if all are right."""
     if fault := form_fault(qkv_TC, (num_tokens, attend_width(sizes, cache)), [sizes.dtype], "qkv_TC of"):
         return fault
     for what, value, kind in (("rope", rope, Rope), ("norm", norm, QKNorm)):
@@ -274,10 +274,10 @@ FORMS: dict[str, Form] = {
     "gelu_expert_mlp": lambda x_TD, *others: [x_TD.shape],
     "clamped_expert_mlp": lambda x_TD, *others: [x_TD.shape],
 }
-"""Shapes of what kernels return, by method, from what they are given."""
+"""By method of kernels, a function from its arguments to the shapes of its results."""
 DTYPES = {"route_experts": (torch.int64, torch.float32), "delta_gates": (torch.float32, torch.float32)}
-"""Dtypes of the results that do not have their first argument's."""
+"""By method, the dtypes of results that do not have the first argument's dtype."""
 _ATTENDING = ("attend", "qkv_attend")
 """Operations whose results have the heads of queries and the head dim of values."""
 _BY_DEFAULT = ("qkv_attend", "linear_add_rms_norm", "expert_mlp_add_rms_norm")
-"""Optional operations that every class of kernels has, since their base class computes them by others."""
+"""Optional operations that every class of kernels has, since the base class composes them of other operations."""

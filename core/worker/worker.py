@@ -55,9 +55,9 @@ logger = logging.getLogger("hookline")
 class Handle:
     """A launched step.
 
-    tokens: None while its draws are late, and on ranks whose results nobody collects. apart: see StepResult.
-    kept: the part of it that stays on the device. extras: what its draws needed. calls: of methods of step extensions
-    that were timed, see CallClock.
+    tokens: None while its draws wait for late rows, and on ranks whose results are not collected. apart: see
+    StepResult. kept: the part of `apart` that stays on the device. extras: the requirements of its draws. calls: timed
+    calls of step extensions' methods, see CallClock.
     """
 
     tokens: Rows | None
@@ -70,9 +70,9 @@ class Handle:
 class Worker(RankWorker):
     """The executor of a single rank: a ModelRunner, its CUDA graphs, and the transfer of tokens to the host.
 
-    is_host: whether this rank's host collects the results. blaming: says of a step's error which plugin's code failed;
-    None: nobody's.
-    prepared: kinds of draws to make ready before the first step, besides plain ones. keeps_states: whether the hidden
+    is_host: whether this rank's host collects the results. blaming: finds the plugin whose code raised a step's error;
+    None: no plugin is blamed.
+    prepared: kinds of draws to make ready before the first step, besides plain draws. keeps_states: whether the hidden
     states of each step stay on the device, for a drafter in this process.
     """
 
@@ -90,7 +90,7 @@ class Worker(RankWorker):
         self.prepared = prepared
         self.blaming = blaming
         self._checked: set[tuple[object, ...]] = set()
-        """Kinds of eager steps whose results were checked once: with decodes, chunks, late draws, what draws need."""
+        """Kinds of eager steps whose results were checked: which of four sections are filled, and the Extras."""
         self.failure: str | None = None
         """Why no further step can be computed."""
         self.graphs: DecodeGraphs | None = None
@@ -100,11 +100,11 @@ class Worker(RankWorker):
         self.late = LateWork()
         """Counts from `begin` on, when the worker is ready."""
         self._waiting: tuple[Step, Callable[[int], Tensor | None]] | None = None
-        """The step launched last, if its draws wait for late rows, and what draws by so many of them."""
+        """The step launched last, if its draws wait for late rows, and the function that draws with so many rows."""
         self._apart: Mapping[str, Rows] = {}
-        """What the step computed last has apart from its draws, on the way to the host."""
+        """Arrays of the step computed last that belong to no draw, on the way to the host; see StepResult.apart."""
         self._on_device: Mapping[str, Tensor] = {}
-        """What of it stays on the device."""
+        """The arrays among them that stay on the device."""
 
     @property
     def progress(self) -> int:
@@ -124,7 +124,7 @@ class Worker(RankWorker):
     @torch.inference_mode()
     def profile_run(self, spec: AttentionSpec) -> None:
         """Compute the largest step that the limits allow, so that its memory can be measured; writes to scratch."""
-        with self.runner.checking():  # it is the first forward, where a model's author has the first mistake
+        with self.runner.checking():  # it is the first forward, where mistakes in a new model's code show
             hidden_TD = self._largest_forward(spec)
         self._profile_sampling(spec, hidden_TD)
 
@@ -149,7 +149,7 @@ class Worker(RankWorker):
         return self.runner.forward(batch, stream_TD=stream_TD, watch=self.runner.watch(step, batch, None))
 
     def _padding_sample_rows(self, index_N: Tensor) -> SampleRows:
-        """SampleRows of the padding row from these tokens, at no temperature of zero."""
+        """SampleRows of the padding row that follow these tokens, with temperatures above 0."""
         rows_N = torch.full_like(index_N, self.table.padding_row)
         params = SamplingBatch(self.table.temperature_R[rows_N] + 1, self.table.seed_R[rows_N], rows_N)
         return SampleRows(rows_N, index_N, params)
@@ -158,9 +158,9 @@ class Worker(RankWorker):
     def profile_graphs(
         self, spec: AttentionSpec, shapes: Sequence[PromptShape], draft_sizes: Sequence[int] = ()
     ) -> None:
-        """Compute eagerly what the largest graphs will hold, with padding rows alone, so that memory can be measured.
+        """Compute the steps of the largest graphs eagerly, with padding rows alone, to measure the graphs' memory.
 
-        The largest are enough, since all graphs share their memory.
+        The largest graphs are enough, since all graphs share their memory.
         """
         rows_G = torch.full((spec.max_num_seqs,), self.table.padding_row, device=spec.device)
         DecodeGraphs(self.runner, (), spec.max_model_len).step(rows_G)
@@ -213,7 +213,7 @@ class Worker(RankWorker):
 
     @torch.inference_mode()
     def prepare_draws(self, spec: AttentionSpec) -> None:
-        """Draw eagerly in the ways that are to be ready; those that fail are left out, and warned of."""
+        """Draw once, eagerly, for each kind in `prepared`; kinds that fail are left out, with a warning."""
         self.prepared = [extras for extras in self.prepared if self._can_draw(spec, extras)]
 
     def _can_draw(self, spec: AttentionSpec, extras: Extras) -> bool:
@@ -266,7 +266,7 @@ class Worker(RankWorker):
             handle.calls += self._timed_calls()
 
     def _sent(self, results_N: Tensor | None) -> Rows | None:
-        """What a step drew, on its way to the host; None if it has not drawn yet, or if nobody collects it."""
+        """A step's results on their way to the host; None if it has not drawn yet, or if they are not collected."""
         if results_N is None or not self.is_host:
             return None
         if self.runner.clock is not None:
@@ -301,8 +301,8 @@ class Worker(RankWorker):
             raise told from (cause if told is error or type(error) is StepFault else error)
 
     def _sampler_fault(self, step: Step) -> StepFault | None:
-        """After a step that failed: the fault, if it was given a token outside the vocabulary, which would be blamed on
-        the model. Draws are looked at in the first steps alone; a GPU cannot be asked after such a step.
+        """After a failed step: the sampler's fault, if an input token is outside the vocabulary; the model would be
+        blamed for it. Draws are checked in first steps alone; a GPU computes nothing after such a step.
         """
         if self.table.device.type != "cpu":
             return None
@@ -318,7 +318,7 @@ class Worker(RankWorker):
         return None
 
     def _check_device(self) -> None:
-        """After a step that broke off: free what it left cached, and find out whether the device still computes."""
+        """After a failed step: free the memory that torch cached for it, and see whether the device still computes."""
         if self.table.device.type != "cuda":
             return
         try:
@@ -328,7 +328,7 @@ class Worker(RankWorker):
             self.failure = f"{one_short_line(broken)}; the engine has ended, since its GPU computes no further step"
 
     def _draw_late(self, num_rows: int) -> Tensor | None:
-        """Draw the tokens of the step launched last, which waited: by the first `num_rows` of `late_rows`.
+        """Draw the tokens of the step launched last, which waited, with the first `num_rows` of `late_rows`.
 
         Returns what `_compute` returns for other steps.
         """
@@ -406,9 +406,9 @@ class Worker(RankWorker):
         return replayed
 
     def _send_apart(self, rows: DeviceRows, *, are_rooms: bool = False) -> None:
-        """Start copying to the host what a step has apart from its draws, by name, but for what stays on the device.
+        """Start copying a step's arrays that belong to no draw to the host, by name, unless they stay on the device.
 
-        are_rooms: whether the next step writes over them.
+        are_rooms: whether the next step overwrites these arrays.
         """
         if self.is_host:
             kept = {name: one for name, one in rows.items() if name in self._kept_names}
@@ -434,7 +434,7 @@ class Worker(RankWorker):
 
     @contextmanager
     def _checking_once(self, step: Step, extras: Extras) -> Iterator[None]:
-        """Around eager work: what plugins return is held against their contracts once per kind of step."""
+        """Around eager work: the results of plugins are checked against their contracts once per kind of step."""
         sections = (step.decode_rows, step.chunk_rows, step.forbidden_draws, step.reads)
         kind: tuple[bool | Extras, ...] = (*(len(section) > 0 for section in sections), extras)
         if kind in self._checked:
@@ -463,7 +463,7 @@ class Worker(RankWorker):
         stream_TD: Tensor | None = None,
         watch: LayerWatch | None = None,
     ) -> tuple[Tensor, DeviceRows]:
-        """The hidden states of a step's draws, and what is read of its prompts. stream_TD, watch: see ModelRunner."""
+        """The hidden states of a step's draws, and the rows of prompt readers. stream_TD, watch: see ModelRunner."""
         wanted_N, readers = sampled.token_indices_N, self.runner.readers
         if not len(step.reads):
             return self.runner.forward(batch, wanted_N, stream_TD, watch), {}
@@ -518,12 +518,12 @@ class Worker(RankWorker):
         self.draft_graphs = None
         self._waiting, self._apart, self._on_device = None, {}, {}
         if self.runner.ranks.num_all > 1 and self.table.device.type == "cuda":
-            gc.collect()  # graphs that circles hold, for which nccl would wait
+            gc.collect()  # frees graphs in reference cycles, for which NCCL would wait
         try:
             self.runner.close()
         finally:
             if self.table.device.type == "cuda" and self.runner.ranks.is_free:
-                gc.collect()  # what circles hold
+                gc.collect()  # frees tensors in reference cycles
                 torch.cuda.empty_cache()
 
 

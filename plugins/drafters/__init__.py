@@ -9,7 +9,7 @@ API_VERSION = 2
 
 @dataclass
 class LookupConfig:
-    """Drafts from a request's own tokens: what followed the last time the same tokens came."""
+    """Drafts from a request's own tokens: the tokens that followed its newest tokens where these came before."""
 
     k: int = 4
     """Most drafts for a request in a step, at least 1."""
@@ -33,10 +33,10 @@ class DraftModelConfig:
     k: int = bounded(4, 1, 64)
     """Most drafts for a request in a step."""
     memory_fraction: float = bounded(0.96, above=0, high=1)
-    """Part of the GPU's memory that may be in use once it is there. engine.memory_fraction, 0.9 unless you say
-    otherwise, is taken by the requests' model before, so this one has the difference."""
+    """Part of the GPU's memory that may be in use once the smaller model is loaded. The requests' model takes
+    engine.memory_fraction, 0.9 by default, before, so the smaller model has the difference."""
     cpu_cache_gib: float = bounded(0.5, above=0)
-    """Size of its KV cache on a CPU, in GiB."""
+    """Size of the smaller model's KV cache on a CPU, in GiB."""
     adaptive: bool = True
     """Whether a request whose drafts are all wrong has none in its next step, then in two steps, and so on up to 64; on
     a GPU also whether steps have only as many drafts as pay."""
@@ -62,8 +62,8 @@ class Eagle3Config:
     k: int = bounded(3, 1, 64)
     """Most drafts for a request in a step; the head makes one after the other."""
     layers: list[int] = field(default_factory=list)
-    """After which of the model's layers it reads the residual stream, from 0; none: those that its config.json names,
-    or the usual three."""
+    """The model's layers, from 0, after which the head reads the residual stream; empty: the layers that the head's
+    config.json names, or the usual three."""
     adaptive: bool = True
     """Whether a request whose drafts are all wrong has none in its next step, then in two steps, and so on up to 64; on
     a GPU also whether steps have only as many drafts as pay."""

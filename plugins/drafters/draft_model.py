@@ -50,7 +50,7 @@ class DraftModel(Drafter):
         return self.propose_all([row])[0]
 
     def propose_all(self, rows: Sequence[DraftRow]) -> list[Sequence[int]]:
-        """What the model generates behind each request; nothing where a token is unknown to one of both models."""
+        """The draft model's continuation of each request; it ends before a token that either model does not know."""
         params = [
             SamplingParams(
                 temperature=row.params.temperature,
@@ -75,6 +75,6 @@ class DraftModel(Drafter):
         self._llm.close()
 
     def _known(self, tokens: Sequence[int]) -> list[int]:
-        """The tokens before the first one that the requests' model does not know."""
+        """The tokens before the first token that the requests' model does not know."""
         end = next((place for place, token in enumerate(tokens) if token >= self._vocab_size), len(tokens))
         return list(tokens[:end])

@@ -1,9 +1,9 @@
 """Drafts by an EAGLE-3 head, as published: a layer that reads the model's hidden states after three of its layers.
 
-Its config.json and tensors are those of EAGLE-3's authors (`midlayer.*`) or of speculators (`layers.0.*`). It draws of
-a vocabulary of its own, whose tokens `d2t` names: token i of it is i + d2t[i] of the model's.
+Its config.json and tensors have the form of EAGLE-3's authors (`midlayer.*`) or of speculators (`layers.0.*`). It
+drafts tokens of a smaller vocabulary: token i of the draft vocabulary is the model's token i + d2t[i].
 Source: EAGLE-3, Li et al. 2025, arXiv:2503.01840.
-Legend: T entries, N rows, D hidden of the model, H hidden of the head, V vocabulary, W of the head's own tokens.
+Legend: T entries, N rows, D hidden of the model, H hidden of the head, V vocabulary, W draft vocabulary.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ if TYPE_CHECKING:
     from hookline.plugins.drafters import Eagle3Config
 
 LAYER, OTHER_LAYER = "midlayer", "layers.0"
-"""What the names of the layer's tensors begin with, in the two forms."""
+"""Prefixes of the names of the layer's tensors, in the two forms."""
 EMBED, MODEL_EMBED = "embed_tokens", "model.embed_tokens"
 UNSUPPORTED = ("fc_norm", "norm_before_fc", "norm_output")
-"""Switches that have to be false."""
+"""Switches of config.json that must be false."""
 RANDOM_VOCAB = 32_000
-"""Most tokens that a random head draws of, as published ones do."""
+"""Largest draft vocabulary of a random head, as of published heads."""
 
 
 @dataclass(frozen=True)
 class HeadShape:
     """The sizes and switches of a head.
 
-    model_hidden: D. num_drawn: W. norms_residual: whether what the layer adds to is behind the norm of hidden states.
-    layers: those of the model, after which it reads the stream, ascending.
+    model_hidden: D. num_drawn: W. norms_residual: whether the layer's residual is the normalised hidden state. layers:
+    the model's layers after which the head reads the stream, ascending.
     """
 
     vocab_size: int
@@ -116,8 +116,8 @@ def read_config(hf_config: Mapping[str, Any], num_layers: int) -> HeadShape:
 def _layers(values: ConfigValues, eagle: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
     """The layers after which the head reads the model's stream.
 
-    A list in eagle_config numbers the layers themselves, as the head's training did. One beside it, and what is taken
-    without a list, number the inputs of layers: the stream after the layer before.
+    A list in eagle_config numbers the layers themselves, as the head's training did. A list beside it, and the default
+    without a list, number layers whose input is read: the stream after the layer before.
     """
     key = "eagle_aux_hidden_state_layer_ids"
     listed = values.values.get(key) or [2, num_layers // 2, num_layers - 3]
@@ -192,7 +192,7 @@ class Eagle3Head:
         return self.project(torch.cat(list(streams), -1))
 
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, hidden_TH: Tensor, attend: Attend) -> Tensor:
-        """See DraftHead: the layer's stream, which no norm is behind."""
+        """See DraftHead: the layer's stream, before the final norm."""
         eps, norm = self.shape.eps, self.runtime.kernels.rms_norm
         token_TH = norm(self.embed(token_ids_T), self.token_norm_H, eps)
         normed_TH = norm(hidden_TH, self.hidden_norm_H, eps)
@@ -203,7 +203,7 @@ class Eagle3Head:
         return residual.stream()
 
     def logits(self, hidden_NH: Tensor) -> Tensor:
-        """See DraftHead: -inf for tokens that it does not draw."""
+        """See DraftHead: -inf for tokens outside the draft vocabulary."""
         drawn_NW = self.head(self.norm(hidden_NH))
         if not self.names_tokens:
             return drawn_NW
@@ -213,7 +213,7 @@ class Eagle3Head:
         )
 
     def check_tokens(self) -> None:
-        """Raises: CheckpointError if it draws what is no token of the model, or one token twice."""
+        """Raises: CheckpointError if d2t names a token outside the model's vocabulary, or a token twice."""
         tokens = self._tokens().tolist()
         if min(tokens) < 0 or max(tokens) >= self.shape.vocab_size or len(set(tokens)) < len(tokens):
             raise CheckpointError(
@@ -226,7 +226,7 @@ class Eagle3Head:
         self.ahead_W.copy_(ahead_W[:])
 
     def _tokens(self) -> Tensor:
-        """The model's token of each of the head's own, (W,)."""
+        """The model's token of each token of the draft vocabulary, (W,)."""
         return self.ahead_W + torch.arange(len(self.ahead_W), device=self.ahead_W.device)
 
 
@@ -248,7 +248,7 @@ class Eagle3(HeadDrafter):
 
 
 def _shape(config: Eagle3Config, spec: ModelSpec, config_of: Callable[[str], Mapping[str, Any]]) -> HeadShape:
-    """That of the head, if it fits the model."""
+    """The shape of the head, if it fits the model."""
     hf_config = dict(config_of(config.checkpoint)) if config.checkpoint else _random_config(spec)
     if config.layers:
         hf_config["eagle_config"] = {**(hf_config.get("eagle_config") or {}), **_listed(config.layers)}
@@ -273,7 +273,7 @@ def _listed(layers: Sequence[int]) -> dict[str, Any]:
 def _random_config(spec: ModelSpec) -> dict[str, Any]:
     """A config.json for a random head, with the sizes that published heads of such a model have."""
     heads = {"num_attention_heads": spec.num_heads, "num_key_value_heads": spec.num_kv_heads, "head_dim": spec.head_dim}
-    if spec.value_dim is not None:  # of latent attention, which the head has not
+    if spec.value_dim is not None:  # latent attention, which the head does not have
         heads = {"num_attention_heads": max(1, spec.hidden_size // 128), "head_dim": 128}
     return {
         **heads,

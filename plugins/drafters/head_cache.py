@@ -1,7 +1,7 @@
-"""Which entries of which request lie where in a head's KV cache: rows of a block table, and blocks of the cache.
+"""Where requests' entries lie in a head's KV cache: each request's row of the block table, and its blocks.
 
-Entries are numbered from 0 for each request, whatever its first position is. If all rows or blocks are taken, the
-request that was asked for longest ago is dropped: a preempted one, as running ones are asked for in each step.
+Entries are numbered from 0 for each request, whatever its first position is. If all rows or blocks are taken, the least
+recently used request is dropped: a preempted request, since each step uses the entries of running requests.
 Legend: R rows of requests, M blocks of a row, T tokens.
 """
 
@@ -19,8 +19,8 @@ from torch import Tensor
 
 @dataclass(slots=True)
 class HeadSequence:
-    """What is known of one request's entries. row: of the block table. length: how many entries count. end: the
-    position behind that of the last one.
+    """The entries of a request. row: of the block table. length: number of valid entries. end: the position after the
+    last entry's.
     """
 
     row: int
@@ -40,19 +40,19 @@ class HeadCache:
         num_columns = -(-max_len // block_size)
         self.table_RM = torch.full((num_rows + 1, num_columns), num_blocks, dtype=torch.int32, device=device)
         self._sequences: OrderedDict[int, HeadSequence] = OrderedDict()
-        """By id, the one that was asked for longest ago first."""
+        """By request id, the least recently used request first."""
         self._rows, self._blocks = list(reversed(range(num_rows))), list(reversed(range(num_blocks)))
         self._written: dict[tuple[int, int], int] = {}
-        """Blocks by row and column, which the table on the device has yet to learn."""
+        """Blocks by row and column that have not been written to the table on the device yet."""
 
     def get(self, id: int) -> HeadSequence | None:
-        """What is kept of a request."""
+        """A request's sequence; None if it has none."""
         return self._sequences.get(id)
 
     def with_room(self, id: int, num_entries: int, needed: Collection[int]) -> HeadSequence | None:
-        """A request's sequence with blocks for so many entries behind those that count; None if there are none left.
+        """A request's sequence with blocks for so many entries after its valid ones; None if no blocks are left.
 
-        needed: requests that are not dropped for it. A request that is not known begins.
+        needed: requests that are not dropped for it. A request without a sequence gets an empty one.
         """
         sequence = self._sequences.get(id)
         if sequence is None:
@@ -77,7 +77,7 @@ class HeadCache:
             self._written.clear()
 
     def forget(self, id: int) -> None:
-        """Free what a request has."""
+        """Free a request's row and blocks."""
         sequence = self._sequences.pop(id, None)
         if sequence is not None:
             self._rows.append(sequence.row)
@@ -95,7 +95,7 @@ class HeadCache:
         return index_T + (block_T - column_T) * self.block_size
 
     def _drop_oldest(self, needed: Collection[int]) -> bool:
-        """Forget the request that was asked for longest ago; False if all are needed."""
+        """Forget the least recently used request that is not needed; False if all are needed."""
         oldest = next((id_ for id_ in self._sequences if id_ not in needed), None)
         if oldest is not None:
             self.forget(oldest)

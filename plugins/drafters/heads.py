@@ -1,13 +1,13 @@
-"""Drafts by a head: a layer of its own that reads the model's hidden states, as a checkpoint or a publisher brings it.
+"""Drafts by a head: an extra layer, from the model's checkpoint or another, that reads the model's hidden states.
 
-After each step the entries of its tokens are computed, and before a step with drafts k drafts for each request: where
-the engine captures CUDA graphs, by one graph, or by two where there are more entries than drafts. In a graph each entry
-is a row of its own, as the tokens of captured steps with drafts are; entries of long prompts are computed eagerly, a
-request's as one row. Hidden states stay on the device where rank 0 computes in this process, else they come by way of
-the host. Where some are missing, of a prompt's beginning that the prefix cache has, the head attends to what it saw:
-drafts may be worse, tokens stay the same.
+The head computes an entry of its own KV cache for each token after the token's step, and k drafts for each request
+before a step with drafts. Where the engine captures CUDA graphs, one graph computes both, or two graphs if there are
+too many entries for one. In a graph each entry is a row of its own, as the tokens of captured steps with drafts are;
+entries of long prompts are computed eagerly, with one row for each request. Hidden states stay on the device if rank 0
+computes in this process, else they come by way of the host. For a prompt's beginning that was found in the prefix cache
+there are none, so the head attends only to later entries: drafts may be worse, tokens stay the same.
 Legend: T entries, N requests, B rows of a batch, S streams, D hidden of the model, H hidden of the head, V vocabulary,
-C tokens that are looked at, R rows of requests.
+C most likely tokens, R rows of requests.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from hookline.core.contracts import (
 from hookline.plugins.drafters.head_cache import HeadCache, HeadSequence, on_device
 
 MOST_SINGLE = 256
-"""Most entries of which each is a row of its own."""
+"""Most entries of a batch in which each entry is a row of its own."""
 SIZES = tuple(1 << exponent for exponent in range(9))
-"""Entries, and requests, for which graphs are captured."""
+"""Numbers of entries, and of requests, for which graphs are captured."""
 MOST_REQUESTS = 128
 """Requests of the largest graph of drafts, as a step with drafts has at most 256 tokens."""
 MOST_LIKELY = 256
-"""Tokens that a truncated draw looks at; one that keeps more is cut there."""
+"""Most tokens that a truncated draw keeps, the most likely of those that top_k, top_p and min_p keep."""
 LEAST_JOINED = 32
-"""Entries that graphs of drafts have room for, besides one or two of each request: as many as cost nothing."""
+"""Entries that graphs of drafts for few requests have room for, see `_num_joined`: as many as cost no time."""
 Graph = tuple[Callable[[], None], Tensor, Tensor]
-"""A call that replays it, its input and what it writes."""
+"""A function that replays a CUDA graph, the graph's input, and the tensor that it writes."""
 _Asked = tuple[ComputedRow, HeadSequence, int, int]
-"""A request whose entries are wanted from one position to before another."""
+"""A request with its sequence, and the first position whose entry is wanted and the position after the last."""
 
 
 class PagedHeadAttention:
@@ -69,7 +69,7 @@ class PagedHeadAttention:
         norm: QKNorm | None = None,
         form: AttentionForm = PLAIN_ATTENTION,
     ) -> Tensor:
-        """See Attend. layer: the head has one, whatever its number is."""
+        """See Attend. layer: not used, since the head has a single layer."""
         kernels, kv_2NSKE, batch = self._attention.kernels, self._attention.kv_2NSKE, self._batch
         # Not qkv_attend: rows of a request see each other, and an entry's number is not its position.
         q_THE = kernels.qk_norm_rope_write(qkv_TC, kv_2NSKE, batch, rope, norm)
@@ -101,11 +101,11 @@ class HeadDrafter(Drafter):
         )
         num_hidden = head.spec.hidden_size
         self._hidden_RH = torch.zeros(spec.max_num_seqs + 1, num_hidden, dtype=runtime.dtype, device=self._device)
-        """What the last entry of each request came to, by its row."""
+        """The hidden state of each request's last entry, by the request's row."""
         self._starts = torch.arange(MOST_SINGLE + 1, dtype=torch.int32, device=self._device)
         self._entry_graphs: dict[int, Graph] = {}
         self._draft_graphs: dict[bool, dict[int, Graph]] = {False: {}, True: {}}
-        """By whether they truncate. They compute entries before, see `_num_joined`."""
+        """Graphs by whether their draws truncate, and by size. They compute pending entries first, see `_num_joined`."""
         self._pending: tuple[np.ndarray[Any, np.dtype[np.int64]], set[int]] | None = None
         """The entries of the last step if a graph has room for them, and their requests; not computed yet."""
         if target.captures:
@@ -116,13 +116,13 @@ class HeadDrafter(Drafter):
 
     @torch.inference_mode()
     def observe(self, rows: Sequence[ComputedRow]) -> None:
-        """See Drafter: an entry for each computed token, as the token behind it is known."""
+        """See Drafter: an entry for each computed token, since the token after it is known."""
         self._compute_pending()
         asked, needed = list[_Asked](), {row.id for row in rows}
         for row in rows:
             known = self._cache.get(row.id)
             end = row.start + row.num_computed
-            first = max(row.start, 0 if known is None else known.end)  # those before are there, as after a preemption
+            first = max(row.start, 0 if known is None else known.end)  # earlier entries exist, as after a preemption
             if first >= end:
                 continue
             sequence = self._cache.with_room(row.id, end - first, needed)
@@ -151,7 +151,7 @@ class HeadDrafter(Drafter):
 
     @torch.inference_mode()
     def propose_all(self, rows: Sequence[DraftRow]) -> list[list[int]]:
-        """See Drafter; nothing for a request whose last hidden state it did not get."""
+        """See Drafter; no drafts for a request whose last hidden state the head did not get."""
         found: list[list[int]] = [[] for _ in rows]
         going, needed = [], {row.id for row in rows}
         if self._pending is not None:
@@ -180,7 +180,7 @@ class HeadDrafter(Drafter):
 
     @torch.inference_mode()
     def hidden_of(self, id: int) -> Tensor:
-        """What the last entry of a request came to, (H,)."""
+        """The head's hidden state of a request's last entry, (H,)."""
         self._compute_pending()
         sequence = self._cache.get(id)
         assert sequence is not None, "an entry was computed"
@@ -189,7 +189,7 @@ class HeadDrafter(Drafter):
     def forget(self, id: int) -> None:
         """See Drafter."""
         if self._pending is not None and id in self._pending[1]:
-            self._compute_pending()  # while its row and its blocks are nobody else's
+            self._compute_pending()  # before another request gets its row and its blocks
         self._cache.forget(id)
 
     def close(self) -> None:
@@ -213,7 +213,7 @@ class HeadDrafter(Drafter):
         replay()
 
     def _replayed_drafts(self, graph: Graph, asked: np.ndarray[Any, Any], size: int) -> Tensor:
-        """What a graph of drafts for `size` requests draws for these: (k, N)."""
+        """The drafts (k, N) of these requests, drawn by the graph for `size` requests."""
         replay, inputs_X, drawn_KN = graph
         entries, num_joined = np.empty((5, 0), dtype=np.int64), self._num_joined(size)
         if self._pending is not None:
@@ -226,14 +226,14 @@ class HeadDrafter(Drafter):
         return drawn_KN[:, : asked.shape[1]]
 
     def _gathered(self, asked: Sequence[_Asked], num_entries: int) -> Tensor:
-        """The streams of these entries (S, T, D) on the device: where graphs read them, if graphs compute so many."""
+        """The streams of these entries (S, T, D) on the device: in the graphs' input, if a graph computes so many."""
         layers, start = sorted(asked[0][0].states), 0
         if self._entry_graphs and num_entries <= MOST_SINGLE:
             streams_STD = self._streams_STD[:, :num_entries]
         else:
             shape = len(layers), num_entries, self._target.spec.hidden_size
             streams_STD = torch.empty(shape, dtype=torch.float32, device=self._device)
-        for _, rows in groupby(asked, lambda one: id(one[0].states)):  # those of a step share its states
+        for _, rows in groupby(asked, lambda one: id(one[0].states)):  # rows of one step share its states
             alike = list(rows)
             places = [row.first + first - row.start for row, _, first, _ in alike]
             count = sum(end - first for _, _, first, end in alike)
@@ -248,14 +248,14 @@ class HeadDrafter(Drafter):
         return streams_STD
 
     def _num_joined(self, num_requests: int) -> int:
-        """Entries that the graph of drafts for so many requests has room for: all of a few, else the usual number."""
+        """Entries that a graph of drafts for so many requests has room for: few requests have 1 + k each at most."""
         return min(num_requests * (1 + self.k), max(LEAST_JOINED, 2 * num_requests))
 
     def _compute(self, inputs_5T: Tensor, streams_STD: Tensor, batch: Batch) -> Tensor:
-        """Compute entries, and keep the hidden states of the last ones by their rows. Returns those of all.
+        """Compute entries; keeps the hidden states of requests' last entries, and returns the hidden states of all (T, H).
 
-        inputs_5T: token behind it, position, number, row of the table, row to keep the hidden state in. Device:
-        graph-safe with a batch that is.
+        inputs_5T: of each entry the token after it, position, number, row of the block table, and row of _hidden_RH to
+        keep its hidden state in. Device: graph-safe if the batch is.
         """
         tokens_T, positions_T, _, _, kept_T = inputs_5T
         hidden_TH = self.head.combine(list(streams_STD.to(self._hidden_RH.dtype)))
@@ -264,11 +264,11 @@ class HeadDrafter(Drafter):
         return hidden_TH
 
     def _draw(self, inputs_8N: Tensor, truncates: bool, lengths_N: np.ndarray[Any, Any] | None = None) -> Tensor:
-        """Draw k drafts for each request, each by the entry of the one before: (k, N).
+        """Draw k drafts for each request, each from the entry of the draft before: (k, N).
 
         inputs_8N: row of the table, number and position of the next entry, seed, top_k, and the bits of temperature,
-        top_p and min_p. truncates: whether the last ones and top_k are looked at. lengths_N: the numbers on the host;
-        None in a graph.
+        top_p and min_p. truncates: whether top_k, top_p and min_p apply. lengths_N: the numbers of the next entries on
+        the host; None in a graph.
         """
         rows_N, first_N, position_N, seed_N, top_k_N = inputs_8N[:5]
         temperature_N, top_p_N, min_p_N = inputs_8N[5:].to(torch.int32).view(torch.float32)
@@ -276,7 +276,7 @@ class HeadDrafter(Drafter):
         for ahead in range(self.k):
             if ahead:
                 number_N = first_N + (ahead - 1)
-                # Behind the longest request nothing is drawn that counts.
+                # Drafts past the largest position are never used.
                 entry_N = (position_N + (ahead - 1)).clamp(max=self._last_position)
                 context_N = None if lengths_N is None else lengths_N + ahead
                 tokens_N = drawn[-1].clamp(min=0)
@@ -336,7 +336,7 @@ class HeadDrafter(Drafter):
         )
 
     def _padded(self, *parts: tuple[np.ndarray[Any, Any], int]) -> Tensor:
-        """Inputs with columns for no request up to these sizes, one after the other in memory to copy from."""
+        """Inputs filled up to these sizes with padding columns, one after the other in host memory to copy from."""
         num_numbers = sum(len(inputs) * size for inputs, size in parts)
         sent = torch.empty(num_numbers, dtype=torch.int64, pin_memory=self._device.type == "cuda")
         numbers, first = sent.numpy(), 0
@@ -400,8 +400,8 @@ class HeadDrafter(Drafter):
 def truncated(logits_NV: Tensor, temperature_N: Tensor, top_k_N: Tensor, top_p_N: Tensor, min_p_N: Tensor) -> Tensor:
     """The logits, -inf where a row's top_k, top_p and min_p, in this order, leave no token.
 
-    So a draft is none of the tokens that the model's own draw leaves out. Of a row with any of these, tokens behind the
-    MOST_LIKELY likeliest are left out, too. Rows of temperature 0 stay. logits: float32. Device: graph-safe.
+    So no draft is a token that the model's own draw excludes. A row with any of these limits keeps no tokens beyond its
+    MOST_LIKELY likeliest. Rows of temperature 0 stay as they are. logits: float32. Device: graph-safe.
     """
     temperature_N1, top_k_N1 = temperature_N.unsqueeze(1), top_k_N.unsqueeze(1)
     stays_N1 = ((temperature_N == 0) | ((top_k_N <= 0) & (top_p_N >= 1) & (min_p_N <= 0))).unsqueeze(1)
@@ -447,7 +447,7 @@ def _spans(starts: Sequence[int], asked: Sequence[_Asked]) -> np.ndarray[Any, np
 
 
 def _request(row: DraftRow, sequence: HeadSequence) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """A request's column of what `HeadDrafter._draw` reads."""
+    """A request's column of the inputs of `HeadDrafter._draw`."""
     params = row.params
     temperature, top_p = (1.0 if asked is None else asked for asked in (params.temperature, params.top_p))
     bits = np.array([temperature, top_p, params.min_p or 0.0], dtype=np.float32).view(np.int32)

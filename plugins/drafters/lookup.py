@@ -21,7 +21,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class _Lookup(Drafter):
-    """What both share: the places where the newest tokens came before."""
+    """Base class of both drafters: finds the places where the newest tokens came before."""
 
     def __init__(self, config: LookupConfig, spec: DrafterSpec) -> None:
         for name, low in (("k", 1), ("min_match", 1), ("max_match", config.min_match)):
@@ -45,7 +45,7 @@ class _Lookup(Drafter):
 
 
 class Ngram(_Lookup):
-    """What followed the last time.
+    """Drafts the tokens that followed at the latest of these places.
 
     Source: prompt lookup decoding, Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding.
     """
@@ -61,8 +61,8 @@ class Ngram(_Lookup):
 
 
 class Suffix(_Lookup):
-    """The most frequent continuation, token by token; of equally frequent ones the latest. A continuation that reaches
-    the newest token goes on with the drafts themselves.
+    """Drafts the most frequent continuation, token by token; of equally frequent tokens the latest. A continuation that
+    reaches the newest token goes on with the drafts themselves.
 
     Source: after SuffixDecoding, Oliaro et al. 2024, arXiv:2411.04975; of the request's own tokens alone.
     """

@@ -1,6 +1,6 @@
-"""Drafts by the layer that a checkpoint carries beside the model for this: multi-token prediction.
+"""Drafts by an additional layer of the model's own checkpoint: multi-token prediction.
 
-Which tensors these are, the model's plugin knows (HasDraftHead).
+The model's plugin names the layer's tensors (HasDraftHead).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Mtp(HeadDrafter):
     def reads_layers(
         cls, config: MtpConfig, spec: ModelSpec, config_of: Callable[[str], Mapping[str, Any]]
     ) -> Sequence[int]:
-        """See Drafter: the last one."""
+        """See Drafter: the model's last layer."""
         return [spec.num_layers - 1]
 
 

@@ -1,4 +1,4 @@
-"""A drafter for benchmarks: its drafts are any tokens, of which a stated number is kept in the mean."""
+"""A drafter for benchmarks: its drafts are arbitrary tokens, of which steps keep a stated number on average."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Synthetic(Drafter):
-    """The speed that a drafter of a stated quality would have, without its weights and without what drafting takes."""
+    """Shows the speed with a drafter of a stated quality, without its weights and without the time of drafting."""
 
     adaptive = False
     pretended_length: float | None = 3.0

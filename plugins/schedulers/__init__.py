@@ -12,10 +12,10 @@ API_VERSION = 2
 
 @dataclass
 class WatermarkConfig:
-    """What all policies here have in common."""
+    """The option that all policies here have."""
 
     watermark: float = bounded(0.01, 0, below=1)
-    """Fraction of all KV blocks kept free when a request is admitted beside running ones; spares preemptions."""
+    """Fraction of all KV blocks kept free when a request is admitted beside running requests; avoids preemptions."""
 
 
 @dataclass
@@ -33,7 +33,7 @@ class ChunkedConfig(WatermarkConfig):
 
 @dataclass
 class LongestFirstConfig(WatermarkConfig):
-    """Decodes and prompt chunks in the same step; of waiting prompts those with most left to generate."""
+    """Decodes and prompt chunks in the same step; waiting requests with most tokens left to generate begin first."""
 
     ageing_tokens_per_s: float = bounded(100.0, above=0)
     """How much longer a request counts for each second it waits, in tokens; above 0, so that nothing starves."""
@@ -50,11 +50,11 @@ class FairShareConfig(WatermarkConfig):
     key: str = "tenant"
     """The tag whose values share the machine; requests without it are one tenant together."""
     weights: dict[str, float] = field(default_factory=dict)
-    """How much more than weight 1 each value gets, e.g. {acme: 3}; above 0, and 1 for those not named."""
+    """How much more than weight 1 each value gets, e.g. {acme: 3}; above 0, and 1 for values not named."""
     prompt_token_cost: float = bounded(1.0, 0)
-    """What a computed prompt token counts; those of the prefix cache are free."""
+    """Cost of a computed prompt token in a tenant's service; prompt tokens from the prefix cache are free."""
     output_token_cost: float = bounded(2.0, above=0)
-    """What a generated token counts."""
+    """Cost of a generated token in a tenant's service."""
     max_prompt_steps: int = bounded(MAX_PROMPT_STEPS, 1)
     """Most steps of prompts in a row while a running request could decode; then everybody decodes once. At least 1."""
 

@@ -1,4 +1,4 @@
-"""Mixed steps: every running request decodes, and prompt chunks fill what is left of the step's token budget.
+"""Mixed steps: every running request decodes, and prompt chunks fill the rest of the step's token budget.
 
 No prompt ever stops the decodes, so the time between a request's tokens stays even (Sarathi-Serve, arXiv:2403.02310).
 """
@@ -13,8 +13,8 @@ from hookline.plugins.schedulers import ChunkedConfig
 class Chunked:
     """Even inter-token latency under load: engine.max_num_batched_tokens bounds every step.
 
-    Worst gap, whatever arrives: a running request gets a token in every step, or while its prompt is being computed, at
-    least one token of that. A preempted request waits only for requests that were admitted before it.
+    Worst gap, whatever arrives: every step generates a token of each running request, or computes at least one token of
+    its prompt. A preempted request waits only for requests that were admitted before it.
     """
 
     def __init__(self, config: ChunkedConfig) -> None:

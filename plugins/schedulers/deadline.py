@@ -1,9 +1,9 @@
 """Earliest deadline first, for requests that can still be in time; steps as large as running requests can wait for.
 
-A waiting request is due when its first token has to come. Those due first are admitted first (Liu and Layland 1973,
-doi:10.1145/321738.321743); when not all can be in time, those with most to compute are passed over, so that as many as
-possible are (Moore 1968, doi:10.1287/mnsc.15.1.102). Steps with prompts are as large as fits between two tokens of a
-running request, by the costs of steps that were carried out.
+A waiting request is due when its first token has to come. Requests due first are admitted first (Liu and Layland 1973,
+doi:10.1145/321738.321743); when not all can be in time, the longest are passed over, so that as many as possible are in
+time (Moore 1968, doi:10.1287/mnsc.15.1.102). Steps with prompts are as large as fits between two tokens of a running
+request, by the costs of steps that were carried out.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SPARE = 0.85
 DECODING = 0.6
 """Fraction of that time that decodes may take; a request that would make them take longer is not admitted."""
 MOST_LOOKED_AT = 256
-"""Waiting requests that are checked for being in time; the ones behind them are not urgent yet."""
+"""Waiting requests that are checked for being in time; requests behind them are not urgent yet."""
 
 
 class Deadline:
@@ -43,8 +43,8 @@ class Deadline:
 
     Worst gap, whatever arrives: a running request gets its next token at most 17 steps after its last one, and, once
     the costs of steps are known, about tpot_s after it, if a step of few requests takes less than half of that. Of a
-    prompt that was begun, a chunk is computed in every second step at least. Requests that cannot be in time wait for
-    those that can, but get at least late_share of the prompt tokens, in order of arrival. Preempted requests go first.
+    prompt that was begun, a chunk is computed in every second step at least. Late requests, which cannot be in time,
+    wait for the others, but get at least late_share of the prompt tokens in order of arrival. Preempted ones go first.
     """
 
     def __init__(self, config: DeadlineConfig) -> None:
@@ -227,8 +227,8 @@ class Deadline:
         return best
 
     def _is_worth_trying(self, size: int, best: int, limit: int, room_s: float) -> bool:
-        """Whether to learn what prompts of that size add to a step of decodes. best: largest efficient size so far, or
-        0.
+        """Whether to learn how long a step of decodes takes with prompts of that size. best: largest efficient size so
+        far, or 0.
         """
         seconds = self._costs.prompts.seconds
         is_largest = size in (FIRST_TOKENS, limit) or seconds(2 * size) > room_s
@@ -246,8 +246,8 @@ class Deadline:
     # ---------------------------------------------------------------------------------------------------------- order
 
     def _in_turn(self, view: SchedulerView) -> Iterator[RequestView]:
-        """The waiting requests in order: preempted ones, those in time by due time, the others, and at intervals a late
-        one.
+        """The waiting requests in order: preempted requests, then the others by due time, and at intervals a late
+        request.
         """
         yield from filter(_waits, list(self._preempted.values()))
         late = filter(_waits, list(self._late.values()))
@@ -263,7 +263,7 @@ class Deadline:
             yield from late
 
     def _by_due_time(self, view: SchedulerView) -> Iterator[RequestView]:
-        """Split requests into as many as can be in time, sorted by due time, and those passed over for them."""
+        """As many requests as can be in time, sorted by due time, then the requests passed over, then the rest."""
         throughput = self._costs.throughput
         waiting = (entry for entry in self._queue if entry[1] in self._due and _waits(entry[2]))
         looked_at = list(islice(waiting, MOST_LOOKED_AT))

@@ -1,7 +1,7 @@
 """Weighted service by a tag: the tenant that was served least for its weight is admitted next.
 
-Each tenant has a counter of what it was served, divided by its weight; a waiting request of the tenant with the least
-counter is admitted first. A tenant that was idle begins at the least counter of those that wait, so idle time gives no
+Each tenant has a counter of its service, divided by its weight; a waiting request of the tenant with the least counter
+is admitted first. A tenant that was idle begins at the least counter of the waiting tenants, so idle time gives no
 claim to service later (Virtual Token Counter: Sheng et al. 2024, arXiv:2401.00588).
 """
 
@@ -32,7 +32,7 @@ class _Tenant:
     counter: float = 0.0
     num_live: int = 0
     waiting: dict[int, RequestView] = field(default_factory=dict)
-    """Waiting requests in order of arrival, including those that an uncommitted step has admitted."""
+    """Waiting requests in order of arrival, including requests that an uncommitted step has admitted."""
 
 
 class FairShare:
@@ -40,11 +40,11 @@ class FairShare:
 
     Prompts go before decodes, and all machine time is used as long as any request waits. Two tenants that both wait
     differ, in service over weight, by no more than what the running requests of one of them can cost. If blocks run
-    out, the newest request of the tenant that is furthest ahead is preempted; it goes on before any that has not begun.
+    out, the newest request of the tenant furthest ahead is preempted; it goes on before any request that has not begun.
     Worst gap, whatever arrives: a running request gets its next token at most max_prompt_steps + 1 steps after its last
     one (17 by default), and of a prompt that was begun a chunk is computed in every second step at least. A waiting
-    request is never overtaken by others of its tenant, and by those of another tenant only while that one has been
-    served less for its weight.
+    request is never overtaken by requests of its tenant, and by requests of another tenant only while that tenant has
+    been served less for its weight.
     """
 
     def __init__(self, config: FairShareConfig) -> None:

@@ -2,8 +2,8 @@
 
 A decode step of few rows waits for the weights to come from memory; prompt tokens in the same step use that time. But a
 long answer that begins late decodes alone in the end, so the longest begin first and all end at about the same time
-(Graham 1969, doi:10.1137/0117039). With `pace`, prompts go no faster than that takes: those of short answers are left
-for the steps in which few decodes remain. Tokens in the same step: Sarathi-Serve, arXiv:2403.02310.
+(Graham 1969, doi:10.1137/0117039). With `pace`, prompts are computed no faster than that needs: prompts of short
+answers wait for steps with few decodes. Tokens in the same step: Sarathi-Serve, arXiv:2403.02310.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ BUCKET_TOKENS = 16
 class LongestFirst:
     """Shortest time until all are done; engine.max_num_batched_tokens bounds every step, and some hundred are best.
 
-    Worst gap, whatever arrives: a running request gets a token in every step, or while its prompt is being computed, at
-    least one token of that. A preempted request that had begun to generate goes before all that have not; of those,
-    one is overtaken by arrivals of at most the next max_model_len / ageing_tokens_per_s seconds.
+    Worst gap, whatever arrives: every step generates a token of each running request, or computes at least one token of
+    its prompt. A preempted request that had begun to generate goes before all requests that have not; a request that
+    has not is overtaken by arrivals of at most the next max_model_len / ageing_tokens_per_s seconds.
     """
 
     def __init__(self, config: LongestFirstConfig) -> None:
@@ -77,8 +77,8 @@ class _Ranked:
         self._ids: set[int] = set()
         self._taken: list[RequestView] = []
         self._tokens: Counter[int] = Counter()
-        """Prompt tokens that are not computed yet, of the kept requests, in buckets by what they may still generate.
-        For `pace`: reading a long queue would take longer than a step."""
+        """Prompt tokens of the kept requests that are not computed yet, in buckets by each request's tokens left to
+        generate. For `pace`: reading a long queue would take longer than a step."""
 
     def keep(self, waiting: Sequence[RequestView]) -> bool:
         """Note the requests that wait now; returns whether any is new."""

@@ -18,13 +18,13 @@ FORGETTING = 0.98
 RECENT = 0.2
 """Weight of the newest step in the mean of its size."""
 MOST_SURPRISE = 3.0
-"""A step counts at most as this many times the expected time, because a step that compiled a kernel says nothing of
-others."""
+"""A step counts at most as this many times the expected time, because the time of a step that compiled a kernel says
+nothing of other steps."""
 FIRST_STEPS = 2
 LAST_STEPS = 9
 REFIT_STEPS = 8
 LEAST_TOKENS = 32
-"""Smallest size of prompt steps; each further one is twice as large."""
+"""Smallest size of prompt steps, in tokens; each further size is twice as large."""
 WORTH = 1.3
 """A larger size must be this many times cheaper per token to be preferred: smaller steps answer sooner."""
 STALE_STEPS = 2000
@@ -33,7 +33,7 @@ STALE_STEPS = 2000
 
 @dataclass
 class _Mean:
-    """Means of the last steps of one size. at: number of the latest of them. count: how many there were."""
+    """Means of the last steps of one size. at: number of the latest of these steps. count: how many there were."""
 
     tokens: float
     seconds: float
@@ -144,7 +144,7 @@ class DecodeCosts:
         return row_s + token_s * self._context_per_row
 
     def seconds(self, num_rows: int) -> float:
-        """Seconds for this many rows, with as much to read as the last ones; 0 as long as nothing is known."""
+        """Seconds for this many rows, each with as much to read as rows of the last step; 0 while no cost is known."""
         return self._solution[0] + self.row_s * num_rows if num_rows else 0.0
 
 
@@ -172,8 +172,8 @@ class Throughput:
 
 
 class StepCosts:
-    """The costs of one engine's steps. prompts: of steps with prompts alone. mixed: what prompts add to a step with
-    decodes.
+    """The costs of one engine's steps. prompts: of steps with prompts alone. mixed: the additional seconds of prompts in
+    a step with decodes.
     """
 
     def __init__(self) -> None:

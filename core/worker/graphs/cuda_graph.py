@@ -16,8 +16,8 @@ from hookline.core.worker.runner.model_runner import ModelRunner
 from hookline.core.worker.startup.late_work import CAPTURED, note
 
 MAX_EXTRA_GRAPHS = 192
-"""Most graphs of one ExtraGraphs besides those it has reserved room for, each of draws alone. Requests combine
-extensions freely."""
+"""Most graphs that one ExtraGraphs keeps besides those it has reserved room for: requests combine extensions freely, so
+the number of kinds has no other bound."""
 Key = TypeVar("Key", bound=Hashable)
 Captured = TypeVar("Captured")
 Result = TypeVar("Result")
@@ -43,7 +43,7 @@ class ExtraGraphs(Generic[Key, Captured]):
         return iter(self._graphs)
 
     def reserve(self, count: int) -> None:
-        """Have room for this many graphs besides those that there is room for."""
+        """Raise the number of graphs that are kept at a time by `count`."""
         self._num_reserved += count
 
     def get(self, key: Key, capture: Callable[[], Captured]) -> Captured:
@@ -67,9 +67,9 @@ class ExtraGraphs(Generic[Key, Captured]):
 
 
 class HiddenRoom:
-    """Room for at most `num_rows` hidden states, one for all graphs of layers: draws that are captured read it.
+    """A buffer of at most `num_rows` hidden states, which all graphs of layers write and captured draws read.
 
-    It lies outside the graphs' memory, where what stays between graphs would leave gaps.
+    It lies outside the graphs' memory pool, where a tensor that outlives its graph's replay would leave gaps.
     """
 
     def __init__(self, num_rows: int) -> None:
@@ -77,13 +77,13 @@ class HiddenRoom:
         self._room_ND: Tensor | None = None
 
     def keep(self, hidden_ND: Tensor) -> Tensor:
-        """Copy hidden states to the room's beginning; returns them there. To be called outside of captures first."""
+        """Copy hidden states to the first rows; returns these. The first call allocates, so no capture may make it."""
         if self._room_ND is None:
             self._room_ND = hidden_ND.new_empty((self._num_rows, hidden_ND.shape[1]))
         return self._room_ND[: len(hidden_ND)].copy_(hidden_ND)
 
     def kept(self, num_rows: int) -> Tensor:
-        """The first of those that were kept last."""
+        """The first `num_rows` of the hidden states that were kept last."""
         assert self._room_ND is not None, "nothing was kept"
         return self._room_ND[:num_rows]
 
@@ -103,10 +103,10 @@ class GraphPool:
         self.captures_at_once = captures_at_once
 
     def end_broken(self, graph: torch.cuda.CUDAGraph) -> None:
-        """After a capture that failed: end it if CUDA broke it off, as torch up to 2.13 does not, or not in all parts.
+        """After a failed capture: end it if CUDA broke it off, which torch up to 2.13 does only in part, or not at all.
 
-        It would still allocate for it, draw nothing random on the device, and begin no other capture into this memory,
-        so that later graphs have a memory of their own.
+        Otherwise torch would still allocate for that capture, draw no random numbers on the device, and begin no other
+        capture into this pool. Later graphs get a new pool.
         """
         device = torch.cuda.current_device()
         try:
@@ -127,7 +127,7 @@ def _side_stream(device: torch.device) -> Any:
 
 
 def run_before(step: Callable[[], object], device: torch.device, first: AbstractContextManager[None]) -> None:
-    """A run of what will be captured: it compiles kernels and lets libraries allocate their workspaces."""
+    """Run a step before its capture: this compiles kernels and lets libraries allocate their workspaces."""
     side = _side_stream(device)
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side), first:
@@ -153,7 +153,7 @@ def record(
     started = time.perf_counter()
     if is_known and pool is not None and pool.captures_at_once:
         graph, written = _captured(step, pool, "relaxed")  # kernels may be loaded meanwhile
-        graph.replay()  # which loads the graph onto the device
+        graph.replay()  # loads the graph onto the device
     else:
         run_before(step, device, first)
         graph, written = _captured(step, pool, "global")
@@ -162,9 +162,9 @@ def record(
 
 
 class Recorder:
-    """Records the graphs of a runner into one memory, and knows which kinds of them it has recorded before.
+    """Records the graphs of a runner into one memory pool, and knows which kinds of graphs it has recorded before.
 
-    A kind is whatever is computed alike for all numbers of rows and tokens.
+    Graphs of one kind compute the same for different numbers of rows and tokens.
     """
 
     def __init__(self, runner: ModelRunner) -> None:
@@ -172,13 +172,13 @@ class Recorder:
         self._pool: GraphPool | None = None
 
     def use_pool(self, pool: GraphPool | None) -> None:
-        """Record all graphs into this memory; to be called before the first one. None: each has its own."""
+        """Record all graphs into this pool; to be called before the first recording. None: each graph has its own."""
         self._pool = pool
 
     def record(
         self, step: Callable[[], Result], kind: Hashable, *, sizes_alike: bool = True
     ) -> tuple[torch.cuda.CUDAGraph, Result]:
-        """A graph of this kind, as the function `record` makes it; what plugins return is checked for the first one.
+        """A graph of this kind, as the function `record` makes it; plugins' results are checked for the first graph.
 
         sizes_alike: whether a graph of another size stands for this one, which then needs no run before its capture.
         """
@@ -196,7 +196,7 @@ class Recorder:
 
 
 def _captured(step: Callable[[], Result], pool: GraphPool | None, mode: str) -> tuple[torch.cuda.CUDAGraph, Result]:
-    """As `record` returns. mode: what the capture forbids, as CUDA names it."""
+    """The graph and the tensors that `record` returns. mode: CUDA's capture mode: which calls it forbids."""
     graph, outside = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
     cause: BaseException | None = None
     try:
@@ -204,7 +204,7 @@ def _captured(step: Callable[[], Result], pool: GraphPool | None, mode: str) -> 
             try:
                 written = step()
             except BaseException as error:
-                cause = error  # a capture that is broken off says something else at its end
+                cause = error  # the end of a capture that was broken off raises another error
                 raise
     except BaseException:
         torch.cuda.set_stream(outside)

@@ -2,9 +2,9 @@
 
 A graph's only input is which rows decode; lengths, block tables, sampling parameters and tokens are gathered from the
 table on the device. Rows beyond the step's own are the padding row, which writes to the scratch block. Layers have one
-graph for each number of rows, whatever the draws ask for; draws have one for each kind, and what cannot be captured
-follows the layers eagerly. Of a model that is cut into stages, a rank captures its own layers, and on the last stage
-plain draws; what stages send each other stays outside of graphs.
+graph for each number of rows, whatever the draws ask for; draws have one for each kind, and draws that cannot be
+captured follow the layers eagerly. With pipeline stages, a rank captures its own layers, and the last stage plain
+draws; transfers between stages stay outside of graphs.
 Legend: G rows of a graph, D hidden.
 """
 
@@ -40,7 +40,7 @@ logger = logging.getLogger("hookline")
 class _Layers:
     """The captured layers of a decode step: they compute hidden_GD of the rows in rows_G, whose draws are `sampled`.
 
-    hidden_GD: in the room of all layers. graphs: for rows of which none shares a prefix, and for rows of which some do.
+    hidden_GD: in the HiddenRoom of all sizes. graphs: by whether some of the rows share a prefix.
     """
 
     rows_G: Tensor
@@ -89,7 +89,7 @@ def capture_graphs(
 class DecodeGraphs:
     """Captured decode steps, by their numbers of rows.
 
-    Graphs share their memory, so what layers write is there until any graph but their draws is replayed.
+    Graphs share their memory, so the results of layers are valid until any graph but their draws is replayed.
     stage: the part of the model that this rank computes. stream_GD: where the residual stream of the stage before is
     received; None on the first stage.
     """
@@ -114,7 +114,7 @@ class DecodeGraphs:
         self._stream_rooms: dict[int, Tensor] = {}
         """For each layer whose stream extensions read, room for as many rows as the largest graphs have."""
         self._single: _Draws | None = None
-        """A plain step of one row as a whole: it is so short that a second launch is a hundredth of it."""
+        """One graph of a whole plain step of one row, which is so short that a second launch would add 1 % to it."""
         self._room = HiddenRoom(max(self.sizes, default=0))
         self._shares = shares_prefixes
         self.recorder = Recorder(runner)
@@ -161,13 +161,13 @@ class DecodeGraphs:
         return self._watched_layers.get((size, is_shared, bits), _captured)
 
     def layer_bits(self, extensions: int) -> int:
-        """Of these bits, those of the extensions that see layers."""
+        """The bits of the extensions among these that see layers."""
         if not extensions or self.runner.extensions is None:
             return 0
         return self.runner.extensions.layer_bits(extensions)
 
     def _make_rooms(self, extensions: int) -> None:
-        """Have room for the streams that these extensions read; outside of graphs, whose memory is written over."""
+        """Allocate buffers for the streams that these extensions read, outside the graphs' memory, which is reused."""
         assert self.runner.extensions is not None
         like_GD = self._layers[self.sizes[-1]].hidden_GD
         for layer in self.runner.extensions.read_layers(extensions):
@@ -175,7 +175,7 @@ class DecodeGraphs:
                 self._stream_rooms[layer] = torch.zeros_like(like_GD)
 
     def streams(self, extensions: int, num_rows: int) -> dict[int, Tensor]:
-        """Where the layers write the streams of this many rows that these extensions read, by layer."""
+        """The buffers, by layer, into which graphs copy the streams that these extensions read: this many rows."""
         if not self.layer_bits(extensions):
             return {}
         assert self.runner.extensions is not None
@@ -212,14 +212,14 @@ class DecodeGraphs:
         return not extras.extensions or (extensions is not None and extensions.is_graph_safe(extras.extensions))
 
     def can_replay(self, step: Step) -> bool:
-        """Whether graphs compute the layers of this step: of decodes alone, whose layers no extension sees that cannot
-        be captured.
+        """Whether graphs compute the layers of this step: it has decodes alone, and all extensions that see its layers
+        can be captured.
         """
         is_captured = bool(self.sizes) and not len(step.chunk_rows)
         return is_captured and (not step.extensions or self._may_capture(Extras(self.layer_bits(step.extensions))))
 
     def can_sample(self, step: Step, extras: Extras) -> bool:
-        """Whether they also sample: if no single token is forbidden, and all extensions may be captured."""
+        """Whether graphs also sample: no single token is forbidden, and all extensions can be captured."""
         return not len(step.forbidden_draws) and self._may_capture(extras)
 
     def size(self, num_rows: int) -> int:
@@ -238,7 +238,7 @@ class DecodeGraphs:
         return draws.results_G[: len(rows)]
 
     def begin(self, rows_D: Tensor, rows: IntArray, extras: Extras, *, is_shared: bool) -> _Draws:
-        """`launch` without its draws, which are returned; a graph of a whole step is not replayed yet."""
+        """As `launch`, but the graph to replay next is returned: that of the draws, or of the whole step."""
         size = self.size(len(rows))
         draws = self._draws_of(size, extras)  # before the layers, since a capture draws for the padding row
         layers_graph = self._layers_graph(size, extras.extensions, is_shared=is_shared)  # likewise
@@ -250,7 +250,7 @@ class DecodeGraphs:
         return draws
 
     def finish(self, draws: _Draws, extras: Extras, num_draws: int, num_rows: int) -> Tensor:
-        """Draw by the first `num_rows` late rows what `begin` began; returns what `launch` does."""
+        """Replay the draws that `begin` returned, with the first `num_rows` late rows; returns tokens as `launch`."""
         if extras.late != ALL_LATE:
             self.runner.late_rows.send(num_rows)
         draws.graph.replay()
@@ -263,7 +263,7 @@ class DecodeGraphs:
         return None if self.stream_GD is None else self.stream_GD[:num_rows]
 
     def plain_draws(self, count: int) -> Tensor:
-        """Replay plain draws behind the layers of this many rows, which were replayed last; returns their tokens."""
+        """Replay plain draws after the layers of this many rows, which were replayed last; returns their tokens."""
         draws = self._plain_draws[self.size(count)]
         draws.graph.replay()
         return draws.results_G[:count]
@@ -279,7 +279,7 @@ class DecodeGraphs:
     ) -> tuple[SampleRows, Tensor]:
         """Replay the layers alone; returns the draws and their hidden states, valid until the next launch.
 
-        extensions: bits of those that run in the step.
+        extensions: bits of the extensions that run in the step.
         """
         self.runner.begin()
         layers, count = self.replay_layers(rows_D, rows, extensions, is_shared=is_shared), len(rows)
@@ -312,12 +312,12 @@ class DecodeGraphs:
         return layers.hidden_GD, replace(layers.sampled, streams=streams) if streams else layers.sampled
 
     def _leave_to_padding(self, layers: _Layers) -> None:
-        """Let the layers compute the padding row alone, as a capture does that runs them."""
+        """Make the padding row the only input of these layers, as for a capture that runs them."""
         layers.rows_G.fill_(self.runner.table.padding_row)
         layers.rows = no_ints()
 
     def _layers_for(self, size: int, rows_D: Tensor, rows: IntArray) -> _Layers:
-        """The layers of this size, told of the rows that they compute next."""
+        """The layers of this size, with the rows that they compute next as their input."""
         layers = self._layers[size]
         if not np.array_equal(rows, layers.rows):
             layers.rows_G[: len(rows)].copy_(rows_D)
@@ -336,7 +336,7 @@ class DecodeGraphs:
     def layers(self, rows_G: Tensor, is_shared: bool = False, extensions: int = 0) -> tuple[Tensor, SampleRows]:
         """The first half of a decode step of these rows: hidden states, and the draws that follow them.
 
-        extensions: bits of those that see the layers.
+        extensions: bits of the extensions that see the layers.
         """
         batch, sampled = decode_step(self.runner, rows_G, self.max_model_len, is_shared=is_shared)
         # A copy of the stream, so that an ordinary launch lies between what prepares a step and its first layer, as the
@@ -349,12 +349,12 @@ class DecodeGraphs:
         return hidden_GD, sampled if watch is None else replace(sampled, streams=watch.streams)
 
     def kept_layers(self, rows_G: Tensor) -> tuple[Tensor, SampleRows]:
-        """The same, with the hidden states where captured draws read them."""
+        """`layers`, with the hidden states copied to the buffer that captured draws read."""
         hidden_GD, sampled = self.layers(rows_G)
         return self._room.keep(hidden_GD), sampled
 
     def other_layers(self, layers: _Layers, is_shared: bool, extensions: int = 0) -> None:
-        """The same where some rows share a prefix, or extensions see the layers; writes where plain layers write."""
+        """`layers` with rows that share a prefix, or watching extensions; writes to the plain layers' buffers."""
         hidden_GD, sampled = self.layers(layers.rows_G, is_shared, extensions)
         self._room.keep(hidden_GD)
         for layer, stream_GD in sampled.streams.items():
@@ -363,7 +363,7 @@ class DecodeGraphs:
             getattr(layers.sampled.params, name).copy_(getattr(sampled.params, name))
 
     def draws(self, hidden_GD: Tensor, sampled: SampleRows, extras: Extras) -> Tensor:
-        """The second half: draw, and write the tokens into the table. Returns what goes to the host."""
+        """The second half of a step: draw, and write the tokens into the table. Returns tokens (G,) or scored rows."""
         runner = self.runner
         if extras.late == ALL_LATE:
             runner.late_rows.fetch(len(hidden_GD))

@@ -1,10 +1,10 @@
-"""Steps with drafts as CUDA graphs: every token of the step is a row of its own, as in a decode. Where hidden states of
-all tokens are asked for, decodes are such steps, too.
+"""Steps with drafts as CUDA graphs: every token of the step is a row of its own, as in a decode. If steps keep the
+hidden states of all their tokens, steps of decodes alone use these graphs, too.
 
-The 1 + k tokens of a request lie in as many rows, which have the same block table and contexts one longer each. So
-attention is cut along the contexts as that of decodes is, products are those of few rows, and one graph serves every k
-and every mixture of rows with and without drafts of at most so many tokens. Since a row sees what the rows before it
-write in the same step, all keys are written before any row attends (`Batch.repeats_requests`).
+The 1 + k tokens of a request are 1 + k rows with the same block table and contexts one longer each. So attention is
+split along the contexts as for decodes, matrix products have few rows, and one graph serves every k and every mixture
+of requests with and without drafts of at most so many tokens. Since a row sees the keys that rows before it write in
+the same step, all keys are written before any row attends (`Batch.repeats_requests`).
 Legend: G tokens of a graph, rows and draws as well; D hidden.
 """
 
@@ -26,7 +26,7 @@ from hookline.core.worker.runner.model_runner import ModelRunner
 
 
 class DraftGraphs(LaidOutGraphs[int]):
-    """Captured steps with drafts, by their numbers of tokens, each of which is drawn behind."""
+    """Captured steps with drafts, by their numbers of tokens; a draw follows every token."""
 
     def __init__(self, runner: ModelRunner, sizes: Sequence[int], max_model_len: int) -> None:
         most = max(sizes, default=0)
@@ -35,8 +35,8 @@ class DraftGraphs(LaidOutGraphs[int]):
         self._starts = torch.arange(most + 1, dtype=torch.int32, device=runner.table.device)
 
     def shape(self, step: Step) -> int | None:
-        """See LaidOutGraphs: none for a step with a token that no draw follows, nor for decodes alone of which nothing
-        is kept apart.
+        """See LaidOutGraphs: none for a step with a token that no draw follows, nor for decodes alone, unless hidden
+        states of all tokens are kept.
         """
         if not (len(step.chunk_rows) or self._apart) or len(step.sampled_chunks) != len(step.token_ids_T):
             return None
@@ -49,7 +49,7 @@ class DraftGraphs(LaidOutGraphs[int]):
         return torch.from_numpy(lay_out(step, size, self.runner.table))
 
     def forward(self, inputs_3G: Tensor, size: int) -> Tensor:
-        """See LaidOutGraphs: of all tokens."""
+        """See LaidOutGraphs: the hidden states of all tokens."""
         batch = draft_batch(self.runner.table, inputs_3G, self._starts[: size + 1], self.max_model_len)
         watch = self.runner.captured_watch(inputs_3G[2], batch)
         hidden_GD = self.runner.forward(batch, watch=watch)
@@ -71,7 +71,7 @@ class DraftGraphs(LaidOutGraphs[int]):
 def lay_out(step: Step, size: int, table: RequestTable) -> IntArray:
     """The tokens of a step, their positions and their rows of the table, (3, size): decodes first, then the chunks.
 
-    A token may be LAST_DRAWN. The rest is of the padding row, at its first position. To be called before
+    A token may be LAST_DRAWN. Missing tokens are the padding row's, at position 0. To be called before
     `RequestTable.mirror` of this step.
     """
     decodes, lens = step.decode_rows, step.chunk_lens

@@ -1,7 +1,7 @@
 """Steps whose one input is an array of integers that the host lays out, as two CUDA graphs each: layers, then draws.
 
 Block tables, sampling parameters and the newest tokens are gathered from the request table on the device, and tokens
-and lengths go back into it. Which steps fit, and what their integers are, subclasses say.
+and lengths go back into it. Subclasses define which steps fit and what their integers mean.
 Legend: X integers of a step, N draws, D hidden.
 """
 
@@ -28,7 +28,7 @@ Shape = TypeVar("Shape", bound=Hashable)
 
 @dataclass(frozen=True)
 class _Graphs:
-    """The two halves of a step: forward computes hidden_ND of inputs_X, and draw makes tokens_N of them."""
+    """The two halves of a step: forward computes hidden_ND from inputs_X, and draw samples tokens_N from hidden_ND."""
 
     inputs_X: Tensor
     forward: torch.cuda.CUDAGraph
@@ -38,10 +38,10 @@ class _Graphs:
 
 
 class LaidOutGraphs(ABC, Generic[Shape]):
-    """Captured steps, two graphs for each of these shapes, ascending; a step takes the first that has room for it.
+    """Captured steps, two graphs for each of these shapes, ascending; a step takes the first shape with room for it.
 
-    The first graph ends with the hidden states of the draws, the second is plain sampling. Other draws follow the first
-    one eagerly. max_draws: of the largest shape.
+    The first graph ends with the hidden states of the draws, the second is plain sampling. Draws of other kinds follow
+    the first graph eagerly. max_draws: draws of the largest shape.
     """
 
     def __init__(self, runner: ModelRunner, shapes: Sequence[Shape], max_model_len: int, max_draws: int) -> None:
@@ -52,7 +52,7 @@ class LaidOutGraphs(ABC, Generic[Shape]):
 
     @abstractmethod
     def shape(self, step: Step) -> Shape | None:
-        """The shape of the graphs that fit this step; None if it is too large, or no such step."""
+        """The shape of the graphs that fit this step; None if the step is too large or of another kind."""
 
     @abstractmethod
     def inputs(self, step: Step, shape: Shape) -> Tensor:
@@ -66,10 +66,10 @@ class LaidOutGraphs(ABC, Generic[Shape]):
     def draws(
         self, inputs_X: Tensor, shape: Shape, count: int | None = None, *, all_greedy: bool = False
     ) -> SampleRows:
-        """The draws of a step. count: of how many, from the first on; None: of all. all_greedy: see SamplingBatch."""
+        """The draws of a step. count: only the first so many draws; None: all. all_greedy: see SamplingBatch."""
 
     def apart(self, num_tokens: int) -> dict[str, Tensor]:
-        """What the step computed last has apart from its draws, of its first so many tokens; see StepResult."""
+        """Hidden states of the step computed last that belong to no draw, of its first tokens; see StepResult.apart."""
         return {}
 
     def kind(self, shape: Shape) -> Hashable:
@@ -114,15 +114,15 @@ class LaidOutGraphs(ABC, Generic[Shape]):
         return graphs
 
     def step(self, inputs_X: Tensor, shape: Shape) -> Tensor:
-        """One step: everything that its graphs capture. Returns its tokens."""
+        """Both halves of a step, as its two graphs capture them. Returns its tokens."""
         return self.draw(inputs_X, shape, self.forward(inputs_X, shape))
 
     def kept_forward(self, inputs_X: Tensor, shape: Shape) -> Tensor:
-        """`forward`, with the hidden states where captured draws read them."""
+        """`forward`, with the hidden states copied to the buffer that captured draws read."""
         return self._room.keep(self.forward(inputs_X, shape))
 
     def draw(self, inputs_X: Tensor, shape: Shape, hidden_ND: Tensor) -> Tensor:
-        """The second half: sample plainly, and write the tokens into the table. Returns them."""
+        """The second half of a step: sample plainly, and write the tokens into the table. Returns the tokens."""
         sampled = self.draws(inputs_X, shape)
         tokens_N = self.runner.sample(hidden_ND, sampled)
         self.runner.keep_tokens(sampled, tokens_N)

@@ -3,9 +3,9 @@ than computing them.
 
 A graph's only input is one array of integers that the host lays out from the step; block tables, sampling parameters
 and the newest tokens are gathered from the request table on the device, and tokens and lengths go back into it. Tokens
-beyond the step's own are the queries of one more row, the padding row, which writes to the scratch block. Of a mixed
-step the first decodes are decodes to the kernels too, as many as the graph has; further ones are chunks of one token,
-and if the step has fewer, the rest is padding.
+beyond the step's own are the queries of one more row, the padding row, which writes to the scratch block. In a mixed
+step, kernels compute as many decodes as the shape has; further decodes are chunks of one token, and padding rows take
+the places of missing decodes.
 Legend: T tokens of a graph, B rows (the last one is padding), N = B - 1 draws.
 """
 
@@ -74,7 +74,7 @@ class PromptGraphs(LaidOutGraphs[PromptShape]):
         return holding_shape(self.shapes, len(step.decode_rows), len(step.token_ids_T), len(step.chunk_rows))
 
     def kind(self, shape: PromptShape) -> bool:
-        """See LaidOutGraphs: whether there are decodes."""
+        """See LaidOutGraphs: whether the shape has decodes."""
         return shape.num_decodes > 0
 
     def inputs(self, step: Step, shape: PromptShape) -> Tensor:
@@ -90,15 +90,15 @@ class PromptGraphs(LaidOutGraphs[PromptShape]):
     def draws(
         self, inputs_X: Tensor, shape: PromptShape, count: int | None = None, *, all_greedy: bool = False
     ) -> SampleRows:
-        """See LaidOutGraphs: those of decodes, then those of chunks, then those of padding."""
+        """See LaidOutGraphs: the draws of decodes, then of chunks, then of padding rows."""
         return prompt_sample_rows(self.runner.table, Inputs.of(inputs_X, shape), count, all_greedy=all_greedy)
 
 
 def lay_out(step: Step, shape: PromptShape, table: RequestTable) -> Inputs:
-    """A step's decodes and chunks as the first of the shape's rows; the tokens that are missing form the last one.
+    """A step's decodes and chunks as the first rows of the shape; padding tokens form the last row.
 
-    Decodes beyond those of the shape are chunks of one token; those that a padded shape or an empty step lacks are the
-    padding row's, and nothing is drawn for them. To be called before `RequestTable.mirror` of this step.
+    Decodes beyond the shape's number are chunks of one token; decodes that the step lacks are the padding row's, and
+    nothing is drawn for them. To be called before `RequestTable.mirror` of this step.
     """
     num_draws, padding_row = shape.num_decodes + shape.num_rows, table.padding_row
     decode_rows = _filled(max(shape.num_decodes, len(step.decode_rows)), padding_row, step.decode_rows)
@@ -154,9 +154,9 @@ def prompt_batch(table: RequestTable, inputs: Inputs, num_decodes: int, max_cont
 def prompt_sample_rows(
     table: RequestTable, inputs: Inputs, count: int | None = None, *, all_greedy: bool = False
 ) -> SampleRows:
-    """The draws of a captured step with prompts: those of its decodes, then those of chunks, then those of padding.
+    """The draws of a captured step with prompts: of its decodes, then of its chunks, then of padding rows.
 
-    count: of how many draws, from the first on; None: of all. all_greedy: see SamplingBatch.
+    count: only the first so many draws; None: all. all_greedy: see SamplingBatch.
     """
     rows_N, positions_N = inputs.sample_rows_N[:count], inputs.sample_positions_N[:count]
     params = table.sampling(rows_N, positions_N, all_greedy=all_greedy)

@@ -1,1 +1,1 @@
-"""What a step computed, on its way to the host: tokens, vectors, hidden states."""
+"""Results of a step on their way to the host: tokens, log-probabilities, pooled vectors, hidden states."""

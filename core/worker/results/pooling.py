@@ -25,9 +25,9 @@ from hookline.core.worker.results.prompt_readers import Group, RankReader
 
 
 class RankPooler(RankReader):
-    """One pooler on this rank, made when it is first used, and its state for each row of the request table.
+    """A pooler on this rank, made when it is first used, and its state for each row of the request table.
 
-    name: in errors. make: makes it. reads_all: whether it reads all tokens of a prompt.
+    name: the pooler's, for errors. make: makes the pooler. reads_all: whether it reads all tokens of a prompt.
     """
 
     num_columns = 0
@@ -101,8 +101,8 @@ class RankPooler(RankReader):
     def _pooler(self) -> tuple[Pooler, Tensor]:
         """The pooler, made when it is first asked for, and its state.
 
-        Raises: what making it raised, then and ever after if it refuses this checkpoint: to find that out it may read
-        files, and whoever asks again must not hold up everybody's steps again.
+        Raises: the error of making it. If it refuses this checkpoint, every later call raises the same error without
+        another try: a try may read files, which delays the steps of all requests.
         """
         if self._refusal is not None:
             raise self._refusal.with_traceback(None)
@@ -118,7 +118,7 @@ class RankPooler(RankReader):
         return self._made
 
     def _formed(self, method: str, group: Group, found: Any, num_rows: int, width: int | None = None) -> Tensor:
-        """What a pooler returned, if its shape and dtype are right. width: None if any number of columns is right."""
+        """A pooler's result, after a check of its shape and dtype. width: None if any number of columns is right."""
         if width is None:
             width = found.shape[1] if isinstance(found, Tensor) and found.ndim == 2 else 1
         if fault := form_fault(found, (num_rows, width), [torch.float32]):

@@ -1,6 +1,6 @@
-"""The device's half of what is read of prompts: which hidden states of a step each reader is given, and its rows.
+"""The device's half of reading prompts: each reader gets hidden states of a step's prompt chunks and returns rows.
 
-A step names chunks, and readers by index; one that reads nothing never comes here.
+A step names chunks, and readers by index; steps that read nothing do not come here.
 Legend: T tokens of a step, D hidden, B chunks of a call, F numbers of a row.
 """
 
@@ -26,9 +26,9 @@ DeviceRows = Mapping[str, Tensor]
 class Group:
     """The chunks of a step that one reader reads, as arrays on the host.
 
-    reader: its index. rows, starts, lens: of each chunk, its request's row, the position of the first token that is
-    read, and how many are. flags, sizes, values: see core/requests/prompt_readers.py. tokens: where those that are read
-    stand among the step's.
+    reader: the reader's index. rows, starts, lens: of each chunk, its request's row, the position of the first token
+    that is read, and the number of tokens read. flags, sizes, values: see core/requests/prompt_readers.py. tokens:
+    indices of the tokens read among the step's tokens.
     """
 
     reader: int
@@ -53,9 +53,9 @@ class RankReader(Protocol):
         ...
 
     def run(self, group: Group, hidden_TD: Tensor) -> Tensor | None:
-        """The rows (P, F) float32 that come of the hidden states of the group's tokens; None if none do.
+        """The rows (P, F) float32 computed from the hidden states of the group's tokens; None if there are none.
 
-        Raises: RequestFault, only if its index is FIRST_PLUGIN or more.
+        Raises: RequestFault, but only a plugin's reader, whose index is FIRST_PLUGIN or more.
         """
         ...
 
@@ -67,15 +67,15 @@ class PromptReaders:
         self._readers: dict[int, RankReader] = {}
 
     def add(self, readers: Mapping[int, RankReader]) -> None:
-        """Have these readers, too."""
+        """Add these readers."""
         self._readers.update(readers)
 
     def clear(self) -> None:
-        """Have none any more."""
+        """Remove all readers."""
         self._readers.clear()
 
     def groups(self, step: Step) -> list[Group]:
-        """What is read in a step, by reader."""
+        """The chunks that a step's readers read, in one group for each reader."""
         reads_P4, ends = step.reads.reshape(-1, READ_WIDTH), np.cumsum(step.read_lens)
         firsts = len(step.decode_rows) + np.cumsum(step.chunk_lens) - step.chunk_lens
         found = []
@@ -93,12 +93,12 @@ class PromptReaders:
         return found
 
     def read_last(self, groups: Sequence[Group]) -> bool:
-        """Whether none of them needs more than the last token of each chunk."""
+        """Whether the readers of these groups need only the last token of each chunk."""
         return all(self._readers[group.reader].reads_last for group in groups)
 
     def run(self, groups: Sequence[Group], hidden_TD: Tensor, *, is_whole: bool) -> DeviceRows:
-        """What the readers make of a step. hidden_TD: of all its tokens if is_whole; else of the groups' tokens alone,
-        one group after the other.
+        """The readers' rows of a step. hidden_TD: of all the step's tokens if is_whole; else of the groups' tokens
+        alone, one group after the other.
 
         Raises: RequestFault naming the plugin that failed, and the rows of its requests.
         """
@@ -116,12 +116,12 @@ class PromptReaders:
         return found
 
     def shapes(self, step: Step) -> dict[str, tuple[int, int]]:
-        """The shapes of a step's rows, if all its readers have num_columns: a row for each value they are given."""
+        """The shapes of a step's rows, if all its readers have num_columns: a row for each value of the group."""
         groups = self.groups(step) if len(step.reads) else ()
         return {read_by(one.reader): (len(one.values), self._readers[one.reader].num_columns) for one in groups}
 
 
 def _spans(starts: IntArray, lens: IntArray) -> IntArray:
-    """The numbers from each start on, as many as each length says."""
+    """The integers start, start + 1, ... of each span, as many as its length, one span after the other."""
     found: IntArray = np.repeat(starts - (np.cumsum(lens) - lens), lens) + np.arange(lens.sum())
     return found

@@ -1,7 +1,7 @@
 """Log-probabilities on a rank: of drawn tokens, and of the tokens of prompts.
 
 Legend: N draws, V vocabulary, K alternatives, X = 2 + 2K integers of a scored token: its id, the bits of its float32
-log-probability, the ids of the K most likely tokens and the bits of theirs.
+log-probability, the ids of the K most likely tokens and the bits of their log-probabilities.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ def prompt_scorers(
 
 
 def scored(raw_NV: Tensor, tokens_N: Tensor, num_logprobs: int) -> Tensor:
-    """Tokens with their log-probabilities and those of the most likely ones, (N, X) int64."""
+    """Tokens with their log-probabilities, and the most likely tokens with theirs, (N, X) int64."""
     return _scored(raw_NV, tokens_N, raw_NV.topk(num_logprobs, dim=1) if num_logprobs else None)
 
 
 def scored_alone(raw_NV: Tensor, tokens_N: Tensor, num_logprobs: int) -> Tensor:
     """`scored` of each row by itself: how torch adds up a row depends on how many there are.
 
-    Of equally likely tokens the first comes first, which with topk depends on how many the step asks for.
+    Equally likely tokens are in the order of their ids; topk orders them differently for other num_logprobs.
     """
     rows = []
     for raw_1V, token_1 in zip(torch.split(raw_NV, 1), torch.split(tokens_N, 1), strict=True):

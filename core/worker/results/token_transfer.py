@@ -70,7 +70,7 @@ class TokenTransfer:
         if tokens_N.ndim > 1:
             return send_apart(tokens_N)
         if tokens_N.shape[0] > self._buffers[0][0].shape[0]:
-            # steps in flight keep the old buffers for as long as somebody reads their tokens
+            # steps in flight refer to the old buffers until their tokens have been read
             self._buffers = _buffers(tokens_N.shape[0])
         buffer, event = self._buffers[self._next]
         self._next = (self._next + 1) % RING

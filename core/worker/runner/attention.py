@@ -1,4 +1,4 @@
-"""What core hands to a model's forward as `attend`: the kernels, bound to a step's batches and to the layers' cache.
+"""The `attend` that core hands to a model's forward: the kernels, bound to a step's batches and to the layers' cache.
 
 Legend: T tokens of a step, H heads, K kv heads, E head dim, C = (H + 2K) * E.
 """
@@ -34,7 +34,7 @@ class PagedAttention:
     batch: Batch
     rows_N: Tensor | None = None
     progress: list[int] = field(default_factory=lambda: [0])
-    """One number: calls so far."""
+    """A list of one number, the calls so far, which all steps of a runner share."""
     tap: Any = None
     """See core.layers.tapped; None unless hidden states were asked for."""
     stream_TD: Tensor | None = None
@@ -60,7 +60,7 @@ class PagedAttention:
 
 @dataclass(frozen=True)
 class GroupedAttention:
-    """`core.contracts.Attend` for one step of a model whose layers keep unlike things: a batch for each group.
+    """`core.contracts.Attend` for one step of a model whose layers keep different caches: a batch for each group.
 
     kv_places: the cache of each place of a block, which layers of different groups use. is_new_B: see StateRows.
     """
@@ -127,7 +127,7 @@ def grouped_attention(
     progress: list[int],
     layer_states: LayerStates | None,
 ) -> GroupedAttention:
-    """Let the kernels prepare the batches of a step's groups, and bind the two."""
+    """Let the kernels prepare the batches of a step's groups, and bind kernels and batches."""
     assert isinstance(batch, GroupedBatch), "the request table was made for a single group"
     batches = [batch, *batch.others]
     prepared: dict[int | None, Batch] = {}
@@ -150,7 +150,7 @@ def written_and_attended(
     norm: QKNorm | None,
     form: AttentionForm,
 ) -> Tensor:
-    """What `Kernels.qkv_attend` returns; in two calls if rows see what other rows of the step write."""
+    """The result of `Kernels.qkv_attend`; by two calls if rows attend to keys that other rows write in this step."""
     forms = () if form is PLAIN_ATTENTION else (form,)
     if not batch.repeats_requests:
         return kernels.qkv_attend(qkv_TC, kv_2NSKE, batch, rope, norm, *forms)

@@ -1,8 +1,8 @@
-"""The late rows of a step on their way to the device, and the logits as they change them.
+"""The late rows of a step on their way to the device, where they change the logits of its late draws.
 
 One buffer on the host and one on the device, both at fixed addresses, so that captured graphs read them; allocated when
-a step first needs them. What the rows hold comes from the host: core/requests/late_input.py. They are copied on a
-stream of their own: beside the forward pass of an eager step, beside the computation of logits in a graph.
+a step first needs them. The host fills the rows: core/requests/late_input.py. They are copied on a stream of their own:
+beside the forward pass of an eager step, beside the computation of logits in a graph.
 Legend: N draws, V vocabulary, R rows of the buffers, K late draws, W int32 words of a row.
 """
 
@@ -18,7 +18,7 @@ from hookline.core.util.arrays import WordArray
 
 
 class LateRows(ABC):
-    """Rows for at most `num_rows` draws, and one more on the device, whose words are `neutral`: it changes nothing."""
+    """Rows for at most `num_rows` draws, and on the device a neutral row of words `neutral`, which changes nothing."""
 
     def __init__(self, num_rows: int, width: int, device: torch.device, *, neutral: int) -> None:
         self.neutral_row = num_rows
@@ -28,30 +28,30 @@ class LateRows(ABC):
         """The row of each draw of the step that is drawn next."""
         self._rows_R = torch.arange(num_rows, device=device)
         self._num_placed: int | None = None
-        """Of how many draws, all of them late, _index_R says the rows; None if of others."""
+        """The number of draws in _index_R if all of them are late, each with the row of its index; None otherwise."""
         self._copying: Any = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._sent: Any = torch.cuda.Event() if self._copying is not None else None  # type: ignore[no-untyped-call]
         self._is_begun = self._is_fetching = False
 
     @property
     def host_rows(self) -> WordArray:
-        """The host's buffer; waits until the device has read it, which long is over where tokens came back."""
+        """The host's buffer; waits until the device has read it, which it has once the step's tokens have come back."""
         if self._sent is not None:
             self._sent.synchronize()
         rows: WordArray = self._host_RW.numpy()
         return rows
 
     def begin(self) -> None:
-        """Called before the forward pass of a step: rows that come from now on may replace those of earlier steps.
+        """Called before the forward pass of a step: rows sent from now on may replace the rows of earlier steps.
 
-        All draws that read these must have been launched.
+        All draws that read the earlier rows must have been launched.
         """
         if self._copying is not None:
             self._copying.wait_stream(torch.cuda.current_stream(self._device_RW.device))
         self._is_begun = True
 
     def send(self, num_rows: int) -> None:
-        """Copy the first rows to the device; what is launched from now on comes after that."""
+        """Copy the first rows to the device; work that is launched after this call waits for the copy."""
         if not self._is_begun:
             self.begin()
         self._is_begun = False
@@ -82,10 +82,10 @@ class LateRows(ABC):
             self._sent.record()
 
     def place(self, num_draws: int, late_draws_K: Tensor, rows_K: Tensor | None = None) -> None:
-        """Say which row changes each draw of the step that is drawn next, behind the draws that were launched before.
+        """Set which row changes each draw of the step that is drawn next; draws launched before keep their rows.
 
-        It is row k for the k-th of the late draws, the neutral one for the others. late_draws_K: ascending. rows_K: of
-        each late draw the row, where they are some of a step's.
+        The k-th late draw gets row k, the other draws get the neutral row. late_draws_K: ascending. rows_K: the row of
+        each late draw, if these draws are only some of the step's.
         """
         num_late = len(late_draws_K)
         num_placed = num_draws if num_late == num_draws and rows_K is None else None
@@ -93,7 +93,7 @@ class LateRows(ABC):
             return  # it is written already
         self._num_placed = num_placed
         self._index_R.fill_(self.neutral_row)
-        if num_placed is not None:  # which one copy is enough for
+        if num_placed is not None:  # one copy is enough
             self._index_R[:num_placed].copy_(self._rows_R[:num_placed])
         elif num_late:
             self._index_R[late_draws_K] = self._rows_R[:num_late] if rows_K is None else rows_K
@@ -107,4 +107,4 @@ class LateRows(ABC):
 
     @abstractmethod
     def _changed(self, logits_NV: Tensor, rows_RW: Tensor, index_N: Tensor) -> Tensor:
-        """What `change` returns, of rows that are on the device."""
+        """The logits that `change` returns. rows_RW: on the device. index_N: each draw's row of rows_RW."""

@@ -41,7 +41,7 @@ _UNCHECKED: AbstractContextManager[None] = nullcontext()
 
 @dataclass(frozen=True)
 class Extras:
-    """What a step's draws need beyond plain sampling; each CUDA graph is captured for one such value.
+    """The requirements of a step's draws beyond plain sampling; each CUDA graph of draws is captured for one value.
 
     extensions: bits of the step extensions that run. num_logprobs: alternatives to score for each drawn token; 0
     scores the token alone, -1 nothing. late: whether draws wait for late rows, see NOT_LATE.
@@ -58,21 +58,21 @@ NOT_LATE, SOME_LATE, ALL_LATE = range(3)
 
 
 class ModelRunner:
-    """What a rank computes with: its model, kernels and sampler, its request table and its part of the KV cache.
+    """Runs the model on one rank: with its kernels and sampler, its request table and its part of the KV cache.
 
     kv_cache: (2, layers, blocks + 1, block_size, K, E), or (1, ...) of keys alone; the last block is scratch. groups:
     if the layers' caches differ, how layers share blocks; the second dimension of kv_cache then counts the places of a
     block (see core/kv_cache/groups.py). first_layer: the first of the model's layers that this rank has; 0 without
-    stages. cache_scales: by their indices, of layers whose keys and values are stored divided by a scale. clock: set
+    stages. cache_scales: by layer index, for layers whose keys and values are stored divided by a scale. clock: set
     when steps are timed.
     """
 
     progress: list[int]
-    """One number, which changes with each layer, so that another thread sees that a step gets further."""
+    """A list of one number, which changes with each layer, so that another thread sees a step's progress."""
     groups: CacheGroups | None = None
     """Set if the layers' caches differ."""
     is_checking = False
-    """Whether what plugins return in this step is checked; see `checking`."""
+    """Whether the results of plugins are checked in this step; see `checking`."""
 
     def __init__(
         self,
@@ -112,11 +112,11 @@ class ModelRunner:
         self.late_width = num_mask_words(vocab_size)
         """32-bit words of a late row."""
         self.readers = PromptReaders()
-        """What reads hidden states of prompts."""
+        """The readers of prompts' hidden states."""
         self.readers.add(prompt_scorers(self.whole_logits, self.score, vocab_size))
 
     def extras(self, step: Step) -> Extras:
-        """What the draws of a step need beyond plain sampling."""
+        """The requirements of a step's draws beyond plain sampling."""
         num_late = len(step.late_draws)
         if not step.extensions and step.num_logprobs < 0 and not num_late:
             return PLAIN
@@ -125,7 +125,7 @@ class ModelRunner:
 
     @cached_property
     def late_rows(self) -> LateRows:
-        """Those of a step's late draws; allocated when a step first needs them."""
+        """The buffers of the late rows of a step; allocated when a step first needs them."""
         return self.new_late_rows(max(self.table.padding_row, DRAFT_TOKENS[-1]))  # rows with drafts have several draws
 
     def new_late_rows(self, num_rows: int) -> LateRows:
@@ -150,7 +150,7 @@ class ModelRunner:
                 self.__dict__.pop(name, None)
 
     def begin(self) -> None:
-        """If steps are timed, mark that what is launched from now on is the model's own work."""
+        """If steps are timed, mark the start of the model's own work on the device."""
         if self.clock is not None:
             self.clock.begin()
 
@@ -163,13 +163,13 @@ class ModelRunner:
     ) -> Tensor:
         """Run the model; returns hidden states (N, D) of the batch's tokens that tokens_N names, or of all if None.
 
-        stream_TD: the residual stream that the stage before sent, if there is one; it may be overwritten. watch: what
-        its layers are shown to.
+        stream_TD: the residual stream that the stage before sent, if there is one; it may be overwritten. watch: is
+        shown the stream after each layer.
         A model may skip the other tokens in its last layer. If tokens_N is empty, one row is computed for nothing.
         """
         rows_N = batch.token_ids_T.new_zeros(1) if tokens_N is not None and not len(tokens_N) else tokens_N
         if rows_N is not None and (len(rows_N) >= batch.num_tokens or watch):
-            rows_N = None  # so that the number of rows says which came back
+            rows_N = None  # so that the number of returned rows tells whether the model skipped tokens
         attend = self._attend(batch, rows_N)
         if watch is not None:
             attend = replace(attend, tap=watch)
@@ -203,9 +203,9 @@ class ModelRunner:
         return self._sample(logits_NV, sampled.params, self.ranks.rank * logits_NV.shape[1])
 
     def keep_tokens(self, sampled: SampleRows, results: Tensor) -> None:
-        """Write drawn tokens into the table, so that the next step can start from them; the padding row is as it was.
+        """Write drawn tokens into the table, where the next step starts from them; the padding row stays as it is.
 
-        results: the tokens (N,), or scored rows (N, X), whose first column they are.
+        results: the tokens (N,), or scored rows (N, X), whose first column holds the tokens.
         Device: no host sync; graph-safe.
         """
         tokens_N = results if results.ndim == 1 else results[:, 0]
@@ -245,7 +245,7 @@ class ModelRunner:
 
     @contextmanager
     def checking(self) -> Iterator[None]:
-        """While inside, all that plugins return is checked against their contracts, which waits for the device."""
+        """While inside, the results of plugins are checked against their contracts, which waits for the device."""
         self.is_checking = True
         try:
             yield
@@ -263,7 +263,7 @@ class ModelRunner:
         """The sampled tokens (N,), or scored (N, X).
 
         max_num_tokens: a number that no draw's position exceeds. forbidden: sections that name (draw, token) pairs
-        which must not win. These and late rows come before all extensions, which choose among what is left.
+        which must not be drawn. These and late rows apply before all extensions, which choose among the other tokens.
         Device: no host sync; graph-safe without forbidden tokens, if the extensions are.
         """
         raw_NV, params = self.whole_logits(hidden_ND), sampled.params
@@ -293,7 +293,7 @@ class ModelRunner:
         return torch.cat([scored_NX, *told], dim=1) if told else scored_NX
 
     def watch(self, step: Step, batch: Batch, draws_N: Tensor | None) -> LayerWatch | None:
-        """What the layers of an eager step are shown to; None if nobody sees them. draws_N: as in LayerWatch."""
+        """The watch of an eager step's layers; None if no extension or tap needs them. draws_N: as in LayerWatch."""
         if self.extensions is None or not (self.apart or self.sees_layers(step)):
             return None
         rows_T = self.table.token_rows(step)
@@ -301,11 +301,11 @@ class ModelRunner:
 
     @property
     def apart(self) -> Sequence[str]:
-        """The names of what this rank keeps of its layers in every step, apart from draws; see StepResult."""
+        """The names of the layers' streams that this rank keeps in every step, apart from draws; see StepResult."""
         return () if self.extensions is None else self.extensions.apart
 
     def captured_watch(self, rows_T: Tensor, batch: Batch) -> LayerWatch | None:
-        """What the layers of a captured step are shown to, for `apart`; None without any."""
+        """The watch of a captured step's layers, for `apart`; None if `apart` is empty."""
         return self.extensions.watch(0, rows_T, batch.positions_T, None) if self.extensions and self.apart else None
 
     def sees_layers(self, step: Step) -> bool:
@@ -315,7 +315,7 @@ class ModelRunner:
         )
 
     def num_columns(self, extras: Extras) -> int:
-        """How many numbers a draw sends to the host: a scored row's or the token, and what extensions tell; 0 if the
+        """How many integers a draw sends to the host: its scored row or token, and the results of extensions; 0 if the
         results are the tokens alone.
         """
         width = self.extensions.width(extras.extensions) if extras.extensions and self.extensions is not None else 0
@@ -333,7 +333,7 @@ class ModelRunner:
         return results_NX[:, 0], found
 
     def call_seconds(self, calls: Sequence[Any]) -> Array | None:
-        """How long timed calls of step extensions took, see CallClock.read; the device must be through with them."""
+        """How long timed calls of step extensions took, see CallClock.read; the device must have finished them."""
         extensions = self.extensions
         return None if extensions is None or extensions.clock is None else extensions.clock.read(calls)
 
@@ -342,7 +342,7 @@ class ModelRunner:
         return self.ranks.all_gather_last(self._logits(hidden_ND))[:, : self.vocab_size]
 
     def score(self, raw_NV: Tensor, tokens_N: Tensor, num_logprobs: int) -> Tensor:
-        """These tokens scored: (N, X)."""
+        """The scored rows (N, X) of these tokens."""
         if not (self._scores_by_sampler and raw_NV.is_cuda):
             return (scored_alone if self.batch_invariant else scored)(raw_NV, tokens_N, num_logprobs)
         if not self.is_checking:
@@ -361,9 +361,9 @@ def num_scored(extras: Extras) -> int:
 
 
 def allowed_tokens(logits_NV: Tensor, tokens_N: Tensor) -> Tensor:
-    """The drawn tokens (N,), but FORBIDDEN + t for a token t whose logit is -inf, as samplers draw in a row in which
-    nothing else is left. NO_TOKEN stays as it is.
+    """The drawn tokens (N,), but FORBIDDEN + t for a token t whose logit is -inf, which samplers draw from a row of
+    nothing but -inf. NO_TOKEN stays as it is.
     """
     logits_N = logits_NV.gather(1, tokens_N.clamp(min=0).unsqueeze(1)).squeeze(1)
-    # Of a negative number the bits of FORBIDDEN are set already.
+    # In NO_TOKEN, which is negative, the bits of FORBIDDEN are set already.
     return torch.where(logits_N == -torch.inf, tokens_N | FORBIDDEN, tokens_N)

@@ -33,7 +33,7 @@ DURING = " during a step"
 
 
 class RankExtension:
-    """One extension on a rank: its object and its columns, floats_FR float32 and ints_IR int64.
+    """An extension on a rank: its object and its columns, floats_FR float32 and ints_IR int64.
 
     layers, reads: the layers that it changes, and those whose stream it reads. width: W.
     """
@@ -65,7 +65,7 @@ class RankExtension:
         return tuple(sorted(set(layers)))
 
     def use(self, extension: Any) -> None:
-        """Put another object in the extension's place, which hands on to it."""
+        """Replace the extension's object with a wrapper that calls it."""
         self.extension = extension
 
     def load(self, row: int, values_X: Tensor) -> None:
@@ -101,14 +101,14 @@ class RankExtensions:
         self.own_layers = range(spec.num_layers) if own_layers is None else own_layers
         """The layers of this rank's stage."""
         self.taps = [layer for layer in sorted(taps) if layer in self.own_layers]
-        """Those of them in engine.taps, whose stream every step has for observers."""
+        """The layers of this stage that engine.taps or the drafter asks for: every step keeps their stream."""
         self.apart = [tapped_after(layer) for layer in self.taps]
-        """The names of what a watch keeps of every step; see StepResult.apart."""
+        """The names of the streams that a watch keeps in every step; see StepResult.apart."""
         self._made: dict[int, RankExtension] = {}
         self.generation = 0
         """Changes when an extension is made anew: graphs that captured the old one must not be replayed."""
         self.clock = CallClock(spec.device) if spec.device.type == "cpu" else None
-        """What times the extensions' methods; on a GPU once `time_calls` asked for it."""
+        """Times the extensions' methods; on a GPU None until `time_calls` is called."""
 
     @cached_property
     def _tokenizer(self) -> TokenTexts | None:
@@ -128,7 +128,7 @@ class RankExtensions:
     def extension(self, index: int, rows: Sequence[int] = ()) -> RankExtension:
         """The extension of this index, made on first use; that never happens inside a graph's capture.
 
-        rows: of the requests that end if it cannot be made; without any, all that use it end.
+        rows: the rows of the requests that end if it cannot be made; if empty, all requests that use it end.
         Raises: RequestFault if it cannot be made.
         """
         if index not in self._made:
@@ -139,7 +139,7 @@ class RankExtensions:
         return self._made[index]
 
     def raising(self, index: int, method: str, rows: Sequence[int] = ()) -> Raising:
-        """Around an extension's method: its errors end the requests in these rows, or all that use it."""
+        """Around an extension's method: its errors end the requests in these rows, or all requests that use it."""
         entry, extensions = self.stages[index].entry, 0 if rows else 1 << index
 
         def fault(error: BaseException) -> RequestFault:
@@ -174,11 +174,11 @@ class RankExtensions:
         return all(one.stage.entry.needs.graph_safe for one in self.running(extensions))
 
     def treats_sizes_alike(self, extensions: int) -> bool:
-        """Whether none of the extensions whose bits are set makes something for a number of rows."""
+        """Whether the extensions whose bits are set compute the same for all numbers of rows."""
         return all(one.stage.entry.needs.sizes_alike for one in self.running(extensions))
 
     def layer_bits(self, extensions: int) -> int:
-        """Of these bits, those of the extensions that change or read the stream after some layer."""
+        """The bits of the extensions among these that change or read the stream after some layer."""
         return sum(1 << one.index for one in self.running(extensions) if one.layers or one.reads)
 
     def read_layers(self, extensions: int) -> list[int]:
@@ -200,7 +200,7 @@ class RankExtensions:
             for row, piece in zip(step.known_rows.tolist(), pieces, strict=True):
                 self.tokens_RL[row, : len(piece)] = piece
         if step.has_drafts and self.reads_tokens(step.extensions):
-            # A draw reads the drafts before it. Those that turn out wrong are written over before they are read again.
+            # A draw reads the drafts before it. Drafts that turn out wrong are overwritten before they are read again.
             places_T = np.concatenate(
                 [
                     np.arange(start, start + length)
@@ -212,19 +212,19 @@ class RankExtensions:
 
     def _load(self, row: int, index: int, values_X: Tensor) -> None:
         if not len(values_X) and index not in self._made:
-            return  # a new one holds nothing that was to be forgotten
+            return  # an extension that was never made holds no arguments to forget
         extension = self.extension(index, [row])
         try:
             with self.calling(index, "load", [row] * bool(len(values_X))):
                 extension.load(row, values_X)
         except BaseException:
-            if not len(values_X):  # it does not forget the row's last owner, so it is made anew, and all its users end
+            if not len(values_X):  # it keeps arguments of the row's last owner, so it is made anew; all its users end
                 del self._made[index]
                 self.generation += 1
             raise
 
     def watch(self, extensions: int, rows_T: Tensor, positions_T: Tensor, draws_N: Tensor | None) -> LayerWatch | None:
-        """What the model's layers are shown to in a step that runs these extensions; None if nobody sees them.
+        """The watch of the model's layers in a step that runs these extensions; None if no extension or tap needs it.
 
         rows_T: the row of the request table of each token. draws_N: which of the tokens draws follow; None for all.
         """
@@ -242,7 +242,7 @@ class RankExtensions:
     ) -> Tensor:
         """Logits (N, V) float32 as the extensions leave them; may overwrite its input.
 
-        is_checking: whether to look for NaN in what they return, which waits for the device.
+        is_checking: whether to look for NaN in their results, which waits for the device.
 
         Raises: RequestFault naming the extension that failed.
         """
@@ -263,7 +263,7 @@ class RankExtensions:
         return logits_NV
 
     def results(self, tokens_N: Tensor, extensions: int, sampled: SampleRows, max_num_tokens: int) -> list[Tensor]:
-        """What the extensions tell the host of these draws: (N, W) int64 each, float32 as its bits.
+        """The extensions' results for these draws, for the host: (N, W) int64 each, float32 as its bits.
 
         Raises: RequestFault naming the extension that failed.
         """
@@ -280,7 +280,7 @@ class RankExtensions:
         return found
 
     def split(self, numbers_NX: np.ndarray[Any, Any], extensions: int) -> dict[str, np.ndarray[Any, Any]]:
-        """What `results` computed, side by side, on the host again: (N, W) by the extension's name, in its dtype."""
+        """The columns of all `results`, on the host, as an array (N, W) by the extension's name, in its dtype."""
         found, start = {}, 0
         for one in self.running(extensions):
             if one.stage.has_results:

@@ -1,4 +1,4 @@
-"""What stands between a model and its `attend` where a step needs it: checks of first steps, and scales of the cache.
+"""Wrappers of the `attend` that a model is given: checks in first steps, and scales of cached keys and values.
 
 Legend: T tokens of a step, H heads, K kv heads, E head dim, C = (H + 2K) * E.
 """
@@ -16,9 +16,7 @@ from hookline.core.worker.step_checks import StepChecks
 
 
 class CheckedAttention:
-    """`core.contracts.Attend` as another one is, for first steps: what the model gives it is checked before kernels
-    are given it.
-    """
+    """Wraps a `core.contracts.Attend` in first steps: it checks the model's arguments before kernels are given them."""
 
     def __init__(self, attend: Any, checks: StepChecks, num_tokens: int) -> None:
         self._attend, self._checks, self._num_tokens = attend, checks, num_tokens
@@ -49,8 +47,8 @@ class CheckedAttention:
 class LayerScale:
     """The scales of one layer, by which its cached keys and values are divided: k of keys, v of values.
 
-    Queries are multiplied by what keys are divided by, so scores stay as they are, and results by what values are
-    divided by; kernels know no scale. Scales are powers of two, so none of this rounds. Legend: C = (H + 2K) * E.
+    Queries are multiplied by k, so attention scores stay as they are, and results by v; kernels know no scale. Scales
+    are powers of two, so none of this rounds. Legend: C = (H + 2K) * E.
     """
 
     def __init__(self, k: float, v: float, spec: AttentionSpec) -> None:
@@ -64,7 +62,7 @@ class LayerScale:
         self._norm: tuple[QKNorm, QKNorm] | None = None
 
     def scaled(self, qkv_TC: Tensor, norm: QKNorm | None) -> tuple[Tensor, QKNorm | None]:
-        """What kernels are given. A norm undoes what stands before it, so its weights are scaled, once for all steps.
+        """The arguments for kernels. A norm undoes its input's scale, so its weights are scaled, once for all steps.
 
         Shapes: qkv_TC (T, C), or queries alone (T, H * E).
         """
@@ -76,7 +74,7 @@ class LayerScale:
 
 
 class ScaledAttention:
-    """`core.contracts.Attend` as another one is, for layers of which some have a scale."""
+    """Wraps a `core.contracts.Attend` for a model in which some layers have a LayerScale."""
 
     def __init__(self, attend: Any, scales: Mapping[int, LayerScale]) -> None:
         self._attend, self._scales = attend, scales

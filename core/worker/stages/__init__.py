@@ -1,1 +1,1 @@
-"""One stage of a model that is cut into stages: micro-batches between ranks of which each has some of the layers."""
+"""A pipeline stage, a rank with some of the model's layers: it computes micro-batches and sends them to the next."""

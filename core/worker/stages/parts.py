@@ -1,4 +1,4 @@
-"""One micro-batch on one stage of a model: its stream is received, its layers are computed, the last stage draws.
+"""A micro-batch on a pipeline stage: the stage receives its stream and computes its layers; the last stage draws.
 
 Legend: as in core/worker/request_table.py; D hidden.
 """
@@ -30,7 +30,7 @@ Key = TypeVar("Key", int, str)
 
 
 class Links(ReadLinks, Protocol):
-    """What connects a rank with other stages; see `core.distributed.stage_links.StageLinks`."""
+    """A rank's links to other stages; see `core.distributed.stage_links.StageLinks`."""
 
     def end_part(self) -> None:
         """Note, for the monitor of the ranks, that a micro-batch was computed."""
@@ -39,11 +39,11 @@ class Links(ReadLinks, Protocol):
 
 @dataclass(frozen=True)
 class ComputedPart:
-    """A micro-batch that was computed up to its hidden states: of its draws, or of all tokens but on the last stage.
+    """A micro-batch computed up to its hidden states: of its draws on the last stage, of all tokens on the others.
 
-    sampled: None if a graph computed it, which needs only the rows that decode. graphs: those that can replay the
-    draws; None if they are computed eagerly. reads: on the last stage. streams, apart: see LayerWatch; of the layers
-    of this stage, and of those before.
+    sampled: None if a graph computed it, which needs only the rows that decode. graphs: the graphs that can replay the
+    draws; None if draws are computed eagerly. reads: of its prompts, on the last stage. streams, apart: see LayerWatch;
+    of the layers of this stage and of earlier stages.
     """
 
     part: MicroBatch
@@ -57,7 +57,7 @@ class ComputedPart:
 
     @property
     def rows_N(self) -> Tensor:
-        """Rows of the request table, of each draw."""
+        """Each draw's row of the request table."""
         if self.sampled is not None:
             return self.sampled.rows_N
         rows_D: Tensor = self.device_step.views["decode_rows"]
@@ -68,11 +68,10 @@ NOTHING_KEPT: Mapping[str, int] = {}
 
 
 class PartWorker(Worker):
-    """What a `Worker` of one stage has, and what it does with a single micro-batch; `StageWorker` puts steps together
-    from them.
+    """The `Worker` of a pipeline stage as far as single micro-batches go; `StageWorker` puts steps together from them.
 
-    links: to the ranks of the other stages. hidden_size: D. kept: what every step has apart from its draws, by name, of
-    layers that the first stage does not have.
+    links: to the ranks of the other stages. hidden_size: D. kept: the layers, by name, whose streams every step keeps
+    apart from its draws and that the first stage does not have.
     """
 
     def __init__(
@@ -139,13 +138,13 @@ class PartWorker(Worker):
             if not step.num_plugin_reads:
                 raise
             assert stream_TD is not None, "the last stage receives a stream"
-            hidden_ND, reads = stream_TD[:0], PartReads(fault=fault)  # other stages are told before this one raises it
+            hidden_ND, reads = stream_TD[:0], PartReads(fault=fault)  # raised once the other stages are told of it
         return ComputedPart(part, device_step, sampled, hidden_ND, None, reads, streams, apart)
 
     def _hand_on_streams(self, one: ComputedPart) -> ComputedPart:
-        """Receive the streams that are read of the stages before; send them on, or keep them where draws are.
+        """Receive the streams that earlier stages' layers are read for; send them on, or keep them on the last stage.
 
-        Extensions read those of the draws' tokens; those of all tokens are kept apart.
+        Extensions read the streams of the draws' tokens; the streams of all tokens are kept apart for the host.
         """
         step, extensions, streams, apart = one.part.step, self.runner.extensions, one.streams, one.apart
         if not (step.extensions or self._kept):
@@ -153,14 +152,14 @@ class PartWorker(Worker):
         if step.extensions and step.num_sampled and extensions is not None:
             layers = {layer: layer for layer in extensions.read_layers(step.extensions)}
             streams = self._handed_on(streams, layers, step.num_sampled, self._spec.dtype)
-        if self._kept and not self.stage.is_first:  # whose host has its own
+        if self._kept and not self.stage.is_first:  # the first stage copies its own to its host
             apart = self._handed_on(apart, self._kept, step.num_tokens, torch.float32)
         return replace(one, streams=streams, apart=apart)
 
     def _handed_on(
         self, own: Mapping[Key, Tensor], layers: Mapping[Key, int], num_rows: int, dtype: torch.dtype
     ) -> dict[Key, Tensor]:
-        """The streams after these layers, ascending, of this stage and those before; sent on, but by the last stage."""
+        """The streams after these layers, ascending, of this and earlier stages; sent on by all stages but the last."""
         streams = dict(own)
         for key, layer in layers.items():
             if layer < self.stage.first_layer:
@@ -173,7 +172,7 @@ class PartWorker(Worker):
         return streams
 
     def _returned_states(self, computed: Sequence[ComputedPart]) -> dict[str, Rows]:
-        """On the first stage, the streams that are kept apart; the last one sends it those of the others."""
+        """The streams kept apart, for the first stage's host; the last stage sends it the other stages' streams."""
         if self.stage.is_last:
             for one in computed:
                 for name in self._kept:
@@ -190,7 +189,7 @@ class PartWorker(Worker):
         return {name: StepResults(parts, [one[name] for one in arrivals], Axis.TOKEN) for name in arrivals[0]}
 
     def _rows(self, num_rows: int, dtype: torch.dtype) -> Tensor:
-        """Room for hidden states."""
+        """An empty tensor for hidden states, (num_rows, D)."""
         return torch.empty(num_rows, self._hidden_size, dtype=dtype, device=self._spec.device)
 
     @property

@@ -1,8 +1,8 @@
-"""What is read of prompts in a model that is cut into stages: the last one has the hidden states, the first one's host
-wants the rows.
+"""Reading prompts with pipeline stages: the last stage has the hidden states, and the host of the first stage wants the
+readers' rows.
 
-A reader that is a plugin may fail for single requests, and then the step must fail on every rank. So a step with one
-ends only when the last stage has told all others what came of it. Legend: P rows of one reader, F numbers of each.
+A plugin's reader may fail for single requests, and then the step must fail on every rank. So a step with such a reader
+ends only when the last stage has told all other stages its outcome. Legend: P rows of one reader, F numbers of each.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Links(StageLink, BackLink, Protocol):
 
 @dataclass(frozen=True)
 class PartReads:
-    """What the last stage read of a micro-batch's prompts: rows, or why there are none."""
+    """The rows that the last stage's readers made of a micro-batch's prompts, or the fault that left none."""
 
     rows: DeviceRows = field(default_factory=dict)
     fault: RequestFault | None = None
@@ -42,7 +42,7 @@ NOTHING_READ = PartReads()
 
 
 class StageReads:
-    """One stage's part in ending a step that reads prompts."""
+    """A stage's part in ending a step that reads prompts."""
 
     def __init__(self, stage: Stage, links: Links, device: torch.device) -> None:
         self._stage, self._links, self._device = stage, links, device
@@ -55,8 +55,8 @@ class StageReads:
     ) -> dict[str, Rows]:
         """End a step whose micro-batches are computed; the first stage returns its rows, on their way to the host.
 
-        parts: in their order, on the last stage. shapes: of the rows, by name, if no reader may fail; None: the last
-        stage tells them.
+        parts: of the micro-batches in their order, from the last stage. shapes: of the rows, by name, if no reader may
+        fail; None: the last stage sends the shapes to the others.
         Raises: RequestFault, on every rank the same, if a reader failed for some of its requests.
         """
         rows = _of_step(parts)
@@ -72,7 +72,7 @@ class StageReads:
     def _agreed(
         self, rows: DeviceRows, parts: Sequence[PartReads], returned: ReturnedTokens | None
     ) -> Mapping[str, Sequence[int]]:
-        """The shapes of the rows, which the last stage tells all others. Raises: RequestFault as `end_step` does."""
+        """The shapes of the rows, which the last stage sends to all others. Raises: RequestFault as `end_step` does."""
         fault = next((one.fault for one in parts if one.fault is not None), None)
         shapes: Mapping[str, Sequence[int]] = {name: rows_PF.shape for name, rows_PF in rows.items()}
         if self._stage.is_last:

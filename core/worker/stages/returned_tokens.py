@@ -1,4 +1,4 @@
-"""What the last stage of a model sends to the first: tokens for its request table, and all results for the host.
+"""Results that the last pipeline stage sends to the first: tokens for its request table, all results for its host.
 
 The first stage's next step starts from these tokens. A receive is posted as soon as a step is launched, and its tokens
 are written into the table just before the micro-batch that needs them, so no stage waits for a whole step.
@@ -32,7 +32,7 @@ class BackLink(Protocol):
 
 
 class StageLink(Protocol):
-    """What a stage sends and receives by; see `core.distributed.stage_links.StageLinks`."""
+    """A stage's link for sending and receiving; see `core.distributed.stage_links.StageLinks`."""
 
     def send(self, x: Tensor) -> None:
         """Send to the next stage."""
@@ -52,7 +52,7 @@ class Arrival:
     """The results of a micro-batch, or other rows, that the first stage receives.
 
     rows_N: of each draw, the row of the request table that its token belongs to; empty if the rows bring no tokens.
-    arrive: waits for them; see BackLink.receive_back.
+    arrive: waits for the rows; see BackLink.receive_back.
     """
 
     results_NX: Tensor
@@ -66,7 +66,7 @@ class Arrival:
         """Let the current stream, or on a CPU this thread, wait for the rows."""
         if not self.has_come:
             self.arrive()
-            self.has_come = not self.results_NX.is_cuda  # there, each stream waits by itself
+            self.has_come = not self.results_NX.is_cuda  # on a GPU each stream waits by itself
 
     def write(self, table: RequestTable) -> None:
         """Write the tokens into the table, where the next step reads them."""
@@ -95,7 +95,7 @@ class Arrival:
 
 @dataclass(frozen=True)
 class StepResults:
-    """The results of a launched step along an axis, by its micro-batches; None for those that have none."""
+    """The results of a launched step along an axis, by its micro-batches; None for micro-batches without results."""
 
     parts: Sequence[MicroBatch]
     arrivals: Sequence[Rows | None]
@@ -112,7 +112,7 @@ class StepResults:
 
 
 class ReturnedTokens:
-    """Receives on the first stage what the last one sends. is_host: whether this rank's host collects the results."""
+    """Receives, on the first stage, results of the last stage. is_host: whether this rank's host collects them."""
 
     def __init__(self, table: RequestTable, link: BackLink, *, is_host: bool) -> None:
         self._table, self._link, self._is_host = table, link, is_host
@@ -136,7 +136,7 @@ class ReturnedTokens:
     def expect(self, parts: Sequence[MicroBatch], rows: Sequence[Tensor], num_columns: int) -> StepResults:
         """Post the receives of a step that was just launched.
 
-        rows: of each part's draws. num_columns: X; 0 for tokens alone.
+        rows: of each part's draws, the rows of the table. num_columns: X; 0 for tokens alone.
         """
         return StepResults(parts, [self._post(*one, num_columns) for one in zip(parts, rows, strict=True)])
 
@@ -155,7 +155,7 @@ class ReturnedTokens:
             rows_N = results_NX.new_empty(0, dtype=torch.int64)
         arrival = Arrival(results_NX, rows_N, self._link.receive_back(results_NX))
         self._num_posted += 1
-        self._under_way.append(arrival)  # it is held there, too: what is received into must not go away
+        self._under_way.append(arrival)  # this also keeps results_NX in memory until it is received
         if self._is_host and self._aside is not None:
             self._copy_to_host(arrival)
         return arrival

@@ -1,8 +1,8 @@
-"""One rank of a model that is cut into stages: a step in micro-batches, each received, computed and sent on.
+"""The worker of a pipeline stage: it cuts a step into micro-batches, and receives, computes and sends on each of them.
 
-Every rank gets the same step and cuts it alike (core/step/micro_batches.py). A stage computes its layers of one
-micro-batch while the next stage computes its own of the one before. The last stage draws, and what it drew goes back to
-the first. All stages keep the request table: lengths are counted everywhere, tokens only where they are read.
+Every rank gets the same step and cuts it alike (core/step/micro_batches.py). A stage computes its layers of a
+micro-batch while the next stage computes the micro-batch before. The last stage draws and sends the tokens to the
+first. All stages keep the request table: lengths are counted everywhere, tokens only where they are read.
 Legend: as in core/worker/request_table.py; D hidden.
 """
 
@@ -31,7 +31,7 @@ from hookline.core.worker.startup.warm_up import eager_steps, graph_steps
 
 
 class StageWorker(PartWorker):
-    """`Worker` for one stage of several."""
+    """`Worker` for a pipeline stage."""
 
     # ----------------------------------------------------------------------------------------------------- before steps
 
@@ -77,7 +77,7 @@ class StageWorker(PartWorker):
         draft_sizes: Sequence[int] = (),
         at_once: bool = False,
     ) -> None:
-        """See Worker: micro-batches of decodes, each run before; those with prompts or drafts are computed eagerly."""
+        """See Worker: for micro-batches of decodes, each run once before; other micro-batches are computed eagerly."""
         self.graphs = self._make_graphs(spec, shares_prefixes=shares_prefixes)
         capture_graphs(self.graphs, None)
 
@@ -108,7 +108,7 @@ class StageWorker(PartWorker):
     # ------------------------------------------------------------------------------------------------------ the steps
 
     def _sent(self, results_N: Tensor | None) -> StepResults | None:
-        """See Worker; the first stage has posted receives for them."""
+        """See Worker; the first stage has posted receives for the results."""
         if self._results is not None and self.runner.clock is not None:
             self.runner.clock.end()
         return self._results
@@ -140,16 +140,16 @@ class StageWorker(PartWorker):
         self._apart = {**rows, **self._returned_states(computed)}
 
     def _begin_step(self) -> None:
-        """Drop what an earlier step left, and write the tokens that have come back."""
+        """Drop the results of the earlier step, and write the tokens that have come back into the table."""
         self._results = None
         if self.returned is not None:
             self.returned.begin_step()
 
     def _received(self, step: Step, parts: Sequence[MicroBatch]) -> list[DeviceStep]:
-        """The micro-batches on the device; the request table and the step extensions have taken what they bring."""
+        """The micro-batches on the device; their changes are in the request table and in the step extensions."""
         device_steps = [self.table.receive(part.step) for part in parts]
         if self.runner.extensions is not None and step.brings_to_extensions:
-            # On all stages and before anything is sent: what fails for one request fails on every rank.
+            # On all stages and before anything is sent: an error that ends one request is raised on every rank.
             for part, device_step in zip(parts, device_steps, strict=True):
                 self.runner.extensions.receive(part.step, device_step.views)
         self.runner.begin()
@@ -162,7 +162,7 @@ class StageWorker(PartWorker):
         self.table.mirror(one.part.step)
 
     def _finish_parts(self, computed: Sequence[ComputedPart], extras: Extras, num_rows: int) -> None:
-        """The second half of a step whose draws are late: the last stage draws, and the others count what it draws."""
+        """The second half of a step with late draws: the last stage draws, and the other stages count the tokens."""
         if self.stage.is_last:
             self.runner.late_rows.send(num_rows)
         for one in computed:
@@ -176,7 +176,7 @@ class StageWorker(PartWorker):
     ) -> ComputedPart:
         """Compute a micro-batch up to its hidden states and send them to the next stage.
 
-        waits: its draws come after those of all micro-batches were computed, so the hidden states must outlive them.
+        waits: draws begin only after all micro-batches were computed, so the hidden states must last until then.
         """
         graphs = self.graphs
         if graphs is not None and not graphs.can_replay(part.step):
@@ -184,7 +184,7 @@ class StageWorker(PartWorker):
         try:
             with self._checking_once(part.step, extras) if graphs is None else nullcontext():
                 one = self._forward(part, device_step, graphs)
-        except RequestFault as error:  # of an extension in this stage's layers, which other stages do not hear of
+        except RequestFault as error:  # an extension failed in this stage's layers; other stages do not hear of it
             raise EngineError(str(error)) from error
         if not self.stage.is_last:
             self.links.send(one.hidden_ND.contiguous() if graphs is None else one.hidden_ND.clone())
@@ -208,7 +208,7 @@ class StageWorker(PartWorker):
             self.links.send_back(results_NX)
 
     def _expect(self, computed: Sequence[ComputedPart], extras: Extras) -> None:
-        """On the first stage, post the receives for what the last one draws."""
+        """On the first stage, post the receives for the results of the last stage's draws."""
         if self.returned is not None:
             num_columns = self.runner.num_columns(extras)
             parts, rows = [one.part for one in computed], [one.rows_N for one in computed]

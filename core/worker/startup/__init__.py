@@ -1,1 +1,1 @@
-"""Before a rank is ready: the size of its cache, the steps that warm it up, and a count of what is compiled later."""
+"""The start of a rank: the size of its KV cache, the steps that warm it up, and a count of late compilations."""

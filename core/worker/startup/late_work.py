@@ -1,4 +1,4 @@
-"""Counts and logs what is compiled, loaded or captured only after an engine was ready, while requests wait for it.
+"""Counts and logs kernels compiled or loaded and graphs captured after an engine was ready, while requests wait.
 
 Each such wait means that the warm-up (core/worker/startup/warm_up.py) missed a step, or that a request asked for
 something rare. The compilers and loaders call our hooks themselves, so counting costs a running engine no time. Hooks
@@ -26,10 +26,10 @@ function compiled by torch.compile."""
 
 
 class LateWork:
-    """counts, seconds: how often something was done late, and how long it took, by kind, since `begin` was called.
+    """counts, seconds: number and duration of compilations, loads and captures, by kind, since `begin` was called.
 
-    is_late: whether each is logged as a warning; False while an engine starts, to measure what compiling and loading
-    contribute to the start. ahead: variants of kernels, see `variant_of`, that another process compiled for this one.
+    is_late: whether each is logged as a warning; False while an engine starts, to measure how long compiling and
+    loading take at the start. ahead: variants of kernels, see `variant_of`, that another process compiled for this one.
     """
 
     def __init__(self, *, is_late: bool = True, ahead: Collection[str] = ()) -> None:
@@ -42,7 +42,7 @@ class LateWork:
         self._lock = Lock()
 
     def begin(self) -> None:
-        """Start counting: the engine is ready, so what is compiled, loaded or captured from now on is late."""
+        """Start counting: the engine is ready, so compilations, loads and captures from now on are late."""
         _install()
         _LISTENING.add(self)
 
@@ -51,7 +51,7 @@ class LateWork:
         _LISTENING.discard(self)
 
     def add(self, kind: str, seconds: float, variant: str = "") -> None:
-        """Count something that was done late. variant: of the kernel that was compiled, see `variant_of`."""
+        """Count a compilation, load or capture. variant: of the kernel that was compiled, see `variant_of`."""
         with self._lock:
             self.counts[kind] += 1
             self.seconds[kind] += seconds
@@ -89,7 +89,7 @@ _MICRO = 1e-6
 
 
 def note(kind: str, what: str, seconds: float, variant: str = "") -> None:
-    """Count something that was done late for every engine that is ready, and log it once."""
+    """Count a compilation, load or capture for every engine that is ready, and log it once."""
     listening = tuple(_LISTENING)
     for one in listening:
         one.add(kind, seconds, variant)
@@ -99,7 +99,7 @@ def note(kind: str, what: str, seconds: float, variant: str = "") -> None:
 
 @contextmanager
 def not_late() -> Iterator[None]:
-    """Around what a start does after its worker is ready, as a drafter's own start; not for several threads."""
+    """Around work of a start that follows its worker's, such as a drafter's own start; not for several threads."""
     listening = tuple(_LISTENING)
     _LISTENING.clear()
     try:
@@ -109,11 +109,11 @@ def not_late() -> Iterator[None]:
 
 
 _HOOKED: set[str] = set()
-"""Modules that our hooks are in; they stay until the process ends."""
+"""Names of modules with our hooks, which stay until the process ends."""
 
 
 def _install() -> None:
-    """Put our hooks into the compilers that are in use, which are those that were imported by now."""
+    """Put our hooks into the compilers that were imported by now: Triton, torch.compile or both."""
     for name, hook in (("triton", _hook_triton), ("torch._dynamo", _hook_dynamo)):
         if name in sys.modules and name not in _HOOKED:
             _HOOKED.add(name)
@@ -121,7 +121,7 @@ def _install() -> None:
 
 
 def variant_of(source: Any, metadata: Mapping[str, Any]) -> str:
-    """A kernel's name with a digest of what it is compiled for: Triton's own key but for the kernel's code.
+    """A kernel's name with a digest of its signature, constants and options: Triton's key without the kernel's code.
 
     source, metadata: as Triton's compilation listener is given them.
     """

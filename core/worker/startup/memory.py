@@ -18,7 +18,7 @@ from hookline.core.errors import CapacityError
 
 GIB = 1 << 30
 MIN_BLOCKS = 2
-"""Fewer cannot serve a request of more than one block."""
+"""A smaller pool cannot serve a request of more than one block."""
 
 
 def block_bytes(num_layers: int, spec: AttentionSpec) -> int:
@@ -35,7 +35,7 @@ def count_blocks(
     num_layers: how many layers a block has room for; with none, blocks take no memory, and there are twice as many as
     the longest requests hold, since policies keep a part of them free. rehearsals: each computes a largest step that
     the limits allow, the first one a step of prompts; on a GPU the sum of their peaks is left free, since a captured
-    graph keeps its memory while other steps run. With engine.num_blocks the first one alone is computed there, for the
+    graph keeps its memory while other steps run. With engine.num_blocks only the first rehearsal runs there, for the
     kernels that it compiles.
 
     Raises: CapacityError if not even a request of two blocks fits.
@@ -77,7 +77,7 @@ def _left_on_gpu(
 
 
 def _peak_bytes(device: torch.device, rehearsal: Callable[[], None]) -> int:
-    """Most bytes that a rehearsal holds at a time, beyond what is held already."""
+    """Most bytes that a rehearsal holds at a time, beyond the bytes that are held before it."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
@@ -119,7 +119,7 @@ def _zeros_on_cpu(shape: tuple[int, ...], spec: AttentionSpec) -> Tensor:
     """Zeros whose pages cost nothing until they are written, so a large budget does not slow the start."""
     try:
         return torch.from_numpy(np.zeros(_num_bytes(shape, spec), np.uint8)).view(spec.stored_dtype).view(shape)
-    except (MemoryError, ValueError):  # the latter for more than any address could reach
+    except (MemoryError, ValueError):  # numpy raises ValueError for more bytes than addresses reach
         raise CapacityError(
             f"the KV cache of {shape[2] - 1} blocks takes {_num_bytes(shape, spec) / GIB:.2f} GiB, more than this "
             "machine gives; lower engine.num_blocks or engine.cpu_cache_gib"

@@ -1,7 +1,7 @@
 """The steps that a rank computes before it is ready, so that no later step has to compile or load a kernel first.
 
-They are computed as real steps are, with padding rows alone, which write to the scratch block. For which numbers of
-rows and shapes of steps kernels differ, the kernels say: Kernels.own_row_counts, Kernels.step_shapes.
+They are computed as real steps are, with padding rows alone, which write to the scratch block. The kernels name the
+numbers of rows and the shapes of steps that they compile other variants for: Kernels.own_row_counts and step_shapes.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from hookline.core.contracts import AttentionSpec, Kernels, StepShape
 from hookline.core.step.message import Step
 
 MOST_COMMON_TOKENS = 4096
-"""Prompt tokens of the largest common step; larger ones run the same kernels, and the largest was computed before."""
+"""Prompt tokens of the largest common step; larger steps run the same kernels, and the largest was computed before."""
 DRAWS = (1, 2, 4)
-"""Numbers of draws by which the addresses of arrays of 4 or 8 bytes differ in what they are multiples of."""
+"""Numbers of draws that give arrays of 4-byte and 8-byte elements addresses of different alignment."""
 
 
 def eager_steps(spec: AttentionSpec, kernels: Kernels, padding_row: int, *, shares_prefixes: bool) -> Iterator[Step]:
@@ -83,9 +83,9 @@ def within(spec: AttentionSpec, shape: StepShape) -> StepShape:
 def padding_step(
     spec: AttentionSpec, shape: StepShape, padding_row: int, *, all_greedy: bool = False, draws: bool = True
 ) -> Step:
-    """A step of this shape, all of it of the padding row, in as few prompts as its contexts allow.
+    """A step of this shape, all rows of it the padding row, in as few prompts as its context length allows.
 
-    draws: whether every prompt is drawn from; none is otherwise.
+    draws: whether the step samples a token for every prompt; otherwise it samples none.
     """
     num_chunks = -(-shape.num_tokens // shape.context_len)
     lens = np.full(num_chunks, shape.context_len, dtype=np.int64)
