@@ -1,4 +1,4 @@
-"""The keys of a conversation beside those of an engine, and their checks."""
+"""The configuration keys of a conversation, in addition to an engine's keys, and their checks."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from hookline.core.serve.parsers import Parser, chosen_parsers
 
 @dataclass(frozen=True)
 class ChatConfig:
-    """What a conversation begins with, and how its answers are read."""
+    """The system message of a conversation, its chat template's arguments, and how its answers are read."""
 
     system: str | None = None
     """The system message, which says how to answer; None: there is none."""
     reasoning_parser: Any = None
-    """Who tells reasoning from the answer, as serve.reasoning_parser: a terminal shows reasoning faintly, and what is
-    piped on leaves it out. None: all is the answer."""
+    """The parser that tells reasoning from the answer, as serve.reasoning_parser: a terminal shows reasoning faintly, a
+    pipe gets none. None: all is the answer."""
     template: Any = None
     """Arguments of the chat template, e.g. chat.template.enable_thinking=false."""
 
@@ -32,9 +32,9 @@ class ChatKeys(EngineKeys):
     """Root keys of a conversation, beside the kinds."""
 
     chat: ChatConfig = field(default_factory=ChatConfig)
-    """What the conversation begins with, and how its answers are read."""
+    """See ChatConfig."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    """Of every answer; here max_tokens is null, so that an answer may take all the room there is."""
+    """Sampling parameters of every answer; max_tokens is null here, so that an answer may take all the room left."""
 
 
 @dataclass(frozen=True)

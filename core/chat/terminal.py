@@ -137,8 +137,8 @@ class Terminal:
 
 
 class _Interrupts:
-    """What Ctrl-C means at the moment: it stops an answer at its next step, and the program if it comes twice in one;
-    where a line is read it raises KeyboardInterrupt.
+    """Handles Ctrl-C: while an answer is shown, it stops the answer at its next step, and the program if pressed twice;
+    while a line is read, it raises KeyboardInterrupt.
     """
 
     def __init__(self) -> None:
@@ -147,7 +147,7 @@ class _Interrupts:
 
     @contextmanager
     def heard(self) -> Iterator[None]:
-        """Take Ctrl-C meanwhile."""
+        """Inside, Ctrl-C is handled here."""
         before = signal.signal(signal.SIGINT, self._hear)
         try:
             yield
@@ -156,7 +156,7 @@ class _Interrupts:
 
     @contextmanager
     def raised(self) -> Iterator[None]:
-        """While a line is read, Ctrl-C raises KeyboardInterrupt; one that came before stops no later answer."""
+        """While a line is read, Ctrl-C raises KeyboardInterrupt; an earlier Ctrl-C stops no later answer."""
         self.is_asked, self._raises = False, True
         try:
             yield
@@ -164,11 +164,11 @@ class _Interrupts:
             self._raises = False
 
     def begin(self) -> None:
-        """An answer begins, which Ctrl-C has stopped already if it came since the line was read."""
+        """Note that an answer begins; a Ctrl-C since the line was read has stopped it already."""
         self._is_answering = True
 
     def end(self) -> None:
-        """The answer has ended."""
+        """Note that the answer has ended."""
         self._is_answering = False
 
     def _hear(self, number: int, frame: Any) -> None:

@@ -42,8 +42,8 @@ PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True)
 class Built:
-    """The outcome of a build. failed: a line for each kernel that could not be compiled. variants, keys: of those that
-    were, by `variant_of` and `kernel_build.key_of`.
+    """The outcome of a build. failed: a line for each kernel that could not be compiled. variants, keys: names of the
+    compiled kernels, by `variant_of` and `kernel_build.key_of`.
     """
 
     num_kernels: int
@@ -68,7 +68,7 @@ class Outcome(NamedTuple):
 def build(
     config: Config, host: PluginHost, card: Card, num_processes: int, told: Callable[[str, Outcome], None] | None = None
 ) -> Built:
-    """Compile what an engine of this configuration launches on such a card.
+    """Compile the kernels that an engine of this configuration launches on such a card.
 
     told: called with each kernel's `kernel_build.key_of` as soon as it is compiled or has failed, from any thread.
     Raises: PluginError, ConfigError or CheckpointError, as an engine does that does not fit.
@@ -107,7 +107,7 @@ def _tell(told: Callable[[str, Outcome], None], key: str, future: Future[Outcome
 
 
 def _begin_process() -> None:
-    """What a process that compiles does first: it gives way to those that others wait for, and ends with its parent."""
+    """Prepare a process that compiles: its priority is lower than the engine's, and it ends with its parent."""
     gc.enable()
     with suppress(OSError):
         os.nice(GIVES_WAY)

@@ -63,7 +63,7 @@ def _kind(layer: LayerCache) -> LayerCache | type:
 
 
 _UNLIKE = ("mlp_only_layers", "decoder_sparse_step", "first_k_dense_replace")
-"""Keys of a config.json by which layers may differ in what they compute besides attention."""
+"""Keys of a config.json by which layers may differ outside attention, as MoE layers from dense layers."""
 _ALIKE: tuple[Any, ...] = (None, [], 0, 1)
 """Values of these keys with which all layers are alike."""
 

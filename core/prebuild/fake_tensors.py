@@ -41,7 +41,7 @@ class FakeTensors(FakeTensorMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """What torch's class returns; for frequent operations their meta kernel alone is asked."""
+        """As torch's class, but frequent operations call their meta kernel directly."""
         given = kwargs or {}
         if func in _NEW:
             return self._faked(func(*args, **{**given, "device": "meta"}), given.get("device") or torch.device("cpu"))

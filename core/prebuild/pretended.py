@@ -30,8 +30,8 @@ from hookline.core.worker.runner.model_runner import ModelRunner
 
 @dataclass(frozen=True)
 class Card:
-    """What the choice of kernels depends on: a card's compute capability, its number of multiprocessors, and how much
-    shared memory one program can have.
+    """The properties of a card that decide which kernels it gets: its compute capability, its number of
+    multiprocessors, and the bytes of shared memory that one program can have.
     """
 
     compute_capability: tuple[int, int]
@@ -50,7 +50,7 @@ CARDS = {
     "b200": Card((10, 0), 148, 232_448),
     "rtx5090": Card((12, 0), 170, 101_376),
 }
-"""Cards that can be named; for any other, one has to be in this machine, see `card_here`."""
+"""Cards that can be named; any other card must be in this machine, see `card_here`."""
 
 
 def card_named(name: str) -> Card:
@@ -195,7 +195,7 @@ class _Driver:
         self._capability = card.compute_capability
 
     def get_current_target(self) -> Any:
-        """What kernels are compiled for: the card's compute capability."""
+        """The target that kernels are compiled for: the card's compute capability."""
         from triton.backends.compiler import GPUTarget
 
         major, minor = self._capability

@@ -1,4 +1,4 @@
-"""Texts through an engine: what inputs its linears get, and how well a checkpoint predicts texts that were held out."""
+"""Runs texts through an engine: measures the inputs of its linears, and the perplexity of texts that were held out."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from hookline.core.sampling_params import SamplingParams
 PIECE = 512
 """Tokens of a prompt that texts are cut into, unless the model's positions are fewer."""
 MAX_CALIBRATING, MAX_HELD_OUT = 256, 32
-"""Pieces that are used of a file, in its order; the last eighth is held out."""
+"""Most pieces of a file that are used, in its order; the last eighth of its text is held out."""
 MOMENTS_BYTES = 2 << 30
 """Memory of the moments of one pass over the texts; a large model takes several passes."""
 STDIN = "-"
 CHARACTERS = 1000
-"""Of a text that is tokenized at a time."""
+"""Characters of a text that are tokenized at a time."""
 SCORES = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True, prompt_logprobs=0)
-"""Of every token, since the last layer computes no rows that nobody asks for."""
+"""Asks for the log-probabilities of prompts, without which the last layer would skip most rows."""
 
 
 @dataclass(frozen=True)
 class Texts:
-    """Pieces of a file as token ids. held_out: of its end, which calibrate nothing."""
+    """Pieces of a file as token ids. held_out: pieces of its end, which are not used for calibration."""
 
     calibrating: Sequence[Sequence[int]]
     held_out: Sequence[Sequence[int]]
@@ -47,7 +47,7 @@ class Texts:
 
 
 def read_texts(path: Path) -> str:
-    """A file's text: that of `text` in each row of a .jsonl file, of any other file all of it; of standard input for -.
+    """A file's text: the `text` of each row of a .jsonl file, or all of another file; standard input for -.
 
     Raises: ConfigError if there is no such file or no text in it.
     """
@@ -67,7 +67,7 @@ def read_texts(path: Path) -> str:
 def cut(llm: LLM, text: str, path: Path) -> Texts:
     """A text as pieces of equal length for this model.
 
-    Raises: ConfigError if the last eighth is not as much as one.
+    Raises: ConfigError if the last eighth of the text, or the rest, has fewer tokens than a piece.
     """
     size = min(PIECE, llm.engine.limits.max_len - 1)
     num_held_out = max(len(text) // 8, 1)
@@ -79,7 +79,7 @@ def cut(llm: LLM, text: str, path: Path) -> Texts:
 
 
 def _pieces(llm: LLM, text: str, size: int, most: int) -> list[list[int]]:
-    """At most so many, which take as much of the text as they need."""
+    """At most `most` pieces of `size` tokens; the text is tokenized only as far as they need."""
     ids: list[int] = []
     for start in range(0, len(text), CHARACTERS):  # a tokenizer is given no more than what a prompt may have
         ids += llm.codec.encode_text(text[start : start + CHARACTERS], add_special_tokens=not start)
@@ -102,7 +102,7 @@ def reading(config: Config, host: PluginHost) -> LLM:
 
 
 def recording(config: Config, quantization: Quantization, moments: Moments) -> Config:
-    """The configuration with plain weights that see their inputs, for linears that this quantization quantises."""
+    """The configuration with plain weights that record their inputs, for linears that this quantization quantises."""
     place = "hookline.core.quantize.recording"
     entry = Entry(QUANTIZATION, "recording", f"{place}:Recording", Origin("quantize", place, "hookline", "-"))
     chosen = RecordingConfig(moments=moments, quantization=quantization)
@@ -110,7 +110,7 @@ def recording(config: Config, quantization: Quantization, moments: Moments) -> C
 
 
 def passes(llm: LLM, pieces: Sequence[Sequence[int]], moments: Moments) -> Iterator[Mapping[str, Tensor]]:
-    """The moments of all linears that the texts reach, by linear; as many at a time as there is memory for."""
+    """Yields the moments of all linears that the texts reach, by linear: in each pass those that memory allows."""
     while True:
         moments.begin_pass()
         llm.generate([list(piece) for piece in pieces], SCORES)

@@ -54,7 +54,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def parse(arguments: Sequence[str], host: PluginHost) -> Job:
-    """What to read, how to quantise it, and the folder to write.
+    """The job that a command line names: the checkpoint, its quantization, and the folder to write.
 
     Raises: ConfigError for an unknown key, an invalid value, or folders that are missing or too many.
     """

@@ -1,4 +1,4 @@
-"""What a call of `hookline quantize` is to do. Imports no torch."""
+"""The job of a call of `hookline quantize`. Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Job:
-    """What to write. config: reads and quantises the source, on a CPU.
+    """A checkpoint to write. config: reads and quantises the source, on a CPU. target: the folder to write.
 
     texts: a file by which the perplexity is measured before and after; None: it is not. is_calibrated: whether values
     are rounded for the inputs that these texts give. device: where the texts are computed.

@@ -1,6 +1,6 @@
-"""A quantization that quantises nothing: its matrices are plain, and see what the model multiplies them with.
+"""A quantization that quantises nothing: its matrices are plain, and record the inputs that they are multiplied with.
 
-It makes an engine tell what inputs each linear gets, on any device, with any kernels and for any model.
+So an engine records the inputs of each linear, on any device, with any kernels and for any model.
 Legend: T tokens, O outputs, D inputs, X experts.
 """
 
@@ -28,14 +28,14 @@ from hookline.core.layers.weights import plain_targets
 
 RECORDED = Scheme("recorded", multiplies=True)
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16}
-"""In which matrices are kept, by safetensors' names of what is stored; others are kept in float32."""
+"""Dtypes of matrices, by safetensors' name of the stored dtype; matrices stored otherwise are kept in float32."""
 
 
 class Moments:
     """Sums of x.T @ x over the inputs x of linears.
 
-    max_bytes: how much the sums of one pass may take together; the first always fits. of: the sums by linear, float32
-    (D, D); linears with the same inputs share one. num_left: calls of linears that the last pass had no memory for.
+    max_bytes: most bytes of all sums of a pass; the first sum always fits. of: the sums by linear, float32 (D, D);
+    linears with the same inputs share a sum. num_left: calls of linears that the last pass had no memory for.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -46,13 +46,13 @@ class Moments:
         self._is_recording = False
 
     def begin_pass(self) -> None:
-        """Forget the sums of the last pass, whose linears are done, and record those of further ones."""
+        """Forget the sums of the last pass, whose linears are done, and record the sums of further linears."""
         self._done |= self.of.keys()
         self.of.clear()
         self.num_left, self._is_recording = 0, True
 
     def end_pass(self) -> None:
-        """Record no more."""
+        """Stop recording."""
         self._is_recording = False
 
     def add(self, names: Sequence[str], x_TD: Tensor) -> None:
@@ -74,7 +74,7 @@ class Moments:
 
 @dataclass
 class RecordingConfig(QuantizationConfig):
-    """What is recorded, and of which linears. quantization: says so, by its `stores`."""
+    """moments: where inputs are recorded. quantization: its `stores` says of which linears."""
 
     moments: Any = None
     quantization: Any = None
@@ -82,9 +82,9 @@ class RecordingConfig(QuantizationConfig):
 
 @dataclass(frozen=True, eq=False)
 class RecordedMatrix(QuantizedMatrix):
-    """A plain matrix (O, D), or one of each expert (X, O, D).
+    """A plain matrix (O, D), or a matrix of each expert (X, O, D).
 
-    names: of its linears, by expert, which is None without experts.
+    names: of its linears, by expert; by None without experts.
     """
 
     matrix: Tensor

@@ -1,6 +1,6 @@
 """A checkpoint's linears quantised and written file by file, so that no more than one file is in memory.
 
-The model says which tensors are linears, by being built without memory; the quantization says what is stored of each.
+A model built without memory shows which tensors are linears; the quantization makes the tensors to store for each.
 Legend: O outputs, D inputs.
 """
 
@@ -54,10 +54,10 @@ _CPU, _NOWHERE = torch.device("cpu"), torch.device("meta")
 
 
 def write_quantised(job: Job, host: PluginHost) -> str:
-    """Write the quantised checkpoint, and say in one line what was written.
+    """Write the quantised checkpoint; returns a line with the numbers of linears and bytes, and the perplexity.
 
-    Raises: ConfigError for a quantization that writes no checkpoints, or cannot be calibrated, and for texts that do
-    not do; CheckpointError for one that is no safetensors, has experts in one tensor, or cannot be read; whatever
+    Raises: ConfigError for a quantization that writes no checkpoints, or cannot be calibrated, and for unsuitable
+    texts; CheckpointError for a source that is no safetensors, has experts in one tensor, or cannot be read; whatever
     resolving the configuration raises.
     """
     text = read_texts(job.texts) if job.texts is not None else None
@@ -106,7 +106,7 @@ def write_quantised(job: Job, host: PluginHost) -> str:
 def _computed(
     plain: Config, host: PluginHost, job: Job, source: _Source, text: str
 ) -> tuple[Texts, float, Mapping[str, QuantizedMatrix]]:
-    """The texts in pieces, their perplexity without quantisation, and what was calibrated by them."""
+    """The texts in pieces, their perplexity without quantisation, and the calibrated matrices by tensor name."""
     assert job.texts is not None
     moments, rounded = Moments(MOMENTS_BYTES), dict[str, QuantizedMatrix]()
     config = recording(plain, source.quantization, moments) if job.is_calibrated else plain
@@ -122,7 +122,7 @@ def _computed(
 
 
 class _Recorded(Quantization):
-    """A quantization that notes which linears it is asked for matrices of."""
+    """A quantization that notes the names of the linears whose matrices it makes."""
 
     def __init__(self, config: Any, form: StoredForm) -> None:
         self.inner: Quantization = config
@@ -163,7 +163,7 @@ def _linears(resolved: ResolvedConfig) -> tuple[dict[str, StoredTensor], dict[st
 class _Source:
     """A checkpoint's tensors, and how its linears are quantised.
 
-    stored, linears: see `_linears`. rounded: what was calibrated, by the tensors' names.
+    stored, linears: see `_linears`. rounded: the calibrated matrices, by the tensors' names.
     """
 
     stored: Mapping[str, StoredTensor]
@@ -205,7 +205,7 @@ class _Source:
         return {f"{linear}.{suffix}": one for suffix, one in written.items()}
 
     def _rounded(self, name: str, weight_OD: Tensor) -> QuantizedMatrix:
-        """Rounded to the nearest."""
+        """The matrix of a tensor's linear, rounded to the nearest values."""
         num_rows, num_columns = weight_OD.shape
         piece = MatrixPiece(
             name.removesuffix(WEIGHT), 0, Part(num_rows, 0, num_rows), Part(num_columns, 0, num_columns)
@@ -217,7 +217,7 @@ class _Source:
 
 
 def _write_config(folder: Path, target: Path, stated: Mapping[str, Any]) -> None:
-    """config.json with what is stated of the weights, and all other files but weights."""
+    """Write config.json with `stated` as its quantization_config, and copy all other files but weights."""
     for path in folder.iterdir():
         if path.is_file() and path.suffix in (".json", ".txt", ".model", ".jinja") and path.name != INDEX:
             shutil.copyfile(path, target / path.name)

@@ -27,7 +27,7 @@ _WIDTHS = re.compile(r"%[^a-zA-Z]{0,20}[0-9]{7}|\{[^}]{0,40}:[^}]{0,40}[0-9]{7}"
 
 
 def rendered(tokenizer: Any, messages: Any, options: Mapping[str, Any]) -> str:
-    """A chat as text, by the tokenizer's template; options are those of its apply_chat_template.
+    """A chat as text, by the tokenizer's template; options: keyword arguments of its apply_chat_template.
 
     Raises: RequestError if the template refuses the messages, or fails, or reaches a limit.
     """

@@ -31,15 +31,15 @@ Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]
 LONG_PROMPT = 4000
 """Characters of a prompt that takes a millisecond or more to tokenize."""
 LONG_STOPS = 500
-"""Characters of stop strings that take as long to prepare."""
+"""Characters of stop strings that take a millisecond or more to prepare."""
 LONG_BAD_WORDS = 8
-"""Texts in bad_words that take as long to tokenize."""
+"""Texts in bad_words that take a millisecond or more to tokenize."""
 SHRINKING = {"NoneType": 1, "NFC": 4}
 """Most characters that a normaliser of this class joins into one; Unicode's NFC joins up to four."""
 MAX_TOKENS = 2**24
 """Most token ids of a prompt, which is refused before they are checked; no checkpoint has more positions."""
 OTHER_SHRINKING = 16
-"""The same for tokenizers that may drop accents, white space or unknown words."""
+"""Most characters joined into one by tokenizers that may drop accents, white space or unknown words."""
 _NO_PROMPTS = (Mapping, set, frozenset, bytes, bytearray, memoryview)
 """Types that can be iterated and are neither a prompt nor a list of prompts."""
 _log = logging.getLogger("hookline")
@@ -69,7 +69,7 @@ class Codec:
         self._tokenizer: Any = None
         self._told_twice = False
         self._growth = 1.0
-        """The most characters that the tokenizer makes of one."""
+        """The most characters that the tokenizer makes of one character."""
         self._texts: dict[bool, dict[int, str]] = {True: {}, False: {}}
 
     def limit_prompts(self, max_len: int) -> None:
@@ -128,8 +128,8 @@ class Codec:
         raise RequestError(f"a prompt is a text, token ids or chat messages, not {type(prompt).__name__}")
 
     def encode_text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text; special tokens in it are recognised. add_special_tokens: add those that begin or end a
-        text, if the tokenizer has any.
+        """Token ids of a text; special tokens in it are recognised. add_special_tokens: add the tokenizer's special
+        tokens that begin or end a text, if it has any.
 
         Raises: RequestError as `encode` does.
         """
@@ -145,7 +145,7 @@ class Codec:
         return ids
 
     def encode_plain(self, text: str) -> list[int]:
-        """Token ids of a text in which special tokens are ordinary text, without those that begin or end a text.
+        """Token ids of a text in which special tokens are ordinary text, without begin and end tokens.
 
         Raises: RequestError as `encode` does.
         """
@@ -275,7 +275,7 @@ class Codec:
         return self._tokenize(text, "a chat prompt", add_special_tokens=False)
 
     def render_chat(self, messages: Any, **options: Any) -> str:
-        """Render a chat as the text that the model reads; options are those of the tokenizer's apply_chat_template.
+        """Render a chat as the text that the model reads; options: keyword arguments of apply_chat_template.
 
         Raises: RequestError if there is no tokenizer or no chat template, or if the template refuses the messages.
         """

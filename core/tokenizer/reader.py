@@ -69,7 +69,7 @@ class TextReader:
         return text
 
     def finish(self) -> str:
-        """The whole text, including what was kept back while more could come."""
+        """The whole text, including the end that was held back while more tokens could come."""
         if not self._is_flushed and self._detokenizer is not None:
             self._show(self._detokenizer.flush())
             if not self._is_flushed:

@@ -1,4 +1,4 @@
-"""The bytes that each token stands for, which is what grammars are matched against.
+"""The bytes that each token stands for: grammars are matched against them.
 
 Knows the two ways in which tokenizers write bytes: byte-level (each byte a printable character) and byte fallback
 (<0x0A>, with a mark in place of spaces).
@@ -19,9 +19,9 @@ _SPACE = "▁"
 
 
 def grammar_vocabulary(codec: Codec, eos_token_ids: Iterable[int], vocab_size: int) -> GrammarVocabulary:
-    """What grammars may know of a tokenizer.
+    """The tokens' bytes and special tokens of a codec's tokenizer, as grammars see it.
 
-    Raises: RequestError if there is none, or if the bytes of its tokens are not known.
+    Raises: RequestError if there is no tokenizer, or if the bytes of its tokens are not known.
     """
     tokenizer = codec.tokenizer
     if tokenizer is None:

@@ -105,7 +105,7 @@ class HeadDrafter(Drafter):
         self._starts = torch.arange(MOST_SINGLE + 1, dtype=torch.int32, device=self._device)
         self._entry_graphs: dict[int, Graph] = {}
         self._draft_graphs: dict[bool, dict[int, Graph]] = {False: {}, True: {}}
-        """Graphs by whether their draws truncate, and by size. They compute pending entries first, see `_num_joined`."""
+        """By whether draws truncate, and by size. The graphs compute pending entries first, see `_num_joined`."""
         self._pending: tuple[np.ndarray[Any, np.dtype[np.int64]], set[int]] | None = None
         """The entries of the last step if a graph has room for them, and their requests; not computed yet."""
         if target.captures:
@@ -252,7 +252,7 @@ class HeadDrafter(Drafter):
         return min(num_requests * (1 + self.k), max(LEAST_JOINED, 2 * num_requests))
 
     def _compute(self, inputs_5T: Tensor, streams_STD: Tensor, batch: Batch) -> Tensor:
-        """Compute entries; keeps the hidden states of requests' last entries, and returns the hidden states of all (T, H).
+        """Compute entries, and keep the hidden states of requests' last entries; returns those of all, (T, H).
 
         inputs_5T: of each entry the token after it, position, number, row of the block table, and row of _hidden_RH to
         keep its hidden state in. Device: graph-safe if the batch is.

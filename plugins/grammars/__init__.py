@@ -11,8 +11,8 @@ API_VERSION = 2
 class LLGuidanceConfig:
     """JSON schemas, regular expressions, choices, Lark and GBNF grammars and structural tags, by llguidance.
 
-    The limits bound the time and memory of what a request brings; one that reaches a limit ends with an error. What is
-    not plain is compiled in a process that can be ended first, with 0.75 s of processor time and 64 MiB of memory.
+    The limits bound the time and memory of a request's grammar; a request that reaches a limit ends with an error. A
+    grammar that is not plain is first compiled in a child process, with 0.75 s of processor time and 64 MiB of memory.
     """
 
     num_threads: int | None = bounded(None, 1, 1024)

@@ -269,7 +269,7 @@ class LLGuidanceMatcher(GrammarMatcher):
 
     def advance(self, tokens: Sequence[int]) -> bool:
         """See GrammarMatcher."""
-        num_taken = self.inner.try_consume_tokens(list(tokens))  # consume_token stops at one that does not fit
+        num_taken = self.inner.try_consume_tokens(list(tokens))  # consume_token would stop the parser
         if num_taken < len(tokens):
             raise_error(self.inner)  # a limit of its parser
         return bool(num_taken == len(tokens))
@@ -316,7 +316,7 @@ def _is_unknown(keyword: str) -> bool:
 
 
 def _slices(white_space: str) -> list[str]:
-    """Those of llguidance by default, with our white space, and the texts within strings of JSON by more lengths.
+    """llguidance's default slices, with our white space, and with more lengths of texts within strings of JSON.
 
     A string with n characters left allows every token of a slice of at most n; all other tokens are tried.
     """
@@ -325,7 +325,7 @@ def _slices(white_space: str) -> list[str]:
 
 
 def _ways(num_threads: int | None, at_most: int) -> list[tuple[int, LLExecutor | None]]:
-    """The numbers of threads that may fill masks, each with what runs them: the calling thread, a few threads, and the
+    """The numbers of threads that may fill masks, each with its executor: the calling thread, a few threads, and the
     most allowed.
     """
     few = [FEW_THREADS] * (at_most > FEW_THREADS)

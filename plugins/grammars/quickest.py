@@ -24,7 +24,7 @@ SHORTEST_S = 1e-6
 
 
 class Quickest:
-    """`choose` a way, do the work, and say what it `took`; one thread may have the `rest` done in another way.
+    """`choose` a way, do the work, and report the time it `took`; one thread may have the `rest` done in another way.
 
     num_threads: of each way, in ascending order; the first is one thread, the caller's own. A choice costs about a
     microsecond.
@@ -40,7 +40,7 @@ class Quickest:
         self._count = self._since_alone = 0
 
     def choose(self, num_rows: int) -> int:
-        """The choice for `num_rows` rows: usually the one with the shortest estimate."""
+        """The way for `num_rows` rows: usually the way with the shortest estimate."""
         num_ways = len(self._num_threads)
         if num_ways == 1:
             return 0
@@ -61,13 +61,13 @@ class Quickest:
 
     @property
     def patience_s(self) -> float:
-        """Seconds for which one thread goes on before it asks for another choice for the `rest`."""
+        """Seconds for which one thread goes on before it asks for another way for the `rest`."""
         if len(self._num_threads) == 1 or min(self._tries) < FIRST_TRIES:
             return float("inf")
         return min(self._waking_s[1:])
 
     def rest(self, seconds: float, num_done: int, num_left: int) -> int:
-        """The choice for the remaining rows, after one thread took so long for those that are done."""
+        """The way for the remaining `num_left` rows, after one thread took `seconds` for `num_done` rows."""
         alone_s = seconds / num_done * num_left
         return min(range(len(self._num_threads)), key=lambda way: self._expected_s(way, alone_s))
 

@@ -1,4 +1,4 @@
-"""How many characters the shortest text has that a regular expression matches; reads it once, and builds nothing."""
+"""The length of the shortest text that a regular expression matches; reads the pattern once, and builds nothing."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _PIECE = re.compile(
 )
 """The next part of a regular expression."""
 MOST_READ = 2048
-"""Characters of a pattern that is read; a longer one is taken for as long as it is, since an open bracket is looked for
-its end."""
+"""Most characters of a pattern that is read; for a longer pattern, its own length is returned, since the end of each
+open bracket is searched for."""
 
 
 def shortest_text(pattern: str) -> int:
-    """Characters of the shortest text; about, for what other regular expressions than Python's and Rust's have."""
+    """Characters of the shortest text; approximate for syntax that neither Python's nor Rust's patterns have."""
     if len(pattern) > MOST_READ:
         return len(pattern)
     waiting: list[tuple[int | None, int]] = []
-    # Of the innermost group: the shortest of its earlier alternatives, all of this one but its last part, and that.
+    # Of the innermost group: its shortest earlier alternative, its current one without the last part, and that part.
     shortest: int | None = None
     done, last, is_counted = 0, 0, False
     for piece in _PIECE.finditer(pattern):

@@ -158,8 +158,8 @@ class _Writer:
         return f"{inside} ({end})" if end else inside
 
     def _any(self, write: Callable[[int, Any], str], alternatives: Sequence[Any]) -> str:
-        """A rule for one of several elements. One that allows nothing is left out, as it is among the schemas of
-        `anyOf`, unless all are of that kind.
+        """A rule for one of several elements. An element that allows nothing is left out, as among the schemas of
+        `anyOf`, unless no element allows anything.
         """
         found: list[str] = []
         fault: RequestError | None = None

@@ -1,8 +1,8 @@
-"""Grammars tried out in a process that can be ended: llguidance's own budgets leave out much of what it does.
+"""Grammars tried out in a child process that can be killed: llguidance's own budgets leave out much of its work.
 
 `multipleOf: 9999991`, or 37 patterns of which a text has to match all, compile for minutes and take gigabytes, and no
 thread can be ended. So a grammar is compiled in a child first, which has a limit of processor time and of memory; only
-one that gets through there is compiled in the engine's process, where it takes as much again. Plain grammars, whose
+a grammar that passes there is compiled in the engine's process, where it takes as much again. Plain grammars, whose
 cost their size bounds, are not tried: a trial takes some eight milliseconds.
 
 The child is started by the first grammar that is not plain, holds a back end, and forks for each trial.
@@ -97,7 +97,7 @@ class Trials:
         return int(value)
 
     def _ask(self, wanted: StructuredOutputs) -> bytes:
-        """Run a trial; returns _BEGUN, and behind it the answer unless the trial was killed; b"" if it
+        """Run a trial; returns _BEGUN, followed by the answer unless the trial was killed; b"" if the trial
         did not begin.
         """
         ours, theirs = socket.socketpair()
@@ -202,7 +202,7 @@ def _try(backend: Any, channel: socket.socket) -> None:
 
 
 def _longest_first(tokens: list[bytes]) -> Any:
-    """A tokenizer that needs nothing but the tokens, and always takes the longest that matches."""
+    """A tokenizer that needs nothing but the tokens, and always takes the longest token that matches."""
     ids = {token: index for index, token in enumerate(tokens) if token}
     longest = min(max(map(len, ids), default=1), 32)
 

@@ -2,7 +2,7 @@
 
 A program takes a stretch of one row's vocabulary. Two logarithms a token would take longer than reading the logits, so
 it bounds every token's noise from the exponent and mantissa of the random number, computes the noise of the few tokens
-with the highest bounds, and that of all only if those few do not decide it.
+with the highest bounds, and the noise of all tokens only if these few do not decide the draw.
 Legend: N rows, V vocabulary (or one rank's shard of it), P stretches of a row.
 """
 
@@ -16,10 +16,10 @@ from torch import Tensor
 STRETCH = 4096
 """Tokens of one program."""
 LANE = 8
-"""Tokens of a lane: the one with the highest bound has its noise computed."""
+"""Tokens of a lane, in which only the token with the highest bound has its noise computed."""
 WARPS = 4
 PIECE = 512
-"""Tokens of a row without a winner that are looked at for NaN at a time."""
+"""Tokens that are checked for NaN at a time, in a row without a winner."""
 
 
 @triton.jit

@@ -74,7 +74,7 @@ def _of_row(
 
 
 def score(logits_NV: Tensor, tokens_N: Tensor, num_logprobs: int) -> Tensor:
-    """Tokens with their log-probabilities and those of the most likely ones: (N, X) int64.
+    """Tokens with their log-probabilities, and the most likely tokens with theirs: (N, X) int64.
 
     core/worker/results/scores.py has the layout.
 

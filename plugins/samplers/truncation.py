@@ -65,7 +65,7 @@ def thresholds(scaled_NV: Tensor, top_k_N: Tensor, top_p_N: Tensor, min_p_N: Ten
     sorted_NV = _largest(scaled_NV, last_N1)
     kth_N1 = sorted_NV.gather(1, last_N1)
     sorted_NV = sorted_NV.masked_fill_(sorted_NV < kth_N1, -torch.inf)
-    # In float64, so that how many columns there are, which depends on the other rows, does not matter.
+    # In float64, so that the number of columns, which depends on the other rows, does not change the result.
     probs_NV = sorted_NV.double().softmax(1)
     before_NV = probs_NV.cumsum(1) - probs_NV
     is_kept_NV = (before_NV < top_p_N.unsqueeze(1)) | (top_p_N >= 1).unsqueeze(1)

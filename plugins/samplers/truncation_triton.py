@@ -1,11 +1,11 @@
 """top_k, top_p and min_p on a GPU without sorting the vocabulary: one threshold a row, found among few candidates.
 
-The largest logits of groups of 256 tokens bound the k-th largest logit of all from below, and the largest of all bounds
-what top_p can be about. What reaches the bound is gathered, and one program a row finds the threshold among it by
-bisection. Of a row with too many candidates all tokens' weights are summed by the first bits of how far their keys are
-below the largest one, then those of one such part by the next bits, and so on: three passes of many programs. Such a
-row with a top_k is read as a whole by one program, once per bit. Sums are of whole numbers, so their order does not
-matter: a row's result depends on that row alone, and is always the same.
+The largest logits of groups of 256 tokens bound the k-th largest logit of the row from below, and the row's largest
+logit bounds the logits that top_p can keep. Logits that reach the bound are gathered as candidates, and one program a
+row finds the threshold among them by bisection. In a row with too many candidates, all tokens' weights are summed by
+the first bits of the distance from their keys to the largest key, then the weights of one such part by the next bits,
+and so on: three passes of many programs. Such a row with a top_k is read as a whole by one program, once per bit. Sums
+are of whole numbers, so their order does not matter: a row's result depends on that row alone, and is always the same.
 Legend: N rows, V vocabulary, C candidates of a row, G groups of a row, X sums of a row. Keys are float32 bits turned so
 that they order as the floats do.
 """
@@ -24,21 +24,21 @@ GROUPS = 16
 NUM_CANDIDATES = 2048
 """Most candidates of a row that are kept."""
 NUM_PARTS = tl.constexpr(2048)
-"""Parts of a pass."""
+"""Parts into which a pass divides distances, each with a sum of weights."""
 BITS = tl.constexpr(11)
 """Bits of a distance, which has 32, that a pass looks at."""
 NUM_PASSES = tl.constexpr(3)
 BLOCK = 8192
 """Tokens that a program reads at a time where it reads a whole row."""
 OF_ROWS = ("temperatures", "top_ks", "top_ps", "min_ps", "largest", "bounds", "totals", "num_found", "thresholds")
-"""Arguments with one number a row, which lie where the number of rows puts them: kernels need no variant for that."""
+"""Arguments with one number a row, whose alignment depends on the number of rows: kernels need no variant for that."""
 LOWEST = tl.constexpr(-2147483648)
 """A key that every token reaches."""
 
 
 @triton.jit
 def _scaled(logits, temperature):
-    """What the softmax is taken of; 0 has one sign, so that keys order as floats do."""
+    """The softmax's input, logits over temperature; 0 has one sign, so that keys order as floats do."""
     value = logits / tl.where(temperature > 0, tl.maximum(temperature, 1e-30), 1.0)
     return tl.where(value == 0, 0.0, value)
 
@@ -102,7 +102,7 @@ def _bound(
     num_groups,
     ALL_GROUPS: tl.constexpr,
 ):
-    """The key that candidates reach, and the row's largest key; zeros for what is summed."""
+    """The least key of candidates, and the row's largest key; sets the row's sums to zero."""
     row = tl.program_id(0).to(tl.int64)
     top_k = tl.load(top_ks + row)
     top_p = tl.load(top_ps + row)
@@ -121,7 +121,7 @@ def _bound(
                 high = tl.where(is_reached, high, middle)
                 low = tl.where(is_reached, middle, low)
         elif top_p < 1:
-            # All tokens below this together weigh less than what top_p may leave out.
+            # All tokens below this together weigh less than the weight that top_p may leave out.
             value = _value(best.to(tl.int32)) - tl.log(num_tokens / tl.maximum(1 - top_p, 1e-7)) - 1e-2
             low = _key(value).to(tl.int64)
         tl.store(largest + row, best)
@@ -173,7 +173,7 @@ def _gather(
 
 @triton.jit
 def _distance(row_sums, wanted, NUM_DONE: tl.constexpr, BITS: tl.constexpr):
-    """How far below the largest key the tokens reach `wanted`: the bits that so many passes tell, the others 0."""
+    """The distance below the largest key at which the sum of weights reaches `wanted`; bits of later passes are 0."""
     distance = tl.full((), 0, tl.int64)
     above = tl.full((), 0, tl.int64)
     for done in tl.static_range(NUM_DONE):
@@ -222,7 +222,7 @@ def _sum_parts(
 
 @triton.jit
 def _sum_of_row(row_logits, temperature, above, kth, largest, num_tokens, IS_COUNT: tl.constexpr, BLOCK: tl.constexpr):
-    """How many tokens of a whole row have keys larger than `above`, or the weight of those that also reach `kth`."""
+    """The number of a whole row's tokens with keys above `above`, or the weight of such tokens that reach `kth`."""
     total = tl.full((BLOCK,), 0, tl.int64)
     for first in range(0, num_tokens, BLOCK):
         columns = first + tl.arange(0, BLOCK)
@@ -265,7 +265,7 @@ def _threshold_of_row(row_logits, temperature, top_k, top_p, has_top_k, best, nu
 
 @triton.jit
 def _threshold_of_candidates(value, is_here, top_k, top_p, has_top_k, best, bound, total):
-    """The same among candidates; total: the weight of all tokens, if there is no top_k."""
+    """The smallest key that top_k and top_p keep, by candidates alone; total: weight of all tokens, without top_k."""
     keys = tl.where(is_here, _key(value), LOWEST)
     kth = bound
     if has_top_k:
@@ -355,7 +355,7 @@ def _find(
 
 @triton.jit(do_not_specialize_on_alignment=OF_ROWS)
 def _cut(logits, row_stride, temperatures, thresholds, num_tokens, STRETCH: tl.constexpr):
-    """Set what lies below the threshold to -inf."""
+    """Set logits below the threshold to -inf."""
     row = tl.program_id(0).to(tl.int64)
     threshold = tl.load(thresholds + row)
     if threshold > LOWEST:

@@ -1,4 +1,4 @@
-"""bad_words: token sequences whose last token is not drawn after the ones before it, in prompt or output alike.
+"""bad_words: token sequences whose last token is not drawn after the tokens before it, in prompt or output alike.
 
 Legend: R rows of the table, N rows, V vocabulary, W words, M tokens of a word before its last.
 """
@@ -62,7 +62,7 @@ class WordBan(LogitsProcessor):
         beginnings_NWM = self.beginnings_RWM.index_select(0, rows.rows_N)
         lasts_NW = self.lasts_RW.index_select(0, rows.rows_N)
         is_next_NW = ((beginnings_NWM == recent_N1M) | (beginnings_NWM == ANY)).all(-1) & (lasts_NW != ANY)
-        # Adding, since several places may name a token and an unused one names token 0.
+        # Adding, since several places may name a token, and an unused place names token 0.
         forbidden_NW = torch.zeros_like(lasts_NW, dtype=torch.float32).masked_fill_(is_next_NW, -torch.inf)
         return logits_NV.scatter_add_(1, lasts_NW.clamp(min=0), forbidden_NW)
 

@@ -172,7 +172,7 @@ class Throughput:
 
 
 class StepCosts:
-    """The costs of one engine's steps. prompts: of steps with prompts alone. mixed: the additional seconds of prompts in
+    """The costs of an engine's steps. prompts: of steps with prompts alone. mixed: the additional seconds of prompts in
     a step with decodes.
     """
 
