@@ -1,4 +1,4 @@
-"""From a command line to a conversation: what `hookline chat` does. Bare at import, as its package says."""
+"""The command `hookline chat`: from a command line to a conversation. Bare at import, as its package says."""
 
 from __future__ import annotations
 

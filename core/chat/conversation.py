@@ -14,7 +14,7 @@ from hookline.core.serve.parsers import PartsReader, parser_context
 
 
 class Conversation:
-    """Messages and their answers. What is answered whole or in part stays; a message that is refused does not.
+    """Messages and their answers. A message with an answer, whole or in part, is kept; a refused message is not.
 
     Raises: ConfigError if the checkpoint has no chat template.
     """
@@ -27,7 +27,7 @@ class Conversation:
             )
         self._llm, self._run = llm, run
         self.finish_reason: FinishReason | None = None
-        """How the last answer ended; None while it has not."""
+        """How the last answer ended; None while it goes on."""
         self.reset()
 
     def reset(self) -> None:
@@ -44,10 +44,10 @@ class Conversation:
         return message
 
     def answer(self, message: str) -> Generator[Text | Reasoning, None, None]:
-        """Say something, and get the answer's text and reasoning as they come; closed early, the answer ends there.
+        """Send a message, and yield the answer's text and reasoning as they come; closed early, the answer ends there.
 
-        A step that brought nothing yields an empty text, so that the answer can be stopped there.
-        Raises: RequestError if the message cannot be answered, which the conversation then goes on without.
+        A step without new text yields an empty text, so that the answer can be stopped there.
+        Raises: RequestError if the message cannot be answered; the conversation then goes on without the message.
         """
         before = len(self._messages)
         self._messages.append({"role": "user", "content": message})

@@ -46,7 +46,7 @@ class ChatRun:
     system: str | None
     template: Mapping[str, Any]
     parser: Parser | None
-    """Of reasoning."""
+    """The parser of reasoning; None: all is the answer."""
 
 
 def validate_chat(tree: Mapping[str, Any], host: PluginHost) -> ChatRun:

@@ -17,7 +17,7 @@ _ATEN = torch.ops.aten
 _NEW = frozenset((
     _ATEN.arange.default, _ATEN.empty.memory_format, _ATEN.full.default, _ATEN.ones.default, _ATEN.zeros.default,
 ))  # fmt: skip
-"""Operations that make a tensor of no other."""
+"""Operations that make a tensor without a tensor argument."""
 _OF_TENSORS = frozenset((
     _ATEN.add.Tensor, _ATEN.cat.default, _ATEN.cumsum.default, _ATEN.embedding.default, _ATEN.empty_like.default,
     _ATEN.expand.default, _ATEN.fill_.Scalar, _ATEN.gather.default, _ATEN.index.Tensor, _ATEN.index_select.default,
@@ -72,7 +72,7 @@ def _place(device: torch.device) -> tuple[str, int]:
 
 
 def _common_device(given: Sequence[Any]) -> torch.device | None:
-    """Where all given tensors lie. None if there are none, if they lie apart, or if one's value is known or real."""
+    """The device of all given tensors; None without tensors, for several devices, and if a value is known or real."""
     device = None
     for argument in given:
         for one in argument if isinstance(argument, list | tuple) else (argument,):

@@ -53,8 +53,8 @@ class Codec:
     """Encodes prompts and decodes outputs with the tokenizer of a folder or of a model's own source, if it has one.
 
     chat: a text is a user's message, and the chat template goes around it.
-    max_len: tokens that a prompt has room for; a text that is too long for them whatever its tokens are is refused
-    before it is tokenized, which takes over a second and 200 MB for each million characters. None: any is tokenized.
+    max_len: tokens that a prompt has room for; a text with more characters than max_len tokens can have is refused
+    before it is tokenized, which takes over a second and 200 MB for each million characters. None: no text is refused.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Codec:
         self._texts: dict[bool, dict[int, str]] = {True: {}, False: {}}
 
     def limit_prompts(self, max_len: int) -> None:
-        """Refuse texts that are too long for this many tokens whatever they are."""
+        """Refuse texts with more characters than this many tokens of the vocabulary can have."""
         self.max_len = max_len
 
     @property

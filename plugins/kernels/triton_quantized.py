@@ -26,14 +26,14 @@ LEAST_COLUMNS = 32
 """Fewest inputs of a scale's block: a step of a product lies in one block. A rank's part may cut through blocks of more
 inputs, which are then blocks of fewer."""
 INT4_MULTIPLE = 8
-"""Inputs of a weight in int4 are a multiple of this: what a word of 32 bits has."""
+"""The inputs of a weight in int4 are a multiple of this number of values in a word of 32 bits."""
 
 
 class TritonQuantized(TritonAttention):
-    """What TritonKernels computes with quantised weights; for it to extend."""
+    """The products of TritonKernels with quantised weights; its base class."""
 
     tiles_int4 = True
-    """Whether weights in int4 may be stored as `tiled_int4` does; kernels that have no product of those say no."""
+    """Whether weights in int4 may be stored as `tiled_int4` does; False for kernels without products of that layout."""
     _scaled_products: ScaledProducts | None = None
 
     def computes(self, scheme: Scheme, num_rows: int, num_columns: int) -> bool:
@@ -50,7 +50,7 @@ class TritonQuantized(TritonAttention):
         if self._scaled_products is None:  # before any graph is captured
             self._scaled_products = ScaledProducts(self.spec.device, self.spec.dtype)
         scheme, factors_RC, zeros_RC = weight.scheme, weight.scales_RC, weight.zeros_RC
-        if not scheme.rows:  # a scale of all outputs is as many equal ones
+        if not scheme.rows:  # a scale of all outputs is repeated for each output
             shape = *factors_RC.shape[:-2], weight.num_rows, -1
             factors_RC = factors_RC.expand(shape).contiguous()
             zeros_RC = None if zeros_RC is None else zeros_RC.expand(shape).contiguous()
@@ -80,7 +80,7 @@ class TritonQuantized(TritonAttention):
         self, x_TD: Any, weight: Any, bias_O: Tensor | None, residual_TO: Tensor, norm_weight_O: Tensor, eps: float,
         then: Any = None,
     ) -> tuple[Any, Tensor]:  # fmt: skip
-        """See Kernels.quantized_linear_add_rms_norm; the norm is rounded for the next product if that takes it."""
+        """See Kernels.quantized_linear_add_rms_norm; the norm is rounded to e4m3 if the next product takes that."""
         product_TO = self.quantized_linear(x_TD, weight, bias_O)
         products = self._products_of_rounded(len(x_TD), then)
         if products is None:
@@ -117,7 +117,7 @@ class TritonQuantized(TritonAttention):
         return triton_norms.add_parts_rms_norm(parts_ATD, residual_TD.contiguous(), norm_weight_D, eps)
 
     def _products_of_rounded(self, num_rows: int, then: Any) -> ScaledProducts | None:
-        """The products, if the next weight takes so many rows in e4m3."""
+        """The ScaledProducts, if products with the next weight take so many rows in e4m3; else None."""
         products = self._scaled_products
         if then is None or products is None or not products.takes_rounded(num_rows, then):
             return None
@@ -132,7 +132,7 @@ class TritonQuantized(TritonAttention):
 
 
 def _expert_outputs(x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up: Any, down: Any) -> Tensor:
-    """What is to be summed up: (T, A, D)."""
+    """The outputs of each token's experts, times their weights, for the sum over experts: (T, A, D)."""
     if isinstance(gate_up, TiledInt4):
         return int4_expert_outputs(x_TD, expert_TA, weight_TA, gate_up, down)
     return triton_experts.expert_outputs(
@@ -142,7 +142,7 @@ def _expert_outputs(x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up:
 
 
 def _fits_few(x_TD: Tensor, expert_TA: Tensor, down: Any) -> bool:
-    """Whether tokens are not grouped by expert: a few, or one where two are faster rounded to e4m3 and grouped."""
+    """Whether tokens are not grouped by expert: few tokens, or one if more are faster rounded to e4m3 and grouped."""
     if isinstance(down, TiledInt4):
         return False
     if len(x_TD) > 1 and down.may_round and triton_experts.rounds_rows(x_TD):

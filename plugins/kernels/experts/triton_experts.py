@@ -46,7 +46,7 @@ from hookline.plugins.kernels.triton_launch import cdiv, launch_options
 GROUP_TILES = 8
 """Tiles that take turns over the columns together, so that an expert's weights are read from the L2."""
 ROUNDED_COLUMNS = 128
-"""Columns of a row that share a scale once they are rounded, a multiple of any step's; steps of fewer round as many."""
+"""Columns of a row that share a scale when rounded, a multiple of any step's columns; smaller steps round as many."""
 SUM_COLUMNS = 1024
 """Columns of a program that sums up."""
 
@@ -63,7 +63,7 @@ def _tile_and_columns(most_tiles, num_column_blocks, GROUP: tl.constexpr):
 
 @triton.jit
 def _rows_of(tile, ends_ptr, tile_expert_ptr, tile_row_ptr, BLOCK_M: tl.constexpr):
-    """A tile's expert, its places in the order of pairs, and which of these there are."""
+    """A tile's expert, its places in the order of pairs, and a mask of the places that have a pair."""
     expert = tl.load(tile_expert_ptr + tile).to(tl.int64)
     row = tl.load(tile_row_ptr + tile) + tl.arange(0, BLOCK_M)
     return expert, row, row < tl.load(ends_ptr + expert)
@@ -71,14 +71,14 @@ def _rows_of(tile, ends_ptr, tile_expert_ptr, tile_row_ptr, BLOCK_M: tl.constexp
 
 @triton.jit
 def _columns_of(block, width, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
-    """A block's columns, which of them there are, and the first step along the depth."""
+    """A block's columns, a mask of the columns that exist, and the first step along the depth."""
     column, step = block * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
     return column, column < width, step
 
 
 @triton.jit
 def _weight_at(weight_ptr, expert, column, step, expert_stride, weight_stride):
-    """Where the first step of these columns of an expert's weight lies (BLOCK_K, BLOCK_N)."""
+    """Pointers to the first step of these columns of an expert's weight, (BLOCK_K, BLOCK_N)."""
     return weight_ptr + expert * expert_stride + column[None, :].to(tl.int64) * weight_stride + step[:, None]
 
 
@@ -87,7 +87,7 @@ def _gate_up(
     x_at, gate_at, up_at, rows, columns, step, depth,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The products with gate and up, whose first steps lie at these places."""
+    """The products of a tile's rows with gate and up. x_at, gate_at, up_at: pointers to their first steps."""
     gate, up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32), tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for start in range(0, depth, BLOCK_K):
         inside = start + step < depth
@@ -104,7 +104,7 @@ def _down(
     hidden_at, weight_at, rows, columns, step, depth,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The products with down, likewise."""
+    """The product of a tile's rows with down. hidden_at, weight_at: pointers to their first steps."""
     out = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for start in range(0, depth, BLOCK_K):
         inside = start + step < depth
@@ -121,10 +121,10 @@ def _scaled_products(
     PACKED: tl.constexpr, ROUND: tl.constexpr, LOADED_STAGES: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The products with these outputs of an expert's weight with scales, and with BOTH with those `first_up` further.
+    """The products with these outputs of an expert's weight with scales; BOTH: and with outputs `first_up` further.
 
-    The weight is the left operand, so that matrix instructions which take that from registers can. x_scale_at: where
-    the rows' first scales lie, if they are rounded; ROUND: they are to be.
+    The weight is the left operand, so that matrix instructions can take it from registers. x_scale_at: pointers to the
+    rows' first scales, if the rows are rounded already; ROUND: this program rounds them.
     """
     has_units: tl.constexpr = x_scale_at is not None
     ROUNDED: tl.constexpr = 128  # ROUNDED_COLUMNS
@@ -434,7 +434,7 @@ def _rounded_ahead(x_TD: Tensor) -> tuple[Tensor, Tensor, int]:
 def _scaled_options(
     block_m: int, cut: tuple[int, int, int, int], x_TD: Tensor, scales: Scales | None
 ) -> dict[str, object]:
-    """A step lies in one block of scales, and these are asked for ahead as weights are."""
+    """Options of a kernel for weights with scales: a step lies in one block of scales, which are loaded ahead, too."""
     columns = 0 if scales is None else scales.columns
     block_n, block_k, num_warps, num_stages = cut
     options = _options(block_m, (block_n, min(block_k, columns or block_k), num_warps, num_stages), x_TD)

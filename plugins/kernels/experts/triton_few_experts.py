@@ -31,9 +31,9 @@ from hookline.plugins.kernels.triton_launch import cdiv, launch_options, next_po
 
 MAX_TOKENS = 4
 FEWEST_EXPERTS_A_PAIR = 4
-"""Of several tokens, few take the same expert if there are this many for each pair."""
+"""Experts for each pair of several tokens from which on few pairs have the same expert."""
 GATE_UP_ELEMENTS, DOWN_ELEMENTS = 16384, 32768
-"""Of the weights, in a program's registers at once."""
+"""Elements of the weights that are in a program's registers at once."""
 CHUNK_OUTPUTS = 2
 """Outputs of a program of down in e4m3, whose warps take 256 columns of a chunk each."""
 CHUNK_ELEMENTS, MOST_CHUNK_WARPS = 6144, 8
@@ -123,7 +123,7 @@ def _few_scaled_down_kernel(
     PACKED: tl.constexpr, BLOCKS: tl.constexpr, CHOSEN: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_O: tl.constexpr,
     BLOCK_F: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """As _few_down_kernel, each of whose rows is an output of one of the token's experts."""
+    """As _few_down_kernel, for a weight with scales: a program's rows are outputs, each of one of a token's experts."""
     row = tl.arange(0, BLOCK_A * BLOCK_O)
     place, out = row // BLOCK_O, tl.program_id(0) * BLOCK_O + row % BLOCK_O
     column, stored = tl.arange(0, BLOCK_F), tl.arange(0, BLOCK_F // PACKED)
@@ -156,7 +156,7 @@ def _few_chunked_down_kernel(
     CHOSEN: tl.constexpr, CHUNKS: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_C: tl.constexpr, EVEN: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """As _few_down_kernel, of a weight in e4m3: a thread adds up what it reads of all the token's experts."""
+    """As _few_down_kernel, for a weight in e4m3: a thread adds up its products for all the token's experts."""
     token = tl.program_id(1)
     out = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
     row = tl.where(out < width, out, 0)
@@ -195,7 +195,7 @@ def _few_chunked_down_kernel(
 
 
 def fits(expert_TA: Tensor, num_experts: int) -> bool:
-    """Whether these are few enough.
+    """Whether there are few enough tokens for `few_expert_mlp`, which reads an expert's weights for each pair.
 
     Device: looks at shapes only, so a captured graph keeps its answer.
     """
@@ -208,7 +208,7 @@ def few_expert_mlp(
     *, gate_up_bias_XF: Tensor | None = None, down_bias_XD: Tensor | None = None, alpha: float = 1.0,
     limit: float = 0.0, scales: tuple[Scales, Scales] | None = None, gelu: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Kernels.expert_mlp, gelu_expert_mlp, or clamped_expert_mlp if there is a gate_up_bias_XF, of what `fits`.
+    """Kernels.expert_mlp, gelu_expert_mlp, or clamped_expert_mlp if there is a gate_up_bias_XF, for tokens that `fits`.
 
     scales: of both weights, which are then as ScaledWeight has them, and go without biases.
     Device: two launches, no host sync. The weights of the second product and the routing are read before the launch

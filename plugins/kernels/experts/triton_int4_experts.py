@@ -1,7 +1,7 @@
 """Triton products of experts in int4, stored as triton_int4.py does: for a Hopper card and rows in bfloat16.
 
-All experts' outputs are those of one weight, one expert's behind the other's. One token reads its experts' weights in
-two launches; more are grouped by expert, in tiles of pairs as triton_routing.py lists them.
+All experts are stored as one weight, each expert's outputs after the previous expert's. A single token reads its
+experts' weights in two launches; more tokens are grouped by expert, in tiles of pairs as triton_routing.py lists them.
 Legend: T tokens, D hidden, F intermediate features, X experts, A experts of a token, P = T * A pairs, W most tiles.
 """
 
@@ -51,9 +51,9 @@ class Int4Tiling:
 
 
 def int4_tilings(num_pairs: int, num_experts: int) -> tuple[Int4Tiling, Int4Tiling]:
-    """Those of gate and up, and of down, by how many pairs an expert has on average.
+    """The tilings of gate and up, and of down, by how many pairs an expert has on average.
 
-    The fastest of 3 to 11 for each of eleven numbers of tokens, of Qwen3-30B-A3B's shape on an H200 (docs/log).
+    The fastest of 3 to 11 tilings for each of eleven numbers of tokens, at Qwen3-30B-A3B's shape on an H200 (docs/log).
     """
     if num_pairs * 4 <= num_experts:
         return _both(Int4Tiling(16, 32, 2, 4))
@@ -174,7 +174,7 @@ def _few_down_kernel(
 
 
 def fits_few(x_TD: Tensor, expert_TA: Tensor, gate_up: TiledInt4, down: TiledInt4) -> bool:
-    """Whether `few_int4_experts` takes these, and is faster than grouping the tokens.
+    """Whether `few_int4_experts` takes these tokens and weights, and is faster than grouping the tokens.
 
     Device: looks at shapes and dtypes only, so a captured graph keeps its answer.
     """

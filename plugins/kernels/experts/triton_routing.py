@@ -21,10 +21,10 @@ from hookline.plugins.kernels.triton_card import Card, Room, refused
 from hookline.plugins.kernels.triton_launch import launch_options, next_power_of_2
 
 MOST_PAIRS_SCANNED = 32768
-"""Up to here every expert's program reads all pairs; a sort is faster for more."""
+"""Most pairs for which every expert's program reads all pairs; a sort is faster for more."""
 SCAN_BLOCK = 1024
 LEAST_DEPTH = 16
-"""Of a step of a matrix product."""
+"""Least depth of a step of a matrix product, in elements."""
 
 
 @triton.jit
@@ -84,7 +84,7 @@ class Tiling:
 
 
 def tiling(num_pairs: int, num_experts: int, itemsize: int) -> Tiling:
-    """By how many pairs an expert has on average; wider types take shallower steps. Chosen on an H200 (docs/log)."""
+    """The tiling for so many pairs an expert on average; wider types take shallower steps. From an H200 (docs/log)."""
     shrink = max(1, itemsize // 2)
     if num_pairs <= 8 * num_experts:
         return Tiling(16, (32, 128 // shrink, 4, 4), (32, 128 // shrink, 4, 4))
@@ -94,7 +94,7 @@ def tiling(num_pairs: int, num_experts: int, itemsize: int) -> Tiling:
 
 
 def clamped_tiling(num_pairs: int, num_experts: int, itemsize: int) -> Tiling:
-    """By how many pairs an expert has on average; wider types take shallower steps.
+    """The tiling of clamped experts for so many pairs an expert on average; wider types take shallower steps.
 
     Between 16 and 48 pairs a tile holds nearly all pairs of an expert, so that its weights are read once: these experts
     are few and large, and their weights do not stay in the L2 from one tile to the next.
@@ -106,7 +106,7 @@ def clamped_tiling(num_pairs: int, num_experts: int, itemsize: int) -> Tiling:
 
 
 def scaled_tiling(num_pairs: int, num_experts: int, itemsize: int) -> Tiling:
-    """The same of weights in 8 or 4 bits, of which as many bytes are under way: twice the columns of `tiling`.
+    """The tiling for weights in 8 or 4 bits: twice the columns of `tiling`, so as many bytes are under way.
 
     Not measured: many pairs have twice the warps, since a step's sums lie beside those of all steps.
     """
@@ -118,9 +118,9 @@ def scaled_tiling(num_pairs: int, num_experts: int, itemsize: int) -> Tiling:
 
 
 def rounded_tiling(num_pairs: int, num_experts: int, itemsize: int) -> Tiling:
-    """The same of weights in e4m3 and rows that are rounded to it, see `rounds_ahead`; itemsize: of a row's, 2.
+    """The tiling for weights in e4m3 and rows that are rounded to it, see `rounds_ahead`; itemsize: of the rows, 2.
 
-    Of Qwen3-30B-A3B's shape on an H200, the fastest of 5 to 8 tilings for each of six numbers of tokens.
+    The fastest of 5 to 8 tilings for each of six numbers of tokens, at Qwen3-30B-A3B's shape on an H200.
     """
     if rounds_ahead(num_pairs, num_experts):
         return Tiling(64, (64, 128, 4, 4), (128, 128, 4, 4))
@@ -130,7 +130,7 @@ def rounded_tiling(num_pairs: int, num_experts: int, itemsize: int) -> Tiling:
 
 
 def rounds_ahead(num_pairs: int, num_experts: int) -> bool:
-    """Whether a launch rounds all rows: else each program rounds its own, again for each block of columns."""
+    """Whether a launch of its own rounds all rows; else each program rounds its rows, for each block of columns."""
     return num_pairs > FEW_PAIRS * num_experts
 
 
@@ -162,10 +162,10 @@ def fitting_cut(
 
 @dataclass(frozen=True)
 class Groups:
-    """Pairs grouped by expert. order_P: pair numbers (token * A + place), int32. ends_X: where each expert's end.
+    """Pairs grouped by expert. order_P: pair numbers (token * A + place), int32. ends_X: end of each expert's pairs.
 
     tile_expert_W, tile_row_W: of each tile the expert and the first of its places in order_P. num_tiles_1: how many of
-    the W tiles there are.
+    the W tiles are used.
     """
 
     order_P: Tensor

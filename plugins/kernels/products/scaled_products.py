@@ -1,11 +1,11 @@
-"""Which kernel multiplies how many rows by a weight in e4m3, int8 or int4.
+"""Chooses the kernel that multiplies rows by a weight in e4m3, int8 or int4, by their number.
 
-One row: the thin products, which widen the weight in registers; of e4m3 and a width between powers of two
-triton_row_chunks.py. Up to 128 rows on a Hopper card: the wide one, whose
-matrix units take e4m3 on both sides if rows may be rounded. More: torch's product of two operands in e4m3. For all
-other cases (other cards, unaligned weights, int8, more rows), the product of batch-invariant mode widens the weight, or
-it is dequantised first. Of int4, where a Hopper card's kernels have room and rows are in bfloat16: triton_int4.py up to
-64 rows, triton_int4_rows.py up to 256, and dequantised beyond.
+One row: the thin products, which widen the weight in registers, or triton_row_chunks.py for a width in e4m3 between
+powers of two. Up to 128 rows on a Hopper card: the wide product, whose matrix units take e4m3 on both sides if rows may
+be rounded. More rows: torch's product of two operands in e4m3. For all other cases (other cards, unaligned weights,
+int8, more rows), the product of batch-invariant mode widens the weight, or the weight is dequantised first. For int4,
+if a Hopper card's kernels have room and rows are in bfloat16: triton_int4.py up to 64 rows, triton_int4_rows.py up to
+256, and a dequantised weight beyond.
 Legend: T rows, D input features, O output features.
 """
 
@@ -44,7 +44,7 @@ BLOCK = 128
 
 @dataclass(frozen=True, eq=False)
 class ScaledWeight:
-    """A weight in e4m3, int8 or int4, or one of each of X experts, whose tensors have a first dimension X.
+    """A weight in e4m3, int8 or int4, or the weights of X experts, whose tensors have a first dimension X.
 
     data_OD: float8_e4m3fn or int8 (O, D), or uint8 (O, D / 2), contiguous. may_round: whether rows may be rounded to
     e4m3 before they are multiplied with e4m3.
@@ -56,12 +56,12 @@ class ScaledWeight:
 
     @property
     def num_rows(self) -> int:
-        """O."""
+        """The number of outputs, O."""
         return self.data_OD.shape[-2]
 
     @property
     def num_columns(self) -> int:
-        """D."""
+        """The number of inputs, D."""
         return self.data_OD.shape[-1] * self.scales.packed
 
     def dequantised(self, dtype: torch.dtype) -> Tensor:
@@ -81,11 +81,11 @@ class ScaledProducts:
 
     @property
     def tiles_int4(self) -> bool:
-        """Whether `product` takes weights in int4 as `tiled_int4` stores them, and should be given them so."""
+        """Whether `product` takes weights in int4 as `tiled_int4` stores them, and is fastest with them."""
         return self._is_wide and self._dtype is torch.bfloat16
 
     def tiled_int4(self, data_OW: Tensor, scales: Scales) -> TiledInt4:
-        """See `tiled_int4`; there is room for its products from then on."""
+        """See `tiled_int4`; the first call allocates the scratch memory of its products."""
         if self._int4_scratch is None:
             self._int4_scratch = Int4Scratch.make(self._device)
         return tiled_int4(data_OW, scales)
@@ -129,7 +129,7 @@ class ScaledProducts:
     def rounds_many(self, num_rows: int, weight: ScaledWeight) -> bool:
         """Whether so many rows are rounded for torch's product, with groups of the scales' columns.
 
-        There is none with SiLU: `product` gives None. Where this is False and it gives None, dequantise the weight.
+        Torch has no product with SiLU, so `product` returns None. If it does and this is False, dequantise the weight.
         """
         scales, num_out, width = weight.scales, weight.num_rows, weight.num_columns
         if num_rows <= MAX_ROWS or not self._has_torchs or not weight.may_round or num_out % 16 or width % 16:
@@ -139,7 +139,7 @@ class ScaledProducts:
         return scales.rows == scales.columns == BLOCK and num_out % BLOCK == 0 and width % (4 * BLOCK) == 0
 
     def takes_rounded(self, num_rows: int, weight: ScaledWeight | TiledInt4) -> bool:
-        """Whether products of so many rows with this weight take them in e4m3, as whoever makes them may leave them."""
+        """Whether products of so many rows with this weight take the rows in e4m3, which their maker may then store."""
         if isinstance(weight, TiledInt4):
             return False
         is_aligned = weight.num_columns % 16 == 0 and has_aligned_rows(weight.data_OD)
@@ -148,15 +148,15 @@ class ScaledProducts:
         return is_aligned and self.rounds_many(num_rows, weight)
 
     def columns(self, num_rows: int, weight: ScaledWeight) -> int:
-        """Columns of a group in so many rows in e4m3 that this weight takes; 0 for all."""
+        """Columns that share a scale in so many rows in e4m3, as this weight's products take them; 0: all columns."""
         return 0 if num_rows <= MAX_ROWS else weight.scales.columns
 
     def round(self, x_TD: Tensor, weight: ScaledWeight, *, silu: bool = False) -> RoundedRows:
-        """Rows as this weight, which `takes_rounded`, takes them; see `round_rows`."""
+        """The rows in e4m3 for products with this weight, which `takes_rounded`; see `round_rows`."""
         return round_rows(x_TD, self.columns(len(x_TD), weight), silu=silu)
 
     def _fits_wide(self, weight: ScaledWeight) -> bool:
-        """Whether the wide product takes this weight: of e4m3 no blocks of fewer inputs than a step has."""
+        """Whether the wide product takes this weight: a scale's block in e4m3 has at least as many inputs as a step."""
         dtype, columns = weight.data_OD.dtype, weight.scales.columns
         is_fit = dtype is torch.uint8 or (dtype is torch.float8_e4m3fn and (not columns or columns >= BLOCK))
         return self._is_wide and is_fit
@@ -176,13 +176,13 @@ class ScaledProducts:
     def _product_of_rounded(
         self, kind: Kind, x: RoundedRows, weight: ScaledWeight, bias_O: Tensor | None
     ) -> Tensor | None:
-        """The same of rows that are in e4m3."""
+        """The product of rows that are in e4m3; see `product`."""
         if x.num_rows <= MAX_ROWS:
             return self._wide_product(kind, x.values_TD[: x.num_rows], x.scales_TG, weight, bias_O)
         if kind is Kind.SILU:
             return None
         data_DO, factors = weight.data_OD.t(), weight.scales.factors_RC.t()
-        is_fast = not weight.scales.columns  # of blocks there is only slow accumulation
+        is_fast = not weight.scales.columns  # scales of blocks have only slow accumulation
         out_TO = torch._scaled_mm(
             x.values_TD, data_DO, x.scales_TG, factors, out_dtype=self._dtype, use_fast_accum=is_fast
         )[: x.num_rows]

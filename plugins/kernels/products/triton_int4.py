@@ -2,10 +2,10 @@
 
 128 inputs of an output are a step: 32 units of 16 bits, of which unit u has the inputs u, u + 32, u + 64 and u + 96
 from its lowest bits on. 64 outputs' units of a step lie together, so that a program reads 4 KiB at once. A scale and
-its zero point are one word: float32 without its last eight bits, which are the zero point; 2^-16 of the scale is lost
-at most, and nothing of one in bfloat16 or float16.
-One row: the values' bits, left where they are, are tiny float32 numbers; a factor of the input makes up for that. More:
-each value becomes 128 + value in bfloat16 by one instruction for two, and 128 + zero point is taken off by another.
+its zero point share a word: a float32 whose last eight bits are the zero point. A scale loses 2^-16 of itself at most,
+and nothing if it was in bfloat16 or float16.
+For one row, the values' bits in their places are tiny float32 numbers; a factor of the input makes up for that. For
+more rows, one instruction makes two values 128 + value in bfloat16, and another subtracts 128 + zero point.
 Legend: T rows, O output features, D input features, F half of gate and up, S steps, G groups of inputs.
 """
 
@@ -30,7 +30,7 @@ STEP = 128
 TILE_OUTPUTS = 64
 """Outputs whose units of a step lie together, and that a program of many rows computes."""
 MOST_ROWS = 64
-"""Most rows of these products. More are those of triton_int4_rows.py."""
+"""Most rows of these products; triton_int4_rows.py has products of more rows."""
 BLOCK_OUTPUTS = 8
 """Outputs of a program of one row, of gate and of up each."""
 MOST_PARTS = 4
@@ -40,7 +40,7 @@ STAGES = {16: 8, 32: 6, 64: 4}
 
 @dataclass(frozen=True, eq=False)
 class TiledInt4:
-    """A weight in int4, (num_rows, num_columns), or one of each of num_experts, whose outputs follow one another.
+    """A weight in int4, (num_rows, num_columns), or one of each of num_experts experts, one after the other.
 
     O here is the number of all outputs, made a multiple of TILE_OUTPUTS.
     units: int16 (O / 64, S, 64, 32), contiguous. scales_GO: int32, contiguous, `groups` of them a step: 1, 2 or 4.
@@ -65,9 +65,9 @@ class TiledInt4:
 
 
 def tiled_int4(data_OW: Tensor, scales: Scales) -> TiledInt4:
-    """Stores a weight so: uint8 (O, D / 2) with the even input in the low half, and what belongs to it, or experts'.
+    """Store a weight in this layout. data_OW: uint8 (O, D / 2) with the even input in the low half, or (X, O, D / 2).
 
-    Without `contiguous`, which a torch without CUDA does not have for the fake tensors of a dry run.
+    Does not call `contiguous`, which a torch without CUDA does not have for the fake tensors of a dry run.
     """
     *num_experts, num_rows, width = *data_OW.shape[:-1], data_OW.shape[-1] * 2
     data_OW = data_OW.reshape(-1, width // 2)
@@ -109,7 +109,7 @@ def _tiny(words, PLACE: tl.constexpr):
 
 @triton.jit
 def group_sums(words, x_ptr, x_at, x_end, FIRST: tl.constexpr, COUNT: tl.constexpr):
-    """Of places FIRST to FIRST + COUNT: (outputs, words) sums of value times input, and (1, words) of the inputs.
+    """Sums over places FIRST to FIRST + COUNT: of value times input (outputs, words), and of the inputs (1, words).
 
     x_ptr: two inputs in bfloat16 a word, as the units are.
     """
@@ -137,7 +137,7 @@ def _one_row_kernel(
     expert_ptr, x_stride, num_chosen, expert_outs, BIAS: tl.constexpr, SILU: tl.constexpr, GROUPS: tl.constexpr,
     BLOCK_O: tl.constexpr, BLOCK_S: tl.constexpr, CHUNKS: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """expert_ptr: of experts, each pair's; then rows of x are those of pairs' tokens, x_stride words apart."""
+    """expert_ptr: each pair's expert, or None; with experts, x has a row for each token, x_stride words apart."""
     first = 0
     if expert_ptr is not None:
         pair = tl.program_id(1)
@@ -195,7 +195,7 @@ def _one_row_kernel(
 
 @triton.jit
 def _values(units, word, PLACE: tl.constexpr, ASM: tl.constexpr, dtype: tl.constexpr):
-    """One value of each unit less its zero point: 0x4300 is 128 in bfloat16, 0xC300 its negative."""
+    """The value at PLACE of each unit, less its zero point. 0x4300 is 128 in bfloat16, 0xC300 is -128."""
     if ASM:
         less = (word & 255 | 0xC300).to(tl.int16).to(tl.bfloat16, bitcast=True)[:, None]
         if PLACE == 0:
@@ -242,13 +242,13 @@ def _times_scale(values, word, ASM: tl.constexpr):
 
 @triton.jit
 def units_at(out, steps, TILE: tl.constexpr):
-    """Where the units of these outputs begin, each in 32 columns: those of the next step are TILE * 32 further."""
+    """Offsets of these outputs' first step of 32 units; the units of the next step are TILE * 32 further."""
     return (out // TILE * steps).to(tl.int64) * (TILE * 32) + out % TILE * 32
 
 
 @triton.jit
 def load_step(x_ptr, rows, left, EVEN: tl.constexpr):
-    """The four quarters of a step's inputs of these rows. left: inputs from each column on; EVEN: there are all."""
+    """The four quarters of a step's inputs of these rows. left: inputs from each column on; EVEN: all exist."""
     if EVEN:
         x0 = tl.load(x_ptr, mask=rows, other=0.0)
         x1 = tl.load(x_ptr + 32, mask=rows, other=0.0)
@@ -268,7 +268,7 @@ def with_step(
 ):
     """The accumulator (outputs, rows) with the product of one step; scale_ptr: of its first group.
 
-    SCALED: each value is multiplied by its scale, and not the sum of a group.
+    SCALED: each value is multiplied by its scale, instead of the sum of a group.
     """
     word = tl.load(scale_ptr)
     values = _values(units, word, 0, ASM, x0.dtype)
@@ -375,14 +375,14 @@ def _dequantise_kernel(units_ptr, scale_ptr, out_ptr, num_out, width, steps, GRO
 
 
 def fits_tiled(x_TD: Tensor, weight: TiledInt4, *, silu: bool = False) -> bool:
-    """Whether `tiled_product` takes these. Device: looks at shapes and dtypes only, so a graph keeps its answer."""
+    """Whether `tiled_product` takes x. Device: looks at shapes and dtypes only, so a graph keeps its answer."""
     is_whole = not silu or weight.num_rows % (2 * TILE_OUTPUTS) == 0
     is_few = x_TD.dim() == 2 and 0 < len(x_TD) <= MOST_ROWS and x_TD.stride(1) == 1 and x_TD.data_ptr() % 4 == 0
     return is_whole and is_few and x_TD.dtype in (torch.bfloat16, torch.float16)
 
 
 def _row_cut(steps: int, *, is_plain: bool = False) -> dict[str, int]:
-    """How the product of one row is cut. is_plain: of a linear, without a gate."""
+    """Compile-time constants for the product of one row. is_plain: of a linear, without a gate."""
     block_s, num_warps = (min(32, next_power_of_2(steps)), 4) if steps <= 128 else (128, 8)
     if block_s == 16 and is_plain:
         num_warps = 2  # the 256 words of an output are four a thread
@@ -412,7 +412,7 @@ def expert_gates(x_TD: Tensor, expert_TA: Tensor, weight: TiledInt4) -> Tensor:
 def tiled_product(
     x_TD: Tensor, weight: TiledInt4, bias_O: Tensor | None, scratch: PartsScratch, *, silu: bool = False
 ) -> Tensor:
-    """x @ W.T + b of what `fits_tiled`; with `silu`, silu(first half of it) * second half, which takes no bias.
+    """x @ W.T + b if `fits_tiled`; with `silu`, silu(its first half) * its second half, which takes no bias.
 
     Shapes: (T, D) -> (T, O), or (T, O / 2) with silu.
     Device: one launch, no host sync. The weight of one row is read before the launch before has finished: it must not

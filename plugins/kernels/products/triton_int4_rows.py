@@ -26,14 +26,14 @@ from hookline.plugins.kernels.products.triton_wide import rows_in_reach
 from hookline.plugins.kernels.triton_launch import cdiv, launch_options
 
 MOST_ROWS = 256
-"""Most rows of these products. More are faster with the weight in the rows' dtype."""
+"""Most rows of these products; products of more rows are faster with the weight in the rows' dtype."""
 FULL_CARD = 132
 """Multiprocessors of an H200."""
 MOST_PARTS = 4
 MANY_OUTPUTS = 16384
-"""From so many outputs on, tiles of many of them fill the card."""
+"""Number of outputs from which on tiles of many outputs fill the card."""
 LONG_INPUTS = 8192
-"""From so many inputs on, parts of them are worth the sums of large tiles."""
+"""Number of inputs from which on cutting them into parts is worth the sums of large tiles."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class RowsTiling:
 
 
 class Int4Scratch(PartsScratch):
-    """Room for the parts of every product with a weight in int4: those of as many programs as run at once."""
+    """Scratch memory for the parts of products with weights in int4, for as many programs as run at once."""
 
     @classmethod
     def make(cls, device: torch.device) -> Int4Scratch:
@@ -57,7 +57,7 @@ class Int4Scratch(PartsScratch):
 
 
 def rows_tiling(num_rows: int, num_out: int, width: int) -> RowsTiling:
-    """The fastest on an H200 at Qwen3-8B's shapes (docs/log)."""
+    """The fastest tiling on an H200 at Qwen3-8B's shapes (docs/log)."""
     if num_out >= MANY_OUTPUTS:
         return RowsTiling(256, 128, 4, 8, 1) if num_rows <= 128 else RowsTiling(128, 128, 4, 8, 1)
     if width >= LONG_INPUTS and num_rows > 128:
@@ -66,7 +66,7 @@ def rows_tiling(num_rows: int, num_out: int, width: int) -> RowsTiling:
 
 
 def fits_rows(x_TD: Tensor) -> bool:
-    """Whether `rows_of_int4` takes these, and not the weight dequantised.
+    """Whether `rows_of_int4` takes these rows; else the weight is dequantised.
 
     Device: looks at shape, strides, address and dtype only, so a captured graph keeps its answer.
     """
@@ -123,7 +123,7 @@ def _rows_kernel(
 def rows_of_int4(
     x_TD: Tensor, weight: TiledInt4, bias_O: Tensor | None, scratch: PartsScratch, tiling: RowsTiling | None = None
 ) -> Tensor:
-    """x @ W.T + b of what `fits_rows`: (T, D) -> (T, O).
+    """x @ W.T + b for rows that `fits_rows`: (T, D) -> (T, O).
 
     Device: one launch, no host sync.
     """

@@ -36,9 +36,9 @@ class PartsScratch:
 
 @triton.jit
 def leave_part(acc, at, counter_ptr, PARTS: tl.constexpr):
-    """Leave this program's part of a tile there; whether it is the last one, so that all parts of the tile are there.
+    """Store this program's part of a tile at `at`; returns whether it is the last, so that all parts are stored.
 
-    Load them past the L1 cache: other programs wrote them while this one ran.
+    Load the parts past the L1 cache: other programs wrote them while this program ran.
     """
     tl.store(at, acc)
     tl.debug_barrier()  # every thread's part is written before one thread publishes it

@@ -20,15 +20,15 @@ from hookline.plugins.kernels.products.triton_wide import empty_with_room
 from hookline.plugins.kernels.triton_launch import cdiv, launch_options, next_power_of_2
 
 ALIGNED_ROWS = 4
-"""Rows with scales of groups are a multiple of this: torch's product of blocks asks for it."""
+"""The number of rows with scales of groups is a multiple of this: torch's product of blocks needs it."""
 
 
 @dataclass(frozen=True, eq=False)
 class RoundedRows:
-    """Rows, each about values * scales; behind the last there may be others that mean nothing.
+    """Rows in e4m3 with scales, each about values * scales; padding rows may follow the last row.
 
-    values_TD: (T, D) float8_e4m3fn. scales_TG: (T, 1), or (T, G) for groups of as many columns, float32, each group's
-    one behind the other in memory. num_rows: that mean something.
+    values_TD: (T, D) float8_e4m3fn. scales_TG: (T, 1), or (T, G) for G groups of columns, float32, the scales of a
+    group one after the other in memory. num_rows: rows without padding.
     """
 
     values_TD: Tensor
@@ -37,11 +37,11 @@ class RoundedRows:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(T, D) of the rows that mean something."""
+        """(T, D) of the rows without padding."""
         return self.num_rows, self.values_TD.shape[1]
 
     def __len__(self) -> int:
-        """T of them."""
+        """The number of rows without padding."""
         return self.num_rows
 
 

@@ -21,7 +21,7 @@ from hookline.plugins.kernels.triton_launch import cdiv, next_power_of_2
 CONVERTS = (8, 9)
 """From this compute capability on, cards have instructions that widen e4m3. Others take the bits apart."""
 HALF_INT4 = 8
-"""What code 0 of int4 is below zero, where a weight has no zero points of its own."""
+"""The zero point of int4 where a weight has no zero points of its own: code 0 is -8."""
 COLUMNS = 1024
 """Values of a row that a program of `dequantised` takes."""
 
@@ -32,7 +32,7 @@ class Scales:
 
     factors_RC: (ceil(O / rows), ceil(D / columns)) float32, contiguous; of experts, which are (X, O, D), with a first
     dimension X. Columns are a power of 2. packed: how many values a byte has: 2 of int4, 0 to 15, the even input in its
-    low half. zeros_RC: what is subtracted of int4, of the shape of the factors; None: HALF_INT4.
+    low half. zeros_RC: zero points of int4, of the shape of the factors; None: HALF_INT4.
     """
 
     factors_RC: Tensor
@@ -48,14 +48,14 @@ def scaling_arguments(scales: Scales | None) -> tuple[Tensor | None, Tensor | No
 
 
 def expert_scaling_arguments(scales: Scales | None) -> tuple[Tensor | None, Tensor | None, int | None, int | None]:
-    """The same of experts, and `expert_scale_stride`."""
+    """The same for weights of experts, and `expert_scale_stride`."""
     if scales is None:
         return None, None, None, None
     return scales.factors_RC, scales.zeros_RC, scales.factors_RC.stride(1), scales.factors_RC.stride(0)
 
 
 def scaling_constants(scales: Scales | None) -> dict[str, Any]:
-    """What a kernel is compiled with for them: SCALE_ROWS 0 means no scales, SCALE_COLUMNS 0 all inputs."""
+    """A kernel's compile-time constants for scales: SCALE_ROWS 0 means no scales, SCALE_COLUMNS 0 all inputs."""
     if scales is None:
         return {"SCALE_ROWS": 0, "SCALE_COLUMNS": 0, "PACKED": 1}
     return {"SCALE_ROWS": scales.rows, "SCALE_COLUMNS": scales.columns, "PACKED": scales.packed}
@@ -68,7 +68,7 @@ def converts(device: torch.device) -> bool:
 
 
 def loadable(data_OD: Tensor) -> Tensor:
-    """A weight as this card's kernels take it."""
+    """A weight as this card's kernels take it: e4m3 as its bits where `converts` is False."""
     if data_OD.dtype is not torch.float8_e4m3fn or converts(data_OD.device):
         return data_OD
     return data_OD.view(torch.uint8)
@@ -91,7 +91,7 @@ def widened(values, dtype: tl.constexpr):
 
 @triton.jit
 def rounded(x):
-    """Each row of x in e4m3, and what to multiply it by. A row of zeros stays so."""
+    """Each row of x in e4m3, and its scale, the factor to multiply it by. A row of zeros stays zero."""
     largest = tl.maximum(tl.max(tl.abs(x).to(tl.float32), axis=1), 1e-20)
     return (x.to(tl.float32) * (448.0 / largest)[:, None]).to(tl.float8e4nv), largest * (1.0 / 448.0)
 
@@ -103,7 +103,7 @@ def add_step(
 ):  # fmt: skip
     """The accumulator with the product of one step, from input `first` on, times its scales if it has any.
 
-    unit: with UNIT, what else to multiply by.
+    unit: with UNIT, a further factor of the product.
     """
     if SCALE_ROWS:
         block = out // SCALE_ROWS * scale_stride + (first // SCALE_COLUMNS if SCALE_COLUMNS else 0)

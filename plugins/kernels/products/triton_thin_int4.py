@@ -1,8 +1,8 @@
 """Triton products of one row with a weight in int4, whose groups of inputs have scales and zero points.
 
 As in triton_thin.py, a program reads whole rows of the weight into registers before it waits for the launch before it.
-A word of 32 bits has eight values; each becomes 128 + value by two instructions on its bits, and what that adds, and
-the zero point, is taken off the sum of a group with the sum of its inputs.
+A word of 32 bits has eight values; each becomes 128 + value by two instructions on its bits. The 128 and the zero point
+are subtracted from the sum of a group, times the sum of the group's inputs.
 Legend: D input features, O output features, F half of gate and up, W words of a row.
 """
 
@@ -20,14 +20,14 @@ from hookline.plugins.kernels.products.triton_thin import DTYPES, MAX_WIDTH_OF_O
 from hookline.plugins.kernels.triton_launch import cdiv, launch_options, launches_early, next_power_of_2
 
 VALUES = 8
-"""Of a word."""
+"""Values of a word."""
 BLOCK_OUTPUTS = 8
-"""Rows of the weight that a program reads, gate and up together: they share what it makes of the row of x."""
+"""Rows of the weight that a program reads, gate and up together, which share the inputs that it loads and widens."""
 
 
 @triton.jit
 def _value(words, PLACE: tl.constexpr):
-    """128 + one value of each word, in float32: 128 has the unit of its mantissa at bit 16."""
+    """128 + the value at PLACE of each word, in float32: 128 has the unit of its mantissa at bit 16."""
     if PLACE <= 4:
         bits = words << (16 - 4 * PLACE)
     else:
@@ -37,7 +37,7 @@ def _value(words, PLACE: tl.constexpr):
 
 @triton.jit
 def _group_sums(sums, x_sums, scale, zero, GROUPS: tl.constexpr):
-    """The sums of each row, group by group without what was added to the values, times its scale."""
+    """The sum of each row: of each group, less (128 + zero point) times the sum of its inputs, times its scale."""
     rows: tl.constexpr = sums.shape[0]
     group_words: tl.constexpr = sums.shape[1] // GROUPS
     of_groups = tl.sum(tl.reshape(sums, [rows, GROUPS, group_words]), axis=2)
@@ -89,7 +89,7 @@ def _thin_int4_kernel(
 
 
 def fits_int4(x_TD: Tensor, data_OW: Tensor, scales: Scales) -> bool:
-    """Whether this product takes these: one row of whole groups of whole words.
+    """Whether `thin_int4` takes this row and weight: one row of whole groups of whole words.
 
     Device: looks at shapes, strides, addresses and dtypes only, so a captured graph keeps its answer.
     """
@@ -108,7 +108,7 @@ def fits_int4(x_TD: Tensor, data_OW: Tensor, scales: Scales) -> bool:
 
 
 def thin_int4(x_TD: Tensor, data_OW: Tensor, scales: Scales, bias_O: Tensor | None, silu: bool = False) -> Tensor:
-    """x @ W.T + b of what `fits_int4`; with `silu`, silu(first half of it) * second half, which takes no bias.
+    """x @ W.T + b if `fits_int4`; with `silu`, silu(its first half) * its second half, which takes no bias.
 
     Shapes: (1, D) -> (1, O), or (1, O / 2) with silu.
     Device: one launch, no host sync. The weight is read before the launch before has finished: it must not write it.
