@@ -110,7 +110,7 @@ def recording(config: Config, quantization: Quantization, moments: Moments) -> C
 
 
 def passes(llm: LLM, pieces: Sequence[Sequence[int]], moments: Moments) -> Iterator[Mapping[str, Tensor]]:
-    """Yields the moments of all linears that the texts reach, by linear: in each pass those that memory allows."""
+    """Yields, pass by pass, the moments of all linears that the texts reach, by linear: as many as memory allows."""
     while True:
         moments.begin_pass()
         llm.generate([list(piece) for piece in pieces], SCORES)

@@ -13,7 +13,7 @@ from hookline.core.plugin.blame import breach
 
 
 class FormChecks:
-    """Checks results, raises StepFault naming the plugin that broke its contract and the method. names: by kind."""
+    """Checks results, and raises StepFault naming the plugin and method at fault. names: of the plugins, by kind."""
 
     def __init__(self, names: Mapping[str, str] | None = None) -> None:
         self._names = names or {}

@@ -301,8 +301,8 @@ class Worker(RankWorker):
             raise told from (cause if told is error or type(error) is StepFault else error)
 
     def _sampler_fault(self, step: Step) -> StepFault | None:
-        """After a failed step: the sampler's fault, if an input token is outside the vocabulary; the model would be
-        blamed for it. Draws are checked in first steps alone; a GPU computes nothing after such a step.
+        """After a failed step: the sampler's fault, if it drew an input token outside the vocabulary, for which the
+        model would be blamed. Draws are checked in first steps alone; a GPU computes nothing after such a step.
         """
         if self.table.device.type != "cpu":
             return None

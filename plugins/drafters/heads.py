@@ -45,7 +45,7 @@ SIZES = tuple(1 << exponent for exponent in range(9))
 MOST_REQUESTS = 128
 """Requests of the largest graph of drafts, as a step with drafts has at most 256 tokens."""
 MOST_LIKELY = 256
-"""Most tokens that a truncated draw keeps, the most likely of those that top_k, top_p and min_p keep."""
+"""Most tokens that a truncated draw keeps: only the most likely tokens are compared with top_k, top_p and min_p."""
 LEAST_JOINED = 32
 """Entries that graphs of drafts for few requests have room for, see `_num_joined`: as many as cost no time."""
 Graph = tuple[Callable[[], None], Tensor, Tensor]
@@ -252,7 +252,7 @@ class HeadDrafter(Drafter):
         return min(num_requests * (1 + self.k), max(LEAST_JOINED, 2 * num_requests))
 
     def _compute(self, inputs_5T: Tensor, streams_STD: Tensor, batch: Batch) -> Tensor:
-        """Compute entries, and keep the hidden states of requests' last entries; returns those of all, (T, H).
+        """Compute entries, and keep the hidden states of requests' last entries; returns all hidden states (T, H).
 
         inputs_5T: of each entry the token after it, position, number, row of the block table, and row of _hidden_RH to
         keep its hidden state in. Device: graph-safe if the batch is.

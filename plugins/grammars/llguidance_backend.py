@@ -379,5 +379,5 @@ def _as_lark(text: str) -> str:
             raise RequestError(f"the grammar has more than {MAX_NESTING} brackets around one place")
     try:
         return str(any_to_lark(text))
-    except Exception as error:  # of many kinds, plain ones among them
+    except Exception as error:  # it raises many classes, plain Exception too
         raise RequestError(clipped(" ".join(str(error).split()), 300)) from None

@@ -49,7 +49,7 @@ class PenaltyArguments(FromSamplingParams):
 
 @dataclass
 class TruncationArguments(FromSamplingParams):
-    """Which of the most likely tokens are left to draw from."""
+    """Limits that leave only the most likely tokens to draw from."""
 
     top_k: int = 0
     top_p: float = 1.0
@@ -63,7 +63,7 @@ class MirostatArguments:
     tau: float = bounded(0.0, 0)
     """The surprise, in bits for each token, that the text is held near; 0 leaves it alone."""
     eta: float = bounded(0.1, 0, 1)
-    """How fast the bound follows."""
+    """How fast the bound on a token's surprise follows the surprise of drawn tokens."""
 
 
 @hookimpl

@@ -23,7 +23,7 @@ class PrefillFirstConfig(WatermarkConfig):
     """Waiting prompts before decodes."""
 
     max_prompt_steps: int = bounded(MAX_PROMPT_STEPS, 1)
-    """Most steps of prompts in a row while a running request could decode; then everybody decodes once. At least 1."""
+    """Most steps of prompts in a row while a running request could decode; then all such requests decode once."""
 
 
 @dataclass
@@ -56,7 +56,7 @@ class FairShareConfig(WatermarkConfig):
     output_token_cost: float = bounded(2.0, above=0)
     """Cost of a generated token in a tenant's service."""
     max_prompt_steps: int = bounded(MAX_PROMPT_STEPS, 1)
-    """Most steps of prompts in a row while a running request could decode; then everybody decodes once. At least 1."""
+    """Most steps of prompts in a row while a running request could decode; then all such requests decode once."""
 
     def __post_init__(self) -> None:
         for value, weight in self.weights.items():

@@ -60,7 +60,7 @@ class Deadline:
         self._begun: dict[int, bool] = {}
         """Requests that have begun -> whether they are too late."""
         self._owed_tokens = 0.0
-        """Prompt tokens that late requests may still have before the others."""
+        """Prompt tokens that late requests may still have computed before other waiting requests."""
         self._pace_s, self._last_decode_s = 0.0, math.inf
 
     # --------------------------------------------------------------------------------------------------------- memory

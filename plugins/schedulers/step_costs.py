@@ -139,7 +139,7 @@ class DecodeCosts:
 
     @property
     def row_s(self) -> float:
-        """Seconds for another row that reads as much as the others."""
+        """Seconds for another row that reads as many tokens as the other rows on average."""
         _, row_s, token_s = self._solution
         return row_s + token_s * self._context_per_row
 

@@ -326,9 +326,9 @@ class DecodeGraphs:
         return layers
 
     def step(self, rows_G: Tensor) -> Tensor:
-        """One decode step of these rows with plain draws: everything that its graphs capture.
+        """A decode step of these rows with plain draws, layers and draws together, as its graphs capture it.
 
-        Returns its tokens; the hidden states where the stage draws nothing.
+        Returns its tokens; on a stage that draws nothing, the hidden states.
         """
         hidden_GD, sampled = self.layers(rows_G)
         return self.draws(hidden_GD, sampled, PLAIN) if self.stage.is_last else hidden_GD

@@ -99,7 +99,7 @@ class RankPooler(RankReader):
         return vectors_BF.contiguous()
 
     def _pooler(self) -> tuple[Pooler, Tensor]:
-        """The pooler, made when it is first asked for, and its state.
+        """The pooler, made on first use, and its state.
 
         Raises: the error of making it. If it refuses this checkpoint, every later call raises the same error without
         another try: a try may read files, which delays the steps of all requests.

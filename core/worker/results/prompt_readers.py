@@ -55,7 +55,7 @@ class RankReader(Protocol):
     def run(self, group: Group, hidden_TD: Tensor) -> Tensor | None:
         """The rows (P, F) float32 computed from the hidden states of the group's tokens; None if there are none.
 
-        Raises: RequestFault, but only a plugin's reader, whose index is FIRST_PLUGIN or more.
+        Raises: RequestFault, from plugins' readers alone, whose index is FIRST_PLUGIN or more.
         """
         ...
 

@@ -142,7 +142,7 @@ class PartWorker(Worker):
         return ComputedPart(part, device_step, sampled, hidden_ND, None, reads, streams, apart)
 
     def _hand_on_streams(self, one: ComputedPart) -> ComputedPart:
-        """Receive the streams that earlier stages' layers are read for; send them on, or keep them on the last stage.
+        """Receive the streams that are read after earlier stages' layers; send them on, or keep them on the last stage.
 
         Extensions read the streams of the draws' tokens; the streams of all tokens are kept apart for the host.
         """

@@ -99,7 +99,7 @@ def note(kind: str, what: str, seconds: float, variant: str = "") -> None:
 
 @contextmanager
 def not_late() -> Iterator[None]:
-    """Around work of a start that follows its worker's, such as a drafter's own start; not for several threads."""
+    """Around work of a start after its worker is ready, such as a drafter's own start; not for several threads."""
     listening = tuple(_LISTENING)
     _LISTENING.clear()
     try:

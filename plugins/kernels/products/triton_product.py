@@ -24,7 +24,7 @@ from hookline.plugins.kernels.triton_card import Card, Room, first_fitting
 from hookline.plugins.kernels.triton_launch import cdiv, launch_options, launches_early
 
 MAX_WEIGHT = 6 << 20
-"""Most elements of a weight: beside the time to read a larger one, a launch hardly counts."""
+"""Most elements of a weight: beside the time to read a larger weight, a launch hardly counts."""
 MIN_PROGRAMS = 64
 """Fewest programs: fewer leave half of an H200 idle, and the general product then cuts finer."""
 MOST_WIDTH = 1024
@@ -55,7 +55,7 @@ class ProductTiling:
 
 
 def product_tiling(kind: Kind, num_rows: int, width: int) -> ProductTiling | None:
-    """The fastest on an H200 at Qwen3-0.6B's shapes (docs/log); None where the general product is faster."""
+    """The fastest tiling on an H200 at Qwen3-0.6B's shapes (docs/log); None if the general product is faster."""
     if num_rows <= 64 and kind is Kind.PARTS:
         block_t = 16 if num_rows <= 16 and width > 2048 else 64
         all_at_once = cdiv(width // 4, 128) + 1
@@ -78,7 +78,7 @@ def product_tiling(kind: Kind, num_rows: int, width: int) -> ProductTiling | Non
 
 
 def fitting_tiling(kind: Kind, x_TD: Tensor, weight_OD: Tensor) -> ProductTiling | None:
-    """The tiling for these, or None if they are for the general product.
+    """The tiling for these rows and weight, or None if the general product takes them.
 
     Device: looks at shapes, strides, addresses and dtypes only, so a captured graph keeps its answer.
     """

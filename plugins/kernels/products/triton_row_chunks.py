@@ -1,8 +1,8 @@
 """Triton products of one row with a weight in e4m3 whose width is no power of two: it is read in chunks.
 
-Where triton_thin.py reads whole rows, a width of 5,120 takes the instructions of 8,192. A thread adds up what it reads
-of all chunks, so that threads exchange their sums once; of a program whose outputs lie in one block of scales, each
-scale is loaded once. Accumulation is float32.
+Where triton_thin.py reads whole rows, a width of 5,120 takes the instructions of 8,192. A thread adds up its products
+of all chunks, so that threads exchange their sums once; a program whose outputs lie in one block of scales loads each
+scale once. Accumulation is float32.
 Legend: D input features, O output features, F half of gate and up.
 """
 
@@ -26,10 +26,10 @@ LEAST_WIDTH = 4096
 MAX_WIDTH = 32768
 """Most input features: a program holds its outputs' rows of the weight in registers."""
 MAX_WIDTH_OF_OWN_SCALES = 8192
-"""The same of a weight each of whose outputs has scales of its own for blocks of inputs: a wider one is read faster as
-a whole, since a thread loads scales for each output (docs/log)."""
+"""Most input features of a weight whose outputs have their own scales for blocks of inputs: a wider weight is faster
+read in whole rows, since a thread loads scales for each output (docs/log)."""
 MOST_OUTPUTS = 4
-"""Of a program."""
+"""Most outputs of a program."""
 PIECE = 8
 """Columns of a chunk that a thread adds up at once: they share a scale."""
 

@@ -36,7 +36,7 @@ from hookline.plugins.kernels.triton_card import Card, Room, fitting
 from hookline.plugins.kernels.triton_launch import cdiv, launch_options, launches_early, next_power_of_2
 
 ONLY_TILE: RowTile | None = None
-"""Set to one of FLOAT32_TILES on a card where tiles should not give the same bits: every product then takes it."""
+"""Set to one of FLOAT32_TILES on a card where tiles do not give the same bits: every product then takes this tile."""
 FULL = 90
 """Programs that fill a card well enough: a tile so large that fewer are left is slower."""
 MOST_ASKED = 6 << 20
@@ -49,7 +49,7 @@ MOST_PARTS = 4
 MOST_CUT = 2048
 """Most outputs of a weight whose input features are cut into parts."""
 FEWEST_STEPS = 8
-"""Of a part: shorter ones cost more to start and add up than they gain."""
+"""Fewest steps of a part: shorter parts cost more to start and add up than they gain."""
 
 
 @dataclass(frozen=True)
@@ -76,13 +76,13 @@ TILES = (
     RowTile(32, 64, 4, 4),
     RowTile(16, 64, 4, 8),
 )
-"""From large to small."""
+"""Tiles from large to small."""
 MOST_ACCUMULATED = 128 * 256
 """Most elements of a tile, gate and up counted twice, that registers hold."""
 FLOAT32_TILES = TILES[3:]
 """The tiles that products of every dtype may use, float32 included."""
 FEW_ROWS = 32
-"""Up to this many rows the smallest tiles read parts fastest; up to twice as many, those with many steps under way."""
+"""Up to this many rows the smallest tiles read parts fastest; up to twice as many, tiles with many steps under way."""
 SMALL_WEIGHT = 8192
 """Up to this many outputs, reading a weight again for another tile of rows is faster than computing rows of padding."""
 MOST_APART = 396
@@ -94,7 +94,7 @@ LARGEST_APART = TILES[2]
 
 
 class RowScratch(PartsScratch):
-    """Room for all that `takes_parts_apart` is true of: up to FULL tiles of 128 by 64, cut as may be."""
+    """Scratch memory for products of which `takes_parts_apart` is true: up to FULL tiles of 128 by 64."""
 
     @classmethod
     def make(cls, device: torch.device) -> RowScratch:
@@ -104,7 +104,7 @@ class RowScratch(PartsScratch):
 
 
 def weight_parts(num_out: int, width: int, itemsize: int) -> int:
-    """Parts of the input features of a weight, which is all that this depends on."""
+    """Number of parts of a weight's input features; it depends on the weight alone."""
     if num_out > MOST_CUT:
         return 1
     return max(1, min(MOST_PARTS, int(cdiv(width, STEP_BYTES // itemsize)) // FEWEST_STEPS))
@@ -308,8 +308,8 @@ def row_product(
     """x @ W.T + b, or silu(first half of x @ W.T) * second half, which takes no bias.
 
     scales: of a weight in e4m3, int8 or int4.
-    tile: one of `row_tiles` in place of the one of choice; it changes no bit. scratch: lets few rows have a program for
-    each part, which changes no bit either; a tile is then one for programs of a part.
+    tile: one of `row_tiles` in place of the chosen tile; it changes no bit. scratch: lets few rows have a program for
+    each part, which changes no bit either; the tile is then for programs of one part.
     Shapes: (T, D) -> (T, O), or (T, O / 2) with silu.
     Device: one launch, and a copy of rows that do not lie as the copy engine wants them; no host sync.
     """
@@ -363,6 +363,6 @@ def _is_copied(weight_OD: Tensor) -> bool:
 
 
 def _asks_early(weight_OD: Tensor) -> bool:
-    """Whether programs ask for their part of the weight before they wait: of small ones, of which all fits the L2."""
+    """Whether programs ask for their part of the weight before they wait: only if all of the weight fits the L2."""
     is_small = weight_OD.numel() <= MOST_ASKED and weight_OD.shape[1] % 16 == 0 and weight_OD.element_size() == 2
     return is_small and has_aligned_rows(weight_OD) and launches_early(weight_OD.device)

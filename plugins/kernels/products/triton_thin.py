@@ -30,7 +30,7 @@ MAX_ROWS = 4
 MAX_WIDTH = 4096
 """Most input features: a program holds whole rows of the weight in registers."""
 MAX_WIDTH_OF_ONE_ROW = 16384
-"""The same for a single row, which leaves registers for a wider weight (docs/log, several GPUs)."""
+"""Most input features for a single row, which leaves registers for a wider weight (docs/log, several GPUs)."""
 MOST_PRODUCTS = 24 << 20
 """Most rows times elements of the weight, of two or more rows in 16 bits. Rows are multiplied one after the other,
 which takes longer than to read a larger weight (docs/log, 2026-11-28)."""
@@ -110,7 +110,7 @@ def _thin_linear_kernel(
 
 
 def fits(x_TD: Tensor, weight_OD: Tensor) -> bool:
-    """Whether the thin products take these, and are known to be faster than the general ones on this card.
+    """Whether the thin products take these rows, and are known to be faster than the general products on this card.
 
     Device: looks at shapes, strides and dtypes only, so a captured graph keeps its answer.
     """
@@ -128,7 +128,7 @@ def fits(x_TD: Tensor, weight_OD: Tensor) -> bool:
 
 
 def fits_scaled(x_TD: Tensor, weight_OD: Tensor) -> bool:
-    """The same of a weight in e4m3 or int8: one row, since widening takes as long as reading does.
+    """As `fits`, for a weight in e4m3 or int8: one row, since widening takes as long as reading does.
 
     Device: as `fits`.
     """
@@ -149,7 +149,7 @@ def _tiling(block_d: int, silu: bool) -> tuple[int, int]:
 
 
 def _scaled_tiling(block_d: int, silu: bool) -> tuple[int, int]:
-    """The same of a weight in e4m3: the fastest on an H100 at Qwen3-8B's shapes (docs/log.md)."""
+    """Output rows and warps for a weight in e4m3: the fastest on an H100 at Qwen3-8B's shapes (docs/log.md)."""
     return (2, max(1, min(8, block_d // 1024))) if silu else (4, max(1, min(8, block_d // 512)))
 
 
@@ -168,13 +168,13 @@ def thin_linear(
 
 
 def sends_thin(x_TD: Tensor, weight_OD: Tensor, sends: Sends) -> bool:
-    """Whether `send_thin_linear` takes these, which must be for `fits`."""
+    """Whether `send_thin_linear` takes these rows, which must be accepted by `fits`."""
     block_o, _ = _tiling(_block_d(x_TD.shape[1]), silu=False)
     return x_TD.element_size() == 2 and sends.takes(weight_OD.shape[0], block_o)
 
 
 def send_thin_linear(x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, sends: Sends) -> None:
-    """`thin_linear`, its outputs sent to the ranks that sum them up, for what `sends_thin`.
+    """`thin_linear`, its outputs sent to the ranks that sum them up, for rows that `sends_thin` accepts.
 
     Device: one launch, no host sync, waits for no rank. Weight: see thin_linear.
     """

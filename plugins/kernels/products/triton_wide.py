@@ -51,7 +51,7 @@ MIN_STEPS = 8
 SHARED_BYTES = 224 << 10
 """Shared memory of a multiprocessor for the tiles under way of all its programs."""
 SCALED_SHARED_BYTES = 220 << 10
-"""The same of a product with a weight in e4m3."""
+"""Shared memory for the tiles under way of a product with a weight in e4m3."""
 MOST_STAGES = 10
 MAX_SHARED_TILE = 64 * 64
 """Most elements of a tile that is cut into parts."""
@@ -70,7 +70,7 @@ class WideTiling:
 
 
 class WideScratch(PartsScratch):
-    """Room for the parts of every wide product."""
+    """Scratch memory for the parts of wide products."""
 
     @classmethod
     def make(cls, device: torch.device) -> WideScratch:
@@ -79,7 +79,7 @@ class WideScratch(PartsScratch):
 
 
 def wide_tiling(kind: Kind, num_rows: int, num_out: int, width: int, *, sends: bool = False) -> WideTiling | None:
-    """The fastest on an H200 at Qwen3-32B's and 8B's shapes (docs/log); None where the general product is faster.
+    """The fastest tiling on an H200 at Qwen3-32B's and 8B's shapes (docs/log); None if the general product is faster.
 
     sends: tiles go to the ranks that sum them up, which makes up for a slower product.
     """
@@ -152,7 +152,7 @@ def has_room(device: torch.device) -> bool:
 
 
 def fitting_wide_tiling(kind: Kind, x_TD: Tensor, weight_OD: Tensor, *, sends: bool = False) -> WideTiling | None:
-    """The tiling for these, or None if they are for another product; `sends` as in `wide_tiling`.
+    """The tiling for these rows and weight, or None if another product takes them; `sends` as in `wide_tiling`.
 
     Device: looks at shapes, strides, addresses and dtypes only, so a captured graph keeps its answer.
     """
@@ -248,7 +248,7 @@ def _wide_kernel(
 def wide_product(
     kind: Kind, x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, tiling: WideTiling, scratch: WideScratch
 ) -> Tensor:
-    """x @ W.T + b of what `fitting_wide_tiling` takes; SILU takes no bias.
+    """x @ W.T + b for rows and a weight that `fitting_wide_tiling` takes; SILU takes no bias.
 
     Shapes: (T, D) -> (T, O) for PLAIN, (T, O / 2) for SILU.
     Device: one launch, no host sync.
@@ -261,7 +261,7 @@ def wide_product(
 
 @dataclass(frozen=True)
 class ScaledWideTiling(WideTiling):
-    """The same of a weight in e4m3. rounds: whether programs round the rows to e4m3."""
+    """A WideTiling for a weight in e4m3. rounds: whether programs round the rows to e4m3."""
 
     rounds: bool = False
 
@@ -272,11 +272,11 @@ MOST_AT_ONCE = 3
 """Programs on a multiprocessor of a product whose programs also round or widen."""
 SCALED_TILE_OUTPUTS = 64
 DEEP_OUTPUTS = 4096
-"""Up to this many outputs, of which many parts of the inputs are cut, programs take steps of 256 inputs."""
+"""Up to this many outputs, whose inputs are cut into many parts, programs take steps of 256 inputs."""
 
 
 class ScaledScratch(PartsScratch):
-    """Room for the parts of every product with a weight in e4m3."""
+    """Scratch memory for the parts of products with a weight in e4m3."""
 
     @classmethod
     def make(cls, device: torch.device) -> ScaledScratch:
@@ -287,9 +287,9 @@ class ScaledScratch(PartsScratch):
 def scaled_wide_tiling(
     kind: Kind, num_rows: int, num_out: int, width: int, scales: Scales, *, x_is_rounded: bool, may_round: bool
 ) -> ScaledWideTiling:
-    """The fastest on an H100 at Qwen3-8B's shapes (docs/log.md).
+    """The fastest tiling on an H100 at Qwen3-8B's shapes (docs/log.md).
 
-    x_is_rounded: rows are in e4m3. may_round: programs may do that to them.
+    x_is_rounded: rows are in e4m3. may_round: programs may round them to it.
     """
     block_t, is_silu = _tile_rows(num_rows), kind is Kind.SILU
     rounds = may_round and not x_is_rounded
