@@ -336,10 +336,10 @@ def _meant_key(arguments: Sequence[str], unknown: Sequence[str], keys: Sequence[
             value = value if equals else follows if follows and not follows.startswith("-") else "..."
             if key == CHECKPOINT and value != "..." and "/" not in value and not Path(value).is_dir():
                 key = "model"  # the name of a model or a preset
-            meant[flag] = f"{key}={value}"
+            meant[flag] = shlex.quote(f"{key}={value}")
     if not meant:
         return None
-    return f"there is no flag {' or '.join(meant)}; write {shlex.join(meant.values())}"
+    return f"there is no flag {' or '.join(meant)}; write {' '.join(meant.values())}"
 
 
 def _refuse_name_overrides(arguments: Sequence[str]) -> None:
