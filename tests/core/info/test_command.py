@@ -191,7 +191,7 @@ def shown(name: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
         (
             "sampling",
             "sampling.min_p: float | None = None",
-            "Draw from the tokens at least this part as likely as the ",
+            "Draw from the tokens at least min_p times as likely as the ",
         ),
         (
             "workload",
