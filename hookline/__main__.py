@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         command, word = (*given[1:], "", "")[:2]
         return _tell("\n".join(candidates(command, word, COMMANDS)))
-    is_word = first[:1].isalpha() and first.replace("-", "_").isidentifier()  # an option of run's is none
+    is_word = not first.startswith("-") and first.replace("-", "_").isidentifier()
     if is_word and first not in COMMANDS:
         from hookline.core.util.text import near_miss
 
