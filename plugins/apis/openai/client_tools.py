@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -98,14 +98,33 @@ def chosen_tools(
 
 def _apart(tools: list[ClientTool]) -> list[ClientTool]:
     """The tools, of which those that requests do not define are called otherwise than those that they do define."""
-    names = {str(tool.function.get("name")) for tool in tools if tool.kind not in _BY_CLIENT}
-    found = []
-    for tool in tools:
-        name = str(tool.function.get("name"))
-        while tool.kind in _BY_CLIENT and name in names:
-            name += "_tool"
-        found.append(replace(tool, function={**tool.function, "name": name}) if tool.kind in _BY_CLIENT else tool)
-    return found
+    defined = _defined(tools)
+    return [
+        replace(tool, function={**tool.function, "name": _own_name(tool.kind, defined)})
+        if tool.kind in _BY_CLIENT
+        else tool
+        for tool in tools
+    ]
+
+
+def defined_names(given: Sequence[Any], place: str = "tools") -> Set[str]:
+    """The names, for the model, of the functions that a request's tools define themselves.
+
+    Raises: ApiError for an unknown form of tool.
+    """
+    return _defined([tool for index, one in enumerate(given) for tool in _read(one, f"{place}[{index}]", [])])
+
+
+def _defined(tools: list[ClientTool]) -> Set[str]:
+    return {str(tool.function.get("name")) for tool in tools if tool.kind not in _BY_CLIENT}
+
+
+def _own_name(kind: str, defined: Set[str]) -> str:
+    """The name, for the model, of a tool that requests do not define, beside the names that this request defines."""
+    name = kind
+    while name in defined:
+        name += "_tool"
+    return name
 
 
 def _read(tool: Any, place: str, ignored: list[str], namespace: str | None = None) -> Iterator[ClientTool]:
@@ -218,8 +237,9 @@ def _named(reference: Any, tools: Sequence[ClientTool], ignored: list[str]) -> l
     return found
 
 
-def call_of(item: Mapping[str, Any], place: str) -> tuple[str, Any]:
-    """The function and the arguments of an earlier call, as the model would have written them.
+def call_of(item: Mapping[str, Any], place: str, defined: Set[str]) -> tuple[str, Any]:
+    """The function and the arguments of an earlier call, as the model would have written them. defined: see
+    `defined_names`.
 
     Raises: ApiError for a call without a name.
     """
@@ -228,7 +248,7 @@ def call_of(item: Mapping[str, Any], place: str) -> tuple[str, Any]:
         values = item.get("operation" if kind == APPLY_PATCH else "action")
         given = values if isinstance(values, dict) else {}
         names = _BY_CLIENT[kind]["parameters"]["properties"]
-        return kind, {name: given[name] for name in names if given.get(name) is not None}
+        return _own_name(kind, defined), {name: given[name] for name in names if given.get(name) is not None}
     name, namespace = item.get("name"), item.get("namespace")
     if not isinstance(name, str):
         raise invalid(f"{place}={shown(item)} has no name of a {kind}", place)

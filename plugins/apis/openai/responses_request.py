@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from typing import Any, ClassVar
 
 from hookline.core.contracts import ApiError
@@ -29,7 +29,7 @@ from hookline.core.serving import (
     prepared,
     text_of,
 )
-from hookline.plugins.apis.openai.client_tools import CALLS, OUTPUTS, call_of, chosen_tools, tool_shape
+from hookline.plugins.apis.openai.client_tools import CALLS, OUTPUTS, call_of, chosen_tools, defined_names, tool_shape
 
 _STATE = "this server keeps no responses; send the whole conversation as input"
 LOGPROBS = "message.output_text.logprobs"
@@ -142,7 +142,8 @@ class ResponsesRequest(SamplingFields, kw_only=True):
         Raises: RequestError or ApiError if it cannot be served.
         """
         ignored: list[str] = []
-        messages, given = list(self._messages(ignored)), [*(self.tools or []), *self._later_tools()]
+        given = [*(self.tools or []), *self._later_tools()]
+        messages = list(self._messages(ignored, defined_names(given)))
         calls_one = self.parallel_tool_calls is False
         tools = chosen_tools(given, self.tool_choice, calls_one=calls_one, schema_key="parameters", ignored=ignored)
         arguments = dict(checked_arguments(self.chat_template_kwargs, engine.codec))
@@ -157,8 +158,10 @@ class ResponsesRequest(SamplingFields, kw_only=True):
             if isinstance(item, dict) and item.get("type") in _WITH_TOOLS and isinstance(item.get("tools"), list):
                 yield from item["tools"]
 
-    def _messages(self, ignored: list[str]) -> Iterator[Any]:
-        """The conversation as chat messages. ignored: gets the places of items that no model reads."""
+    def _messages(self, ignored: list[str], defined: Set[str]) -> Iterator[Any]:
+        """The conversation as chat messages. ignored: gets the places of items that no model reads. defined: names of
+        the functions that the request defines, which other tools' calls are not called by.
+        """
         if self.instructions:
             yield {"role": "system", "content": self.instructions}
         if isinstance(self.input, str):
@@ -170,7 +173,7 @@ class ResponsesRequest(SamplingFields, kw_only=True):
             kind = _kind(item, place)
             if kind in ("reasoning", *CALLS) or (kind == "message" and item.get("role") == "assistant"):
                 assistant = assistant or {"role": "assistant", "content": []}
-                _add(assistant, kind, item, place)
+                _add(assistant, kind, item, place, defined)
                 continue
             if kind not in ("message", *OUTPUTS):
                 if kind not in _WITH_TOOLS:
@@ -200,7 +203,7 @@ def _kind(item: Any, place: str) -> str:
     return kind
 
 
-def _add(assistant: dict[str, Any], kind: str, item: dict[str, Any], place: str) -> None:
+def _add(assistant: dict[str, Any], kind: str, item: dict[str, Any], place: str, defined: Set[str]) -> None:
     """Collects the items of one turn (reasoning, answer and calls), which chat templates expect as one message."""
     if kind == "message":
         assistant["content"].append(text_of(item.get("content"), f"{place}.content"))
@@ -209,7 +212,7 @@ def _add(assistant: dict[str, Any], kind: str, item: dict[str, Any], place: str)
         texts = [part.get("text") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
         assistant.setdefault("reasoning_content", []).extend(text for text in texts if isinstance(text, str))
     else:
-        name, arguments = call_of(item, place)
+        name, arguments = call_of(item, place, defined)
         function = {"name": name, "arguments": arguments}
         call = {"id": item.get("call_id") or item.get("id"), "type": "function", "function": function}
         call[PLACE] = f"{place}.arguments"

@@ -111,6 +111,26 @@ def test_a_tool_of_ones_own_may_be_called_like_a_built_in_one_and_each_can_be_fo
     assert item["type"] == forms[own]
 
 
+def test_an_earlier_call_has_the_name_that_its_tool_has_beside_a_function_of_that_name(ask: Ask) -> None:
+    mine = {"type": "function", "name": "shell", "parameters": CITY}
+    history = [
+        {"role": "user", "content": "go on"},
+        {"type": "shell_call", "call_id": "a", "action": {"commands": ["date"]}},
+        {"type": "shell_call_output", "call_id": "a", "output": []},
+    ]
+    searched = [{"type": "tool_search_output", "tools": [mine]}]
+    for items, tools, name in (
+        (history, [mine, {"type": "shell"}], "shell_tool"),
+        (history + searched, [{"type": "shell"}], "shell_tool"),
+        (history, [mine], "shell_tool"),
+        (history, [{"type": "shell"}], "shell"),
+    ):
+        client = client_of("Done.")
+        response = ask(client, "POST", "/v1/responses", PARSERS, json={"input": items, "tools": tools})
+        assert response.status_code == 200, response.text
+        assert f'>assistant\n{name}{{"commands": ["date"]}}' in prompt_of(client)
+
+
 @pytest.mark.parametrize(("reply", "item", "done"), CALLS, ids=["namespace", "custom", "local_shell"])
 def test_a_coding_agent_gets_each_call_in_its_own_form(
     ask: Ask, reply: str, item: dict[str, Any], done: dict[str, Any]
