@@ -332,8 +332,9 @@ class QuantizedWeights:
         is_offer = num_experts is None or (activation == "silu" and is_offered(kernels.quantized_expert_mlp))
         is_computed = is_offer and kernels.computes(loading.scheme, *shape)
         if not is_computed and not loading.scheme.multiplies and runtime.device.type == "cuda":
+            gate = "" if activation == "silu" else f"quantised experts with a gate of {activation}, which is "
             raise ConfigError(
-                f"kernels={self.kernels} do not compute what {pieces[0].name} is stored as: {loading.scheme}, "
+                f"kernels={self.kernels} do not compute {gate}what {pieces[0].name} is stored as: {loading.scheme}, "
                 f"{shape[0]} outputs and {shape[1]} inputs on a rank; set quantization.dequantize=true, which takes "
                 "the memory of the unquantised model"
             )
