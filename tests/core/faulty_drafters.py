@@ -88,14 +88,16 @@ class CountsHiddenStatesTwice(PlainDrafter):
 
 
 FAULTS: dict[type, str] = {
-    ProposesTooMany: "propose returned 2",
-    LeavesTheVocabulary: "propose returned ids outside of 0 to 96",
-    ProposesFloats: "propose returned float64 and not whole numbers",
-    WritesToTheTokens: "propose wrote to the tokens of its request",
-    CannotForget: "KeyError",
-    MakesNone: "its k is 0 and must be an int of at least 1",
-    AnswersInAnotherOrder: "for a request, for which propose returned",
-    LeavesOneOut: "proposals for 30 requests",
-    CountsHiddenStatesTwice: "shown the same hidden states again",
-    RepeatsTheLastToken: "after a text that began again it drafted",
+    ProposesTooMany: "test_proposes_token_ids_and_no_more_than_asked_for: propose returned 2",
+    LeavesTheVocabulary: "test_proposes_token_ids_and_no_more_than_asked_for: propose returned ids outside of 0 to 96",
+    ProposesFloats: "test_proposes_token_ids_and_no_more_than_asked_for: "
+    "propose returned float64 and not whole numbers",
+    WritesToTheTokens: "test_leaves_the_tokens_alone: propose wrote to the tokens of its request",
+    CannotForget: "test_forgets_requests_that_it_never_saw: KeyError",
+    MakesNone: "test_says_how_many_drafts_it_makes_at_most: its k is 0 and must be an int of at least 1",
+    AnswersInAnotherOrder: "test_proposes_for_many_requests_what_it_proposes_for_each: "
+    "for a request, for which propose returned",
+    LeavesOneOut: "test_proposes_for_many_requests_what_it_proposes_for_each: proposals for 30 requests",
+    CountsHiddenStatesTwice: "test_hidden_states_that_it_had_before_change_nothing: shown the same hidden states again",
+    RepeatsTheLastToken: "test_copies_what_the_request_repeats: after a text that began again it drafted",
 }

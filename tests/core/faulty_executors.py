@@ -147,7 +147,8 @@ class SaysThatRanksAreGone(PlainExecutor):
 
 FAULTS: dict[type, str] = {
     HasOnePlaceTooFew: "test_says_where_each_rank_will_be: AssertionError: it has 1 places for 2 ranks",
-    SaysNothingOfTheEnvironment: "places[0] has another environment than this process: ",
+    SaysNothingOfTheEnvironment: "test_says_where_each_rank_will_be: "
+    "places[0] has another environment than this process: ",
     NamesTheEnginesProcess: "test_says_where_each_rank_will_be: AssertionError: two ranks are in the same process",
     StartsRanksInAnotherOrder: "test_runs_each_rank_where_it_said: AssertionError: rank 0 runs in process ",
     KeepsRanksAfterRelease: "test_release_ends_ranks_that_still_run: AssertionError: rank 0 still runs after release",

@@ -241,29 +241,47 @@ class AsksForALayerThatIsNotThere(PlainExtension):
 
 
 FAULTS = {
-    WritesToOtherRowsStreams: "after_layer changes the hidden states of a row that does not use it",
-    AddsToPaddingToo: "after_layer changes the hidden states of padding",
-    GivesEveryRowTheFirstOnesLogits: "before_draw changes the logits of a row that does not use it",
-    SubtractsTheMeanOfAllRows: "rows in reverse order get other hidden states",
-    TellsTheMeanOfAllRows: "gives other results alone than in a crowd",
-    WaitsForTheLogits: "before_draw waits for the device: Tensor.__bool__ in faulty_extensions.py",
-    WaitsAfterALayer: "after_layer waits for the device: Tensor.tolist",
-    WaitsForTokens: "after_draw waits for the device: Tensor.__int__",
-    PicksRowsByAMask: "after_layer waits for the device: torch's index",
-    TellsOfDrawnTokensOnly: "breaks its contract in after_draw during a step: it returned shape (2, 2) of float32",
-    ReturnsTheStreamInHalfPrecision: "breaks its contract in after_layer",
-    ReplacesWhatAGraphReads: "self.bonus_R was replaced after it was constructed",
-    WidensItsResults: "reads_layers was replaced after it was constructed",
-    KeepsTheLastOwnersBonus: "a row that changed hands gets other logits than a new one",
-    LooksUpTokensThatWereNotDrawn: "fails in after_draw during a step",
-    CountsAllDraws: "a draw without a token changes the results of other rows",
-    WritesToTheTokens: "after_draw wrote to tokens_N",
-    WritesToAStreamItReads: "before_draw wrote to rows.streams[2]",
-    WritesToThePositions: "after_layer wrote to rows.positions_T",
-    KeepsStatesOfEndedRequests: "the state of a request that ended is kept, in a list",
-    RemembersEndedRequests: "something of requests that ended is kept, in RemembersEndedRequests.names",
-    SharesOneState: "beside an equal request",
-    TellsATensor: "which is no plain data",
-    MisspellsAMethod: "its on_results is not in the contract",
-    AsksForALayerThatIsNotThere: "its layers are (4,), and the model's layers are 0 to 3",
+    WritesToOtherRowsStreams: "test_rows_that_do_not_use_it_keep_their_logits: "
+    "after_layer changes the hidden states of a row that does not use it",
+    AddsToPaddingToo: "test_rows_that_do_not_use_it_keep_their_logits: "
+    "after_layer changes the hidden states of padding",
+    GivesEveryRowTheFirstOnesLogits: "test_rows_that_do_not_use_it_keep_their_logits: "
+    "before_draw changes the logits of a row that does not use it",
+    SubtractsTheMeanOfAllRows: "test_a_row_depends_on_itself_alone: rows in reverse order get other hidden states",
+    TellsTheMeanOfAllRows: "test_a_row_depends_on_itself_alone: gives other results alone than in a crowd",
+    WaitsForTheLogits: "test_never_waits_for_the_host_unless_it_says_so: "
+    "before_draw waits for the device: Tensor.__bool__ in faulty_extensions.py",
+    WaitsAfterALayer: "test_never_waits_for_the_host_unless_it_says_so: "
+    "after_layer waits for the device: Tensor.tolist",
+    WaitsForTokens: "test_never_waits_for_the_host_unless_it_says_so: after_draw waits for the device: Tensor.__int__",
+    PicksRowsByAMask: "test_never_waits_for_the_host_unless_it_says_so: "
+    "after_layer waits for the device: torch's index",
+    TellsOfDrawnTokensOnly: "test_a_row_depends_on_itself_alone: "
+    "breaks its contract in after_draw during a step: it returned shape (2, 2) of float32",
+    ReturnsTheStreamInHalfPrecision: "test_a_draw_without_a_token_changes_nothing_for_others: "
+    "breaks its contract in after_layer",
+    ReplacesWhatAGraphReads: "test_what_a_captured_graph_reads_stays_where_it_is: "
+    "self.bonus_R was replaced after it was constructed",
+    WidensItsResults: "test_what_a_captured_graph_reads_stays_where_it_is: "
+    "reads_layers was replaced after it was constructed",
+    KeepsTheLastOwnersBonus: "test_a_row_forgets_its_last_owner: "
+    "a row that changed hands gets other logits than a new one",
+    LooksUpTokensThatWereNotDrawn: "test_a_draw_without_a_token_changes_nothing_for_others: "
+    "fails in after_draw during a step",
+    CountsAllDraws: "test_a_draw_without_a_token_changes_nothing_for_others: "
+    "a draw without a token changes the results of other rows",
+    WritesToTheTokens: "test_a_draw_without_a_token_changes_nothing_for_others: after_draw wrote to tokens_N",
+    WritesToAStreamItReads: "test_a_draw_without_a_token_changes_nothing_for_others: "
+    "before_draw wrote to rows.streams[2]",
+    WritesToThePositions: "test_a_draw_without_a_token_changes_nothing_for_others: "
+    "after_layer wrote to rows.positions_T",
+    KeepsStatesOfEndedRequests: "test_nothing_is_kept_of_a_request_that_ended: "
+    "the state of a request that ended is kept, in a list",
+    RemembersEndedRequests: "test_nothing_is_kept_of_a_request_that_ended: "
+    "something of requests that ended is kept, in RemembersEndedRequests.names",
+    SharesOneState: "test_requests_do_not_share_what_the_host_keeps: beside an equal request",
+    TellsATensor: "test_a_draw_without_a_token_changes_nothing_for_others: which is no plain data",
+    MisspellsAMethod: "test_has_the_methods_of_its_contract: its on_results is not in the contract",
+    AsksForALayerThatIsNotThere: "test_a_draw_without_a_token_changes_nothing_for_others: "
+    "its layers are (4,), and the model's layers are 0 to 3",
 }

@@ -94,14 +94,19 @@ class LooksAtWhereBlocksLie(InvariantKernels):
 
 
 FAULTS = {
-    IgnoresTheMode: "linear of 64 to 102 features gives row",
-    MultipliesManyRowsInParts: "linear_silu_mul of 64 to 102 features gives row",
-    RoundsTheEndOfALoopOtherwise: "silu_mul gives row",
-    NormalisesAllRowsTogether: "add_rms_norm gives row",
-    ComputesCrowdedExpertsOtherwise: "expert_mlp gives row",
-    AttendsWithDecodesOtherwise: "attend gives other bits than in the whole prompt to token 0 as a decode",
-    CutsByTheLongestContext: "token 0 as a decode beside other rows",
-    CutsFewDecodesOfLongContexts: "token 1024 as a decode of 1100",
-    CutsFromTheFirstQuery: "the chunk of tokens 1 to 7 of",
-    LooksAtWhereBlocksLie: "all its tokens in other blocks of",
+    IgnoresTheMode: "test_a_row_has_the_same_bits_in_every_batch: linear of 64 to 102 features gives row",
+    MultipliesManyRowsInParts: "test_a_row_has_the_same_bits_in_every_batch: "
+    "linear_silu_mul of 64 to 102 features gives row",
+    RoundsTheEndOfALoopOtherwise: "test_a_row_has_the_same_bits_in_every_batch: silu_mul gives row",
+    NormalisesAllRowsTogether: "test_a_row_has_the_same_bits_in_every_batch: add_rms_norm gives row",
+    ComputesCrowdedExpertsOtherwise: "test_a_row_has_the_same_bits_in_every_batch: expert_mlp gives row",
+    AttendsWithDecodesOtherwise: "test_a_token_attends_with_the_same_bits_in_every_chunk: "
+    "attend gives other bits than in the whole prompt to token 0 as a decode",
+    CutsByTheLongestContext: "test_a_token_attends_with_the_same_bits_in_every_chunk: "
+    "token 0 as a decode beside other rows",
+    CutsFewDecodesOfLongContexts: "test_the_last_tokens_of_a_long_context_attend_with_the_same_bits_in_every_chunk: "
+    "token 1024 as a decode of 1100",
+    CutsFromTheFirstQuery: "test_a_token_attends_with_the_same_bits_in_every_chunk: the chunk of tokens 1 to 7 of",
+    LooksAtWhereBlocksLie: "test_the_last_tokens_of_a_long_context_attend_with_the_same_bits_in_every_chunk: "
+    "all its tokens in other blocks of",
 }

@@ -242,34 +242,53 @@ def _first_of(ranks: LocalRanks) -> LocalRanks:
 
 
 FAULTS = {
-    KeepsItsLatestTokens: "a step of 1 tokens keeps what it made for a new size: 1 tensors, (1,) of torch.int64",
-    AsksTheHost: "forward waits for the device: Tensor.__int__ in faulty_models.py:",
-    MasksTheLogits: "logits waits for the device: torch's index in faulty_models.py:",
-    DropsFeaturesAtRandom: "the same step computed again gives other logits",
-    ReturnsEveryOtherFeature: "what forward returns has shape (1, 8) and must have (1, 16)",
-    ReturnsTheLastRows: "hidden states of tokens [0, 4, 10], wanted alone, compared with the same of all",
-    SortsTheWantedRows: "hidden states of tokens [10, 0, 0, 4, 3], wanted alone, compared with the same of all",
-    DropsWhatIsWantedTwice: "what forward returns has shape (4, 16) and must have (5, 16)",
-    ForgetsAWeight: "still unset: model.layers[1].mlp_norm_D",
+    KeepsItsLatestTokens: "test_another_number_of_tokens_leaves_nothing_behind: "
+    "a step of 1 tokens keeps what it made for a new size: 1 tensors, (1,) of torch.int64",
+    AsksTheHost: "test_forward_and_logits_never_wait_for_the_host: "
+    "forward waits for the device: Tensor.__int__ in faulty_models.py:",
+    MasksTheLogits: "test_forward_and_logits_never_wait_for_the_host: "
+    "logits waits for the device: torch's index in faulty_models.py:",
+    DropsFeaturesAtRandom: "test_the_same_step_gives_the_same_logits: the same step computed again gives other logits",
+    ReturnsEveryOtherFeature: "test_forward_and_logits_have_the_shapes_that_spec_says: "
+    "what forward returns has shape (1, 8) and must have (1, 16)",
+    ReturnsTheLastRows: "test_rows_that_are_wanted_are_those_of_all: "
+    "hidden states of tokens [0, 4, 10], wanted alone, compared with the same of all",
+    SortsTheWantedRows: "test_rows_that_are_wanted_are_those_of_all: "
+    "hidden states of tokens [10, 0, 0, 4, 3], wanted alone, compared with the same of all",
+    DropsWhatIsWantedTwice: "test_rows_that_are_wanted_are_those_of_all: "
+    "what forward returns has shape (4, 16) and must have (5, 16)",
+    ForgetsAWeight: "test_every_parameter_is_loaded: still unset: model.layers[1].mlp_norm_D",
     LoadsTwoTensorsToOnePlace: "test_every_parameter_is_loaded",
-    ForgetsScales: "the weight norm.scale changes no logits",
-    NeverUsesAWeight: "the weight extra.weight changes no logits",
-    IgnoresPositions: "positions are ignored",
-    CountsPositionsFromTheChunk: "logits of a prompt computed in chunks of",
-    WritesEveryLayerToTheFirst: "forward called attend for layers [0, 0] and must for [0, 1]",
-    OverwritesTokenIds: "token_ids_T, which forward was given, was changed",
-    ReturnsOneRowOfLogits: "what logits returns has shape (1, 31) and must have (7, 31)",
-    ReturnsLogitsInFloat64: "what logits returns has dtype torch.float64",
-    MixesTheRowsOfAStep: "logits of prompts in one batch, compared with each alone",
-    KeepsStateBetweenSteps: "logits of a prompt computed in chunks of [11]",
-    IgnoresRopeScaling: "spec accepts {'rope_scaling'",
-    IgnoresNewRopeScaling: "spec accepts {'rope_scaling': None, 'rope_parameters'",
-    IgnoresOldRopeScaling: "spec accepts {'rope_scaling'",
-    TiesAnyHead: "tie_word_embeddings changes nothing that is loaded",
-    RaisesKeyError: "spec raises KeyError, not ConfigError, for {'num_hidden_layers': None}",
-    TakesAnyModelType: "spec accepts {'model_type': 'no_such_model'} and must raise ConfigError",
-    ClaimsALargerVocabulary: "what logits returns has shape (1, 31) and must have (1, 32)",
-    HasAShortRopeTable: "rope.table_PE has 32 rows for max_position=64",
-    ForgetsToAddUpTheRanks: "logits of 2 ranks, joined",
-    SharesNothingOut: "2 ranks together hold",
+    ForgetsScales: "test_every_weight_changes_the_logits: the weight norm.scale changes no logits",
+    NeverUsesAWeight: "test_every_weight_changes_the_logits: the weight extra.weight changes no logits",
+    IgnoresPositions: "test_positions_matter: positions are ignored",
+    CountsPositionsFromTheChunk: "test_a_prompt_in_chunks_gives_what_it_gives_at_once: "
+    "logits of a prompt computed in chunks of",
+    WritesEveryLayerToTheFirst: "test_a_prompt_in_a_batch_gives_what_it_gives_alone: "
+    "forward called attend for layers [0, 0] and must for [0, 1]",
+    OverwritesTokenIds: "test_a_prompt_in_a_batch_gives_what_it_gives_alone: "
+    "token_ids_T, which forward was given, was changed",
+    ReturnsOneRowOfLogits: "test_forward_and_logits_have_the_shapes_that_spec_says: "
+    "what logits returns has shape (1, 31) and must have (7, 31)",
+    ReturnsLogitsInFloat64: "test_a_prompt_in_a_batch_gives_what_it_gives_alone: "
+    "what logits returns has dtype torch.float64",
+    MixesTheRowsOfAStep: "test_a_prompt_in_a_batch_gives_what_it_gives_alone: "
+    "logits of prompts in one batch, compared with each alone",
+    KeepsStateBetweenSteps: "test_a_prompt_in_chunks_gives_what_it_gives_at_once: "
+    "logits of a prompt computed in chunks of [11]",
+    IgnoresRopeScaling: "test_spec_refuses_what_the_model_does_not_implement: spec accepts {'rope_scaling'",
+    IgnoresNewRopeScaling: "test_spec_refuses_what_the_model_does_not_implement: "
+    "spec accepts {'rope_scaling': None, 'rope_parameters'",
+    IgnoresOldRopeScaling: "test_spec_refuses_what_the_model_does_not_implement: spec accepts {'rope_scaling'",
+    TiesAnyHead: "test_a_head_of_its_own_is_loaded: tie_word_embeddings changes nothing that is loaded",
+    RaisesKeyError: "test_spec_refuses_what_the_model_does_not_implement: "
+    "spec raises KeyError, not ConfigError, for {'num_hidden_layers': None}",
+    TakesAnyModelType: "test_spec_refuses_what_the_model_does_not_implement: "
+    "spec accepts {'model_type': 'no_such_model'} and must raise ConfigError",
+    ClaimsALargerVocabulary: "test_forward_and_logits_have_the_shapes_that_spec_says: "
+    "what logits returns has shape (1, 31) and must have (1, 32)",
+    HasAShortRopeTable: "test_a_prompt_in_a_batch_gives_what_it_gives_alone: "
+    "rope.table_PE has 32 rows for max_position=64",
+    ForgetsToAddUpTheRanks: "test_several_ranks_give_what_one_does: logits of 2 ranks, joined",
+    SharesNothingOut: "test_several_ranks_give_what_one_does: 2 ranks together hold",
 }

@@ -77,10 +77,10 @@ class IsDoneTooSoon(PlainParser):
 
 EXAMPLES = {"Hello CALL f": [Text("Hello "), ToolCall("f"), Arguments("{}")], "Hello CAL": [Text("Hello CAL")]}
 FAULTS = {
-    KeepsNothingBack: "and the whole text",
-    ForgetsItsEnd: "must have",
-    GivesEmptyText: "gives an empty Text",
-    ArguesWithoutACall: "must have",
-    SharesItsText: "while another text is half read",
-    IsDoneTooSoon: "must have",
+    KeepsNothingBack: "test_any_split_gives_the_same: and the whole text",
+    ForgetsItsEnd: "test_every_example_has_its_parts: must have",
+    GivesEmptyText: "test_no_part_is_empty: gives an empty Text",
+    ArguesWithoutACall: "test_every_example_has_its_parts: must have",
+    SharesItsText: "test_two_completions_do_not_know_each_other: while another text is half read",
+    IsDoneTooSoon: "test_every_example_has_its_parts: must have",
 }

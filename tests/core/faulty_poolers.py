@@ -70,13 +70,14 @@ class InventsATask(PlainPooler):
 
 
 FAULTS: dict[type, str] = {
-    ForgetsEarlierPieces: "a vector that came in pieces of 1 tokens is wrong",
-    MixesPrompts: "a vector of a prompt alone is wrong",
-    CountsOnTheObject: "a vector of a prompt alone is wrong",
-    AsksForTheLengths: "accumulate waits for the device: Tensor.tolist",
-    ScalesInPlace: "hidden_TD was changed",
-    KeepsTheModelsDtype: "what accumulate returns has dtype torch.bfloat16",
-    GivesOneNumberMore: "what finish returns has shape (4, 17) and must have (4, 16)",
-    TakesEachPiecesFirst: "a vector that came in pieces of 1 tokens is wrong",
-    InventsATask: "its task is 'embedding' and must be one of embed, classify, score",
+    ForgetsEarlierPieces: "test_pieces_make_no_difference: a vector that came in pieces of 1 tokens is wrong",
+    MixesPrompts: "test_a_prompt_does_not_depend_on_its_neighbours: a vector of a prompt alone is wrong",
+    CountsOnTheObject: "test_a_prompt_does_not_depend_on_its_neighbours: a vector of a prompt alone is wrong",
+    AsksForTheLengths: "test_pooling_never_waits_for_the_host: accumulate waits for the device: Tensor.tolist",
+    ScalesInPlace: "test_hidden_states_are_left_as_they_are: hidden_TD was changed",
+    KeepsTheModelsDtype: "test_vectors_are_what_is_expected: what accumulate returns has dtype torch.bfloat16",
+    GivesOneNumberMore: "test_vectors_have_their_form: what finish returns has shape (4, 17) and must have (4, 16)",
+    TakesEachPiecesFirst: "test_pieces_make_no_difference: a vector that came in pieces of 1 tokens is wrong",
+    InventsATask: "test_has_the_methods_of_its_contract: "
+    "its task is 'embedding' and must be one of embed, classify, score",
 }

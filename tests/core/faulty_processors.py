@@ -150,21 +150,30 @@ class KeepsSomethingForEachSize(PlainProcessor):
 
 
 FAULTS = {
-    KeepsTheLastOwner: "a row that changed hands gets other logits than a new one",
-    AppliesTheFirstRowToAll: "process changes the logits of a row that does not use it",
-    LooksAtTheOtherRows: "rows in reverse order get other logits",
-    ReturnsHalfPrecision: "breaks its contract in process",
-    ReturnsProbabilities: "process changes the logits of a row that does not use it",
-    DoesNothing: "changes no logit",
-    ForbidsEverything: "forbids every token",
-    MakesNaN: "process made a logit NaN",
-    WritesToTheTemperature: "process wrote to rows.sampling.temperature_N",
-    WritesToTheRows: "process wrote to rows.rows_N",
-    WritesToTheColumns: "process wrote to rows.columns['amount']",
-    WritesToTheTokens: "process wrote to rows.tokens_RL",
-    WritesToThePromptLengths: "process wrote to rows.num_prompt_tokens_N",
-    CountsAllTokensOfTheRow: "{'amount': 2.0} gives other logits for other stale tokens",
-    CountsTheTokenAtItsPosition: "{'amount': 2.0} gives other logits for other stale tokens",
-    CountsTokensOfEveryRow: "stale tokens change the logits of a row that does not use the processor",
-    KeepsSomethingForEachSize: "process of 3 rows keeps what it made for a new size: 1 tensors, (3, 1)",
+    KeepsTheLastOwner: "test_a_row_forgets_its_last_owner: a row that changed hands gets other logits than a new one",
+    AppliesTheFirstRowToAll: "test_rows_that_do_not_use_it_keep_their_logits: "
+    "process changes the logits of a row that does not use it",
+    LooksAtTheOtherRows: "test_a_row_depends_on_itself_alone: rows in reverse order get other logits",
+    ReturnsHalfPrecision: "test_a_draw_without_a_token_changes_nothing_for_others: breaks its contract in process",
+    ReturnsProbabilities: "test_rows_that_do_not_use_it_keep_their_logits: "
+    "process changes the logits of a row that does not use it",
+    DoesNothing: "test_every_example_changes_its_row: changes no logit",
+    ForbidsEverything: "test_every_example_changes_its_row: forbids every token",
+    MakesNaN: "test_every_example_changes_its_row: process made a logit NaN",
+    WritesToTheTemperature: "test_a_draw_without_a_token_changes_nothing_for_others: "
+    "process wrote to rows.sampling.temperature_N",
+    WritesToTheRows: "test_a_draw_without_a_token_changes_nothing_for_others: process wrote to rows.rows_N",
+    WritesToTheColumns: "test_a_draw_without_a_token_changes_nothing_for_others: "
+    "process wrote to rows.columns['amount']",
+    WritesToTheTokens: "test_a_draw_without_a_token_changes_nothing_for_others: process wrote to rows.tokens_RL",
+    WritesToThePromptLengths: "test_a_draw_without_a_token_changes_nothing_for_others: "
+    "process wrote to rows.num_prompt_tokens_N",
+    CountsAllTokensOfTheRow: "test_tokens_that_earlier_requests_left_change_nothing: "
+    "{'amount': 2.0} gives other logits for other stale tokens",
+    CountsTheTokenAtItsPosition: "test_tokens_that_earlier_requests_left_change_nothing: "
+    "{'amount': 2.0} gives other logits for other stale tokens",
+    CountsTokensOfEveryRow: "test_tokens_that_earlier_requests_left_change_nothing: "
+    "stale tokens change the logits of a row that does not use the processor",
+    KeepsSomethingForEachSize: "test_another_number_of_rows_leaves_nothing_behind: "
+    "process of 3 rows keeps what it made for a new size: 1 tensors, (3, 1)",
 }

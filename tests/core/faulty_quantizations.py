@@ -162,12 +162,12 @@ class MultipliesByAnotherMatrix(PlainQuantization):
 
 
 FAULTS: dict[type, str] = {
-    TakesTheScalesOfTheNeighboursShard: "the rows 24 to 48 of 48 is wrong",
-    HasZeroPointsOffByOne: "a whole matrix is wrong",
-    IgnoresTheOrderOfInputs: "a whole matrix is wrong",
-    CountsGroupsFromTheShard: "the columns 32 to 64 of 64 is wrong",
-    LoadsNaN: "is loaded without an error",
-    GivesEveryExpertTheFirst: "expert 0 is wrong",
-    JoinsFromTheFirstRow: "joined linears is wrong",
-    MultipliesByAnotherMatrix: "its product is wrong",
+    TakesTheScalesOfTheNeighboursShard: "test_each_ranks_rows_are_those_of_the_whole: the rows 24 to 48 of 48 is wrong",
+    HasZeroPointsOffByOne: "test_a_whole_matrix_is_what_was_stored: a whole matrix is wrong",
+    IgnoresTheOrderOfInputs: "test_a_whole_matrix_is_what_was_stored: a whole matrix is wrong",
+    CountsGroupsFromTheShard: "test_each_ranks_columns_are_those_of_the_whole: the columns 32 to 64 of 64 is wrong",
+    LoadsNaN: "test_nan_among_scales_is_refused_by_name: is loaded without an error",
+    GivesEveryExpertTheFirst: "test_experts_have_their_own_values: expert 0 is wrong",
+    JoinsFromTheFirstRow: "test_joined_linears_lie_one_below_the_other: joined linears is wrong",
+    MultipliesByAnotherMatrix: "test_a_product_of_its_own_is_that_of_the_matrix: its product is wrong",
 }

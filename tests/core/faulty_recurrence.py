@@ -82,14 +82,14 @@ class ClearsOtherStates(PlainRecurrence):
 
 
 FAULTS = {
-    ReversesTheConvolution: "what short_convolution of decodes",
-    LeavesOutTheBias: "what short_convolution of decodes",
-    ForgetsPastInputs: "what short_convolution of decodes",
-    KeepsNoInputs: "the states that short_convolution of decodes",
-    NumbersStatesByRequest: "what gated_delta_rule of decodes",
-    ForgetsTheDecay: "what gated_delta_rule of decodes",
-    GivesHeadsKeysRoundRobin: "what gated_delta_rule of decodes",
-    TakesKeysAsTheyAre: "what gated_delta_rule of decodes",
-    StartsEveryChunkAnew: "what gated_delta_rule of prompts",
-    ClearsOtherStates: "the states that gated_delta_rule of decodes",
+    ReversesTheConvolution: "test_short_convolution: what short_convolution of decodes",
+    LeavesOutTheBias: "test_short_convolution: what short_convolution of decodes",
+    ForgetsPastInputs: "test_short_convolution: what short_convolution of decodes",
+    KeepsNoInputs: "test_short_convolution: the states that short_convolution of decodes",
+    NumbersStatesByRequest: "test_gated_delta_rule: what gated_delta_rule of decodes",
+    ForgetsTheDecay: "test_gated_delta_rule: what gated_delta_rule of decodes",
+    GivesHeadsKeysRoundRobin: "test_gated_delta_rule: what gated_delta_rule of decodes",
+    TakesKeysAsTheyAre: "test_gated_delta_rule: what gated_delta_rule of decodes",
+    StartsEveryChunkAnew: "test_gated_delta_rule: what gated_delta_rule of prompts",
+    ClearsOtherStates: "test_gated_delta_rule: the states that gated_delta_rule of decodes",
 }

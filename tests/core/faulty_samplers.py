@@ -174,28 +174,35 @@ class SumsInHalfPrecision(SumsProbabilities):
 
 
 FAULTS = {
-    KeepsTheLatestPositions: "sample of 1 rows keeps what it made for a new size: 1 tensors, (1,) of torch.int64",
-    AsksWhetherAllAreGreedy: "sample waits for the device: Tensor.__bool__ in faulty_samplers.py:",
-    DrawsTheSampledRowsAlone: "sample waits for the device: torch's index in faulty_samplers.py:",
-    CountsItsCalls: "the same call twice draws different tokens",
-    IgnoresTheSeed: "the same call twice draws different tokens",
-    DependsOnTheRow: "a draw depends on its row",
-    IgnoresThePosition: "draws the same tokens at different positions",
-    AddsSeedAndPosition: "the two are only added",
-    CutsTheSeedTo32Bits: "draw the same token at 256 of 256 positions",
-    IgnoresTheTemperature: "draws at temperature 0.3, one draw for each",
-    DividesByZero: "did not take the largest logit",
-    CountsShardsFromOne: "sample_shard must return global ids",
-    ReturnsLocalIds: "sample_shard must return global ids",
-    SameNoiseInEveryShard: "from shards with bounds",
-    ReturnsInt32: "what sample returns has dtype torch.int32",
-    ReturnsAColumn: "what sample returns has shape (1, 1)",
-    AlwaysGreedy: "took the largest logit: they are not sampled",
-    NeverGreedy: "greedy rows did not take the largest logit",
-    ScalesTheLogitsItWasGiven: "logits_NV, which sample was given, was changed",
-    DrawsForbiddenTokens: "a token whose logit is -inf was drawn",
-    IsSlightlyBiased: "have shares",
-    KeepsTheLikeliest50: "from the likeliest tokens on, have [512, 0, 0, 0, 0, 0, 0, 0] draws instead of",
-    KeepsTheFirst1000Ids: "from the lowest ids on, have [512, 0, 0, 0, 0, 0, 0, 0] draws instead of",
-    SumsInHalfPrecision: "512 draws from 32000 tokens have",
+    KeepsTheLatestPositions: "test_another_number_of_rows_leaves_nothing_behind: "
+    "sample of 1 rows keeps what it made for a new size: 1 tensors, (1,) of torch.int64",
+    AsksWhetherAllAreGreedy: "test_sampling_never_waits_for_the_host: "
+    "sample waits for the device: Tensor.__bool__ in faulty_samplers.py:",
+    DrawsTheSampledRowsAlone: "test_sampling_never_waits_for_the_host: "
+    "sample waits for the device: torch's index in faulty_samplers.py:",
+    CountsItsCalls: "test_a_draw_depends_on_its_row_alone: the same call twice draws different tokens",
+    IgnoresTheSeed: "test_a_draw_depends_on_its_row_alone: the same call twice draws different tokens",
+    DependsOnTheRow: "test_a_draw_depends_on_its_row_alone: a draw depends on its row",
+    IgnoresThePosition: "test_other_seeds_and_positions_draw_other_tokens: "
+    "draws the same tokens at different positions",
+    AddsSeedAndPosition: "test_consecutive_draws_are_independent: the two are only added",
+    CutsTheSeedTo32Bits: "test_other_seeds_and_positions_draw_other_tokens: "
+    "draw the same token at 256 of 256 positions",
+    IgnoresTheTemperature: "test_draws_follow_the_softmax_over_seeds: draws at temperature 0.3, one draw for each",
+    DividesByZero: "test_a_tiny_temperature_is_greedy: did not take the largest logit",
+    CountsShardsFromOne: "test_shards_of_the_vocabulary_draw_what_the_whole_does: sample_shard must return global ids",
+    ReturnsLocalIds: "test_shards_of_the_vocabulary_draw_what_the_whole_does: sample_shard must return global ids",
+    SameNoiseInEveryShard: "test_shards_of_the_vocabulary_draw_what_the_whole_does: from shards with bounds",
+    ReturnsInt32: "test_returns_one_int64_token_per_row: what sample returns has dtype torch.int32",
+    ReturnsAColumn: "test_returns_one_int64_token_per_row: what sample returns has shape (1, 1)",
+    AlwaysGreedy: "test_greedy_rows_stay_greedy_beside_sampled_ones: took the largest logit: they are not sampled",
+    NeverGreedy: "test_greedy_rows_stay_greedy_beside_sampled_ones: greedy rows did not take the largest logit",
+    ScalesTheLogitsItWasGiven: "test_writes_to_nothing_it_is_given: logits_NV, which sample was given, was changed",
+    DrawsForbiddenTokens: "test_tokens_of_probability_zero_are_never_drawn: a token whose logit is -inf was drawn",
+    IsSlightlyBiased: "test_draws_follow_the_softmax_over_positions: have shares",
+    KeepsTheLikeliest50: "test_draws_reach_every_part_of_a_large_vocabulary: "
+    "from the likeliest tokens on, have [512, 0, 0, 0, 0, 0, 0, 0] draws instead of",
+    KeepsTheFirst1000Ids: "test_draws_reach_every_part_of_a_large_vocabulary: "
+    "from the lowest ids on, have [512, 0, 0, 0, 0, 0, 0, 0] draws instead of",
+    SumsInHalfPrecision: "test_draws_reach_every_part_of_a_large_vocabulary: 512 draws from 32000 tokens have",
 }

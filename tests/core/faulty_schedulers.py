@@ -277,28 +277,31 @@ class MisspellsCommitted(PlainScheduler):
 
 
 FAULTS = {
-    MisspellsCommitted: "its commited is not in the contract. Did you mean 'committed'?",
-    RemembersEverybody: "things after 100, 200 and 300 requests",
-    LosesTrack: "fails in committed: KeyError",
-    PreemptsInCircles: "starves: not done after",
-    PlansARequestTwice: "names request 0 twice",
-    DecodesHalfAPrompt: "which is still prefilling",
-    ComputesNothing: "at least 1 is needed",
-    ExceedsTheTokenBudget: "more than max_num_batched_tokens",
-    IgnoresMaxNumSeqs: "more than max_num_seqs",
-    IgnoresTheBlockBudget: "preempt or wait",
+    MisspellsCommitted: "test_has_the_methods_of_its_contract: "
+    "its commited is not in the contract. Did you mean 'committed'?",
+    RemembersEverybody: "test_its_memory_does_not_grow_with_the_requests_that_ended: "
+    "things after 100, 200 and 300 requests",
+    LosesTrack: "test_a_policy_with_a_memory_is_told_what_became_of_each_plan: fails in committed: KeyError",
+    PreemptsInCircles: "test_nobody_starves_while_others_keep_arriving: starves: not done after",
+    PlansARequestTwice: "test_a_long_queue_is_planned_within_the_limits: names request 0 twice",
+    DecodesHalfAPrompt: "test_a_policy_with_a_memory_is_told_what_became_of_each_plan: which is still prefilling",
+    ComputesNothing: "test_a_long_queue_is_planned_within_the_limits: at least 1 is needed",
+    ExceedsTheTokenBudget: "test_a_long_queue_is_planned_within_the_limits: more than max_num_batched_tokens",
+    IgnoresMaxNumSeqs: "test_a_policy_with_a_memory_is_told_what_became_of_each_plan: more than max_num_seqs",
+    IgnoresTheBlockBudget: "test_a_policy_with_a_memory_is_told_what_became_of_each_plan: preempt or wait",
     CountsABlockForEachRequest: "test_layers_that_keep_fewer_tokens_are_planned_for",
-    LosesARequest: "plans nothing",
-    NewestFirst: "starves",
-    PromptsAsLongAsAnyWait: "while short prompts arrive",
-    DecodesTheOldestOnly: "no token for 101 steps",
-    HaltsAPromptWhileOthersDecode: "while prompts longer than a step arrive",
-    HaltsTheOldestForBlocks: "with 48 blocks, while",
-    NeverPreempts: "preempt or wait",
-    ForgetsChunks: "plans nothing",
-    CountsItsCalls: "gave two plans",
-    ChangesARequest: "changed a request",
-    NamesStrangers: "which is",
+    LosesARequest: "test_a_policy_with_a_memory_is_told_what_became_of_each_plan: plans nothing",
+    NewestFirst: "test_nobody_starves_while_others_keep_arriving: starves",
+    PromptsAsLongAsAnyWait: "test_arrivals_that_never_end_starve_nobody_who_has_begun: while short prompts arrive",
+    DecodesTheOldestOnly: "test_arrivals_that_never_end_starve_nobody_who_has_begun: no token for 101 steps",
+    HaltsAPromptWhileOthersDecode: "test_arrivals_that_never_end_starve_nobody_who_has_begun: "
+    "while prompts longer than a step arrive",
+    HaltsTheOldestForBlocks: "test_arrivals_that_never_end_starve_nobody_who_has_begun: with 48 blocks, while",
+    NeverPreempts: "test_a_policy_with_a_memory_is_told_what_became_of_each_plan: preempt or wait",
+    ForgetsChunks: "test_a_policy_with_a_memory_is_told_what_became_of_each_plan: plans nothing",
+    CountsItsCalls: "test_the_same_view_gives_the_same_plan_and_changes_nothing: gave two plans",
+    ChangesARequest: "test_the_same_view_gives_the_same_plan_and_changes_nothing: changed a request",
+    NamesStrangers: "test_a_policy_with_a_memory_is_told_what_became_of_each_plan: which is",
 }
 
 STARVERS = {
