@@ -42,7 +42,7 @@ from hookline.core.testing.plain_scheduler import PlainScheduler
 from hookline.core.testing.pooler_suite import PoolerSuite
 from hookline.core.testing.processor_suite import ProcessorSuite
 from hookline.core.testing.quantization_suite import QuantizationSuite
-from hookline.core.testing.running import failures
+from hookline.core.testing.running import failure, failures
 from hookline.core.testing.sampler_suite import SamplerSuite
 from hookline.core.testing.sampler_suite.counts import chi_square_p_value, most_repeats, num_repeats
 from hookline.core.testing.scheduler_suite import SchedulerSuite
@@ -235,11 +235,6 @@ def suite_for(plugin: type) -> type:
     return type("Suite", (SmallKernelsSuite,), {"plugin": plugin, **declared})
 
 
-def narrowed(suite: type, name: str) -> type:
-    """The one test of the suite that has this name."""
-    return type("Test", (), {name: lambda self: getattr(suite(), name)()})
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("plugin", PLAIN)
 def test_a_correct_plugin_passes_its_suite(plugin: type) -> None:
@@ -252,8 +247,8 @@ def test_a_faulty_plugin_fails_its_suite_with_a_telling_message(plugin: type, me
     """Only the test that is to find the fault runs: in all of them, the others take fifteen times as long."""
     name, _, told = message.partition(":")
     assert name.startswith("test_"), f"{message!r} does not begin with the test of the suite that finds the fault"
-    [line] = failures(narrowed(suite_for(plugin), name)) or ["nothing fails"]
-    assert line.startswith(f"{name}: ") and told.strip() in line
+    found = failure(suite_for(plugin), name)
+    assert found and told.strip() in found, found or "nothing fails"
 
 
 def test_kernels_are_tested_at_the_limits_that_their_author_names() -> None:
