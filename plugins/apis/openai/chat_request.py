@@ -20,7 +20,7 @@ from hookline.core.serving import (
     invalid,
     prepared,
 )
-from hookline.plugins.apis.openai.client_tools import chosen_tools, tool_shape
+from hookline.plugins.apis.openai.client_tools import chosen_tools, read_tools, tool_shape
 
 
 class ChatRequest(SamplingFields, kw_only=True):
@@ -87,7 +87,10 @@ class ChatRequest(SamplingFields, kw_only=True):
         Raises: ApiError for an unknown form of tool or choice.
         """
         calls_one = self.parallel_tool_calls is False
-        return chosen_tools(self.tools or [], self.tool_choice, calls_one=calls_one, schema_key="function.parameters")
+        ignored: list[str] = []
+        given = read_tools(self.tools or [], ignored)
+        key = "function.parameters"
+        return chosen_tools(given, self.tool_choice, calls_one=calls_one, schema_key=key, ignored=ignored)
 
     def turn(self, engine: ServedEngine) -> Turn:
         """The chat turn that the request asks for.

@@ -73,22 +73,23 @@ OUTPUTS = frozenset(f"{item}_output" for item in CALLS)
 """Types of items with the output of a call."""
 
 
-def chosen_tools(
-    given: Sequence[Any],
-    choice: Any,
-    *,
-    calls_one: bool,
-    schema_key: str,
-    place: str = "tools",
-    ignored: Sequence[str] = (),
-) -> Tools:
-    """The tools of a request and the choice among them.
+def read_tools(given: Sequence[Any], ignored: list[str]) -> list[ClientTool]:
+    """The tools that a request gives, as it names them. ignored: gets the kinds of tools that no client runs.
 
-    Raises: ApiError for an unknown form of tool or choice.
+    Raises: ApiError for an unknown form of tool.
+    """
+    return [tool for index, one in enumerate(given) for tool in _read(one, f"tools[{index}]", ignored)]
+
+
+def chosen_tools(
+    given: Sequence[ClientTool], choice: Any, *, calls_one: bool, schema_key: str, ignored: Sequence[str]
+) -> Tools:
+    """The tools of a request (see `read_tools`) and the choice among them.
+
+    Raises: ApiError for an unknown form of choice.
     """
     told = list(ignored)
-    tools = _apart([tool for index, one in enumerate(given) for tool in _read(one, f"{place}[{index}]", told)])
-    chosen, allowed = _chosen(choice, tools, told)
+    chosen, allowed = _chosen(choice, _apart(given), told)
     for index, tool in enumerate(allowed):
         if tool.grammar is not None and chosen != f"={tool.function['name']}":
             allowed[index] = replace(tool, grammar=None)
@@ -96,9 +97,9 @@ def chosen_tools(
     return checked_tools(allowed, chosen, calls_one=calls_one, schema_key=schema_key, ignored=tuple(told))
 
 
-def _apart(tools: list[ClientTool]) -> list[ClientTool]:
+def _apart(tools: Sequence[ClientTool]) -> list[ClientTool]:
     """The tools, of which those that requests do not define are called otherwise than those that they do define."""
-    defined = _defined(tools)
+    defined = defined_names(tools)
     return [
         replace(tool, function={**tool.function, "name": _own_name(tool.kind, defined)})
         if tool.kind in _BY_CLIENT
@@ -107,15 +108,8 @@ def _apart(tools: list[ClientTool]) -> list[ClientTool]:
     ]
 
 
-def defined_names(given: Sequence[Any], place: str = "tools") -> Set[str]:
-    """The names, for the model, of the functions that a request's tools define themselves.
-
-    Raises: ApiError for an unknown form of tool.
-    """
-    return _defined([tool for index, one in enumerate(given) for tool in _read(one, f"{place}[{index}]", [])])
-
-
-def _defined(tools: list[ClientTool]) -> Set[str]:
+def defined_names(tools: Sequence[ClientTool]) -> Set[str]:
+    """The names, for the model, of those tools that a request defines itself."""
     return {str(tool.function.get("name")) for tool in tools if tool.kind not in _BY_CLIENT}
 
 

@@ -29,7 +29,15 @@ from hookline.core.serving import (
     prepared,
     text_of,
 )
-from hookline.plugins.apis.openai.client_tools import CALLS, OUTPUTS, call_of, chosen_tools, defined_names, tool_shape
+from hookline.plugins.apis.openai.client_tools import (
+    CALLS,
+    OUTPUTS,
+    call_of,
+    chosen_tools,
+    defined_names,
+    read_tools,
+    tool_shape,
+)
 
 _STATE = "this server keeps no responses; send the whole conversation as input"
 LOGPROBS = "message.output_text.logprobs"
@@ -142,9 +150,11 @@ class ResponsesRequest(SamplingFields, kw_only=True):
         Raises: RequestError or ApiError if it cannot be served.
         """
         ignored: list[str] = []
-        given = [*(self.tools or []), *self._later_tools()]
+        ignored_tools: list[str] = []
+        given = read_tools([*(self.tools or []), *self._later_tools()], ignored_tools)
         messages = list(self._messages(ignored, defined_names(given)))
         calls_one = self.parallel_tool_calls is False
+        ignored += ignored_tools
         tools = chosen_tools(given, self.tool_choice, calls_one=calls_one, schema_key="parameters", ignored=ignored)
         arguments = dict(checked_arguments(self.chat_template_kwargs, engine.codec))
         arguments |= effort_arguments((self.reasoning or {}).get("effort"))
