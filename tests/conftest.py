@@ -143,6 +143,12 @@ def same_import_path():
     sys.path[:] = before
 
 
+@pytest.fixture(autouse=True)
+def same_random_numbers():
+    """A test that draws random tensors without saying from what draws the same ones in each run."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def frozen_heap():
     """What is left of the modules before is left out of searches for garbage, too, also if one of them thawed it."""

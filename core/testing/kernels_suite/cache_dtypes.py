@@ -80,7 +80,8 @@ class CacheDtypeCases(AttentionCases):
         qkv_TC[:, -1] = torch.where(
             qkv_TC[:, -1] < 0, -2 * limit, 2 * limit
         )  # a value that no number is large enough for
-        rope = Rope(torch.rand(spec.max_model_len, spec.head_dim).mul_(2).sub_(1).to(spec.device))
+        generator = torch.Generator().manual_seed(3)
+        rope = Rope(torch.rand(spec.max_model_len, spec.head_dim, generator=generator).mul_(2).sub_(1).to(spec.device))
         weight_E = torch.linspace(0.5, 1.5, spec.head_dim).to(spec.device, spec.dtype)
         norm = QKNorm(weight_E, weight_E.flip(0), EPS)
         cache = random_cache(spec, cache_blocks(spec), seed=4, num_layers=2)
@@ -102,8 +103,11 @@ class CacheDtypeCases(AttentionCases):
         old_and_new = (each[:, 1].flatten(1, 2)[:, is_old] for each in (before, after))
         check(torch.equal(*old_and_new), f"{what} wrote to slots of no new token")
         expected = reference.attend(q_THE, after[:, 1], batch, form)
-        slack = self.tolerance(spec, "attend") * max(1.0, float(expected.abs().max()) / 8)
-        check_close(what, out_THE, expected, slack)
+        # The largest values of opposite signs cancel, the errors of their weights do not: an error counts beside the sum
+        # of the parts' sizes.
+        sizes_2NSKE = torch.stack((after[0, 1], after[1, 1].abs()))
+        sizes_THE = reference.attend(q_THE, sizes_2NSKE, batch, form).clamp_(min=1)
+        check_close(what, out_THE / sizes_THE, expected / sizes_THE, self.tolerance(spec, "attend"))
 
     def _specs_in_other_dtypes(self) -> Iterator[AttentionSpec]:
         for kv_dtype in self.kv_dtypes:
