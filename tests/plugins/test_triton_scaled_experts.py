@@ -108,12 +108,16 @@ def expected(given: tuple[Tensor, ...], first: ScaledMatrix, second: ScaledMatri
 
 
 def in_e4m3(x_TD: Tensor, columns: int) -> Tensor:
-    """Rows that are rounded to e4m3, each group of columns with a scale of its own, in float64."""
+    """Rows that are rounded to e4m3, each group of columns with a scale of its own, in float64.
+
+    On the CPU: a GPU divides by a constant through its reciprocal, so that scales that are powers of two are not, and
+    values half way between two of e4m3 fall to the other side.
+    """
     width = x_TD.shape[1]
-    groups_TGC = torch.nn.functional.pad(x_TD.float(), (0, -width % columns)).unflatten(1, (-1, columns))
+    groups_TGC = torch.nn.functional.pad(x_TD.cpu().float(), (0, -width % columns)).unflatten(1, (-1, columns))
     scale_TG1 = groups_TGC.abs().amax(2, keepdim=True).clamp(min=1e-20) / 448
     values_TGC = (groups_TGC / scale_TG1).to(torch.float8_e4m3fn).double()
-    return (values_TGC * scale_TG1.double()).flatten(1)[:, :width]
+    return (values_TGC * scale_TG1.double()).flatten(1)[:, :width].to(x_TD.device)
 
 
 def expected_of_rounded(
