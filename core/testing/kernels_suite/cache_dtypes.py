@@ -103,8 +103,8 @@ class CacheDtypeCases(AttentionCases):
         old_and_new = (each[:, 1].flatten(1, 2)[:, is_old] for each in (before, after))
         check(torch.equal(*old_and_new), f"{what} wrote to slots of no new token")
         expected = reference.attend(q_THE, after[:, 1], batch, form)
-        # The largest values of opposite signs cancel, the errors of their weights do not: an error counts beside the sum
-        # of the parts' sizes.
+        # The largest values of opposite signs cancel, the errors of their weights do not: an error counts beside the
+        # sum of the parts' sizes.
         sizes_2NSKE = torch.stack((after[0, 1], after[1, 1].abs()))
         sizes_THE = reference.attend(q_THE, sizes_2NSKE, batch, form).clamp_(min=1)
         check_close(what, out_THE / sizes_THE, expected / sizes_THE, self.tolerance(spec, "attend"))
