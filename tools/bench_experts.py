@@ -1,19 +1,18 @@
-"""Times a layer's experts on one GPU: the Triton products, plain torch in two ways, and the floor that memory sets.
+"""Times a layer's experts on one GPU: the Triton products, plain torch, and the floor that memory sets.
 
     python tools/bench_experts.py                  # Qwen3-30B-A3B's layer: 128 experts, 8 a token, 2048 x 768, bfloat16
     python tools/bench_experts.py --sweep          # many tilings, to choose by; --compile before it saves time
     python tools/bench_experts.py --model gpt_oss  # 32 experts with biases, 4 a token, 2880 x 2880; or qwen3_next
 
-Figures are medians of graph replays over several layers' weights in turn, so that the L2 does not hold them; the loop
-of plain torch asks the host which experts are wanted and is timed without a graph. The floor counts the weights of the
-experts that were chosen, at the rate of a large copy. Legend: as in plugins/kernels/experts/triton_experts.py.
+Figures are medians of graph replays over several layers' weights in turn, so that the L2 does not hold them. The floor
+counts the weights of the experts that were chosen, at the rate of a large copy. Legend: as in
+plugins/kernels/experts/triton_experts.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline.core.layers import every_expert, plain_clamped_expert_mlp, wanted_experts
+from hookline.core.layers import every_expert, plain_clamped_expert_mlp
 from hookline.plugins.kernels.experts.triton_experts import clamped_expert_mlp, expert_mlp
 from hookline.plugins.kernels.experts.triton_routing import (
     Tiling,
@@ -72,10 +71,6 @@ class Shape:
         """Plain torch, all experts for all tokens."""
         compute: Any = partial(plain_clamped_expert_mlp, alpha=ALPHA, limit=LIMIT) if self.is_clamped else every_expert
         return compute(*given)
-
-    def wanted(self, *given: Any) -> Tensor:
-        """Plain torch, each expert for the tokens that want it."""
-        return self.every(*given) if self.is_clamped else wanted_experts(*given)
 
     def tiling(self, num_tokens: int) -> Tiling:
         """As shipped, for bfloat16."""
@@ -161,19 +156,6 @@ def timed(calls: Sequence[Callable[[], object]], num_replays: int = 15) -> float
     return statistics.median(found)
 
 
-def timed_eagerly(calls: Sequence[Callable[[], object]]) -> float:
-    """Median microseconds a call on the host's clock, for what cannot be captured."""
-    found = []
-    for _ in range(4):
-        torch.cuda.synchronize()
-        started = time.perf_counter()
-        for call in calls:
-            call()
-        torch.cuda.synchronize()
-        found.append((time.perf_counter() - started) * 1e6 / len(calls))
-    return statistics.median(found[1:])
-
-
 def calls_of(compute: Callable[..., Tensor], layers: list[Layer], case: Case) -> list[Callable[[], Tensor]]:
     x_TD, routes = case
     return [partial(compute, x_TD, *route, *layer) for layer, route in zip(layers, routes, strict=True)]
@@ -192,7 +174,6 @@ def report(shape: Shape, num_tokens: int, layers: list[Layer], case: Case, rate:
     parts = {
         "route": timed([lambda: route_experts(logits_TX, shape.num_chosen, True)] * 8),
         "group": timed([lambda: group_by_expert(routes[0][0], shape.num_experts, block_m)] * 8),
-        "loop": timed_eagerly(calls_of(shape.wanted, layers, case)),
         "every": timed(calls_of(shape.every, layers, case), 3) if num_tokens <= 256 else float("nan"),
     }
     print(

@@ -9,7 +9,6 @@ from hookline.core.layers.config_values import ConfigValues as ConfigValues, lay
 from hookline.core.layers.expert_products import (
     every_expert as every_expert,
     plain_expert_mlp as plain_expert_mlp,
-    wanted_experts as wanted_experts,
 )
 from hookline.core.layers.experts import (
     ParallelExperts as ParallelExperts,

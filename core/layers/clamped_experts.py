@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from hookline.core.contracts import WeightTarget, is_offered
 from hookline.core.distributed.partition import even_part
-from hookline.core.layers.expert_products import every_expert_of, wanted_experts_of
+from hookline.core.layers.expert_products import sum_experts
 from hookline.core.layers.weights import empty_parameter
 
 if TYPE_CHECKING:
@@ -86,16 +86,11 @@ def plain_clamped_expert_mlp(
     x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, gate_up_bias_XF: Tensor, down_XDF: Tensor,
     down_bias_XD: Tensor | None, alpha: float, limit: float,
 ) -> Tensor:  # fmt: skip
-    """See Kernels.clamped_expert_mlp.
-
-    Device: on a CPU each expert computes the tokens that chose it; elsewhere every expert computes all tokens, which is
-    much more work but needs no host sync.
-    """
+    """See Kernels.clamped_expert_mlp. Device: as `sum_experts`."""
     biases = [None] * len(down_XDF) if down_bias_XD is None else list(down_bias_XD)
     weights = zip(gate_up_XFD, gate_up_bias_XF, down_XDF, biases, strict=True)
     experts = [partial(_clamped_mlp, weights=each, alpha=alpha, limit=limit) for each in weights]
-    compute = wanted_experts_of if x_TD.device.type == "cpu" else every_expert_of
-    return compute(experts, x_TD, expert_TA, weight_TA)
+    return sum_experts(experts, x_TD, expert_TA, weight_TA)
 
 
 def _clamped_mlp(

@@ -27,27 +27,27 @@ def plain_expert_mlp(
     down_XDF: Tensor,
     activation: Activation = "silu",
 ) -> Tensor:
-    """See Kernels.expert_mlp and gelu_expert_mlp.
+    """See Kernels.expert_mlp and gelu_expert_mlp. Device: as `sum_experts`."""
+    return sum_experts(_expert_mlps(gate_up_XFD, down_XDF, activation), x_TD, expert_TA, weight_TA)
+
+
+def every_expert(x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor) -> Tensor:
+    """`every_expert_of` for experts with a gate of SiLU, by their weights."""
+    return every_expert_of(_expert_mlps(gate_up_XFD, down_XDF), x_TD, expert_TA, weight_TA)
+
+
+def sum_experts(experts: Sequence[Expert], x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor) -> Tensor:
+    """The weighted sum of each token's chosen experts.
 
     Device: on a CPU each expert computes the tokens that chose it; elsewhere every expert computes all tokens, which is
     much more work but needs no host sync.
     """
     compute = wanted_experts_of if x_TD.device.type == "cpu" else every_expert_of
-    return compute(_expert_mlps(gate_up_XFD, down_XDF, activation), x_TD, expert_TA, weight_TA)
-
-
-def every_expert(x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor) -> Tensor:
-    """Compute all experts for all tokens; experts that a token did not choose have weight zero. No host sync."""
-    return every_expert_of(_expert_mlps(gate_up_XFD, down_XDF), x_TD, expert_TA, weight_TA)
-
-
-def wanted_experts(x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor) -> Tensor:
-    """Compute each expert for the tokens that chose it. The host waits to learn how many these are."""
-    return wanted_experts_of(_expert_mlps(gate_up_XFD, down_XDF), x_TD, expert_TA, weight_TA)
+    return compute(experts, x_TD, expert_TA, weight_TA)
 
 
 def every_expert_of(experts: Sequence[Expert], x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor) -> Tensor:
-    """`every_expert` for experts that are functions: each maps tokens (N, D) to (N, D)."""
+    """Compute all experts for all tokens; experts that a token did not choose have weight zero. No host sync."""
     out_TD = torch.zeros_like(x_TD, dtype=torch.float32)
     for index, expert in enumerate(experts):
         weight_T1 = weight_TA.mul(expert_TA == index).sum(-1, keepdim=True)
@@ -56,7 +56,7 @@ def every_expert_of(experts: Sequence[Expert], x_TD: Tensor, expert_TA: Tensor, 
 
 
 def wanted_experts_of(experts: Sequence[Expert], x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor) -> Tensor:
-    """`wanted_experts` for experts that are functions: each maps tokens (N, D) to (N, D)."""
+    """Compute each expert for the tokens that chose it. The host waits to learn how many these are."""
     expert_P, num_chosen = expert_TA.flatten(), expert_TA.shape[1]
     pairs_P = expert_P.argsort(stable=True)
     counts = torch.bincount(expert_P, minlength=len(experts)).tolist()

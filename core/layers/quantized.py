@@ -29,7 +29,7 @@ from hookline.core.contracts import (
     is_offered,
 )
 from hookline.core.errors import ConfigError
-from hookline.core.layers.expert_products import Expert, every_expert_of, expert_mlp, wanted_experts_of
+from hookline.core.layers.expert_products import Expert, expert_mlp, sum_experts
 from hookline.core.layers.linear import plain_gelu_tanh_mul
 from hookline.core.layers.renamed import RenamedQuantization
 from hookline.core.layers.weights import PLAIN, PlainExperts, PlainWeight, SummedExperts
@@ -146,8 +146,7 @@ class DequantisingExperts(SummedExperts):
 
     def mlp(self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor) -> Tensor:
         """See ExpertWeights."""
-        compute = wanted_experts_of if x_TD.device.type == "cpu" else every_expert_of
-        return compute(self.experts, x_TD, expert_TA, weight_TA)
+        return sum_experts(self.experts, x_TD, expert_TA, weight_TA)
 
     def _expert(self, gate_up: QuantizedMatrix, down: QuantizedMatrix, x_ND: Tensor) -> Tensor:
         if gate_up.scheme.multiplies:

@@ -18,11 +18,11 @@ from hookline.core.layers import (
     ParallelExperts,
     SoftmaxRouter,
     every_expert,
+    expert_products,
     plain_clamped_expert_mlp,
     plain_expert_mlp,
     plain_route_experts,
 )
-from hookline.core.layers.expert_products import every_expert_of
 from hookline.core.testing.plain_kernels import PlainKernels
 
 HIDDEN, INNER, NUM_EXPERTS = 12, 10, 7
@@ -175,7 +175,7 @@ def test_kernels_join_the_sum_over_experts_to_the_norm_where_there_is_no_sum_ove
 @pytest.mark.parametrize("is_cpu", [True, False])
 def test_clamped_experts_equal_their_definition(monkeypatch: pytest.MonkeyPatch, has_bias: bool, is_cpu: bool) -> None:
     if not is_cpu:  # every expert computes all tokens
-        monkeypatch.setattr("hookline.core.layers.clamped_experts.wanted_experts_of", every_expert_of)
+        monkeypatch.setattr(expert_products, "wanted_experts_of", expert_products.every_expert_of)
     generator = torch.Generator().manual_seed(0)
     sizes = {"x": (7, 6), "gate_up": (4, 10, 6), "gate_up_bias": (4, 10), "down": (4, 6, 5), "down_bias": (4, 6)}
     drawn = {name: torch.randn(*shape, generator=generator, dtype=torch.float64) for name, shape in sizes.items()}
