@@ -114,7 +114,7 @@ class KeepsBatchesWithoutLengthsByTheirSize(PlainForms):
 
 class WindowsNeedLengthsOnTheHost(PlainForms):
     def prepare(self, batch: Batch) -> None:
-        assert batch.window is None or batch.context_lens_host is not None
+        assert batch.window is None or batch.context_lens_host is not None, "the lengths are not on the host"
 
 
 class WaitsForTheStartOfTheWindow(DenseKernels):
@@ -224,8 +224,8 @@ FAULTS = {
     IgnoresTheWindow: "test_attend_decodes_within_windows: attend, decodes within windows of 1",
     SeesOneTokenBeforeTheWindow: "test_attend_decodes_within_windows: attend, decodes within windows of 1",
     SeesOneTokenOfTheWindowTooFew: "test_attend_decodes_within_windows: attend, decodes within windows of 15",
-    RoundsTheWindowToBlocks: "test_attend_mixed_batches_within_windows",
-    CountsTheWindowFromTheFirstQuery: "test_attend_chunks_within_windows",
+    RoundsTheWindowToBlocks: "test_attend_mixed_batches_within_windows: attend, a mixed step, windows of 9",
+    CountsTheWindowFromTheFirstQuery: "test_attend_chunks_within_windows: attend, chunks within windows of 1",
     WeighsWhatLiesBeforeTheWindow: "test_attend_ignores_what_lies_before_a_window: attend with garbage before windows",
     TakesTheFirstNumbersForValues: "test_latent_attend_decodes_chunks_and_mixed_steps: attend, decodes over keys alone",
     ClearsTheSlotBehindALatent: "test_latent_qk_norm_rope_write: the cache after qk_norm_rope_write",
@@ -233,7 +233,8 @@ FAULTS = {
     "attend of batch 2 of a step of 3, all prepared before, decodes",
     KeepsBatchesWithoutLengthsByTheirSize: "test_all_batches_of_a_step_are_prepared_before_one_attends: "
     "all prepared before, decodes without lengths on the host",
-    WindowsNeedLengthsOnTheHost: "test_attend_decodes_in_every_form_as_a_captured_graph_lays_them_out",
+    WindowsNeedLengthsOnTheHost: "test_attend_decodes_in_every_form_as_a_captured_graph_lays_them_out: "
+    "the lengths are not on the host",
     WaitsForTheStartOfTheWindow: "test_what_a_graph_captures_never_waits_for_the_host: "
     "waits for the device: Tensor.__int__ in faulty_attention.py:",
     CapturedPromptsHaveNoWindow: "test_attend_computes_every_form_of_mixed_steps_as_a_captured_graph_lays_them_out: "

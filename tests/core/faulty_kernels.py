@@ -95,13 +95,13 @@ class CountsTheTokensOfAnExpert(DenseKernels):
 
 class NeedsChunksOnTheHost(DenseKernels):
     def prepare(self, batch: Batch) -> None:
-        assert batch.num_decodes or batch.query_starts_host is not None
+        assert batch.num_decodes or batch.query_starts_host is not None, "the chunks are not on the host"
 
 
 class NeedsMixedStepsOnTheHost(DenseKernels):
     def prepare(self, batch: Batch) -> None:
         is_mixed = 0 < batch.num_decodes < batch.num_requests
-        assert not is_mixed or batch.query_starts_host is not None
+        assert not is_mixed or batch.query_starts_host is not None, "the mixed step is not on the host"
 
 
 class SkipsTheLastExpert(PlainKernels):
@@ -253,7 +253,7 @@ class MixesNeighbouringRows(PlainKernels):
 
 class NeedsLengthsOnTheHost(PlainKernels):
     def prepare(self, batch: Batch) -> None:
-        assert batch.context_lens_host is not None
+        assert batch.context_lens_host is not None, "the lengths are not on the host"
         batch.scratch["longest"] = int(batch.context_lens_host.max())
 
 
@@ -453,8 +453,9 @@ FAULTS = {
     "waits for the device: Tensor.cpu in faulty_kernels.py:",
     CountsTheTokensOfAnExpert: "test_experts_never_wait_for_the_host: "
     "waits for the device: torch's bincount in faulty_kernels.py:",
-    NeedsChunksOnTheHost: "test_attend_prefills_as_a_captured_graph_lays_them_out",
-    NeedsMixedStepsOnTheHost: "test_attend_computes_mixed_steps_as_a_captured_graph_lays_them_out",
+    NeedsChunksOnTheHost: "test_attend_prefills_as_a_captured_graph_lays_them_out: the chunks are not on the host",
+    NeedsMixedStepsOnTheHost: "test_attend_computes_mixed_steps_as_a_captured_graph_lays_them_out: "
+    "the mixed step is not on the host",
     GatesGeluExpertsBySilu: "test_expert_mlp: gelu_expert_mlp of 1 tokens by any experts, 1 of 4",
     SkipsTheLastExpert: "test_expert_mlp: expert_mlp of 1 tokens by any experts, 1 of 4",
     RoutesByTheFirstToken: "test_expert_mlp: expert_mlp of 17 tokens by any experts, 3 of 5",
@@ -471,16 +472,17 @@ FAULTS = {
     MapsHeadsRoundRobin: "test_attend_decodes: AssertionError: attend, decodes",
     WritesValuesAsKeys: "test_write_kv_writes_its_slots_and_nothing_else: "
     "the keys that write_kv of 11 tokens leaves in the cache",
-    WritesBesideItsSlots: "test_write_kv_writes_its_slots_and_nothing_else",
+    WritesBesideItsSlots: "test_write_kv_writes_its_slots_and_nothing_else: "
+    "the keys that write_kv of 11 tokens leaves in the cache",
     ForgetsTheScale: "test_attend_decodes: AssertionError: attend, decodes",
     WeighsUnseenBlocks: "test_attend_ignores_unseen_slots: attend with garbage in slots no query may see",
     FlattensTheHeads: "test_a_row_alone_gets_what_it_gets_in_a_crowd: what attend returns has shape",
     LeavesPrefillUnwritten: "test_a_row_alone_gets_what_it_gets_in_a_crowd: holds NaN: part of it was never written",
     SharesThePrefixWithAll: "test_attend_decodes_told_of_a_shared_prefix: attend of decodes told of a shared prefix",
-    OverflowsInSoftmax: "test_attend_with_large_scores",
+    OverflowsInSoftmax: "test_attend_with_large_scores: holds NaN",
     MixesNeighbouringRows: "test_a_row_alone_gets_what_it_gets_in_a_crowd: "
     "alone, compared with the same row in a batch",
-    NeedsLengthsOnTheHost: "test_attend_decodes_as_a_captured_graph_lays_them_out",
+    NeedsLengthsOnTheHost: "test_attend_decodes_as_a_captured_graph_lays_them_out: the lengths are not on the host",
     ForgetsEps: "test_rms_norm: AssertionError: rms_norm",
     ReturnsTheNormLast: "test_add_rms_norm: the norm that add_rms_norm",
     GatesWithTheSecondHalf: "test_linear_silu_mul: silu_mul of",

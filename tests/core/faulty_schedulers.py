@@ -289,7 +289,7 @@ FAULTS = {
     ExceedsTheTokenBudget: "test_a_long_queue_is_planned_within_the_limits: more than max_num_batched_tokens",
     IgnoresMaxNumSeqs: "test_a_policy_with_a_memory_is_told_what_became_of_each_plan: more than max_num_seqs",
     IgnoresTheBlockBudget: "test_a_policy_with_a_memory_is_told_what_became_of_each_plan: preempt or wait",
-    CountsABlockForEachRequest: "test_layers_that_keep_fewer_tokens_are_planned_for",
+    CountsABlockForEachRequest: "test_layers_that_keep_fewer_tokens_are_planned_for: needs 2 blocks for 1 tokens",
     LosesARequest: "test_a_policy_with_a_memory_is_told_what_became_of_each_plan: plans nothing",
     NewestFirst: "test_nobody_starves_while_others_keep_arriving: starves: not done after",
     PromptsAsLongAsAnyWait: "test_arrivals_that_never_end_starve_nobody_who_has_begun: while short prompts arrive",

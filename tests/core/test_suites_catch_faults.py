@@ -245,8 +245,9 @@ def test_a_correct_plugin_passes_its_suite(plugin: type) -> None:
 @pytest.mark.parametrize(("plugin", "message"), FAULTS, ids=lambda value: getattr(value, "__name__", ""))
 def test_a_faulty_plugin_fails_its_suite_with_a_telling_message(plugin: type, message: str) -> None:
     """Only the test that is to find the fault runs: in all of them, the others take fifteen times as long."""
-    name, _, told = message.partition(":")
+    name, _, told = message.partition(": ")
     assert name.startswith("test_"), f"{message!r} does not begin with the test of the suite that finds the fault"
+    assert told, f"{message!r} does not have a colon and words of the test's message"
     found = failure(suite_for(plugin), name)
     assert found and told.strip() in found, found or "nothing fails"
 
