@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from hookline import LLM, SamplingParams
 from hookline.core.quantize import main
 from tests.hf_models import make_qwen3, make_qwen3_moe
+from tests.transformers_cases import CASES, make_checkpoint
 
 SIZES: dict[str, Any] = {"max_num_seqs": 4, "num_blocks": 32, "max_num_batched_tokens": 64, "max_model_len": 64}
 MODEL: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
@@ -69,6 +70,53 @@ def load_all(folder: Path) -> dict[str, torch.Tensor]:
     return {name: one for path in folder.glob("*.safetensors") for name, one in load_file(path).items()}
 
 
+THROUGH_TRANSFORMERS = [name for name in ("stablelm", "exaone", "falcon_groups", "nemotron_h") if name in CASES]
+"""Families with the model's names, with other names in checkpoints, and with linears of their own class."""
+
+
+def with_values(folder: Path, target: Path, values: dict[str, torch.Tensor]) -> Path:
+    """A checkpoint that is not quantised, with these values in place of those in `folder`."""
+    target.mkdir()
+    config = json.loads((folder / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps({**config, "quantization_config": None}))
+    save_file({name: one.contiguous() for name, one in values.items()}, target / "model.safetensors", {"format": "pt"})
+    return target
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", THROUGH_TRANSFORMERS)
+def test_a_model_of_transformers_is_written_and_gives_the_tokens_of_its_dequantised_values(
+    name: str, tmp_path: Path
+) -> None:
+    make_checkpoint(tmp_path / "plain", CASES[name])
+    found = quantised(tmp_path / "plain", tmp_path / "written", ["quantization=fp8"])
+    values = load_all(found)
+    linears = [one.removesuffix("_scale") for one in values if one.endswith(".weight_scale")]
+    assert len(linears) >= 8
+    for linear in linears:
+        values[linear] = values[linear].float() * values.pop(f"{linear}_scale")
+    assert tokens(found) == tokens(with_values(found, tmp_path / "dequantised", values))
+    assert tokens(found) == tokens(tmp_path / "plain", quantization="fp8")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("lara_mini" not in CASES, reason="this transformers has no such model")
+@pytest.mark.parametrize(("left", "kept"), [("nothing", slice(0)), ("in_proj_z", slice(4096, 6144))])
+def test_linears_of_one_tensor_are_quantised_each_while_they_are_loaded(left: str, kept: slice, tmp_path: Path) -> None:
+    make_checkpoint(tmp_path / "plain", CASES["lara_mini"])
+    values = load_all(tmp_path / "plain")
+    names = [name for name in values if name.endswith("linear_attn.in_proj.weight")]
+    for name in names:
+        scales = values[name].abs().amax(1, keepdim=True) / 127
+        rounded = (values[name] / scales).round() * scales
+        rounded[kept] = values[name][kept]
+        values[name] = rounded
+    expected = tokens(with_values(tmp_path / "plain", tmp_path / "rounded", values))
+    skip = [r"re:^(?!.*in_proj)", left]
+    assert tokens(tmp_path / "plain", quantization={"name": "int8", "skip": skip}) == expected
+    assert len(names) > 1 and expected != tokens(tmp_path / "plain")
+
+
 def test_all_that_is_no_linear_is_as_it_was_and_each_file_is_one_of_the_source(tmp_path: Path) -> None:
     make_qwen3(tmp_path / "plain", **MODEL)
     found = quantised(tmp_path / "plain", tmp_path / "written", ["quantization=fp8"])
@@ -93,6 +141,11 @@ def test_all_that_is_no_linear_is_as_it_was_and_each_file_is_one_of_the_source(t
         (["{plain}", "{out}", "quantization=awq"], "is not quantised"),
         (["{plain}", "{out}", "quantization=int4"], "group_size=128 does not divide the 64 inputs"),
         (["{written}", "{out}", "quantization=int8"], "this checkpoint is quantised"),
+        (
+            ["{plain}", "{out}", "quantization=int8", "quantization.skip=[model,lm_head]"],
+            "int8 quantises none of its linears",
+        ),
+        (["{gpt2}", "{out}", "quantization=fp8"], "transformer.h.0.attn.c_attn is a Conv1D, whose matrix checkpoints"),
     ],
 )
 def test_what_cannot_be_written_is_an_error_of_one_line(
@@ -101,7 +154,9 @@ def test_what_cannot_be_written_is_an_error_of_one_line(
     make_qwen3(tmp_path / "plain", **MODEL)
     if "{written}" in arguments:
         quantised(tmp_path / "plain", tmp_path / "written", ["quantization=fp8"])
-    places = {name: tmp_path / name for name in ("plain", "out", "written")}
+    if "{gpt2}" in arguments:
+        make_checkpoint(tmp_path / "gpt2", CASES["gpt2"])
+    places = {name: tmp_path / name for name in ("plain", "out", "written", "gpt2")}
     assert main([one.format(**places) for one in arguments]) == 2
     (line,) = (one for one in capsys.readouterr().err.splitlines() if "error: " in one)
     assert told in line

@@ -178,7 +178,7 @@ class WeightTarget:
 
     def _within(self, dim: int, total: int, *, offset: int, step: int) -> WeightTarget:
         """The target as part of a tensor of `total` along `dim`: its element i is that tensor's offset + i * step."""
-        assert not self.more and self.dim in (None, dim) and self.step == 1, self
+        assert not self.more and self.write is None and self.dim in (None, dim) and self.step == 1, self
         start, stop = (0, self.shape[dim]) if self.dim is None else (self.start, self.stop)
         shape = (*self.shape[:dim], total, *self.shape[dim + 1 :])
         first = offset + start * step

@@ -57,8 +57,8 @@ def write_quantised(job: Job, host: PluginHost) -> str:
     """Write the quantised checkpoint; returns a line with the numbers of linears and bytes, and the perplexity.
 
     Raises: ConfigError for a quantization that writes no checkpoints, or cannot be calibrated, and for unsuitable
-    texts; CheckpointError for a source that is no safetensors, has experts in one tensor, or cannot be read; whatever
-    resolving the configuration raises.
+    texts; CheckpointError for a source that is no safetensors, has several linears in one tensor or none that is
+    quantised, or cannot be read; whatever resolving the configuration raises.
     """
     text = read_texts(job.texts) if job.texts is not None else None
     config, checkpoint = with_model(job.config, host)
@@ -146,16 +146,19 @@ def _linears(resolved: ResolvedConfig) -> tuple[dict[str, StoredTensor], dict[st
     runtime = replace(runtime_of(resolved, make_kernels(resolved)), device=_NOWHERE)
     model, targets = build_model(resolved, runtime, resolved.checkpoint.config)
     stored, _ = matched(resolved.checkpoint, model, targets)
-    linears = {}
+    by_name = {**stored, **{one.name: one for one in stored.values() if one.name}}
+    linears, reference = {}, resolved.checkpoint.reference
+    how = f"quantization={resolved.config.quantization.name}"
     for name in recorded.linears:
-        tensor = stored.get(name + WEIGHT)
+        tensor = by_name.get(name + WEIGHT)
         if tensor is None or tensor.within is not None or tensor.join is not None:
             raise CheckpointError(
-                f"{resolved.checkpoint.reference} has no tensor {name}{WEIGHT} of its own (experts in one tensor, or "
-                f"a tied head); serve it with quantization={resolved.config.quantization.name}, which quantises "
-                "while it is loaded"
+                f"{reference} has no tensor {name}{WEIGHT} of its own (several linears in one tensor, or a tied "
+                f"head); serve it with {how}, which quantises while it is loaded"
             )
         linears[tensor.name or name + WEIGHT] = name
+    if not linears:
+        raise CheckpointError(f"{reference} would be written as it is: {how} quantises none of its linears")
     return {one.name or name: one for name, one in resolved.checkpoint.stored.items()}, linears
 
 

@@ -126,6 +126,11 @@ class ServedHead(nn.Module):
         return {**self.weight_targets, f"{self.name}.bias": WeightTarget.shard(bias_V, 0, self.part, init="zeros")}
 
 
+def is_linear(module: nn.Module) -> bool:
+    """Whether a module computes x @ W.T + b and nothing else: torch's linear, or Falcon's of two operations."""
+    return type(module) is nn.Linear or type(module).__name__ == "FalconLinear"
+
+
 def padded_embedding(embedding: nn.Embedding, runtime: Runtime) -> Tensor:
     """Give an embedding its weight: whole on every rank, with rows of zeros up to a multiple of the ranks.
 

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from hookline.core.contracts import Attend, FullAttention, ModelSpec, Runtime, WeightTarget
 from hookline.plugins.models.transformers.attention import LayerAttention, PagedAttention, attach
@@ -36,6 +37,7 @@ from hookline.plugins.models.transformers.layers import (
     Plan,
     ServedHead,
     ServedLinear,
+    is_linear,
     marked,
     padded_embedding,
     pin_rope,
@@ -83,8 +85,9 @@ class TransformersModel:
                 "tokens; set engine.max_model_len=%d for the short ones",
                 *(runtime.max_model_len, original, original),
             )
-        for module in (self.decoder, self.model):
-            refuse_left_on_meta(module, config.model_type)
+        if runtime.device.type != "meta":  # where a command that loads no weights builds it
+            for module in (self.decoder, self.model):
+                refuse_left_on_meta(module, config.model_type)
 
     def _build(
         self, config: PreTrainedConfig, model_class: type[PreTrainedModel], facts: Facts, runtime: Runtime
@@ -245,7 +248,12 @@ def _served(
             refuse(model.config.model_type, f"its tensor-parallel plan splits {name}, which keeps a state; take tp=1")
         if name in unused:
             continue
-        if type(module) is nn.Linear and module is not head and not _stays_float32(model, f"{name}.weight"):
+        if runtime.weights is not None and isinstance(module, Conv1D):
+            why = (
+                f"{name} is a Conv1D, whose matrix checkpoints hold transposed, and no quantization reads or makes one"
+            )
+            refuse(model.config.model_type, why)
+        if is_linear(module) and module is not head and not _stays_float32(model, f"{name}.weight"):
             if style not in (None, *LINEAR_STYLES):
                 _refuse_style(model, name, style)
             linear = ServedLinear(name, module, style, plan, runtime)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 from torch import Tensor, nn
@@ -88,7 +89,7 @@ class StoredNames:
             for name in [name for name in targets if name.endswith(f"{parts[0]}.weight")]:
                 stem = name.removesuffix(f"{parts[0]}.weight")
                 pieces = [targets.pop(f"{stem}{part}.weight") for part in parts]
-                targets[f"{stem}{source}.weight"] = WeightTarget.joined(pieces)
+                targets[f"{stem}{source}.weight"] = _joined(pieces)
         return targets
 
 
@@ -132,6 +133,21 @@ def refuse_other_forms(names: StoredNames, targets: dict[str, WeightTarget]) -> 
         if found is not None:
             operations = ", ".join(type(one).__name__ for one in found[0].operations)
             refuse(names.model_type, f"its checkpoints hold {name} in another form ({operations})")
+
+
+def _joined(targets: Sequence[WeightTarget]) -> WeightTarget:
+    """One tensor that holds those of several targets, one below the other, of which some may be quantised from it."""
+    if all(one.write is None for one in targets):
+        return WeightTarget.joined(targets)
+    stops = [*accumulate(one.shape[0] for one in targets)]
+
+    def write(whole: Any) -> None:
+        for target, stop in zip(targets, stops, strict=True):
+            target.fill(whole[stop - target.shape[0] : stop])
+
+    view = targets[0].view
+    assert view is not None
+    return WeightTarget.converted(view, (stops[-1], *targets[0].shape[1:]), write)
 
 
 def _of_whole(model: PreTrainedModel) -> list[WeightConverter]:
