@@ -267,11 +267,22 @@ class Kernels(QuantizedProducts, RequestRowOperations, Protocol):
         return self.add_rms_norm(self.linear(x_TD, weight_OD, bias_O), residual_TO, norm_weight_O, eps)
 
     @optional
-    def route_experts(self, logits_TX: Tensor, top_k: int, normalise: bool) -> tuple[Tensor, Tensor]:
+    def linear_gelu_tanh_mul(self, x_TD: Tensor, gate_up_weight_FD: Tensor) -> Tensor:
+        """`linear_silu_mul` with gelu_tanh_mul in place of silu_mul.
+
+        If it is left out, `hookline.core.layers` takes `linear` and then gelu_tanh_mul.
+        """
+        raise AssertionError("left out")
+
+    @optional
+    def route_experts(
+        self, logits_TX: Tensor, top_k: int, normalise: bool, scale_X: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """The A = top_k experts that softmax(logits) favours, best first, and their probabilities.
 
-        normalise: divide each token's probabilities by their sum. If it is left out, `hookline.core.layers` computes it
-        in plain torch.
+        normalise: divide each token's probabilities by their sum. scale_X: (X,), by which each expert's probability is
+        then multiplied; left out by a model that has none. If the method is left out, `hookline.core.layers` computes
+        it in plain torch.
         Shapes: logits_TX (T, X); returns expert_TA (T, A) int64 and weight_TA (T, A) float32.
         Device: graph-safe if the entry is; no tensor's shape depends on the routing.
         """

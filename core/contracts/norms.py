@@ -67,18 +67,32 @@ class NormsAndGates(Protocol):
         weight_D: Tensor,
         eps: float,
         scale_1: Tensor | None = None,
+        beside: tuple[Tensor, Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """add_rms_norm of n = rms_norm(x, inner weight) and the residual: (rms_norm(n + residual), n + residual).
 
-        scale_1: (1,), by which the sum is multiplied before it is normalised and returned; left out by a model that has
-        none.
-        Shapes: x_TD, residual_TD and both results (T, D). n may stay in float32. May overwrite x and the residual.
+        scale_1: (1,), by which the sum is multiplied before it is normalised and returned. beside: (y_TD, y_weight_D,
+        outer_weight_D), for n = rms_norm(rms_norm(x, inner weight) + rms_norm(y, y weight), outer weight). Both are
+        left out by a model that has none. weight_D: or (W, D), for W norms of the one sum: the first result is then
+        (W, T, D).
+        Shapes: x_TD, y_TD, residual_TD and both results (T, D). n may stay in float32. May overwrite x, y and the
+        residual.
         """
         inner_TD = self.rms_norm(x_TD, inner_weight_D, eps)
-        if scale_1 is None:
+        if beside is not None:
+            y_TD, y_weight_D, outer_weight_D = beside
+            inner_TD = self.rms_norm(inner_TD.add_(self.rms_norm(y_TD, y_weight_D, eps)), outer_weight_D, eps)
+        if scale_1 is None and weight_D.dim() == 1:
             return self.add_rms_norm(inner_TD, residual_TD, weight_D, eps)
-        sum_TD = inner_TD.add_(residual_TD).mul_(scale_1)
-        return self.rms_norm(sum_TD, weight_D, eps), sum_TD
+        sum_TD = inner_TD.add_(residual_TD)
+        if scale_1 is not None:
+            sum_TD.mul_(scale_1)
+        if weight_D.dim() == 1:
+            return self.rms_norm(sum_TD, weight_D, eps), sum_TD
+        normed_WTD = sum_TD.new_empty(len(weight_D), *sum_TD.shape)
+        for normed_TD, one_D in zip(normed_WTD, weight_D, strict=True):
+            normed_TD.copy_(self.rms_norm(sum_TD, one_D, eps))
+        return normed_WTD, sum_TD
 
     @optional
     def norm_heads(

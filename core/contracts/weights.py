@@ -43,8 +43,9 @@ class WeightTarget:
     view: this rank's part of a parameter; None for a tensor that checkpoints may have and this model does not need.
     shape: of the whole tensor in the checkpoint. dim, start, stop, step: the rank reads every step-th index in [start,
     stop) of dimension dim; dim None reads it whole. transposed: the stored tensor has the view's last two dimensions
-    exchanged. add: a number added to each element, e.g. 1 if a checkpoint stores a norm's weights minus 1. more:
-    further parts of the same tensor, for other views. init: how random weights are drawn for it, with weights=random.
+    exchanged. add: a number added to each element, e.g. 1 if a checkpoint stores a norm's weights minus 1. times: a
+    number by which each is then multiplied, in the view's dtype. more: further parts of the same tensor, for other
+    views. init: how random weights are drawn for it, with weights=random.
     tied_to: see `tied`.
     write, dtypes: see `converted`.
     """
@@ -58,15 +59,16 @@ class WeightTarget:
     step: int = 1
     transposed: bool = False
     add: float = 0.0
+    times: float = 1.0
     more: tuple[WeightTarget, ...] = ()
     tied_to: Tensor | None = None
     write: Callable[[Any], None] | None = None
     dtypes: tuple[str, ...] = ()
 
     @classmethod
-    def whole(cls, view: Tensor, *, init: Init = "normal", add: float = 0.0) -> WeightTarget:
+    def whole(cls, view: Tensor, *, init: Init = "normal", add: float = 0.0, times: float = 1.0) -> WeightTarget:
         """A tensor every rank holds whole."""
-        return cls(view, tuple(view.shape), init=init, add=add)
+        return cls(view, tuple(view.shape), init=init, add=add, times=times)
 
     @classmethod
     def shard(cls, view: Tensor, dim: int, part: Part, *, init: Init = "normal") -> WeightTarget:
@@ -148,7 +150,7 @@ class WeightTarget:
     def cut(self, whole: Any) -> Any:
         """The rank's part of the whole tensor, or of an object that is indexed like it, in the shape of `view`.
 
-        Cutting a tensor copies nothing. `more` and `add` are not applied.
+        Cutting a tensor copies nothing. `more`, `add` and `times` are not applied.
         """
         if self.dim is None:
             found = whole[...]
@@ -159,7 +161,7 @@ class WeightTarget:
         return found.mT if self.transposed else found
 
     def fill(self, whole: Any) -> None:
-        """Write the result of `cut`, plus `add`, to the view of every piece; or call `write`.
+        """Write the result of `cut`, plus `add`, times `times`, to the view of every piece; or call `write`.
 
         Raises: LosesFractions for floats that would go into a view of integers.
         """
@@ -175,6 +177,8 @@ class WeightTarget:
                 piece.view.copy_(found)
                 if piece.add:
                     piece.view.add_(piece.add)
+                if piece.times != 1.0:
+                    piece.view.mul_(piece.times)
 
     def _within(self, dim: int, total: int, *, offset: int, step: int) -> WeightTarget:
         """The target as part of a tensor of `total` along `dim`: its element i is that tensor's offset + i * step."""

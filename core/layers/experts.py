@@ -104,18 +104,21 @@ class SoftmaxRouter:
         self.top_k, self.normalise = top_k, normalise
         self._has_route = is_offered(kernels.route_experts)
 
-    def __call__(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
-        """Choose each token's experts: (T, D) -> (T, A) and (T, A), by Kernels.route_experts where there is one."""
-        return self.with_gates(x_TD)[:2]
+    def __call__(self, x_TD: Tensor, *scale_X: Tensor) -> tuple[Tensor, Tensor]:
+        """Choose each token's experts: (T, D) -> (T, A) and (T, A), by Kernels.route_experts where there is one.
 
-    def with_gates(self, x_TD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        scale_X: see Kernels.route_experts.
+        """
+        return self.with_gates(x_TD, *scale_X)[:2]
+
+    def with_gates(self, x_TD: Tensor, *scale_X: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """A call's two tensors, and the gates' products (T, num_gates), a view whose rows are not contiguous."""
         num_experts = len(self.weight_XD)
         logits_TR = self.kernels.linear(x_TD, self._weight_RD, self.bias_X)
         logits_TX = logits_TR[:, :num_experts] if self.num_gates else logits_TR
         route = self.kernels.route_experts if self._has_route else plain_route_experts
         gate_TG = logits_TR[:, num_experts : num_experts + self.num_gates]
-        return *route(logits_TX, self.top_k, self.normalise), gate_TG
+        return *route(logits_TX, self.top_k, self.normalise, *scale_X), gate_TG
 
     def targets(self, name: str) -> dict[str, WeightTarget]:
         """`name.weight` (and `name.bias`) -> the whole matrix."""
@@ -125,7 +128,11 @@ class SoftmaxRouter:
         return targets
 
 
-def plain_route_experts(logits_TX: Tensor, top_k: int, normalise: bool) -> tuple[Tensor, Tensor]:
+def plain_route_experts(
+    logits_TX: Tensor, top_k: int, normalise: bool, scale_X: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """See Kernels.route_experts. Device: no host sync."""
     weight_TA, expert_TA = logits_TX.softmax(-1, dtype=torch.float32).topk(top_k)
-    return expert_TA, weight_TA / weight_TA.sum(-1, keepdim=True) if normalise else weight_TA
+    if normalise:
+        weight_TA = weight_TA / weight_TA.sum(-1, keepdim=True)
+    return expert_TA, weight_TA if scale_X is None else weight_TA * scale_X[expert_TA]

@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from hookline.core.contracts import Activation, MatrixPiece, Part, Runtime, WeightTarget, is_offered
 from hookline.core.distributed.partition import even_part, head_parts
-from hookline.core.layers.weights import PLAIN, empty_parameter
+from hookline.core.layers.weights import PLAIN, PlainWeight, empty_parameter
 
 
 class ColumnParallelLinear:
@@ -205,7 +205,8 @@ class GatedMLP:
     """down(silu(gate(x)) * up(x)) with the intermediate features split over the ranks; the partial sums are added up.
 
     hidden: D. inner: intermediate features of the whole block, over all ranks. bias: of all three products.
-    activation: "gelu_tanh" takes the tanh form of GELU in place of silu; kernels may offer `gelu_tanh_mul` for it.
+    activation: "gelu_tanh" takes the tanh form of GELU in place of silu; kernels may offer `gelu_tanh_mul` for it, and
+    for plain weights `linear_gelu_tanh_mul`.
     Shapes: x_TD (T, D) -> (T, D), the same on every rank.
     Raises: ConfigError, naming `what`, if the ranks do not divide the intermediate features.
     """
@@ -227,6 +228,9 @@ class GatedMLP:
         self._is_one_product = activation == "silu" and not bias
         self._is_silu = activation == "silu"
         self._has_gelu = not self._is_silu and is_offered(kernels.gelu_tanh_mul)
+        weight = self.gate_up.weight
+        fuses_gelu = not (self._is_silu or bias) and is_offered(kernels.linear_gelu_tanh_mul)
+        self._gelu_weight_FD = weight.matrix_OD if fuses_gelu and isinstance(weight, PlainWeight) else None
 
     def local(self, x_TD: Tensor) -> Tensor:
         """Partial sum of this rank, (T, D); the ranks' sums together are the block's output."""
@@ -258,6 +262,8 @@ class GatedMLP:
     def _gated(self, x_TD: Tensor) -> Any:
         if self._is_one_product:
             return self.gate_up.weight.linear_silu_mul(x_TD, self.down.weight.prepared)
+        if self._gelu_weight_FD is not None:
+            return self.kernels.linear_gelu_tanh_mul(x_TD, self._gelu_weight_FD)
         gate_up_TF = self.gate_up(x_TD)
         if self._is_silu:
             return self.kernels.silu_mul(gate_up_TF)

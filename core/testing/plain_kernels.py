@@ -54,11 +54,19 @@ class PlainKernels(Kernels):
         inner_TF = math.sqrt(2 / math.pi) * (gate_TF + 0.044715 * gate_TF**3)
         return (0.5 * gate_TF * (1 + inner_TF.tanh()) * up_TF).to(gate_up_TF.dtype)
 
-    def route_experts(self, logits_TX: Tensor, top_k: int, normalise: bool) -> tuple[Tensor, Tensor]:
+    def linear_gelu_tanh_mul(self, x_TD: Tensor, gate_up_weight_FD: Tensor) -> Tensor:
+        """See Kernels."""
+        return self.gelu_tanh_mul(x_TD.double() @ gate_up_weight_FD.double().T).to(x_TD.dtype)
+
+    def route_experts(
+        self, logits_TX: Tensor, top_k: int, normalise: bool, scale_X: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """See Kernels."""
         weight_TA, expert_TA = logits_TX.double().softmax(-1).topk(top_k)
         if normalise:
             weight_TA = weight_TA / weight_TA.sum(-1, keepdim=True)
+        if scale_X is not None:
+            weight_TA = weight_TA * scale_X.double()[expert_TA]
         return expert_TA, weight_TA.float()
 
     def expert_mlp(

@@ -244,6 +244,7 @@ FORMS: dict[str, Form] = {
     "add_rms_norm": lambda x_TD, residual_TD, weight_D, eps: [x_TD.shape, x_TD.shape],
     "linear": lambda x_TD, weight_OD, bias_O: [(*x_TD.shape[:-1], len(weight_OD))],
     "linear_silu_mul": lambda x_TD, gate_up_weight_FD: [(*x_TD.shape[:-1], len(gate_up_weight_FD) // 2)],
+    "linear_gelu_tanh_mul": lambda x_TD, gate_up_weight_FD: [(*x_TD.shape[:-1], len(gate_up_weight_FD) // 2)],
     "silu_mul": lambda gate_up_TF: [(*gate_up_TF.shape[:-1], gate_up_TF.shape[-1] // 2)],
     "gelu_tanh_mul": lambda gate_up_TF: [(*gate_up_TF.shape[:-1], gate_up_TF.shape[-1] // 2)],
     "qk_norm_rope": lambda q_THE, k_TKE, positions_T, rope, norm: [q_THE.shape, k_TKE.shape],
@@ -260,7 +261,9 @@ FORMS: dict[str, Form] = {
     ),
     "quantized_expert_mlp": lambda x_TD, *others: [x_TD.shape],
     "quantized_expert_mlp_add_rms_norm": lambda x_TD, *others: [x_TD.shape] * 2,
-    "norm_add_rms_norm": lambda x_TD, inner_weight_D, residual_TD, weight_D, eps, scale_1=None: [x_TD.shape] * 2,
+    "norm_add_rms_norm": lambda x_TD, inner_weight_D, residual_TD, weight_D, *others: (
+        [(*weight_D.shape[:-1], *x_TD.shape), x_TD.shape]
+    ),
     "norm_heads": lambda x_TN, head_dim, eps, places_C, scale_C, width: [(len(x_TN), len(places_C))],
     "rms_norm_silu_mul": lambda x_THE, weight_E, eps, gate_THE: [x_THE.shape],
     "sigmoid_mul": lambda x_TD, gate_TG, added_TD=None: [x_TD.shape],
@@ -268,7 +271,7 @@ FORMS: dict[str, Form] = {
     "delta_gates": lambda beta_TH, decay_TH, log_rate_H, decay_bias_H: [beta_TH.shape] * 2,
     "short_convolution": lambda x_TC, weight_CW, state_RCP, states, bias_C=None: [x_TC.shape],
     "gated_delta_rule": lambda q_TKE, k_TKE, v_THF, log_decay_TH, beta_TH, state_RHEF, states: [v_THF.shape],
-    "route_experts": lambda logits_TX, top_k, normalise: [(len(logits_TX), top_k)] * 2,
+    "route_experts": lambda logits_TX, top_k, *others: [(len(logits_TX), top_k)] * 2,
     "expert_mlp": lambda x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF: [x_TD.shape],
     "expert_mlp_add_rms_norm": lambda x_TD, *others: [x_TD.shape] * 2,
     "gelu_expert_mlp": lambda x_TD, *others: [x_TD.shape],

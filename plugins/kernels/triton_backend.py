@@ -116,6 +116,12 @@ class TritonKernels(TritonQuantized):
         out_TF = self._own_product(Kind.SILU, x_TD, gate_up_weight_FD, None)
         return self.silu_mul(self._general_product(x_TD, gate_up_weight_FD, None)) if out_TF is None else out_TF
 
+    def linear_gelu_tanh_mul(self, x_TD: Tensor, gate_up_weight_FD: Tensor) -> Tensor:
+        """See Kernels.linear_gelu_tanh_mul; one launch for a few rows."""
+        if triton_thin.fits(x_TD, gate_up_weight_FD):
+            return triton_thin.thin_linear(x_TD, gate_up_weight_FD, None, gelu=True)
+        return self.gelu_tanh_mul(self.linear(x_TD, gate_up_weight_FD, None))
+
     def linear_add_rms_norm(
         self, x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, residual_TO: Tensor, norm_weight_O: Tensor,
         eps: float,
@@ -162,10 +168,10 @@ class TritonKernels(TritonQuantized):
 
     def norm_add_rms_norm(
         self, x_TD: Tensor, inner_weight_D: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float,
-        scale_1: Tensor | None = None,
+        scale_1: Tensor | None = None, beside: tuple[Tensor, Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """See Kernels.norm_add_rms_norm; one launch."""
-        return triton_norms.norm_add_rms_norm(x_TD, inner_weight_D, residual_TD, weight_D, eps, scale_1)
+        return triton_norms.norm_add_rms_norm(x_TD, inner_weight_D, residual_TD, weight_D, eps, scale_1, beside)
 
     def norm_heads(
         self, x_TN: Tensor, head_dim: int, eps: float, places_C: Tensor, scale_C: Tensor, width: int
@@ -199,9 +205,11 @@ class TritonKernels(TritonQuantized):
         """See Kernels.keep_tokens; one launch."""
         triton_request_rows.keep_tokens(rows_N, tokens_N, draw_position_N, requests)
 
-    def route_experts(self, logits_TX: Tensor, top_k: int, normalise: bool) -> tuple[Tensor, Tensor]:
+    def route_experts(
+        self, logits_TX: Tensor, top_k: int, normalise: bool, scale_X: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """See Kernels.route_experts; one launch."""
-        return triton_routing.route_experts(logits_TX, top_k, normalise)
+        return triton_routing.route_experts(logits_TX, top_k, normalise, scale_X)
 
     def expert_mlp(
         self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor

@@ -153,11 +153,12 @@ class Gemma4Layer:
         self.index, self.is_last = index, index == shape.num_layers - 1
         self.kernels, self.eps, hidden = runtime.kernels, shape.eps, shape.hidden_size
         self.attention = Gemma4Attention(index, shape, layout, runtime)
-        self.before_attention_D, self.behind_attention_D, self.before_mlp_D, self.behind_mlp_D = (
-            empty_parameter(runtime, hidden) for _ in range(4)
+        self.before_attention_D, self.behind_attention_D, self.behind_mlp_D = (
+            empty_parameter(runtime, hidden) for _ in range(3)
         )
         self.mlp = GatedMLP(hidden, shape.intermediate_sizes[index], runtime, activation="gelu_tanh")
         self.experts = None if shape.experts is None else ExpertsBeside(shape.experts, shape, runtime)
+        self.before_mlp_D = empty_parameter(runtime, hidden) if self.experts is None else self.experts.before_3D[0]
         self.own_input = OwnInput(shape, runtime) if shape.per_layer_size else None
         self.scale_1 = empty_parameter(runtime, 1)
 
@@ -172,15 +173,19 @@ class Gemma4Layer:
             input_TP = None if input_TP is None else input_TP.index_select(0, rows_N)
         norm = self.kernels.norm_add_rms_norm
         attended_TD = self.attention.output(attended_TC)
-        normed_TD, hidden_TD = norm(attended_TD, self.behind_attention_D, hidden_TD, self.before_mlp_D, self.eps)
-        added_TD, norm_D = self.mlp(normed_TD), self.behind_mlp_D
-        if self.experts is not None:
-            added_TD = self.experts(added_TD, hidden_TD)
+        given = attended_TD, self.behind_attention_D, hidden_TD
+        if self.experts is None:
+            normed_TD, hidden_TD = norm(*given, self.before_mlp_D, self.eps)
+            added_TD, norm_D, beside = self.mlp(normed_TD), self.behind_mlp_D, None
+        else:
+            normed_3TD, hidden_TD = norm(*given, self.experts.before_3D, self.eps)
+            added_TD, norm_D = self.mlp(normed_3TD[0]), self.experts.behind_mlp_D
+            beside = self.experts(*normed_3TD[1:]), self.experts.behind_D, self.behind_mlp_D
         if self.own_input is not None:
             assert input_TP is not None
-            _, hidden_TD = norm(added_TD, norm_D, hidden_TD, next_norm_D, self.eps)
-            added_TD, norm_D = self.own_input(hidden_TD, input_TP), self.own_input.norm_D
-        return norm(added_TD, norm_D, hidden_TD, next_norm_D, self.eps, self.scale_1)
+            _, hidden_TD = norm(added_TD, norm_D, hidden_TD, next_norm_D, self.eps, None, beside)
+            added_TD, norm_D, beside = self.own_input(hidden_TD, input_TP), self.own_input.norm_D, None
+        return norm(added_TD, norm_D, hidden_TD, next_norm_D, self.eps, self.scale_1, beside)
 
     def weight_targets(self) -> dict[str, WeightTarget]:
         """The layer's checkpoint tensors, and where this rank puts them."""
@@ -204,39 +209,35 @@ class Gemma4Layer:
 class ExpertsBeside:
     """Experts beside the feed-forward, chosen by the stream before both; the two have a norm each, and their sum too.
 
+    before_3D: the norms of the stream before the feed-forward, the router and the experts, in float32: the router's
+    scale is that of checkpoints divided by sqrt(D).
     Legend: X experts, A experts of a token.
     """
 
     def __init__(self, experts: Experts, shape: Shape, runtime: Runtime) -> None:
-        hidden, self.kernels, self.eps = shape.hidden_size, runtime.kernels, shape.eps
-        self.router_scale_D, self.before_D, self.behind_mlp_D, self.behind_D = (
-            empty_parameter(runtime, hidden) for _ in range(4)
-        )
-        self.input_scale = hidden**-0.5
+        hidden = shape.hidden_size
+        self.before_3D = torch.empty(3, hidden, dtype=torch.float32, device=runtime.device)
+        self.behind_mlp_D, self.behind_D = (empty_parameter(runtime, hidden) for _ in range(2))
         self.router = SoftmaxRouter(experts.num_experts, hidden, experts.num_chosen, runtime, normalise=True)
         self.expert_scale_X = empty_parameter(runtime, experts.num_experts)
         self.experts = ParallelExperts(
             experts.num_experts, hidden, experts.size, runtime, what="moe_intermediate_size", activation="gelu_tanh"
         )
 
-    def __call__(self, dense_TD: Tensor, stream_TD: Tensor) -> Tensor:
-        """The sum of the feed-forward's result and the experts', each behind its norm: (T, D)."""
-        norm, eps = self.kernels.rms_norm, self.eps
-        expert_TA, weight_TA = self.router(norm(stream_TD, self.router_scale_D, eps).mul_(self.input_scale))
-        weight_TA = weight_TA * self.expert_scale_X[expert_TA]
-        routed_TD = self.experts(norm(stream_TD, self.before_D, eps), expert_TA, weight_TA)
-        routed_TD = norm(routed_TD, self.behind_D, eps)
-        return self.kernels.norm_add_rms_norm(dense_TD, self.behind_mlp_D, routed_TD, self.behind_D, eps)[1]
+    def __call__(self, router_TD: Tensor, experts_TD: Tensor) -> Tensor:
+        """The experts' sum before its norm, from the stream behind the router's norm and behind the experts'."""
+        return self.experts(experts_TD, *self.router(router_TD, self.expert_scale_X))
 
     def targets(self, layer: str) -> dict[str, WeightTarget]:
         """The router, the experts and their norms."""
+        _, scale_D, before_D = self.before_3D
         router, norms = f"{layer}.router", "feedforward_layernorm"
         return {
             **self.router.targets(f"{router}.proj"),
-            f"{router}.scale": norm_target(self.router_scale_D),
+            f"{router}.scale": WeightTarget.whole(scale_D, init="ones", times=len(scale_D) ** -0.5),
             f"{router}.per_expert_scale": norm_target(self.expert_scale_X),
             **self.experts.targets(f"{layer}.experts", "gate_proj", "up_proj", "down_proj"),
-            f"{layer}.pre_{norms}_2.weight": norm_target(self.before_D),
+            f"{layer}.pre_{norms}_2.weight": norm_target(before_D),
             f"{layer}.post_{norms}_1.weight": norm_target(self.behind_mlp_D),
             f"{layer}.post_{norms}_2.weight": norm_target(self.behind_D),
         }

@@ -120,13 +120,25 @@ class RoutesByTheFirstToken(PlainKernels):
 
 
 class NeverNormalisesTheRouting(PlainKernels):
-    def route_experts(self, logits_TX: Tensor, top_k: int, normalise: bool) -> tuple[Tensor, Tensor]:
-        return super().route_experts(logits_TX, top_k, False)
+    def route_experts(
+        self, logits_TX: Tensor, top_k: int, normalise: bool, scale_X: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        return super().route_experts(logits_TX, top_k, False, scale_X)
 
 
 class RoutesToTheWorst(PlainKernels):
-    def route_experts(self, logits_TX: Tensor, top_k: int, normalise: bool) -> tuple[Tensor, Tensor]:
-        return super().route_experts(-logits_TX, top_k, normalise)
+    def route_experts(
+        self, logits_TX: Tensor, top_k: int, normalise: bool, scale_X: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        return super().route_experts(-logits_TX, top_k, normalise, scale_X)
+
+
+class ScalesExpertsByTheirPlace(PlainKernels):
+    def route_experts(
+        self, logits_TX: Tensor, top_k: int, normalise: bool, scale_X: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        expert_TA, weight_TA = super().route_experts(logits_TX, top_k, normalise)
+        return expert_TA, weight_TA if scale_X is None else weight_TA * scale_X[:top_k].float()
 
 
 class IsOffByOneAtBlockBoundaries(PlainKernels):
@@ -323,9 +335,32 @@ class ForgetsTheHeadsZeros(PlainKernels):
 
 class ForgetsTheInnerNorm(PlainKernels):
     def norm_add_rms_norm(
-        self, x_TD: Tensor, inner_weight_D: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float
+        self, x_TD: Tensor, inner_weight_D: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float, *others: Any
     ) -> tuple[Tensor, Tensor]:
         return self.add_rms_norm(x_TD, residual_TD, weight_D, eps)
+
+
+class ForgetsTheOuterNorm(PlainKernels):
+    def norm_add_rms_norm(
+        self, x_TD: Tensor, inner_weight_D: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float,
+        scale_1: Tensor | None = None, beside: Any = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        if beside is not None:
+            residual_TD = residual_TD + self.rms_norm(*beside[:2], eps)
+        return super().norm_add_rms_norm(x_TD, inner_weight_D, residual_TD, weight_D, eps, scale_1)
+
+
+class NormsTwiceWithTheFirstWeight(PlainKernels):
+    def norm_add_rms_norm(
+        self, x_TD: Tensor, inner_weight_D: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float, *others: Any
+    ) -> tuple[Tensor, Tensor]:
+        weight_D = weight_D[:1].expand_as(weight_D) if weight_D.dim() == 2 else weight_D
+        return super().norm_add_rms_norm(x_TD, inner_weight_D, residual_TD, weight_D, eps, *others)
+
+
+class GatesProductsBySilu(PlainKernels):
+    def linear_gelu_tanh_mul(self, x_TD: Tensor, gate_up_weight_FD: Tensor) -> Tensor:
+        return self.linear_silu_mul(x_TD, gate_up_weight_FD)
 
 
 class AddsBeforeItGates(PlainKernels):
@@ -461,6 +496,8 @@ FAULTS = {
     RoutesByTheFirstToken: "test_expert_mlp: expert_mlp of 17 tokens by any experts, 3 of 5",
     NeverNormalisesTheRouting: "test_route_experts: the weights of route_experts, 1 of 4 for 7 tokens, normalise=True",
     RoutesToTheWorst: "test_route_experts: are not the most probable ones",
+    ScalesExpertsByTheirPlace: "test_route_experts: the weights of route_experts, 1 of 4 for 7 tokens, normalise=False,"
+    " scaled",
     IsOffByOneAtBlockBoundaries: "test_attend_decodes: AssertionError: attend, decodes",
     DependsOnTheCall: "test_the_same_step_gives_the_same_bits: "
     "attend gives other bits for the same step computed again",
@@ -495,6 +532,9 @@ FAULTS = {
     KeepsTheResidual: "test_add_parts_rms_norm: the sum that add_parts_rms_norm of (2, 5, 48) leaves",
     ForgetsTheHeadsZeros: "test_norm_heads: norm_heads of 1 tokens, 2 heads of 12 in blocks of 26",
     ForgetsTheInnerNorm: "test_norm_add_rms_norm: the norm that norm_add_rms_norm of 1 x 96 returns",
+    ForgetsTheOuterNorm: "test_norm_add_rms_norm: the norm that norm_add_rms_norm of 1 x 96 beside another, returns",
+    NormsTwiceWithTheFirstWeight: "test_norm_add_rms_norm: the norm that norm_add_rms_norm of 1 x 96, with two norms,",
+    GatesProductsBySilu: "test_linear_silu_mul: linear_gelu_tanh_mul of (1, 64)",
     AddsBeforeItGates: "test_sigmoid_mul: sigmoid_mul of 1 x 96 by 96 gates, and a sum",
     ForgetsTheRate: "test_delta_gates: the decays that delta_gates of 1 x 4 returns",
     TakesMasksInOrder: "test_mask_logits: mask_logits of 1 x 33",

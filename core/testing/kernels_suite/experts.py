@@ -36,18 +36,20 @@ class ExpertCases(AttentionCases):
     """Tests of route_experts, expert_mlp, its fused forms, and clamped_expert_mlp; kernels without them pass."""
 
     def test_route_experts(self) -> None:
-        """The most probable experts, best first, and their probabilities."""
+        """The most probable experts, best first, and their probabilities, with and without scales of experts."""
+        kept: list[Tensor] = []
         for spec, kernels in self._offering("route_experts"):
             most = ((num_tokens, 4, 1) for num_tokens in self.most_tokens(spec))
             for rows, num_experts, top_k in ((7, 4, 1), (7, 9, 3), (7, 64, 8), *most):
                 order_TX = torch.rand(rows, num_experts, generator=torch.Generator().manual_seed(top_k)).argsort(-1)
                 logits_TX = (order_TX * 0.25 - 3).to(spec.device, spec.dtype)  # no two of a row are equal
-                for normalise in (False, True):
+                kept.append(scale_X := 1 + 0.3 * self.random(spec, num_experts).roll(rows))
+                for normalise, scales in product((False, True), ((), (scale_X,))):
                     what = f"of route_experts, {top_k} of {num_experts} for {rows} tokens"
-                    what += f", normalise={normalise} ({describe(spec)})"
-                    expected = PlainKernels(None, exact(spec)).route_experts(logits_TX, top_k, normalise)
+                    what += f", normalise={normalise}{', scaled' if scales else ''} ({describe(spec)})"
+                    expected = PlainKernels(None, exact(spec)).route_experts(logits_TX, top_k, normalise, *scales)
                     with PoisonedMemory():
-                        expert_TA, weight_TA = kernels.route_experts(logits_TX.clone(), top_k, normalise)
+                        expert_TA, weight_TA = kernels.route_experts(logits_TX.clone(), top_k, normalise, *scales)
                     check_form(f"the experts {what}", expert_TA, (rows, top_k), torch.int64)
                     check_form(f"the weights {what}", weight_TA, (rows, top_k), torch.float32)
                     check(torch.equal(expert_TA, expected[0]), f"the experts {what} are not the most probable ones")

@@ -6,6 +6,7 @@ Expected values are computed in float64. Legend: T tokens, D hidden, H heads, E 
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ class GateCases(AttentionCases):
     """Tests of norms and gates that are fused with their neighbours; inherited plain versions are tested too."""
 
     def test_norm_add_rms_norm(self) -> None:
-        """Returns (normalised sum, sum), in this order; weights may be float32."""
+        """Returns (normalised sum, sum), in this order; weights may be float32; there may be two terms and norms."""
         for spec in self.specs(self.groups[:1]):
             plain, kernels, kept = PlainKernels(None, exact(spec)), self.make_poisoned(spec), []
             for num_tokens, width in self._shapes(spec):
@@ -37,15 +38,32 @@ class GateCases(AttentionCases):
                 )
                 inner_D = 1 + 0.3 * self.random(spec, width).float().roll(num_tokens)
                 weight_D = (1.5 - inner_D.flip(0)).to(spec.dtype)
-                kept += [inner_D, weight_D]  # kernels may know them by address
+                weight_2D = torch.stack((inner_D.flip(0), 2 - inner_D))
+                y_TD, y_weight_D, outer_D = x_TD.flip(1) * 2, inner_D.roll(1).to(spec.dtype), inner_D.roll(2)
+                kept += [inner_D, weight_D, weight_2D, y_weight_D, outer_D]  # kernels may know them by address
                 kept.append(scale_1 := self.random(spec, 1) + 0.5)
                 normed_TD = plain.rms_norm(x_TD.double(), inner_D, EPS)
-                for told, scaled in (("", ()), (", scaled,", (scale_1,))):
-                    sum_TD = (normed_TD + residual_TD.double()) * (scale_1.double() if scaled else 1.0)
-                    expected = plain.rms_norm(sum_TD, weight_D, EPS), sum_TD
+                both_TD = plain.rms_norm(normed_TD + plain.rms_norm(y_TD.double(), y_weight_D, EPS), outer_D, EPS)
+                for told, options in (
+                    ("", ()),
+                    (", scaled,", (scale_1,)),
+                    (" beside another,", (None, (y_TD, y_weight_D, outer_D))),
+                    (" beside another, scaled,", (scale_1, (y_TD, y_weight_D, outer_D))),
+                    (", with two norms,", ()),
+                    (", scaled, with two norms,", (scale_1,)),
+                ):
+                    sum_TD = (both_TD if "beside" in told else normed_TD) + residual_TD.double()
+                    sum_TD = sum_TD * (scale_1.double() if "scaled" in told else 1.0)
+                    if "two" in told:
+                        normed_sum = torch.stack([plain.rms_norm(sum_TD, one_D, EPS) for one_D in weight_2D])
+                    else:
+                        normed_sum = plain.rms_norm(sum_TD, weight_D, EPS)
+                    expected = normed_sum, sum_TD
+                    own: Any = [(one[0].clone(), *one[1:]) if isinstance(one, tuple) else one for one in options]
                     with PoisonedMemory():
-                        given = x_TD.clone(), inner_D, residual_TD.clone(), weight_D, EPS
-                        actual = kernels.norm_add_rms_norm(*given, *scaled)
+                        weights = weight_2D if "two" in told else weight_D
+                        given = x_TD.clone(), inner_D, residual_TD.clone(), weights, EPS
+                        actual = kernels.norm_add_rms_norm(*given, *own)
                     check(len(actual) == 2, "norm_add_rms_norm must return (normalised, residual)")
                     for name, one, wanted in zip(("norm", "sum"), actual, expected, strict=True):
                         what = f"the {name} that norm_add_rms_norm of {num_tokens} x {width}{told} returns"

@@ -156,6 +156,9 @@ class InvarianceCases(AttentionCases):
                 yield f"linear {named}", _picking(kernels.linear, [x_TD], stored_OD, None)
                 yield f"linear {named} and bias", _picking(kernels.linear, [x_TD], stored_OD, bias_O)
                 yield f"linear_silu_mul {named}", _picking(kernels.linear_silu_mul, [x_TD], stored_OD)
+                if is_offered(kernels.linear_gelu_tanh_mul):
+                    gated = _picking(kernels.linear_gelu_tanh_mul, [x_TD], stored_OD)
+                    yield f"linear_gelu_tanh_mul {named}", gated
             yield (
                 f"linear_add_rms_norm of {width} to {num_out} features",
                 self._with_norm(spec, kernels, x_TD, weight_OD),

@@ -70,6 +70,8 @@ class LifetimeCases(AttentionCases):
         }
         if is_offered(kernels.gelu_tanh_mul):
             calls["gelu_tanh_mul"] = lambda: kernels.gelu_tanh_mul(x_TD.clone())
+        if is_offered(kernels.linear_gelu_tanh_mul):
+            calls["linear_gelu_tanh_mul"] = lambda: kernels.linear_gelu_tanh_mul(x_TD.clone(), weight_OD)
         return calls
 
     def _token_calls(self, spec: AttentionSpec, kernels: Any, lengths: list[tuple[int, int]], factor: float) -> Calls:

@@ -171,13 +171,16 @@ class KernelsSuite(
                 self._check("linear", what, spec, actual, expected)
 
     def test_linear_silu_mul(self) -> None:
-        """The first half of the weight's rows is the gate."""
+        """The first half of the weight's rows is the gate; with linear_gelu_tanh_mul, that too."""
         for spec, kernels, stored, x_TD, weight_OD, _ in self._linear_inputs():
-            expected = PlainKernels(None, exact(spec)).linear_silu_mul(x_TD.double(), weight_OD)
-            with PoisonedMemory():
-                actual = _unchanged("linear_silu_mul", kernels.linear_silu_mul, x_TD, weight_OD)
-            what = f"linear_silu_mul of {tuple(x_TD.shape)}{stored}"
-            self._check("linear_silu_mul", what, spec, actual, expected)
+            for operation in ("linear_silu_mul", "linear_gelu_tanh_mul"):
+                if not is_offered(getattr(kernels, operation)):
+                    continue
+                expected = getattr(PlainKernels(None, exact(spec)), operation)(x_TD.double(), weight_OD)
+                with PoisonedMemory():
+                    actual = _unchanged(operation, getattr(kernels, operation), x_TD, weight_OD)
+                what = f"{operation} of {tuple(x_TD.shape)}{stored}"
+                self._check(operation, what, spec, actual, expected)
 
     def test_linear_add_rms_norm(self) -> None:
         """Returns (normalised sum, sum), in this order, with and without a bias."""

@@ -150,7 +150,8 @@ def fill(targets: Mapping[str, WeightTarget], seed: int = 0) -> None:
         for piece in (piece for target in targets.values() for piece in target.pieces):
             assert piece.view is not None
             if piece.view.is_floating_point():
-                piece.view.sub_(piece.add).mul_(AMPLITUDE).add_(piece.add + float(piece.init == "ones"))
+                stored = piece.view / piece.times - piece.add
+                piece.view.copy_((stored * AMPLITUDE + piece.add + float(piece.init == "ones")) * piece.times)
 
 
 def stored_weights(targets: Mapping[str, WeightTarget]) -> dict[str, Tensor]:
@@ -162,7 +163,7 @@ def stored_weights(targets: Mapping[str, WeightTarget]) -> dict[str, Tensor]:
             weights[name] = target.view.new_full(target.shape, unset)
             for piece in target.pieces:
                 assert piece.view is not None
-                piece.cut(weights[name]).copy_(piece.view - piece.add)
+                piece.cut(weights[name]).copy_(piece.view / piece.times - piece.add)
     return weights
 
 

@@ -29,7 +29,6 @@ from hookline.plugins.kernels.experts.triton_routing import (
     scaled_tiling,
     tiling,
 )
-from hookline.plugins.kernels.norms.triton_gates import gelu_tanh
 from hookline.plugins.kernels.products.triton_rounding import round_rows
 from hookline.plugins.kernels.products.triton_scales import (
     Scales,
@@ -40,6 +39,7 @@ from hookline.plugins.kernels.products.triton_scales import (
     rounded,
     scaling_constants,
 )
+from hookline.plugins.kernels.triton_activations import gelu_tanh
 from hookline.plugins.kernels.triton_card import Card
 from hookline.plugins.kernels.triton_launch import cdiv, launch_options
 

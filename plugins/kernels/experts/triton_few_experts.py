@@ -17,7 +17,6 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from hookline.plugins.kernels.norms.triton_gates import gelu_tanh
 from hookline.plugins.kernels.products.triton_row_chunks import PIECE, load_chunk, load_piece_scales, piece_sums
 from hookline.plugins.kernels.products.triton_scales import (
     Scales,
@@ -27,6 +26,7 @@ from hookline.plugins.kernels.products.triton_scales import (
     scaled_sums,
     scaling_constants,
 )
+from hookline.plugins.kernels.triton_activations import gelu_tanh
 from hookline.plugins.kernels.triton_launch import cdiv, launch_options, next_power_of_2
 
 MAX_TOKENS = 4

@@ -29,7 +29,7 @@ LEAST_DEPTH = 16
 
 @triton.jit
 def _route_kernel(
-    logits_ptr, expert_ptr, weight_ptr, row_stride, num_experts,
+    logits_ptr, scale_ptr, expert_ptr, weight_ptr, row_stride, num_experts,
     TOP_K: tl.constexpr, NORMALISE: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_A: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
@@ -48,11 +48,15 @@ def _route_kernel(
         left = tl.where(column == best, -1.0, left)
     if NORMALISE:
         weight = weight / tl.sum(weight, axis=0)
+    if scale_ptr is not None:
+        weight *= tl.load(scale_ptr + chosen, mask=place < TOP_K, other=0.0).to(tl.float32)
     tl.store(expert_ptr + row * TOP_K + place, chosen, mask=place < TOP_K)
     tl.store(weight_ptr + row * TOP_K + place, weight, mask=place < TOP_K)
 
 
-def route_experts(logits_TX: Tensor, top_k: int, normalise: bool) -> tuple[Tensor, Tensor]:
+def route_experts(
+    logits_TX: Tensor, top_k: int, normalise: bool, scale_X: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """See Kernels.route_experts. Of equal experts the first is taken.
 
     Device: one launch, no host sync.
@@ -62,7 +66,7 @@ def route_experts(logits_TX: Tensor, top_k: int, normalise: bool) -> tuple[Tenso
     weight_TA = torch.empty((num_tokens, top_k), dtype=torch.float32, device=logits_TX.device)
     if num_tokens:
         _route_kernel[(num_tokens,)](
-            logits_TX, expert_TA, weight_TA, logits_TX.stride(0), num_experts,
+            logits_TX, scale_X, expert_TA, weight_TA, logits_TX.stride(0), num_experts,
             TOP_K=top_k, NORMALISE=normalise, BLOCK_X=next_power_of_2(num_experts),
             BLOCK_A=next_power_of_2(top_k), num_warps=1 if num_experts <= 256 else 4,
             **launch_options(logits_TX.device),

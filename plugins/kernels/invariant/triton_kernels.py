@@ -83,6 +83,10 @@ class InvariantTritonKernels(TritonKernels):
         """See Kernels.linear_silu_mul; one launch."""
         return row_product(x_TD, gate_up_weight_FD, None, silu=True)
 
+    def linear_gelu_tanh_mul(self, x_TD: Tensor, gate_up_weight_FD: Tensor) -> Tensor:
+        """See Kernels.linear_gelu_tanh_mul."""
+        return self.gelu_tanh_mul(self.linear(x_TD, gate_up_weight_FD, None))
+
     def linear_add_rms_norm(
         self, x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, residual_TO: Tensor, norm_weight_O: Tensor,
         eps: float,

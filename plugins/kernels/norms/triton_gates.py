@@ -15,18 +15,13 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from hookline.plugins.kernels.triton_activations import gelu_tanh
 from hookline.plugins.kernels.triton_launch import cdiv, launch_options
 
 COLUMNS = 1024
 """Columns per program."""
 FEW_COLUMNS = 256
 """Values per program where a token has few."""
-
-
-@triton.jit
-def gelu_tanh(x):
-    """GELU in its tanh form: (1 + tanh(y)) / 2 is sigmoid(2 y), whose exponential must stay finite."""
-    return x / (1.0 + tl.exp(tl.minimum(-1.5957691216057308 * (x + 0.044715 * x * x * x), 80.0)))
 
 
 @triton.jit

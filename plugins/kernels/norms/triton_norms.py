@@ -130,8 +130,10 @@ def add_parts_rms_norm(
 
 @triton.jit
 def _norm_add_rms_norm_kernel(
-    x_ptr, inner_weight_ptr, residual_ptr, weight_ptr, scale_ptr, out_ptr, row_stride, width, eps,
-    SCALED: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr, LATE: tl.constexpr,
+    x_ptr, inner_weight_ptr, y_ptr, y_weight_ptr, outer_weight_ptr, residual_ptr, weight_ptr, scale_ptr, out_ptr,
+    x_stride, y_stride, weight_stride, norm_stride, width, eps,
+    BESIDE: tl.constexpr, SCALED: tl.constexpr, NORMS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    LATE: tl.constexpr,
 ):  # fmt: skip
     if PDL and not LATE:
         gdc_launch_dependents()
@@ -139,39 +141,58 @@ def _norm_add_rms_norm_kernel(
     column = tl.arange(0, BLOCK)
     inside = column < width
     inner_weight = tl.load(inner_weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
-    weight = tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
+    weights = ()
+    for norm in tl.static_range(NORMS):
+        weight = tl.load(weight_ptr + norm * weight_stride + column, mask=inside, other=0.0).to(tl.float32)
+        weights = weights + (weight,)  # type: ignore[assignment]  # noqa: RUF005 (Triton has no unpacking)
+    if BESIDE:
+        y_weight = tl.load(y_weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
+        outer_weight = tl.load(outer_weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
     if PDL:
         gdc_wait()
     if PDL and LATE:
         gdc_launch_dependents()
-    x = tl.load(x_ptr + row * row_stride + column, mask=inside, other=0.0).to(tl.float32)
+    x = tl.load(x_ptr + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
     residual_at = residual_ptr + row * width + column
     residual = tl.load(residual_at, mask=inside, other=0.0).to(tl.float32)
-    total = x * tl.rsqrt(tl.sum(x * x, axis=0) / width + eps) * inner_weight + residual
+    if BESIDE:
+        y = tl.load(y_ptr + row * y_stride + column, mask=inside, other=0.0).to(tl.float32)
+        y *= tl.rsqrt(tl.sum(y * y, axis=0) / width + eps) * y_weight
+    total = x * tl.rsqrt(tl.sum(x * x, axis=0) / width + eps) * inner_weight
+    if BESIDE:
+        total += y
+        total *= tl.rsqrt(tl.sum(total * total, axis=0) / width + eps) * outer_weight
+    total += residual
     if SCALED:
         total *= tl.load(scale_ptr).to(tl.float32)
     tl.store(residual_at, total.to(residual_ptr.dtype.element_ty), mask=inside)
-    scale = tl.rsqrt(tl.sum(total * total, axis=0) / width + eps)
-    tl.store(out_ptr + row * width + column, (total * scale * weight).to(out_ptr.dtype.element_ty), mask=inside)
+    total *= tl.rsqrt(tl.sum(total * total, axis=0) / width + eps)
+    for norm in tl.static_range(NORMS):
+        out_at = out_ptr + norm * norm_stride + row * width + column
+        tl.store(out_at, (total * weights[norm]).to(out_ptr.dtype.element_ty), mask=inside)
 
 
 def norm_add_rms_norm(
     x_TD: Tensor, inner_weight_D: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float,
-    scale_1: Tensor | None = None,
+    scale_1: Tensor | None = None, beside: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """(rms_norm(n + residual), n + residual) for n = rms_norm(x, inner_weight); the sum is written over residual.
+    """See Kernels.norm_add_rms_norm; the sum is written over residual. Norms are taken of sums before they are rounded.
 
-    scale_1: (1,), of the sum, if any. Shapes: both (T, D). The norm is taken of the sum before it is rounded.
     Device: one launch, no host sync.
     """
     num_rows, width = x_TD.shape
     block = next_power_of_2(width)
-    x_TD, residual_TD = x_TD if x_TD.stride(1) == 1 else x_TD.contiguous(), residual_TD.contiguous()
-    out_TD = torch.empty((num_rows, width), dtype=x_TD.dtype, device=x_TD.device)
+    y_TD, y_weight_D, outer_weight_D = (x_TD, inner_weight_D, inner_weight_D) if beside is None else beside
+    x_TD, y_TD = (one if one.stride(1) == 1 else one.contiguous() for one in (x_TD, y_TD))
+    residual_TD = residual_TD.contiguous()
+    assert weight_D.stride(-1) == 1
+    out_TD = torch.empty((*weight_D.shape[:-1], num_rows, width), dtype=x_TD.dtype, device=x_TD.device)
     if out_TD.numel():
         _norm_add_rms_norm_kernel[(num_rows,)](
-            x_TD, inner_weight_D, residual_TD, weight_D, scale_1, out_TD, x_TD.stride(0), width, eps,
-            SCALED=scale_1 is not None, BLOCK=block, num_warps=_norm_warps(block),
+            x_TD, inner_weight_D, y_TD, y_weight_D, outer_weight_D, residual_TD, weight_D, scale_1, out_TD,
+            x_TD.stride(0), y_TD.stride(0), weight_D.stride(0), num_rows * width, width, eps,
+            BESIDE=beside is not None, SCALED=scale_1 is not None, NORMS=weight_D.numel() // width,
+            BLOCK=block, num_warps=_norm_warps(block),
             LATE=triggers_late(num_rows, is_large=width >= LARGE_WIDTH), **launch_options(x_TD.device),
         )  # fmt: skip
     return out_TD, residual_TD

@@ -23,6 +23,7 @@ from hookline.plugins.kernels.products.triton_scales import (
     scaling_constants,
     widened,
 )
+from hookline.plugins.kernels.triton_activations import gelu_tanh
 from hookline.plugins.kernels.triton_launch import cdiv, launch_options, launches_early, next_power_of_2
 
 MAX_ROWS = 4
@@ -59,8 +60,9 @@ def _scaled_sum(products, scale, BLOCKS: tl.constexpr):
 def _thin_linear_kernel(
     x_ptr, weight_ptr, bias_ptr, out_ptr, addresses, counts, rank, x_stride, weight_stride, width, num_out,
     scale_ptr, zero_ptr, scale_stride, SCALE_ROWS: tl.constexpr, SCALE_COLUMNS: tl.constexpr, PACKED: tl.constexpr,
-    ROWS: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr, SEND: tl.constexpr, SIZE: tl.constexpr,
-    SLOT_BYTES: tl.constexpr, PART: tl.constexpr, PDL: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_D: tl.constexpr,
+    ROWS: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr, SEND: tl.constexpr,
+    SIZE: tl.constexpr, SLOT_BYTES: tl.constexpr, PART: tl.constexpr, PDL: tl.constexpr, BLOCK_O: tl.constexpr,
+    BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     if PDL and not SEND:
         gdc_launch_dependents()
@@ -71,7 +73,7 @@ def _thin_linear_kernel(
     weight_at = weight_ptr + out.to(tl.int64)[:, None] * weight_stride + column[None, :]
     weight = tl.load(weight_at, mask=inside, other=0.0)
     up = weight
-    if SILU:
+    if GATED:
         up_at = weight_ptr + (out.to(tl.int64) + num_out)[:, None] * weight_stride + column[None, :]
         up = tl.load(up_at, mask=inside, other=0.0)
     if BIAS:
@@ -79,7 +81,7 @@ def _thin_linear_kernel(
     if SCALE_ROWS:
         BLOCKS: tl.constexpr = BLOCK_D // SCALE_COLUMNS if SCALE_COLUMNS else 1
         scale = _scales(scale_ptr, scale_stride, out, outs, width, SCALE_ROWS, SCALE_COLUMNS, BLOCKS)
-        if SILU:
+        if GATED:
             up_scale = _scales(scale_ptr, scale_stride, out + num_out, outs, width, SCALE_ROWS, SCALE_COLUMNS, BLOCKS)
     if PDL:
         gdc_wait()
@@ -93,11 +95,12 @@ def _thin_linear_kernel(
             y = tl.sum(weight.to(tl.float32) * x, axis=1)
         if BIAS:
             y += bias
-        if SILU:
+        if GATED:
+            y = gelu_tanh(y) if GELU else y / (1.0 + tl.exp(-y))
             if SCALE_ROWS:
-                y = y / (1.0 + tl.exp(-y)) * _scaled_sum(widened(up, tl.float32) * x, up_scale, BLOCKS)
+                y *= _scaled_sum(widened(up, tl.float32) * x, up_scale, BLOCKS)
             else:
-                y = y / (1.0 + tl.exp(-y)) * tl.sum(up.to(tl.float32) * x, axis=1)
+                y *= tl.sum(up.to(tl.float32) * x, axis=1)
         dtype = out_ptr.dtype.element_ty
         if SEND:
             of_rows = row + tl.arange(0, 1)
@@ -142,34 +145,37 @@ def fits_scaled(x_TD: Tensor, weight_OD: Tensor) -> bool:
     )
 
 
-def _tiling(block_d: int, silu: bool) -> tuple[int, int]:
+def _tiling(block_d: int, gated: bool) -> tuple[int, int]:
     """Output rows and warps of a program: the fastest on an H200 at Qwen3-0.6B's shapes (docs/log)."""
     block_o, num_warps = (4, 1) if block_d <= 1024 else (4, 4) if block_d <= 2048 else (2, 8)
-    return (block_o // 2 if silu else block_o), num_warps
+    return (block_o // 2 if gated else block_o), num_warps
 
 
-def _scaled_tiling(block_d: int, silu: bool) -> tuple[int, int]:
+def _scaled_tiling(block_d: int, gated: bool) -> tuple[int, int]:
     """Output rows and warps for a weight in e4m3: the fastest on an H100 at Qwen3-8B's shapes (docs/log.md)."""
-    return (2, max(1, min(8, block_d // 1024))) if silu else (4, max(1, min(8, block_d // 512)))
+    return (2, max(1, min(8, block_d // 1024))) if gated else (4, max(1, min(8, block_d // 512)))
 
 
 def thin_linear(
-    x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, silu: bool = False, scales: Scales | None = None
-) -> Tensor:
+    x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, silu: bool = False, scales: Scales | None = None,
+    *, gelu: bool = False,
+) -> Tensor:  # fmt: skip
     """x @ W.T + b of rows that `fits`, or with scales `fits_scaled`; with `silu`, silu(first half) * second half.
 
-    Shapes: (T, D) -> (T, O), or (T, O / 2) with silu, which takes no bias.
+    gelu: gelu in its tanh form of the first half in place of silu.
+    Shapes: (T, D) -> (T, O), or (T, O / 2) with silu or gelu, which take no bias.
     Device: one launch, no host sync. The weight is read before the launch before has finished: it must not write it.
     """
-    assert bias_O is None or not silu
-    out_TO = torch.empty((len(x_TD), len(weight_OD) // (2 if silu else 1)), dtype=x_TD.dtype, device=x_TD.device)
-    _launch(x_TD, weight_OD, bias_O, out_TO, None, silu=silu, scales=scales)
+    gated = silu or gelu
+    assert bias_O is None or not gated
+    out_TO = torch.empty((len(x_TD), len(weight_OD) // (2 if gated else 1)), dtype=x_TD.dtype, device=x_TD.device)
+    _launch(x_TD, weight_OD, bias_O, out_TO, None, gated=gated, gelu=gelu, scales=scales)
     return out_TO
 
 
 def sends_thin(x_TD: Tensor, weight_OD: Tensor, sends: Sends) -> bool:
     """Whether `send_thin_linear` takes these rows, which must be accepted by `fits`."""
-    block_o, _ = _tiling(_block_d(x_TD.shape[1]), silu=False)
+    block_o, _ = _tiling(_block_d(x_TD.shape[1]), gated=False)
     return x_TD.element_size() == 2 and sends.takes(weight_OD.shape[0], block_o)
 
 
@@ -178,7 +184,7 @@ def send_thin_linear(x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, sen
 
     Device: one launch, no host sync, waits for no rank. Weight: see thin_linear.
     """
-    _launch(x_TD, weight_OD, bias_O, x_TD, sends, silu=False)
+    _launch(x_TD, weight_OD, bias_O, x_TD, sends, gated=False)
 
 
 def _block_d(width: int) -> int:
@@ -186,17 +192,17 @@ def _block_d(width: int) -> int:
 
 
 def _launch(
-    x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, out_TO: Tensor, sends: Sends | None, *, silu: bool,
-    scales: Scales | None = None,
+    x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, out_TO: Tensor, sends: Sends | None, *, gated: bool,
+    gelu: bool = False, scales: Scales | None = None,
 ) -> None:  # fmt: skip
-    (num_rows, width), num_out = x_TD.shape, weight_OD.shape[0] // (2 if silu else 1)
+    (num_rows, width), num_out = x_TD.shape, weight_OD.shape[0] // (2 if gated else 1)
     block_d = max(_block_d(width), scales.columns if scales else 0)
-    block_o, num_warps = (_tiling if scales is None else _scaled_tiling)(block_d, silu)
+    block_o, num_warps = (_tiling if scales is None else _scaled_tiling)(block_d, gated)
     _thin_linear_kernel[(cdiv(num_out, block_o),)](
         x_TD, loadable(weight_OD), weight_OD if bias_O is None else bias_O, out_TO, *sending_arguments(sends, x_TD),
         x_TD.stride(0), weight_OD.stride(0), width, num_out,
         *scaling_arguments(scales), **scaling_constants(scales),
-        ROWS=num_rows, BIAS=bias_O is not None, SILU=silu,
+        ROWS=num_rows, BIAS=bias_O is not None, GATED=gated, GELU=gelu,
         **sending_constants(sends, num_out), BLOCK_O=block_o, BLOCK_D=block_d, num_warps=num_warps,
         **launch_options(x_TD.device),
     )  # fmt: skip

@@ -428,6 +428,16 @@ def test_a_number_is_added_to_what_is_read_and_to_what_is_drawn(tmp_path: Path) 
     assert torch.equal(view(targets, "norm"), torch.ones(6))
 
 
+def test_what_is_read_and_what_is_drawn_is_multiplied_after_it_is_added_to(tmp_path: Path) -> None:
+    tensors = stored("scale", shape=(6,))
+    save_file(tensors, tmp_path / "model.safetensors")
+    targets = {"scale": WeightTarget.whole(torch.empty(6), init="ones", add=1.0, times=0.25)}
+    load_checkpoint(tmp_path, targets)
+    assert torch.equal(view(targets, "scale"), (tensors["scale"] + 1) * 0.25)
+    random_weights(targets, 0)
+    assert torch.equal(view(targets, "scale"), torch.full((6,), 0.5))
+
+
 def test_a_drawn_tensor_does_not_depend_on_where_its_pieces_go() -> None:
     whole, first, second = torch.empty(6, 2), torch.empty(4, 2), torch.empty(2, 2)
     joined = WeightTarget.joined([WeightTarget.whole(first), WeightTarget.whole(second)])
