@@ -123,10 +123,23 @@ class Worker(RankWorker):
 
     @torch.inference_mode()
     def profile_run(self, spec: AttentionSpec) -> None:
-        """Compute the largest step that the limits allow, so that its memory can be measured; writes to scratch."""
+        """Compute the largest step that the limits allow, so that its memory can be measured; writes to scratch.
+
+        Hidden states that stay on the device are held until the step is committed, which is after the next one began.
+        """
+        held = [self._room_for_states(spec)]
         with self.runner.checking():  # it is the first forward, where mistakes in a new model's code show
             hidden_TD = self._largest_forward(spec)
+        held.append(self._room_for_states(spec))
         self._profile_sampling(spec, hidden_TD)
+
+    def _room_for_states(self, spec: AttentionSpec) -> Tensor | None:
+        """As much memory as the hidden states of the largest step that stay on the device."""
+        if not self._kept_names:
+            return None
+        assert self.runner.extensions is not None
+        shape = len(self._kept_names), spec.max_num_batched_tokens, self.runner.extensions.spec.hidden_size
+        return torch.empty(shape, dtype=torch.float32, device=spec.device)
 
     def _profile_sampling(self, spec: AttentionSpec, hidden_TD: Tensor) -> None:
         """Draw as many tokens as requests can run."""

@@ -7,6 +7,9 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from hookline import LLM, SamplingParams
 from hookline.core.contracts import Attend, AttentionSpec, StepShape, wanted_rows
@@ -130,6 +133,41 @@ def test_a_rehearsal_computes_the_largest_step(served):
     _, worker, forwards = served
     worker.profile_run(PLACE)
     assert forwards == [(16, None, 16)]
+
+
+class HeldBytes(TorchDispatchMode):
+    """The most bytes held at a time of all tensors made within it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.storages: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.peak = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, Tensor):
+                storage = tensor.untyped_storage()
+                self.storages[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        self.peak = max(self.peak, sum(size for storage, size in self.storages.values() if not storage.expired()))
+        return made
+
+
+def test_a_rehearsal_holds_the_hidden_states_of_two_steps_if_they_stay_on_the_device():
+    sizes = dict(max_num_batched_tokens=64, max_num_seqs=4, max_model_len=64, block_size=16, num_blocks=16)
+    with LLM(device="cpu", dtype="float32", engine={**sizes, "taps": (0, 1, 2)}) as llm:
+        worker: Worker = llm.engine.executor
+        worker._kept_names = frozenset(worker.runner.apart)
+        spec = replace(PLACE, max_num_batched_tokens=64)
+        step = padding_step(spec, within(spec, row_shape(spec, 64)), worker.table.padding_row)
+        worker.launch(step)  # checks results, which later steps do not
+        with HeldBytes() as served:
+            handles = [worker.launch(step), worker.launch(step)]
+        states = sum(kept_TD.nbytes for kept_TD in handles[0].kept.values())
+        del handles
+        with HeldBytes() as rehearsed:
+            worker.profile_run(spec)
+    assert rehearsed.peak > served.peak - states // 10  # the integers of the first step's message are held, too
 
 
 def test_a_warm_up_computes_common_steps_and_those_that_kernels_name(served):
