@@ -271,7 +271,7 @@ def make_worker(
         raise
     compiled.end()
     _tell_of_compiles(compiled, phases)
-    worker.late.begin()
+    worker.late_compiles.begin()
     return worker
 
 

@@ -97,7 +97,7 @@ class Worker(RankWorker):
         self.prompt_graphs: PromptGraphs | None = None
         self.draft_graphs: DraftGraphs | None = None
         self.transfer = TokenTransfer(self.table.padding_row, self.table.device)
-        self.late = LateWork()
+        self.late_compiles = LateWork()
         """Counts from `begin` on, when the worker is ready."""
         self._waiting: tuple[Step, Callable[[int], Tensor | None]] | None = None
         """The step launched last, if its draws wait for late rows, and the function that draws with so many rows."""
@@ -119,7 +119,7 @@ class Worker(RankWorker):
     @property
     def late_work(self) -> Mapping[str, int]:
         """See EngineView.late_work."""
-        return self.late.counts
+        return self.late_compiles.counts
 
     @torch.inference_mode()
     def profile_run(self, spec: AttentionSpec) -> None:
@@ -525,7 +525,7 @@ class Worker(RankWorker):
 
     def close(self) -> None:
         """Drop the cache, the weights, the graphs and the extensions' state; their memory is free when this returns."""
-        self.late.end()
+        self.late_compiles.end()
         self.graphs = None
         self.prompt_graphs = None
         self.draft_graphs = None
