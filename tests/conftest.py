@@ -175,6 +175,25 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def origin():
+    """The process whose forks become ranks; it is ready after some seconds."""
+    from tests.forked_ranks import Origin
+
+    origin = Origin()
+    yield origin
+    origin.close()
+
+
+@pytest.fixture(scope="module")
+def ranks_are_forked(origin):
+    """From here on in this module, ranks in other processes are forks of a process that has torch already."""
+    from tests.forked_ranks import forked_ranks
+
+    with forked_ranks(origin):
+        yield
+
+
+@pytest.fixture(scope="session")
 def installed(tmp_path_factory):
     """A fresh environment with Hookline's wheel in it, and nothing of this tree."""
     from tests.fresh_environment import ROOT, FreshEnvironment

@@ -276,6 +276,7 @@ def test_answers_with_drafts_are_those_without(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("ranks_are_forked")
 @pytest.mark.parametrize(
     ("keys", "drafter", "case", "together"),
     [

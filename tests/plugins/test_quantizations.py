@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -117,33 +118,41 @@ def tokens(folder: Path, **options: Any) -> list[list[int]]:
         llm.close()
 
 
+@pytest.fixture(scope="module")
+def wanted() -> Callable[[Path], list[list[int]]]:
+    """The tokens of a dequantised checkpoint, computed once."""
+    return cache(tokens)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_tokens_are_those_of_the_dequantised_checkpoint(
-    layout: str, folders: Callable[..., tuple[Path, Path]]
+    layout: str, folders: Callable[..., tuple[Path, Path]], wanted: Callable[[Path], list[list[int]]]
 ) -> None:
     quantised, dequantised = folders(layout, **ODD)
-    expected = tokens(dequantised)
-    assert tokens(quantised) == expected
-    assert tokens(quantised, model="transformers") == expected
+    assert tokens(quantised) == wanted(dequantised)
+    assert tokens(quantised, model="transformers") == wanted(dequantised)
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("ranks_are_forked")
 @pytest.mark.parametrize("model", ["auto", "transformers"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_two_ranks_give_the_tokens_of_one(layout: str, model: str, folders: Callable[..., tuple[Path, Path]]) -> None:
+def test_two_ranks_give_the_tokens_of_one(
+    layout: str, model: str, folders: Callable[..., tuple[Path, Path]], wanted: Callable[[Path], list[list[int]]]
+) -> None:
     quantised, dequantised = folders(layout, **ODD)
-    assert tokens(quantised, tp=2, model=model) == tokens(dequantised)
+    assert tokens(quantised, tp=2, model=model) == wanted(dequantised)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["auto", "transformers"])
 @pytest.mark.parametrize("layout", ["fp8_blocks", "fp8_tensor", "packed_zeros", "gptq_order", "modelopt_nvfp4"])
 def test_experts_give_the_tokens_of_the_dequantised_checkpoint(
-    model: str, layout: str, folders: Callable[..., tuple[Path, Path]]
+    model: str, layout: str, folders: Callable[..., tuple[Path, Path]], wanted: Callable[[Path], list[list[int]]]
 ) -> None:
     quantised, dequantised = folders(layout, make_qwen3_moe)
-    assert tokens(quantised, model=model) == tokens(dequantised)
+    assert tokens(quantised, model=model) == wanted(dequantised)
 
 
 MIXTRAL: dict[str, Any] = {**CONFIGS["llama"], "model_type": "mixtral", "num_local_experts": 3}
