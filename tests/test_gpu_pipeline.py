@@ -157,7 +157,7 @@ def seen_states(engine):
         for at, key in enumerate(zip(states.request_ids_T.tolist(), states.positions_T.tolist(), strict=True)):
             found[key] = np.stack([rows[at] for rows in states.layers.values()])
 
-    engine.loop._keeps_states, listeners.notify = True, seen
+    engine.state.hidden_states.are_read, listeners.notify = True, seen
     return found
 
 

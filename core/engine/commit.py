@@ -12,19 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from hookline.core.contracts import StepStats, TappedStates
+from hookline.core.contracts import StepStats
 from hookline.core.engine.dispatch import Dispatcher
 from hookline.core.engine.finish import Finisher, fault_of, finish_reason, stops_with
 from hookline.core.engine.plan_check import CheckedPlan
 from hookline.core.engine.policy import Planner
 from hookline.core.engine.policy_feedback import prefilled
 from hookline.core.engine.state import EngineState
-from hookline.core.engine.step_builder import Dispatched
+from hookline.core.engine.step_builder import Dispatched, TokenOwners
 from hookline.core.requests.late_input import LateInput
 from hookline.core.requests.prompt_readers import ChunkRead
 from hookline.core.requests.request import Request
 from hookline.core.requests.running_table import RunningTable
-from hookline.core.step.executor import StepResult, read_by, tapped_after
+from hookline.core.step.executor import StepResult, read_by
 from hookline.core.util.arrays import Array, BoolArray, IntArray, ints, no_ints
 
 PARTS = ("plan", "dispatch", "launch", "wait", "commit")
@@ -47,8 +47,8 @@ class LaunchedStep:
     num_context_tokens: int = 0
     depth: int = 0
     """Most drafts of a request in it."""
-    tapped: tuple[IntArray, IntArray] | None = None
-    """For each of its tokens, the request's id and the position; None unless its hidden states are read."""
+    owners: TokenOwners | None = None
+    """Of its tokens; None unless its hidden states are read."""
 
 
 @dataclass(slots=True)
@@ -102,20 +102,14 @@ class Committer:
         dispatched, result = launched.dispatched, step.result
         tells_policy = self._feedback.is_wanted or self._served.is_wanted
         with self._watch.part("commit"):
-            states = None
-            if launched.tapped is not None and launched.plan.computes:
-                layers = sorted(self._state.limits.taps)
-                states = TappedStates(*launched.tapped, {layer: result.apart[tapped_after(layer)] for layer in layers})
-                if self._state.speculation is None:
-                    self._state.observers.notify("on_hidden_states", states=states)
             self._note_first_tokens(launched)
             if dispatched.reads:
                 keep_reads(self._queue.live, dispatched.reads, result.apart)
             kept = list(self._table.requests(entries_N)) if tells_policy else []
             self._keep(entries_N, step.tokens_N, step.is_over_N)
             num_kept = self._keep_drafts(step)
-            if states is not None and self._state.speculation is not None:
-                self._state.speculation.show(self._queue.live, states, len(self._queue.running))
+            if launched.owners is not None and launched.plan.computes:
+                self._state.hidden_states.hand_on(launched.owners, result.apart)
             if self._state.speculation is not None:
                 self._state.speculation.time_step(
                     len(launched.plan.decode), launched.depth, self._state.now(), has_prompts=bool(dispatched.chunks)

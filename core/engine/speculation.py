@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from hookline.core.contracts import ComputedRow, DraftCounts, Drafter, DraftRow, TappedStates, is_offered
+from hookline.core.contracts import ComputedRow, DraftCounts, Drafter, DraftRow, is_offered
 from hookline.core.engine.draft_depth import DraftDepth
 from hookline.core.errors import show_traceback
 from hookline.core.plugin.blame import breach, failure
@@ -26,6 +26,7 @@ from hookline.core.requests.late_input import LateInput
 from hookline.core.requests.request import Request
 from hookline.core.requests.step_extensions import InstalledExtensions
 from hookline.core.step.captured import DRAFT_TOKENS
+from hookline.core.util.arrays import IntArray
 
 logger = logging.getLogger("hookline")
 MAX_PERIOD = 64
@@ -216,12 +217,22 @@ class Speculation:
             else:
                 pause.lengthen(self._step, MAX_PERIOD)
 
-    def show(self, live: Mapping[int, Request], states: TappedStates, num_running: int) -> None:
-        """Give the drafter the hidden states of a committed step, except at the positions of wrong drafts."""
-        if not has_room(num_running) or not len(states.request_ids_T):
+    def show(
+        self,
+        live: Mapping[int, Request],
+        owners: tuple[IntArray, IntArray],
+        layers: Mapping[int, Any],
+        num_running: int,
+    ) -> None:
+        """Give the drafter the hidden states of a committed step, except at the positions of wrong drafts.
+
+        owners: for each of the step's tokens, the request's id and the position. layers: the states by layer.
+        """
+        ids_T, positions_T = owners
+        if not has_room(num_running) or not len(ids_T):
             return
-        ids_T, starts = states.request_ids_T, [0, *(np.flatnonzero(np.diff(states.request_ids_T)) + 1).tolist()]
-        ids, positions, rows = ids_T[starts].tolist(), states.positions_T[starts].tolist(), []
+        starts = [0, *(np.flatnonzero(np.diff(ids_T)) + 1).tolist()]
+        ids, positions, rows = ids_T[starts].tolist(), positions_T[starts].tolist(), []
         for id_, start, first, end in zip(ids, positions, starts, [*starts[1:], len(ids_T)], strict=True):
             request = live.get(id_)
             if request is None or not request.is_drawn_for or self._refused(request) is not None:
@@ -229,7 +240,7 @@ class Speculation:
             known_L = _known_tokens(request)
             count = min(end - first, len(known_L) - 1 - start)  # behind them are wrong drafts
             if count > 0:
-                rows.append(ComputedRow(request.id, known_L, start, states.layers, first, count))
+                rows.append(ComputedRow(request.id, known_L, start, layers, first, count))
         try:
             self._drafter.observe(rows)
         except Exception as error:

@@ -11,6 +11,7 @@ from heapq import heapify, heappop, heappush
 from typing import Protocol
 
 from hookline.core.contracts import StepStats
+from hookline.core.engine.hidden_states import HiddenStates
 from hookline.core.engine.speculation import Speculation
 from hookline.core.kv_cache.block_pool import BlockPool
 from hookline.core.kv_cache.budget import Ledger
@@ -84,6 +85,7 @@ class EngineState:
         self.observers, self.late, self.speculation = observers, late, speculation
         self.queue = RequestQueue(limits.plan.max_num_seqs, limits.max_len)
         self.table = self.queue.table
+        self.hidden_states = HiddenStates(limits, self.queue, observers, speculation)
         self.cache = KVCacheManager(pool, self.table, groups, limits.plan)
         self.now: Callable[[], float] = time.monotonic
         """Returns seconds; all times of the engine are on this clock."""

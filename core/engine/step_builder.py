@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -98,8 +98,15 @@ class ArgumentWriter:
         return [(request.row, index, values) for index, values in request.extensions.records]
 
 
-def tokens_of(table: RunningTable, decode: IntArray, dispatched: Dispatched) -> tuple[IntArray, IntArray]:
-    """For each token of a launched step, in the order in which ranks compute them: request id and position.
+class TokenOwners(NamedTuple):
+    """For each token of a step, in the order in which ranks compute them: the request's id, and the position."""
+
+    request_ids_T: IntArray
+    positions_T: IntArray
+
+
+def owners_of(table: RunningTable, decode: IntArray, dispatched: Dispatched) -> TokenOwners:
+    """The owners of a launched step's tokens.
 
     decode: the decodes of its plan, those with drafts among them.
     """
@@ -110,7 +117,7 @@ def tokens_of(table: RunningTable, decode: IntArray, dispatched: Dispatched) -> 
     for request, start, length in (*dispatched.chunks, *drafted):
         owners.append(np.full(length, request.id))
         places.append(np.arange(start, start + length))
-    return np.concatenate(owners), np.concatenate(places)
+    return TokenOwners(np.concatenate(owners), np.concatenate(places))
 
 
 def known_tokens(requests: Sequence[Request]) -> Sections:

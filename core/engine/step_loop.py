@@ -10,7 +10,7 @@ from hookline.core.engine.finish import Finisher, at_fault, lost_step_error, sta
 from hookline.core.engine.plan_check import CheckedPlan
 from hookline.core.engine.policy import Planner
 from hookline.core.engine.state import EngineState
-from hookline.core.engine.step_builder import tokens_of
+from hookline.core.engine.step_builder import owners_of
 from hookline.core.errors import LostStep, PlanError, PluginError, RequestFault, show_traceback
 from hookline.core.outputs import FinishReason
 
@@ -26,8 +26,6 @@ class StepLoop:
         self._planner, self._feedback = planner, planner.feedback
         self._dispatcher, self._finisher = dispatcher, finisher
         self._committer = Committer(state, planner, finisher, dispatcher)
-        is_heard = state.speculation is not None or state.observers.hears("on_hidden_states")
-        self._keeps_states = bool(state.limits.taps) and is_heard
         self._was_lost_without_fault = False
         """Whether the last lost step finished no request; if the next one finishes none either, all its requests do."""
 
@@ -152,10 +150,10 @@ class StepLoop:
             num_context = int(table.num_computed_tokens_S[plan.decode].sum()) if self._feedback.is_wanted else 0
             if not len(dispatched.step.late_draws):
                 self._dispatcher.expect(dispatched)
-        tapped = tokens_of(table, plan.decode, dispatched) if self._keeps_states else None
+        owners = owners_of(table, plan.decode, dispatched) if self._state.hidden_states.are_read else None
         speculation, host_s = self._state.speculation, self._watch.pop_seconds()
         depth = 0 if speculation is None else speculation.depth
-        return LaunchedStep(plan, dispatched, handle, started_s, host_s, num_context, depth, tapped)
+        return LaunchedStep(plan, dispatched, handle, started_s, host_s, num_context, depth, owners)
 
     def _draw_late(self, launched: LaunchedStep) -> bool:
         """Give a launched step the rows that its draws wait for, if any; all tokens before them are known by now.

@@ -9,7 +9,8 @@ Legend: T tokens of a step, N rows wanted, D hidden.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Generic, Protocol, TypeVar, overload
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Protocol, Self, TypeVar, overload
 
 from torch import Tensor
 
@@ -33,6 +34,22 @@ Kept = TypeVar("Kept")
 Tap = Callable[[int, Callable[[], Tensor]], Tensor | None]
 """tap(index, stream): called after each layer; stream() is the residual stream at that point. Returns the stream that
 the next layer continues with, or None for that one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageEnds:
+    """The part of core's `attend` that `stage_input` and `tapped` read, for classes of `attend` to extend.
+
+    stream_TD: the residual stream of the stage before; None if the model begins with its embedding. tap: None unless
+    the stream is read or changed between layers.
+    """
+
+    stream_TD: Tensor | None = None
+    tap: Tap | None = None
+
+    def with_ends(self, stream_TD: Tensor | None, tap: Tap | None) -> Self:
+        """The same with this stream and this tap."""
+        return self if stream_TD is None and tap is None else replace(self, stream_TD=stream_TD, tap=tap)
 
 
 class StageLayers(Sequence[Layer], Generic[Layer]):

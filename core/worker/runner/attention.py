@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import Tensor
 
@@ -22,11 +21,12 @@ from hookline.core.contracts import (
 )
 from hookline.core.errors import StepFault
 from hookline.core.kv_cache.groups import CacheGroups
+from hookline.core.layers.stage import StageEnds
 from hookline.core.worker.request_table import GroupedBatch, LayerStates
 
 
 @dataclass(frozen=True)
-class PagedAttention:
+class PagedAttention(StageEnds):
     """`core.contracts.Attend` for one step of a model with full attention everywhere: one batch for all layers."""
 
     kernels: Kernels
@@ -35,10 +35,6 @@ class PagedAttention:
     rows_N: Tensor | None = None
     progress: list[int] = field(default_factory=lambda: [0])
     """A list of one number, the calls so far, which all steps of a runner share."""
-    tap: Any = None
-    """See core.layers.tapped; None unless hidden states were asked for."""
-    stream_TD: Tensor | None = None
-    """See core.layers.stage_input; None if the model begins with its embedding."""
 
     def __call__(
         self,
@@ -59,7 +55,7 @@ class PagedAttention:
 
 
 @dataclass(frozen=True)
-class GroupedAttention:
+class GroupedAttention(StageEnds):
     """`core.contracts.Attend` for one step of a model whose layers keep different caches: a batch for each group.
 
     kv_places: the cache of each place of a block, which layers of different groups use. is_new_B: see StateRows.
@@ -74,8 +70,6 @@ class GroupedAttention:
     layer_states: LayerStates | None = None
     rows_B: Tensor | None = None
     is_new_B: Tensor | None = None
-    tap: Any = None
-    stream_TD: Tensor | None = None
 
     def __call__(
         self,
