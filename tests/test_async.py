@@ -86,7 +86,7 @@ def test_an_async_llm_freezes_the_heap_and_makes_its_grammar_back_end_and_an_llm
     for start, value, does in ((AsyncLLM, None, True), (AsyncLLM, False, False), (LLM, None, False), (LLM, True, True)):
         llm = start(device="cpu", engine={"num_blocks": 64, "freeze_gc": value, "prepare_grammars": value})
         engine = (llm.llm if start is AsyncLLM else llm).engine
-        assert engine.structured_output.is_ready is (does and has_grammars)
+        assert engine.state.late.is_ready is (does and has_grammars)
         assert (_OURS.engines > engines) is does and (gc.get_freeze_count() > 0 or not does)
         llm.close()
         assert _OURS.engines == engines

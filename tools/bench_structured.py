@@ -101,7 +101,7 @@ def make_engine(codec: Codec, vocab_size: int, num_rows: int, options: dict[str,
     pool = BlockPool(limits.num_blocks, limits.block_size)
     scheduler = policy.load()(policy.config() if policy.config is not None else None)
     engine_limits = EngineLimits(limits, vocab_size, 30.0, EOS, overlap=True)
-    return Engine(scheduler, executor, pool, engine_limits, structured_output=structured), executor
+    return Engine(scheduler, executor, pool, engine_limits, late=structured), executor
 
 
 def percentiles(values: list[float]) -> dict[str, float]:

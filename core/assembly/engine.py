@@ -226,7 +226,7 @@ def assemble(
         model_name=resolved.checkpoint.reference,
         shares_prefixes=resolved.shares_prefixes,
         job_folder=job_folder(),
-        structured_output=structured_output,
+        late=structured_output,
         groups=groups,
         speculation=speculation,
     )

@@ -33,6 +33,7 @@ from hookline.core.tokenizer.codec import token_texts
 from hookline.core.worker.request_table import LayerStates, RequestTable, state_form
 from hookline.core.worker.runner.model_runner import PLAIN, Extras, ModelRunner
 from hookline.core.worker.runner.step_extensions import RankExtensions
+from hookline.core.worker.runner.token_masks import token_masks
 from hookline.core.worker.stages.worker import StageWorker
 from hookline.core.worker.startup.memory import GIB, MIN_BLOCKS, allocate_cache, block_bytes
 from hookline.core.worker.step_checks import StepChecks
@@ -108,6 +109,7 @@ class RankParts:
             batch_invariant=attention.batch_invariant,
             first_layer=resolved.stage.first_layer,
             cache_scales=self._cache_scales,
+            late=token_masks(resolved.spec.vocab_size, self._kernels, attention.device),
         )
         runner.readers.add(rank_poolers(resolved, self._poolers, runner))
         return runner

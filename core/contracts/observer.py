@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from hookline.core.sampling_params import SamplingParams
     from hookline.core.util.arrays import FloatArray, IntArray, VectorArray
 
+WAITING_REASONS = ("capacity", "preempted", "grammar")
+"""The keys of EngineView.waiting_by_reason."""
+
 
 class EngineView(Protocol):
     """An engine as observers see it. Values are live; do not change them."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from hookline.core.contracts import DraftCounts, ExtensionCost, Scheduler, StepStats
+from hookline.core.contracts.observer import WAITING_REASONS
 from hookline.core.engine.dispatch import Dispatcher
 from hookline.core.engine.finish import Finisher
 from hookline.core.engine.plan_check import CheckedPlan
@@ -25,8 +26,8 @@ from hookline.core.plugin.observers import Observers
 from hookline.core.pooling_params import PoolingParams
 from hookline.core.request_options import PLAIN, RequestOptions
 from hookline.core.requests.admission import EngineLimits, admit, check_room
+from hookline.core.requests.late_input import HeldUp, LateInput
 from hookline.core.requests.request import Request, Watcher
-from hookline.core.requests.structured_output import HeldUp, StructuredOutput
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.step.executor import Executor
 from hookline.core.util.process import Home
@@ -52,7 +53,7 @@ class Engine:
         shares_prefixes: bool = False,
         model_name: str = "",
         job_folder: Path | None = None,
-        structured_output: StructuredOutput | None = None,
+        late: LateInput | None = None,
         groups: CacheGroups = ALL_TOKENS,
         speculation: Speculation | None = None,
     ) -> None:
@@ -70,11 +71,11 @@ class Engine:
             groups,
             shares_prefixes=shares_prefixes,
             observers=observers or Observers(),
-            late=structured_output,
+            late=late,
             speculation=speculation,
         )
         self.queue, self.cache, self.watch, self.ledger = state.queue, state.cache, state.watch, state.ledger
-        self.observers, self.structured_output = state.observers, structured_output
+        self.observers = state.observers
         name = f"scheduler '{policy}'" + (f" of {origin}" if origin else "")
         self.planner = Planner(state, scheduler, name)
         self.dispatcher = Dispatcher(state)
@@ -154,12 +155,8 @@ class Engine:
     def waiting_by_reason(self) -> Mapping[str, int]:
         """See EngineView."""
         num_preempted = self.queue.num_preempted_waiting
-        num_compiling = len(self.queue.compiling)
-        return {
-            "capacity": len(self.queue.waiting) - num_preempted,
-            "preempted": num_preempted,
-            "grammar": num_compiling,
-        }
+        counts = len(self.queue.waiting) - num_preempted, num_preempted, len(self.queue.compiling)
+        return dict(zip(WAITING_REASONS, counts, strict=True))
 
     @property
     def late_work(self) -> Mapping[str, int]:
@@ -248,7 +245,7 @@ class Engine:
             self.queue.add(request)
             return
         if self.state.late is None:
-            raise RequestError("sampling.structured_outputs: this engine has no grammar back end")
+            raise RequestError(f"sampling.{request.late.field}: this engine has no {request.late.needs}")
         if self.state.late.open(request.id, request.late, request.tags):
             self.queue.add(request)
         else:
@@ -257,7 +254,7 @@ class Engine:
     def let_in_compiled(self) -> None:
         """Queue the requests that waited to be made ready, and finish those that could not be.
 
-        If no thread was free to compile a grammar (HeldUp), its request ends with reason ABORT, not ERROR.
+        A request that was held up by others (HeldUp) ends with reason ABORT, not ERROR.
         """
         assert self.state.late is not None
         is_idle = len(self.queue.compiling) == len(self.queue) and self.loop.in_flight is None

@@ -136,9 +136,9 @@ class LLM(PoolingCalls):
         limits, checkpoint = self.engine.limits, built.resolved.checkpoint
         self.codec.limit_prompts(limits.max_len)
         limits.extensions.use_tokenizer(partial(token_texts, self.codec, limits.vocab_size))
-        if (grammars := self.engine.structured_output) is not None and grammars.is_preparing:
+        if self.structured_output.is_preparing:
             with built.phases.part("grammars"):
-                grammars.wait_until_prepared()
+                self.structured_output.wait_until_prepared()
         guard = StepGuard(self.engine, config.engine, chosen_entries(config, host))
         self.output_processor = OutputProcessor(self.engine, self.codec, guard)
         self._end = weakref.finalize(self, _close_dropped, self.output_processor)
@@ -176,6 +176,7 @@ class LLM(PoolingCalls):
         self.codec = Codec(folder, source=source, chat=self.config.model.config.chat)
         facts = partial(grammar_vocabulary, self.codec, eos_token_ids(resolved), vocab_size)
         structured_output.use_vocabulary(facts)
+        self.structured_output = structured_output
         wanted = self.config.engine.prepare_grammars
         if self._SERVES if wanted is None else wanted:
             structured_output.prepare()

@@ -22,6 +22,7 @@ from hookline.core.requests.pooling import Poolers
 from hookline.core.requests.request import Request, Watcher
 from hookline.core.requests.request_queue import RequestQueue
 from hookline.core.requests.step_extensions import InstalledExtensions
+from hookline.core.requests.structured_output import late_state
 from hookline.core.sampling_params import SamplingParams, derived_seed
 from hookline.core.util.arrays import TokenArray
 
@@ -127,6 +128,7 @@ def admit(
         arrival_s=arrival_s,
         options=options,
         watcher=watcher,
+        late=late_state(params, stop_ids),
     )
 
 

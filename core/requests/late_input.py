@@ -16,15 +16,20 @@ from hookline.core.request_options import NO_TAGS
 from hookline.core.util.arrays import WordArray
 
 
+class HeldUp(RequestError):
+    """A late input could not be made ready for a request, since others held it up; the request may be served later."""
+
+
 class LateState(Protocol):
     """The state of one request in a late input.
 
-    field: the field of SamplingParams that asks for it. fault: why the request has to end. end: the finish reason, once
-    the request is known to end with its last token; no token is sampled for it then. can_go_back: whether it may have
-    drafts.
+    field: the field of SamplingParams that asks for it. needs: what the engine must have for it, for errors. fault:
+    why the request has to end. end: the finish reason, once the request is known to end with its last token; no
+    token is sampled for it then. can_go_back: whether it may have drafts.
     """
 
     field: str
+    needs: str
     fault: RequestError | None
     end: FinishReason | None
     can_go_back: bool

@@ -24,7 +24,6 @@ from hookline.core.requests.late_input import LateState
 from hookline.core.requests.prompt_readers import ChunkRead, PromptReader
 from hookline.core.requests.scores import DRAW_SCORES, PromptScores, Scores
 from hookline.core.requests.step_extensions import NOTHING, Prepared
-from hookline.core.requests.structured_output import Constraint
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.util.arrays import Array, IntArray, TokenArray, VectorArray, ints
 
@@ -171,6 +170,7 @@ class Request:
         options: RequestOptions = PLAIN,
         watcher: Watcher | None = None,
         reader: PromptReader | None = None,
+        late: LateState | None = None,
     ) -> None:
         self.counts: IntArray = np.zeros(len(COUNTS), dtype=np.int64)
         self.entry = -1
@@ -207,10 +207,8 @@ class Request:
         self.min_len = self.num_prompt_tokens + min(params.min_tokens, max_tokens) if stop_ids else 0
         self.max_len = self.num_prompt_tokens + max_tokens
         self.is_greedy = self.temperature == 0
-        self.late: LateState | None = None
-        if params.structured_outputs is not None:
-            self.late = Constraint(params.structured_outputs, stop_ids)
-        self.is_late = self.late is not None
+        self.late = late
+        self.is_late = late is not None
         self.is_watched = watcher is not None or (extensions is not None and extensions.is_following)
         self.tokens: TokenArray = np.empty(self.max_len, dtype=np.int32)
         self.tokens[: self.num_prompt_tokens] = prompt_token_ids

@@ -26,7 +26,8 @@ from hookline.core.plugin.registry import Entry
 from hookline.core.request_options import NO_TAGS
 from hookline.core.requests.compile_pool import CompileJob, CompilePool
 from hookline.core.requests.end_text import EndText
-from hookline.core.requests.late_input import LateInput, LateState
+from hookline.core.requests.late_input import HeldUp, LateInput, LateState
+from hookline.core.sampling_params import SamplingParams
 from hookline.core.structured_outputs import StructuredOutputs
 from hookline.core.util.arrays import WordArray, num_mask_words
 from hookline.core.util.raising import raised_by
@@ -79,6 +80,7 @@ class Constraint(LateState):
     """
 
     field = "structured_outputs"
+    needs = "grammar back end"
 
     def __init__(self, wanted: StructuredOutputs, stop_ids: frozenset[int]) -> None:
         self.wanted, self.stop_ids = wanted, stop_ids
@@ -192,8 +194,9 @@ class Constraint(LateState):
         self.fill_stops(mask_W)
 
 
-class HeldUp(RequestError):
-    """A grammar that no thread was free to compile; the request may be served later."""
+def late_state(params: SamplingParams, stop_ids: frozenset[int]) -> LateState | None:
+    """The state of a new request whose draws wait for a late input; None if it asks for none."""
+    return None if params.structured_outputs is None else Constraint(params.structured_outputs, stop_ids)
 
 
 @dataclass

@@ -61,7 +61,7 @@ class ServedModel(ModelFacts):
 def facts_of(llm: LLM) -> ModelFacts:
     """Facts of a loaded model."""
     limits, folder = llm.engine.limits, llm.tokenizer_folder
-    grammars = None if llm.engine.structured_output is None else llm.engine.structured_output.choice
+    grammars = llm.structured_output.choice
     return ModelFacts(
         root=llm.engine.model_name,
         folder=None if folder is None else str(folder),

@@ -9,6 +9,8 @@ Legend: N draws, V vocabulary, R rows of the buffers, K late draws, W int32 word
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -108,3 +110,11 @@ class LateRows(ABC):
     @abstractmethod
     def _changed(self, logits_NV: Tensor, rows_RW: Tensor, index_N: Tensor) -> Tensor:
         """The logits that `change` returns. rows_RW: on the device. index_N: each draw's row of rows_RW."""
+
+
+@dataclass(frozen=True)
+class LateKind:
+    """The kind of late rows of an engine: W, and a function that makes room for a number of rows."""
+
+    width: int
+    make: Callable[[int], LateRows]

@@ -23,15 +23,14 @@ from hookline.core.kv_cache.groups import CacheGroups
 from hookline.core.requests.scores import DRAW_SCORES
 from hookline.core.step.captured import DRAFT_TOKENS
 from hookline.core.step.message import Step
-from hookline.core.util.arrays import Array, IntArray, num_mask_words
+from hookline.core.util.arrays import Array, IntArray
 from hookline.core.worker.device_clock import StepClock
 from hookline.core.worker.request_table import RequestTable, SampleRows
 from hookline.core.worker.results.prompt_readers import PromptReaders
 from hookline.core.worker.results.scores import prompt_scorers, scored, scored_alone
 from hookline.core.worker.runner.attention import GroupedAttention, PagedAttention, grouped_attention
-from hookline.core.worker.runner.late_rows import LateRows
+from hookline.core.worker.runner.late_rows import LateKind, LateRows
 from hookline.core.worker.runner.step_extensions import LayerWatch, RankExtensions
-from hookline.core.worker.runner.token_masks import TokenMasks
 from hookline.core.worker.runner.wrapped_attention import CheckedAttention, LayerScale, ScaledAttention
 from hookline.core.worker.startup.memory import release
 from hookline.core.worker.step_checks import StepChecks
@@ -63,8 +62,8 @@ class ModelRunner:
     kv_cache: (2, layers, blocks + 1, block_size, K, E), or (1, ...) of keys alone; the last block is scratch. groups:
     if the layers' caches differ, how layers share blocks; the second dimension of kv_cache then counts the places of a
     block (see core/kv_cache/groups.py). first_layer: the first of the model's layers that this rank has; 0 without
-    stages. cache_scales: by layer index, for layers whose keys and values are stored divided by a scale. clock: set
-    when steps are timed.
+    stages. cache_scales: by layer index, for layers whose keys and values are stored divided by a scale. late: the
+    kind of late rows; None if no draw waits for any. clock: set when steps are timed.
     """
 
     progress: list[int]
@@ -91,6 +90,7 @@ class ModelRunner:
         batch_invariant: bool = False,
         first_layer: int = 0,
         cache_scales: Mapping[int, LayerScale] | None = None,
+        late: LateKind | None = None,
     ) -> None:
         self.progress = [0]
         self.batch_invariant = batch_invariant
@@ -103,14 +103,12 @@ class ModelRunner:
             self.kv_layers = [kv_cache[:, 0, :0]] * first_layer + self.kv_layers  # in place of other stages' layers
         self.num_blocks = kv_cache.shape[2] - 1
         """Blocks that requests can hold; the scratch block is not counted."""
-        self.cache_scales = cache_scales
+        self.cache_scales, self.late = cache_scales, late
         self.vocab_size = vocab_size
         self.shards_vocabulary = shards_vocabulary
         self.extensions = extensions
         self.clock: StepClock | None = None
         self._scores_by_sampler = is_offered(sampler.score)
-        self.late_width = num_mask_words(vocab_size)
-        """32-bit words of a late row."""
         self.readers = PromptReaders()
         """The readers of prompts' hidden states."""
         self.readers.add(prompt_scorers(self.whole_logits, self.score, vocab_size))
@@ -123,6 +121,11 @@ class ModelRunner:
         late = NOT_LATE if not num_late else ALL_LATE if num_late == step.num_sampled else SOME_LATE
         return Extras(step.extensions, min(step.num_logprobs, self.vocab_size), late)
 
+    @property
+    def late_width(self) -> int:
+        """32-bit words of a late row; 0 if no draw waits for any."""
+        return 0 if self.late is None else self.late.width
+
     @cached_property
     def late_rows(self) -> LateRows:
         """The buffers of the late rows of a step; allocated when a step first needs them."""
@@ -130,14 +133,15 @@ class ModelRunner:
 
     def new_late_rows(self, num_rows: int) -> LateRows:
         """Room for so many late rows."""
-        return TokenMasks(num_rows, self.late_width, self.kernels, self.table.device)
+        assert self.late is not None, "a draw waits for late rows, and the runner knows none"
+        return self.late.make(num_rows)
 
     def close(self) -> None:
         """Free the cache, states, weights, the kernels' scratch and the extensions' state, even if still referred to.
 
         The traceback of a step that failed refers to views of the cache for as long as the error is kept.
         """
-        self.extensions = None
+        self.extensions = self.late = None
         self.readers.clear()
         try:
             self.ranks.close()

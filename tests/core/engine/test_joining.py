@@ -33,7 +33,7 @@ class PromptsFirst:
 def make(joining=JOINING, **options):
     backend = Entry(GRAMMARS, "theirs", "hookline.core.testing.plain_grammar:PlainGrammars", ORIGIN)
     grammars = StructuredOutput(lambda: GrammarChoice(backend), VOCAB_SIZE, vocabulary=lambda: VOCABULARY)
-    stops = {"vocab_size": VOCAB_SIZE, "eos_token_ids": [STOP], "structured_output": grammars}
+    stops = {"vocab_size": VOCAB_SIZE, "eos_token_ids": [STOP], "late": grammars}
     engine = fake_engine(PromptsFirst(), joining=joining, **stops, **options)
     theirs = "tests.core.engine.test_misbehaving_plugins:Follows"
     processor = Entry(PROCESSOR, "follows", theirs, ORIGIN, config=PlainProcessorArguments)

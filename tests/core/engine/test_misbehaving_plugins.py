@@ -106,7 +106,7 @@ def make_engine(overlap):
         "overlap": overlap,
         "observers": watched_by(Watches()),
     }
-    engine = fake_engine(Schedules(), policy="theirs", structured_output=grammars, **options)
+    engine = fake_engine(Schedules(), policy="theirs", late=grammars, **options)
     object.__setattr__(engine.limits, "extensions", InstalledExtensions.of([follower]))
     return engine
 
@@ -174,4 +174,4 @@ def test_whatever_a_plugin_does_in_one_call_the_others_are_served_and_it_is_name
     id_ = engine.add([8, 9], SamplingParams(seed=8, max_tokens=3))
     found = {output.request_id: output for _ in range(9) for output in engine.step()}
     assert found[id_].token_ids == completion(8, [8, 9], 3, VOCAB_SIZE, [STOP])
-    engine.structured_output.close()
+    engine.state.late.close()

@@ -94,7 +94,7 @@ def make_engine(backend=OddGrammars, scheduler=None, compile_s=5.0, num_threads=
         compile_s=compile_s,
         num_threads=num_threads,
     )
-    options = {"vocab_size": VOCAB_SIZE, "eos_token_ids": [STOP], "structured_output": structured_output, **options}
+    options = {"vocab_size": VOCAB_SIZE, "eos_token_ids": [STOP], "late": structured_output, **options}
     if drafter is not None:
         parts = drafter, "theirs", InstalledExtensions(), VOCAB_SIZE, structured_output
         options["speculation"] = Speculation(*parts)
@@ -188,7 +188,7 @@ def test_a_compile_that_takes_too_long_ends_its_requests_alone(backend):
     for _ in range(3):  # asks again, and is compiled once
         engine.add([3], choice("behind the one that never ends"))
         assert drain(engine)[0].error == held_up.error
-    pool = engine.structured_output._pool
+    pool = engine.state.late._pool
     assert pool.num_queued == 1
     backend.gate.set()
     pool.limit_s = 60.0
@@ -220,15 +220,15 @@ def test_a_grammar_that_took_too_long_holds_up_no_second_thread_and_is_served_on
     for _ in range(3):
         with pytest.raises(RequestError, match="takes longer than"):
             engine.add([1, 2], choice("wait"))
-    engine.structured_output._pool.limit_s = 60.0  # for the quick one, on a busy machine
+    engine.state.late._pool.limit_s = 60.0  # for the quick one, on a busy machine
     (quick,) = served(engine, [([1], choice("quick", seed=1))])
     assert text_of(quick) == "quick" and compiled == ["wait", "quick"]
     backend.gate.set()
     until = time.monotonic() + 20
-    while engine.structured_output._given_up:
-        assert not list(engine.structured_output.opened()) and time.monotonic() < until
+    while engine.state.late._given_up:
+        assert not list(engine.state.late.opened()) and time.monotonic() < until
         time.sleep(0.001)
-    assert engine.structured_output._cached_bytes > 0
+    assert engine.state.late._cached_bytes > 0
     (late,) = served(engine, [([1], choice("wait", seed=1))])
     assert text_of(late) == "wait" and compiled == ["wait", "quick"]
 
@@ -245,7 +245,7 @@ def test_slow_grammars_of_one_tenant_leave_a_thread_to_another(backend):
     while len(found) < 2:
         found += engine.step()
     assert {output.request_id for output in found} == {quick, also_untagged}
-    assert engine.structured_output._pool.num_queued == 18 and engine.num_waiting == 20
+    assert engine.state.late._pool.num_queued == 18 and engine.num_waiting == 20
     backend.gate.set()
     assert {output.request_id for output in drain(engine)} == set(slow)
 
@@ -286,7 +286,7 @@ def test_a_grammar_that_has_begun_since_it_was_given_up_is_waited_for(backend, m
     engine.add([1], choice("wait"))
     engine.add([1], choice("later"))
     assert any("try again later" in output.error for output in drain(engine))
-    engine.structured_output._pool.limit_s = 60.0
+    engine.state.late._pool.limit_s = 60.0
     backend.gate.set()
     assert has_begun.wait(20)
     id_ = engine.add([1], choice("later", seed=1))
@@ -358,12 +358,12 @@ def test_nothing_is_allowed_where_filling_a_mask_failed(backend):
     for text in ("yes", "raise in fill"):
         engine.add([1], choice(text))
         while engine.queue.compiling:
-            engine.structured_output.opened(is_idle=True)
+            engine.state.late.opened(is_idle=True)
             engine.let_in_compiled()
         constraints.append(next(reversed(engine.queue.live.values())).late)
     constraints[1].take(VOCABULARY.encode("r")[0])
     masks_NW = np.full((2, num_mask_words(VOCAB_SIZE)), -1, dtype=np.int32)
-    engine.structured_output.fill(constraints, masks_NW)
+    engine.state.late.fill(constraints, masks_NW)
     assert masks_NW[0].any() and not masks_NW[1].any()
     assert constraints[0].fault is None and "fails in fill" in str(constraints[1].fault)
 
@@ -433,7 +433,7 @@ def test_an_equal_form_is_compiled_once_and_kept(backend, monkeypatch):
 
 def test_what_is_kept_has_a_bound(backend):
     engine = make_engine(backend)
-    grammars = engine.structured_output
+    grammars = engine.state.late
     grammars._cache_bytes = 3000
     served(engine, [([1], choice(f"number {number}", seed=1)) for number in range(20)])
     assert 1 <= len(grammars._cache) <= 5 and grammars._cached_bytes <= 3000
@@ -487,7 +487,7 @@ def test_a_back_end_can_be_made_before_the_first_request_and_beside_the_caller(f
     monkeypatch.setattr(MadeInAThread, "made_in", ())
     monkeypatch.setattr(MadeInAThread, "fails", fails)
     engine = make_engine(MadeInAThread)
-    structured_output = engine.structured_output
+    structured_output = engine.state.late
     assert not structured_output.is_preparing
     structured_output.prepare()
     assert structured_output.is_preparing
@@ -506,7 +506,7 @@ def test_without_a_back_end_nothing_is_prepared_and_a_request_hears_why():
     structured_output.prepare()
     structured_output.wait_until_prepared()
     assert not structured_output.is_ready and not structured_output.is_preparing
-    engine = fake_engine(PlainScheduler(), vocab_size=VOCAB_SIZE, structured_output=structured_output)
+    engine = fake_engine(PlainScheduler(), vocab_size=VOCAB_SIZE, late=structured_output)
     with pytest.raises(RequestError, match="none is installed"):
         engine.add([1, 2], choice("yes"))
 
@@ -525,7 +525,7 @@ def test_the_masks_of_a_step_are_asked_for_only_if_a_request_has_a_grammar():
     engine = make_engine()
     engine.executor.release = None
     assert served(engine, [([1, 2], SamplingParams(seed=1, max_tokens=4))])[0].token_ids
-    assert engine.structured_output._choice is None
+    assert engine.state.late._choice is None
 
 
 def test_padding_of_the_vocabulary_is_forbidden_whatever_the_back_end_says(monkeypatch):

@@ -25,6 +25,7 @@ from hookline.core.worker.graphs.decode_graphs import DecodeGraphs
 from hookline.core.worker.request_table import RequestTable
 from hookline.core.worker.runner.model_runner import ModelRunner
 from hookline.core.worker.runner.step_extensions import RankExtensions
+from hookline.core.worker.runner.token_masks import token_masks
 from hookline.core.worker.stages.reads import PartReads, StageReads
 from hookline.core.worker.stages.returned_tokens import ReturnedTokens
 from hookline.core.worker.stages.worker import StageWorker
@@ -104,9 +105,9 @@ def make_workers(size: int, taps: tuple[int, ...] = ()) -> tuple[list[StageWorke
         kv_cache = torch.zeros(2, 1, 4, SPEC.block_size, 1, 4)
         model = cast(Any, AddsOne(stage, events))
         sampler = cast(Any, PlainSampler(None))
-        runner = ModelRunner(
-            model, PlainKernels(None, SPEC), sampler, table, kv_cache, vocab_size=VOCAB, first_layer=index
-        )
+        kernels = PlainKernels(None, SPEC)
+        late = token_masks(VOCAB, kernels, SPEC.device)
+        runner = ModelRunner(model, kernels, sampler, table, kv_cache, vocab_size=VOCAB, first_layer=index, late=late)
         if taps:
             sizes = ExtensionSpec(ROWS + 1, VOCAB, SPEC.max_model_len, SPEC.device, num_layers=size)
             runner.extensions = RankExtensions([], sizes, own_layers=range(index, index + 1), taps=taps)
