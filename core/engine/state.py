@@ -12,9 +12,9 @@ from typing import Protocol
 
 from hookline.core.contracts import StepStats
 from hookline.core.engine.hidden_states import HiddenStates
+from hookline.core.engine.plan_check import Ledger
 from hookline.core.engine.speculation import Speculation
 from hookline.core.kv_cache.block_pool import BlockPool
-from hookline.core.kv_cache.budget import Ledger
 from hookline.core.kv_cache.groups import CacheGroups
 from hookline.core.kv_cache.manager import KVCacheManager
 from hookline.core.outputs import RequestOutput

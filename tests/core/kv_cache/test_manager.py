@@ -18,7 +18,7 @@ from hookline.core.scheduling import plan_mixed
 from hookline.core.testing.fakes import check_engine, completion, fake_engine
 from hookline.core.testing.plain_scheduler import PlainScheduler
 from hookline.core.testing.scheduler_suite import RandomLoad, drain
-from tests.core.kv_cache.test_budget import Comparing, Foreseeing
+from tests.core.engine.test_plan_check import Comparing, Foreseeing
 from tests.fuzzing import examples
 
 FULL, W = FullAttention(), SlidingWindow
