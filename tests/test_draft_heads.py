@@ -317,6 +317,7 @@ def test_answers_with_a_head_are_those_without_and_its_drafts_are_right(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("ranks_are_forked")
 @pytest.mark.parametrize("keys", RANKS, ids=str)
 def test_answers_of_several_ranks_with_a_head_are_those_of_one_without(keys: dict[str, int], tmp_path: Path) -> None:
     save_nextn(NEXTN, tmp_path)

@@ -77,6 +77,7 @@ def test_a_crowd_gets_what_each_gets_alone(ways: Any, options: Any, alone: list[
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("ranks_are_forked")
 @pytest.mark.parametrize("ranks", [{"tp": 2}, {"pp": 2}, {"pp": 4}], ids=str)
 def test_ranks_and_stages_give_the_same(ranks: Any, options: Any, alone: list[Any]) -> None:
     with LLM(**options, **ranks) as llm:

@@ -47,6 +47,7 @@ def test_requests_get_what_transformers_gives_with_and_without_an_extension(case
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("ranks_are_forked")
 @pytest.mark.parametrize(("name", "ranks"), [("gemma3", {"tp": 2}), ("olmo2", {"pp": 2}), ("qwen3_next", {"pp": 2})])
 def test_ranks_and_stages_give_the_same(name: str, ranks: dict[str, int], tmp_path: Path) -> None:
     save_checkpoint(deep(name), tmp_path, SEEDS.get(name, 0))

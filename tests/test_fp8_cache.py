@@ -86,6 +86,7 @@ def test_tokens_are_the_same_in_every_way_of_computing(way: str, folder: Path, e
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("ranks_are_forked")
 @pytest.mark.parametrize(("tp", "pp"), [(2, 1), (1, 2)])
 def test_several_ranks_give_the_tokens_of_one(tp: int, pp: int, folder: Path, expected: Any) -> None:
     assert tokens(folder, tp=tp, pp=pp) == expected
@@ -241,6 +242,7 @@ def test_a_scale_that_is_none_is_an_error_with_its_name(value: float, folder: Pa
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("ranks_are_forked")
 def test_a_checkpoints_scales_are_used_by_every_rank(
     folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -202,6 +202,7 @@ def test_captured_decodes_give_the_same(checkpoints, kinds, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("ranks_are_forked")
 @pytest.mark.parametrize("kinds", ["all kinds"])
 def test_two_ranks_give_the_same(checkpoints, kinds):
     with LLM(tp=2, **options_of(checkpoints[kinds], num_blocks=66, max_num_batched_tokens=16)) as llm:

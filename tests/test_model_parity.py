@@ -125,6 +125,7 @@ def test_greedy_tokens_equal_transformers_with_chunks_preemptions_and_prefix_hit
 
 @pytest.mark.nightly
 @pytest.mark.slow
+@pytest.mark.usefixtures("ranks_are_forked")
 @pytest.mark.parametrize("way", WAYS)
 def test_greedy_tokens_equal_transformers_in_every_way(checkpoint: Any, way: str) -> None:
     check(checkpoint, way)

@@ -123,6 +123,7 @@ SIZES = [dict(tp=2), dict(pp=2), pytest.param(dict(tp=2, pp=2), marks=pytest.mar
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("ranks_are_forked")
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_several_ranks_give_the_vectors_of_one(sizes, checkpoint, mixed):
     prompts, wishes, expected = mixed

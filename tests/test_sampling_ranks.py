@@ -7,6 +7,7 @@ from tests.test_logprobs import TOLERANCE, alone, scored_load  # noqa: F401 - a 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("ranks_are_forked")
 def test_two_ranks_give_the_tokens_and_scores_of_one(folder, alone):  # noqa: F811
     with LLM(
         folder,

@@ -66,6 +66,7 @@ def two_turns(folder: Path) -> Any:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("ranks_are_forked")
 @pytest.mark.parametrize("way", WAYS)
 def test_prefix_hits_change_no_token(folder: Path, two_turns: Any, way: str) -> None:
     expected, turns, expected_turns = two_turns

@@ -126,6 +126,7 @@ def test_requests_get_what_transformers_gives_with_and_without_it(way: str, chec
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("ranks_are_forked")
 @pytest.mark.parametrize("way", RANKS)
 def test_several_ranks_and_stages_give_the_same(way: str, checkpoint: Any) -> None:
     prompts = PROMPTS[:5]

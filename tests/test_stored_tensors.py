@@ -102,6 +102,7 @@ def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("ranks_are_forked")
 @pytest.mark.parametrize("options", [{"tp": 2}, {"pp": 2}, {"tp": 2, "pp": 2}], ids=["tp_2", "pp_2", "tp_2_pp_2"])
 def test_ranks_and_stages_serve_the_head_that_is_stored(options: Any, stored: tuple[Path, list[list[int]]]) -> None:
     folder, expected = stored
@@ -109,6 +110,7 @@ def test_ranks_and_stages_serve_the_head_that_is_stored(options: Any, stored: tu
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("ranks_are_forked")
 def test_a_head_that_differs_in_the_last_row_alone_is_found_by_the_rank_that_has_it(tmp_path: Path) -> None:
     def last_row(tensors: dict[str, Any]) -> None:
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
@@ -120,6 +122,7 @@ def test_a_head_that_differs_in_the_last_row_alone_is_found_by_the_rank_that_has
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("ranks_are_forked")
 @pytest.mark.parametrize("change", [another_head, only_head])
 @pytest.mark.parametrize("tp", [1, 2])
 @pytest.mark.parametrize("name", ["llama", "gpt2"])

@@ -91,6 +91,7 @@ CASES = [
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("ranks_are_forked")
 @pytest.mark.parametrize("options", CASES)
 def test_states_equal_transformers_for_every_token(options: Any, checkpoint: Any, seen: list[TappedStates]) -> None:
     folder, model = checkpoint

@@ -71,6 +71,7 @@ def test_longrope_gives_the_tokens_of_transformers_beyond_the_original_length(tm
     assert "engine.max_model_len=1024 may exceed the original 32 tokens" in caplog.text
 
 
+@pytest.mark.usefixtures("ranks_are_forked")
 @pytest.mark.parametrize("name", some([name for name in CASES if CASES[name].has_plan], FEW_AT_TP_2))
 def test_two_processes_give_the_tokens_of_transformers(name, checkpoints):
     folder, prompts, expected = checkpoints(name)

@@ -61,6 +61,7 @@ def test_chunks_preemptions_and_prefix_hits_give_the_same_tokens(name, checkpoin
     assert again[0].num_cached_tokens >= 8
 
 
+@pytest.mark.usefixtures("ranks_are_forked")
 @pytest.mark.parametrize("name", some(("qwen3_5_moe",)))
 def test_two_ranks_give_the_same_tokens(name, checkpoints):
     folder, prompts, expected = checkpoints(name)
