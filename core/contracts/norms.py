@@ -112,6 +112,14 @@ class NormsAndGates(Protocol):
         return chosen_TC.mul_(scale_C).masked_fill_(places_C < 0, 0)
 
     @optional
+    def take_columns(self, x_TD: Tensor, places_N: Tensor) -> Tensor:
+        """The columns of x at these places, in their order: (T, D) -> (T, N).
+
+        Shapes: places_N (N,) int64, the same in every call of a layer. Writes to none of its inputs.
+        """
+        return x_TD.index_select(1, places_N)
+
+    @optional
     def rms_norm_silu_mul(self, x_THE: Tensor, weight_E: Tensor, eps: float, gate_THE: Tensor) -> Tensor:
         """rms_norm(x) * silu(gate), head by head: (T, H, E). The norm may stay in float32 in between.
 

@@ -265,6 +265,7 @@ FORMS: dict[str, Form] = {
         [(*weight_D.shape[:-1], *x_TD.shape), x_TD.shape]
     ),
     "norm_heads": lambda x_TN, head_dim, eps, places_C, scale_C, width: [(len(x_TN), len(places_C))],
+    "take_columns": lambda x_TD, places_N: [(len(x_TD), len(places_N))],
     "rms_norm_silu_mul": lambda x_THE, weight_E, eps, gate_THE: [x_THE.shape],
     "sigmoid_mul": lambda x_TD, gate_TG, added_TD=None: [x_TD.shape],
     "mask_logits": lambda logits_NV, masks_RW, index_N: [logits_NV.shape],

@@ -179,6 +179,10 @@ class TritonKernels(TritonQuantized):
         """See Kernels.norm_heads; one launch."""
         return triton_norms.norm_heads(x_TN, head_dim, eps, places_C, scale_C, width)
 
+    def take_columns(self, x_TD: Tensor, places_N: Tensor) -> Tensor:
+        """See Kernels.take_columns; one launch."""
+        return triton_norms.take_columns(x_TD, places_N)
+
     def rms_norm_silu_mul(self, x_THE: Tensor, weight_E: Tensor, eps: float, gate_THE: Tensor) -> Tensor:
         """See Kernels.rms_norm_silu_mul; one launch."""
         return triton_norms.rms_norm_silu_mul(x_THE, weight_E, eps, gate_THE)

@@ -179,8 +179,9 @@ class Gemma4Layer:
             added_TD, norm_D, beside = self.mlp(normed_TD), self.behind_mlp_D, None
         else:
             normed_3TD, hidden_TD = norm(*given, self.experts.before_3D, self.eps)
+            chosen = self.experts.choose(normed_3TD[1])  # first: the feed-forward's weights are read meanwhile
             added_TD, norm_D = self.mlp(normed_3TD[0]), self.experts.behind_mlp_D
-            beside = self.experts(*normed_3TD[1:]), self.experts.behind_D, self.behind_mlp_D
+            beside = self.experts.experts(normed_3TD[2], *chosen), self.experts.behind_D, self.behind_mlp_D
         if self.own_input is not None:
             assert input_TP is not None
             _, hidden_TD = norm(added_TD, norm_D, hidden_TD, next_norm_D, self.eps, None, beside)
@@ -224,9 +225,9 @@ class ExpertsBeside:
             experts.num_experts, hidden, experts.size, runtime, what="moe_intermediate_size", activation="gelu_tanh"
         )
 
-    def __call__(self, router_TD: Tensor, experts_TD: Tensor) -> Tensor:
-        """The experts' sum before its norm, from the stream behind the router's norm and behind the experts'."""
-        return self.experts(experts_TD, *self.router(router_TD, self.expert_scale_X))
+    def choose(self, normed_TD: Tensor) -> tuple[Tensor, Tensor]:
+        """Each token's experts and their weights, from the stream behind the router's norm."""
+        return self.router(normed_TD, self.expert_scale_X)
 
     def targets(self, layer: str) -> dict[str, WeightTarget]:
         """The router, the experts and their norms."""

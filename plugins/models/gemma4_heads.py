@@ -40,7 +40,7 @@ class HeadLayout:
         self.rope = Rope(torch.cat((cos_PR, sin_PR), 1).to(runtime.device))
         own_kv, shared_kv = self._sources(has_keys=True), self._sources(has_keys=False)
         self.source_C, self.query_source_C = own_kv.to(runtime.device), shared_kv.to(runtime.device)
-        self.attended_N, self.groups = self._attended().to(runtime.device), self._groups()
+        self.attended_N = self._attended().to(runtime.device)
 
     def lane(self, head: int) -> int:
         """The lane of a query head, counted over all ranks."""
@@ -66,24 +66,6 @@ class HeadLayout:
             (half + rotated, behind + others, others),
         ]
         return [one for one in found if one[2]]
-
-    def own_lanes(self, attended_TC: Tensor) -> Tensor:
-        """Each head's own lane of the attention output: (T, H * E) -> (T, H * F)."""
-        if self.heads.head_dim == self.shape.head_dim:
-            return attended_TC
-        if self.groups is None:
-            return attended_TC.index_select(1, self.attended_N)
-        entries, lanes, group, size = self.groups
-        lanes_TKGEL = attended_TC.view(-1, entries, lanes, group, lanes, size).diagonal(dim1=2, dim2=4)
-        return lanes_TKGEL.permute(0, 1, 4, 2, 3).reshape(len(attended_TC), entries * lanes * group * size)
-
-    def _groups(self) -> tuple[int, int, int, int] | None:
-        """Entries, lanes, heads of a lane, numbers of a head; None unless lanes fill entries and each has its heads."""
-        heads, entries = self.heads, self.entries.size
-        is_full = heads.lanes * heads.head_dim == self.shape.head_dim
-        if not is_full or self.kv_heads.size != entries * heads.lanes:
-            return None
-        return entries, heads.lanes, self.q_heads.size // self.kv_heads.size, heads.head_dim
 
     def _sources(self, *, has_keys: bool) -> Tensor:
         """For each number of the entries, the number of the projection (C,); -1 for zeros."""
@@ -130,7 +112,9 @@ class Gemma4Attention:
         """The attention output of this rank's heads: (T, D) -> (T, H * F)."""
         layout, places = self.layout, (self.source_C, self.scale_C, self.layout.shape.head_dim)
         qkv_TC = self.kernels.norm_heads(self.qkv(x_TD), layout.heads.head_dim, self.eps, *places)
-        return layout.own_lanes(attend(self.index, qkv_TC, layout.rope, None, FORM))
+        attended_TC = attend(self.index, qkv_TC, layout.rope, None, FORM)
+        is_whole = layout.heads.head_dim == layout.shape.head_dim
+        return attended_TC if is_whole else self.kernels.take_columns(attended_TC, layout.attended_N)
 
     def targets(self, name: str) -> dict[str, WeightTarget]:
         """The projections and their norms. Checkpoints also hold keys and values that no layer reads."""

@@ -333,6 +333,11 @@ class ForgetsTheHeadsZeros(PlainKernels):
         return super().norm_heads(x_TN, head_dim, eps, places_C.clamp(min=0), scale_C, width)
 
 
+class TakesColumnsInOrder(PlainKernels):
+    def take_columns(self, x_TD: Tensor, places_N: Tensor) -> Tensor:
+        return super().take_columns(x_TD, places_N.sort().values)
+
+
 class ForgetsTheInnerNorm(PlainKernels):
     def norm_add_rms_norm(
         self, x_TD: Tensor, inner_weight_D: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float, *others: Any
@@ -531,6 +536,7 @@ FAULTS = {
     ForgetsTheLastPart: "test_add_parts_rms_norm: the norm that add_parts_rms_norm of (2, 5, 48) writes",
     KeepsTheResidual: "test_add_parts_rms_norm: the sum that add_parts_rms_norm of (2, 5, 48) leaves",
     ForgetsTheHeadsZeros: "test_norm_heads: norm_heads of 1 tokens, 2 heads of 12 in blocks of 26",
+    TakesColumnsInOrder: "test_take_columns: take_columns of 1 x 96 takes others",
     ForgetsTheInnerNorm: "test_norm_add_rms_norm: the norm that norm_add_rms_norm of 1 x 96 returns",
     ForgetsTheOuterNorm: "test_norm_add_rms_norm: the norm that norm_add_rms_norm of 1 x 96 beside another, returns",
     NormsTwiceWithTheFirstWeight: "test_norm_add_rms_norm: the norm that norm_add_rms_norm of 1 x 96, with two norms,",

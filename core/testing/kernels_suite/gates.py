@@ -90,6 +90,21 @@ class GateCases(AttentionCases):
                 what = f"norm_heads of {num_tokens} tokens, 2 heads of {head_dim} in blocks of {wide}"
                 self._check_gate("norm_heads", spec, what, actual_TC, expected_TC)
 
+    def test_take_columns(self) -> None:
+        """Of rows that lie apart, some columns more than once and some not at all; the rows stay as they are."""
+        for spec in self.specs(self.groups[:1]):
+            kernels, kept = self.make_poisoned(spec), []
+            for num_tokens, width in self._shapes(spec):
+                x_TD = self.random(spec, num_tokens, 2 * width)[:, :width]
+                kept.append(places_N := (torch.arange(2 * width - 3) * 7 % (width - 1)).to(spec.device))
+                before_TD = x_TD.clone()
+                with PoisonedMemory():
+                    actual_TN = kernels.take_columns(x_TD, places_N)
+                what = f"take_columns of {num_tokens} x {width}"
+                check_form(f"{what} ({describe(spec)})", actual_TN, (num_tokens, len(places_N)), spec.dtype)
+                check(torch.equal(actual_TN, before_TD[:, places_N]), f"{what} takes others ({describe(spec)})")
+                check_unchanged("x, which take_columns was given,", before_TD, x_TD)
+
     def test_rms_norm_silu_mul(self) -> None:
         """Head by head, with gates that are columns of a wider matrix."""
         for spec in self.specs(self.groups[:1]):

@@ -57,6 +57,7 @@ class LifetimeCases(AttentionCases):
             "add_rms_norm": lambda: kernels.add_rms_norm(x_TD.clone(), x_TD.clone(), weight_D, EPS),
             "norm_add_rms_norm": lambda: kernels.norm_add_rms_norm(x_TD.clone(), weight_D, x_TD.clone(), weight_D, EPS),
             "norm_heads": lambda: kernels.norm_heads(x_TD.clone(), WIDTH, EPS, places_D, weight_D, WIDTH),
+            "take_columns": lambda: kernels.take_columns(x_TD.clone(), places_D),
             "silu_mul": lambda: kernels.silu_mul(x_TD.clone()),
             "rms_norm_silu_mul": lambda: kernels.rms_norm_silu_mul(x_TDE.clone(), weight_E, EPS, x_TDE.clone()),
             "sigmoid_mul": lambda: kernels.sigmoid_mul(x_TD.clone(), x_TD.clone(), x_TD.clone()),

@@ -16,7 +16,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from hookline.plugins.kernels.triton_launch import LARGE_WIDTH, cdiv, launch_options, next_power_of_2, triggers_late
 
 ELEMENTS = 1024
-"""Values of some heads that a program of `rms_norm_silu_mul` takes."""
+"""Values that a program of `rms_norm_silu_mul`, of some heads, or of `take_columns` takes."""
 
 
 @triton.jit
@@ -237,6 +237,34 @@ def norm_heads(x_TN: Tensor, head_dim: int, eps: float, places_C: Tensor, scale_
             **launch_options(x_TN.device),
         )  # fmt: skip
     return out_TC
+
+
+@triton.jit
+def _take_columns_kernel(
+    x_ptr, places_ptr, out_ptr, x_stride, num_places, BLOCK: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
+    if PDL:
+        gdc_launch_dependents()
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < num_places
+    place = tl.load(places_ptr + column, mask=inside, other=0)
+    if PDL:
+        gdc_wait()
+    tl.store(out_ptr + row * num_places + column, tl.load(x_ptr + row * x_stride + place, mask=inside), mask=inside)
+
+
+def take_columns(x_TD: Tensor, places_N: Tensor) -> Tensor:
+    """The columns of x at these places: (T, D) -> (T, N). Device: one launch, no host sync."""
+    num_rows, num_places = len(x_TD), len(places_N)
+    x_TD = x_TD if x_TD.stride(1) == 1 else x_TD.contiguous()
+    out_TN = torch.empty((num_rows, num_places), dtype=x_TD.dtype, device=x_TD.device)
+    if out_TN.numel():
+        _take_columns_kernel[(num_rows, cdiv(num_places, ELEMENTS))](
+            x_TD, places_N, out_TN, x_TD.stride(0), num_places, BLOCK=ELEMENTS, num_warps=4,
+            **launch_options(x_TD.device),
+        )  # fmt: skip
+    return out_TN
 
 
 @triton.jit
