@@ -76,6 +76,8 @@ def client_tools(tools: list[Any], ignored: list[str]) -> Iterator[ClientTool]:
         found = {key: tool[key] for key in ("name", "description", "strict") if tool.get(key) is not None}
         if kind == "custom":
             check_names(tool, TOOL, place)
+            if not isinstance(tool.get("name"), str):
+                raise invalid(f"{place}={shown(tool)} is not a tool with a name and an input_schema", "tools")
         if kind == "function" or (kind == "custom" and "input_schema" not in tool and "parameters" in tool):
             raise invalid(f"{place} has its parameters where this endpoint has input_schema", "tools")
         if kind == "custom" or "input_schema" in tool:

@@ -31,6 +31,8 @@ from hookline.core.serving import (
 from hookline.plugins.apis.anthropic.conversation import TOOL, as_messages, block_shape, client_tools, text_of_blocks
 
 _CHOICES = {"auto": AUTO, "any": REQUIRED, "none": NONE}
+_THINKING = ("enabled", "adaptive", "disabled")
+"""Types of `thinking`."""
 
 
 class CountRequest(SamplingFields, kw_only=True):
@@ -50,7 +52,8 @@ class CountRequest(SamplingFields, kw_only=True):
     }
 
     messages: list[Any] | None = None
-    """Messages with a role and a content, which is a text or a list of blocks."""
+    """Messages with a role and a content, which is a text or a list of blocks. A last one of the assistant is the begin
+    of the answer, which goes on behind it."""
     system: str | list[Any] | None = None
     """Instructions for the model, in front of the messages."""
     tools: list[Any] | None = None
@@ -119,9 +122,17 @@ class CountRequest(SamplingFields, kw_only=True):
         if self.system:
             messages.insert(0, {"role": "system", "content": text_of_blocks(self.system, "system", ignored)})
         kind = (self.thinking or {}).get("type")
+        if kind not in (None, *_THINKING):
+            raise invalid(f"thinking.type={shown(kind)} must be one of {', '.join(_THINKING)}", "thinking")
         arguments = effort_arguments((self.output_config or {}).get("effort"))
         arguments |= {} if kind is None else {"enable_thinking": kind != "disabled"}
-        return ChatPrompt(checked_messages(messages), tools.for_template, arguments, ignored=ignored)
+        return ChatPrompt(
+            checked_messages(messages),
+            tools.for_template,
+            arguments,
+            continues_last=_is_begun(messages[-1]),
+            ignored=ignored,
+        )
 
 
 class MessagesRequest(CountRequest, kw_only=True):
@@ -148,3 +159,8 @@ class MessagesRequest(CountRequest, kw_only=True):
         tools, stop = self.chosen_tools(), list(filter(None, self.stop_sequences or ())) or None
         most = None if self.max_tokens is None else max(1, self.max_tokens)
         return prepared(engine, self.chat(tools), self, tools, max_tokens=most, stop=stop)
+
+
+def _is_begun(last: Mapping[str, Any]) -> bool:
+    """Whether the last message is the begin of an answer that the model is to continue."""
+    return last["role"] == "assistant" and "tool_calls" not in last and bool(last["content"].strip())

@@ -142,7 +142,7 @@ def _read(tool: Any, place: str, ignored: list[str], namespace: str | None = Non
         found = {key: own[key] for key in _FUNCTION if own.get(key) is not None}
         grammar = None
         if kind == CUSTOM:
-            of_text, grammar = _of_text(own)
+            of_text, grammar = _of_text(own, f"{place if own is tool else f'{place}.{kind}'}.format")
             found |= of_text
         if namespace is not None and isinstance(name, str):
             found["name"] = full_name(namespace, name)
@@ -166,20 +166,29 @@ def full_name(namespace: str | None, name: str) -> str:
     return name if namespace is None else f"{namespace.removesuffix('__')}__{name}"
 
 
-def _of_text(tool: Values) -> tuple[Values, str | None]:
-    """The description and the parameters of a custom tool's function, and the grammar of its text."""
+def _of_text(tool: Values, place: str) -> tuple[Values, str | None]:
+    """The description and the parameters of a custom tool's function, and the grammar of its text. place: of the tool's
+    format.
+
+    Raises: ApiError for a grammar of no known syntax.
+    """
     form = tool.get("format") or {}
-    grammar = form.get("grammar", form) if isinstance(form, dict) and form.get("type") == "grammar" else {}
-    syntax, definition = grammar.get("syntax"), grammar.get("definition")
+    kind = form.get("type") if isinstance(form, dict) else ""
+    if kind not in (None, "text", "grammar"):
+        raise invalid(f"{place}={shown(form)} is not of type text or grammar", "tools")
+    grammar = form.get("grammar", form) if kind == "grammar" else {}
+    given = grammar if isinstance(grammar, dict) else {}
+    syntax, definition = given.get("syntax"), given.get("definition")
+    if kind == "grammar" and not (syntax in ("lark", "regex") and isinstance(definition, str)):
+        raise invalid(f"{place}={shown(form)} needs a definition, and a syntax, which is lark or regex", "tools")
     text, told = dict(_TEXT), [tool["description"]] if tool.get("description") else []
-    if syntax == "regex" and isinstance(definition, str):
+    if syntax == "regex":
         text["pattern"] = f"^(?:{definition})$"
         definition = None
     elif definition is not None:
         told.append(f"The input follows this grammar:\n{definition}")
     described = {"description": "\n\n".join(map(str, told))} if told else {}
-    found = described | {"parameters": _object({"input": text}, "input")}
-    return found, definition if isinstance(definition, str) else None
+    return described | {"parameters": _object({"input": text}, "input")}, definition
 
 
 def _chosen(choice: Any, tools: list[ClientTool], ignored: list[str]) -> tuple[str, list[ClientTool]]:

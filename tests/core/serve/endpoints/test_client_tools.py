@@ -347,6 +347,24 @@ def test_a_custom_tools_grammar_holds_a_call_that_is_forced(ask: Ask, text: str)
     assert held is not None and held.grammar == LARK
 
 
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"type": "grammar", "syntax": "ebnf", "definition": "root ::= a"},
+        {"type": "grammar", "definition": LARK},
+        {"type": "grammar", "syntax": "lark"},
+        {"type": "grammar", "grammar": "x"},
+        {"type": "gbnf", "definition": "x"},
+        "text",
+    ],
+)
+def test_a_custom_tool_with_a_grammar_of_no_known_syntax_is_told_the_syntaxes(ask: Ask, form: Any) -> None:
+    tool = {"type": "custom", "name": "edit", "format": form}
+    response = ask(FakeEngineClient(), "POST", "/v1/responses", PARSERS, json={"input": "x", "tools": [tool]})
+    told = response.json()["error"]["message"]
+    assert response.status_code == 400 and told.startswith("tools[0].format=") and "grammar" in told
+
+
 def test_a_custom_tools_grammar_is_told_to_a_model_that_may_choose(ask: Ask) -> None:
     form = {"type": "grammar", "syntax": "lark", "definition": LARK}
     tools = [{"type": "custom", "name": "edit", "description": "Edits.", "format": form}]
@@ -393,6 +411,46 @@ def test_a_custom_tools_text_is_the_same_however_it_comes(arguments: str, text: 
         reader = InputText()
         pieces = [reader.push(arguments[start : start + size]) for start in range(0, len(arguments), size)]
         assert "".join([*pieces, reader.finish()]) == reader.text == text
+
+
+BEGUN = [{"type": "text", "text": "Sure,"}]
+CALLED = [{"type": "tool_use", "id": "t", "name": "find", "input": {}}]
+
+
+@pytest.mark.parametrize(
+    ("last", "is_continued"),
+    [
+        ("Sure,", True),
+        (BEGUN, True),
+        ([{"type": "thinking", "thinking": "so"}, *BEGUN], True),
+        ("", False),
+        (" ", False),
+        ([*BEGUN, *CALLED], False),
+    ],
+)
+def test_messages_go_on_behind_the_begin_of_an_answer(ask: Ask, last: Any, is_continued: bool) -> None:
+    client = client_of(" here")
+    body = {"max_tokens": 8, "messages": [*USER, {"role": "assistant", "content": last}]}
+    answer = ask(client, "POST", "/v1/messages", PARSERS, json=body)
+    assert answer.json()["content"] == [{"type": "text", "text": " here"}]
+    assert prompt_of(client).endswith("assistant\nSure,") == is_continued
+    counted = ask(client, "POST", "/v1/messages/count_tokens", PARSERS, json={"messages": body["messages"]}).json()
+    assert counted["input_tokens"] == len(client.asked[-1].prompt_token_ids)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"thinking": {"type": "on"}}, "thinking.type='on' must be one of enabled, adaptive, disabled"),
+        ({"tools": [{"input_schema": CITY}]}, "tools[0]={'input_schema': {"),
+    ],
+)
+def test_messages_refuse_what_cannot_be_read_in_the_words_that_were_sent(
+    ask: Ask, fields: dict[str, Any], told: str
+) -> None:
+    body = {"max_tokens": 8, "messages": USER, **fields}
+    response = ask(FakeEngineClient(), "POST", "/v1/messages", PARSERS, json=body)
+    assert response.status_code == 400 and response.json()["error"]["message"].startswith(told)
 
 
 def test_messages_read_documents_of_text_and_name_blocks_of_other_servers(ask: Ask) -> None:
