@@ -4,9 +4,11 @@ Every run tests a few architectures, nightly ones all of tests/transformers_case
 """
 
 import functools
+import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from hookline import LLM
 from hookline.core.testing.model_suite.driver import Chunk, ModelDriver
@@ -20,6 +22,10 @@ TransformersModel = Lazily("hookline.plugins.models.transformers.model", "Transf
 NUM_TOKENS = 64
 TIGHT = dict(max_num_batched_tokens=8, max_num_seqs=4, num_blocks=17, block_size=8, overlap=True, max_model_len=256)
 """Prompts in chunks, a pool for fewer requests than run, and steps launched before their tokens are known."""
+
+
+OWN_FORMS = ("mixtral", "nemotron_h", "lara_mini")
+"""Cases whose parameters transformers merges or splits, in unlike ways."""
 
 
 def some(names, few):
@@ -69,6 +75,50 @@ def test_longrope_gives_the_tokens_of_transformers_beyond_the_original_length(tm
         transformers_greedy(reference, prompt, NUM_TOKENS)[0] for prompt in prompts
     ]
     assert "engine.max_model_len=1024 may exceed the original 32 tokens" in caplog.text
+
+
+def tokens_of(folder, prompts, **options):
+    with LLM(str(folder), model="transformers", device="cpu", engine={"max_model_len": 256}, **options) as llm:
+        return [output.token_ids for output in llm.generate(prompts, greedy(NUM_TOKENS))]
+
+
+@pytest.mark.usefixtures("ranks_are_forked")
+@pytest.mark.parametrize("name", some(CASES, OWN_FORMS))
+def test_parameters_that_are_saved_as_they_are_give_the_tokens_of_transformers(name, tmp_path):
+    reference = make_checkpoint(tmp_path / "first", CASES[name])
+    reference.save_pretrained(tmp_path / "own", max_shard_size="20KB", save_original_format=False)
+    prompts = [[token + 1 for token in prompt] for prompt in random_prompts(96, (7, 33))]
+    expected = [transformers_greedy(reference, prompt, NUM_TOKENS)[0] for prompt in prompts]
+    for tp in (1, 2) if name == "mixtral" else (1,):
+        assert tokens_of(tmp_path / "own", prompts, tp=tp) == expected
+
+
+@pytest.mark.usefixtures("ranks_are_forked")
+@pytest.mark.skipif("olmo_hybrid" not in CASES, reason="this transformers cannot have it served")
+@pytest.mark.parametrize(("heads", "value_heads", "key_dim", "value_dim"), [(3, 3, 5, 7), (1, 1, 5, 7), (3, 6, 4, 9)])
+def test_convolutions_in_parts_of_any_sizes_give_the_tokens_of_transformers(
+    heads, value_heads, key_dim, value_dim, tmp_path
+):
+    sizes = dict(linear_num_key_heads=heads, linear_num_value_heads=value_heads)
+    dims = dict(linear_key_head_dim=key_dim, linear_value_head_dim=value_dim)
+    reference = make_checkpoint(tmp_path / "saved", CASES["olmo_hybrid"], **sizes, **dims)
+    prompts = [[token + 1 for token in prompt] for prompt in random_prompts(96, (7, 33))]
+    expected = [transformers_greedy(reference, prompt, NUM_TOKENS)[0] for prompt in prompts]
+    for tp in (1, 2) if heads == 1 else (1,):
+        assert tokens_of(tmp_path / "saved", prompts, tp=tp) == expected
+
+    stored = {name: one for file in tmp_path.glob("saved/*.safetensors") for name, one in load_file(file).items()}
+    rows = [heads * key_dim, heads * key_dim, value_heads * value_dim]
+    for stem in {name.rpartition(".q_conv1d")[0] for name in stored if ".q_conv1d" in name}:
+        names = [f"{stem}.{part}_conv1d.weight" for part in "qkv"]
+        saved = [stored[name] for name in names]
+        stored |= dict(zip(names, torch.cat(saved).split(rows), strict=True))
+        assert {len(one) for one in saved} != set(rows)
+    (tmp_path / "released").mkdir()
+    shutil.copy(tmp_path / "saved" / "config.json", tmp_path / "released")
+    stored = {name: one.contiguous() for name, one in stored.items()}
+    save_file(stored, tmp_path / "released" / "model.safetensors", {"format": "pt"})
+    assert tokens_of(tmp_path / "released", prompts) == expected
 
 
 @pytest.mark.usefixtures("ranks_are_forked")

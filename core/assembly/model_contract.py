@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -40,15 +40,16 @@ def stated_spec(entry: Entry, model_class: Any, hf_config: Mapping[str, Any]) ->
     return spec
 
 
-def stated_targets(entry: Entry, model: Model) -> Mapping[str, WeightTarget]:
-    """The targets of a model's weights, by the checkpoint's names.
+def stated_targets(entry: Entry, model: Model, *shapes: Mapping[str, Sequence[int]]) -> Mapping[str, WeightTarget]:
+    """The targets of a model's weights, by the checkpoint's names. shapes: of its tensors, for FitsTargets.
 
     Raises: PluginError naming the model, if they are not WeightTargets by name.
     """
-    targets = model.weight_targets()
+    method = "targets_for" if shapes else "weight_targets"
+    targets: Mapping[str, WeightTarget] = getattr(model, method)(*shapes)
     fault = _targets_fault(targets)
     if fault is not None:
-        raise PluginError(breach(entry, "weight_targets", fault))
+        raise PluginError(breach(entry, method, fault))
     return targets
 
 

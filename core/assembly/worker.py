@@ -17,7 +17,6 @@ from hookline.core.assembly.kernel_build import AWAITED, hash_compiler_aside, st
 from hookline.core.assembly.model_contract import stated_targets
 from hookline.core.assembly.rank_parts import RankParts
 from hookline.core.assembly.resolve import ResolvedConfig, chosen
-from hookline.core.checkpoint.checkpoint import Checkpoint
 from hookline.core.checkpoint.dequantised import with_dequantised
 from hookline.core.checkpoint.headless import fitted
 from hookline.core.checkpoint.load import BytesRead, load_checkpoint, load_source, random_weights, refuse_other_sizes
@@ -176,12 +175,12 @@ def load_model(resolved: ResolvedConfig, kernels: Kernels, read: BytesRead | Non
             random_weights(targets, resolved.config.seed)
             finish_weights(runtime)
             return model
-        stored, targets = matched(checkpoint, model, targets)
+        stored, targets = matched(resolved, model, targets)
         if _has_own_head(resolved, targets, stored):
             del model, targets  # else both models would be in memory
             runtime = runtime_of(resolved, kernels)
             model, targets = build_model(resolved, runtime, untied(checkpoint.config))
-            stored, targets = matched(checkpoint, model, targets)
+            stored, targets = matched(resolved, model, targets)
             if _has_own_head(resolved, targets, stored):
                 raise CheckpointError(
                     f"checkpoint {checkpoint.reference} stores a head that differs from its embedding, and "
@@ -215,15 +214,19 @@ def build_model(
 
 
 def matched(
-    checkpoint: Checkpoint, model: Model, targets: Mapping[str, WeightTarget]
+    resolved: ResolvedConfig, model: Model, targets: Mapping[str, WeightTarget]
 ) -> tuple[Mapping[str, Any], Mapping[str, WeightTarget]]:
     """The checkpoint's tensors (of its files, or shapes from its source) and the model's targets, by the same names."""
+    checkpoint = resolved.checkpoint
     if checkpoint.source is not None:
         shapes = checkpoint.source.shapes()
         return shapes, fitted(targets, checkpoint.config, shapes)
     stored = checkpoint.stored
     if checkpoint.folder is not None and hasattr(model, "tensor_name"):
         stored = renamed(checkpoint.folder, stored, model.tensor_name)
+    if checkpoint.folder is not None and hasattr(model, "targets_for"):
+        shapes = {name: one.shape for name, one in stored.items()}
+        targets = stated_targets(chosen(resolved.config.model), model, shapes)
     targets = fitted(targets, checkpoint.config, stored)
     return as_named(stored, targets), targets
 

@@ -163,6 +163,7 @@ from hookline.core.contracts.scheduler import (
 from hookline.core.contracts.weights import (
     CheckpointSource as CheckpointSource,
     ExpertWeights as ExpertWeights,
+    FitsTargets as FitsTargets,
     Init as Init,
     MatrixPiece as MatrixPiece,
     OpensCheckpoint as OpensCheckpoint,

@@ -327,3 +327,14 @@ class RenamesTensors(Protocol):
         When:   called once for each tensor, before any is read.
         """
         ...
+
+
+class FitsTargets(Protocol):
+    """For a model whose checkpoints hold the same weights in several forms; a method besides Model's."""
+
+    def targets_for(self, shapes: Mapping[str, Sequence[int]]) -> Mapping[str, WeightTarget]:
+        """The targets for a folder with tensors of these shapes, by the model's names.
+
+        When:   after `weight_targets`, whose result it replaces, and before a tensor is read.
+        """
+        ...

@@ -31,7 +31,13 @@ _CONTRACTS: dict[str, type] = {
     "executor": contracts.RankExecutor,
 }
 _BESIDES: dict[str, tuple[type, ...]] = {
-    "model": (contracts.OpensCheckpoint, contracts.RenamesTensors, contracts.NormsStreams, contracts.HasDraftHead),
+    "model": (
+        contracts.OpensCheckpoint,
+        contracts.RenamesTensors,
+        contracts.FitsTargets,
+        contracts.NormsStreams,
+        contracts.HasDraftHead,
+    ),
     "quantization": (contracts.OpensCheckpoint,),
     "scheduler": (contracts.RemembersSteps,),
 }

@@ -145,7 +145,7 @@ def _linears(resolved: ResolvedConfig) -> tuple[dict[str, StoredTensor], dict[st
     resolved = replace(resolved, quantization=recorded)
     runtime = replace(runtime_of(resolved, make_kernels(resolved)), device=_NOWHERE)
     model, targets = build_model(resolved, runtime, resolved.checkpoint.config)
-    stored, _ = matched(resolved.checkpoint, model, targets)
+    stored, _ = matched(resolved, model, targets)
     by_name = {**stored, **{one.name: one for one in stored.values() if one.name}}
     linears, reference = {}, resolved.checkpoint.reference
     how = f"quantization={resolved.config.quantization.name}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NoReturn
 
@@ -70,7 +70,7 @@ _log = logging.getLogger("hookline")
 
 
 class TransformersModel:
-    """A decoder of transformers and its head. Implements hookline.core.contracts.Model and RenamesTensors."""
+    """A decoder of transformers and its head. Implements core's Model, RenamesTensors and FitsTargets."""
 
     def __init__(self, hf_config: Mapping[str, Any], runtime: Runtime) -> None:
         read = config, _, facts = _read(json.dumps(hf_config, sort_keys=True))
@@ -165,6 +165,10 @@ class TransformersModel:
     def weight_targets(self) -> Mapping[str, WeightTarget]:
         """See Model."""
         return self.targets
+
+    def targets_for(self, shapes: Mapping[str, Sequence[int]]) -> Mapping[str, WeightTarget]:
+        """See FitsTargets."""
+        return self.names.as_stored(self.targets, shapes)
 
     def tensor_name(self, stored: str) -> str | None:
         """See RenamesTensors."""

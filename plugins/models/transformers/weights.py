@@ -8,11 +8,11 @@ Legend: X experts.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import (
     get_checkpoint_conversion_mapping,
@@ -31,6 +31,7 @@ JOINED = ["Concatenate"]
 """Operations that put the matrices of several tensors one below the other."""
 MERGED_AND_JOINED = ["MergeModulelist", "Concatenate"]
 """Operations that put several matrices of each expert, one below the other, into one tensor (X, ...)."""
+Targets = Mapping[str, WeightTarget]
 
 
 class StoredNames:
@@ -43,13 +44,16 @@ class StoredNames:
         changes = [*get_model_conversion_mapping(model), *_of_whole(model)]
         self.converters = [one for one in changes if isinstance(one, WeightConverter) and not _exchanges(one)]
         self.renamings: list[Any] = [one for one in changes if not isinstance(one, WeightConverter)]
-        self.linears = {name: one.out_features for name, one in model.named_modules() if type(one) is nn.Linear}
         self.modules = {name for name, _ in model.named_modules()}
         self.prefix, self.model_type = f"{decoder_name(model)}.", model.config.model_type
         ignored = model._keys_to_ignore_on_load_unexpected or ()
         self.ignored = re.compile("|".join(f"({pattern})" for pattern in ignored) or r"(?!)")
         self.unused = tuple(f"{name}." for name in unused)
         self.known: set[str] = set()
+        self.forms: list[tuple[Targets, Targets]] = []
+        """Targets of a parameter in the form of released checkpoints, and in its own, of each that has both."""
+        self.stacks: list[tuple[Sequence[str], Tensor]] = []
+        """Each parameter that several stored tensors make up, one below the other, with their names."""
 
     def name(self, stored: str) -> str | None:
         """The model's name of a stored tensor; None if nothing needs it."""
@@ -70,14 +74,24 @@ class StoredNames:
                     return converter, name.removesuffix(pattern)
         return None
 
-    def rows_of(self, stem: str, sources: list[str], parameter: Tensor) -> list[int] | None:
-        """Rows of each of several stored convolutions that are a single one here, by the projections before them.
+    def as_stored(self, targets: Targets, shapes: Mapping[str, Sequence[int]]) -> Targets:
+        """The targets for a checkpoint with tensors of these shapes.
 
-        OLMo-hybrid's q_conv1d is behind q_proj. None if these do not add up.
+        transformers saves in the form of released checkpoints, or, if it is told so, each parameter as it is. Of what
+        was stacked from several tensors it saves parts of equal sizes, whatever sizes the released ones have.
         """
-        behind = [stem + re.sub(r"_conv1d\.weight$", "_proj", source) for source in sources]
-        rows = [self.linears.get(name, 0) for name in behind]
-        return rows if sum(rows) == parameter.shape[0] and all(rows) else None
+        found: dict[str, WeightTarget] = dict(targets)
+        for released, own in self.forms:
+            if own.keys() <= shapes.keys():
+                for name in released:
+                    del found[name]
+                found |= own
+        for names, parameter in self.stacks:
+            rows = [shapes[name][0] for name in names if shapes.get(name)]
+            if len(rows) == len(names) and sum(rows) == len(parameter):
+                views = parameter.split_with_sizes(rows)
+                found |= {name: WeightTarget.whole(view) for name, view in zip(names, views, strict=True)}
+        return found
 
     def join_parts(self, targets: dict[str, WeightTarget]) -> dict[str, WeightTarget]:
         """The targets, in which linears that a checkpoint holds in one tensor are joined to one target."""
@@ -88,8 +102,10 @@ class StoredNames:
             source, parts = _plain(converter.source_patterns[0]), [*map(_plain, converter.target_patterns)]
             for name in [name for name in targets if name.endswith(f"{parts[0]}.weight")]:
                 stem = name.removesuffix(f"{parts[0]}.weight")
-                pieces = [targets.pop(f"{stem}{part}.weight") for part in parts]
-                targets[f"{stem}{source}.weight"] = _joined(pieces)
+                pieces = {one: targets.pop(one) for one in (f"{stem}{part}.weight" for part in parts)}
+                joined = {f"{stem}{source}.weight": _joined([*pieces.values()])}
+                self.forms.append((joined, pieces))
+                targets |= joined
         return targets
 
 
@@ -109,17 +125,26 @@ def parameter_targets(
         return {name: WeightTarget.whole(parameter, init=_init(name, parameter))}
     (converter, stem), operations = found, [type(one).__name__ for one in found[0].operations]
     sources = [_plain(source) for source in converter.source_patterns]
-    rows = names.rows_of(stem, sources, parameter) if operations == JOINED else None
-    if rows is not None:
-        views = parameter.split_with_sizes(rows)
-        return {stem + source: WeightTarget.whole(view) for source, view in zip(sources, views, strict=True)}
-    if operations not in (MERGED, MERGED_AND_JOINED) or not all("*" in source for source in sources):
+    targets: dict[str, WeightTarget] = {}
+    is_stack = operations == JOINED and getattr(converter.operations[0], "dim", None) == 0
+    if is_stack and part is None and not any("*" in source for source in sources):
+        stored, own = [stem + source for source in sources], WeightTarget.whole(parameter)
+        views = parameter.tensor_split(len(stored))
+        targets = {name: WeightTarget.whole(view) for name, view in zip(stored, views, strict=True)}
+        names.stacks.append((stored, parameter))
+    elif operations in (MERGED, MERGED_AND_JOINED) and all("*" in source for source in sources):
+
+        def target(matrices: Tensor, dim: int) -> WeightTarget:
+            return WeightTarget.whole(matrices) if part is None else WeightTarget.shard(matrices, dim, part)
+
+        for index, matrices in enumerate(parameter):
+            for source, matrix in zip(sources, matrices.chunk(len(sources)), strict=True):
+                targets[stem + source.replace("*", str(index))] = target(matrix, dim)
+        merged = [target(matrices, dim + 1) for matrices in parameter.chunk(len(sources), 1)]
+        own = WeightTarget.joined(merged, 1) if len(merged) > 1 else merged[0]
+    else:
         refuse(names.model_type, f"its checkpoints hold {name} in another form ({', '.join(operations)})")
-    targets = {}
-    for index, matrices in enumerate(parameter):
-        for source, matrix in zip(sources, matrices.chunk(len(sources)), strict=True):
-            target = WeightTarget.whole(matrix) if part is None else WeightTarget.shard(matrix, dim, part)
-            targets[stem + source.replace("*", str(index))] = target
+    names.forms.append((targets, {name: own}))
     return targets
 
 

@@ -100,7 +100,11 @@ def test_weight_targets_that_break_their_contract_are_named(targets: Any, messag
 
 @pytest.mark.parametrize(
     ("method", "stated"),
-    [("spec", classmethod(lambda cls, hf_config: {})), ("weight_targets", lambda self: {"embed": torch.zeros(1)})],
+    [
+        ("spec", classmethod(lambda cls, hf_config: {})),
+        ("weight_targets", lambda self: {"embed": torch.zeros(1)}),
+        ("targets_for", lambda self, shapes: {name: torch.zeros(shape) for name, shape in shapes.items()}),
+    ],
 )
 def test_an_engine_is_not_started_with_what_a_model_states_wrongly(
     monkeypatch: pytest.MonkeyPatch, method: str, stated: Any
@@ -108,7 +112,7 @@ def test_an_engine_is_not_started_with_what_a_model_states_wrongly(
     from hookline import LLM
     from hookline.plugins.models.qwen3 import Qwen3
 
-    monkeypatch.setattr(Qwen3, method, stated)
+    monkeypatch.setattr(Qwen3, method, stated, raising=False)
     with pytest.raises(
         PluginError, match=rf"^model 'qwen3' of plugin 'models' \(.*\) breaks its contract in {method}: "
     ):
