@@ -181,7 +181,7 @@ def _checked_tags(tags: Any, known: Collection[str] | None) -> Mapping[str, str]
         if known is not None and key not in known:
             available = ", ".join(known) or "none"
             hint = near_miss(key, known)
-            raise RequestError(f"unknown tag '{key}'.{hint} engine.tag_keys allows: {available}")
+            raise RequestError(f"tags.{key} is unknown.{hint} engine.tag_keys allows: {available}")
         if not isinstance(value, str) or not 1 <= len(value) <= MAX_TAG_CHARACTERS or not value.isprintable():
             raise RequestError(
                 f"tags.{key}={shown(value)} must be a text of 1 to {MAX_TAG_CHARACTERS} printable characters"

@@ -85,6 +85,9 @@ def test_a_batch_is_uploaded_answered_and_downloaded(connect: Callable[..., Any]
     client.files.delete(file.id)
     with pytest.raises(openai.NotFoundError):
         client.files.retrieve(file.id)
+    with pytest.raises(openai.NotFoundError) as gone:
+        client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+    assert gone.value.param == "input_file_id"
 
 
 def answered(client: Any, *rows: Any) -> tuple[Any, dict[str, Any]]:

@@ -26,7 +26,8 @@ from hookline.core.errors import (
 from hookline.core.serve.access import note_reason
 
 TOO_LONG = "context_length_exceeded"
-_FIELD = re.compile(r"(?:sampling|pooling)\.(?P<name>[a-z_]+)(?P<inner>\.[a-z_]+)?")
+_OPTIONS = "priority|tags|deadline_s|timeout_s|cache_salt"
+_FIELD = re.compile(rf"(?:(?:sampling|pooling)\.|^(?=(?:{_OPTIONS})\b))(?P<name>[a-z_]+)(?P<inner>\.[a-z_]+)?")
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
@@ -47,13 +48,14 @@ def too_long(
 
 
 def placed(error: Exception, place: str) -> Exception:
-    """The error of one of several prompts, with the prompt's place in the request. Errors that concern all prompts stay
-    as they are.
+    """The error of a prompt, with the prompt's place in the request: in its message, too, if it is one of several, as
+    in `prompt.1`. Errors that concern all prompts stay as they are.
     """
+    told = f"{place}: {error}" if "." in place else str(error)
     if type(error) is PromptTooLongError:
-        return PromptTooLongError(f"{place}: {error}")
+        return PromptTooLongError(told)
     if type(error) is RequestError and not _FIELD.search(str(error)):
-        return invalid(f"{place}: {error}", place)
+        return invalid(told, place)
     return error
 
 

@@ -63,9 +63,9 @@ def test_different_salts_have_different_roots_beyond_every_serial_and_equal_ones
         ({"tags": {"tenant": "a\nb"}}, r"tags.tenant='a\nb' must be a text of 1 to 128 printable characters"),
         (
             {"tags": {"tennant": "acme"}, "tag_keys": ("tenant", "class")},
-            "unknown tag 'tennant'. Did you mean 'tenant'? engine.tag_keys allows: tenant, class",
+            "tags.tennant is unknown. Did you mean 'tenant'? engine.tag_keys allows: tenant, class",
         ),
-        ({"tags": {"tenant": "acme"}, "tag_keys": ()}, "unknown tag 'tenant'. engine.tag_keys allows: none"),
+        ({"tags": {"tenant": "acme"}, "tag_keys": ()}, "tags.tenant is unknown. engine.tag_keys allows: none"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(given, message):

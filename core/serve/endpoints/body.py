@@ -46,6 +46,7 @@ _BACKSLASH = ord("\\")
 _DIGITS = bytes(ord("0") if chr(byte).isdigit() and byte < 128 else ord(" ") for byte in range(256))
 _TOO_LONG = b"0" * (MAX_DIGITS + 1)
 _PLACE = re.compile(r"(.*?)(?: - at `\$\.?(.*)`)?", re.S)
+_MISSING = re.compile(r"Object missing required field `(.+)`")
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError)
 _PRINTABLE = re.compile(r"[A-Za-z0-9_$?\[\]-]{1,64}")
 Shape = Mapping[str, Any]
@@ -176,8 +177,10 @@ def checked(values: Any, kind: type[Struct], param: str | None = None) -> Struct
         return msgspec.convert(values, kind, strict=False)  # 16.0 is a whole number, and "0.5" a number
     except (msgspec.ValidationError, RecursionError, ValueError, OverflowError) as error:
         found = _PLACE.fullmatch(str(error))
-        place = ".".join(part for part in (param, found[2] if found else None) if part)
         message = found[1] if found else str(error)
+        missing = _MISSING.fullmatch(message)
+        place = ".".join(part for part in (param, found and found[2], missing and missing[1]) if part)
+        message = "Field required" if missing else message
         raise invalid(clipped(f"{place}: {message}" if place else message), place or None) from None
 
 

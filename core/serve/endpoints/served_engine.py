@@ -239,8 +239,8 @@ def _worked(items: Sequence[Item], work: Callable[[Item], Result]) -> list[Resul
 
 
 def places_of(param: str, prompts: Sequence[object]) -> list[str]:
-    """Names of the prompts of a field in errors; empty if there is one prompt."""
-    return [f"{param}.{index}" for index in range(len(prompts))] if len(prompts) > 1 else []
+    """Names of the prompts of a field in errors."""
+    return [f"{param}.{index}" for index in range(len(prompts))] if len(prompts) > 1 else [param]
 
 
 def new_id(prefix: str, request: Request | None = None) -> str:

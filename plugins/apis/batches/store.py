@@ -68,11 +68,11 @@ class Store:
         )
         return values
 
-    def get(self, kind: str, id: str) -> Values:
-        """An object. Raises: ApiError with status 404."""
+    def get(self, kind: str, id: str, param: str = "id") -> Values:
+        """An object. Raises: ApiError with status 404 that names param, where the request has the id."""
         found = self._db.execute("SELECT json FROM objects WHERE id = ? AND kind = ?", (id, kind)).fetchone()
         if found is None:
-            raise ApiError(404, f"There is no {kind} {id[:80]!r}", param="id", code="not_found")
+            raise ApiError(404, f"There is no {kind} {id[:80]!r}", param=param, code="not_found")
         values: Values = json.loads(found[0])
         return values
 

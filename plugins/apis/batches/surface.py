@@ -166,7 +166,7 @@ class Batches(ApiSurface):
         expires = asked.output_expires_after
         if expires is not None:
             expires = {"anchor": "created_at", "seconds": _seconds(expires.get("seconds"), self._config.keep_s)}
-        self._store.get(FILE, asked.input_file_id)
+        self._store.get(FILE, asked.input_file_id, "input_file_id")
         self._store.check_room(0)
         now = int(time.time())
         times = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")

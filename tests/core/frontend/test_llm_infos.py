@@ -110,4 +110,4 @@ def test_an_engine_that_knows_its_tags_refuses_others(llm):
     llm.output_processor = output_processor(tag_keys=("tenant",))
     known, unknown = llm.generate([PROMPT] * 2, params(1), tags=[{"tenant": "acme"}, {"tennant": "acme"}])
     assert known.tags == {"tenant": "acme"}
-    assert unknown.error == "unknown tag 'tennant'. Did you mean 'tenant'? engine.tag_keys allows: tenant"
+    assert unknown.error == "tags.tennant is unknown. Did you mean 'tenant'? engine.tag_keys allows: tenant"

@@ -377,7 +377,7 @@ def test_lines_say_their_own_and_keep_the_other_tags(llm: type[FakeLLM]) -> None
         ),
         (
             ["tags.tennant=acme", "engine.tag_keys=[tenant]"],
-            "unknown tag 'tennant'. Did you mean 'tenant'? engine.tag_keys allows: tenant",
+            "tags.tennant is unknown. Did you mean 'tenant'? engine.tag_keys allows: tenant",
         ),
     ],
 )
@@ -507,7 +507,7 @@ def test_nothing_starts_if_no_line_says_something_possible_of_its_request(
 ) -> None:
     Path("p.jsonl").write_text('{"prompt": "a", "tags": {"tennant": "x"}}\n{"prompt": "a", "priority": 0.5}\n')
     message = fails(["prompts_file=p.jsonl", "engine.tag_keys=[tenant]"], capsys)
-    assert message.startswith("p.jsonl:1: unknown tag 'tennant'. Did you mean 'tenant'?")
+    assert message.startswith("p.jsonl:1: tags.tennant is unknown. Did you mean 'tenant'?")
     assert not llm.calls
 
 

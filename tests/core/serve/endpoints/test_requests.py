@@ -121,6 +121,43 @@ def test_more_completions_than_are_ever_made_at_once_are_no_full_queue(
     assert error["param"] == param and error["message"] == message
 
 
+EMPTY = "the prompt is empty; at least one token is needed"
+LATE = "deadline_s=-1.0 must be a finite number of seconds above 0, or None"
+TAG = "tags.tennant is unknown. Did you mean 'tenant'? engine.tag_keys allows: tenant"
+CHAT = {"messages": [{"role": "user", "content": "x"}]}
+
+
+class Refuses(FakeEngineClient):
+    """An engine that refuses all requests."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__()
+        self.message = message
+
+    def stream(self, prompt: Any, params: Any, **options: Any) -> Any:
+        raise RequestError(self.message)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "refusal", "param", "message"),
+    [
+        ("/v1/completions", {"prompt": "x"}, EMPTY, "prompt", EMPTY),
+        ("/v1/completions", {"prompt": ["x", "x"]}, EMPTY, "prompt.0", f"prompt.0: {EMPTY}"),
+        ("/v1/embeddings", {"input": "x"}, EMPTY, "input", EMPTY),
+        ("/v1/completions", {"prompt": "x"}, LATE, "deadline_s", LATE),
+        ("/v1/completions", {"prompt": ["x", "x"]}, LATE, "deadline_s", LATE),
+        ("/v1/chat/completions", CHAT, LATE, "deadline_s", LATE),
+        ("/v1/chat/completions", CHAT, TAG, "tags", TAG),
+        ("/detokenize", {}, "", "tokens", "tokens: Field required"),
+    ],
+)
+def test_a_refused_request_is_told_which_field_to_change(
+    ask: Ask, path: str, fields: dict[str, Any], refusal: str, param: str, message: str
+) -> None:
+    error = ask(Refuses(refusal), "POST", path, json=fields).json()["error"]
+    assert (error["param"], error["message"]) == (param, message)
+
+
 def forced(ask: Ask, client: FakeEngineClient, *parameters: Any) -> httpx.Response:
     """Ask for a call of any of some functions, whose schemas these are."""
     functions = [{"name": f"f{number}", "parameters": one} for number, one in enumerate(parameters)]
