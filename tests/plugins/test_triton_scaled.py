@@ -15,9 +15,10 @@ pytest.importorskip("triton")
 
 from hookline.core.contracts import FP8, INT4, AttentionSpec, ScaledMatrix, Scheme  # noqa: E402
 from hookline.plugins.kernels.invariant.triton_kernels import InvariantTritonKernels as InvariantKernels  # noqa: E402
-from hookline.plugins.kernels.products import scaled_products, triton_scales, triton_thin, triton_wide  # noqa: E402
+from hookline.plugins.kernels.products import scaled_products, triton_int4_row, triton_scales, triton_thin, triton_wide  # noqa: E402
 from hookline.plugins.kernels.products.scaled_products import ScaledProducts, ScaledWeight  # noqa: E402
 from hookline.plugins.kernels.products.triton_int4 import TiledInt4, fits_tiled, tiled_int4, tiled_product  # noqa: E402
+from hookline.plugins.kernels.products.triton_int4_row import COLUMNS, RowCut, fits_row, one_row  # noqa: E402
 from hookline.plugins.kernels.products.triton_int4_rows import (  # noqa: E402
     FULL_CARD,
     Int4Scratch,
@@ -253,15 +254,15 @@ def test_weights_in_int8_and_int4_equal_reference(monkeypatch, kind, bits, colum
 @pytest.mark.parametrize("columns", [0, 32, 64, 128, 256])
 @pytest.mark.parametrize("kind", [Kind.PLAIN, Kind.SILU])
 def test_tiled_int4_equals_reference(kind, columns, has_zeros):
-    """One row, which the interpreter takes in bfloat16, and more in every tile of rows; odd sizes of rows alone."""
+    """In every tile of rows; odd sizes of rows alone."""
     scratch, is_silu = triton_wide.ScaledScratch.make(DEVICE), kind is Kind.SILU
     for num_out, width, rows in [(128, 256, 64), (136, 424, 1)]:
         weight = whole_weight(num_out, width, 4, columns, rows=rows, has_zeros=has_zeros)
         tiled = tiled_int4(weight.data_OD, weight.scales)
         assert error(tiled.dequantised(torch.float32), spread(weight)) < 1.6e-5  # a scale keeps 16 bits
         bias_O = None if is_silu else torch.randn(num_out, device=DEVICE).to(DTYPE)
-        for num_rows in (1, 2, 17, 33, 64) if GPU else (1, 17):
-            x_TD = rows_of(num_rows, width).to(torch.bfloat16 if num_rows == 1 else DTYPE)
+        for num_rows in (2, 17, 33, 64) if GPU else (17,):
+            x_TD = rows_of(num_rows, width)
             if not fits_tiled(x_TD, tiled, silu=is_silu):
                 assert is_silu and num_out % 128
                 continue
@@ -269,8 +270,29 @@ def test_tiled_int4_equals_reference(kind, columns, has_zeros):
             for _ in range(2):  # the second launch finds the counters as the first one left them
                 found_TO = tiled_product(x_TD, tiled, bias_O, scratch, silu=is_silu)
                 assert found_TO.shape == wanted.shape and found_TO.dtype == x_TD.dtype
-                assert error(found_TO, wanted) < (8e-3 if num_rows == 1 else 2 * EXACT), (num_out, width, num_rows)
+                assert error(found_TO, wanted) < 2 * EXACT, (num_out, width, num_rows)
         assert not fits_tiled(rows_of(65, width), tiled)
+
+
+@pytest.mark.parametrize(
+    ("kind", "columns", "has_zeros"),
+    [
+        (Kind.PLAIN, 0, False), (Kind.PLAIN, 32, True), (Kind.PLAIN, 64, False), (Kind.PLAIN, 256, True),
+        (Kind.SILU, 0, True), (Kind.SILU, 32, False), (Kind.SILU, 64, True), (Kind.SILU, 128, True),
+    ],
+)  # fmt: skip
+def test_one_row_of_int4_equals_reference(kind, columns, has_zeros):
+    """Also with outputs and inputs that end within a program's, and inputs of which one is far larger than others."""
+    for num_out, width, rows in [(128, 256, 64), (136, 424, 1)] if GPU else [(136, 424, 1)]:
+        weight = whole_weight(num_out, width, 4, columns, rows=rows, has_zeros=has_zeros)
+        tiled = tiled_int4(weight.data_OD, weight.scales)
+        bias_O = None if kind is Kind.SILU else torch.randn(num_out, device=DEVICE).to(DTYPE)
+        x_TD = rows_of(1, width).to(torch.bfloat16)
+        x_TD[0, width // 3] = 300.0
+        assert fits_row(x_TD) and not fits_row(x_TD.half()) and not fits_row(rows_of(2, width).to(torch.bfloat16))
+        found_TO, wanted = one_row(x_TD, tiled, bias_O, silu=kind is Kind.SILU), expected(kind, x_TD, weight, bias_O)
+        assert found_TO.shape == wanted.shape and found_TO.dtype == torch.bfloat16
+        assert error(found_TO, wanted) < 8e-3, (num_out, width)
 
 
 @pytest.mark.parametrize("columns", [0, 32, 64, 128])
@@ -295,12 +317,20 @@ def test_many_rows_of_tiled_int4_equal_reference(columns):
             assert cut.at_once * FULL_CARD * cut.block_o * cut.block_t <= scratch.partials.numel()
 
 
-def test_wide_tiled_rows_of_one_input_are_read_in_chunks():
-    weight = whole_weight(64, 16640, 4, 128, has_zeros=True)
-    x_TD = rows_of(1, 16640).to(torch.bfloat16)
-    scratch = triton_wide.ScaledScratch.make(DEVICE)
-    found_TO = tiled_product(x_TD, tiled_int4(weight.data_OD, weight.scales), None, scratch)
-    assert error(found_TO, expected(Kind.PLAIN, x_TD, weight, None)) < 8e-3
+def test_every_cut_of_one_row_of_int4_gives_the_same(monkeypatch):
+    """Those that are chosen, for the widths they are chosen for; one that ends with a chunk, and one within a chunk."""
+    for width in (2048, 4096, 5120, 8192, 12288, 25600):
+        weight = whole_weight(16, width, 4, 128, has_zeros=True)
+        x_TD = rows_of(1, width).to(torch.bfloat16)
+        tiled, wanted = tiled_int4(weight.data_OD, weight.scales), expected(Kind.PLAIN, x_TD, weight, None)
+        cut = triton_int4_row.row_cut(width // 128)
+        assert cut.chunk <= COLUMNS and cut.num_warps * cut.chunk * cut.chunks * 128 >= width
+        assert error(one_row(x_TD, tiled, None), wanted) < 8e-3
+        if width == 2048:
+            for cut in (RowCut(1, 8, 2), RowCut(2, 3, 3)):
+                monkeypatch.setattr(triton_int4_row, "row_cut", lambda steps, cut=cut: cut)
+                assert error(one_row(x_TD, tiled, None), wanted) < 8e-3, cut
+            monkeypatch.undo()
 
 
 @pytest.mark.parametrize("is_invariant", [False, True])

@@ -21,13 +21,13 @@ from hookline.plugins.kernels.products.triton_int4 import (
     STEP,
     TILE_OUTPUTS,
     TiledInt4,
-    expert_gates,
     group_sums,
     load_step,
     scale_of,
     units_at,
     with_step,
 )
+from hookline.plugins.kernels.products.triton_int4_row import expert_gates
 from hookline.plugins.kernels.triton_launch import cdiv, launch_options, next_power_of_2
 
 FEW_OUTPUTS = 8

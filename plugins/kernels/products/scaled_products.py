@@ -20,6 +20,7 @@ from torch import Tensor
 from hookline.plugins.kernels.products import triton_thin
 from hookline.plugins.kernels.products.operands import has_aligned_rows
 from hookline.plugins.kernels.products.triton_int4 import TiledInt4, fits_tiled, tiled_int4, tiled_product
+from hookline.plugins.kernels.products.triton_int4_row import fits_row, one_row
 from hookline.plugins.kernels.products.triton_int4_rows import Int4Scratch, fits_rows, rows_of_int4
 from hookline.plugins.kernels.products.triton_product import DTYPES, Kind
 from hookline.plugins.kernels.products.triton_rounding import RoundedRows, round_rows
@@ -102,6 +103,8 @@ class ScaledProducts:
         is_silu = kind is Kind.SILU
         if isinstance(weight, TiledInt4):
             assert isinstance(x, Tensor) and self._int4_scratch is not None
+            if fits_row(x):
+                return one_row(x, weight, bias_O, silu=is_silu)
             if fits_tiled(x, weight, silu=is_silu):
                 return tiled_product(x, weight, bias_O, self._int4_scratch, silu=is_silu)
             return rows_of_int4(x, weight, bias_O, self._int4_scratch) if fits_rows(x) and not is_silu else None

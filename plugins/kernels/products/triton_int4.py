@@ -1,11 +1,11 @@
-"""Products of up to 64 rows with a weight in int4, stored once at load time as a Hopper card's kernels read it fastest.
+"""Products of 2 to 64 rows with a weight in int4, stored once at load time as a Hopper card's kernels read it fastest.
 
 128 inputs of an output are a step: 32 units of 16 bits, of which unit u has the inputs u, u + 32, u + 64 and u + 96
 from its lowest bits on. 64 outputs' units of a step lie together, so that a program reads 4 KiB at once. A scale and
 its zero point share a word: a float32 whose last eight bits are the zero point. A scale loses 2^-16 of itself at most,
 and nothing if it was in bfloat16 or float16.
-For one row, the values' bits in their places are tiny float32 numbers; a factor of the input makes up for that. For
-more rows, one instruction makes two values 128 + value in bfloat16, and another subtracts 128 + zero point.
+One instruction makes two values 128 + value in bfloat16, and another subtracts 128 + zero point. For one token's
+experts, the values' bits in their places are tiny float32 numbers; a factor of the input makes up for that.
 Legend: T rows, O output features, D input features, F half of gate and up, S steps, G groups of inputs.
 """
 
@@ -30,9 +30,7 @@ STEP = 128
 TILE_OUTPUTS = 64
 """Outputs whose units of a step lie together, and that a program of many rows computes."""
 MOST_ROWS = 64
-"""Most rows of these products; triton_int4_rows.py has products of more rows."""
-BLOCK_OUTPUTS = 8
-"""Outputs of a program of one row, of gate and of up each."""
+"""Most rows of these products; triton_int4_row.py has products of one row, triton_int4_rows.py of more rows."""
 MOST_PARTS = 4
 STAGES = {16: 8, 32: 6, 64: 4}
 """Steps of a program in flight, by its rows."""
@@ -129,68 +127,6 @@ def group_sums(words, x_ptr, x_at, x_end, FIRST: tl.constexpr, COUNT: tl.constex
         else:
             sums += _tiny(high, 8 + 4 * place) * (x * 2.0 ** (52 - 4 * place))
     return sums * 2.0**89, x_sums
-
-
-@triton.jit
-def _one_row_kernel(
-    x_ptr, words_ptr, scale_ptr, bias_ptr, out_ptr, num_out, all_out, half_out, steps, x_end,
-    expert_ptr, x_stride, num_chosen, expert_outs, BIAS: tl.constexpr, SILU: tl.constexpr, GROUPS: tl.constexpr,
-    BLOCK_O: tl.constexpr, BLOCK_S: tl.constexpr, CHUNKS: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """expert_ptr: each pair's expert, or None; with experts, x has a row for each token, x_stride words apart."""
-    first = 0
-    if expert_ptr is not None:
-        pair = tl.program_id(1)
-        if PDL:
-            gdc_wait()
-            gdc_launch_dependents()  # not before: the next kernel reads which experts there are ahead of its wait
-        first = tl.load(expert_ptr + pair).to(tl.int32) * expert_outs
-        x_ptr += pair // num_chosen * x_stride
-        out_ptr += pair * num_out
-    elif PDL:
-        gdc_launch_dependents()
-    out = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
-    word = tl.arange(0, BLOCK_S * 16)[None, :]
-    halves: tl.constexpr = 2 if SILU else 1
-    of_chunks = ()
-    scales = ()
-    for chunk in tl.static_range(CHUNKS):
-        step = chunk * BLOCK_S + tl.arange(0, BLOCK_S)[None, :]
-        word_step = chunk * BLOCK_S + word // 16
-        for half in tl.static_range(halves):
-            o = (first + out + half * half_out)[:, None].to(tl.int64)
-            at = ((o // TILE * steps + word_step) * TILE + o % TILE) * 16 + word % 16
-            words = tl.load(words_ptr + at, mask=(word_step < steps) & (o < all_out), other=0)
-            of_chunks = of_chunks + (words,)  # type: ignore[assignment]  # noqa: RUF005 (Triton has no unpacking)
-            for group in tl.static_range(GROUPS):
-                at = scale_ptr + (step * GROUPS + group) * all_out + o
-                scale = tl.load(at, mask=(step < steps) & (o < all_out), other=0)
-                scales = scales + (scale,)  # type: ignore[assignment]  # noqa: RUF005
-    if BIAS:
-        bias = tl.load(bias_ptr + out, mask=out < num_out, other=0.0).to(tl.float32)
-    if PDL and expert_ptr is None:
-        gdc_wait()
-    y = tl.zeros([BLOCK_O], tl.float32)
-    up = tl.zeros([BLOCK_O], tl.float32)
-    for chunk in tl.static_range(CHUNKS):
-        x_at = (chunk * BLOCK_S + word // 16) * 64 + word % 16
-        for half in tl.static_range(halves):
-            words = of_chunks[chunk * halves + half]
-            for group in tl.static_range(GROUPS):
-                sums, x_sums = group_sums(words, x_ptr, x_at, x_end, group * (4 // GROUPS), 4 // GROUPS)
-                of_steps = tl.sum(tl.reshape(sums, [BLOCK_O, BLOCK_S, 16]), axis=2)
-                x_of_steps = tl.sum(tl.reshape(x_sums, [1, BLOCK_S, 16]), axis=2)
-                scale = scales[(chunk * halves + half) * GROUPS + group]
-                total = tl.sum((of_steps - (scale & 255).to(tl.float32) * x_of_steps) * scale_of(scale), axis=1)  # type: ignore[attr-defined]
-                if half == 0:
-                    y += total
-                else:
-                    up += total
-    if BIAS:
-        y += bias
-    if SILU:
-        y = y / (1.0 + tl.exp(-y)) * up
-    tl.store(out_ptr + out, y.to(out_ptr.dtype.element_ty), mask=out < num_out)
 
 
 @triton.jit
@@ -381,42 +317,13 @@ def fits_tiled(x_TD: Tensor, weight: TiledInt4, *, silu: bool = False) -> bool:
     return is_whole and is_few and x_TD.dtype in (torch.bfloat16, torch.float16)
 
 
-def _row_cut(steps: int, *, is_plain: bool = False) -> dict[str, int]:
-    """Compile-time constants for the product of one row. is_plain: of a linear, without a gate."""
-    block_s, num_warps = (min(32, next_power_of_2(steps)), 4) if steps <= 128 else (128, 8)
-    if block_s == 16 and is_plain:
-        num_warps = 2  # the 256 words of an output are four a thread
-    chunks = cdiv(steps, block_s)
-    return {
-        "BLOCK_O": BLOCK_OUTPUTS, "BLOCK_S": block_s, "CHUNKS": chunks, "TILE": TILE_OUTPUTS, "num_warps": num_warps,
-    }  # fmt: skip
-
-
-def expert_gates(x_TD: Tensor, expert_TA: Tensor, weight: TiledInt4) -> Tensor:
-    """silu(gate) * up of each pair of a token and one of its experts, in bfloat16: (T, D) -> (T * A, F).
-
-    Shapes: x_TD with rows of whole words of 32 bits; expert_TA (T, A) contiguous.
-    Device: one launch, no host sync.
-    """
-    num_out, steps = weight.num_rows // 2, weight.units.shape[1]
-    out_PF = torch.empty((expert_TA.numel(), num_out), dtype=x_TD.dtype, device=x_TD.device)
-    _one_row_kernel[(cdiv(num_out, BLOCK_OUTPUTS), len(out_PF))](
-        x_TD.view(torch.int32), weight.units.view(torch.int32), weight.scales_GO, weight.scales_GO, out_PF, num_out,
-        weight.scales_GO.shape[1], num_out, steps, weight.num_columns // 2, expert_TA, x_TD.stride(0) // 2,
-        expert_TA.shape[1], weight.num_rows, BIAS=False, SILU=True, GROUPS=weight.groups, **_row_cut(steps),
-        **launch_options(x_TD.device),
-    )  # fmt: skip
-    return out_PF
-
-
 def tiled_product(
     x_TD: Tensor, weight: TiledInt4, bias_O: Tensor | None, scratch: PartsScratch, *, silu: bool = False
 ) -> Tensor:
     """x @ W.T + b if `fits_tiled`; with `silu`, silu(its first half) * its second half, which takes no bias.
 
     Shapes: (T, D) -> (T, O), or (T, O / 2) with silu.
-    Device: one launch, no host sync. The weight of one row is read before the launch before has finished: it must not
-    write it.
+    Device: one launch, no host sync.
     """
     assert bias_O is None or not silu
     num_rows, num_out = len(x_TD), weight.num_rows // (2 if silu else 1)
@@ -425,13 +332,6 @@ def tiled_product(
     bias = weight.scales_GO if bias_O is None else bias_O
     options = launch_options(x_TD.device)
     constants = {"BIAS": bias_O is not None, "SILU": silu, "GROUPS": weight.groups, **options}
-    if num_rows == 1 and x_TD.dtype is torch.bfloat16:
-        _one_row_kernel[(cdiv(num_out, BLOCK_OUTPUTS),)](
-            x_TD.view(torch.int32), weight.units.view(torch.int32), weight.scales_GO, bias, out_TO, num_out, all_out,
-            num_out, steps, weight.num_columns // 2, None, None, None, None,
-            **_row_cut(steps, is_plain=not silu), **constants,
-        )  # fmt: skip
-        return out_TO
     on_pairs = x_TD.device.type == "cuda" and x_TD.dtype is torch.bfloat16
     block_t, tiles = max(16, next_power_of_2(num_rows)), cdiv(num_out, TILE_OUTPUTS)
     room = scratch.partials.numel() // (TILE_OUTPUTS * block_t * tiles) if tiles <= scratch.counters.numel() else 0
