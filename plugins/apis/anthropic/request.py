@@ -118,7 +118,7 @@ class CountRequest(SamplingFields, kw_only=True):
         given = enumerate(self.messages or [])
         messages = [message for index, one in given for message in as_messages(one, index, ignored)]
         if not messages:
-            raise invalid("messages holds no message; it needs at least 1", "messages")
+            raise invalid("messages holds no message with content; it needs at least 1", "messages")
         if self.system:
             messages.insert(0, {"role": "system", "content": text_of_blocks(self.system, "system", ignored)})
         kind = (self.thinking or {}).get("type")

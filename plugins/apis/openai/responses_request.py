@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Set
 from typing import Any, ClassVar
 
 from hookline.core.contracts import ApiError
-from hookline.core.errors import shown
+from hookline.core.errors import clipped, shown
 from hookline.core.serving import (
     FORMAT,
     FORMAT_SHAPE,
@@ -153,6 +153,9 @@ class ResponsesRequest(SamplingFields, kw_only=True):
         ignored_tools: list[str] = []
         given = read_tools([*(self.tools or []), *self._later_tools()], ignored_tools)
         messages = list(self._messages(ignored, defined_names(given)))
+        if not messages and ignored:
+            unread = ", ".join(dict.fromkeys(clipped(one) for one in ignored[:8]))
+            raise invalid(f"input holds no message that is read here; it holds {unread}: add a message", "input")
         calls_one = self.parallel_tool_calls is False
         ignored += ignored_tools
         tools = chosen_tools(given, self.tool_choice, calls_one=calls_one, schema_key="parameters", ignored=ignored)

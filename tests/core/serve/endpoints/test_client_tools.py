@@ -453,6 +453,16 @@ def test_messages_refuse_what_cannot_be_read_in_the_words_that_were_sent(
     assert response.status_code == 400 and response.json()["error"]["message"].startswith(told)
 
 
+@pytest.mark.parametrize("kind", ["function_cal", "item_reference"])
+def test_a_conversation_of_nothing_that_is_read_is_told_what_it_holds(ask: Ask, kind: str) -> None:
+    response = ask(FakeEngineClient(), "POST", "/v1/responses", PARSERS, json={"input": [{"type": kind, "id": "a"}]})
+    told = f"input holds no message that is read here; it holds input.{kind}: add a message"
+    assert response.status_code == 400 and response.json()["error"]["message"] == told
+    body = {"max_tokens": 8, "messages": [{"role": "user", "content": []}]}
+    response = ask(FakeEngineClient(), "POST", "/v1/messages", PARSERS, json=body)
+    assert response.status_code == 400 and "no message with content" in response.json()["error"]["message"]
+
+
 def test_messages_read_documents_of_text_and_name_blocks_of_other_servers(ask: Ask) -> None:
     content: list[dict[str, Any]] = [
         {"type": "document", "title": "Notes", "source": {"type": "text", "media_type": "text/plain", "data": "alpha"}},
