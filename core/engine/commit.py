@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from hookline.core.contracts import StepStats
 from hookline.core.engine.dispatch import Dispatcher
+from hookline.core.engine.draft_commit import DraftCommitter, first_draws
 from hookline.core.engine.finish import Finisher, fault_of, finish_reason, stops_with
 from hookline.core.engine.plan_check import CheckedPlan
 from hookline.core.engine.policy import Planner
@@ -23,9 +24,9 @@ from hookline.core.engine.step_builder import Dispatched, TokenOwners
 from hookline.core.requests.late_input import LateInput
 from hookline.core.requests.prompt_readers import ChunkRead
 from hookline.core.requests.request import Request
-from hookline.core.requests.running_table import RunningTable
+from hookline.core.requests.running_table import RunningTable, Sampled
 from hookline.core.step.executor import StepResult, read_by
-from hookline.core.util.arrays import Array, BoolArray, IntArray, ints, no_ints
+from hookline.core.util.arrays import Array, BoolArray, IntArray, no_ints
 
 PARTS = ("plan", "dispatch", "launch", "wait", "commit")
 """The parts of a step on the host."""
@@ -71,17 +72,18 @@ class Committer:
     """Commits the steps of one engine."""
 
     def __init__(self, state: EngineState, planner: Planner, finisher: Finisher, dispatcher: Dispatcher) -> None:
-        self._dispatcher = dispatcher
         self._state, self._queue, self._table, self._watch = state, state.queue, state.table, state.watch
         self._feedback, self._served, self._finisher = planner.feedback, planner.served, finisher
         self._hears_gaps, self._hears_first = (
             state.observers.hears(hook) for hook in ("on_token_gaps", "on_first_token")
         )
         self._last_commit_s = 0.0
+        self._drafts: DraftCommitter | None = None
+        if state.speculation is not None:
+            self._drafts = DraftCommitter(state, state.speculation, dispatcher, self._keep_as_a_step)
 
     def collect(self, launched: LaunchedStep) -> CollectedStep:
         """Wait for a step's tokens, give them to their requests, and advance late inputs by them."""
-        table = self._table
         with self._watch.part("wait"):
             executor = self._state.executor
             result = drawn = executor.collect(launched.handle) if launched.plan.computes else StepResult(no_ints())
@@ -90,11 +92,19 @@ class Committer:
                 self._state.limits.extensions.note_step(extensions, result.extension_seconds)
             if launched.dispatched.drafted:
                 result = first_draws(launched.dispatched, result)
-            if result.extras:
-                keep_extras(self._queue.live, launched.dispatched.sampled.ids_N, result.extras)
-            entries_N, tokens_N = table.commit(launched.dispatched.sampled, result.tokens)
-            is_over_N = advance_late(self._state.late, table, entries_N, tokens_N) if table.num_late else None
-        return CollectedStep(launched, result, entries_N, tokens_N, is_over_N, drawn)
+            kept = self._advance(launched.dispatched.sampled, result.tokens, result.extras)
+        return CollectedStep(launched, result, *kept, drawn)
+
+    def _advance(
+        self, sampled: Sampled, tokens_N: IntArray, extras: Mapping[str, Array]
+    ) -> tuple[IntArray, IntArray, BoolArray | None]:
+        """Give requests their tokens; returns entries_N, tokens_N and is_over_N of those that keep theirs."""
+        table = self._table
+        if extras:
+            keep_extras(self._queue.live, sampled.ids_N, extras)
+        entries_N, kept_N = table.commit(sampled, tokens_N)
+        is_over_N = advance_late(self._state.late, table, entries_N, kept_N) if table.num_late else None
+        return entries_N, kept_N, is_over_N
 
     def commit(self, step: CollectedStep) -> None:
         """Cache filled blocks, finish the requests at their last token, and tell observers and the policy."""
@@ -107,7 +117,7 @@ class Committer:
                 keep_reads(self._queue.live, dispatched.reads, result.apart)
             kept = list(self._table.requests(entries_N)) if tells_policy else []
             self._keep(entries_N, step.tokens_N, step.is_over_N)
-            num_kept = self._keep_drafts(step)
+            num_kept = 0 if self._drafts is None else self._drafts.commit(dispatched, step.drawn)
             if launched.owners is not None and launched.plan.computes:
                 self._state.hidden_states.hand_on(launched.owners, result.apart)
             if self._state.speculation is not None:
@@ -133,67 +143,16 @@ class Committer:
                     info = request.begin()
                     self._state.observers.notify("on_first_token", info=info, first_token_s=now_s)
 
-    def _keep(self, entries_N: IntArray, tokens_N: IntArray, is_over_N: BoolArray | None = None) -> None:
+    def _keep_as_a_step(self, sampled: Sampled, tokens_N: IntArray, extras: Mapping[str, Array]) -> None:
+        """Keep a token of each of these requests, as if a step of its own had drawn them."""
+        self._keep(*self._advance(sampled, tokens_N, extras))
+
+    def _keep(self, entries_N: IntArray, tokens_N: IntArray, is_over_N: BoolArray | None) -> None:
         """Cache the blocks that these requests fill with a token each, and finish requests at their last token."""
         if self._hears_gaps and len(gaps_s := self._table.gaps_s(entries_N, self._state.now())):
             self._state.observers.notify("on_token_gaps", gaps_s=gaps_s)
         self._state.cache.cache_filled_blocks(entries_N)
         self._finish_by_tokens(entries_N, tokens_N, is_over_N)
-
-    def _keep_drafts(self, step: CollectedStep) -> int:
-        """Keep a row's further draws as long as the drafts before them are right; returns how many are kept.
-
-        They are kept one after the other, as if each came from a step of its own: a request may end with any of them.
-        """
-        table, dispatched, speculation = self._table, step.launched.dispatched, self._state.speculation
-        if speculation is None:
-            return 0
-        drawn_N, drawn = step.drawn.tokens, step.drawn.tokens.tolist() if dispatched.drafted else []
-        first, going, total = dispatched.num_plain_draws, list[tuple[Request, int, int]](), 0
-        num_kept = {row.request.id: 0 for row in dispatched.drafted}
-        for row in dispatched.drafted:
-            if row.request.id in self._queue.live:
-                num_right = speculation.num_right(row, drawn[first : first + len(row.tokens)])
-                going.append((row.request, first, num_right))
-                speculation.adapt(row, num_right)
-            first += len(row.tokens)
-        kept = [one for one in going if one[2]]
-        if kept and not step.drawn.extras and self._keep_at_once(kept, drawn_N):
-            num_kept |= {request.id: num_right for request, _, num_right in kept}
-            going, total = [], sum(num_right for _, _, num_right in kept)
-        place = 0
-        while True:
-            place += 1
-            going = [one for one in going if one[2] >= place and one[0].id in self._queue.live]
-            if not going:
-                speculation.count_step(dispatched.drafted, num_kept)
-                return total
-            for request, _, _ in going:
-                num_kept[request.id] = place
-            entries_N, draws_N = ints(request.entry for request, _, _ in going), ints(at + place for _, at, _ in going)
-            sampled = table.sampled(entries_N)
-            self._dispatcher.count_kept(entries_N)
-            extras = {name: values_NW[draws_N] for name, values_NW in step.drawn.extras.items()}
-            keep_extras(self._queue.live, sampled.ids_N, extras)
-            kept_N, tokens_N = table.commit(sampled, drawn_N[draws_N])
-            is_over_N = advance_late(self._state.late, table, kept_N, tokens_N) if table.num_late else None
-            self._keep(kept_N, tokens_N, is_over_N)
-            total += len(going)
-
-    def _keep_at_once(self, kept: Sequence[tuple[Request, int, int]], drawn_N: IntArray) -> bool:
-        """Keep all these draws, unless one may end its request or must be looked at: returns whether they are kept.
-
-        kept: requests, each with the place of its first draw and the number of those behind it that it keeps.
-        """
-        entries, counts = ints(request.entry for request, _, _ in kept), ints(count for _, _, count in kept)
-        tokens_N = drawn_N[ints(at + place for _, at, count in kept for place in range(1, count + 1))]
-        if not self._table.commit_several(entries, counts, tokens_N):
-            return False
-        self._dispatcher.count_kept(entries, counts)
-        if self._hears_gaps:  # they come at the same moment as the first draw
-            self._state.observers.notify("on_token_gaps", gaps_s=np.zeros(len(tokens_N)))
-        self._state.cache.cache_filled_blocks(entries)
-        return True
 
     def _finish_by_tokens(self, entries_N: IntArray, tokens_N: IntArray, is_over_N: BoolArray | None) -> None:
         """Finish the requests that have their last token.
@@ -272,14 +231,6 @@ def keep_reads(
         if num_rows and request.id in live:
             request.keep_read(chunk, apart[name][starts[name] : starts[name] + num_rows])
         starts[name] += num_rows
-
-
-def first_draws(dispatched: Dispatched, result: StepResult) -> StepResult:
-    """The result of a step as if each row with drafts had drawn once."""
-    lengths = [len(row.tokens) for row in dispatched.drafted]
-    first = dispatched.num_plain_draws
-    kept = np.concatenate([np.arange(first), first + np.cumsum([0, *lengths[:-1]])])
-    return replace(result, tokens=result.tokens[kept], extras={name: one[kept] for name, one in result.extras.items()})
 
 
 def keep_extras(live: Mapping[int, Request], ids_N: IntArray, extras: Mapping[str, Array]) -> None:
