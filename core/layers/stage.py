@@ -49,7 +49,7 @@ class StageEnds:
 
     def with_ends(self, stream_TD: Tensor | None, tap: Tap | None) -> Self:
         """The same with this stream and this tap."""
-        return self if stream_TD is None and tap is None else replace(self, stream_TD=stream_TD, tap=tap)
+        return replace(self, stream_TD=stream_TD, tap=tap)
 
 
 class StageLayers(Sequence[Layer], Generic[Layer]):

@@ -174,7 +174,9 @@ class ModelRunner:
         rows_N = batch.token_ids_T.new_zeros(1) if tokens_N is not None and not len(tokens_N) else tokens_N
         if rows_N is not None and (len(rows_N) >= batch.num_tokens or watch):
             rows_N = None  # so that the number of returned rows tells whether the model skipped tokens
-        attend = self._attend(batch, rows_N).with_ends(stream_TD, watch)
+        attend = self._attend(batch, rows_N)
+        if stream_TD is not None or watch is not None:
+            attend = attend.with_ends(stream_TD, watch)
         with self.checks.kernels(self.kernels) if self.is_checking else _UNCHECKED:
             given: Any = ScaledAttention(attend, self.cache_scales) if self.cache_scales else attend
             if self.is_checking:
