@@ -28,6 +28,8 @@ settings.register_profile("nightly", UNHURRIED, max_examples=5000)
 
 NUM_PROCESSES = 2
 """For a run of whole folders, unless `-n` says otherwise. More would disturb the tests that wait for a time limit."""
+IS_QUICK = "hookline_is_quick"
+"""An attribute of Triton's interpreter once `quick_interpreter` has been there."""
 SLOW_S = 1.0
 """A test that takes longer should be marked slow."""
 SLOW_IN_SUITES = {
@@ -147,6 +149,17 @@ def same_import_path():
 def same_random_numbers():
     """A test that draws random tensors without saying from what draws the same ones in each run."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def quick_interpreter():
+    """Triton's interpreter, from the first test on that finds it imported."""
+    interpreter = sys.modules.get("triton.runtime.interpreter")
+    if hasattr(interpreter, "_LangPatchScope") and not hasattr(interpreter, IS_QUICK):  # as of Triton 3.9
+        from tests.interpreted import interpret_quickly
+
+        interpret_quickly(interpreter)
+        setattr(interpreter, IS_QUICK, True)
 
 
 @pytest.fixture(scope="module", autouse=True)
