@@ -22,7 +22,7 @@ class Generation:
     """Iterates over the Deltas of a request's prompts as they come, each with the index of its prompt.
 
     Must be closed in any case. naming: parameter -> the request's field that errors name. places: the names of the
-    prompts in errors, if there are several.
+    prompts in errors, if they have any.
     Raises, when the next Delta is asked for: the errors of a stream; RequestError or ApiError for a completion that
     could not be served; ApiError for a completion that was aborted.
     """
@@ -39,7 +39,7 @@ class Generation:
 
     async def __anext__(self) -> Numbered:
         with self._naming:
-            numbered = (0, await anext(self._streams[0])) if len(self._streams) == 1 else await self._next_of_all()
+            numbered = await self._next_of_one() if len(self._streams) == 1 else await self._next_of_all()
             if self._access is not None:
                 self._access.add(numbered[1])
             if numbered[1].output is not None:
@@ -54,6 +54,12 @@ class Generation:
 
     def _placed(self, number: int, error: Exception) -> Exception:
         return placed(error, self._places[number]) if self._places else error
+
+    async def _next_of_one(self) -> Numbered:
+        try:
+            return 0, await anext(self._streams[0])
+        except RequestError as error:
+            raise self._placed(0, error) from None
 
     async def _next_of_all(self) -> Numbered:
         if not self._tasks:

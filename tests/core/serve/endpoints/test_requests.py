@@ -128,14 +128,21 @@ CHAT = {"messages": [{"role": "user", "content": "x"}]}
 
 
 class Refuses(FakeEngineClient):
-    """An engine that refuses all requests."""
+    """An engine that refuses all requests, at once or once it has seen them, as one in another thread does."""
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, is_late: bool) -> None:
         super().__init__()
-        self.message = message
+        self.message, self.is_late = message, is_late
 
     def stream(self, prompt: Any, params: Any, **options: Any) -> Any:
-        raise RequestError(self.message)
+        if not self.is_late:
+            raise RequestError(self.message)
+
+        async def _late() -> Any:
+            raise RequestError(self.message)
+            yield
+
+        return _late()
 
 
 @pytest.mark.parametrize(
@@ -151,10 +158,11 @@ class Refuses(FakeEngineClient):
         ("/detokenize", {}, "", "tokens", "tokens: Field required"),
     ],
 )
+@pytest.mark.parametrize("is_late", [False, True])
 def test_a_refused_request_is_told_which_field_to_change(
-    ask: Ask, path: str, fields: dict[str, Any], refusal: str, param: str, message: str
+    ask: Ask, path: str, fields: dict[str, Any], refusal: str, param: str, message: str, is_late: bool
 ) -> None:
-    error = ask(Refuses(refusal), "POST", path, json=fields).json()["error"]
+    error = ask(Refuses(refusal, is_late), "POST", path, json=fields).json()["error"]
     assert (error["param"], error["message"]) == (param, message)
 
 
