@@ -20,7 +20,12 @@ from hookline import LLM, SamplingParams  # noqa: E402
 from hookline.core.contracts import FP4, FP8, INT4, INT8, AttentionSpec, ScaledMatrix, Scheme, is_offered  # noqa: E402
 from hookline.core.layers import every_expert, plain_route_experts  # noqa: E402
 from hookline.plugins.kernels import torch_reference  # noqa: E402
-from hookline.plugins.kernels.experts import triton_experts, triton_few_experts, triton_routing  # noqa: E402
+from hookline.plugins.kernels.experts import (  # noqa: E402
+    triton_experts,
+    triton_few_experts,
+    triton_many_experts,
+    triton_routing,
+)
 from hookline.plugins.kernels.experts.triton_int4_experts import (  # noqa: E402
     Int4Tiling,
     few_int4_experts,
@@ -32,6 +37,7 @@ from hookline.plugins.kernels.experts.triton_routing import Tiling  # noqa: E402
 from hookline.plugins.kernels.products import triton_scales  # noqa: E402
 from hookline.plugins.kernels.products.scaled_products import ScaledProducts  # noqa: E402
 from hookline.plugins.kernels.products.triton_int4 import TiledInt4  # noqa: E402
+from hookline.plugins.kernels.products.triton_wide import has_room  # noqa: E402
 from hookline.plugins.kernels.triton_backend import TritonKernels  # noqa: E402
 from tests.hf_models import make_qwen3_moe  # noqa: E402
 from tests.interpreted import rounding_to_nearest  # noqa: E402, F401 (a fixture of every test)
@@ -235,6 +241,35 @@ def test_many_rows_are_rounded_before_they_are_multiplied(monkeypatch: pytest.Mo
     assert error(one.quantized_expert_mlp(*given, gate_up, down), wanted_TD) < ROUNDED_ERROR
     monkeypatch.setattr(triton_experts, "rounds_ahead", lambda num_pairs, num_experts: False)  # by the programs instead
     assert error(one.quantized_expert_mlp(*given, gate_up, down), wanted_TD) < ROUNDED_ERROR
+
+
+@pytest.mark.parametrize("inner", [64, 192])
+def test_many_rows_in_the_order_of_pairs_equal_the_reference(monkeypatch: pytest.MonkeyPatch, inner: int) -> None:
+    """Outputs that fill no tile of down, inputs that fill no step, and scales of the second half in another block."""
+    calls, compute = [], triton_experts.many_expert_outputs
+
+    def counted(*given: Any) -> Tensor:
+        calls.append(len(given[0]))
+        return compute(*given)
+
+    monkeypatch.setattr(triton_experts, "many_expert_outputs", counted)
+    one, (given, first, second) = kernels(), made(SCHEMES[0], (150, 3, 1, 336, inner))
+    gate_up, down = (one.prepare_weight(each) for each in (first, second))
+    wanted_TD = expected_of_rounded(given, first, second)
+    assert error(one.quantized_expert_mlp(*given, gate_up, down), wanted_TD) < ROUNDED_ERROR
+    assert calls == ([150] if has_room(DEVICE) else [])
+
+
+def test_few_pairs_and_scales_that_cut_through_a_half_are_left_to_the_other_kernels() -> None:
+    def takes(num_pairs: int, scheme: Scheme, inner: int) -> bool:
+        _, *both = made(scheme, (1, 2, 1, 144, inner))
+        first, second = (kernels().prepare_weight(each) for each in both)
+        scales = first.scales, second.scales
+        return triton_many_experts.takes_blocks(num_pairs, first.data_OD, second.data_OD, scales)
+
+    assert takes(64, SCHEMES[0], 128) == has_room(DEVICE)
+    assert not takes(63, SCHEMES[0], 128) and not takes(64, SCHEMES[0], 96)
+    assert not takes(64, SCHEMES[1], 128) and not takes(64, Scheme(FP8, 32, 128), 128)
 
 
 @pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[2]], ids=str)

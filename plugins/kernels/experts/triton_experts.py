@@ -3,10 +3,10 @@
 There are two forms: plain (SiLU·mul), and with biases and a clamped gate (gpt-oss). Both are finished in float32 where
 the products end, so that nothing in between goes through memory. The plain form takes weights in e4m3, int8 and int4
 with scales too, which are widened in registers, or not at all: rows of a checkpoint whose activations are quantised are
-rounded to e4m3, by the program that multiplies them, or before by a launch where an expert has many. A launch is sized
-for the worst routing; programs that find no tile return at once. Every program waits before it reads how many tiles
-there are, and lets the next kernel start only after its last step: programs of that kernel would take the places of
-this one's that are still to start.
+rounded to e4m3, by the program that multiplies them, or before by a launch where an expert has many; those with scales
+of blocks then go to triton_many_experts.py on a Hopper card. A launch is sized for the worst routing; programs that
+find no tile return at once. Every program waits before it reads how many tiles there are, and lets the next kernel
+start only after its last step: programs of that kernel would take the places of this one's that are still to start.
 Legend: T tokens, D hidden, F intermediate features, X experts, A experts of a token, P = T * A pairs, W most tiles.
 """
 
@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from hookline.plugins.kernels.experts.triton_many_experts import many_expert_outputs, takes_blocks
 from hookline.plugins.kernels.experts.triton_routing import (
     Tiling,
     clamped_tiling,
@@ -376,6 +377,8 @@ def expert_outputs(
     assert gate_up_XFD.stride(2) == 1 and down_XDF.stride(2) == 1
     gate_up_scales, down_scales = scales or (None, None)
     rounds = may_round and rounds_rows(x_TD)
+    if rounds and scales and cut is None and not gelu and takes_blocks(num_pairs, gate_up_XFD, down_XDF, scales):
+        return many_expert_outputs(x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF, scales)
     unscaled = tiling if gate_up_bias_XF is None else clamped_tiling
     choice = rounded_tiling if rounds else scaled_tiling if scales else unscaled
     cut = cut or choice(num_pairs, num_experts, x_TD.element_size())

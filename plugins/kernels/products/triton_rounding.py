@@ -45,21 +45,24 @@ class RoundedRows:
         return self.num_rows
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["scale_stride"])
 def _round_rows_kernel(
-    x_ptr, out_ptr, scale_ptr, row_stride, scale_stride, width,
+    x_ptr, out_ptr, scale_ptr, order_ptr, row_stride, scale_stride, width, num_chosen,
     SILU: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
     row = tl.program_id(0).to(tl.int64)
+    of_row = row
+    if order_ptr is not None:
+        of_row = (tl.load(order_ptr + row) // num_chosen).to(tl.int64)
     group = tl.arange(0, BLOCK // GROUP)
     column = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     inside = column < width
-    x = tl.load(x_ptr + row * row_stride + column, mask=inside, other=0.0).to(tl.float32)
+    x = tl.load(x_ptr + of_row * row_stride + column, mask=inside, other=0.0).to(tl.float32)
     if SILU:
-        up = tl.load(x_ptr + row * row_stride + width + column, mask=inside, other=0.0).to(tl.float32)
+        up = tl.load(x_ptr + of_row * row_stride + width + column, mask=inside, other=0.0).to(tl.float32)
         x = x / (1.0 + tl.exp(-x)) * up
     values, scale = rounded(x)
     tl.store(out_ptr + row * width + column, values, mask=inside)
@@ -75,21 +78,24 @@ def empty_rounded(num_rows: int, width: int, columns: int, device: torch.device)
     return RoundedRows(values_TD, scales_GT.t(), num_rows)
 
 
-def round_rows(x_TD: Tensor, columns: int = 0, *, silu: bool = False) -> RoundedRows:
+def round_rows(
+    x_TD: Tensor, columns: int = 0, *, silu: bool = False, order_P: Tensor | None = None, num_chosen: int = 1
+) -> RoundedRows:
     """x in e4m3; with `silu`, silu(first half of x) * second half. columns: of a group, a power of 2; 0 for all.
 
-    Shapes: (T, D), or (T, 2F) with silu.
+    order_P: pair numbers (token * num_chosen + place) in an order; each pair's row is then its token's.
+    Shapes: (T, D), or (T, 2F) with silu; of the result (T, D), or (P, D) with order_P.
     Device: one launch, no host sync.
     """
-    num_rows, width = x_TD.shape[0], x_TD.shape[1] // (2 if silu else 1)
+    num_rows, width = len(x_TD if order_P is None else order_P), x_TD.shape[1] // (2 if silu else 1)
     if x_TD.stride(1) != 1:
         x_TD = x_TD.contiguous()
     rounded = empty_rounded(num_rows, width, columns, x_TD.device)
     block = next_power_of_2(width)
     if num_rows:
         _round_rows_kernel[(num_rows,)](
-            x_TD, rounded.values_TD, rounded.scales_TG, x_TD.stride(0), rounded.scales_TG.stride(1), width,
-            SILU=silu, BLOCK=block, GROUP=min(columns or block, block), num_warps=max(1, min(16, block // 512)),
-            **launch_options(x_TD.device),
+            x_TD, rounded.values_TD, rounded.scales_TG, order_P, x_TD.stride(0), rounded.scales_TG.stride(1), width,
+            num_chosen, SILU=silu, BLOCK=block, GROUP=min(columns or block, block),
+            num_warps=max(1, min(16, block // 512)), **launch_options(x_TD.device),
         )  # fmt: skip
     return rounded
