@@ -113,6 +113,7 @@ def _serve_here(run: ServeRun, host: PluginHost, sockets: list[socket], keys: Ap
 
     begin_early(run.config)
     from hookline.core.frontend.async_llm import AsyncLLM
+    from hookline.core.serve.engine_metrics import tell_of_metrics
     from hookline.core.serve.http.app import make_app
     from hookline.core.serve.http.collecting import QuietCollector
     from hookline.core.serve.http.server import serve_http
@@ -126,6 +127,7 @@ def _serve_here(run: ServeRun, host: PluginHost, sockets: list[socket], keys: Ap
     llm = AsyncLLM.from_config(run.config, host)
 
     async def _run_server() -> int:
+        tell_of_metrics(llm.observers)
         client = InProcessClient(llm, run.serve, throughput)
         loop = asyncio.get_running_loop()
         stopping = Stopping()

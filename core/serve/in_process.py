@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Unpack
 from hookline.core.errors import EngineError, QueueFullError
 from hookline.core.request_options import RequestOptions
 from hookline.core.serve.engine_client import EngineLoad, facts_of, served_model
+from hookline.core.serve.engine_metrics import metrics_of
 
 if TYPE_CHECKING:
     from hookline.core.frontend.async_llm import AsyncLLM
@@ -58,8 +59,7 @@ class InProcessClient:
 
     async def metrics(self) -> str:
         """See EngineClient."""
-        texts = [observer.text() for observer in self._llm.observers.values() if hasattr(observer, "text")]
-        return "".join(texts)
+        return metrics_of(self._llm.observers)
 
     @property
     def is_ready(self) -> bool:

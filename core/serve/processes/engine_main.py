@@ -62,6 +62,7 @@ def _load(tree: dict[str, Any]) -> LLM:
 def _serve(parent: Parent, load: Load) -> int:
     from hookline.core.errors import HooklineError, show_traceback
     from hookline.core.serve.engine_client import facts_of
+    from hookline.core.serve.engine_metrics import tell_of_metrics
     from hookline.core.serve.processes.engine_server import EngineServer
 
     def give_up(error: HooklineError) -> None:
@@ -77,6 +78,7 @@ def _serve(parent: Parent, load: Load) -> int:
         parent.tell(failed=str(error))
         return DEAD
     try:
+        tell_of_metrics(llm.observers)
         server = EngineServer(llm, task["address"], task["max_requests"], lambda: parent.is_gone)
         server.tell_if_stuck(give_up)
         gc.collect()

@@ -20,6 +20,7 @@ from hookline.core.outputs import FinishReason
 from hookline.core.pooling_params import PoolingParams
 from hookline.core.request_options import RequestOptions
 from hookline.core.sampling_params import SamplingParams
+from hookline.core.serve.engine_metrics import metrics_of
 from hookline.core.serve.processes.messages import (
     AskMetrics,
     Broken,
@@ -160,7 +161,7 @@ class EngineServer(EngineDriver[Name, Submit]):
         return True
 
     def _metrics(self) -> str:
-        return "".join(one.text() for one in self._llm.observers.values() if hasattr(one, "text"))
+        return metrics_of(self._llm.observers)
 
     def _report(self) -> None:
         engine, rates = self._engine, self._throughput.rates()

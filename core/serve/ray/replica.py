@@ -46,10 +46,12 @@ class EngineReplica:
         """
         from ray import serve
 
+        from hookline.core.serve.engine_metrics import tell_of_metrics
         from hookline.core.serve.http.app import make_app
         from hookline.core.serve.http.collecting import QuietCollector
         from hookline.core.serve.in_process import InProcessClient
 
+        tell_of_metrics(self._llm.observers)
         client = InProcessClient(self._llm, self._run.serve, self._throughput)
         name: str = serve.get_replica_context().replica_id.unique_id
         headers = ((b"x-hookline-replica", name.encode()),)
