@@ -412,9 +412,8 @@ def test_steps_overlap_while_nothing_is_proposed(shared: _Shared) -> None:
     assert counts.no_drafts["overlap"] > 50 and counts.no_drafts["no proposal"] > 50
 
 
-def test_steps_overlap_that_have_no_room_for_drafts(monkeypatch: pytest.MonkeyPatch, shared: _Shared) -> None:
-    monkeypatch.setattr("hookline.core.engine.speculation.DRAFT_TOKENS", (7,))
-    llm = shared.llm("suffix", {"overlap": True})
+def test_steps_overlap_that_have_no_room_for_drafts(shared: _Shared) -> None:
+    llm = shared.llm("suffix", {"overlap": True, "max_num_seqs": 4, "max_num_batched_tokens": 7})
     before = _counts(llm)
     outputs, _ = _answers(llm, {"temperature": 0.0})
     assert _tokens(outputs) == _tokens(shared.plain({"temperature": 0.0}, {})[0])

@@ -276,6 +276,7 @@ def make_speculation(
         limits.extensions,
         limits.vocab_size,
         structured_output,
+        max_num_batched_tokens=plan.max_num_batched_tokens,
         weighs_costs=resolved.uses_graphs,
     )
 

@@ -225,6 +225,10 @@ class Drafter(Protocol):
     drafts, and texts that do not repeat, cost little then. On a GPU the engine also limits the number of drafts to the
     one with the most tokens a second, by the times of steps and the rate of right drafts."""
 
+    by_tokens: bool = False
+    """Whether proposals depend on the row's tokens alone, and a longer one begins with a shorter one. The engine then
+    asks for one draft more, and, while the device computes a step, for what follows if all of these are right."""
+
     pretended_length: float | None = None
     """Only for benchmarks: the mean number of tokens that a request keeps of a step with k drafts, from 1 to 1 + k,
     whether its drafts are right or not. Answers are then not the model's, and the log and benchmarks say so. None: a

@@ -66,6 +66,26 @@ class CollectedStep:
     is_over_N: BoolArray | None
     drawn: StepResult
     """The result with all draws, of which rows with drafts have several; `result` has the first of each row."""
+    num_right: Sequence[int] = ()
+    """How many drafts of each row that has some are right."""
+    is_kept: bool = False
+    """Whether the draws behind right drafts were kept with the first ones, as none ends its request."""
+    kept: KeptStep | None = None
+    """Set once its tokens are kept."""
+
+
+@dataclass(slots=True)
+class KeptStep:
+    """What is left to tell of a step whose tokens were kept.
+
+    requests: those that keep a token of it, decodes first; empty unless the policy wants to know. num_drafts: how many
+    drafts each row with drafts keeps, by the request's id. host_s: as LaunchedStep's, of what came after the launch.
+    """
+
+    requests: Sequence[Request]
+    num_drafts: Mapping[int, int]
+    num_tokens: int
+    host_s: dict[str, float]
 
 
 class Committer:
@@ -88,12 +108,18 @@ class Committer:
             executor = self._state.executor
             result = drawn = executor.collect(launched.handle) if launched.plan.computes else StepResult(no_ints())
         with self._watch.part("advance"):
-            if extensions := launched.dispatched.step.extensions:
+            dispatched = launched.dispatched
+            if extensions := dispatched.step.extensions:
                 self._state.limits.extensions.note_step(extensions, result.extension_seconds)
-            if launched.dispatched.drafted:
-                result = first_draws(launched.dispatched, result)
-            kept = self._advance(launched.dispatched.sampled, result.tokens, result.extras)
-        return CollectedStep(launched, result, *kept, drawn)
+            num_right: Sequence[int] = ()
+            if dispatched.drafted and self._drafts is not None:
+                num_right, is_kept = self._drafts.keep_at_once(dispatched, drawn)
+                if is_kept:
+                    entries_N = dispatched.sampled.entries_N
+                    return CollectedStep(launched, result, entries_N, no_ints(), None, drawn, num_right, is_kept=True)
+                result = first_draws(dispatched, result)
+            kept = self._advance(dispatched.sampled, result.tokens, result.extras)
+        return CollectedStep(launched, result, *kept, drawn, num_right)
 
     def _advance(
         self, sampled: Sampled, tokens_N: IntArray, extras: Mapping[str, Array]
@@ -106,35 +132,57 @@ class Committer:
         is_over_N = advance_late(self._state.late, table, entries_N, kept_N) if table.num_late else None
         return entries_N, kept_N, is_over_N
 
-    def commit(self, step: CollectedStep) -> None:
-        """Cache filled blocks, finish the requests at their last token, and tell observers and the policy."""
+    def keep(self, step: CollectedStep) -> None:
+        """Cache filled blocks, keep right drafts, and finish the requests at their last token.
+
+        The next step may depend on this; on `conclude`, which has to follow, it does not.
+        """
         launched, entries_N = step.launched, step.entries_N
-        dispatched, result = launched.dispatched, step.result
-        tells_policy = self._feedback.is_wanted or self._served.is_wanted
+        dispatched, result, speculation = launched.dispatched, step.result, self._state.speculation
         with self._watch.part("commit"):
             self._note_first_tokens(launched)
             if dispatched.reads:
                 keep_reads(self._queue.live, dispatched.reads, result.apart)
-            kept = list(self._table.requests(entries_N)) if tells_policy else []
-            self._keep(entries_N, step.tokens_N, step.is_over_N)
-            num_kept = 0 if self._drafts is None else self._drafts.commit(dispatched, step.drawn)
+            tells_policy = self._feedback.is_wanted or self._served.is_wanted
+            requests = list(self._table.requests(entries_N)) if tells_policy else []
+            num_drafts: Mapping[int, int] = {}
+            if step.is_kept:
+                self._keep_kept(step)
+            else:
+                self._keep(entries_N, step.tokens_N, step.is_over_N)
+            if dispatched.drafted and self._drafts is not None:
+                num_drafts = self._drafts.commit(dispatched, step.drawn, step.num_right, is_kept=step.is_kept)
             if launched.owners is not None and launched.plan.computes:
                 self._state.hidden_states.hand_on(launched.owners, result.apart)
-            if self._state.speculation is not None:
-                self._state.speculation.time_step(
-                    len(launched.plan.decode), launched.depth, self._state.now(), has_prompts=bool(dispatched.chunks)
+            if speculation is not None:
+                speculation.time_step(
+                    len(launched.plan.decode),
+                    launched.depth,
+                    self._state.now(),
+                    num_drafts.values(),
+                    has_prompts=bool(dispatched.chunks),
                 )
             if dispatched.ending:
                 self._finisher.finish_prompts(dispatched.ending)
+        host_s = {part: self._watch.pop_part(part) for part in ("wait", "advance", "commit")}
+        step.kept = KeptStep(requests, num_drafts, len(entries_N) + sum(num_drafts.values()), host_s)
+
+    def conclude(self, step: CollectedStep) -> None:
+        """Count the drafts of a step whose tokens were kept, and tell observers and the policy of it."""
+        launched, kept, speculation = step.launched, step.kept, self._state.speculation
+        assert kept is not None, "its tokens are to be kept first"
+        with self._watch.part("conclude"):
+            if speculation is not None:
+                speculation.count_step(launched.dispatched.drafted, kept.num_drafts)
             self._state.announce()
-        self._state.note_stats(self._stats(launched, len(entries_N) + num_kept))
-        if tells_policy:
-            self._tell_policy(launched, kept)
+        self._state.note_stats(self._stats(launched, kept))
+        if self._feedback.is_wanted or self._served.is_wanted:
+            self._tell_policy(launched, kept.requests)
 
     def _note_first_tokens(self, launched: LaunchedStep) -> None:
         """Note the time of requests' first tokens; their rows follow the decodes' rows among the sampled ones."""
         dispatched = launched.dispatched
-        for id_ in dispatched.sampled.ids_N[len(dispatched.step.decode_rows) :].tolist():
+        for id_ in dispatched.sampled.ids_N[len(dispatched.step.decode_rows) : dispatched.num_plain_draws].tolist():
             request = self._queue.live.get(id_)
             if request is not None and request.first_token_s is None:
                 now_s = self._state.now()
@@ -149,10 +197,20 @@ class Committer:
 
     def _keep(self, entries_N: IntArray, tokens_N: IntArray, is_over_N: BoolArray | None) -> None:
         """Cache the blocks that these requests fill with a token each, and finish requests at their last token."""
-        if self._hears_gaps and len(gaps_s := self._table.gaps_s(entries_N, self._state.now())):
-            self._state.observers.notify("on_token_gaps", gaps_s=gaps_s)
+        self._tell_gaps(entries_N)
         self._state.cache.cache_filled_blocks(entries_N)
         self._finish_by_tokens(entries_N, tokens_N, is_over_N)
+
+    def _keep_kept(self, step: CollectedStep) -> None:
+        """Cache the blocks that requests fill with draws which end none of them."""
+        self._tell_gaps(step.entries_N)
+        if self._hears_gaps and (num_more := sum(step.num_right)):  # they come at the same moment as the first draw
+            self._state.observers.notify("on_token_gaps", gaps_s=np.zeros(num_more))
+        self._state.cache.cache_filled_blocks(step.entries_N)
+
+    def _tell_gaps(self, entries_N: IntArray) -> None:
+        if self._hears_gaps and len(gaps_s := self._table.gaps_s(entries_N, self._state.now())):
+            self._state.observers.notify("on_token_gaps", gaps_s=gaps_s)
 
     def _finish_by_tokens(self, entries_N: IntArray, tokens_N: IntArray, is_over_N: BoolArray | None) -> None:
         """Finish the requests that have their last token.
@@ -168,13 +226,12 @@ class Committer:
             elif reason is not None:
                 self._finisher.finish(request, reason, fault_of(request))
 
-    def _stats(self, launched: LaunchedStep, num_generated_tokens: int) -> StepStats:
+    def _stats(self, launched: LaunchedStep, kept: KeptStep) -> StepStats:
         """The statistics of a committed step for observers."""
         plan, dispatched, clock, pool = launched.plan, launched.dispatched, self._watch.clock, self._state.cache.pool
         now_s = self._state.now()
-        # launched.host_s comes last: it replaces the time of a plan ahead that was not launched.
-        parts = {**self._watch.pop_seconds(), **launched.host_s}
-        parts["commit"] += parts.pop("advance")
+        parts = kept.host_s | launched.host_s
+        parts["commit"] += parts.pop("advance") + self._watch.pop_part("conclude")
         device = clock.read() if clock is not None and plan.computes else None
         return StepStats(
             num_running=len(self._queue.running),
@@ -186,7 +243,7 @@ class Committer:
             num_cached_tokens=dispatched.num_cached_tokens,
             num_preemptions=len(plan.preempt),
             num_prompt_tokens=dispatched.num_prompt_tokens,
-            num_generated_tokens=num_generated_tokens,
+            num_generated_tokens=kept.num_tokens,
             step_s=now_s - launched.started_s,
             host_s=sum(parts.values()) - parts["wait"] - (device.device_s if device and device.on_host else 0.0),
             **{f"{part}_s": parts[part] for part in PARTS},

@@ -12,8 +12,7 @@ from hookline.core.engine.state import EngineState
 from hookline.core.engine.step_builder import ArgumentWriter, Dispatched, StepDraft, StepWriter
 from hookline.core.requests.request import Request
 from hookline.core.requests.running_table import NO_REQUEST
-from hookline.core.step.captured import DRAFT_TOKENS
-from hookline.core.util.arrays import IntArray, ints, without
+from hookline.core.util.arrays import IntArray, ints, no_ints, without
 
 
 class Dispatcher:
@@ -57,11 +56,13 @@ class Dispatcher:
             speculation.skip_step(len(plan.decode))
             return plan.decode
         num_tokens = len(plan.decode) + sum(length for _, _, length in draft.chunks)
-        room = min(self._state.limits.plan.max_num_batched_tokens, DRAFT_TOKENS[-1]) - num_tokens
-        rows = speculation.drafted(list(self._table.requests(plan.decode)), room)
-        entries, num_drafts = ints(row.request.entry for row in rows), ints(row.num_drafts for row in rows)
+        rows = speculation.drafted(self._table, plan.decode, num_tokens)
+        if not rows:
+            return plan.decode
+        are_all = len(rows) == len(plan.decode)  # which are in the same order
+        entries = plan.decode if are_all else ints(row.request.entry for row in rows)
         # The newest token counts as computed by now, and has its block.
-        num_computed = self._table.num_computed_tokens_S[entries] + num_drafts
+        num_computed = self._table.num_computed_tokens_S[entries] + ints(row.num_drafts for row in rows)
         for place in (num_computed > self._table.num_block_tokens_S[entries]).nonzero()[0].tolist():
             row = rows[place]
             missing = cache.missing_blocks(row.request, row.num_drafts)
@@ -69,9 +70,9 @@ class Dispatcher:
                 row.drop_drafts()
                 continue
             draft.table.extend(cache.allocate(row.request, missing))
-        draft.add_drafted(rows)
+        draft.add_drafted(rows, entries)
         speculation.launched(rows)
-        return without(plan.decode, entries) if rows else plan.decode
+        return no_ints() if are_all else without(plan.decode, entries)
 
     def preempt(self, requests: Sequence[Request]) -> None:
         """Take rows and blocks from running requests and queue them again; full blocks stay in the prefix cache."""
@@ -109,15 +110,14 @@ class Dispatcher:
         self.count_draws(self._table.still_there(dispatched.sampled).entries_N, dispatched.ending)
 
     def count_kept(self, entries_N: IntArray, counts_N: IntArray | int = 1) -> None:
-        """Count the drafts that each of these requests keeps as computed, and the tokens drawn behind them."""
+        """Count the drafts that each of these requests keeps as computed."""
         self._table.num_computed_tokens_S[entries_N] += counts_N
         self._note_progress(entries_N)
-        self.count_draws(entries_N, counts_N=counts_N)
 
-    def count_draws(self, entries_N: IntArray, ending: Sequence[Request] = (), counts_N: IntArray | int = 1) -> None:
-        """Count the drawn tokens of each of these requests, as `expect` does. ending: end with their prompts."""
+    def count_draws(self, entries_N: IntArray, ending: Sequence[Request] = ()) -> None:
+        """Count a drawn token of each of these requests, as `expect` does. ending: end with their prompts."""
         table = self._table
-        table.num_tokens_S[entries_N] += counts_N
+        table.num_tokens_S[entries_N] += 1
         is_last = table.num_tokens_S[entries_N] >= table.max_len_S[entries_N]
         for request in [*table.requests(entries_N[is_last]), *ending]:
             if request.id in self._queue.running:

@@ -26,59 +26,56 @@ class DraftCommitter:
     def __init__(self, state: EngineState, speculation: Speculation, dispatcher: Dispatcher, keep: Keep) -> None:
         self._state, self._table, self._live = state, state.table, state.queue.live
         self._speculation, self._dispatcher, self._keep = speculation, dispatcher, keep
-        self._hears_gaps = state.observers.hears("on_token_gaps")
 
-    def commit(self, dispatched: Dispatched, result: StepResult) -> int:
-        """Keep a row's further draws as long as the drafts before them are right; returns how many are kept.
+    def keep_at_once(self, dispatched: Dispatched, result: StepResult) -> tuple[Sequence[int], bool]:
+        """How many drafts of each row are right, and whether all draws of the step that count were kept.
 
-        They are kept one after the other, as if each came from a step of its own: a request may end with any of them.
+        They are not if one may end its request or must be looked at; `commit` keeps them then, behind the first ones.
         result: with all draws of the step.
         """
-        speculation, live = self._speculation, self._live
-        drawn_N, drawn = result.tokens, result.tokens.tolist() if dispatched.drafted else []
-        first, going, total = dispatched.num_plain_draws, list[tuple[Request, int, int]](), 0
-        num_kept = {row.request.id: 0 for row in dispatched.drafted}
+        drawn, first, num_right = result.tokens.tolist(), dispatched.num_plain_draws, list[int]()
+        kept = drawn[:first]
         for row in dispatched.drafted:
-            if row.request.id in live:
-                num_right = speculation.num_right(row, drawn[first : first + len(row.tokens)])
-                going.append((row.request, first, num_right))
-                speculation.adapt(row, num_right)
+            own = drawn[first : first + len(row.tokens)]
+            num_right.append(self._speculation.num_right(row, own) if row.request.id in self._live else 0)
+            kept += own[: 1 + num_right[-1]]
+            first += len(own)
+        entries_N = dispatched.sampled.entries_N
+        more_N = np.zeros(len(entries_N), dtype=np.int64)
+        more_N[dispatched.num_plain_draws :] = num_right
+        is_kept = not result.extras and self._table.commit_several(dispatched.sampled, more_N, ints(kept))
+        if is_kept:
+            self._dispatcher.count_kept(entries_N, more_N)
+        return num_right, is_kept
+
+    def commit(
+        self, dispatched: Dispatched, result: StepResult, num_right: Sequence[int], *, is_kept: bool
+    ) -> Mapping[int, int]:
+        """Keep the draws behind right drafts, unless they were kept at once; returns how many are kept of each row, by
+        the request's id.
+
+        They are kept one after the other, as if each came from a step of its own: a request may end with any of them.
+        """
+        if is_kept:
+            return {row.request.id: right for row, right in zip(dispatched.drafted, num_right, strict=True)}
+        first, going = dispatched.num_plain_draws, list[tuple[Request, int, int]]()
+        for row, right in zip(dispatched.drafted, num_right, strict=True):
+            going.append((row.request, first, right))
             first += len(row.tokens)
-        kept = [one for one in going if one[2]]
-        if kept and not result.extras and self._keep_at_once(kept, drawn_N):
-            num_kept |= {request.id: num_right for request, _, num_right in kept}
-            going, total = [], sum(num_right for _, _, num_right in kept)
-        place = 0
+        num_kept, place = {request.id: 0 for request, _, _ in going}, 0
         while True:
             place += 1
-            going = [one for one in going if one[2] >= place and one[0].id in live]
+            going = [one for one in going if one[2] >= place and one[0].id in self._live]
             if not going:
-                speculation.count_step(dispatched.drafted, num_kept)
-                return total
+                return num_kept
             for request, _, _ in going:
                 num_kept[request.id] = place
             entries_N, draws_N = ints(request.entry for request, _, _ in going), ints(at + place for _, at, _ in going)
             sampled = self._table.sampled(entries_N)
             self._dispatcher.count_kept(entries_N)
-            self._keep(
-                sampled, drawn_N[draws_N], {name: values_NW[draws_N] for name, values_NW in result.extras.items()}
-            )
-            total += len(going)
-
-    def _keep_at_once(self, kept: Sequence[tuple[Request, int, int]], drawn_N: IntArray) -> bool:
-        """Keep all these draws, unless one may end its request or must be looked at: returns whether they are kept.
-
-        kept: requests, each with the place of its first draw and the number of those behind it that it keeps.
-        """
-        entries, counts = ints(request.entry for request, _, _ in kept), ints(count for _, _, count in kept)
-        tokens_N = drawn_N[ints(at + place for _, at, count in kept for place in range(1, count + 1))]
-        if not self._table.commit_several(entries, counts, tokens_N):
-            return False
-        self._dispatcher.count_kept(entries, counts)
-        if self._hears_gaps:  # they come at the same moment as the first draw
-            self._state.observers.notify("on_token_gaps", gaps_s=np.zeros(len(tokens_N)))
-        self._state.cache.cache_filled_blocks(entries)
-        return True
+            self._dispatcher.count_draws(entries_N)
+            extras = {name: values_NW[draws_N] for name, values_NW in result.extras.items()}
+            self._keep(sampled, result.tokens[draws_N], extras)
 
 
 def first_draws(dispatched: Dispatched, result: StepResult) -> StepResult:

@@ -24,11 +24,13 @@ from hookline.core.plugin.blame import breach, failure
 from hookline.core.plugin.registry import PROCESSOR
 from hookline.core.requests.late_input import LateInput
 from hookline.core.requests.request import Request
+from hookline.core.requests.running_table import RunningTable
 from hookline.core.requests.step_extensions import InstalledExtensions
 from hookline.core.step.captured import DRAFT_TOKENS
-from hookline.core.util.arrays import IntArray
+from hookline.core.util.arrays import IntArray, TokenArray
 
 logger = logging.getLogger("hookline")
+_INT = frozenset({int})
 MAX_PERIOD = 64
 """Longest period of an adaptive drafter: even a request whose drafts are wrong has drafts in one of so many steps."""
 NUM_EMPTY, MAX_PERIOD_EMPTY = 16, 8
@@ -55,13 +57,16 @@ class DraftedRow:
         """Compute the newest token alone."""
         self.tokens = self.tokens[:1]
 
-    def num_right(self, drawn: Sequence[int]) -> int:
+    def num_right(self, drawn: list[int]) -> int:
         """How many drafts, from the first on, are the tokens drawn at their positions. drawn: all 1 + k draws."""
-        for place in range(self.num_drafts):
+        drafts = self.tokens[1:]
+        if drafts == drawn[:-1] and min(drawn) >= 0:
+            return len(drafts)
+        for place, draft in enumerate(drafts):
             # Behind a draft whose late input failed no token is drawn (it is negative): the next step finds out again.
-            if drawn[place] != self.tokens[place + 1] or drawn[place + 1] < 0:
+            if drawn[place] != draft or drawn[place + 1] < 0:
                 return place
-        return self.num_drafts
+        return len(drafts)
 
 
 @dataclass(slots=True)
@@ -86,6 +91,7 @@ class Speculation:
     drafts end before the first token that it forbids. If the drafter is adaptive, a request whose drafts are
     all wrong, or for which none are proposed, pauses, twice as long each time. weighs_costs: whether it is also asked
     for only as many drafts as pay, by how long steps take.
+    max_num_batched_tokens: the engine's; a step with drafts has no more tokens, nor more than graphs are captured for.
     """
 
     def __init__(
@@ -96,10 +102,11 @@ class Speculation:
         vocab_size: int,
         late: LateInput | None = None,
         *,
+        max_num_batched_tokens: int,
         weighs_costs: bool = False,
     ) -> None:
         self._drafter, self._name, self._vocab_size, self._late = drafter, name, vocab_size, late
-        self._adapts = drafter.adaptive
+        self._adapts, self._most_tokens = drafter.adaptive, min(max_num_batched_tokens, DRAFT_TOKENS[-1])
         self._depths = DraftDepth(drafter.k) if weighs_costs and drafter.adaptive else None
         self.depth = 0
         """Most drafts of a request in the step that was begun last; 0 if it has none."""
@@ -108,6 +115,10 @@ class Speculation:
         self._kinds = [stage.entry.kind for stage in extensions.stages]
         self._forgets = is_offered(type(drafter).forget)
         self._proposes_all = is_offered(type(drafter).propose_all)
+        self._newest: dict[int, list[int]] = {}
+        """If the drafter goes by tokens: by request, its newest drafts and one more."""
+        self._ahead: dict[int, tuple[int, list[int], list[int]]] = {}
+        """By request, the drafts for so many tokens that end with these."""
         self._pauses: dict[int, _Pause] = {}
         self._step = 0
         """The number of the step that was begun last."""
@@ -117,8 +128,6 @@ class Speculation:
         self._pretended = drafter.pretended_length
         self._due = 0.0
         self.counts = DraftCounts(pretended_length=self._pretended)
-        self._num_kept: Collection[int] = ()
-        """Of the step that was committed last: how many drafts were kept of each row that had some."""
         self.kept_ids: list[int] = []
         """Of the step that was committed last: the request of each token beyond the first one of its row."""
         if self._pretended is not None:
@@ -128,25 +137,29 @@ class Speculation:
                 *(name, self._pretended),
             )
 
-    def drafted(self, requests: Sequence[Request], num_tokens: int) -> list[DraftedRow]:
-        """The decodes of a step that are computed as chunks, with their drafts. num_tokens: most drafts of the step,
-        divided evenly among the requests.
+    def drafted(self, table: RunningTable, entries: IntArray, num_tokens: int) -> list[DraftedRow]:
+        """The decodes of a step, at these entries, that are computed as chunks, with their drafts. num_tokens: of the
+        step without drafts.
         """
-        rows = []
         self._step += 1
-        room = num_tokens // max(1, len(requests))
-        self.depth = self._depth(len(requests), room, self._step)
+        room, rows = self._room(len(entries), num_tokens), []
+        self.depth = self._depth(len(entries), room, self._step)
+        lengths = table.num_tokens_S[entries]
+        # The token after the last draft must be within the request's length, too.
+        left = (table.max_len_S[entries] - lengths - 1).tolist()
+        asked: list[tuple[Request, int]] = []
         if room > 0 and not self.depth:
-            self.counts.skip("cost", len(requests))
-            asked = []
+            self.counts.skip("cost", len(entries))
         else:
-            asked = [(request, most) for request in requests if (most := self._most_drafts(request, self.depth))]
+            for request, most in zip(table.requests(entries), left, strict=True):
+                if most := self._most_drafts(request, min(self.depth, most)):
+                    asked.append((request, most))
         proposed = {request.id: drafts for (request, _), drafts in zip(asked, self._proposed(asked), strict=True)}
-        for request in requests:
+        newest = table.tokens_SL[entries, lengths - 1].tolist()
+        for request, length, token in zip(table.requests(entries), lengths.tolist(), newest, strict=True):
             drafts = self._noted(request, proposed[request.id]) if request.id in proposed else []
             if drafts or request.id in self._chunked:
-                start = request.num_tokens - 1
-                rows.append(DraftedRow(request, start, [request.tokens.item(start), *drafts]))
+                rows.append(DraftedRow(request, length - 1, [token, *drafts]))
         return rows
 
     def skip_step(self, num_decodes: int) -> None:
@@ -161,7 +174,7 @@ class Speculation:
         """
         if self._chunked:
             return True
-        room = DRAFT_TOKENS[-1] // max(1, len(requests)) - 1
+        room = self._room(len(requests), len(requests))
         if not self._depth(len(requests), room, self._step + 1):
             return False
         return any(
@@ -173,49 +186,59 @@ class Speculation:
         for row in rows:
             (self._chunked.add if row.num_drafts else self._chunked.discard)(row.request.id)
 
-    def num_right(self, row: DraftedRow, drawn: Sequence[int]) -> int:
-        """How many of a row's drafts are kept. drawn: all 1 + k draws."""
-        if self._pretended is None or not row.num_drafts:
-            return row.num_right(drawn)
-        # What a row with fewer than k drafts cannot keep is not made up for.
-        self._due += self._pretended - 1
-        due = int(self._due + 1e-6)
-        self._due -= due
-        return min(due, row.num_drafts)
+    def num_right(self, row: DraftedRow, drawn: list[int]) -> int:
+        """How many drafts of a row, whose request is live, are kept; its next steps have drafts or a pause.
 
-    def count_step(self, rows: Sequence[DraftedRow], num_kept: Mapping[int, int]) -> None:
-        """Count the drafts of a step's rows. num_kept: how many were kept, by the request's id; empty without rows."""
-        self.kept_ids = [id_ for id_, count in num_kept.items() for _ in range(count)]
-        self._num_kept = num_kept.values()
-        counted = Counter((row.num_drafts, num_kept[row.request.id]) for row in rows)
-        for (num_drafts, kept), num_rows in counted.items():
-            self.counts.add(num_drafts, kept, num_rows)
-
-    def time_step(self, num_decodes: int, depth: int, now_s: float, *, has_prompts: bool) -> None:
-        """Note that a step, whose drafts were counted, was committed now. depth: as it was when the step was begun."""
-        if self._depths is None:
-            return
-        last, self._last_commit = self._last_commit, None if has_prompts else (now_s, depth)
-        if has_prompts or not num_decodes:
-            return
-        self._depths.count(num_decodes, depth, self._num_kept)
-        # A step without drafts behind one with drafts could not be launched before that one's tokens were known.
-        if last is not None and (depth or not last[1]):
-            self._depths.note(num_decodes, depth, self._step, now_s - last[0])
-
-    def _depth(self, num_requests: int, room: int, step: int) -> int:
-        """Most drafts of each of so many requests. room: for each."""
-        most = max(0, min(self._drafter.k, room))
-        return most if self._depths is None else self._depths.choose(num_requests, most, step)
-
-    def adapt(self, row: DraftedRow, num_right: int) -> None:
-        """Note how many drafts of a row, whose request is live, were right: its next steps have drafts or a pause."""
-        if row.num_drafts and self._adapts:
+        drawn: all 1 + k draws.
+        """
+        if self._pretended is None:
+            num_right = row.num_right(drawn)
+        elif not row.num_drafts:
+            return 0
+        else:  # What a row with fewer than k drafts cannot keep is not made up for.
+            self._due += self._pretended - 1
+            due = int(self._due + 1e-6)
+            self._due -= due
+            num_right = min(due, row.num_drafts)
+        if self._adapts and row.num_drafts:
             pause = self._pauses.setdefault(row.request.id, _Pause())
             if num_right:
                 pause.until, pause.period = 0, 1
             else:
                 pause.lengthen(self._step, MAX_PERIOD)
+        return num_right
+
+    def count_step(self, rows: Sequence[DraftedRow], num_kept: Mapping[int, int]) -> None:
+        """Count the drafts of a step's rows. num_kept: how many were kept, by the request's id; empty without rows."""
+        self.kept_ids = [id_ for id_, count in num_kept.items() for _ in range(count)]
+        counted = Counter((row.num_drafts, num_kept[row.request.id]) for row in rows)
+        for (num_drafts, kept), num_rows in counted.items():
+            self.counts.add(num_drafts, kept, num_rows)
+
+    def time_step(
+        self, num_decodes: int, depth: int, now_s: float, num_kept: Collection[int], *, has_prompts: bool
+    ) -> None:
+        """Note that a step was committed now. depth: as it was when the step was begun. num_kept: how many drafts were
+        kept of each row that had some.
+        """
+        if self._depths is None:
+            return
+        last, self._last_commit = self._last_commit, None if has_prompts else (now_s, depth)
+        if has_prompts or not num_decodes:
+            return
+        self._depths.count(num_decodes, depth, num_kept)
+        # A step without drafts behind one with drafts could not be launched before that one's tokens were known.
+        if last is not None and (depth or not last[1]):
+            self._depths.note(num_decodes, depth, self._step, now_s - last[0])
+
+    def _room(self, num_requests: int, num_tokens: int) -> int:
+        """Most drafts of each of so many requests in a step of so many tokens without drafts; may be negative."""
+        return (self._most_tokens - num_tokens) // max(1, num_requests)
+
+    def _depth(self, num_requests: int, room: int, step: int) -> int:
+        """Most drafts of each of so many requests. room: for each."""
+        most = max(0, min(self._drafter.k, room))
+        return most if self._depths is None else self._depths.choose(num_requests, most, step)
 
     def show(
         self,
@@ -229,7 +252,7 @@ class Speculation:
         owners: for each of the step's tokens, the request's id and the position. layers: the states by layer.
         """
         ids_T, positions_T = owners
-        if not has_room(num_running) or not len(ids_T):
+        if self._room(num_running, num_running) < 1 or not len(ids_T):
             return
         starts = [0, *(np.flatnonzero(np.diff(ids_T)) + 1).tolist()]
         ids, positions, rows = ids_T[starts].tolist(), positions_T[starts].tolist(), []
@@ -246,9 +269,22 @@ class Speculation:
         except Exception as error:
             self._blame(failure(self._name, "observe", error), error)
 
+    def look_ahead(self, rows: Sequence[DraftedRow]) -> None:
+        """While a step computes these rows: ask for the drafts that follow if all of its drafts and one more are right,
+        if the drafter goes by tokens alone.
+        """
+        self._ahead.clear()
+        for row in rows if self._drafter.by_tokens else ():
+            request, newest = row.request, self._newest.get(row.request.id, [])
+            if row.num_drafts and newest[:-1] == row.tokens[1:]:
+                tokens = np.append(request.tokens[: row.start + 1], np.array(newest, dtype=np.int32))
+                drafts = self._checked(self._proposal(_draft_row(request, len(newest), tokens)), len(newest))
+                self._ahead[request.id] = len(tokens), newest, drafts
+
     def forget(self, request: Request) -> None:
         """Drop the state of a request that has ended, here and in the drafter."""
         self._chunked.discard(request.id)
+        self._newest.pop(request.id, None)
         self._pauses.pop(request.id, None)
         if self._forgets:
             try:
@@ -267,13 +303,9 @@ class Speculation:
     def _most_drafts(self, request: Request, room: int) -> int:
         """How many drafts the drafter is asked for; 0 if the request has none in this step."""
         reason = self._refused(request) or ("paused" if self._pauses_in(request, self._step) else None)
-        if reason is None:
-            # The token after the last draft must be within the request's length, too.
-            most = min(self._drafter.k, room, request.max_len - request.num_tokens - 1)
-            if most >= 1:
-                return most
-            reason = "no room"
-        self.counts.skip(reason)
+        if reason is None and room >= 1:
+            return room
+        self.counts.skip(reason or "no room")
         return 0
 
     def _noted(self, request: Request, drafts: list[int]) -> list[int]:
@@ -310,6 +342,8 @@ class Speculation:
 
     def _proposed(self, asked: Sequence[tuple[Request, int]]) -> list[list[int]]:
         """The drafter's drafts for each of these (request, most drafts); empty where the drafter fails."""
+        if self._drafter.by_tokens:
+            return [self._looked_up(request, most) for request, most in asked]
         rows = [_draft_row(request, most) for request, most in asked]
         if not self._proposes_all:
             return [self._checked(self._proposal(row), row.num_drafts) for row in rows]
@@ -324,6 +358,15 @@ class Speculation:
             proposals = [()] * len(rows)
         return [self._checked(proposal, row.num_drafts) for proposal, row in zip(proposals, rows, strict=True)]
 
+    def _looked_up(self, request: Request, most: int) -> list[int]:
+        """The drafts of one request by its tokens alone: those that were looked up ahead, if its tokens came so."""
+        num_tokens, newest, drafts = self._ahead.get(request.id, (0, [], []))
+        known = request.num_known_tokens
+        if num_tokens != known or len(newest) <= most or request.tokens[known - len(newest) : known].tolist() != newest:
+            drafts = self._checked(self._proposal(_draft_row(request, most + 1)), most + 1)
+        self._newest[request.id] = drafts = drafts[: most + 1]
+        return drafts[:most]
+
     def _proposal(self, row: DraftRow) -> Any:
         try:
             return self._drafter.propose(row)
@@ -334,8 +377,9 @@ class Speculation:
     def _checked(self, proposed: Any, most: int) -> list[int]:
         """A proposal as a list; no drafts if it is none."""
         size = self._vocab_size
-        if type(proposed) is list and len(proposed) <= most and all(type(t) is int and 0 <= t < size for t in proposed):
-            return proposed  # for few numbers, numpy's checks are slower
+        if type(proposed) is list and len(proposed) <= most and _INT.issuperset(map(type, proposed)):
+            if not proposed or (min(proposed) >= 0 and max(proposed) < size):
+                return proposed  # for few numbers, numpy's checks are slower
         try:
             drafts = np.asarray(proposed)
             is_sound = drafts.ndim == 1 and (not len(drafts) or drafts.dtype.kind in "iu") and len(drafts) <= most
@@ -357,13 +401,9 @@ class Speculation:
                 show_traceback(error)
 
 
-def has_room(num_running: int) -> bool:
-    """Whether a step of so many requests has room for a draft of each."""
-    return 2 * num_running <= DRAFT_TOKENS[-1]
-
-
-def _draft_row(request: Request, num_drafts: int) -> DraftRow:
-    tokens = _known_tokens(request)
+def _draft_row(request: Request, num_drafts: int, tokens: TokenArray | None = None) -> DraftRow:
+    """A request as the drafter is given it. tokens: None for those that are known."""
+    tokens = _known_tokens(request) if tokens is None else tokens
     return DraftRow(request.id, tokens, request.num_prompt_tokens, num_drafts, request.params, request.seed)
 
 

@@ -147,6 +147,8 @@ class StepDraft:
     num_new_tokens: list[int] = field(default_factory=list)
     drafted: Sequence[DraftedRow] = ()
     """The decodes that are computed as chunks; the others alone are handed to `StepWriter.write`."""
+    drafted_entries: IntArray = field(default_factory=no_ints)
+    """Their entries in the running table."""
 
     restored: Sequence[tuple[int, int]] = ()
     saved: Sequence[tuple[int, int]] = ()
@@ -155,9 +157,9 @@ class StepDraft:
         """Copy these states before and after the step."""
         self.restored, self.saved = restored, saved
 
-    def add_drafted(self, rows: Sequence[DraftedRow]) -> None:
-        """Compute these decodes as chunks."""
-        self.drafted = rows
+    def add_drafted(self, rows: Sequence[DraftedRow], entries: IntArray) -> None:
+        """Compute these decodes as chunks. entries: of the rows' requests in the running table."""
+        self.drafted, self.drafted_entries = rows, entries
 
 
 @dataclass(slots=True)
@@ -228,15 +230,17 @@ class StepWriter:
             sections["sampled_chunks"] = sampled_chunks
             computing = np.concatenate([decode, chunked])
             sampled = np.concatenate([decode, chunked[sampled_chunks]])
-        draws, ahead = sampled, np.zeros_like(sampled)
+        draws, ahead, max_context_len, num_drafted = sampled, np.zeros_like(sampled), 0, 0
         if draft.drafted:
-            entries, num_plain = ints(row.request.entry for row in draft.drafted), len(sampled)
-            lengths = ints(len(row.tokens) for row in draft.drafted)
-            add_drafts(sections, draft.drafted, lengths, table.row_S[entries], len(chunks))
+            entries, num_plain = draft.drafted_entries, len(sampled)
+            starts, lengths = ints(row.start for row in draft.drafted), ints(len(row.tokens) for row in draft.drafted)
+            max_context_len, num_drafted = int((starts + lengths).max()), int(lengths.sum())
+            add_drafts(sections, draft.drafted, starts, lengths, table.row_S[entries], len(chunks))
+            draws = entries.repeat(lengths)
+            ahead = np.arange(num_drafted) - (lengths.cumsum() - lengths).repeat(lengths)
+            if num_plain:
+                draws, ahead = np.concatenate([sampled, draws]), np.concatenate([np.zeros_like(sampled), ahead])
             computing, sampled = np.concatenate([computing, entries]), np.concatenate([sampled, entries])
-            draws = np.concatenate([sampled[:num_plain], entries.repeat(lengths)])
-            ahead = np.zeros(len(draws), dtype=np.int64)
-            ahead[num_plain:] = np.arange(len(draws) - num_plain) - (lengths.cumsum() - lengths).repeat(lengths)
         sections |= self.forbidden_tokens(draws, ahead)
         late: list[tuple[Request, Sequence[int]]] = []
         if table.num_late:
@@ -251,18 +255,14 @@ class StepWriter:
             sections |= self._shared_prefix(decode)
         step = Step(
             **sections,
-            max_context_len=max(
-                int(table.num_computed_tokens_S[computing].max(initial=0)),
-                *(row.start + len(row.tokens) for row in draft.drafted),
-                0,
-            ),
+            max_context_len=max(int(table.num_computed_tokens_S[computing].max(initial=0)), max_context_len),
             all_greedy=every(table.is_greedy_S[sampled]),
         )
         begun = [request for request in admitted if request.num_preemptions == 0]
         return Dispatched(
             step,
             table.sampled(sampled),
-            num_prefill_tokens=len(step.token_ids_T) - sum(len(row.tokens) for row in draft.drafted),
+            num_prefill_tokens=len(step.token_ids_T) - num_drafted,
             num_cached_tokens=sum(request.num_cached_tokens for request in begun),
             num_prompt_tokens=sum(request.num_prompt_tokens for request in begun),
             got_further=got_further,
@@ -327,15 +327,20 @@ def prompt_chunks(chunks: Sequence[Chunk]) -> Sections:
 
 
 def add_drafts(
-    sections: Sections, drafted: Sequence[DraftedRow], lengths: IntArray, rows: IntArray, num_chunks: int
+    sections: Sections,
+    drafted: Sequence[DraftedRow],
+    starts: IntArray,
+    lengths: IntArray,
+    rows: IntArray,
+    num_chunks: int,
 ) -> None:
     """Put rows with drafts behind a step's prompt chunks: each is a chunk with a draw after each of its tokens.
 
-    lengths: tokens of each. rows: of the request table.
+    starts, lengths: of each, as DraftedRow says. rows: of the request table.
     """
     added = {
         "chunk_rows": rows,
-        "chunk_starts": ints(row.start for row in drafted),
+        "chunk_starts": starts,
         "chunk_lens": lengths,
         "token_ids_T": ints(chain.from_iterable(row.tokens for row in drafted)),
         "sampled_chunks": np.arange(num_chunks, num_chunks + len(drafted)).repeat(lengths),

@@ -21,7 +21,7 @@ class StepLoop:
     def __init__(self, state: EngineState, planner: Planner, dispatcher: Dispatcher, finisher: Finisher) -> None:
         self.in_flight: LaunchedStep | None = None
         self._collected: CollectedStep | None = None
-        """The last step, between the arrival of its tokens and its commit."""
+        """The last step, between the arrival of its tokens and the end of its commit."""
         self._state, self._queue, self._watch = state, state.queue, state.watch
         self._planner, self._feedback = planner, planner.feedback
         self._dispatcher, self._finisher = dispatcher, finisher
@@ -32,13 +32,15 @@ class StepLoop:
     def advance(self) -> None:
         """Plan and launch one step, then commit the step before it (or, without overlap, this one).
 
+        If the step needs the tokens of the one before, these are kept ahead of its launch, and all that can wait is
+        done behind it, while the device computes.
         Raises: see Engine.step.
         """
         if self.in_flight is None:
             if self._feedback.is_wanted:
                 self.time_steps()
             plan = self.plan()
-        elif (ahead := self._plan_ahead()) is not None:
+        elif (ahead := self._plan_ahead()) is not None and (self._may_overlap() or self._keeps_plan(ahead)):
             plan = ahead
         else:
             self._collect()
@@ -55,7 +57,7 @@ class StepLoop:
             if has_faults:
                 self._finisher.finish_faulty(request for request, _ in launched.dispatched.late)
             self.in_flight = launched
-            if not self._may_overlap():
+            if not self._state.limits.overlap:
                 self._collect()
                 self._commit()
         except LostStep as error:
@@ -110,11 +112,24 @@ class StepLoop:
         return None
 
     def _may_overlap(self) -> bool:
-        """Whether the next step can be planned before the tokens of the step in flight are known."""
+        """Whether the next step can be launched before the tokens of the step in flight are known."""
         speculation = self._state.speculation
-        if speculation is None or not self._state.limits.overlap:
-            return self._state.limits.overlap
-        return not speculation.awaits_tokens(self._queue.running.values())
+        return speculation is None or not speculation.awaits_tokens(self._queue.running.values())
+
+    def _keeps_plan(self, plan: CheckedPlan) -> bool:
+        """Keep the tokens of the step in flight; returns whether a plan that was made before is still right then.
+
+        It is if no request has ended and if the blocks suffice, however many drafts were kept.
+        """
+        num_departures, speculation = self._state.table.num_departures, self._state.speculation
+        if speculation is not None and self.in_flight is not None:
+            speculation.look_ahead(self.in_flight.dispatched.drafted)
+        self._collect()
+        self._keep()
+        is_right = num_departures == self._state.table.num_departures and self._planner.has_room(plan)
+        if not is_right:
+            self._give_up()
+        return is_right
 
     def _give_up(self) -> None:
         """Tell the policy that its newest plan is not carried out."""
@@ -184,12 +199,23 @@ class StepLoop:
                 self._abandon(error)
                 raise
 
+    def _keep(self) -> None:
+        """Keep the tokens of the collected step, if there is one and that was not done."""
+        collected = self._collected
+        if collected is not None and collected.kept is None:
+            try:
+                self._committer.keep(collected)
+            except BaseException as error:
+                self._abandon(error)
+                raise
+
     def _commit(self) -> None:
         """Commit the collected step, if there is one."""
+        self._keep()
         collected, self._collected = self._collected, None
         if collected is not None:
             try:
-                self._committer.commit(collected)
+                self._committer.conclude(collected)
             except BaseException as error:
                 self._abandon(error)
                 raise

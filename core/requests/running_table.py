@@ -127,20 +127,28 @@ class RunningTable:
         self.num_known_tokens_S[entries_N] = places + 1
         return entries_N, tokens_N
 
-    def commit_several(self, entries_N: IntArray, counts_N: IntArray, tokens_T: IntArray) -> bool:
-        """Fill in counts_N[n] tokens of each request, which no step has counted yet; tokens_T has them in this order.
+    def commit_several(self, sampled: Sampled, more_N: IntArray, tokens_T: IntArray) -> bool:
+        """Fill in each request's oldest unknown token and more_N[n] tokens behind it, which no step has counted yet;
+        tokens_T has them in this order.
 
-        Returns False, and does nothing, if a token may end its request or must be shown to a watcher.
+        Returns False, and does nothing, if a request has left, or a token may end its request or must be shown to a
+        watcher.
         """
-        is_plain_N = self.num_tokens_S[entries_N] + counts_N < self.max_len_S[entries_N]
-        is_plain_N &= self.is_watched_S[entries_N] + self.is_late_S[entries_N] == 0
-        is_plain_T = (self._num_stopping.take(tokens_T, mode="clip") == 0) & (tokens_T >= 0)
-        if not (every(is_plain_N) and every(is_plain_T)):
+        entries_N = sampled.entries_N
+        if sampled.num_departures != self.num_departures:
             return False
-        places_N, ends_N = self.num_known_tokens_S[entries_N], counts_N.cumsum()
+        num_tokens_N = self.num_tokens_S[entries_N] + more_N
+        is_apart_N = num_tokens_N >= self.max_len_S[entries_N]
+        is_apart_N |= self.is_watched_S[entries_N] + self.is_late_S[entries_N] > 0
+        may_end_T = self._num_stopping.take(tokens_T, mode="clip") + (tokens_T < 0)
+        if np.count_nonzero(is_apart_N) or np.count_nonzero(may_end_T):
+            return False
+        places_N, counts_N = self.num_known_tokens_S[entries_N], more_N + 1
+        ends_N = counts_N.cumsum()
         places_T = (places_N - ends_N + counts_N).repeat(counts_N) + np.arange(len(tokens_T))
         self.tokens_SL[entries_N.repeat(counts_N), places_T] = tokens_T
         self.num_known_tokens_S[entries_N] = places_N + counts_N
+        self.num_tokens_S[entries_N] = num_tokens_N
         return True
 
     def gaps_s(self, entries_N: IntArray, now_s: float) -> FloatArray:

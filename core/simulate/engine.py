@@ -102,7 +102,13 @@ def pretended_drafts(config: Config, limits: EngineLimits) -> Speculation | None
             "drafter.length=TOKENS, the tokens that a request keeps of a step in the mean"
         )
     drafter = made(option.config, DrafterSpec(limits.vocab_size, plan.max_num_seqs, plan.max_model_len))
-    return Speculation(drafter, str(option.entry), limits.extensions, limits.vocab_size)
+    return Speculation(
+        drafter,
+        str(option.entry),
+        limits.extensions,
+        limits.vocab_size,
+        max_num_batched_tokens=limits.plan.max_num_batched_tokens,
+    )
 
 
 def cache_groups(origin: Mapping[str, Any]) -> CacheGroups:

@@ -18,10 +18,14 @@ if TYPE_CHECKING:
     from hookline.plugins.drafters import LookupConfig
 
 Array = np.ndarray[Any, np.dtype[Any]]
+MOST_AT_ONCE = 256
+"""Most places at which max_match tokens are compared at once; of more places most fail at the first tokens."""
 
 
 class _Lookup(Drafter):
     """Base class of both drafters: finds the places where the newest tokens came before."""
+
+    by_tokens = True
 
     def __init__(self, config: LookupConfig, spec: DrafterSpec) -> None:
         for name, low in (("k", 1), ("min_match", 1), ("max_match", config.min_match)):
@@ -32,16 +36,35 @@ class _Lookup(Drafter):
 
     def _places(self, tokens_L: Array) -> Array:
         """The places, ascending, of the last token of the longest suffix that came before; none if it is too short."""
-        last = len(tokens_L) - 1
-        places_P = np.flatnonzero(tokens_L[:last] == tokens_L[last])
-        length = 1
-        while len(places_P) and length < self._max:
+        last, length = len(tokens_L) - 1, 1
+        places_P: Array = np.flatnonzero(tokens_L[:last] == tokens_L[last])
+        while length < self._max and (num_places := len(places_P)):
+            if length >= self._min:
+                if num_places == 1:
+                    break  # no other place has more
+                if length == self._min and num_places <= MOST_AT_ONCE and last >= self._max:
+                    longest_P = self._longest(tokens_L, places_P)
+                    if len(longest_P):
+                        return longest_P
             longer = places_P if places_P[0] >= length else places_P[places_P >= length]
             longer = longer[tokens_L[longer - length] == tokens_L[last - length]]
             if not len(longer):
                 break
             places_P, length = longer, length + 1
         return places_P if length >= self._min else places_P[:0]
+
+    def _longest(self, tokens_L: Array, places_P: Array) -> Array:
+        """Those of these places that end max_match tokens which are the newest ones."""
+        beyond = self._max - 1
+        found = _windows(tokens_L, self._max)[np.maximum(places_P - beyond, 0)]
+        are_equal = np.logical_and.reduce(found == tokens_L[-self._max :], axis=1)
+        longest_P: Array = places_P[are_equal & (places_P >= beyond)]
+        return longest_P
+
+
+def _windows(tokens_L: Array, size: int) -> Array:
+    """All runs of so many tokens one behind the other, without a copy: (L - size + 1, size)."""
+    return np.ndarray((len(tokens_L) - size + 1, size), tokens_L.dtype, tokens_L, strides=tokens_L.strides * 2)
 
 
 class Ngram(_Lookup):
@@ -69,12 +92,25 @@ class Suffix(_Lookup):
 
     def propose(self, row: DraftRow) -> Sequence[int]:
         """See Drafter."""
-        places_P = self._places(row.tokens)
+        places_P, num_drafts = self._places(row.tokens), row.num_drafts
         if not len(places_P):
             return ()
-        length = len(row.tokens)
-        known = np.concatenate([row.tokens, np.zeros(row.num_drafts, dtype=row.tokens.dtype)])
-        for place in range(row.num_drafts):
+        latest = int(places_P[-1]) + 1
+        drafts: list[int] = row.tokens[latest : latest + num_drafts].tolist()
+        while len(drafts) < num_drafts:
+            drafts += drafts[: num_drafts - len(drafts)]
+        if len(places_P) == 1:
+            return drafts
+        known = np.concatenate([row.tokens, np.array(drafts, dtype=row.tokens.dtype)])
+        following = _windows(known, num_drafts)[places_P + 1]
+        if np.count_nonzero(following == following[-1]) == following.size:
+            return drafts
+        return self._most_frequent(known, places_P, num_drafts)
+
+    def _most_frequent(self, known: Array, places_P: Array, num_drafts: int) -> list[int]:
+        """The drafts where continuations differ. known: the request's tokens, and room for the drafts behind them."""
+        length = len(known) - num_drafts
+        for place in range(num_drafts):
             following_P = known[places_P + 1 + place]
             known[length + place] = following_P[-1]
             if (following_P == following_P[-1]).all():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from random import Random
 
 import numpy as np
 import pytest
@@ -110,6 +112,36 @@ def test_suffix_takes_the_most_frequent_continuation_token_by_token() -> None:
 def test_suffix_goes_on_with_its_own_drafts_where_a_period_is_short() -> None:
     assert Suffix(LookupConfig(), SPEC).propose(_row([1, 2, 1, 2])) == [1, 2, 1, 2]
     assert Ngram(LookupConfig(), SPEC).propose(_row([1, 2, 1, 2])) == [1, 2]
+
+
+def _continued(tokens: list[int], num_drafts: int, fewest: int, most: int) -> tuple[list[int], list[int]]:
+    """What Ngram and Suffix propose, found place by place."""
+    lengths = {}
+    for place in range(len(tokens) - 1):
+        end = range(min(most, place + 1))
+        lengths[place] = next((at for at in end if tokens[place - at] != tokens[-1 - at]), len(end))
+    longest = max(lengths.values(), default=0)
+    places = [place for place, length in lengths.items() if length == longest >= fewest]
+    if not places:
+        return [], []
+    latest, known = tokens[places[-1] + 1 :][:num_drafts], list(tokens)
+    for at in range(1, num_drafts + 1):
+        following = [known[place + at] for place in places]
+        counts = Counter(following)
+        known.append(next(one for one in reversed(following) if counts[one] == max(counts.values())))
+        places = [place for place in places if known[place + at] == known[-1]]
+    return latest, known[len(tokens) :]
+
+
+def test_drafts_are_those_found_place_by_place() -> None:
+    chosen = Random(0)
+    for _ in range(1000):
+        words = [[chosen.randrange(chosen.choice([2, 4, 40])) for _ in range(chosen.randrange(1, 12))] for _ in "abc"]
+        tokens = [token for _ in range(chosen.randrange(1, 9)) for token in chosen.choice(words)]
+        num_drafts, fewest = chosen.randrange(1, 7), chosen.randrange(1, 4)
+        config = LookupConfig(num_drafts, fewest, chosen.randrange(fewest, 9))
+        found = tuple(list(cls(config, SPEC).propose(_row(tokens, num_drafts))) for cls in (Ngram, Suffix))
+        assert found == _continued(tokens, num_drafts, fewest, config.max_match), (tokens, config)
 
 
 @pytest.mark.parametrize("cls", [Ngram, Suffix])

@@ -97,7 +97,8 @@ def make_engine(backend=OddGrammars, scheduler=None, compile_s=5.0, num_threads=
     options = {"vocab_size": VOCAB_SIZE, "eos_token_ids": [STOP], "late": structured_output, **options}
     if drafter is not None:
         parts = drafter, "theirs", InstalledExtensions(), VOCAB_SIZE, structured_output
-        options["speculation"] = Speculation(*parts)
+        most = options.setdefault("max_num_batched_tokens", 32)
+        options["speculation"] = Speculation(*parts, max_num_batched_tokens=most)
     return fake_engine(scheduler or PlainScheduler(), **options)
 
 

@@ -1,0 +1,128 @@
+"""Steps with drafts, in an engine without a model: the same tokens as without, whatever happens between two steps."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from hookline.core.contracts import Drafter, Observer
+from hookline.core.engine.speculation import Speculation
+from hookline.core.outputs import FinishReason
+from hookline.core.requests.step_extensions import InstalledExtensions
+from hookline.core.sampling_params import SamplingParams
+from hookline.core.testing.fakes import check_engine, completion, fake_engine, watched_by
+from hookline.core.testing.fakes.engine import next_token
+from hookline.core.testing.plain_scheduler import PlainScheduler
+
+VOCAB_SIZE, STOP = 50, 7
+
+
+class Knowing(Drafter):
+    """Proposes the tokens that the fake draws, now and then a wrong one, and now and then none."""
+
+    k, adaptive = 3, False
+
+    def __init__(self):
+        self.random = random.Random(0)
+
+    def propose(self, row):
+        tokens = row.tokens.tolist()
+        for _ in range(self.random.choice([0, *[row.num_drafts] * 4])):
+            tokens.append((next_token(row.seed, tokens, VOCAB_SIZE) + (self.random.random() < 0.2)) % VOCAB_SIZE)
+        return tokens[len(row.tokens) :]
+
+
+class Watching:
+    """A watcher that ends its request with its fifth token."""
+
+    def __init__(self):
+        self.tokens = []
+
+    def see(self, token_id, reason):
+        self.tokens.append(token_id)
+        return "fifth" if len(self.tokens) == 5 else None
+
+
+def drafting_engine(**options):
+    options = {"overlap": True, "eos_token_ids": [STOP], "max_num_batched_tokens": 32, **options}
+    most = options["max_num_batched_tokens"]
+    parts = Knowing(), "knowing", InstalledExtensions(), VOCAB_SIZE
+    options["speculation"] = Speculation(*parts, max_num_batched_tokens=most)
+    return fake_engine(PlainScheduler(), vocab_size=VOCAB_SIZE, **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"overlap": False},
+        {"num_blocks": 12, "max_num_seqs": 4},
+        {"max_num_batched_tokens": 6, "max_num_seqs": 4},
+        {"block_size": 1, "num_blocks": 40},
+    ],
+    ids=["overlap", "in turn", "preemption", "chunks", "short blocks"],
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_arrivals_and_aborts_between_steps_change_no_other_token(seed, options):
+    chosen = random.Random(seed)
+    engine, prompts, watchers, aborted, outputs = drafting_engine(**options), {}, {}, set(), {}
+    for _ in range(400):
+        if chosen.random() < 0.3 and len(prompts) < 40:
+            prompt = [chosen.randrange(5) for _ in range(chosen.randrange(1, 9))]
+            watcher = Watching() if chosen.random() < 0.2 else None
+            id_ = engine.add(prompt, SamplingParams(max_tokens=chosen.randrange(1, 25), seed=1), watcher=watcher)
+            prompts[id_], watchers[id_] = prompt, watcher
+        if chosen.random() < 0.05 and engine.queue.live:
+            aborted.add(one := chosen.choice(list(engine.queue.live)))
+            outputs |= {output.request_id: output for output in engine.abort([one])}
+        outputs |= {output.request_id: output for output in engine.step()}
+        check_engine(engine)
+    assert not engine.has_work and outputs.keys() == prompts.keys() and len(outputs) == 40
+    for id_, output in outputs.items():
+        right = completion(1, prompts[id_], 25, VOCAB_SIZE, [STOP])
+        assert output.token_ids == right[: len(output.token_ids)]
+        if id_ in aborted:
+            assert output.finish_reason is FinishReason.ABORT
+        elif output.finish_reason is FinishReason.STOP:
+            assert len(output.token_ids) in (len(right), 5 if watchers[id_] else -1)
+        else:
+            assert output.finish_reason is FinishReason.LENGTH
+        if watchers[id_] is not None:
+            assert watchers[id_].tokens == output.token_ids
+    counts = engine.speculation
+    assert counts.num_kept > 20 and counts.num_drafted > counts.num_kept
+
+
+class Listening(Observer):
+    """Notes when it hears of a step."""
+
+    def __init__(self, events):
+        self.events = events
+
+    def on_step_end(self, stats):
+        self.events.append("told")
+
+
+def test_the_next_step_is_launched_before_anybody_is_told_of_the_tokens_that_it_needed():
+    events = []
+    engine = drafting_engine(observers=watched_by(Listening(events)), eos_token_ids=[])
+    launch, collect = engine.executor.launch, engine.executor.collect
+
+    def launched(step):
+        events.append("launched")
+        return launch(step)
+
+    def collected(handle):
+        events.append("collected")
+        return collect(handle)
+
+    engine.executor.launch, engine.executor.collect = launched, collected
+    engine.add([1, 2, 3], SamplingParams(max_tokens=60, seed=1))
+    for _ in range(3):
+        engine.step()
+    for _ in range(5):
+        events.clear()
+        engine.step()
+        assert events == ["collected", "launched", "told"]
+    assert engine.speculation.num_kept > 0
