@@ -194,10 +194,10 @@ def test_a_model_that_calls_tensors_otherwise_than_its_checkpoints_is_read_by_th
 
 
 def test_a_quantised_decoder_alone_has_its_prefix_added(tmp_path: Path) -> None:
-    """As GPT-2's on the hub, whose names begin with h.0."""
-    config = {"model_type": "gpt2", "vocab_size": 96, "n_embd": 40, "n_layer": 1, "n_head": 4, "n_positions": 64}
+    """As BLOOM's on the hub, whose names begin with h.0."""
+    config = {"model_type": "bloom", "vocab_size": 96, "hidden_size": 40, "n_layer": 1, "n_head": 4}
     save_checkpoint(config, tmp_path / "plain")
-    layout = replace(LAYOUTS["gptq_order"], left=("wte", "wpe"))
+    layout = replace(LAYOUTS["gptq_order"], left=("word_embeddings",))
     quantised, dequantised = write_layout(tmp_path / "plain", tmp_path, layout)
     stored = load_file(quantised / "model.safetensors")
     save_file({name.removeprefix("transformer."): one for name, one in stored.items()}, quantised / "model.safetensors")
