@@ -107,6 +107,7 @@ def mock_llm(
     folder = locate(config.model.config.checkpoint)
     mock = SimpleNamespace(engine=engine, observers={}, tokenizer_folder=folder, close=engine.close, config=config)
     mock.device_works = lambda: not dies
+    mock.structured_output = SimpleNamespace(choice=None)
     mock.output_processor = OutputProcessor(engine, Codec(folder))
     return cast("LLM", mock)
 

@@ -414,6 +414,8 @@ def test_a_custom_tools_text_is_the_same_however_it_comes(arguments: str, text: 
 
 
 BEGUN = [{"type": "text", "text": "Sure,"}]
+BEGINS: dict[str, Any] = {"messages": [*USER, {"role": "assistant", "content": BEGUN}]}
+FORM = {"type": "json_schema", "schema": CITY}
 CALLED = [{"type": "tool_use", "id": "t", "name": "find", "input": {}}]
 
 
@@ -443,13 +445,15 @@ def test_messages_go_on_behind_the_begin_of_an_answer(ask: Ask, last: Any, is_co
     [
         ({"thinking": {"type": "on"}}, "thinking.type='on' must be one of enabled, adaptive, disabled"),
         ({"tools": [{"input_schema": CITY}]}, "tools[0]={'input_schema': {"),
+        (BEGINS | {"output_config": {"format": FORM}}, "messages[1] begins the answer, which output_config.format "),
+        (BEGINS | {"output_format": FORM}, "messages[1] begins the answer, which output_format then"),
     ],
 )
 def test_messages_refuse_what_cannot_be_read_in_the_words_that_were_sent(
     ask: Ask, fields: dict[str, Any], told: str
 ) -> None:
     body = {"max_tokens": 8, "messages": USER, **fields}
-    response = ask(FakeEngineClient(), "POST", "/v1/messages", PARSERS, json=body)
+    response = ask(client_of("no"), "POST", "/v1/messages", PARSERS, json=body)
     assert response.status_code == 400 and response.json()["error"]["message"].startswith(told)
 
 
