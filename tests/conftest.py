@@ -169,14 +169,6 @@ def frozen_heap():
     gc.freeze()
 
 
-@pytest.fixture(autouse=True)
-def frozen_again(request):
-    """Tests of the suites in core/testing that search for what a step left behind thaw the heap when they have."""
-    yield
-    if request.node.originalname.endswith("leaves_nothing_behind"):
-        gc.freeze()
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A checkpoint of a small random Qwen3."""

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hookline.core.contracts import Needs
 from hookline.core.plugin.check_contract import class_fault
+from hookline.core.util.garbage import is_frozen
 
 _NO_NEEDS = Needs()
 _UNINITIALISED = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
@@ -59,13 +60,15 @@ def check_close(what: str, actual: Tensor, expected: Tensor, tolerance: float) -
 @contextmanager
 def check_nothing_kept(what: str) -> Iterator[None]:
     """No tensor that is made inside exists afterwards. Raises: AssertionError that begins with `what`."""
+    was_frozen = is_frozen()
     gc.freeze()  # searching all of torch's objects, which existed before, takes seconds
     try:
         yield
         gc.collect()
         kept = [one for one in gc.get_objects() if issubclass(type(one), Tensor)]
     finally:
-        gc.unfreeze()
+        if not was_frozen:
+            gc.unfreeze()
     shapes = sorted({f"{tuple(one.shape)} of {one.dtype}" for one in kept})
     check(not kept, f"{what} keeps what it made for a new size: {len(kept)} tensors, {', '.join(shapes[:3])}")
 

@@ -28,6 +28,7 @@ from hookline.core.testing.extension_driver import (
     ExtensionDriver,
     Seen,
 )
+from hookline.core.util.garbage import is_frozen
 
 VOCAB_SIZE = 64
 """V of the suite's logits; token ids in examples are below it."""
@@ -328,7 +329,13 @@ def _keepers(state: Any) -> list[str]:
     """The objects that refer to a state, without running frames; empty for values that Python shares, like numbers."""
     if isinstance(state, str | bytes | int | float | tuple | frozenset):
         return []
-    return [f"a {type(one).__name__}" for one in gc.get_referrers(state) if not isinstance(one, FrameType)]
+    was_frozen = is_frozen()
+    gc.unfreeze()  # what is frozen is not looked through
+    try:
+        return [f"a {type(one).__name__}" for one in gc.get_referrers(state) if not isinstance(one, FrameType)]
+    finally:
+        if was_frozen:
+            gc.freeze()
 
 
 def _generator() -> torch.Generator:

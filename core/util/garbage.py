@@ -16,15 +16,25 @@ FEWEST_FROZEN = 2_000
 Python 3.12 itself begins with 375 frozen ones."""
 
 
+def is_frozen() -> bool:
+    """Whether the heap is frozen, by an engine or by other code."""
+    return gc.get_freeze_count() >= FEWEST_FROZEN
+
+
 @contextmanager
 def settled() -> Iterator[None]:
     """While active, the objects that existed at its beginning are left out of garbage collection.
 
     With torch and transformers imported a collection of all of them stops a step for 0.13 s.
 
-    For commands, which own their process: reference cycles among those objects are kept until the end.
+    For commands, which own their process: reference cycles among those objects are kept until the end. What was frozen
+    before stays so, and no more is frozen.
     """
+    was_frozen = is_frozen()
     gc.collect()
+    if was_frozen:
+        yield
+        return
     gc.freeze()
     try:
         yield
@@ -107,7 +117,7 @@ def freeze_heap() -> FrozenHeap | None:
 
     Returns None, and does nothing, if other code of the process has frozen objects before.
     """
-    if not _OURS.engines and gc.get_freeze_count() >= FEWEST_FROZEN:
+    if not _OURS.engines and is_frozen():
         return None
     heap = FrozenHeap()
     _OURS.engines.add(heap)

@@ -6,6 +6,7 @@ below.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -25,6 +26,7 @@ from hookline.core.contracts import (
     StoredForm,
 )
 from hookline.core.errors import RequestFault
+from hookline.core.testing.checks import check_nothing_kept
 from hookline.core.testing.drafter_suite import DrafterSuite
 from hookline.core.testing.executor_suite import ExecutorSuite
 from hookline.core.testing.extension_suite import ExtensionSuite
@@ -422,6 +424,15 @@ def test_products_of_many_rows_may_differ_by_the_tolerance() -> None:
 def test_what_no_graph_captures_may_be_replaced() -> None:
     suite: Any = type("Suite", (suite_for(faulty_extensions.ReplacesWhatAGraphReads),), {"graph_safe": False})()
     suite.test_what_a_captured_graph_reads_stays_where_it_is()
+
+
+def test_a_heap_that_was_frozen_stays_so_where_it_is_searched_for_what_is_kept() -> None:
+    gc.freeze()
+    before = gc.get_freeze_count()
+    kept: list[torch.Tensor] = []
+    with pytest.raises(AssertionError, match="keeps what it made for a new size: 1 tensors"), check_nothing_kept("it"):
+        kept.append(torch.zeros(1))
+    assert gc.get_freeze_count() > before / 2
 
 
 def test_chi_square_agrees_with_scipy() -> None:

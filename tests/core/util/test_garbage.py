@@ -6,7 +6,7 @@ import weakref
 import pytest
 
 from hookline.core.util import garbage
-from hookline.core.util.garbage import freeze_heap, imports_kept, search_frozen, unsearched
+from hookline.core.util.garbage import freeze_heap, imports_kept, search_frozen, settled, unsearched
 
 
 @pytest.fixture(autouse=True)
@@ -113,6 +113,19 @@ def collector(monkeypatch):
     made = FakeCollector()
     monkeypatch.setattr(garbage, "gc", made)
     return made
+
+
+def test_while_it_is_settled_all_is_frozen_after_one_collection(collector):
+    with settled():
+        assert collector.num_frozen == 10_000
+    assert collector.num_frozen == 0 and collector.searched == [0]
+
+
+def test_what_was_frozen_before_it_was_settled_stays_so_and_no_more_is_frozen(collector):
+    collector.num_frozen = 5_000
+    with settled():
+        assert collector.num_frozen == 5_000
+    assert collector.num_frozen == 5_000 and collector.searched == [5_000]
 
 
 def test_what_is_frozen_is_searched_unless_an_engine_is_at_work(collector):
