@@ -11,15 +11,16 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import cache
+from functools import cache, reduce
 from itertools import chain, islice
+from operator import getitem
 from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
 
 from hookline.core.contracts import ApiError
-from hookline.core.errors import clipped
+from hookline.core.errors import clipped, shown_key
 from hookline.core.sampling_params import check_number_of_biases
 from hookline.core.serve.endpoints.structured import check_unknown
 from hookline.core.serve.errors import invalid
@@ -46,6 +47,9 @@ _BACKSLASH = ord("\\")
 _DIGITS = bytes(ord("0") if chr(byte).isdigit() and byte < 128 else ord(" ") for byte in range(256))
 _TOO_LONG = b"0" * (MAX_DIGITS + 1)
 _PLACE = re.compile(r"(.*?)(?: - at `\$\.?(.*)`)?", re.S)
+_OF_KEY = "[...]"
+"""How msgspec writes the place of a value of a mapping, whatever its key."""
+_STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
 _MISSING = re.compile(r"Object missing required field `(.+)`")
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError)
 _PRINTABLE = re.compile(r"[A-Za-z0-9_$?\[\]-]{1,64}")
@@ -179,9 +183,42 @@ def checked(values: Any, kind: type[Struct], param: str | None = None) -> Struct
         found = _PLACE.fullmatch(str(error))
         message = found[1] if found else str(error)
         missing = _MISSING.fullmatch(message)
-        place = ".".join(part for part in (param, found and found[2], missing and missing[1]) if part)
+        within = found and found[2] and _with_keys(found[2], str(error), values, kind)
+        place = ".".join(part for part in (param, within, missing and missing[1]) if part)
         message = "Field required" if missing else message
         raise invalid(clipped(f"{place}: {message}" if place else message), place or None) from None
+
+
+def _with_keys(place: str, told: str, values: Any, kind: type[msgspec.Struct]) -> str:
+    """The place with the keys of mappings that msgspec leaves out of it. told: msgspec's error."""
+    first, *others = place.split(_OF_KEY)
+    steps: list[Any] = [name or int(index) for name, index in _STEP.findall(first)]
+    for other in others:
+        entries = list(reduce(getitem, steps, values).items())
+        while len(entries) > 1:  # each half is converted alone, so that all of them take about as long as the whole
+            half = entries[: len(entries) // 2]
+            is_there = _refusal(_replaced(values, steps, dict(half)), kind) == told
+            entries = half if is_there else entries[len(half) :]
+        key = entries[0][0]
+        first += f"[{shown_key(key)}]{other}"
+        steps += [key, *(name or int(index) for name, index in _STEP.findall(other))]
+    return first
+
+
+def _refusal(values: Any, kind: type[msgspec.Struct]) -> str | None:
+    try:
+        msgspec.convert(values, kind, strict=False)
+    except (msgspec.ValidationError, RecursionError, ValueError, OverflowError) as error:
+        return str(error)
+    return None
+
+
+def _replaced(values: Any, steps: Sequence[Any], new: Any) -> Any:
+    """The values with another one at a place, and of the mappings around it nothing else."""
+    if not steps:
+        return new
+    inner = _replaced(values[steps[0]], steps[1:], new)
+    return {steps[0]: inner} if isinstance(values, dict) else [*values[: steps[0]], inner]
 
 
 @cache

@@ -7,10 +7,12 @@ import re
 import threading
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hookline.core.contracts import ApiError
 from hookline.core.serve.endpoints import body
 from hookline.core.testing.engine_client import FakeEngineClient
 from hookline.core.tokenizer.codec import Codec
@@ -162,3 +164,40 @@ def test_names_of_ignored_fields_cannot_write_a_header_of_their_own() -> None:
 def test_a_body_may_begin_with_a_byte_order_mark(ask: Ask, path: str) -> None:
     body = json.dumps({"prompt": "x"}).encode("utf-8-sig")
     assert ask(FakeEngineClient(), "POST", path, content=body).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "place"),
+    [
+        ({"logit_bias": {"3": 1, "5": "x", "7": "y"}}, "logit_bias[5]"),
+        ({"logit_bias": {**{str(number): 1 for number in range(99)}, "last": None}}, "logit_bias[last]"),
+        ({"tags": {"tenant": "a", "team": 5}, "n": "x"}, "tags[team]"),
+    ],
+)
+def test_a_value_of_a_mapping_is_named_by_its_key(ask: Ask, fields: dict[str, Any], place: str) -> None:
+    error = ask(FakeEngineClient(), "POST", "/v1/completions", json={"prompt": "x", **fields}).json()["error"]
+    assert error["message"].startswith(f"{place}: Expected `") and error["param"] == place
+
+
+class Inner(msgspec.Struct):
+    size: int
+
+
+class Outer(msgspec.Struct):
+    lists: list[dict[str, dict[str, int]]] = []
+    inner: dict[str, Inner] = {}
+
+
+@pytest.mark.parametrize(
+    ("values", "place"),
+    [
+        ({"lists": [{"x": {"a": "b"}}]}, "lists[0][x][a]"),
+        ({"lists": [{}, {"p": {}, "q": {"r": 1, "s": "t"}, "u": 5}]}, "lists[1][q][s]"),
+        ({"inner": {"p": {"size": 1}, "q": {"size": "x"}}}, "inner[q].size"),
+        ({"inner": {"p": {"size": 1}, "[...]": {}}}, "inner[[...]].size"),
+    ],
+)
+def test_keys_of_mappings_within_others_are_named_too(values: dict[str, Any], place: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        body.checked(values, Outer)
+    assert refused.value.param == place
