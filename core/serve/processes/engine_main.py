@@ -78,7 +78,8 @@ def _serve(parent: Parent, load: Load) -> int:
         parent.tell(failed=str(error))
         return DEAD
     try:
-        tell_of_metrics(llm.observers)
+        if task["tells_of_metrics"]:  # one engine for all of a server's
+            tell_of_metrics(llm.observers)
         server = EngineServer(llm, task["address"], task["max_requests"], lambda: parent.is_gone)
         server.tell_if_stuck(give_up)
         gc.collect()

@@ -55,6 +55,7 @@ class EngineReplica:
             "address": self.address,
             "max_requests": self._run.serve.max_requests,
             "cores": self._share.cores,
+            "tells_of_metrics": self.number == 0 and self._num_started == 1,
         }
         self.process = ServerProcess(self._target, task, environ=self._share.environ)
 

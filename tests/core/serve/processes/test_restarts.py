@@ -139,3 +139,12 @@ def test_ends_far_apart_are_forgotten_and_slow_starts_do_not_count() -> None:
     assert restarts.delay_s(WITHIN_S) == 0
     assert [restarts.delay_s(WITHIN_S / 4) for _ in range(8)] == [1, 2, 4, 4, 4, 4, 4, 4]
     assert restarts.delay_s(1.0) is None
+
+
+def test_one_engine_of_a_server_tells_of_its_observers_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks: list[dict[str, Any]] = []
+    monkeypatch.setattr(engine_replica, "ServerProcess", lambda target, task, **options: tasks.append(task))
+    made, first = watched(3)
+    first.start()
+    closed(made)
+    assert [task["tells_of_metrics"] for task in tasks] == [True, False, False, False]
