@@ -53,10 +53,18 @@ def placed(error: Exception, place: str) -> Exception:
     """
     told = f"{place}: {error}" if "." in place else str(error)
     if type(error) is PromptTooLongError:
-        return PromptTooLongError(told)
+        return _PlacedTooLong(told, place)
     if type(error) is RequestError and not _FIELD.search(str(error)):
         return invalid(told, place)
     return error
+
+
+class _PlacedTooLong(PromptTooLongError):
+    """A prompt that is too long, with its place in the request."""
+
+    def __init__(self, message: str, place: str) -> None:
+        super().__init__(message)
+        self.place = place
 
 
 def timed_out(message: str) -> ApiError:
@@ -114,7 +122,8 @@ def api_error(error: BaseException, max_model_len: int | None = None) -> ApiErro
     if isinstance(error, QueueFullError):
         return ApiError(429, str(error), "rate_limit_error", code="queue_full")
     if isinstance(error, PromptTooLongError) and max_model_len is not None:
-        return too_long(max_model_len, f"However, {error}.")
+        place = error.place if isinstance(error, _PlacedTooLong) else None
+        return too_long(max_model_len, f"However, {error}.", place)
     if isinstance(error, PluginError):
         message = "internal server error" if error.blame is None else f"{error.blame}; the server's log says why"
         return ApiError(500, message, "server_error", code="internal_error")

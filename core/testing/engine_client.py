@@ -16,7 +16,7 @@ import numpy as np
 
 from hookline.core.checkpoint.locate import locate
 from hookline.core.config.settings import validate
-from hookline.core.errors import EngineError, HooklineError, RequestError
+from hookline.core.errors import EngineError, HooklineError, PromptTooLongError
 from hookline.core.frontend.completion import Completion
 from hookline.core.frontend.completion_stream import CompletionStream
 from hookline.core.outputs import Delta, FinishReason, RequestOutput, Timings, TokenLogprob
@@ -101,13 +101,15 @@ class FakeEngineClient:
     def stream(self, prompt: Prompt, params: SamplingParams, **options: Any) -> CompletionStream:
         """See EngineClient.
 
-        Raises: EngineError if there is a death, RequestError for a prompt that is too long.
+        Raises: EngineError if there is a death, PromptTooLongError for a prompt that is too long.
         """
         if self.death is not None:
             raise EngineError(self.death)
         ids = self.facts.codec.encode(prompt)
         if len(ids) >= self.facts.max_model_len:
-            raise RequestError(f"the prompt has {len(ids)} tokens; at most {self.facts.max_model_len - 1} are allowed")
+            raise PromptTooLongError(
+                f"the prompt has {len(ids)} tokens; at most {self.facts.max_model_len - 1} are allowed"
+            )
         asked = Asked(prompt, ids, params, options)
         self.asked.append(asked)
         return _stream(self, asked)

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from hookline.core.contracts import ErrorForm, OutputParser, is_offered
-from hookline.core.errors import shown
+from hookline.core.errors import PromptTooLongError, shown
 from hookline.core.json_schemas import JoinedSchemas, SchemaError
 from hookline.core.plugin.registry import Entry
 from hookline.core.sampling_params import SamplingParams
@@ -21,7 +21,7 @@ from hookline.core.serve.endpoints.body import also_ignored
 from hookline.core.serve.endpoints.fields import SamplingFields, max_new_tokens, sampling_params
 from hookline.core.serve.endpoints.served_engine import ServedEngine, Work, new_id
 from hookline.core.serve.endpoints.structured import AnswerForm, as_element, is_strict_at
-from hookline.core.serve.errors import Naming, invalid, top_field
+from hookline.core.serve.errors import Naming, invalid, placed, top_field
 from hookline.core.serve.parsers import Parser, PartsReader, parser_context
 from hookline.core.structured_outputs import StructuredOutputs
 
@@ -180,9 +180,14 @@ def prepared(
     max_tokens: as the request has it; None: as many as there is room for. further: fields of SamplingParams.
     Raises: RequestError or ApiError if the request cannot be served.
     """
-    prompt = chat.render(engine.codec)
-    ids = engine.codec.encode_text(prompt, add_special_tokens=add_special_tokens)
-    readers, names = _readers(engine, tools), fields.own_names
+    names = fields.own_names
+    prompt_name, limit_name = (names.get(name, name) for name in ("messages", "max_tokens"))
+    try:
+        prompt = chat.render(engine.codec)
+        ids = engine.codec.encode_text(prompt, add_special_tokens=add_special_tokens)
+    except PromptTooLongError as error:
+        raise placed(error, prompt_name) from None
+    readers = _readers(engine, tools)
     wanted, place, ignored = answer_or_calls(engine, tools, fields.form)
     if wanted is not None:
         names["structured_outputs"] = place
@@ -190,7 +195,6 @@ def prepared(
             wanted = replace(wanted, after=tag)
     if any(reader.keeps_special_tokens for reader in readers):
         further["skip_special_tokens"] = False
-    prompt_name, limit_name = (names.get(name, name) for name in ("messages", "max_tokens"))
     max_len, naming = engine.facts.max_model_len, Naming(names)
     most = max_new_tokens(max_tokens, None, len(ids), max_len, prompt=prompt_name, limit=limit_name)
     with naming:

@@ -147,11 +147,19 @@ class ServedEngine:
         return self.codec.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     async def token_ids(
-        self, prompts: Sequence[str | list[int]], *, add_special_tokens: bool = True
+        self, prompts: Sequence[str | list[int]], *, param: str = "prompt", add_special_tokens: bool = True
     ) -> list[list[int]]:
-        """Token ids of each prompt, which is a text or a list of token ids."""
-        texts = [one for one in prompts if isinstance(one, str)]
-        encoded = iter(await self.encoded(texts, add_special_tokens=add_special_tokens))
+        """Token ids of each prompt, which is a text or a list of token ids. param: the field with the prompts."""
+
+        def encode(text: tuple[str, str]) -> list[int]:
+            try:
+                return self.codec.encode_text(text[1], add_special_tokens=add_special_tokens)
+            except RequestError as error:
+                raise placed(error, text[0]) from None
+
+        places = zip(places_of(param, prompts), prompts, strict=True)
+        texts = [(place, one) for place, one in places if isinstance(one, str)]
+        encoded = iter(await self.each(texts, lambda text: len(text[1]), encode))
         return [next(encoded) if isinstance(one, str) else one for one in prompts]
 
     async def each(

@@ -79,7 +79,8 @@ async def embeddings(engine: ServedEngine, request: Request) -> Response:
     params = pooling_params(fields)
     engine.check_prompts(fields.input, param="input")
     given = fields.inputs
-    prompts = await engine.token_ids(given, add_special_tokens=fields.add_special_tokens is not False)
+    adds = fields.add_special_tokens is not False
+    prompts = await engine.token_ids(given, param="input", add_special_tokens=adds)
     id, num_tokens = new_id("embd-", request), sum(map(len, prompts))
     outputs = await pooled(engine, prompts, params, fields, request.headers, id, places_of("input", prompts))
     body = await engine.in_time(sum(_size(one) for one in outputs), lambda: _body(outputs, form))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hookline.core.contracts import ApiError
-from hookline.core.errors import QueueFullError, RequestError
+from hookline.core.errors import PromptTooLongError, QueueFullError, RequestError
 from hookline.core.serve.errors import Naming
 from hookline.core.testing.engine_client import FakeEngineClient
 from tests.core.serve.conftest import Ask
@@ -134,6 +134,27 @@ def test_a_schema_that_the_engine_refuses_is_named_by_its_place_in_the_request(
     message, param = refused(ask, path, client, **fields)
     assert message == f"{place}: it is too large"
     assert param == (None if path == MESSAGES else place.partition(".")[0].partition("[")[0])
+
+
+LONG = "x" * 10_000_000
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/v1/embeddings", {"input": [1] * 5000}, "input"),
+        ("/v1/embeddings", {"input": LONG}, "input"),
+        ("/v1/embeddings", {"input": ["x", LONG]}, "input.1"),
+        (COMPLETIONS, {"prompt": LONG}, "prompt"),
+        (COMPLETIONS, {"prompt": [[1], [1] * 5000]}, "prompt.1"),
+        (CHAT, {"messages": [{**USER, "content": LONG}]}, "messages"),
+        (RESPONSES, {"input": LONG}, "input"),
+    ],
+)
+def test_a_prompt_that_is_too_long_is_named(ask: Ask, path: str, fields: dict[str, Any], param: str) -> None:
+    client = FakeEngineClient(error=PromptTooLongError("it is too long") if "embeddings" in path else None)
+    error = ask(client, "POST", path, json=fields).json()["error"]
+    assert (error["code"], error["param"]) == ("context_length_exceeded", param)
 
 
 def test_an_error_of_another_kind_stays_what_it_is() -> None:
