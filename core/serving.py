@@ -42,6 +42,7 @@ from hookline.core.serve.chat.turn import (
     NONE as NONE,
     REQUIRED as REQUIRED,
     ClientTool as ClientTool,
+    TextGrammar as TextGrammar,
     Tools as Tools,
     Turn as Turn,
     answer_turn as answer_turn,

@@ -32,6 +32,19 @@ MAX_TOOLS = 1024
 
 
 @dataclass(frozen=True)
+class TextGrammar:
+    """What the input of a tool must look like, where it is a text and not JSON arguments.
+
+    form: the arguments of StructuredOutputs. place: of the grammar's definition in the request. pattern: a pattern of
+    the function's parameters that says the same; None if only the form can.
+    """
+
+    form: Values
+    place: str
+    pattern: str | None = None
+
+
+@dataclass(frozen=True)
 class ClientTool:
     """A tool that the client runs, and the function that the model calls for it.
 
@@ -44,8 +57,9 @@ class ClientTool:
     kind: str = "function"
     name: Any = None
     namespace: str | None = None
-    grammar: str | None = None
-    """Structured outputs for a forced call of a tool whose input is a text and not JSON arguments."""
+    grammar: TextGrammar | None = None
+    is_plain: bool = False
+    """Whether the answer is a forced call, and nothing but a text that follows the grammar."""
 
 
 @dataclass(frozen=True)
@@ -180,6 +194,7 @@ def prepared(
     max_tokens: as the request has it; None: as many as there is room for. further: fields of SamplingParams.
     Raises: RequestError or ApiError if the request cannot be served.
     """
+    _check_patterns(engine, tools)
     names = fields.own_names
     prompt_name, limit_name = (names.get(name, name) for name in ("messages", "max_tokens"))
     try:
@@ -202,6 +217,16 @@ def prepared(
     return Turn(prompt, ids, params, tools, readers, naming, [*ignored, *tools.ignored, *chat.ignored])
 
 
+def _check_patterns(engine: ServedEngine, tools: Tools) -> None:
+    """Refuse grammars of tools that schemas would leave out. The back end itself refuses a plain one, and says why."""
+    for tool in tools.tools:
+        grammar = None if tool.is_plain else tool.grammar
+        if grammar is not None and grammar.pattern is not None:
+            if engine.schema_rules.cannot_hold("pattern", grammar.pattern):
+                told = f"={shown(grammar.form['regex'])} is malformed, or more than this server's grammars can hold"
+                raise invalid(f"{grammar.place}{told}", top_field(grammar.place))
+
+
 def answer_or_calls(
     engine: ServedEngine, tools: Tools, form: AnswerForm | None
 ) -> tuple[StructuredOutputs | None, str, list[str]]:
@@ -214,10 +239,9 @@ def answer_or_calls(
     try:
         if tools.is_forced:
             tool = tools.named(tools.choice.removeprefix("="))
-            if tool is not None and tool.grammar is not None:
-                place = f"{tool.place}.format"
-                with Naming({"structured_outputs": place}):
-                    return StructuredOutputs(grammar=tool.grammar), place, [form.name] if form else []
+            if tool is not None and tool.is_plain and tool.grammar is not None:
+                with Naming({"structured_outputs": tool.grammar.place}):
+                    return StructuredOutputs(**tool.grammar.form), tool.grammar.place, [form.name] if form else []
             joined = JoinedSchemas(engine.schema_rules)
             schema, place = tools.forced_schema(joined)
             with Naming({"structured_outputs": place}):

@@ -16,7 +16,18 @@ from dataclasses import replace
 from typing import Any
 
 from hookline.core.errors import shown
-from hookline.core.serving import AUTO, NONE, REQUIRED, ClientTool, Shape, Tools, check_names, checked_tools, invalid
+from hookline.core.serving import (
+    AUTO,
+    NONE,
+    REQUIRED,
+    ClientTool,
+    Shape,
+    TextGrammar,
+    Tools,
+    check_names,
+    checked_tools,
+    invalid,
+)
 
 Values = dict[str, Any]
 FUNCTION, CUSTOM, NAMESPACE = "function", "custom", "namespace"
@@ -90,9 +101,12 @@ def chosen_tools(
     """
     told = list(ignored)
     chosen, allowed = _chosen(choice, _apart(given), told)
+    if chosen == REQUIRED and len(allowed) == 1 and allowed[0].grammar is not None:
+        chosen = f"={allowed[0].function['name']}"  # among several calls, a text could not follow its grammar
     for index, tool in enumerate(allowed):
-        if tool.grammar is not None and chosen != f"={tool.function['name']}":
-            allowed[index] = replace(tool, grammar=None)
+        if tool.grammar is not None and chosen == f"={tool.function['name']}":
+            allowed[index] = replace(tool, is_plain=True)
+        elif tool.grammar is not None and tool.grammar.pattern is None:
             told.append(f"{tool.place}.format")
     return checked_tools(allowed, chosen, calls_one=calls_one, schema_key=schema_key, ignored=tuple(told))
 
@@ -166,7 +180,7 @@ def full_name(namespace: str | None, name: str) -> str:
     return name if namespace is None else f"{namespace.removesuffix('__')}__{name}"
 
 
-def _of_text(tool: Values, place: str) -> tuple[Values, str | None]:
+def _of_text(tool: Values, place: str) -> tuple[Values, TextGrammar | None]:
     """The description and the parameters of a custom tool's function, and the grammar of its text. place: of the tool's
     format.
 
@@ -181,14 +195,17 @@ def _of_text(tool: Values, place: str) -> tuple[Values, str | None]:
     syntax, definition = given.get("syntax"), given.get("definition")
     if kind == "grammar" and not (syntax in ("lark", "regex") and isinstance(definition, str)):
         raise invalid(f"{place}={shown(form)} needs a definition, and a syntax, which is lark or regex", "tools")
-    text, told = dict(_TEXT), [tool["description"]] if tool.get("description") else []
-    if syntax == "regex":
-        text["pattern"] = f"^(?:{definition})$"
-        definition = None
-    elif definition is not None:
-        told.append(f"The input follows this grammar:\n{definition}")
+    text, told, held = dict(_TEXT), [tool["description"]] if tool.get("description") else [], None
+    if kind == "grammar":
+        place = f"{place}.definition" if given is form else f"{place}.grammar.definition"
+        if syntax == "regex":
+            text["pattern"] = f"^(?:{definition})$"
+            held = TextGrammar({"regex": definition}, place, text["pattern"])
+        else:
+            told.append(f"The input follows this grammar:\n{definition}")
+            held = TextGrammar({"grammar": definition}, place)
     described = {"description": "\n\n".join(map(str, told))} if told else {}
-    return described | {"parameters": _object({"input": text}, "input")}, definition
+    return described | {"parameters": _object({"input": text}, "input")}, held
 
 
 def _chosen(choice: Any, tools: list[ClientTool], ignored: list[str]) -> tuple[str, list[ClientTool]]:
@@ -407,7 +424,7 @@ _NO_ESCAPE, _AS_IT_IS = r'(\\\\|\\["/bfnrt]|\\u[0-9a-fA-F]{4})|\\', lambda found
 
 def text_reader(tool: ClientTool | None) -> InputText | None:
     """A reader of the call's text if the tool is a custom one, else None."""
-    return InputText(is_plain=tool.grammar is not None) if tool is not None and tool.kind == CUSTOM else None
+    return InputText(is_plain=tool.is_plain) if tool is not None and tool.kind == CUSTOM else None
 
 
 def _unicode(text: str) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
+from hookline.core.errors import RequestError
 from hookline.core.serve.endpoints.body import IGNORED_HEADER
 from hookline.core.serve.settings import ServeConfig
 from hookline.core.testing.engine_client import FakeEngineClient
@@ -371,11 +373,43 @@ def test_a_custom_tools_grammar_is_told_to_a_model_that_may_choose(ask: Ask) -> 
     item, _, client, response = responded(ask, call("edit", {"input": "x"}), tools=tools)
     assert item["input"] == "x" and response.headers[IGNORED_HEADER] == "tools[0].format"
     assert "Edits." in prompt_of(client) and "*** Begin" in prompt_of(client)
-    form["syntax"] = "regex"
-    _, _, client, response = responded(
-        ask, '{"input": "x"}', tools=tools, tool_choice={"type": "custom", "name": "edit"}
-    )
-    assert "pattern" in str(client.asked[0].params.structured_outputs) and IGNORED_HEADER not in response.headers
+
+
+@pytest.mark.parametrize("choice", [{"type": "custom", "name": "edit"}, "required"])
+@pytest.mark.parametrize(("syntax", "definition"), [("lark", LARK), ("regex", "[a-z]+")])
+def test_the_grammar_of_the_only_tool_that_can_be_called_holds_its_text(
+    ask: Ask, syntax: str, definition: str, choice: Any
+) -> None:
+    form = {"type": "grammar", "syntax": syntax, "definition": definition}
+    tools = [{"type": "custom", "name": "edit", "format": form}]
+    item, _, client, response = responded(ask, "xyz", tools=tools, tool_choice=choice)
+    held = client.asked[0].params.structured_outputs
+    assert held is not None and held.value == definition and item["input"] == "xyz"
+    assert IGNORED_HEADER not in response.headers
+    error = RequestError(f"sampling.structured_outputs.{held.kind}: unclosed")
+    body = {"input": "x", "tools": tools, "tool_choice": choice}
+    answer = ask(FakeEngineClient(error=error), "POST", "/v1/responses", PARSERS, json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == "tools[0].format.definition: unclosed"
+    assert answer.json()["error"]["param"] == "tools"
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_a_regex_that_no_grammar_holds_is_refused_by_its_place(ask: Ask, choice: str) -> None:
+    pytest.importorskip("llguidance")
+    form = {"syntax": "regex", "definition": "(["}
+    other = {"type": "custom", "custom": {"name": "other"}}
+    tool = {"type": "custom", "custom": {"name": "edit", "format": {"type": "grammar", "grammar": form}}}
+    flat = {"type": "custom", "name": "edit", "format": {"type": "grammar", **form}}
+    client = FakeEngineClient(facts=replace(FakeEngineClient().facts, grammars="llguidance"))
+    for path, body, place in (
+        ("/v1/chat/completions", {"messages": USER, "tools": [other, tool]}, "tools[1].custom.format.grammar"),
+        ("/v1/responses", {"input": "x", "tools": [flat, {"type": "custom", "name": "other"}]}, "tools[0].format"),
+    ):
+        answer = ask(client, "POST", path, PARSERS, json={**body, "tool_choice": choice})
+        assert answer.status_code == 400, answer.text
+        error = answer.json()["error"]
+        assert error["message"].startswith(f"{place}.definition='([' is malformed") and error["param"] == "tools"
 
 
 def test_a_call_that_is_cut_off_is_an_item_of_its_kind(ask: Ask) -> None:
