@@ -141,7 +141,10 @@ def checked_tools(
         name = tool.function.get("name")
         if not isinstance(name, str) or not 0 < len(name) <= 256 or not name.isprintable() or {'"', "\\"} & set(name):
             raise invalid(f"{tool.place}={shown(tool.function)} is not a function with a name", "tools")
-        if not isinstance(tool.function.get("parameters") or {}, Mapping):
+        given = tool.function.get("parameters")
+        if isinstance(given, bool):
+            raise invalid(f"{tool.place}.{schema_key}={shown(given)} is not a JSON schema of objects", "tools")
+        if not isinstance(given or {}, Mapping):
             raise invalid(f"{tool.place}.{schema_key} is not a JSON schema", "tools")
         is_strict_at(tool.function, f"{tool.place}.{schema_key}".rpartition(".")[0])
     names = [tool.function["name"] for tool in tools]

@@ -238,8 +238,8 @@ def _of_format(given: Mapping[str, Any], names: Mapping[str, str]) -> _Given | N
         check_names(value, _NAMED_SCHEMA, f"{name}.{content}")
         is_strict = is_strict_at(value, f"{name}.{content}")
         value = value.get("schema")
-    if key == "json" and not isinstance(value, Mapping) and not _is_json_text(value):
-        raise invalid(f"{place} must be a JSON schema", top_field(name))
+    if key == "json":
+        value = _schema(value, place, f"{place} must be a JSON schema")
     return _Given(name, {key: value}, place, is_strict)
 
 
@@ -248,16 +248,25 @@ def _of_alias(name: str, value: Any) -> _Given:
         if (found := _of_format(value, {FORMAT: name, SCHEMA: name})) is not None:
             return found
     if name == "json_schema" and isinstance(value, Mapping) and {"name", "schema"} <= set(value):
-        return _Given(name, {"json": value["schema"]}, f"{name}.schema", is_strict_at(value, name))
+        place, inner = f"{name}.schema", value["schema"]
+        schema = _schema(inner, place, f"{place}={shown(inner)} is not a JSON schema")
+        return _Given(name, {"json": schema}, place, is_strict_at(value, name))
     if (name, value) in (("format", "json"), ("guided_json_object", True)):
         return _Given(name, {"json": True}, name)
-    if ALIASES[name] == "json" and not isinstance(value, Mapping) and not _is_json_text(value):
-        raise invalid(f"{name}={shown(value)} is not a JSON schema", name)
+    if ALIASES[name] == "json":
+        value = _schema(value, name, f"{name}={shown(value)} is not a JSON schema")
     return _Given(name, {ALIASES[name]: value}, name)
 
 
-def _is_json_text(value: Any) -> bool:
-    return isinstance(value, str) and value.lstrip().startswith("{")
+def _schema(value: Any, place: str, otherwise: str) -> Any:
+    """A schema as a mapping or as JSON text; `true` is one of any JSON value. otherwise: the error of no schema."""
+    if isinstance(value, bool):
+        if value:
+            return {}
+        raise invalid(f"{place}=false is a schema that no value fits", top_field(place))
+    if isinstance(value, Mapping) or (isinstance(value, str) and value.lstrip().startswith("{")):
+        return value
+    raise invalid(otherwise, top_field(place))
 
 
 def _of_structured(given: Mapping[str, Any]) -> dict[str, Any]:

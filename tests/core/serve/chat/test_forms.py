@@ -433,3 +433,45 @@ def test_without_its_reasoning_the_answer_is_held_from_its_first_token(ask: Ask)
         ask(client, "POST", path, settings, json={**BASE[path], "tools": tools_of(path), **format_of(path), **fields})
         wanted = client.asked[0].params.structured_outputs
         assert wanted is not None and wanted.after is None and wanted.kind == "structural_tag", path
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "place"),
+    [
+        (CHAT, {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": "?"}}}, None),
+        (CHAT, {"response_format": {"type": "json_object", "schema": "?"}}, "response_format.schema"),
+        (RESPONSES, {"text": {"format": {"type": "json_schema", "name": "s", "schema": "?"}}}, "text.format.schema"),
+        (
+            MESSAGES,
+            {"output_config": {"format": {"type": "json_schema", "schema": "?"}}},
+            "output_config.format.schema",
+        ),
+        (CHAT, {"json_schema": {"name": "s", "schema": "?"}}, "json_schema.schema"),
+    ],
+)
+def test_a_schema_of_true_is_one_of_any_value_and_of_false_one_of_none(
+    ask: Ask, path: str, fields: dict[str, Any], place: str | None
+) -> None:
+    def of(schema: bool) -> dict[str, Any]:
+        made: dict[str, Any] = json.loads(json.dumps(fields).replace('"?"', json.dumps(schema)))
+        return made
+
+    response, held = sent(ask, path, **of(True))
+    assert response.status_code == 200 and held.json == "{}", response.text
+    response, _ = sent(ask, path, **of(False))
+    place = place or "response_format.json_schema.schema"
+    assert response.status_code == 400
+    assert response.json()["error"]["message"] == f"{place}=false is a schema that no value fits"
+
+
+def test_a_schema_of_true_in_the_field_of_another_server_is_one_of_any_value(ask: Ask) -> None:
+    response, held = sent(ask, CHAT, guided_json=True)
+    assert response.status_code == 200 and held.json == "{}"
+
+
+@pytest.mark.parametrize("schema", [True, False])
+def test_the_parameters_of_a_function_are_a_schema_of_objects(ask: Ask, schema: bool) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    response, _ = sent(ask, CHAT, tools=[tool])
+    told = f"tools[0].function.parameters={schema} is not a JSON schema of objects"
+    assert response.status_code == 400 and response.json()["error"]["message"] == told
