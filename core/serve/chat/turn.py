@@ -209,7 +209,7 @@ def prepared(
     wanted, place, ignored = answer_or_calls(engine, tools, fields.form)
     if wanted is not None:
         names["structured_outputs"] = place
-        if wanted.after is None and (tag := _closing_tag(engine, prompt)) is not None:
+        if wanted.after is None and (tag := _closing_tag(engine, chat, prompt)) is not None:
             wanted = replace(wanted, after=tag)
     if any(reader.keeps_special_tokens for reader in readers):
         further["skip_special_tokens"] = False
@@ -331,12 +331,16 @@ async def answer_turn(
     return await engine.answer(work, [(turn.token_ids, turn.params)], fields, request, headers, form, turn.naming)
 
 
-def _closing_tag(engine: ServedEngine, prompt: str) -> str | None:
+def _closing_tag(engine: ServedEngine, chat: ChatPrompt, prompt: str) -> str | None:
     """The tag after which the answer begins, if the model reasons first."""
     parser = engine.parsers.reasoning
     tag = None if parser is None else parser.cls.closing_tag
     template = getattr(engine.codec.tokenizer, "chat_template", None)
-    return tag if tag and tag in str(template) and not prompt.rstrip().endswith(tag) else None
+    if not tag or tag not in str(template) or prompt.rstrip().endswith(tag):
+        return None
+    begun = chat.messages[-1]["content"] if chat.continues_last else ""
+    reasons = not begun or (tag.replace("/", "", 1) in begun and tag not in begun)
+    return tag if reasons else None
 
 
 def _readers(engine: ServedEngine, tools: Tools) -> list[Parser]:

@@ -127,11 +127,10 @@ class CountRequest(SamplingFields, kw_only=True):
         arguments = effort_arguments((self.output_config or {}).get("effort"))
         arguments |= {} if kind is None else {"enable_thinking": kind != "disabled"}
         is_begun = _is_begun(messages[-1])
-        if is_begun and self.answer_format is not None:
-            at, name = len(self.messages or []) - 1, self.own_names.get(FORMAT, FORMAT)
-            raise invalid(
-                f"messages[{at}] begins the answer, which {name} then could not hold; leave out one of them", "messages"
-            )
+        if is_begun and (form := self.form) is not None:
+            at = len(self.messages or []) - 1
+            told = f"messages[{at}] begins the answer, which {form.name} then could not hold; leave out one of them"
+            raise invalid(told, "messages")
         return ChatPrompt(
             checked_messages(messages), tools.for_template, arguments, continues_last=is_begun, ignored=ignored
         )

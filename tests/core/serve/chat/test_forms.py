@@ -423,6 +423,27 @@ def test_behind_reasoning_the_answer_is_calls_or_the_form(ask: Ask, path: str, s
         assert wanted is not None and wanted.after == "</think>" and wanted.kind == "structural_tag"
 
 
+@pytest.mark.parametrize(
+    ("begun", "after"),
+    [("Well, ", None), ("<think>Hm.</think>Well, ", None), ("<think>Hm", "</think>")],
+)
+@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+def test_an_answer_that_is_begun_is_held_from_its_first_token_unless_it_reasons(
+    ask: Ask, path: str, begun: str, after: str | None
+) -> None:
+    facts = tiny_model()
+    facts.codec.tokenizer.chat_template += "{# </think> #}"
+    settings = ServeConfig(tool_parser="hermes", reasoning_parser="think")
+    body = {**BASE[path], "tools": tools_of(path), "tool_choice": choice_of(path, "required")}
+    body |= {"messages": [USER, {"role": "assistant", "content": begun}]}
+    goes_on = {"continue_final_message": True, "add_generation_prompt": False} if path == CHAT else {}
+    client = FakeEngineClient(facts=facts, reply="[]")
+    response = ask(client, "POST", path, settings, json={**body, **goes_on})
+    assert response.status_code == 200, response.text
+    wanted = client.asked[0].params.structured_outputs
+    assert wanted is not None and wanted.kind == "json" and wanted.after == after
+
+
 def test_without_its_reasoning_the_answer_is_held_from_its_first_token(ask: Ask) -> None:
     facts = tiny_model()
     facts.codec.tokenizer.chat_template += "{% if not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"

@@ -481,6 +481,7 @@ def test_messages_go_on_behind_the_begin_of_an_answer(ask: Ask, last: Any, is_co
         ({"tools": [{"input_schema": CITY}]}, "tools[0]={'input_schema': {"),
         (BEGINS | {"output_config": {"format": FORM}}, "messages[1] begins the answer, which output_config.format "),
         (BEGINS | {"output_format": FORM}, "messages[1] begins the answer, which output_format then"),
+        (BEGINS | {"guided_regex": "a"}, "messages[1] begins the answer, which guided_regex then"),
     ],
 )
 def test_messages_refuse_what_cannot_be_read_in_the_words_that_were_sent(
