@@ -228,9 +228,8 @@ class GatedMLP:
         self._is_one_product = activation == "silu" and not bias
         self._is_silu = activation == "silu"
         self._has_gelu = not self._is_silu and is_offered(kernels.gelu_tanh_mul)
-        weight = self.gate_up.weight
-        fuses_gelu = not (self._is_silu or bias) and is_offered(kernels.linear_gelu_tanh_mul)
-        self._gelu_weight_FD = weight.matrix_OD if fuses_gelu and isinstance(weight, PlainWeight) else None
+        is_plain = type(self.gate_up.weight) is PlainWeight  # no other class's product, which may be its own
+        self._fuses_gelu = is_plain and not (self._is_silu or bias) and is_offered(kernels.linear_gelu_tanh_mul)
 
     def local(self, x_TD: Tensor) -> Tensor:
         """Partial sum of this rank, (T, D); the ranks' sums together are the block's output."""
@@ -262,8 +261,8 @@ class GatedMLP:
     def _gated(self, x_TD: Tensor) -> Any:
         if self._is_one_product:
             return self.gate_up.weight.linear_silu_mul(x_TD, self.down.weight.prepared)
-        if self._gelu_weight_FD is not None:
-            return self.kernels.linear_gelu_tanh_mul(x_TD, self._gelu_weight_FD)
+        if self._fuses_gelu:
+            return self.kernels.linear_gelu_tanh_mul(x_TD, self.gate_up.weight.plain())
         gate_up_TF = self.gate_up(x_TD)
         if self._is_silu:
             return self.kernels.silu_mul(gate_up_TF)

@@ -295,6 +295,14 @@ def test_one_row_of_int4_equals_reference(kind, columns, has_zeros):
         assert error(found_TO, wanted) < 8e-3, (num_out, width)
 
 
+def test_rows_that_do_not_begin_and_end_with_whole_words_are_left_to_the_other_kernels():
+    """One row, too, has a distance to the next one, which here is odd."""
+    wide_TD = torch.zeros(3, 9, dtype=torch.bfloat16, device=DEVICE)
+    assert not any(fits_row(wide_TD[row : row + 1, :8]) for row in range(3))
+    wide_TD = torch.zeros(3, 10, dtype=torch.bfloat16, device=DEVICE)
+    assert fits_row(wide_TD[1:2, :8]) and not fits_row(wide_TD[1:2, 1:9])
+
+
 @pytest.mark.parametrize("columns", [0, 32, 64, 128])
 def test_many_rows_of_tiled_int4_equal_reference(columns):
     """Tiles and parts that end before they are full; a second launch finds the counters as the first one left them."""

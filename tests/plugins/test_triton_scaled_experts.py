@@ -228,6 +228,9 @@ def test_int4_in_a_layout_of_its_own_equals_the_reference(monkeypatch: pytest.Mo
         assert fits_few(x_TD[:1], choice[0][:1], *weights) and not fits_few(x_TD[:1].half(), choice[0][:1], *weights)
         out_TD = few_int4_experts(x_TD, *(each[:2] for each in choice), *weights)
         assert error(out_TD, wanted_TD[:2]) < 1.2e-2
+        apart_TD = torch.cat((x_TD, x_TD[:, :1]), 1)[:1, : shape[3]]  # the next row would begin within a word
+        alone_TD = one.quantized_expert_mlp(apart_TD, *(each[:1] for each in choice), *weights)
+        assert torch.equal(alone_TD, out_TD[:1])
     invariant = kernels(batch_invariant=True)
     assert not any(isinstance(invariant.prepare_weight(each), TiledInt4) for each in (first, second))
 

@@ -35,6 +35,11 @@ def test_random_steps_launch_nothing_that_was_not_launched_before_ready(model):
     assert found["ready"] > 40 and found["late"] == []
 
 
+def test_prompts_of_experts_whose_rows_are_rounded_ahead_launch_nothing_late():
+    found = launched("model=qwen3_30b_a3b", "quantization=fp8", "engine.max_model_len=4096", num_steps=40)
+    assert found["ready"] > 40 and found["late"] == []
+
+
 def test_products_of_more_rows_than_a_prompt_may_have_are_launched_before_ready():
     found = launched("model=qwen3_30b_a3b", "engine.batch_invariant=true", "engine.max_model_len=4096")
     assert found["ready"] > 40 and found["late"] == []

@@ -167,7 +167,7 @@ def _store(out_ptr, out, place, column, rows, columns, width):
     tl.store(out_at, out.to(out_ptr.dtype.element_ty), mask=rows[:, None] & columns[None, :])
 
 
-@triton.jit(do_not_specialize=["most_tiles"])
+@triton.jit(do_not_specialize=["most_tiles", "x_scale_stride"])
 def _gate_up_kernel(
     x_ptr, weight_ptr, out_ptr, order_ptr, ends_ptr, tile_expert_ptr, tile_row_ptr, num_tiles_ptr,
     x_stride, expert_stride, weight_stride, half_stride, num_chosen, depth, width, most_tiles,
@@ -240,7 +240,7 @@ def _clamped_gate_up_kernel(
     _store(out_ptr, out, row, column, rows, columns, width)
 
 
-@triton.jit(do_not_specialize=["most_tiles"])
+@triton.jit(do_not_specialize=["most_tiles", "x_scale_stride"])
 def _down_kernel(
     hidden_ptr, weight_ptr, pair_weight_ptr, out_ptr, order_ptr, ends_ptr, tile_expert_ptr, tile_row_ptr, num_tiles_ptr,
     expert_stride, weight_stride, depth, width, most_tiles,

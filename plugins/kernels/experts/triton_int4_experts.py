@@ -190,7 +190,8 @@ def few_int4_experts(
     Device: two launches, no host sync. The weights of the second product and the routing are read before the launch
     before has finished: it must not write them.
     """
-    x_TD = x_TD if x_TD.stride(1) == 1 and x_TD.stride(0) % 2 == x_TD.storage_offset() % 2 == 0 else x_TD.clone()
+    if x_TD.stride(1) != 1 or x_TD.stride(0) % 2 or x_TD.storage_offset() % 2:
+        x_TD = x_TD.clone(memory_format=torch.contiguous_format)  # else one row would keep the distance to the next
     expert_TA, weight_TA = expert_TA.contiguous(), weight_TA.contiguous()
     hidden_PF = expert_gates(x_TD, expert_TA, gate_up)
     steps = down.units.shape[1]

@@ -19,7 +19,7 @@ ELEMENTS = 1024
 """Values that a program of `rms_norm_silu_mul`, of some heads, or of `take_columns` takes."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["scale_stride"])
 def _rms_norm_kernel(
     x_ptr, residual_ptr, weight_ptr, out_ptr, row_stride, part_stride, width, eps, scale_ptr, scale_stride,
     GROUP: tl.constexpr,

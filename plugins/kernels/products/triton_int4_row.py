@@ -269,8 +269,8 @@ def expert_gates(x_TD: Tensor, expert_TA: Tensor, weight: TiledInt4) -> Tensor:
 
 def fits_row(x_TD: Tensor) -> bool:
     """Whether `one_row` takes x. Device: looks at shapes and dtypes only, so a captured graph keeps its answer."""
-    is_row = x_TD.dim() == 2 and len(x_TD) == 1 and x_TD.stride(1) == 1 and x_TD.data_ptr() % 4 == 0
-    return is_row and x_TD.dtype is torch.bfloat16
+    is_row = x_TD.dim() == 2 and len(x_TD) == 1 and x_TD.stride(1) == 1 and x_TD.stride(0) % 2 == 0
+    return is_row and x_TD.dtype is torch.bfloat16 and x_TD.data_ptr() % 4 == 0
 
 
 def one_row(x_TD: Tensor, weight: TiledInt4, bias_O: Tensor | None, *, silu: bool = False) -> Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -24,6 +25,7 @@ from hookline.core.layers import (
     VocabParallelEmbedding,
 )
 from hookline.core.layers.linear import plain_gelu_tanh_mul
+from hookline.core.layers.weights import PlainWeight
 from hookline.core.testing.model_suite.thread_ranks import on_ranks
 from hookline.core.testing.plain_kernels import PlainKernels
 
@@ -264,3 +266,20 @@ def test_a_gated_mlp_with_gelu_equals_its_definition_with_and_without_an_operati
     expected = (functional.gelu(gate, approximate="tanh") * up) @ mlp.down.weight_OD.T + mlp.down.bias_O
     torch.testing.assert_close(mlp(x_TD), expected)
     torch.testing.assert_close(plain_gelu_tanh_mul(x_TD), plain.gelu_tanh_mul(x_TD))
+
+
+class HalvingWeight(PlainWeight):
+    """A weight whose product is its own."""
+
+    def linear(self, x_TD: Tensor, bias_O: Tensor | None) -> Tensor:
+        return super().linear(x_TD, bias_O) / 2
+
+
+@pytest.mark.parametrize("weight", [PlainWeight, HalvingWeight])
+def test_only_a_plain_weights_product_is_fused_with_its_gelu(weight: type[PlainWeight]) -> None:
+    made = SimpleNamespace(matrix=lambda runtime, rows, columns: weight(random(rows, columns, seed=rows), runtime))
+    mlp = GatedMLP(HIDDEN, 16, replace(runtime(), weights=made), activation="gelu_tanh")
+    x_TD, half = random(TOKENS, HIDDEN), 0.5 if weight is HalvingWeight else 1.0
+    gate, up = (x_TD @ random(32, HIDDEN, seed=32).T * half).chunk(2, -1)
+    expected = (functional.gelu(gate, approximate="tanh") * up) @ random(HIDDEN, 16, seed=HIDDEN).T * half
+    torch.testing.assert_close(mlp(x_TD), expected)
