@@ -16,7 +16,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import traceback
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import SimpleNamespace
@@ -75,6 +77,8 @@ class Fork:
     def __init__(self, command: Sequence[str], told: socket.socket) -> None:
         self.args, self._told = command, told
         self.returncode: int | None = None
+        self._reading = threading.Lock()  # threads that watch a rank and the one that ends it wait at once
+        weakref.finalize(self, told.close)
         self.pid = int(self._next())
 
     def _next(self) -> bytes:
@@ -93,8 +97,9 @@ class Fork:
         if self.returncode is None:
             if not select.select([self._told], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(self.args, timeout or 0)
-            self.returncode = int(self._next())
-            self._told.close()
+            with self._reading:
+                if self.returncode is None:
+                    self.returncode = int(self._next())
         return self.returncode
 
     def kill(self) -> None:
