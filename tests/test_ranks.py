@@ -82,7 +82,7 @@ def tree(folder, tp, scheduler="prefill_first", **engine):
 
 
 @pytest.fixture(scope="module", params=[2, 4])
-def group(request, folder, host):
+def group(request, folder, host, ranks_are_forked):
     """The ranks, and the choice they were made from. There are two kv heads, so four ranks replicate them."""
     choice = resolve(validate(tree(folder, request.param), host), host)
     group = start_ranks(choice, processing_of(choice, host))

@@ -31,7 +31,7 @@ def params_of(seed: int) -> SamplingParams:
 
 
 @pytest.fixture(scope="module", params=list(MODES))
-def mode(request):
+def mode(request, ranks_are_forked):
     options = MODES[request.param]
     engine = {**SIZES, **options.get("engine", {})}
     with LLM(device="cpu", seed=0, tp=options.get("tp", 1), engine=engine) as llm:
