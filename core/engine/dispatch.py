@@ -41,10 +41,10 @@ class Dispatcher:
         got_further = self._note_progress(plan.decode)
         for request, num_tokens in plan.prefill:
             got_further |= self._start_chunk(request, num_tokens, draft)
-        cache.end_step(plan.decode, draft.chunks)
+        decode = self._draft(plan, draft, is_ahead=is_ahead)
+        cache.end_step(plan.decode, draft.chunks)  # last, as a draft's block may be none that this step still reads
         if cache.snapshots is not None:
             draft.note_states(cache.snapshots.pop_restored(), cache.snapshots.pop_saved())
-        decode = self._draft(plan, draft, is_ahead=is_ahead)
         return self.writer.write(draft, decode, got_further=got_further)
 
     def _draft(self, plan: CheckedPlan, draft: StepDraft, *, is_ahead: bool) -> IntArray:

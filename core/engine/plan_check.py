@@ -55,6 +55,18 @@ def check_plan(plan: Plan, queue: RequestQueue, ledger: Ledger, limits: Limits, 
     return _Checker(queue, ledger, limits, policy).check(plan)
 
 
+def has_room(plan: CheckedPlan, queue: RequestQueue, ledger: Ledger, limits: Limits) -> bool:
+    """Whether a fresh ledger has the blocks of a plan that was checked before, after requests of it grew by drafts.
+
+    What the policy returned is not read again, as an iterator has nothing left.
+    """
+    try:
+        _Checker(queue, ledger, limits, policy="").check_budget(plan.prefill, plan.decode, plan.preempt)
+    except PlanError:
+        return False
+    return True
+
+
 class _Checker:
     """Checks one plan; each method raises PlanError, with the rule, the value and the limit."""
 

@@ -61,17 +61,6 @@ class Planner:
             self.feedback.give_up(state.now())
             raise
 
-    def has_room(self, plan: CheckedPlan) -> bool:
-        """Whether there are blocks enough for a checked plan, after requests of it have grown by drafts."""
-        state = self._state
-        if not plan.prefill and len(plan.decode) * state.limits.plan.max_blocks_per_token <= state.cache.pool.num_free:
-            return True
-        try:
-            check_plan(plan.asked, self._queue, state.ledger(), state.limits.plan, self._name)
-        except PlanError:
-            return False
-        return True
-
     def _fault(self, error: BaseException) -> PlanError | None:
         return None if isinstance(error, PlanError) else PlanError(failure(self._name, "plan", error))
 

@@ -108,6 +108,8 @@ class Speculation:
         self._drafter, self._name, self._vocab_size, self._late = drafter, name, vocab_size, late
         self._adapts, self._most_tokens = drafter.adaptive, min(max_num_batched_tokens, DRAFT_TOKENS[-1])
         self._depths = DraftDepth(drafter.k) if weighs_costs and drafter.adaptive else None
+        self.max_drafts = drafter.k
+        """Most drafts of a request in any step."""
         self.depth = 0
         """Most drafts of a request in the step that was begun last; 0 if it has none."""
         self._last_commit: tuple[float, int] | None = None

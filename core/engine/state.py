@@ -86,7 +86,8 @@ class EngineState:
         self.queue = RequestQueue(limits.plan.max_num_seqs, limits.max_len)
         self.table = self.queue.table
         self.hidden_states = HiddenStates(limits, self.queue, observers, speculation)
-        self.cache = KVCacheManager(pool, self.table, groups, limits.plan)
+        max_drafts = 0 if speculation is None else speculation.max_drafts
+        self.cache = KVCacheManager(pool, self.table, groups, limits.plan, max_drafts)
         self.now: Callable[[], float] = time.monotonic
         """Returns seconds; all times of the engine are on this clock."""
         self.sleep: Callable[[float], None] = time.sleep

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from hookline.core.engine.commit import CollectedStep, Committer, LaunchedStep
 from hookline.core.engine.dispatch import Dispatcher
 from hookline.core.engine.finish import Finisher, at_fault, lost_step_error, starting_again
-from hookline.core.engine.plan_check import CheckedPlan
+from hookline.core.engine.plan_check import CheckedPlan, has_room
 from hookline.core.engine.policy import Planner
 from hookline.core.engine.state import EngineState
 from hookline.core.engine.step_builder import owners_of
@@ -126,7 +126,10 @@ class StepLoop:
             speculation.look_ahead(self.in_flight.dispatched.drafted)
         self._collect()
         self._keep()
-        is_right = num_departures == self._state.table.num_departures and self._planner.has_room(plan)
+        state = self._state
+        is_right = num_departures == state.table.num_departures and has_room(
+            plan, self._queue, state.ledger(), state.limits.plan
+        )
         if not is_right:
             self._give_up()
         return is_right

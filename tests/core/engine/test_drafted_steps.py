@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from hookline.core.contracts import Drafter, Observer
+from hookline.core.contracts import Drafter, FullAttention, Observer, Plan, SlidingWindow
 from hookline.core.engine.speculation import Speculation
 from hookline.core.outputs import FinishReason
 from hookline.core.requests.step_extensions import InstalledExtensions
@@ -44,12 +44,21 @@ class Watching:
         return "fifth" if len(self.tokens) == 5 else None
 
 
-def drafting_engine(**options):
+class Iterating(PlainScheduler):
+    """Plans with iterators, which can be read once."""
+
+    def plan(self, view):
+        plan = super().plan(view)
+        decode = [one.id for one in view.running if not one.is_prefilling and one.id not in plan.preempt]
+        return Plan(iter(plan.prefill), iter(decode if plan.decode else ()), iter(plan.preempt))
+
+
+def drafting_engine(scheduler=PlainScheduler, drafter=Knowing, **options):
     options = {"overlap": True, "eos_token_ids": [STOP], "max_num_batched_tokens": 32, **options}
     most = options["max_num_batched_tokens"]
-    parts = Knowing(), "knowing", InstalledExtensions(), VOCAB_SIZE
+    parts = drafter(), "knowing", InstalledExtensions(), VOCAB_SIZE
     options["speculation"] = Speculation(*parts, max_num_batched_tokens=most)
-    return fake_engine(PlainScheduler(), vocab_size=VOCAB_SIZE, **options)
+    return fake_engine(scheduler(), vocab_size=VOCAB_SIZE, **options)
 
 
 @pytest.mark.parametrize(
@@ -60,8 +69,10 @@ def drafting_engine(**options):
         {"num_blocks": 12, "max_num_seqs": 4},
         {"max_num_batched_tokens": 6, "max_num_seqs": 4},
         {"block_size": 1, "num_blocks": 40},
+        {"scheduler": Iterating, "num_blocks": 12, "max_num_seqs": 4},
+        {"layers": (FullAttention(), SlidingWindow(3)), "num_blocks": 36, "block_size": 2, "max_model_len": 40},
     ],
-    ids=["overlap", "in turn", "preemption", "chunks", "short blocks"],
+    ids=["overlap", "in turn", "preemption", "chunks", "short blocks", "iterators", "window"],
 )
 @pytest.mark.parametrize("seed", range(3))
 def test_arrivals_and_aborts_between_steps_change_no_other_token(seed, options):
@@ -92,6 +103,32 @@ def test_arrivals_and_aborts_between_steps_change_no_other_token(seed, options):
             assert watchers[id_].tokens == output.token_ids
     counts = engine.speculation
     assert counts.num_kept > 20 and counts.num_drafted > counts.num_kept
+
+
+class Right(Drafter):
+    """Proposes the tokens that the fake draws."""
+
+    k, adaptive = 3, False
+
+    def __init__(self):
+        pass
+
+    def propose(self, row):
+        return completion(row.seed, row.tokens.tolist(), row.num_drafts, VOCAB_SIZE)
+
+
+@pytest.mark.parametrize("num_prompt_tokens", range(1, 6))
+def test_requests_hold_no_more_blocks_of_a_window_however_many_drafts_a_step_keeps(num_prompt_tokens):
+    layers = FullAttention(), SlidingWindow(8)
+    engine = drafting_engine(drafter=Right, layers=layers, eos_token_ids=[], max_model_len=80)
+    engine.add([1] * num_prompt_tokens, SamplingParams(max_tokens=72, seed=1))
+    while engine.has_work:
+        engine.step()
+        check_engine(engine)
+        for request in engine.queue.running.values():
+            num_windowed = len(engine.cache.held_blocks(request)) - len(request.blocks)
+            assert num_windowed <= 4
+    assert engine.speculation.num_kept > 40
 
 
 class Listening(Observer):
