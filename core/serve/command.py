@@ -59,7 +59,7 @@ def _serve(run: ServeRun, host: PluginHost, engine: str) -> int:
     import asyncio
 
     from hookline.core.serve.http.api_keys import a_key, read_keys
-    from hookline.core.serve.http.server import listening_sockets
+    from hookline.core.serve.http.sockets import listening_sockets
     from hookline.core.serve.http.tls import check_tls
     from hookline.core.serve.processes.shares import shares_of
     from hookline.core.serve.settings import num_front_ends

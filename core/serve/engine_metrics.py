@@ -1,4 +1,7 @@
-"""What the observers of an engine write for a server's /metrics. Knows none of them: those that write have `text`."""
+"""What the observers of an engine write for a server's /metrics. Knows none of them: those that write have `text`.
+
+Imports nothing large, as the supervisor needs it before an engine's process begins.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+SHARED = "PROMETHEUS_MULTIPROC_DIR"
+"""The variable with the folder in which several front ends count HTTP requests together."""
 _log = logging.getLogger("hookline")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -51,8 +52,28 @@ def rendered(tokenizer: Any, messages: Any, options: Mapping[str, Any]) -> str:
     return text
 
 
+def import_ahead() -> None:
+    """Import what rendering needs with almost every tokenizer, before there is one.
+
+    What cannot be imported is no error here, since a tokenizer may need none of it.
+    """
+    _import_jinja()
+    with suppress(Exception):  # dependencies of its own may be missing or broken
+        from transformers import PreTrainedTokenizerFast
+
+        _ = PreTrainedTokenizerFast
+        _compile()
+
+
 def import_renderer(tokenizer: Any) -> None:
     """Import everything that rendering a template of this tokenizer needs."""
+    _import_jinja()
+    _ = tokenizer.apply_chat_template  # may import transformers
+    if hasattr(tokenizer, "get_chat_template"):
+        _compile()
+
+
+def _import_jinja() -> None:
     import encodings.unicode_escape
     import textwrap
 
@@ -60,9 +81,7 @@ def import_renderer(tokenizer: Any) -> None:
     import jinja2.debug
     import jinja2.loaders
 
-    _ = tokenizer.apply_chat_template, encodings, textwrap, jinja2  # the first may import transformers
-    if hasattr(tokenizer, "get_chat_template"):
-        _compile()
+    _ = encodings, textwrap, jinja2
 
 
 def _compile() -> Any:

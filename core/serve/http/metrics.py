@@ -17,9 +17,8 @@ from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Scope
 
 from hookline.core.contracts import ApiError
+from hookline.core.serve.engine_metrics import SHARED
 
-SHARED = "PROMETHEUS_MULTIPROC_DIR"
-"""The variable with the folder in which several processes count together."""
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 METHODS = frozenset(("GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH"))
 OTHER = "other"

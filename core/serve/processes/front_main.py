@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hookline.core.serve.processes.engine_link import EngineLink
     from hookline.core.serve.processes.messages import FromEngine, Message
     from hookline.core.serve.processes.remote_client import RemoteClient
+    from hookline.core.serve.settings import ServeConfig
     from hookline.core.tokenizer.codec import Codec
 
 ORPHANED_S = 1.0
@@ -74,10 +75,11 @@ class _FrontEnd:
         self._facts: asyncio.Future[ModelFacts] = loop.create_future()
         keys = read_keys(self._settings.api_key_file)
         self._parent.follow(self._obey)
+        host = PluginHost.load()
+        import_ahead(self._settings, host)
         await first_of(self._facts, self._stopping.drain_s)
         if self._stopping.drain_s.done():
             return 0
-        host = PluginHost.load()
         client = self._make_client(self._facts.result(), host)
         served = make_app(client, self._settings, keys, host=host)
         QuietCollector(lambda: served.gate.num_open).start()
@@ -170,6 +172,24 @@ class _Engine:
     def _take(self, messages: list[FromEngine]) -> None:
         if self._client is not None:
             self._client.receive(messages)
+
+
+def import_ahead(settings: ServeConfig, host: PluginHost) -> None:
+    """Import while the engine starts what serving needs: once it is ready, clients wait for nothing else.
+
+    Raises: PluginError or ConfigError for an API or a parser that cannot be used.
+    """
+    from hookline.core.serve.apis import chosen_apis
+    from hookline.core.serve.parsers import chosen_parsers
+    from hookline.core.serve.processes import engine_link, remote_client
+    from hookline.core.tokenizer import chat_templates
+
+    _ = engine_link, remote_client
+    chosen_parsers(settings.reasoning_parser, settings.tool_parser, lambda: host)
+    for option in chosen_apis(settings.apis, host):
+        assert option.entry is not None
+        option.entry.load()
+    chat_templates.import_ahead()
 
 
 def codec_of(facts: ModelFacts, tree: dict[str, Any], host: PluginHost) -> Codec:

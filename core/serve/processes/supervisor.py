@@ -17,8 +17,8 @@ from typing import Any
 
 import zmq
 
+from hookline.core.serve.engine_metrics import SHARED
 from hookline.core.serve.futures import first_of
-from hookline.core.serve.http.metrics import SHARED
 from hookline.core.serve.http.stopping import tell_of_signal
 from hookline.core.serve.processes.engine_replica import CLOSE_S, EngineReplica
 from hookline.core.serve.processes.messages import Gone

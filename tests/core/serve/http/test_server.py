@@ -19,7 +19,8 @@ from hookline.core.errors import ConfigError
 from hookline.core.serve.http import protocol, server
 from hookline.core.serve.http.api_keys import ApiKeys
 from hookline.core.serve.http.app import Served, make_app
-from hookline.core.serve.http.server import listening_sockets, serve_http
+from hookline.core.serve.http.server import serve_http
+from hookline.core.serve.http.sockets import listening_sockets
 from hookline.core.serve.http.stopping import Stopping
 from hookline.core.serve.http.tls import check_tls
 from hookline.core.serve.settings import ServeConfig
