@@ -160,7 +160,7 @@ def store_options(host: PluginHost) -> None:
 
     repo: dict[str, Any] = ConfigStore.instance().repo
     for kind in KINDS:
-        repo[kind] = Options()  # else those of an earlier host in this process would be left
+        repo[kind] = Options()  # otherwise the options of an earlier plugin host in this process would be left
 
     def store(kind: str, option: Option, provider: str) -> None:
         name = f"{option.name}.yaml"

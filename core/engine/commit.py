@@ -71,12 +71,12 @@ class CollectedStep:
     is_kept: bool = False
     """Whether the draws behind right drafts were kept with the first ones, as none ends its request."""
     kept: KeptStep | None = None
-    """Set once its tokens are kept."""
+    """Set once the step's tokens are kept."""
 
 
 @dataclass(slots=True)
 class KeptStep:
-    """What is left to tell of a step whose tokens were kept.
+    """What observers and the policy are still to be told of a step whose tokens were kept.
 
     requests: those that keep a token of it, decodes first; empty unless the policy wants to know. num_drafts: how many
     drafts each row with drafts keeps, by the request's id. host_s: as LaunchedStep's, of what came after the launch.
@@ -124,7 +124,7 @@ class Committer:
     def _advance(
         self, sampled: Sampled, tokens_N: IntArray, extras: Mapping[str, Array]
     ) -> tuple[IntArray, IntArray, BoolArray | None]:
-        """Give requests their tokens; returns entries_N, tokens_N and is_over_N of those that keep theirs."""
+        """Give requests their tokens; returns entries_N, tokens_N and is_over_N of the requests that keep one."""
         table = self._table
         if extras:
             keep_extras(self._queue.live, sampled.ids_N, extras)

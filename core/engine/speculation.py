@@ -118,9 +118,9 @@ class Speculation:
         self._forgets = is_offered(type(drafter).forget)
         self._proposes_all = is_offered(type(drafter).propose_all)
         self._newest: dict[int, list[int]] = {}
-        """If the drafter goes by tokens: by request, its newest drafts and one more."""
+        """If the drafter goes by tokens alone: the newest drafts of each request, by its id, and one draft more."""
         self._ahead: dict[int, tuple[int, list[int], list[int]]] = {}
-        """By request, the drafts for so many tokens that end with these."""
+        """By a request's id: how many tokens it should then have, the last of them, and the drafts that follow."""
         self._pauses: dict[int, _Pause] = {}
         self._step = 0
         """The number of the step that was begun last."""
@@ -361,7 +361,9 @@ class Speculation:
         return [self._checked(proposal, row.num_drafts) for proposal, row in zip(proposals, rows, strict=True)]
 
     def _looked_up(self, request: Request, most: int) -> list[int]:
-        """The drafts of one request by its tokens alone: those that were looked up ahead, if its tokens came so."""
+        """The drafts of one request from a drafter that goes by tokens alone: the drafts that were looked up ahead, if
+        the request's tokens came as expected.
+        """
         num_tokens, newest, drafts = self._ahead.get(request.id, (0, [], []))
         known = request.num_known_tokens
         if num_tokens != known or len(newest) <= most or request.tokens[known - len(newest) : known].tolist() != newest:
@@ -404,7 +406,7 @@ class Speculation:
 
 
 def _draft_row(request: Request, num_drafts: int, tokens: TokenArray | None = None) -> DraftRow:
-    """A request as the drafter is given it. tokens: None for those that are known."""
+    """A request as the drafter is given it. tokens: the tokens to draft for; None takes the request's known tokens."""
     tokens = _known_tokens(request) if tokens is None else tokens
     return DraftRow(request.id, tokens, request.num_prompt_tokens, num_drafts, request.params, request.seed)
 

@@ -33,10 +33,10 @@ MAX_TOOLS = 1024
 
 @dataclass(frozen=True)
 class TextGrammar:
-    """What the input of a tool must look like, where it is a text and not JSON arguments.
+    """What a tool's input must look like if the tool takes a text in place of JSON arguments.
 
-    form: the arguments of StructuredOutputs. place: of the grammar's definition in the request. pattern: a pattern of
-    the function's parameters that says the same; None if only the form can.
+    form: the arguments of StructuredOutputs. place: where the request has the grammar's definition. pattern: the same
+    grammar as a JSON schema's pattern in the function's parameters; None if a pattern cannot say it.
     """
 
     form: Values
