@@ -63,6 +63,8 @@ class Case:
     since: str = "0"
     num_blocks: int = 17
     """Of eight tokens, in a pool that is too small for all requests and has room for the longest one."""
+    matrix_std: float | None = None
+    """Of random matrices, where transformers' own are too small to make tokens unlike; None: transformers' own."""
 
 
 STATES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -239,6 +241,8 @@ ALL_CASES = {
     **{name: Case(name, options, has_plan=False, since="5.24") for name, options in DECODERS.items()},
     **{name: Case(model_type, options, has_plan=False, since="5.24")
        for name, (model_type, options) in STATES.items()},
+    "rwkv": Case("rwkv", {"num_hidden_layers": 5, "rescale_every": 2, "hidden_size": 35, "context_length": 256},
+                 has_plan=False, since="5.24", matrix_std=0.3),
     "mllama": Case("mllama_text_model", {"num_hidden_layers": 4, "cross_attention_layers": [1]}, has_plan=False,
                    since="5.24"),
     "emu3": Case("emu3_text_model", has_plan=False, since="5.24"),
@@ -329,6 +333,8 @@ def make_checkpoint(folder: Path, case: Case, *, seed: int = 0, **options: Any) 
         for parameter in model.parameters():
             if parameter.ndim == 1:  # norms of one and biases of zero would hide a forgotten weight
                 parameter.add_(torch.randn_like(parameter) * 0.2)
+            elif case.matrix_std is not None:
+                parameter.normal_(0.0, case.matrix_std)
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.add_(torch.randn_like(buffer) * 0.2)

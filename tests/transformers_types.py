@@ -49,7 +49,6 @@ FORMS = "attend in a form of their own, neither fully nor in a window"
 MASKS = "it works on attention masks itself, and none is built here"
 PLACES = "its forward takes no position_ids, as batches of several sequences need"
 HOST = "its forward looks at values of tensors on the host, which a step must not wait for"
-STATES = "carry a state from token to token which is not in transformers' cache of states"
 BIAS = "its attention takes position_bias"
 INTERFACE = "its attention does not go through transformers' attention interface"
 REFUSED = {
@@ -61,11 +60,11 @@ REFUSED = {
     **dict.fromkeys(("blt", "dbrx", "jetmoe", "longcat_flash", "whisper", "xlm", "xmod"), HOST),
     **dict.fromkeys(("inkling2_loop_text", "inkling2_text", "inkling_text"), BIAS),
     **dict.fromkeys(("git", "gpt_neo"), INTERFACE),
-    **dict.fromkeys(("rwkv", "xlstm"), STATES),
     **dict.fromkeys(("musicgen", "musicgen_melody"), "transformers cannot build it"),
     **dict.fromkeys(("openai-gpt", "reformer"), "its forward cannot be computed here: RuntimeError: Tensor on device"),
     "bigbird_pegasus": "its attention is not causal",
     "dory": "its output head is a DoryLMHead, and only a plain linear is served as one",
+    "xlstm": "carry a state from token to token which is not in transformers' cache of states",
     "recurrent_gemma": "conv_1d is a convolution, which mixes tokens outside of attention",
 }
 """Types of transformers 5.24 that are not served, and why."""

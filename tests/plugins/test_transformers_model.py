@@ -59,7 +59,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "gpt_neo": ({}, "its attention does not go through transformers' attention interface"),
     "xglm": ({}, "it works on attention masks itself, and none is built here"),
-    "rwkv": ({}, "its layers carry a state from token to token which is not in transformers' cache of states"),
     "xlstm": ({}, "its layers carry a state from token to token which is not in transformers' cache of states"),
     "recurrent_gemma": ({}, "conv_1d is a convolution, which mixes tokens outside of attention; it needs a model of"),
     "bert": ({}, "it is an encoder, whose tokens see later ones (is_decoder is false)"),

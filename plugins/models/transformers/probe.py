@@ -35,6 +35,7 @@ from hookline.plugins.models.transformers.chunks import CHUNKED, NUM_PARITIES, T
 from hookline.plugins.models.transformers.config import GUIDE, STATES, WITHOUT_ATTENTION, refuse
 from hookline.plugins.models.transformers.experts import SERVED_EXPERTS
 from hookline.plugins.models.transformers.layers import GivenPositions, pin_rope, typed_buffers
+from hookline.plugins.models.transformers.rwkv import serve_rwkv
 from hookline.plugins.models.transformers.scaled_experts import serve_scaled_experts
 from hookline.plugins.models.transformers.states import (
     LayerStates,
@@ -141,6 +142,7 @@ def meta_model(config: PreTrainedConfig, model_class: Any) -> PreTrainedModel:
         refuse(config.model_type, f"transformers cannot build it: {one_short_line(error)}")
     serve_alibi(model, attention)
     serve_scaled_experts(model)
+    serve_rwkv(model)
     head = model.get_output_embeddings()
     if type(head) is not nn.Linear:
         kind = "missing" if head is None else f"a {type(head).__name__}"

@@ -26,6 +26,8 @@ _Linear: Any = getattr(cache_utils, "LinearAttentionLayer", object)
 """The class of states in transformers' releases that have one for all models; in other releases no states are served.
 """
 
+HAS_STATES = _Linear is not object
+"""Whether this release of transformers has that class."""
 CONVOLVED, RECURRENT = "conv", "recurrent"
 """The two kinds of states in transformers' caches; a layer may have several of each."""
 
