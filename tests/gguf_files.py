@@ -20,7 +20,7 @@ ARCHITECTURES = {"qwen3_moe": "qwen3moe", "gemma3_text": "gemma3"}
 def write_gguf(
     model: Any,
     path: Path,
-    kind: str = "F32",
+    kind: str | Callable[[str], str] = "F32",
     *,
     tokenizer: Mapping[str, Any] | None = None,
     change: Callable[[GGUFWriter], None] = lambda writer: None,
@@ -29,7 +29,8 @@ def write_gguf(
 ) -> Any:
     """Write a model of transformers, whose matrices become what the file's types keep of them; returns the model.
 
-    kind: of matrices; others are F32. change: called with the writer, for keys of its own. without: a tensor left out.
+    kind: of matrices, or a function of a matrix's name in the file; others are F32. change: called with the writer, for
+    keys of its own. without: a tensor left out.
     split_max_tensors: of each of several files; 0: one file.
     """
     config = model.config
@@ -111,9 +112,13 @@ def _llama3_factors(rope: Mapping[str, Any], head_dim: int) -> np.ndarray:
 _LLAMA3 = ("original_max_position_embeddings", "low_freq_factor", "high_freq_factor")
 
 
-def _tensors(model: Any, name: str, kind: str) -> Any:
+def _tensors(model: Any, name: str, kind: str | Callable[[str], str]) -> Any:
     """Each tensor's name in the file, and what the writer is given; the model gets the values that it stands for."""
     config = model.config
+
+    def of(stored: str) -> str:
+        return kind if isinstance(kind, str) else kind(stored)
+
     arch = next(key for key, one in MODEL_ARCH_NAMES.items() if one == name)
     names = get_tensor_name_map(MODEL_ARCH(arch), config.num_hidden_layers)
     for theirs, parameter in model.named_parameters():
@@ -125,11 +130,12 @@ def _tensors(model: Any, name: str, kind: str) -> Any:
         else:
             stored = names.get_name(theirs, try_suffixes=(".weight", ".bias"))
             assert stored is not None, theirs
-            yield stored, _stored(stored, parameter.data, name, config, kind if parameter.ndim > 1 else "F32")
+            yield stored, _stored(stored, parameter.data, name, config, of(stored) if parameter.ndim > 1 else "F32")
             continue
         layer = theirs.split(".")[2]
         for part, view in pairs:
-            yield f"blk.{layer}.ffn_{part}_exps.weight", _stored("", view, name, config, kind)
+            stored = f"blk.{layer}.ffn_{part}_exps.weight"
+            yield stored, _stored("", view, name, config, of(stored))
 
 
 def _stored(stored: str, view: torch.Tensor, name: str, config: Any, kind: str) -> tuple[Any, ...]:
@@ -144,7 +150,7 @@ def _stored(stored: str, view: torch.Tensor, name: str, config: Any, kind: str) 
     if kind == "F32":
         return (values,)
     raw_kind = GGMLQuantizationType[kind]
-    raw = _quantised(values, raw_kind)
+    raw = quantised(values, raw_kind)
     kept = dequantize(raw, raw_kind).astype(np.float32)
     if heads is not None:
         kept = kept.reshape(heads, len(kept) // heads // 2, 2, -1).swapaxes(1, 2).reshape(kept.shape)
@@ -152,7 +158,7 @@ def _stored(stored: str, view: torch.Tensor, name: str, config: Any, kind: str) 
     return raw, None, raw_kind
 
 
-def _quantised(values: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
+def quantised(values: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
     """By the package's quantiser; where it has none, any bytes, whose scales are small numbers."""
     try:
         return quantize(values, kind)
@@ -166,5 +172,13 @@ def _quantised(values: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
         return raw.reshape(*values.shape[:-1], -1)
 
 
-_SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_XS": (0,)}
+_SCALES = {
+    "IQ4_NL": (0,),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+    "IQ4_XS": (0,),
+}
 """Where the float16 scales of a block lie."""

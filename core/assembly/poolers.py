@@ -90,7 +90,7 @@ class RankPoolerModel:
                 f"checkpoint {checkpoint.reference} {what} {name}, of {list(shape)}: the pooler needs it"
             )
         if checkpoint.source is not None:
-            return weight.copy_(checkpoint.source.read(name))
+            return weight.copy_(checkpoint.source.read(name)[...])
         checkpoint.stored[name].check(name)
         with open_file(checkpoint.stored[name].path) as file:
             return weight.copy_(file.get_tensor(name))

@@ -19,7 +19,14 @@ from hookline.core.assembly.rank_parts import RankParts
 from hookline.core.assembly.resolve import ResolvedConfig, chosen
 from hookline.core.checkpoint.dequantised import with_dequantised
 from hookline.core.checkpoint.headless import fitted
-from hookline.core.checkpoint.load import BytesRead, load_checkpoint, load_source, random_weights, refuse_other_sizes
+from hookline.core.checkpoint.load import (
+    BytesRead,
+    load_checkpoint,
+    load_source,
+    memory_of,
+    random_weights,
+    refuse_other_sizes,
+)
 from hookline.core.checkpoint.safetensors_files import renamed
 from hookline.core.checkpoint.stacked_experts import as_named, dtypes_by_matrix
 from hookline.core.checkpoint.ties import TIED, unlike_head, untied, with_either_stored
@@ -81,6 +88,8 @@ def build_worker(
             read = BytesRead()
             with phases.counting(read.__str__):
                 model = load_model(resolved, kernels, read)
+            if read.memory_bytes:
+                phases.notes.append(f"weights take {read.memory_bytes / 1e9:.3g} GB")
             if hashing is not None:
                 hashing.join()
         if build is None:
@@ -188,12 +197,14 @@ def load_model(resolved: ResolvedConfig, kernels: Kernels, read: BytesRead | Non
                 )
         targets = with_either_stored(targets, stored)
         if checkpoint.source is not None:
-            load_source(checkpoint.reference, checkpoint.source, targets)
+            load_source(checkpoint.reference, checkpoint.source, targets, read)
         else:
             assert checkpoint.folder is not None
             if isinstance(runtime.weights, QuantizedWeights) and not runtime.weights.from_floats:
                 stored = with_dequantised(stored, targets, runtime.weights.quantization, runtime.weights.form)
             load_checkpoint(checkpoint.folder, targets, stored=stored, read=read)
+        if read is not None:
+            read.memory_bytes = memory_of(targets)
         finish_weights(runtime)
     return model
 

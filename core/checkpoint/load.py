@@ -54,6 +54,8 @@ class BytesRead:
     def __init__(self) -> None:
         self.num_bytes = 0
         """All bytes to load; 0 until the number is known."""
+        self.memory_bytes = 0
+        """Bytes of memory that the weights take; 0 until they are loaded."""
         self._read: list[int] = []
 
     def add(self, num_bytes: int) -> None:
@@ -116,16 +118,20 @@ def load_checkpoint(
     return read.num_bytes
 
 
-def load_source(name: str, source: CheckpointSource, targets: Mapping[str, WeightTarget]) -> int:
+def load_source(
+    name: str, source: CheckpointSource, targets: Mapping[str, WeightTarget], read: BytesRead | None = None
+) -> int:
     """Fill every target from the source of a model class or quantization, tensor by tensor. name: of it, for errors.
 
+    read: counts the bytes.
     Units:  returns the bytes written to the targets.
     Raises: CheckpointError naming missing, surplus or misshaped tensors, before anything is read; or a tensor that the
             source returns in another shape than it stated.
     """
     shapes = source.shapes()
     _check(name, shapes, targets)
-    num_bytes, sums = 0, []
+    sums, read = [], BytesRead() if read is None else read
+    read.num_bytes = sum(_num_bytes(target) for target in targets.values())
     for tensor_name, target in targets.items():
         if _num_bytes(target):
             tensor = source.read(tensor_name)
@@ -133,11 +139,18 @@ def load_source(name: str, source: CheckpointSource, targets: Mapping[str, Weigh
                 said, given = list(shapes[tensor_name]), list(tensor.shape)
                 raise CheckpointError(f"checkpoint {name} gives {tensor_name} with shape {given} and said {said}")
             _fill(tensor_name, target, tensor)
-            num_bytes += _num_bytes(target)
+            read.add(_num_bytes(target))
             if target.write is None:
                 sums.append((tensor_name, _sum(target)))
     _refuse_not_finite(name, sums)
-    return num_bytes
+    return read.num_bytes
+
+
+def memory_of(targets: Mapping[str, WeightTarget]) -> int:
+    """Bytes of memory that all targets' views lie in, of which each counts once."""
+    views = [one.view for target in targets.values() for one in target.pieces if one.view is not None]
+    storages = {one.data_ptr(): one.nbytes() for one in (view.untyped_storage() for view in views)}
+    return sum(storages.values())
 
 
 def random_weights(targets: Mapping[str, WeightTarget], seed: int) -> None:

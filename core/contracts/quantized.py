@@ -30,6 +30,8 @@ class Scheme:
     values: FP8, INT8, INT4 or FP4, which are a ScaledMatrix; or a name that a plugin defines.
     multiplies: whether matrices of the scheme implement `QuantizedMatrix.linear`, which layers call where the kernels
     do not compute the scheme.
+    else_plain: whether matrices that kernels on a GPU do not compute are dequantised when they are loaded; otherwise
+    such a checkpoint is refused.
     rows, columns: outputs and inputs of the block that shares a scale; 0 means all of them. (128, 128): blocks;
     (1, 0): one scale for each output; (1, 128): groups of 128 inputs.
     has_zeros: whether each block has its own zero point. is_reordered: whether the inputs of a group are not
@@ -44,6 +46,7 @@ class Scheme:
     is_reordered: bool = False
     activations: str = ""
     multiplies: bool = False
+    else_plain: bool = False
 
     def __str__(self) -> str:
         """In words, for messages."""

@@ -283,8 +283,10 @@ class CheckpointSource(Protocol):
         """The shape of every tensor, under the names that `weight_targets` uses."""
         ...
 
-    def read(self, name: str) -> Tensor:
+    def read(self, name: str) -> Any:
         """A whole tensor, on the CPU: floats of any dtype, or integers if its target's view holds integers.
+
+        Or an object with its shape that is indexed like it, by ranges, as the targets' `write` and `cut` do.
 
         Called once for each tensor that is needed, one at a time; once more for an embedding and a head tied to it if
         both are stored.

@@ -187,6 +187,9 @@ class UnnamedWeight:
             assert self._plain is not None
             return self._plain.targets(pieces)
         loading, is_computed = self._factory.begin(self._runtime, self._shape, pieces)
+        if not is_computed and self._factory.falls_back(self._runtime, loading):
+            self.plain()
+            return self.targets(pieces)
         by_itself = OwnProductWeight if loading.scheme.multiplies else DequantisingWeight
 
         def finish() -> None:
@@ -225,15 +228,15 @@ class UnnamedExperts:
     def targets(self, gate_up: Sequence[MatrixPiece], down: Sequence[MatrixPiece]) -> dict[str, WeightTarget]:
         """See ExpertWeights."""
         if not self._factory.quantises(gate_up) or not self._factory.quantises(down):
-            plain: PlainExperts = PLAIN.experts(self._runtime, *self._sizes, self._activation)
-            self._be(plain)
-            return plain.targets(gate_up, down)
+            return self._plain(gate_up, down)
         num_experts, hidden, inner = self._sizes
         begun = [
             self._factory.begin(self._runtime, shape, pieces, num_experts, self._activation)
             for shape, pieces in (((2 * inner, hidden), gate_up), ((hidden, inner), down))
         ]
         is_computed = all(is_computed for _, is_computed in begun)
+        if not is_computed and any(self._factory.falls_back(self._runtime, loading) for loading, _ in begun):
+            return self._plain(gate_up, down)
 
         def finish() -> None:
             first, second = (loading.loaded() for loading, _ in begun)
@@ -244,6 +247,11 @@ class UnnamedExperts:
 
         self._factory.unfinished.append(finish)
         return {name: target for loading, _ in begun for name, target in loading.targets().items()}
+
+    def _plain(self, gate_up: Sequence[MatrixPiece], down: Sequence[MatrixPiece]) -> dict[str, WeightTarget]:
+        plain: PlainExperts = PLAIN.experts(self._runtime, *self._sizes, self._activation)
+        self._be(plain)
+        return plain.targets(gate_up, down)
 
     def _be(self, experts: PlainExperts | QuantizedExperts | DequantisingExperts) -> None:
         self.mlp, self.mlp_add_rms_norm = experts.mlp, experts.mlp_add_rms_norm
@@ -270,6 +278,7 @@ class QuantizedWeights:
         self.quantization, self.dtypes = quantization, dtypes
         self.from_floats, self.dequantises, self.kernels = from_floats, dequantises, kernels
         self.unfinished: list[Callable[[], None]] = []
+        self._num_plain = 0
 
     def matrix(self, runtime: Runtime, num_rows: int, num_columns: int) -> Weight:
         """See WeightFactory."""
@@ -294,6 +303,9 @@ class QuantizedWeights:
 
     def finish(self) -> None:
         """Convert the loaded tensors into weights, one after the other. Call it once, after loading."""
+        if self._num_plain:
+            told = "kernels=%s do not compute how %d matrices are stored, which were dequantised as they were loaded"
+            _log.info(told, self.kernels, self._num_plain)
         while self.unfinished:
             self.unfinished.pop(0)()
 
@@ -311,6 +323,12 @@ class QuantizedWeights:
         is_float = self.dtypes.get(f"{name}.weight") in FLOAT_DTYPES
         return None if is_float and not self.from_floats else self.quantization.stores(name)
 
+    def falls_back(self, runtime: Runtime, loading: LoadingMatrix) -> bool:
+        """Whether a matrix that the kernels do not compute becomes plain; see Scheme.else_plain. Counts it."""
+        is_plain = loading.scheme.else_plain and runtime.device.type == "cuda"
+        self._num_plain += is_plain
+        return is_plain
+
     def begin(
         self,
         runtime: Runtime,
@@ -321,7 +339,7 @@ class QuantizedWeights:
     ) -> tuple[LoadingMatrix, bool]:
         """Allocate the matrix of these pieces, and whether the kernels compute it.
 
-        A CPU needs none that do, and neither does a matrix that multiplies by itself.
+        A CPU needs none that do, and neither does a matrix that multiplies by itself, or that may become plain.
 
         Raises: ConfigError if nothing computes it.
         """
@@ -330,7 +348,8 @@ class QuantizedWeights:
         kernels = runtime.kernels
         is_offer = num_experts is None or (activation == "silu" and is_offered(kernels.quantized_expert_mlp))
         is_computed = is_offer and kernels.computes(loading.scheme, *shape)
-        if not is_computed and not loading.scheme.multiplies and runtime.device.type == "cuda":
+        is_needed = not is_computed and not loading.scheme.multiplies and runtime.device.type == "cuda"
+        if is_needed and not loading.scheme.else_plain:
             gate = "" if activation == "silu" else f"quantised experts with a gate of {activation}, which is "
             raise ConfigError(
                 f"kernels={self.kernels} do not compute {gate}what {pieces[0].name} is stored as: {loading.scheme}, "

@@ -71,7 +71,7 @@ def register_quantizations(register: Registrar) -> None:
         "gguf",
         "hookline.plugins.quantizations.gguf:Gguf",
         config=QuantizationConfig,
-        help="GGUF files of llama, qwen2, qwen3, qwen3moe, olmo2 and gemma3, dequantised while they are loaded",
+        help="GGUF files of llama, qwen2, qwen3, qwen3moe, olmo2 and gemma3, in all their types",
         methods=("gguf",),
     )
     readers: dict[str, tuple[tuple[str, ...], str, str]] = {

@@ -1,6 +1,7 @@
 """GGUF files (quant_method gguf): llama.cpp's form of a checkpoint, with metadata, tokenizer and tensors in one file.
 
-All its types of values are dequantised when they are loaded, into the model's dtype. Imports neither torch nor gguf.
+A linear whose values are integers times scales of groups becomes a ScaledMatrix, and others stay blocks as the file has
+them; what kernels on a GPU do not compute of these is dequantised when it is loaded. Imports neither torch nor gguf.
 """
 
 from __future__ import annotations
@@ -30,13 +31,20 @@ class Gguf(Quantization):
 
     def __init__(self, config: Any, form: StoredForm) -> None:
         """See Quantization."""
-        types = (form.stated or {}).get("types")
-        if not isinstance(types, Mapping):
+        stated = form.stated or {}
+        types, linears = stated.get("types"), stated.get("linears")
+        if not isinstance(types, Mapping) or not isinstance(linears, Mapping):
             raise ConfigError(
                 "quantization=gguf reads .gguf files, and this checkpoint is none; leave out quantization="
             )
+        self.kinds = linears
         told = ", ".join(f"{count} {name}" for name, count in types.items())
-        _log.info("the tensors of the GGUF file (%s) are dequantised to the model's dtype as they are loaded", told)
+        what = (
+            "all its tensors are dequantised to the model's dtype as they are loaded"
+            if getattr(config, "dequantize", False)
+            else "its linears stay in few bits, and embeddings are dequantised to the model's dtype"
+        )
+        _log.info("the GGUF file has %s: %s", told, what)
 
     @classmethod
     def open_checkpoint(cls, config: ModelConfig) -> CheckpointSource | None:
@@ -51,9 +59,21 @@ class Gguf(Quantization):
         return GgufCheckpoint(Path(config.checkpoint))
 
     def stores(self, name: str) -> Hashable:
-        """See Quantization: none is kept in few bits."""
-        return None
+        """See Quantization: matrices of several types may be joined."""
+        return "gguf" if name in self.kinds else None
 
     def matrix(self, pieces: Sequence[MatrixPiece], place: MatrixPlace) -> LoadingMatrix:
         """See Quantization."""
-        raise AssertionError(f"{pieces[0].name} is plain, as all linears of a GGUF file are")
+        from hookline.plugins.quantizations.gguf_blocks import EXACT, codes_read, scales_read
+        from hookline.plugins.quantizations.gguf_matrix import BlocksLoading
+        from hookline.plugins.quantizations.loading import ScaledLoading, StoredPart
+
+        kinds = {self.kinds[piece.name] for piece in pieces}
+        if len(kinds) > 1 or not kinds <= EXACT.keys():
+            return BlocksLoading(pieces, place, self.kinds)
+
+        def parts(name: str, num_rows: int, num_columns: int) -> list[StoredPart]:
+            shape = num_rows, num_columns
+            return [StoredPart("weight", "data", shape, codes_read), StoredPart("weight", "scales", shape, scales_read)]
+
+        return ScaledLoading(pieces, place, EXACT[kinds.pop()].scheme, parts)

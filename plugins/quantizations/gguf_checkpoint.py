@@ -1,6 +1,6 @@
 """A GGUF file as a checkpoint: its metadata as a config.json, its tensors under Hugging Face's names, its tokenizer.
 
-Implements hookline.core.contracts.CheckpointSource. Tensors are dequantised by the package gguf when they are read.
+Implements hookline.core.contracts.CheckpointSource. The package gguf dequantises what is read as floats.
 Imports no torch, so that a server's front ends, which want the tokenizer alone, start without it.
 """
 
@@ -26,6 +26,8 @@ from hookline.plugins.quantizations.gguf_header import Header, StoredBlocks, rea
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from hookline.plugins.quantizations.gguf_blocks import StoredMatrix
 
 FLOATS = ("F32", "F16", "BF16")
 UNREAD = ("I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K")
@@ -75,31 +77,45 @@ class GgufCheckpoint:
         config = config_of(self.metadata, self.shapes(), factors)
         types = Counter(one.kind.name for one in self.places.values())
         if any(name not in FLOATS for name in types):
-            config["quantization_config"] = {"quant_method": "gguf", "types": dict(types)}
+            kinds = {
+                name.removesuffix(".weight"): one.kind.name
+                for name, one in self.places.items()
+                if len(one.shape) == 2 and one.kind.name not in FLOATS
+            }
+            config["quantization_config"] = {"quant_method": "gguf", "types": dict(types), "linears": kinds}
         return config
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """See CheckpointSource."""
         return {name: place.shape for name, place in self.places.items()}
 
-    def read(self, name: str) -> Tensor:
-        """See CheckpointSource: in float32, as a Hugging Face checkpoint has it.
+    def read(self, name: str) -> StoredMatrix | Tensor:
+        """See CheckpointSource: as a Hugging Face checkpoint has it; a matrix is read when it is indexed.
 
         Raises: CheckpointError if the file got shorter meanwhile.
         """
         import torch
 
-        family, values = self.metadata.family, torch.from_numpy(self._values(self.places[name]))
+        from hookline.plugins.quantizations.gguf_blocks import StoredMatrix
+
+        place, family = self.places[name], self.metadata.family
+        order = self._order(name, place.shape[0])
+        if len(place.shape) == 2:
+            return StoredMatrix(self._raw(place), place.kind, place.shape[1], order)
+        values = torch.from_numpy(self._values(place))
+        values = values if order is None else values[order]
+        return values.sub_(family.norm_add) if name.rpartition(".")[0].endswith("norm") else values
+
+    def _order(self, name: str, num_rows: int) -> np.ndarray | None:
+        """The stored row of each row of queries and keys, of whose heads the file interleaves the two halves."""
         part = name.rpartition(".")[0].rpartition(".")[2]
-        if family.is_paired and part in ("q_proj", "k_proj"):
-            key = "attention.head_count" if part == "q_proj" else "attention.head_count_kv"
-            num_heads = self.metadata.size(key, self.metadata.size("attention.head_count"))
-            if len(values) % (2 * num_heads):
-                raise CheckpointError(f"{self.path}: the {len(values)} rows of {name} are no {num_heads} heads")
-            # Each head has its first and its second half interleaved.
-            pairs = values.view(num_heads, len(values) // num_heads // 2, 2, *values.shape[1:])
-            return pairs.transpose(1, 2).reshape(values.shape)
-        return values.sub_(family.norm_add) if part.endswith("norm") else values
+        if not self.metadata.family.is_paired or part not in ("q_proj", "k_proj"):
+            return None
+        key = "attention.head_count" if part == "q_proj" else "attention.head_count_kv"
+        num_heads = self.metadata.size(key, self.metadata.size("attention.head_count"))
+        if num_rows % (2 * num_heads):
+            raise CheckpointError(f"{self.path}: the {num_rows} rows of {name} are no {num_heads} heads")
+        return np.arange(num_rows).reshape(num_heads, -1, 2).swapaxes(1, 2).reshape(-1)
 
     def tokenizer(self) -> Any:
         """See CheckpointSource: the tokenizer that transformers builds from the metadata.
@@ -193,22 +209,35 @@ class GgufCheckpoint:
 
     def _values(self, place: Place) -> np.ndarray:
         """The values of a tensor, dequantised, in float32."""
+        return dequantised(self._raw(place), place.kind).reshape(place.shape)
+
+    def _raw(self, place: Place) -> np.ndarray:
+        """The bytes of a tensor's rows, in the file."""
         num_rows, row_bytes = prod(place.shape[:-1]), place.row_bytes
         start = place.stored.start + (place.expert or 0) * num_rows * row_bytes
         try:
-            raw = np.memmap(place.stored.path, np.uint8, "r", start, (num_rows, row_bytes)).view(np.ndarray)
+            return np.memmap(place.stored.path, np.uint8, "r", start, (num_rows, row_bytes)).view(np.ndarray)
         except ValueError as error:
             raise CheckpointError(f"{place.stored.path} is shorter than it was; download or copy it again") from error
-        values = np.empty((num_rows, place.shape[-1]), np.float32)
-        step = max(1, _CHUNK // place.shape[-1])
 
-        def dequantise(first: int) -> None:
-            with np.errstate(all="ignore"):  # NaN and infinity are checked later, in all values at once
-                values[first : first + step] = dequantize(raw[first : first + step], place.kind)
 
-        with ThreadPoolExecutor(_NUM_READERS) as readers:
-            list(readers.map(dequantise, range(0, num_rows, step)))
-        return values.reshape(place.shape)
+def dequantised(raw: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
+    """The values of rows of blocks (rows, bytes), in float32."""
+    block, size = GGML_QUANT_SIZES[kind]
+    num_rows, width = len(raw), raw.shape[1] // size * block
+    values = np.empty((num_rows, width), np.float32)
+    step = max(1, _CHUNK // max(1, width))
+
+    def dequantise(first: int) -> None:
+        with np.errstate(all="ignore"):  # NaN and infinity are checked later, in all values at once
+            values[first : first + step] = dequantize(raw[first : first + step], kind)
+
+    if num_rows <= step:
+        dequantise(0)
+        return values
+    with ThreadPoolExecutor(_NUM_READERS) as readers:
+        list(readers.map(dequantise, range(0, num_rows, step)))
+    return values
 
 
 def _check(name: str, stored: StoredBlocks, file_size: int) -> None:

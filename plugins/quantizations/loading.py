@@ -176,16 +176,17 @@ class ScaledLoading:
         return self.parts(piece.name, *shape)
 
     def _target(self, name: str, given: Sequence[tuple[StoredPart, MatrixPiece]]) -> WeightTarget:
-        part = given[0][0]
-        view = {"scales": self.scales, "zeros": self.zeros, "groups": self.groups}.get(part.role)
-        view = self.data if view is None else view
-        write = self._write_floats if self.place.from_floats else getattr(self, f"_write_{part.role}")
+        by_role = {"data": self.data, "scales": self.scales, "zeros": self.zeros, "groups": self.groups}
+        roles = dict.fromkeys(by_role if self.place.from_floats else [part.role for part, _ in given])
+        first, *more = [view for view in map(by_role.get, roles) if view is not None] or [self.data]
 
         def write_all(whole: Any) -> None:
-            for one, piece in given:
-                write(name, one, piece, whole)
+            for part, piece in given:
+                write = self._write_floats if self.place.from_floats else getattr(self, f"_write_{part.role}")
+                write(name, part, piece, whole)
 
-        return WeightTarget.converted(view, part.shape, write_all, part.dtypes)
+        target = WeightTarget.converted(first, given[0][0].shape, write_all, given[0][0].dtypes)
+        return replace(target, more=tuple(map(WeightTarget, more)))
 
     def _of(self, tensor: Tensor, piece: MatrixPiece) -> Tensor:
         return tensor if piece.expert is None else tensor[piece.expert]

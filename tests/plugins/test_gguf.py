@@ -123,7 +123,7 @@ def test_transformers_own_reader_gives_the_same_weights_and_sizes(config: dict[s
     ours = GgufCheckpoint(tmp_path / "small.gguf")
     assert set(theirs["tensors"]) == set(ours.shapes())
     for name, values in theirs["tensors"].items():
-        assert torch.equal(ours.read(name), values), name
+        assert torch.equal(ours.read(name)[...], values), name
     found = ours.config()
     assert {key: found[key] for key in SIZES if key in theirs["config"]}.items() <= {
         **theirs["config"],
@@ -139,7 +139,7 @@ def test_each_types_values_are_those_that_its_package_gives(kind: str, tmp_path:
     stated = found.config().get("quantization_config", {}).get("types", {})
     assert (kind in stated) is (kind not in ("F16", "BF16"))
     for name, parameter in model.named_parameters():
-        assert torch.equal(found.read(name), parameter), name
+        assert torch.equal(found.read(name)[...], parameter), name
 
 
 def test_a_folder_with_one_file_stands_for_it(small: tuple[Path, Any]) -> None:
@@ -156,19 +156,30 @@ def test_parts_of_a_checkpoint_are_read_as_one(tmp_path: Path) -> None:
     assert "is one of 3 parts of a GGUF checkpoint; give the first" in refusal(tmp_path / "small-00002-of-00003.gguf")
 
 
-def test_what_is_dequantised_is_told_in_one_line(small: tuple[Path, Any], caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({}, "its linears stay in few bits, and embeddings are dequantised to the model's dtype"),
+        (
+            {"quantization": {"dequantize": True}},
+            "all its tensors are dequantised to the model's dtype as they are loaded",
+        ),
+    ],
+)
+def test_what_is_dequantised_is_told_in_one_line(
+    options: dict[str, Any], what: str, small: tuple[Path, Any], caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.INFO, "hookline"):
-        assert answer(small[0], model={"name": "llama"}) == expected(small[1])
+        assert answer(small[0], model={"name": "llama"}, **options) == expected(small[1])
     lines = [line for line in caplog.messages if "dequantised" in line]
-    told = "the tensors of the GGUF file (16 Q8_0, 5 F32) are dequantised to the model's dtype as they are loaded"
-    assert lines == [told]
+    assert lines == [f"the GGUF file has 16 Q8_0, 5 F32: {what}"]
 
 
 def test_another_process_reads_the_same_tensors(small: tuple[Path, Any]) -> None:
     path, model = small
     name = "model.layers.1.self_attn.k_proj.weight"
     again = pickle.loads(pickle.dumps(GgufCheckpoint(path)))
-    assert torch.equal(again.read(name), model.get_parameter(name))
+    assert torch.equal(again.read(name)[...], model.get_parameter(name))
 
 
 def test_a_file_of_floats_is_quantised_while_it_is_loaded_and_a_quantised_one_is_not(
@@ -329,7 +340,7 @@ def test_infinity_among_the_values_is_named(small: tuple[Path, Any], tmp_path: P
     place = GgufCheckpoint(small[0]).places["model.layers.0.mlp.up_proj.weight"]
     struct.pack_into("<e", data, place.stored.start, float("inf"))
     (tmp_path / "other.gguf").write_bytes(data)
-    assert "1 broken tensor: model.layers.0.mlp.up_proj.weight: NaN or infinity" in refusal(tmp_path / "other.gguf")
+    assert "tensor model.layers.0.mlp.up_proj.weight has NaN or infinity" in refusal(tmp_path / "other.gguf")
 
 
 @pytest.mark.parametrize(("size", "words"), [(0, "cannot mmap an empty file"), (3, "does not begin as one")])
@@ -390,7 +401,7 @@ def test_a_file_that_is_cut_off_or_changed_anywhere_is_refused_in_one_line_or_re
             checkpoint.config()
             if number >= len(cut):
                 for name in list(checkpoint.shapes())[:3]:
-                    checkpoint.read(name)
+                    checkpoint.read(name)[...]
         except HooklineError as error:
             assert len(str(error)) < 600 and "\n" not in str(error)
             refused += 1

@@ -1,0 +1,194 @@
+"""GGUF files whose linears stay in few bits: the tokens of the same file dequantised, in the memory of few bits."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize
+from torch import Tensor
+
+from hookline.core.contracts import INT4, INT8, MatrixPiece, Part, QuantizationConfig, ScaledMatrix, StoredForm
+from hookline.core.layers.quantized import QuantizedWeights
+from hookline.core.testing.quantization_suite import QuantizationSuite
+from hookline.core.testing.running import failures
+from hookline.plugins.quantizations.gguf import Gguf
+from hookline.plugins.quantizations.gguf_blocks import EXACT, StoredMatrix
+from hookline.plugins.quantizations.gguf_matrix import BlocksMatrix
+from tests.gguf_files import quantised, write_gguf
+from tests.hf_models import QWEN3_MOE
+from tests.plugins.test_gguf import LLAMA, answer
+from tests.small_models import transformers_model
+
+KINDS = "Q8_0 Q5_0 Q4_0 IQ4_NL IQ4_XS Q4_1 Q5_1 Q2_K Q3_K Q4_K Q5_K Q6_K MXFP4".split()
+WIDE: dict[str, Any] = {
+    **LLAMA,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+}
+"""Sizes of whole blocks of 256, which shards of two ranks cut through."""
+MOE: dict[str, Any] = {**QWEN3_MOE, **WIDE, "model_type": "qwen3_moe", "head_dim": 32, "moe_intermediate_size": 256}
+
+
+class Written(StoredMatrix):
+    """A matrix with the attributes of a tensor that the suite asks for."""
+
+    dtype = torch.uint8
+
+    def is_floating_point(self) -> bool:
+        return False
+
+
+def written(values: Any, kind: str) -> tuple[Written, Tensor]:
+    """A matrix as a file has it, and what it stands for."""
+    code = GGMLQuantizationType[kind]
+    raw = quantised(values, code)
+    return Written(raw, code, values.shape[1]), torch.from_numpy(dequantize(raw, code).astype("float32"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_type_passes_the_suite(kind: str) -> None:
+    class Suite(QuantizationSuite):
+        num_columns = 2 * GGML_QUANT_SIZES[GGMLQuantizationType[kind]][0]
+        tolerance = 1e-7
+
+        def make(self, form: StoredForm) -> Any:
+            linears = {name.removesuffix(".weight"): kind for name in form.dtypes}
+            return Gguf(QuantizationConfig(), StoredForm({"types": {kind: 1}, "linears": linears}, form.dtypes))
+
+        def write(self, values_OD: Tensor) -> Any:
+            stored, meant = written(values_OD.numpy(), kind)
+            return {"weight": stored}, meant
+
+    assert failures(Suite) == []
+
+
+def loaded(kinds: dict[str, str], device: str = "cpu") -> Any:
+    """The matrix of joined linears of these types, each of 8 outputs and 256 inputs, and what they stand for."""
+    torch.manual_seed(0)
+    tensors = {name: written(torch.randn(8, 256).numpy(), kind) for name, kind in kinds.items()}
+    gguf = Gguf(QuantizationConfig(), StoredForm({"types": {}, "linears": kinds}))
+    whole = Part(8, 0, 8), Part(256, 0, 256)
+    pieces = [MatrixPiece(name, 8 * index, *whole) for index, name in enumerate(kinds)]
+    place: Any = SimpleNamespace(num_rows=8 * len(kinds), num_columns=256, num_experts=None, from_floats=False)
+    place.device = torch.device(device)
+    loading = gguf.matrix(pieces, place)
+    for name, target in loading.targets().items():
+        target.fill(tensors[name.removesuffix(".weight")][0])
+    return loading.loaded(), torch.cat([meant for _, meant in tensors.values()])
+
+
+@pytest.mark.parametrize("kind", EXACT)
+def test_values_that_are_integers_times_scales_become_those_and_equal_the_packages_bit_by_bit(kind: str) -> None:
+    matrix, meant = loaded({"q": kind, "k": kind})
+    assert isinstance(matrix, ScaledMatrix) and matrix.scheme.values == (INT4 if kind == "Q4_0" else INT8)
+    assert torch.equal(matrix.dequantised(torch.float32), meant)
+
+
+def test_joined_linears_of_several_types_stay_as_they_are_stored() -> None:
+    matrix, meant = loaded({"q": "Q4_K", "k": "Q4_K", "v": "Q6_K"})
+    assert isinstance(matrix, BlocksMatrix)
+    assert sum(part.raw.nbytes for part in matrix.parts) == 8 * (2 * 144 + 210)
+    assert torch.equal(matrix.dequantised(torch.float32), meant)
+
+
+def test_a_scale_of_zero_stands_for_zeros() -> None:
+    for kind in EXACT:
+        stored, _ = written(torch.randn(8, 256).numpy(), kind)
+        stored.raw_OB[3, :2] = 0  # the scale of the row's first block
+        gguf = Gguf(QuantizationConfig(), StoredForm({"types": {}, "linears": {"q": kind}}))
+        place: Any = SimpleNamespace(num_rows=8, num_columns=256, num_experts=None, from_floats=False)
+        place.device = torch.device("cpu")
+        loading = gguf.matrix([MatrixPiece("q", 0, Part(8, 0, 8), Part(256, 0, 256))], place)
+        loading.targets()["q.weight"].fill(stored)
+        assert torch.equal(loading.loaded().dequantised(torch.float32), stored[...])
+
+
+def medium(stored: str) -> str:
+    """The types of llama.cpp's Q4_K_M, in which values and what follows a gate have more bits."""
+    if "attn_v" in stored or "ffn_down" in stored or "output" in stored:
+        return "Q6_K"
+    return "F32" if "ffn_gate_inp" in stored else "Q4_K"
+
+
+def types_of_a_small_file(stored: str) -> str:
+    """Types of which some have schemes that kernels compute."""
+    return {"attn_q": "Q8_0", "attn_k": "Q4_0", "ffn_gate": "Q4_0", "ffn_up": "Q4_0"}.get(stored.split(".")[-2], "Q5_0")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ranks_are_forked")
+@pytest.mark.parametrize("kind", [*KINDS, medium, types_of_a_small_file])
+def test_the_tokens_are_those_of_the_dequantised_file_on_any_number_of_ranks(kind: Any, tmp_path: Path) -> None:
+    path = tmp_path / "wide.gguf"
+    write_gguf(transformers_model(WIDE), path, kind)
+    wanted = answer(path, quantization={"dequantize": True})
+    assert answer(path) == answer(path, tp=2) == answer(path, model="transformers") == wanted
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ranks_are_forked")
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_K", medium])
+def test_experts_in_few_bits_give_the_tokens_of_the_dequantised_file(kind: Any, tmp_path: Path) -> None:
+    path = tmp_path / "moe.gguf"
+    write_gguf(transformers_model(MOE), path, kind)
+    wanted = answer(path, quantization={"dequantize": True})
+    assert answer(path) == answer(path, tp=2) == wanted
+
+
+def test_the_start_says_the_memory_of_the_weights_which_few_bits_take_less_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_gguf(transformers_model(WIDE), tmp_path / "wide.gguf", medium)
+    taken = []
+    with caplog.at_level(logging.INFO, "hookline"):
+        for dequantize in (True, False):
+            answer(tmp_path / "wide.gguf", quantization={"dequantize": dequantize})
+            found = [re.search(r"weights take ([\d.e+-]+) GB", line) for line in caplog.messages]
+            (said,) = [one for one in found if one]
+            taken.append(float(said[1]))
+            caplog.clear()
+    plain, few = taken
+    assert few < 0.3 * plain
+
+
+def test_what_the_kernels_of_a_gpu_do_not_compute_becomes_plain_and_is_told_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = {"a": "Q8_0", "b": "Q4_K", "experts": "Q6_K", "more": "Q6_K"}
+    gguf = Gguf(QuantizationConfig(), StoredForm({"types": {}, "linears": kinds}))
+    runtime: Any = SimpleNamespace(
+        kernels=SimpleNamespace(
+            computes=lambda scheme, *shape: scheme.values == INT8,
+            quantized_expert_mlp=lambda: None,
+            expert_mlp=lambda: None,
+        ),
+        device=SimpleNamespace(type="cuda"),
+        dtype=torch.float32,
+        ranks=SimpleNamespace(size=1),
+    )
+    factory = QuantizedWeights(gguf, {}, from_floats=False, dequantises=False, kernels="fake")
+    for name in ("zeros", "empty"):  # there is no GPU
+        make = getattr(torch, name)
+        monkeypatch.setattr(torch, name, lambda *shape, make=make, **given: make(*shape, dtype=given["dtype"]))
+    whole = Part(8, 0, 8), Part(256, 0, 256)
+    kept, plain = (factory.matrix(runtime, 8, 256).targets([MatrixPiece(name, 0, *whole)]) for name in "ab")
+    experts = factory.experts(runtime, 1, 256, 4)
+    down = Part(256, 0, 256), Part(4, 0, 4)
+    moved = experts.targets([MatrixPiece("experts", 0, *whole, 0)], [MatrixPiece("more", 0, *down, 0)])
+    assert kept["a.weight"].write is not None
+    assert plain["b.weight"].write is None and {one.write for one in moved.values()} == {None}
+    with caplog.at_level(logging.INFO, "hookline"):
+        factory.unfinished.clear()
+        factory.finish()
+    assert [line for line in caplog.messages if "dequantised as they were loaded" in line] == [
+        "kernels=fake do not compute how 2 matrices are stored, which were dequantised as they were loaded"
+    ]
