@@ -370,11 +370,6 @@ class SamplingParams:
         """The search automaton of `stop`; the first access takes 2 us a character."""
         return StopStrings(self.stop)
 
-    @property
-    def is_scored(self) -> bool:
-        """Whether log-probabilities are asked for."""
-        return self.logprobs is not None or self.prompt_logprobs is not None
-
     def num_tokens_in(self, room: int) -> int:
         """Most tokens to generate if there is room for `room` tokens."""
         return room if self.max_tokens is None else min(self.max_tokens, room)

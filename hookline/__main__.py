@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"hookline: error: no command '{first}'.{hint} Commands: {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
     command = given.pop(0) if first in COMMANDS else "run"
-    exit_code: int = import_module(f"hookline.core.{command}").main(given)
+    exit_code: int = import_module(f"hookline.core.{command}.command").main(given)
     return exit_code
 
 

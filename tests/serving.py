@@ -23,7 +23,7 @@ import httpx
 ROOT = Path(__file__).parents[1]
 START_S = 200.0
 MOCK = "from hookline.core.testing.serving import main; main()"
-REAL = "import sys; from hookline.core.serve import main; sys.exit(main())"
+REAL = "import sys; from hookline.core.serve.command import main; sys.exit(main())"
 
 
 @dataclass

@@ -265,8 +265,8 @@ def test_loading_all_plugins_imports_no_torch() -> None:
     )
 
 
-def test_the_entry_point_imports_the_standard_library_alone() -> None:
-    assert_bare("import hookline.core.run", "omegaconf", "hydra", "pluggy", "numpy")
+def test_the_entry_point_of_a_run_imports_no_library() -> None:
+    assert_bare("import hookline.core.run.command", "omegaconf", "hydra", "pluggy", "numpy")
 
 
 def test_the_package_of_every_command_imports_the_standard_library_alone() -> None:
@@ -282,7 +282,7 @@ def test_the_package_of_every_command_imports_the_standard_library_alone() -> No
 def test_reading_the_command_line_imports_no_numpy() -> None:
     """A mistake in an argument is answered before anything large is imported."""
     assert_bare(
-        "from hookline.core.run import main\nassert main(['sampling.top_kk=1', 'prompt=x']) == 2\n"
+        "from hookline.core.run.command import main\nassert main(['sampling.top_kk=1', 'prompt=x']) == 2\n"
         "try: main(['--help'])\nexcept SystemExit: pass",
         "numpy",
     )
@@ -291,7 +291,7 @@ def test_reading_the_command_line_imports_no_numpy() -> None:
 @pytest.mark.slow
 def test_listing_what_is_installed_imports_nothing_large() -> None:
     assert_bare(
-        "from hookline.core.info import main\nassert main([]) == 0", "transformers", "hydra", "numpy", "asyncio"
+        "from hookline.core.info.command import main\nassert main([]) == 0", "transformers", "hydra", "numpy", "asyncio"
     )
 
 
@@ -299,8 +299,8 @@ def test_listing_what_is_installed_imports_nothing_large() -> None:
 def test_text_in_and_out_of_an_engine_imports_no_transformers() -> None:
     """Its import was a fifth of a start of the bundled checkpoint."""
     code = (
-        "import sys\nfrom hookline.core.run import main\nassert main(['prompt=x', 'sampling.max_tokens=2']) == 0\n"
-        "assert 'transformers' not in sys.modules"
+        "import sys\nfrom hookline.core.run.command import main\n"
+        "assert main(['prompt=x', 'sampling.max_tokens=2']) == 0\nassert 'transformers' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=240)
     assert done.returncode == 0, done.stderr

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from hookline import LLM, SamplingParams
-from hookline.core.bench import main as bench
+from hookline.core.bench.command import main as bench
 from hookline.core.bench.metrics import cost_lines, extension_costs
 from hookline.core.contracts import API_VERSION as CURRENT
 from hookline.core.contracts import ExtensionCost, Needs, StepExtension, hookimpl

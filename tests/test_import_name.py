@@ -157,7 +157,7 @@ import importlib, sys
 before = list(sys.meta_path)
 import core
 for command in core.COMMANDS:
-    twin = importlib.import_module(f"hookline.core.{command}")
+    twin = importlib.import_module(f"hookline.core.{command}.command")
     assert importlib.import_module(f"core.{command}").main is twin.main, command
 from core import LLM
 known = {f"core.{command}" for command in core.COMMANDS}

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hookline.core.config import hydra_options
 from hookline.core.config.hydra_errors import explain
-from hookline.core.config.hydra_options import let_join_ray
 from hookline.core.plugin.host import PluginHost
 from hookline.core.simulate.command import main as simulate
+from hookline.core.sweep import hydra_settings
+from hookline.core.sweep.hydra_settings import let_join_ray
 from hookline.core.sweep.results import read_results
 from tests.ray_folder import cluster_of, ray_folder
 
@@ -158,7 +158,7 @@ def test_a_studys_storage_that_cannot_be_opened_is_one_line(storage, shown, caus
     ],
 )
 def test_a_cluster_that_runs_is_not_asked_for_memory_which_it_would_refuse(more, is_told, monkeypatch):
-    monkeypatch.setattr(hydra_options, "cluster_address", lambda asker: None)
+    monkeypatch.setattr(hydra_settings, "cluster_address", lambda asker: None)
     told = let_join_ray(["hydra/launcher=ray", *more])
     assert told[1 + len(more) :] == ["+hydra.launcher.ray.init.object_store_memory=null"] * is_told
     assert let_join_ray(["tp=1,2", *more]) == ["tp=1,2", *more]

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hookline import LLM, SamplingParams
-from hookline.core.quantize import main
+from hookline.core.quantize.command import main
 from tests.hf_models import make_qwen3, make_qwen3_moe
 from tests.transformers_cases import CASES, make_checkpoint
 

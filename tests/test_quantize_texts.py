@@ -19,8 +19,8 @@ from hookline import LLM, SamplingParams
 from hookline.core.config.settings import validate
 from hookline.core.contracts import StoredForm
 from hookline.core.plugin.host import PluginHost
-from hookline.core.quantize import main
 from hookline.core.quantize.calibration import passes, reading, recording
+from hookline.core.quantize.command import main
 from hookline.core.quantize.recording import Moments
 from hookline.plugins.quantizations import RoundedInt4Config
 from hookline.plugins.quantizations.on_the_fly import RoundedInt4

@@ -4,12 +4,3 @@ INPUT may be a folder of such files and of parquet, which is answered here or on
 the endpoints of `hookline serve` in this process, so that a row gets the answer of a server. Exit codes: 0 every row is
 answered; 2 some are not, each with its reason in the output, or a user's error.
 """
-
-from collections.abc import Sequence
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code."""
-    from hookline.core.batch.command import main
-
-    return main(arguments)

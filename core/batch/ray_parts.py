@@ -6,6 +6,7 @@ A part that was written before its actor died is not answered again; an unfinish
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -21,7 +22,7 @@ from hookline.core.data.generate import leave, ranks_gpus
 from hookline.core.errors import ConfigError, EngineError, clipped
 from hookline.core.plugin.environment import check_here, environment
 from hookline.core.plugin.host import PluginHost
-from hookline.core.util.ray_cluster import connected_ray, last_line, node_here, warn_if_none_fits
+from hookline.core.util.ray_cluster import connected_ray, last_line, node_here
 
 ASKER = "batch.executor=ray"
 """The name of this feature in errors about a missing Ray."""
@@ -29,6 +30,7 @@ MAX_CAUSE = 600
 """Most characters of Ray's message when it gives up."""
 MAX_DEATHS = 4
 """Most engines that may die over one part: a row that kills every engine must not be retried without end."""
+logger = logging.getLogger("hookline")
 
 
 class PartWorker:
@@ -140,6 +142,16 @@ def answered_on_ray(
             yield Part(**done["part"]), Tally(**done["tally"])
     except RayError as error:
         raise EngineError(f"Ray gave up: {cause_of(str(error))}") from error
+
+
+def warn_if_none_fits(ray: Any, asker: str, num_cpus: float, num_gpus: float) -> None:
+    """Log a warning if no node of the cluster is large enough for one actor; it waits, since more nodes may come."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    sizes = [(node.get("CPU", 0), node.get("GPU", 0)) for node in nodes]
+    if not any(cpus >= num_cpus and gpus >= num_gpus for cpus, gpus in sizes):
+        there = "; ".join(f"{cpus:g} and {gpus:g}" for cpus, gpus in sorted(set(sizes), reverse=True))
+        wanted = f"an engine takes {num_cpus:g} CPUs and {num_gpus:g} GPUs of one node"
+        logger.warning("%s waits: %s, and the nodes of this Ray cluster have %s", asker, wanted, there)
 
 
 def cause_of(told: str) -> str:

@@ -107,8 +107,8 @@ def execute(tree: Mapping[str, Any], host: PluginHost, measure_: Measure | None 
     """
     from hookline.core.bench.files import make_records_folder, write_recording
     from hookline.core.sweep.job_status import failure
-    from hookline.core.sweep.results import append_line
-    from hookline.core.util.files import check_appendable, path_of
+    from hookline.core.sweep.results import append_line, check_appendable
+    from hookline.core.util.files import path_of
 
     result, records = (None if tree.get(key) is None else path_of(tree[key]) for key in ("result", "records"))
     if records is not None:

@@ -3,12 +3,3 @@
 Bare at import, since child processes import it again. Answers alone go to standard output. Exit codes: 0 done; 2 a
 user's error or a refused message; 130 interrupted.
 """
-
-from collections.abc import Sequence
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code."""
-    from hookline.core.chat.command import main
-
-    return main(arguments)

@@ -2,7 +2,7 @@
 
 import sys
 
-from hookline.core.batch import main
+from hookline.core.batch.command import main
 
 if __name__ == "__main__":
     sys.exit(main())

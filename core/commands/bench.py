@@ -2,7 +2,7 @@
 
 import sys
 
-from hookline.core.bench import main
+from hookline.core.bench.command import main
 
 if __name__ == "__main__":
     sys.exit(main())

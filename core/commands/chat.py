@@ -2,7 +2,7 @@
 
 import sys
 
-from hookline.core.chat import main
+from hookline.core.chat.command import main
 
 if __name__ == "__main__":
     sys.exit(main())

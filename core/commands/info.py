@@ -2,7 +2,7 @@
 
 import sys
 
-from hookline.core.info import main
+from hookline.core.info.command import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,7 +2,7 @@
 
 import sys
 
-from hookline.core.new import main
+from hookline.core.new.command import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,7 +2,7 @@
 
 import sys
 
-from hookline.core.quantize import main
+from hookline.core.quantize.command import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,7 +2,7 @@
 
 import sys
 
-from hookline.core.report import main
+from hookline.core.report.command import main
 
 if __name__ == "__main__":
     sys.exit(main())

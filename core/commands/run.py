@@ -2,7 +2,7 @@
 
 import sys
 
-from hookline.core.run import main
+from hookline.core.run.command import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,7 +2,7 @@
 
 import sys
 
-from hookline.core.serve import main
+from hookline.core.serve.command import main
 
 if __name__ == "__main__":
     sys.exit(main())

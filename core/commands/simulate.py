@@ -2,7 +2,7 @@
 
 import sys
 
-from hookline.core.simulate import main
+from hookline.core.simulate.command import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,7 +2,7 @@
 
 import sys
 
-from hookline.core.warm import main
+from hookline.core.warm.command import main
 
 if __name__ == "__main__":
     sys.exit(main())

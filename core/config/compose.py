@@ -23,7 +23,6 @@ from hookline.core.config.hydra_options import (
     add_free_keys,
     as_typed,
     is_raw,
-    let_join_ray,
     named_in_mapping,
     quote_raw_values,
     search_path_overrides,
@@ -88,7 +87,7 @@ def compose(
     store_keys(keys)
     raw = tuple(argument for argument in arguments if is_raw(argument))
     found: list[ComposedJob] = []
-    readable = let_join_ray(add_free_keys(quote_raw_values(arguments)))
+    readable = add_free_keys(quote_raw_values(arguments))
     with _argv(search_path_overrides(readable, host.config_packages)):
         try:
             _run_hydra(config_name, _Task(raw, _config_dir(), run_job or found.append))

@@ -11,7 +11,6 @@ from hookline.core.config.schema import plain_defaults
 from hookline.core.contracts import ModelConfig, QuantizationConfig
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.registry import AUTO, CHOSEN_KINDS, EXTENSION_KINDS, KINDS, MODEL, QUANTIZATION
-from hookline.core.util.ray_cluster import cluster_address
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -82,11 +81,6 @@ def quoted(argument: str) -> str:
     return f"{key}='{inside}'"
 
 
-_RAY_LAUNCHER = "hydra/launcher=ray"
-_RAY_ADDRESS = "hydra.launcher.ray.init.address"
-_RAY_MEMORY = "hydra.launcher.ray.init.object_store_memory"
-
-
 def add_free_keys(arguments: Sequence[str]) -> list[str]:
     """The arguments with keys below _FREE written as additions, because Hydra refuses keys that it does not know.
 
@@ -94,47 +88,6 @@ def add_free_keys(arguments: Sequence[str]) -> list[str]:
     checked by the server.
     """
     return [f"++{argument}" if argument.startswith(_FREE) else argument for argument in arguments]
-
-
-def let_join_ray(arguments: Sequence[str]) -> list[str]:
-    """The arguments with two more for Hydra's Ray launcher.
-
-    The first is for when it must start a cluster because the last one on this machine is gone. The second removes its
-    request for memory when it joins a cluster, because Ray refuses such a request for a running cluster.
-    Raises: ConfigError if the cluster of RAY_ADDRESS does not answer.
-    """
-    told = list(arguments)
-    if _RAY_LAUNCHER not in told:
-        return told
-    if not any(one.startswith(f"{_RAY_ADDRESS}=") for one in told) and (address := cluster_address(_RAY_LAUNCHER)):
-        told.append(f"{_RAY_ADDRESS}={address}")
-    if any(_RAY_MEMORY in one or one == f"{_RAY_ADDRESS}=local" for one in told):
-        return told
-    return [*told, f"+{_RAY_MEMORY}=null"]
-
-
-def keys_of_each_job(arguments: Sequence[str], groups: Sequence[str]) -> list[str]:
-    """The arguments of a sweep in which keys below a swept choice are written as a sweep over one value.
-
-    Hydra first composes what all jobs share. At that point only the default option is chosen, which may not have the
-    key; a swept key is set in each job.
-    """
-    told = list(arguments)
-    swept = [one for one in told if is_swept(one) and one.lstrip("+").partition("=")[0].split("@")[0] in groups]
-    if not swept and not any(one.lstrip("+").startswith("hydra.sweeper.params") for one in told):
-        return told
-    return [_as_choice(one) if one.lstrip("+").partition(".")[0] in groups else one for one in told]
-
-
-def _as_choice(argument: str) -> str:
-    key, _, value = argument.partition("=")
-    is_left = not value or key.startswith("~") or is_raw(argument) or is_swept(argument)
-    return argument if is_left else f"{key}=choice({value})"
-
-
-def is_swept(argument: str) -> bool:
-    """Whether an argument gives a key several values. False for what Hydra cannot read, which Hydra reports itself."""
-    return "=" in argument and (override := parsed(argument)) is not None and override.is_sweep_override()
 
 
 def named_in_mapping(argument: str) -> str | None:

@@ -3,12 +3,3 @@
 Reads the plugin host and the presets; imports no target, no torch and no Hydra, so it answers at once and works where
 nothing can run. `hookline.core.info.layout` lays the facts out.
 """
-
-from collections.abc import Sequence
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code."""
-    from hookline.core.info.command import main
-
-    return main(arguments)

@@ -4,12 +4,3 @@ Bare at import, since child processes import it again: no torch, no Hydra, nothi
 results go to standard output. Exit codes: 0 done; 2 a user's error or a refused request, one line each on standard
 error; 1 a failed job of a sweep; 130 interrupted.
 """
-
-from collections.abc import Sequence
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code."""
-    from hookline.core.run.command import main
-
-    return main(arguments)

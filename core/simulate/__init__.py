@@ -3,12 +3,3 @@
 The same command line, sweeps, figures and result lines as `hookline bench`, and the same scheduler, block pool and
 engine; only time is modelled. docs/simulation.md explains the cost models. Bare at import, and never imports torch.
 """
-
-from collections.abc import Sequence
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code."""
-    from hookline.core.simulate.command import main
-
-    return main(arguments)

@@ -1,7 +1,7 @@
 """Checks the hydra.* keys of a sweep: values that its sweeper or launcher cannot use are refused by their keys' names.
 
-Knows the keys of the study and of joblib, the sweep's folder, and how submitit starts jobs. Values of a wrong type are
-left to Hydra, which names the key itself.
+Knows the keys of the study and of joblib, the sweep's folder, and how submitit and Ray start jobs. Values of a wrong
+type are left to Hydra, which names the key itself.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from itertools import islice, product
 from pathlib import Path
 
 from hookline.core.cli.command import is_sweep
-from hookline.core.config.hydra_options import is_raw, is_swept
+from hookline.core.config.hydra_options import is_raw, parsed
 from hookline.core.errors import ConfigError
+from hookline.core.util.ray_cluster import cluster_address
 
 FOLDER, STORAGE, DIRECTION = "hydra.sweep.dir", "hydra.sweeper.storage", "hydra.sweeper.direction"
 DIRECTIONS = ("minimize", "maximize")
@@ -34,6 +35,9 @@ _NUMBERS: dict[str, tuple[Callable[[float], bool], str]] = {
     "hydra.launcher.n_jobs": (lambda value: value != 0, "must be at least 1, or -1: as many as there are cores"),
 }
 _STDLIB = Path(os.__file__).parent
+_RAY_LAUNCHER = "hydra/launcher=ray"
+_RAY_ADDRESS = "hydra.launcher.ray.init.address"
+_RAY_MEMORY = "hydra.launcher.ray.init.object_store_memory"
 _SUBMITIT, _SETUP = "hydra/launcher=submitit_local", "hydra.launcher.setup"
 
 
@@ -143,6 +147,47 @@ def each_choice(arguments: Sequence[str], groups: Sequence[str]) -> list[list[st
             found = [f"{override.get_key_element()}={one}" for one in override.sweep_string_iterator()]
             values.append(found if _plain(argument).partition("=")[0] in groups else found[:1])
     return [list(one) for one in islice(product(*values), MAX_CHECKED)]
+
+
+def keys_of_each_job(arguments: Sequence[str], groups: Sequence[str]) -> list[str]:
+    """The arguments of a sweep in which keys below a swept choice are written as a sweep over one value.
+
+    Hydra first composes what all jobs share. At that point only the default option is chosen, which may not have the
+    key; a swept key is set in each job.
+    """
+    told = list(arguments)
+    swept = [one for one in told if is_swept(one) and one.lstrip("+").partition("=")[0].split("@")[0] in groups]
+    if not swept and not any(one.lstrip("+").startswith("hydra.sweeper.params") for one in told):
+        return told
+    return [_as_choice(one) if one.lstrip("+").partition(".")[0] in groups else one for one in told]
+
+
+def _as_choice(argument: str) -> str:
+    key, _, value = argument.partition("=")
+    is_left = not value or key.startswith("~") or is_raw(argument) or is_swept(argument)
+    return argument if is_left else f"{key}=choice({value})"
+
+
+def is_swept(argument: str) -> bool:
+    """Whether an argument gives a key several values. False for what Hydra cannot read, which Hydra reports itself."""
+    return "=" in argument and (override := parsed(argument)) is not None and override.is_sweep_override()
+
+
+def let_join_ray(arguments: Sequence[str]) -> list[str]:
+    """The arguments with two more for Hydra's Ray launcher.
+
+    The first is for when it must start a cluster because the last one on this machine is gone. The second removes its
+    request for memory when it joins a cluster, because Ray refuses such a request for a running cluster.
+    Raises: ConfigError if the cluster of RAY_ADDRESS does not answer.
+    """
+    told = list(arguments)
+    if _RAY_LAUNCHER not in told:
+        return told
+    if not any(one.startswith(f"{_RAY_ADDRESS}=") for one in told) and (address := cluster_address(_RAY_LAUNCHER)):
+        told.append(f"{_RAY_ADDRESS}={address}")
+    if any(_RAY_MEMORY in one or one == f"{_RAY_ADDRESS}=local" for one in told):
+        return told
+    return [*told, f"+{_RAY_MEMORY}=null"]
 
 
 def explain(error: Exception, arguments: Sequence[str]) -> ConfigError | None:

@@ -20,6 +20,20 @@ RESULTS = "results.jsonl"
 _OF_A_JOB = frozenset(("job", "key", "folder", "overrides", "status"))
 
 
+def check_appendable(path: Path, key: str) -> None:
+    """Find out whether lines can be added to a file, which need not exist yet.
+
+    Raises: ConfigError naming the key.
+    """
+    try:
+        is_new = not path.exists()
+        os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666))
+        if is_new:
+            path.unlink()
+    except OSError as error:
+        raise ConfigError(f"{key}={path} cannot be written: {error.strerror or error}") from error
+
+
 def append_line(path: Path, record: Mapping[str, Any]) -> None:
     """Add a record to a file of JSON lines, in one write, so that jobs running side by side do not mix theirs.
 

@@ -20,7 +20,6 @@ from typing import Any
 from hookline.core.cli.output import say
 from hookline.core.cli.stdin import SOURCES, piped_text
 from hookline.core.config.compose import CHOICES, ComposedJob, compose
-from hookline.core.config.hydra_options import keys_of_each_job
 from hookline.core.config.job_folder import JOB_FOLDER
 from hookline.core.errors import ConfigError
 from hookline.core.plugin.host import PluginHost
@@ -30,6 +29,8 @@ from hookline.core.sweep.hydra_settings import (
     each_choice,
     explain,
     is_study,
+    keys_of_each_job,
+    let_join_ray,
     quiet_controllers,
 )
 from hookline.core.sweep.job_process import run_child
@@ -108,7 +109,7 @@ class Sweep:
         if self.command in BENCHES:
             arguments += [f"records={folder.resolve()}", "job_timeout_s=null"]
         say(f"job {job.number}: {' '.join(job.overrides) or '(defaults)'}")
-        command = python_command(f"hookline.core.{self.command}:main", *arguments)
+        command = python_command(f"hookline.core.{self.command}.command:main", *arguments)
         started = time.monotonic()
         timeout_s = job.tree.get("job_timeout_s")
         if timeout_s is None or (isinstance(timeout_s, int | float) and timeout_s > 0):
@@ -146,7 +147,7 @@ def run_sweep(arguments: Sequence[str], host: PluginHost, keys: type, command: s
         sweep = Sweep(command, _file_name(arguments, command), text, notes, os.getcwd(), host.for_children())
         own = [argument for argument in arguments if not argument.startswith(f"{_result_key(command)}=")]
         try:
-            compose(quiet_controllers(keys_of_each_job(own, CHOICES)), host, keys, config_name, sweep)
+            compose(quiet_controllers(let_join_ray(keys_of_each_job(own, CHOICES))), host, keys, config_name, sweep)
         except Exception as error:
             explained = explain(error, own)
             if explained is None:

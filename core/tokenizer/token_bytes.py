@@ -13,6 +13,7 @@ from typing import Any
 from hookline.core.contracts import GrammarVocabulary
 from hookline.core.errors import RequestError
 from hookline.core.tokenizer.codec import Codec
+from hookline.core.tokenizer.token_spelling import byte_values
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE = "▁"
@@ -56,14 +57,5 @@ def _from_pieces(name: str) -> bytes:
 
 
 def _byte_level(name: str) -> bytes:
-    return bytes(_BYTES.get(character, 0) for character in name)
-
-
-def _byte_characters() -> dict[str, int]:
-    """GPT-2's printable character of each byte."""
-    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in plain]
-    return {chr(byte): byte for byte in plain} | {chr(256 + place): byte for place, byte in enumerate(others)}
-
-
-_BYTES = _byte_characters()
+    values = byte_values()
+    return bytes(values.get(character, 0) for character in name)

@@ -57,20 +57,6 @@ def check_writable(path: Path, key: str) -> None:
         raise ConfigError(f"{key}={path} cannot be written: {error.strerror or error}") from error
 
 
-def check_appendable(path: Path, key: str) -> None:
-    """Find out whether lines can be added to a file, which need not exist yet.
-
-    Raises: ConfigError naming the key.
-    """
-    try:
-        is_new = not path.exists()
-        os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666))
-        if is_new:
-            path.unlink()
-    except OSError as error:
-        raise ConfigError(f"{key}={path} cannot be written: {error.strerror or error}") from error
-
-
 def write_whole(path: Path, pieces: Iterable[str | bytes], key: str) -> None:
     """Write a file, text as UTF-8; an existing file is replaced once the new one is complete.
 

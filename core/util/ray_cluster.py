@@ -136,16 +136,6 @@ def node_here() -> str:
     return address
 
 
-def warn_if_none_fits(ray: Any, asker: str, num_cpus: float, num_gpus: float) -> None:
-    """Log a warning if no node of the cluster is large enough for one actor; it waits, since more nodes may come."""
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    sizes = [(node.get("CPU", 0), node.get("GPU", 0)) for node in nodes]
-    if not any(cpus >= num_cpus and gpus >= num_gpus for cpus, gpus in sizes):
-        there = "; ".join(f"{cpus:g} and {gpus:g}" for cpus, gpus in sorted(set(sizes), reverse=True))
-        wanted = f"an engine takes {num_cpus:g} CPUs and {num_gpus:g} GPUs of one node"
-        logger.warning("%s waits: %s, and the nodes of this Ray cluster have %s", asker, wanted, there)
-
-
 def within(seconds: float, call: Callable[[], T]) -> T:
     """The result of a call, which runs in a thread and goes on there after the time limit.
 

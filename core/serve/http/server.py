@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
-from hookline.core.serve.futures import first_of
 from hookline.core.serve.http.protocol import limited
 from hookline.core.serve.http.stopping import Stopping
 from hookline.core.serve.http.tls import CertificateWatch
@@ -94,7 +93,7 @@ async def serve_http(
     for one in sockets:
         one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # see http.sockets
     running = asyncio.ensure_future(server.serve(list(sockets)))
-    await first_of(running, stopping.drain_s)
+    await asyncio.wait((running, stopping.drain_s), return_when=asyncio.FIRST_COMPLETED)
     if not running.done():
         served.gate.drain()
         if (num_open := served.gate.num_open) and stopping.drain_s.result():

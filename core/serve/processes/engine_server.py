@@ -137,7 +137,7 @@ class EngineServer(EngineDriver[Name, Submit]):
                 for _ in range(message.count):
                     self._engine.refuse((), self._full())
             case AskMetrics():
-                self._outbox(name).post(Metrics(message.number, self._metrics()))
+                self._outbox(name).post(Metrics(message.number, metrics_of(self._llm.observers)))
             case Hello():
                 self._outbox(name)
                 self._report()
@@ -159,9 +159,6 @@ class EngineServer(EngineDriver[Name, Submit]):
         except zmq.ZMQError as error:
             raise LookupError(f"front end {name.decode()} is gone") from error
         return True
-
-    def _metrics(self) -> str:
-        return metrics_of(self._llm.observers)
 
     def _report(self) -> None:
         engine, rates = self._engine, self._throughput.rates()

@@ -11,7 +11,6 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from hookline.core.cli.logs import logging_to_stderr
-from hookline.core.serve.futures import first_of
 from hookline.core.serve.processes.parent import Parent
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ class _FrontEnd:
         self._parent.follow(self._obey)
         host = PluginHost.load()
         import_ahead(self._settings, host)
-        await first_of(self._facts, self._stopping.drain_s)
+        await asyncio.wait((self._facts, self._stopping.drain_s), return_when=asyncio.FIRST_COMPLETED)
         if self._stopping.drain_s.done():
             return 0
         client = self._make_client(self._facts.result(), host)

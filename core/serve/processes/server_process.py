@@ -13,7 +13,6 @@ from typing import Any
 
 from hookline.core.errors import HooklineError
 from hookline.core.executor.messages import JsonLines, send_message
-from hookline.core.serve.futures import first_of
 from hookline.core.serve.processes.parent import SUPERVISOR
 from hookline.core.util.child_python import python_command
 from hookline.core.util.process import ending_of, is_stopped
@@ -105,7 +104,7 @@ class ServerProcess:
 
         Raises: StartError if it ended instead.
         """
-        await first_of(self.ready, self.ended)
+        await asyncio.wait((self.ready, self.ended), return_when=asyncio.FIRST_COMPLETED)
         if not self.ready.done():
             raise StartError(self.reason or f"{what} {self.how_it_ended()} while starting")
         return self.ready.result()

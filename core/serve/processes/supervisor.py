@@ -18,7 +18,6 @@ from typing import Any
 import zmq
 
 from hookline.core.serve.engine_metrics import SHARED
-from hookline.core.serve.futures import first_of
 from hookline.core.serve.http.stopping import tell_of_signal
 from hookline.core.serve.processes.engine_replica import CLOSE_S, EngineReplica
 from hookline.core.serve.processes.messages import Gone
@@ -81,7 +80,7 @@ class Supervisor:
                 watches += [asyncio.ensure_future(self._watch_replica(replica)) for replica in self._replicas]
                 watches += [asyncio.ensure_future(self._watch_front(index)) for index in self._fronts]
                 stopped = asyncio.ensure_future(self._stopping.wait())
-                await first_of(stopped, *watches)
+                await asyncio.wait((stopped, *watches), return_when=asyncio.FIRST_COMPLETED)
                 for watch in watches:
                     if watch.done():
                         watch.result()  # raises: a watch ends only by an error that ends the server
@@ -101,7 +100,7 @@ class Supervisor:
     async def _unless_stopped(self, work: Any) -> Any:
         """The result of some work; None if the server is told to stop before."""
         task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(self._stopping.wait())
-        await first_of(task, stopped)
+        await asyncio.wait((task, stopped), return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
         if task.done():
             return task.result()

@@ -170,10 +170,10 @@ getattr(import_module("hookline.core." + module), function)(arguments if functio
 @pytest.mark.parametrize(
     "start",
     [
-        "run main",
-        "bench main workload=smoke",
-        "batch main input.jsonl output.jsonl",
-        "serve main serve.processes=0 serve.port=0",
+        "run.command main",
+        "bench.command main workload=smoke",
+        "batch.command main input.jsonl output.jsonl",
+        "serve.command main serve.processes=0 serve.port=0",
         "serve.processes.engine_main _load",
     ],
 )

@@ -242,7 +242,8 @@ def test_the_command_says_so_and_ends(more, message, tmp_path, monkeypatch, caps
 
 MORTAL = """
 import os, signal, sys
-from hookline.core.batch import main, runner
+from hookline.core.batch import runner
+from hookline.core.batch.command import main
 
 num_left, write = iter(range(2, -1, -1)), runner.write
 

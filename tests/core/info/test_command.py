@@ -167,7 +167,8 @@ def test_a_load_of_a_plugin_is_shown_and_a_broken_one_with_its_fault(
 
 
 def test_the_command_imports_no_library_that_composes_or_computes() -> None:
-    code = "import sys; from hookline.core.info import main; assert main([]) == 0; print(*sys.modules, file=sys.stderr)"
+    code = "import sys; from hookline.core.info.command import main; assert main([]) == 0; "
+    code += "print(*sys.modules, file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0].split() == ["kind", "name", "available", "from", "summary"]

@@ -92,6 +92,7 @@ def test_every_file_of_a_skeleton_is_a_template() -> None:
 
 
 def test_the_command_imports_no_torch(tmp_path: Path) -> None:
-    code = "import sys; from hookline.core.new import main; main(['model', 'm']); assert 'torch' not in sys.modules"
+    code = "import sys; from hookline.core.new.command import main; main(['model', 'm']); "
+    code += "assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr

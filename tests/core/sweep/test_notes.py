@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from hookline.core.run import main
-from hookline.core.simulate import main as simulate
+from hookline.core.run.command import main
+from hookline.core.simulate.command import main as simulate
 from hookline.core.sweep import sweep
 from hookline.core.sweep.hydra_settings import fixed_arguments
 from hookline.core.sweep.results import read_all

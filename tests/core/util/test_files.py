@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from hookline.core.errors import ConfigError
-from hookline.core.sweep.results import append_line
-from hookline.core.util.files import check_appendable, check_writable, path_of, read_bounded, write_whole
+from hookline.core.sweep.results import append_line, check_appendable
+from hookline.core.util.files import check_writable, path_of, read_bounded, write_whole
 
 
 def broken_pieces():

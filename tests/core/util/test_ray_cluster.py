@@ -6,10 +6,11 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from hookline.core.config.hydra_options import let_join_ray
+from hookline.core.batch.ray_parts import warn_if_none_fits
 from hookline.core.errors import ConfigError
+from hookline.core.sweep.hydra_settings import let_join_ray
 from hookline.core.util import ray_cluster
-from hookline.core.util.ray_cluster import connected_ray, warn_if_none_fits, within
+from hookline.core.util.ray_cluster import connected_ray, within
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "node.py", line 996, in _init_gcs_client\n'
 TOKEN = (
