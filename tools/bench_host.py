@@ -159,7 +159,7 @@ def main() -> None:
             told = "{:8.1f} us from tokens to launch, {:8.1f} us a step".format(*best_us)
             print(f"{options.drafter:14} {num_running:4} decoding: {told}")
         return
-    groups = CacheGroups.of_described({"windows": [None, *[1024] * 6]}) if options.windows else ALL_TOKENS
+    groups = CacheGroups((None, *[1024] * 6), (), 0, ()) if options.windows else ALL_TOKENS
     for policy in ("prefill_first", "chunked"):
         for num_running, num_waiting in (1, 0), (16, 0), (64, 0), (256, 0), (512, 0), (512, 64):
             if num_running > options.most:

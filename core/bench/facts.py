@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hookline.core.frontend.llm import LLM
+    from hookline.core.kv_cache.groups import CacheGroups
 
 
 ENGINE_FACTS = ("kernels", "captured", "scheduler", "block_size", "num_blocks", "cache_groups", "vocab_size", "overlap")
@@ -84,8 +85,13 @@ def describe_engine(llm: LLM) -> dict[str, Any]:
         "scheduler": llm.config.scheduler.name,
         "block_size": limits.plan.block_size,
         "num_blocks": limits.plan.num_blocks,
-        "cache_groups": llm.engine.groups.described,
+        "cache_groups": group_facts(llm.engine.groups),
         "vocab_size": limits.vocab_size,
         "overlap": limits.overlap,
         "start_phases_s": {name: round(seconds, 3) for name, seconds in llm.start_phases_s.items()},
     }
+
+
+def group_facts(groups: CacheGroups) -> dict[str, Any]:
+    """What scheduling depends on of a model's groups of layers, for simulations of recorded runs."""
+    return {"windows": list(groups.windows), "has_states": groups.has_states}

@@ -25,6 +25,15 @@ IN_TURN_S = 0.1
 """Seconds that the abort of a group waits for the abort of the group before."""
 
 
+@contextmanager
+def losing_others(what: str = "a collective") -> Iterator[None]:
+    """A context that turns the error of a collective, or of a link, whose other rank is gone into RankError."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise RankError(f"{what} broke off: {str(error).partition(chr(10))[0]}") from error
+
+
 class Releases:
     """Calls that end a rank's waits for words in memory that ranks share; from any thread, and more than once."""
 

@@ -22,12 +22,11 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from hookline.core.distributed.aborts import Aborts, Releases
+from hookline.core.distributed.aborts import Aborts, Releases, losing_others
 from hookline.core.distributed.heartbeat import DeviceMarks, Heartbeat
 from hookline.core.distributed.ranks import LocalRanks, sensible_chunks
 from hookline.core.distributed.side_stream import SideStream
 from hookline.core.distributed.stage_links import connect_stages
-from hookline.core.errors import RankError
 
 if TYPE_CHECKING:
     from hookline.core.contracts import Kernels
@@ -138,11 +137,7 @@ class ProcessRanks(ConnectedRanks):
 
     def all_gather_last(self, x: Tensor) -> Tensor:
         """See Ranks."""
-        parts = x.new_empty(self.size * x.shape[0], *x.shape[1:])
-        options = c10d.AllgatherOptions()
-        options.asyncOp = False
-        self._run(lambda: self.group._allgather_base(parts, x.contiguous(), options))
-        return parts.view(self.size, *x.shape).movedim(0, -2).flatten(-2)
+        return self._gathered(x).movedim(0, -2).flatten(-2)
 
     def smallest(self, value: int) -> int:
         """See Ranks."""
@@ -163,6 +158,14 @@ class ProcessRanks(ConnectedRanks):
         self._run(lambda: self.group.allreduce([x], options))
         return x
 
+    def _gathered(self, x: Tensor) -> Tensor:
+        """The tensors of all ranks, (size, *x.shape)."""
+        parts = x.new_empty(self.size * x.shape[0], *x.shape[1:])
+        options = c10d.AllgatherOptions()
+        options.asyncOp = False
+        self._run(lambda: self.group._allgather_base(parts, x.contiguous(), options))
+        return parts.view(self.size, *x.shape)
+
     def reached_collective(self) -> None:
         """Count in the heartbeat that this rank has reached its next collective."""
         if self.heartbeat is not None:
@@ -180,15 +183,6 @@ class ProcessRanks(ConnectedRanks):
                 return
             with self.stage_heartbeat.waiting():
                 work.wait()
-
-
-@contextmanager
-def losing_others() -> Iterator[None]:
-    """A context that turns the error of a collective whose other rank is gone into RankError."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise RankError(f"a collective broke off: {str(error).partition(chr(10))[0]}") from error
 
 
 def listen(host: str = LOOPBACK) -> Any:
@@ -285,11 +279,7 @@ class OrderedRanks(ProcessRanks):
     """
 
     def _sum(self, x: Tensor) -> Tensor:
-        parts = x.new_empty(self.size * x.shape[0], *x.shape[1:])
-        options = c10d.AllgatherOptions()
-        options.asyncOp = False
-        self._run(lambda: self.group._allgather_base(parts, x.contiguous(), options))
-        first, *others = parts.view(self.size, *x.shape)
+        first, *others = self._gathered(x)
         total = first.float()
         for part in others:
             total += part

@@ -12,18 +12,18 @@ waits.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hookline.core.distributed.aborts import Aborts
+from hookline.core.distributed.aborts import Aborts, losing_others
 from hookline.core.distributed.heartbeat import Heartbeat
 from hookline.core.distributed.ranks import LocalRanks
-from hookline.core.errors import RankError
 
+LINK = "a link between stages"
+"""The words for a link in errors."""
 SENDER, RECEIVER = 0, 1
 """The two ranks of a link."""
 STEPS_AHEAD = 3
@@ -80,7 +80,7 @@ class StageLinks:
 
     def on_host(self, x: Tensor) -> Tensor:
         """Wait for a tensor that was received; returns it on the host."""
-        with _losing_others(), self.heartbeat.waiting():
+        with losing_others(LINK), self.heartbeat.waiting():
             return x.cpu()
 
     def end_part(self) -> None:
@@ -116,29 +116,20 @@ class StageLinks:
 
     def _send(self, group: Any, x: Tensor) -> None:
         sent = self._sent.setdefault(id(group), deque())
-        with _losing_others():
+        with losing_others(LINK):
             with self._aborts.starting():
                 sent.append((group.send([x], RECEIVER, 0), x))
             if len(sent) > STEPS_AHEAD * self.num_stages:
                 self._wait(sent.popleft()[0])
 
     def _receive(self, group: Any, x: Tensor) -> Callable[[], None]:
-        with _losing_others(), self._aborts.starting():
+        with losing_others(LINK), self._aborts.starting():
             work = group.recv([x], SENDER, 0)
         return lambda: self._wait(work)
 
     def _wait(self, work: Any) -> None:
-        with _losing_others(), self.heartbeat.waiting():
+        with losing_others(LINK), self.heartbeat.waiting():
             work.wait()
-
-
-@contextmanager
-def _losing_others() -> Iterator[None]:
-    """A context that turns the error of a link whose other rank is gone into RankError."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise RankError(f"a link between stages broke off: {str(error).partition(chr(10))[0]}") from error
 
 
 def connect_stages(

@@ -35,14 +35,14 @@ class JsonLines:
         *lines, self._rest = (self._rest + piece).split(b"\n")
         return [json.loads(line) for line in lines]
 
-    def first(self) -> dict[str, Any]:
-        """Wait for the first message; no further one may have been sent yet.
+    def wait(self) -> list[dict[str, Any]]:
+        """Wait for messages, and return those that have come.
 
         Raises: ConnectionError if the other end is closed.
         """
         while (messages := self.receive()) is not None:
             if messages:
-                return messages[0]
+                return messages
         raise ConnectionError("the other end is closed")
 
 

@@ -199,7 +199,7 @@ def run_rank(fds: list[int], build: Build) -> NoReturn:
 def serve_rank(engine: socket.socket, answers: socket.socket | None, build: Build) -> bool:
     """Be one rank over these sockets until the engine's process ends it; returns whether it ended without an error."""
     try:
-        rank = RankProcess(engine, answers, JsonLines(engine).first())
+        rank = RankProcess(engine, answers, JsonLines(engine).wait()[0])
     except ConnectionError:
         return False
     try:

@@ -8,21 +8,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from hookline.core.errors import HooklineError
 from hookline.core.outputs import Delta
 
-
-class Grows(Protocol):
-    """A completion that makes a Delta of all tokens since the last Delta, when the stream is read."""
-
-    index: int
-    """Of the prompt's completions."""
-
-    def take(self) -> Delta:
-        """The tokens and text since the last call; with an output if the completion has ended."""
-        ...
+if TYPE_CHECKING:
+    from hookline.core.frontend.completion import Completion
 
 
 class CompletionStream:
@@ -43,7 +35,7 @@ class CompletionStream:
     ) -> None:
         self.loop, self._leave, self._is_cumulative = loop, leave, is_cumulative
         self._num_open = num_completions
-        self._unread: dict[int, Delta | Grows] = {}
+        self._unread: dict[int, Delta | Completion] = {}
         self._error: HooklineError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
@@ -99,7 +91,7 @@ class CompletionStream:
         self._unread[delta.index] = delta
         self._wake()
 
-    def notify(self, completion: Grows) -> None:
+    def notify(self, completion: Completion) -> None:
         """Note that a completion has new tokens; its `take` is called when the stream is read."""
         self._unread[completion.index] = completion
         self._wake()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from hookline.core.contracts import FullAttention, LayerCache, ModelSpec, RecurrentState, SharedCache, SlidingWindow
 from hookline.core.errors import ConfigError
@@ -72,17 +71,6 @@ class CacheGroups:
     def num_places_of(self, layers: range) -> int:
         """How many layers a block has room for on the stage that has these layers."""
         return max((place[1] + 1 for place in map(self.places.__getitem__, layers) if place is not None), default=0)
-
-    @classmethod
-    def of_described(cls, described: Mapping[str, Any]) -> CacheGroups:
-        """Groups without their layers, for counting blocks alone. described: what the property `described` gives."""
-        windows = tuple(described.get("windows", (None,)))
-        return cls(windows, (), 0, (), has_states=bool(described.get("has_states", False)))
-
-    @property
-    def described(self) -> dict[str, Any]:
-        """The facts that scheduling depends on, as plain values, for simulations of recorded runs."""
-        return {"windows": list(self.windows), "has_states": self.has_states}
 
     @property
     def num_groups(self) -> int:

@@ -209,6 +209,7 @@ def _most_tokens(steps: Mapping[str, Any], *, with_prompts: bool) -> int:
 
 def _describe_engine(bench: Bench, limits: Any, cost: CostModel) -> dict[str, Any]:
     """The configuration of the engine as it resulted on this machine."""
+    from hookline.core.bench.facts import group_facts
     from hookline.core.simulate.engine import as_configured, cache_groups
 
     cost = as_configured(cost, bench.config.engine)
@@ -224,7 +225,7 @@ def _describe_engine(bench: Bench, limits: Any, cost: CostModel) -> dict[str, An
         "scheduler": bench.config.scheduler.name,
         "block_size": limits.plan.block_size,
         "num_blocks": limits.plan.num_blocks,
-        "cache_groups": cache_groups(cost.origin).described,
+        "cache_groups": group_facts(cache_groups(cost.origin)),
         "vocab_size": limits.vocab_size,
         "overlap": limits.overlap,
     }

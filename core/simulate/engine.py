@@ -112,8 +112,9 @@ def pretended_drafts(config: Config, limits: EngineLimits) -> Speculation | None
 
 
 def cache_groups(origin: Mapping[str, Any]) -> CacheGroups:
-    """The groups of layers of the measured model; older cost models do not say, and have one."""
-    return CacheGroups.of_described(origin.get("cache_groups") or {})
+    """The groups of layers of the measured model, without their layers; older cost models do not say, and have one."""
+    facts = origin.get("cache_groups") or {}
+    return CacheGroups(tuple(facts.get("windows", (None,))), (), 0, (), bool(facts.get("has_states", False)))
 
 
 def _pool_size(engine: EngineConfig, origin: Mapping[str, Any]) -> tuple[int, int]:

@@ -118,7 +118,7 @@ class ExecutorSuite:
         try:
             for connection in found.values():
                 connection.settimeout(self.patience_s)
-            yield list(started), {rank: JsonLines(one).first()["pid"] for (rank, _), one in found.items()}
+            yield list(started), {rank: JsonLines(one).wait()[0]["pid"] for (rank, _), one in found.items()}
         finally:
             for connection in found.values():
                 with suppress(OSError):

@@ -7,13 +7,12 @@ from typing import Any
 
 from starlette.datastructures import Headers
 
-from hookline.core.errors import RequestError
 from hookline.core.outputs import RequestOutput
 from hookline.core.pooling_params import PoolingParams
 from hookline.core.sampling_params import NOT_SAMPLED
 from hookline.core.serve.endpoints.request_options import ServiceFields, span
 from hookline.core.serve.endpoints.served_engine import ServedEngine
-from hookline.core.serve.errors import invalid
+from hookline.core.serve.errors import SAME_NAMES
 
 FIELDS = ("pooler", "normalize", "dimensions")
 
@@ -23,12 +22,8 @@ def pooling_params(fields: Any) -> PoolingParams:
 
     Raises: ApiError naming the field.
     """
-    for name in FIELDS:
-        try:
-            PoolingParams(**{name: getattr(fields, name)})
-        except RequestError as error:
-            raise invalid(str(error).replace("pooling.", ""), name) from None
-    return PoolingParams(**{name: getattr(fields, name) for name in FIELDS})
+    with SAME_NAMES:
+        return PoolingParams(**{name: getattr(fields, name) for name in FIELDS})
 
 
 async def pooled(

@@ -30,14 +30,8 @@ class Parent:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes; the supervisor handles it
         self.connection = socket.socket(fileno=descriptor)
         self._lines = JsonLines(self.connection)
-        self.task, *self._orders = self._first()
+        self.task, *self._orders = self._lines.wait()
         self._pid: int = self.task[SUPERVISOR]  # our parent may be another one by now, since the supervisor has died
-
-    def _first(self) -> list[dict[str, Any]]:
-        while (messages := self._lines.receive()) is not None:
-            if messages:
-                return messages
-        raise ConnectionError("the supervisor has ended")
 
     def tell(self, **message: Any) -> None:
         """Send a line; may be called from any thread."""

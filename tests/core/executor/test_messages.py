@@ -140,4 +140,4 @@ def test_a_host_that_is_gone_ends_a_connection_as_a_process_that_ends_does(error
     lines = JsonLines(SimpleNamespace(recv=recv))
     assert lines.receive() is None
     with pytest.raises(ConnectionError):
-        lines.first()
+        lines.wait()

@@ -89,7 +89,7 @@ class Rank(Peer):
     def _run(self):
         engine = self.theirs[0]
         try:
-            JsonLines(engine).first()
+            JsonLines(engine).wait()
             send_message(engine, {"ready": {}})
             server = StepServer(self.worker, engine, self.theirs[1] if self.rank == 0 else None)
             while len(message := server.next_message(lambda: receive_frame(engine))):
