@@ -34,7 +34,7 @@ from hookline.core.contracts import (
 from hookline.core.errors import RequestError, clipped
 from hookline.plugins.grammars.quickest import Quickest
 from hookline.plugins.grammars.shortest import shortest_text
-from hookline.plugins.grammars.structural_tags import as_grammar
+from hookline.plugins.grammars.structural_tags import as_grammar, ascii_regex
 from hookline.plugins.grammars.trial import MAX_BYTES, Trials, is_plain
 
 if TYPE_CHECKING:
@@ -80,9 +80,9 @@ MAX_TRIED = 4096
 """Patterns, formats and keywords of schemas for which llguidance's support is cached."""
 EXCERPT = re.compile(r"\n *\d+ \| .*|<state>.*|<non-verbose/>", re.DOTALL)
 """Text after llguidance's reason: lines of the grammar, and the state of its parser."""
-_CLASSES = {"d": "[0-9]", "D": "[^0-9]", "w": "[0-9A-Za-z_]", "W": "[^0-9A-Za-z_]"}
-_ASCII = re.compile(r"\\(.)", re.DOTALL)
-"""A character that is escaped: digits and words of a regex are ASCII, as in JSON schemas and with other engines."""
+_SETS = re.compile(r"\[(?:[^\]\\]|\\.)*(?:&&|--|~~)", re.DOTALL)
+"""An operator between sets within a class of characters: llguidance's regexes have them, those of JSON schemas do not,
+in which they are characters."""
 PLACE = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")
 MAX_NESTING = 100
 """Most brackets around a place in a GBNF grammar: its translation is recursive."""
@@ -105,10 +105,6 @@ class _Tokenizer:
         """
         text = (text if isinstance(text, str) else text.decode())[:MOST_FORCED]
         return self._encode(text) if len(text) < LONG_TEXT else self._encode.__wrapped__(text)
-
-
-def _as_ascii(escaped: re.Match[str]) -> str:
-    return _CLASSES.get(escaped[1], escaped[0])
 
 
 class LLGuidance(GrammarBackend):
@@ -154,8 +150,10 @@ class LLGuidance(GrammarBackend):
     def cannot_hold(cls, keyword: str, value: Any) -> bool:
         """See GrammarBackend."""
         if keyword in ("pattern", "format"):
-            is_long = keyword == "pattern" and isinstance(value, str) and shortest_text(value) > LONGEST_FORCED
-            return is_long or (isinstance(value, str) and _is_refused("string", keyword, value))
+            if not isinstance(value, str):
+                return False
+            is_other = keyword == "pattern" and (shortest_text(value) > LONGEST_FORCED or bool(_SETS.search(value)))
+            return is_other or _is_refused("string", keyword, value)
         if keyword in ("const", "enum"):
             values = value if keyword == "enum" and isinstance(value, list) else [value]
             return any(len(json.dumps(one)) > LONGEST_FORCED for one in values)
@@ -184,7 +182,7 @@ class LLGuidance(GrammarBackend):
         if wanted.kind == "json":
             return self._json(wanted.value, wanted.whitespace)
         if wanted.kind == "regex":
-            return str(LLMatcher.grammar_from_regex(_ASCII.sub(_as_ascii, wanted.value)))
+            return str(LLMatcher.grammar_from_regex(ascii_regex(wanted.value)))
         if wanted.kind == "choice":
             rules = " | ".join(json.dumps(one, ensure_ascii=False) for one in wanted.value)
             return str(LLMatcher.grammar_from_lark(f"start: {rules}\n"))

@@ -7,6 +7,7 @@ The older form has `structures` and `triggers`; in the newer form `format` is an
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
@@ -18,6 +19,8 @@ from hookline.core.errors import RequestError, clipped, shown
 UNSATISFIABLE = "Unsatisfiable"
 """The beginning of llguidance's message about a schema that no value fits."""
 TEXT = "TEXT: /(.|\\n)*/"
+_CLASSES = {"d": "[0-9]", "D": "[^0-9]", "w": "[0-9A-Za-z_]", "W": "[^0-9A-Za-z_]"}
+_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 
 
 def as_grammar(tags: dict[str, Any], schema: Callable[[str], str], lark: Callable[[str], str]) -> str:
@@ -73,7 +76,7 @@ class _Writer:
                 raise _AllowsNothingError(fault)
             return self._grammar(made)
         if kind == "regex":
-            return self._grammar(LLMatcher.grammar_from_regex(_text(element, "pattern", place)))
+            return self._grammar(LLMatcher.grammar_from_regex(ascii_regex(_text(element, "pattern", place))))
         if kind == "grammar":
             return self._grammar(
                 json.dumps({"grammars": [{"lark_grammar": self._lark(_text(element, "grammar", place))}]})
@@ -183,6 +186,11 @@ class _Writer:
         return f"@{name}"
 
 
+def ascii_regex(pattern: str) -> str:
+    """The pattern with ASCII digits and words alone, as in JSON schemas and with other engines."""
+    return _ESCAPED.sub(lambda escaped: _CLASSES.get(escaped[1], escaped[0]), pattern)
+
+
 def _literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False) if text else ""
 
@@ -198,7 +206,9 @@ def _schema_of(element: dict[str, Any], key: str, place: str) -> Any:
     value = element.get(key)
     if not isinstance(value, dict | bool):
         raise RequestError(f"{place}.{key}={shown(value)} is not a JSON schema")
-    return value
+    if value is False:
+        raise _AllowsNothingError(f"{place}.{key}=false is a schema that no value fits")
+    return {} if value is True else value  # llguidance takes options for a mapping alone
 
 
 def _elements(element: Any, key: str, place: str) -> Sequence[Any]:

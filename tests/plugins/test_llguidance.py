@@ -312,6 +312,9 @@ def test_what_is_wrong_with_a_grammar_is_told_in_plain_words(wanted, reason, thr
         ("pattern", r"(a)\1", True),
         ("pattern", "(", True),
         ("pattern", r"^\d{3}-[a-z]+$", False),
+        ("pattern", r"^[\w&&x]$", True),
+        ("pattern", "^[+--]$", True),
+        ("pattern", "^[&-]&&--[~]~$", False),
         ("pattern", "^(a{1000}){100}$", True),
         ("pattern", "^(?:a{1000}|b){100}$", False),
         ("pattern", "^[ab]{1,100000}$", False),
@@ -370,6 +373,9 @@ def constant(text):
         ({"type": "sequence", "elements": [constant("x"), {"type": "any_text"}]}, ["x", "xyz"], ["y"]),
         ({"type": "grammar", "grammar": 'root ::= "a" | "b"'}, ["a", "b"], ["c"]),
         ({"type": "tag", "begin": "(", "content": {"type": "any_text"}, "end": [")", "]"]}, ["(x)", "(y]"], ["x"]),
+        ({"type": "regex", "pattern": r"\d\w"}, ["7x"], ["٣x", "7é"]),
+        ({"type": "json_schema", "json_schema": True}, ["7", "[true]"], ["x"]),
+        ({"type": "or", "elements": [{"type": "json_schema", "json_schema": False}, SCHEMA]}, ['{"a":1}'], ["7"]),
     ],
 )
 def test_the_elements_of_a_structural_tag_are_held(format, allowed, forbidden, threaded):
@@ -421,6 +427,7 @@ def test_alternatives_of_which_no_text_fits_any_are_refused(format, threaded):
         ({"type": "or", "elements": []}, "format.elements=[] is not a list with something in it"),
         ({"type": "or", "elements": [constant(5)]}, "format.elements[0].value=5 is not a text"),
         ({"type": "json_schema"}, "format.json_schema=None is not a JSON schema"),
+        ({"type": "json_schema", "json_schema": False}, "format.json_schema=false is a schema that no value fits"),
         (
             {"type": "sequence", "elements": [{"type": "any_text"}, constant("x")]},
             "format.elements[0]: any_text stands in",
