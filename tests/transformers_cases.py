@@ -130,6 +130,8 @@ ALL_CASES = {
     "llama": Case("llama"),
     "phi3": Case("phi3"),
     "gpt2": Case("gpt2", {"n_positions": 256}, has_plan=False),
+    "gpt2_untied": Case("gpt2", {"n_positions": 256, "tie_word_embeddings": False}, has_plan=False),
+    "bert_untied": Case("bert", {"is_decoder": True, "tie_word_embeddings": False}, has_plan=False, since="5.24"),
     "opt": Case("opt", {"ffn_dim": 48, "word_embed_proj_dim": 32, "init_std": 0.2}, has_plan=False),
     "stablelm": Case("stablelm", {"use_qkv_bias": True}, has_plan=False),
     "cohere": Case("cohere", {"logit_scale": 0.7}),

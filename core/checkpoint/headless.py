@@ -15,6 +15,9 @@ BODY, HEAD = "model.", "lm_head."
 CLASSES = "score."
 """Prefix of the tensor names of a classification head, which a pooler reads itself."""
 _CLASSIFIER = "ForSequenceClassification"
+_BODY, _WITH_HEAD = "Model", "LMHeadModel"
+"""Suffixes of the architectures of a body alone, and of older language models, as GPT2LMHeadModel and BertLMHeadModel.
+"""
 
 
 def is_classifier(config: Mapping[str, Any]) -> bool:
@@ -55,8 +58,9 @@ def fitted(
 
 
 def _has_no_head(config: Mapping[str, Any]) -> bool:
-    is_body = _architecture(config).endswith("Model") and not config.get("tie_word_embeddings")
-    return is_body or is_classifier(config)
+    architecture = _architecture(config)
+    is_body = architecture.endswith(_BODY) and not architecture.endswith(_WITH_HEAD)
+    return (is_body and not config.get("tie_word_embeddings")) or is_classifier(config)
 
 
 def _architecture(config: Mapping[str, Any]) -> str:
