@@ -21,6 +21,7 @@ from hookline.core.checkpoint.safetensors_files import (
     QUANTISED,
     QUANTISED_FILES,
     StoredTensor,
+    check_regular,
     other_form,
     renamed,
     stored_tensors,
@@ -42,6 +43,8 @@ MAX_DEPTH = 64
 MAX_TOKEN_ID = 2**31 - 1
 """Largest end-of-text token. Some configs name one beyond the vocabulary, which is never drawn."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+_TOKENIZER_CONFIGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+_BESIDE_TOKENIZERS = ("merges.txt", "chat_template.jinja", "chat_template.json")
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,8 @@ def resolve_model(model: ModelConfig, model_class: Any = None, host: PluginHost 
 def _with_tokenizers_eos(checkpoint: Checkpoint, model: ModelConfig) -> Checkpoint:
     """Chat models often name the end of a turn in the tokenizer alone; their config.json is the base model's."""
     folder = locate(model.tokenizer) if model.tokenizer else checkpoint.folder
+    if folder is not None:
+        _check_tokenizer_files(folder)
     eos = None if folder is None or "eos_token_id" in model.hf_overrides else tokenizer_eos(folder)
     if eos is None or eos[1] in checkpoint.eos_token_ids:
         return checkpoint
@@ -154,8 +159,12 @@ def load_tokenizer(folder: Path) -> Any:
 
     Raises: CheckpointError if the files are there and cannot be used.
     """
+    _check_tokenizer_files(folder)
     if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
         return None
+    for name in _TOKENIZER_CONFIGS:
+        if (folder / name).is_file():
+            _json(folder / name)  # its error names the file, which that of the tokenizer's library does not
 
     def fault(error: BaseException) -> CheckpointError | None:
         told = f"the tokenizer in {folder} cannot be loaded: {first_line(error)}"
@@ -167,6 +176,11 @@ def load_tokenizer(folder: Path) -> Any:
             check_file((folder / "tokenizer.json").read_bytes())
         found = file_tokenizer(folder) if is_one_file else None
         return _tokenizer_of_transformers(folder) if found is None else found
+
+
+def _check_tokenizer_files(folder: Path) -> None:
+    for name in (*_TOKENIZER_FILES, *_TOKENIZER_CONFIGS, *_BESIDE_TOKENIZERS):
+        check_regular(folder / name)
 
 
 def _tokenizer_of_transformers(folder: Path) -> Any:
@@ -194,6 +208,8 @@ def _needs_sentencepiece(folder: Path) -> bool:
 
 
 def _read(reference: str, folder: Path, hf_overrides: Mapping[str, Any]) -> Checkpoint:
+    for name in ("config.json", "generation_config.json"):
+        check_regular(folder / name)
     if not (folder / "config.json").is_file():
         what = other_form(folder) or "has no config.json, so it is no checkpoint; give the folder that holds one"
         raise CheckpointError(f"{folder} {what}")

@@ -7,6 +7,7 @@ error.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -40,6 +41,10 @@ _OTHER_FORMS = ("adapter_", "consolidated")
 """Prefixes of safetensors files that do not hold a model in Hugging Face's form."""
 _OF_HUB = "models--"
 """Prefix of a model's folder in the hub's cache: models--OWNER--NAME."""
+_POINTER = b"version https://git-lfs.github.com/"
+"""The beginning of the file that Git leaves in place of a large one where Git LFS is not installed."""
+MAX_POINTER = 1024
+"""Most bytes of such a file."""
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -144,14 +149,28 @@ def open_file(path: Path) -> Any:
 
     Raises: CheckpointError with the file if it is corrupt or unreadable.
     """
-    if path.exists() and not path.is_file():  # opening a named pipe would wait for its other end
-        raise CheckpointError(f"{path} is no regular file; download or copy it again")
+    check_regular(path)
     try:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
         raise CheckpointError(
             f"{path} is not a readable safetensors file ({error}); download or copy it again"
         ) from error
+
+
+def check_regular(path: Path) -> None:
+    """Refuse what has the name of a checkpoint's file and is none: a folder, a link to nothing, a named pipe, whose
+    other end opening it would wait for, a device, which may never end, and what Git leaves without Git LFS.
+
+    Raises: CheckpointError. A file that is missing is not refused.
+    """
+    if not path.is_file():
+        if os.path.lexists(path):
+            what = "no regular file" if path.exists() else "a link to a file that is not there"
+            raise CheckpointError(f"{path} is {what}; download or copy it again")
+        return
+    if path.stat().st_size <= MAX_POINTER and path.read_bytes().startswith(_POINTER):
+        raise CheckpointError(f"{path} is a pointer of Git LFS in place of the file; run git lfs pull in its folder")
 
 
 def quantisation(config: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -182,12 +201,16 @@ def refuse_quantised(folder: Path) -> None:
 
 def _index(index: Path) -> dict[str, str]:
     """The file of each tensor that an index names; empty without an index."""
+    check_regular(index)
     if not index.is_file():
         return {}
     try:
-        found = dict(json.loads(index.read_bytes())["weight_map"])
+        whole = json.loads(index.read_bytes())
+        found = whole.get("weight_map") if isinstance(whole, dict) else None
+        if not isinstance(found, dict):
+            raise ValueError("it has no weight_map from tensors to files")
         names = set(found.values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         why = one_short_line(error)
         raise CheckpointError(f"{index} is not a readable index ({why}); download or copy it again") from error
     for name in sorted(names, key=str):

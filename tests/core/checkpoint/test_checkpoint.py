@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +150,33 @@ def test_a_folder_of_another_form_is_refused_with_what_it_is_and_what_to_do(
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     assert refusal(str(tmp_path)).startswith(f"{tmp_path} {words.replace('{folder}', str(tmp_path))}")
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (Path.mkdir, "is no regular file; download or copy it again"),
+        (os.mkfifo, "is no regular file"),
+        (lambda path: path.symlink_to("/dev/zero"), "is no regular file"),
+        (lambda path: path.symlink_to("nowhere"), "is a link to a file that is not there"),
+        (
+            lambda path: path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 9\n"),
+            "is a pointer of Git LFS in place of the file; run git lfs pull in its folder",
+        ),
+    ],
+)
+def test_what_is_no_file_is_neither_read_nor_taken_for_a_missing_one(
+    tmp_path: Path, name: str, make: Callable[[Path], Any], words: str
+) -> None:
+    if name != "config.json":
+        write(tmp_path, {})
+    if name == "tokenizer.json":
+        (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<eos>"}')
+    make(tmp_path / name)
+    with pytest.raises(CheckpointError) as error:
+        resolve_model(ModelConfig(checkpoint=str(tmp_path)))
+    assert str(error.value).startswith(f"{tmp_path / name} {words}")
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "\udcff"])
@@ -329,6 +358,18 @@ def test_a_tokenizer_is_loaded_from_its_folder_alone(tmp_path: Path) -> None:
     assert tokenizer("hello world").input_ids == [0, 1]
     assert tokenizer.eos_token_id == 2
     assert tokenizer.apply_chat_template([{"content": "world"}], tokenize=False) == "world"
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"])
+@pytest.mark.parametrize(
+    ("text", "words"), [('{"a', "is not readable JSON"), ("[]", "holds a JSON list, not an object")]
+)
+def test_a_broken_file_beside_a_tokenizer_is_named(tmp_path: Path, name: str, text: str, words: str) -> None:
+    test_a_tokenizer_is_loaded_from_its_folder_alone(tmp_path)
+    (tmp_path / name).write_text(text)
+    with pytest.raises(CheckpointError) as error:
+        load_tokenizer(tmp_path)
+    assert str(error.value).startswith(f"{tmp_path / name} {words}")
 
 
 def test_a_broken_tokenizer_is_named(tmp_path: Path) -> None:

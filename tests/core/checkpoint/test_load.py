@@ -63,6 +63,13 @@ def test_a_named_pipe_in_place_of_a_file_is_not_waited_for(tmp_path: Path) -> No
         load_checkpoint(tmp_path, {})
 
 
+def test_a_pointer_of_git_lfs_in_place_of_the_weights_is_told_with_the_command(tmp_path: Path) -> None:
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 9\n"
+    (tmp_path / "model.safetensors").write_text(pointer)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is a pointer of Git LFS .*; run git lfs pull"):
+        load_checkpoint(tmp_path, {})
+
+
 def test_sharded_files_are_loaded_through_their_index(tmp_path: Path) -> None:
     tensors = stored("a", "b", "c")
     save_sharded(tmp_path, {"a": tensors["a"]}, {"b": tensors["b"], "c": tensors["c"]})
@@ -185,7 +192,7 @@ def test_an_index_that_points_outside_the_folder_is_refused(tmp_path: Path) -> N
     assert "not in the folder" in refusal(tmp_path / "outside", targets_for(stored("a")))
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "7", '{"weight_map": ' + "[" * 100_000])
+@pytest.mark.parametrize("text", ["{", "[]", "7", "{}", '{"weight_map": []}', '{"weight_map": ' + "[" * 100_000])
 def test_an_unreadable_index_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(text)
     assert "model.safetensors.index.json is not a readable index" in refusal(tmp_path, {})
