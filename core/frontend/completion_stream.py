@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class CompletionStream:
-    """An async iterator; it ends behind the last Delta of the last completion. `DeltaStream` of endpoints.
+    """An async iterator; it ends behind the last Delta of the last completion.
 
     Belongs to one event loop, whose thread alone may read it or call `put`, `notify` and `fail`.
     leave: called with this stream if it is closed before its end, once; ends its requests.

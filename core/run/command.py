@@ -45,19 +45,21 @@ def execute(run: RunConfig, host: PluginHost) -> int:
     from hookline.core.frontend.generation import progress_bar
     from hookline.core.frontend.llm import LLM
     from hookline.core.frontend.profiling import profiled
-    from hookline.core.request_options import LINE_KEYS
-    from hookline.core.run.results import failures, with_refused, with_sources
+    from hookline.core.request_options import LINE_KEYS, RequestOptions
+    from hookline.core.run.results import failures, of_lines
 
     if run.output is None:
         require_output()
+    good = [line for line in run.lines if not line.error]
+    prompts, each = [line.prompt for line in good], [RequestOptions(**line.options) for line in good]
     with LLM.from_config(run.config, host) as llm, profiled(llm, run.profile):
-        options: dict[str, Any] = {name: [getattr(one, name) for one in run.options] for name in LINE_KEYS}
-        progress = progress_bar(len(run.prompts))
+        options: dict[str, Any] = {name: [getattr(one, name) for one in each] for name in LINE_KEYS}
+        progress = progress_bar(len(good))
         if run.pooling is None:
-            outputs = llm.generate(run.prompts, run.params, **options, progress=progress)
+            outputs = llm.generate(prompts, [line.params for line in good], **options, progress=progress)
         else:
-            outputs = llm.embed(run.prompts, run.pooling, **options, progress=progress)
-        outputs = with_refused(with_sources(outputs, run.sources), run.refused)
+            outputs = llm.embed(prompts, run.pooling, **options, progress=progress)
+        outputs = of_lines(run.lines, outputs)
         show(run, outputs, is_chat=llm.config.model.config.chat)
     failed = failures(outputs)
     for line in failed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -13,6 +13,7 @@ from hookline.core.util.files import write_whole
 
 if TYPE_CHECKING:
     from hookline.core.outputs import RequestOutput, TokenLogprob
+    from hookline.core.run.prompts import PromptLine
     from hookline.core.util.arrays import VectorArray
 
 MAX_NUMBERS = 8
@@ -69,23 +70,22 @@ def _what_happened(output: RequestOutput) -> str:
     return "failed" if output.is_fault or has_begun else "was refused"
 
 
-def with_sources(outputs: Sequence[RequestOutput], sources: Sequence[str]) -> list[RequestOutput]:
-    """The outputs, where the errors of prompts from a file begin with its name and line, as in `RunConfig.sources`."""
-    return [
-        replace(output, error=f"{source}: {output.error}") if source and output.error is not None else output
-        for output, source in zip(outputs, sources, strict=True)
-    ]
+def of_lines(lines: Iterable[PromptLine], outputs: Iterable[RequestOutput]) -> list[RequestOutput]:
+    """An output for each line of a run, in order; that of a refused line has the id -1. outputs: of the other lines.
 
-
-def with_refused(outputs: Sequence[RequestOutput], refused: Mapping[int, str]) -> list[RequestOutput]:
-    """All outputs in the order of the prompts. refused: place -> error of a refused line; its output has the id -1."""
+    Errors of prompts from a file begin with its name and line.
+    """
     from hookline.core.outputs import FinishReason, RequestOutput
 
-    rest, total = iter(outputs), len(outputs) + len(refused)
-    return [
-        RequestOutput(-1, None, [], [], FinishReason.ERROR, error=refused[place]) if place in refused else next(rest)
-        for place in range(total)
-    ]
+    rest, found = iter(outputs), []
+    for line in lines:
+        if line.error:
+            found.append(RequestOutput(-1, None, [], [], FinishReason.ERROR, error=line.error))
+            continue
+        output = next(rest)
+        is_placed = bool(line.place) and output.error is not None
+        found.append(replace(output, error=f"{line.place}: {output.error}") if is_placed else output)
+    return found
 
 
 def write_results(outputs: Sequence[RequestOutput], path: Path) -> None:

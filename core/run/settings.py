@@ -5,7 +5,7 @@ Made once from the composed tree, before anything is loaded, so that a mistake i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.registry import KINDS
 from hookline.core.pooling_params import CLASSIFY, EMBED, PoolingParams
 from hookline.core.request_options import LINE_KEYS, RequestOptions
-from hookline.core.run.prompts import PromptLine, check_any_good, read_prompts
+from hookline.core.run.prompts import PromptLine, Prompts, check_any_good, read_prompts
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.util.files import check_writable, path_of
 from hookline.core.util.ranges import bounded
@@ -77,21 +77,16 @@ RUN_KEYS = (*KINDS, *(one.name for one in fields(RunKeys)))
 class RunConfig:
     """A validated run.
 
-    params, options: one for each prompt. output: a .jsonl file; None prints text. usage: print tokens and times.
-    profile: the steps to trace; None traces none. refused: errors of lines of a prompts file, by their places among all
-    prompts. pooling: of vectors; None generates text. sources: each prompt's file and line, "" if it has none.
+    lines: its prompts; lines with an error are refused. output: a .jsonl file; None prints text. usage: print tokens
+    and times. profile: the steps to trace; None traces none. pooling: of vectors; None generates text.
     """
 
     config: Config
-    prompts: list[Any]
-    params: list[SamplingParams]
-    options: list[RequestOptions]
+    lines: Prompts
     output: Path | None = None
     usage: bool = False
     profile: Profile | None = None
-    refused: Mapping[int, str] = field(default_factory=dict)
     pooling: PoolingParams | None = None
-    sources: Sequence[str] = ()
 
 
 def validate_run(tree: Mapping[str, Any], host: PluginHost, stdin: Callable[[], str | None] | None = None) -> RunConfig:
@@ -121,19 +116,7 @@ def validate_run(tree: Mapping[str, Any], host: PluginHost, stdin: Callable[[], 
     installed.check(sampled)
     lines = [_checked(line, installed.check, config.engine.tag_keys, pooling) for line in lines]
     check_any_good(lines)
-    good = [line for line in lines if not line.error]
-    return RunConfig(
-        config,
-        [line.prompt for line in good],
-        [line.params for line in good],
-        [RequestOptions(**line.options) for line in good],
-        output,
-        usage,
-        profile,
-        {place: line.error for place, line in enumerate(lines) if line.error},
-        pooling,
-        [line.place for line in good],
-    )
+    return RunConfig(config, lines, output, usage, profile, pooling)
 
 
 def _refuse_unused(params: SamplingParams, pooling: PoolingParams | None) -> None:

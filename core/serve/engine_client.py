@@ -9,13 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
-from typing import TYPE_CHECKING, Protocol, Self, Unpack
+from typing import TYPE_CHECKING, Protocol, TypeAlias, Unpack
 
+from hookline.core.frontend.completion_stream import CompletionStream, RequestStream
 from hookline.core.pooling_params import SCORE
 
 if TYPE_CHECKING:
     from hookline.core.frontend.llm import LLM
-    from hookline.core.outputs import Delta
     from hookline.core.pooling_params import PoolingParams
     from hookline.core.request_options import OptionKeys
     from hookline.core.sampling_params import SamplingParams
@@ -107,26 +107,8 @@ def total_load(loads: Sequence[EngineLoad]) -> EngineLoad:
     return EngineLoad(*(sum(values) for values in zip(*(astuple(one) for one in loads), strict=True)))
 
 
-class DeltaStream(Protocol):
-    """Iterates over the Deltas of one prompt's completions, and ends after the last Delta of the last completion.
-
-    Call `aclose` to stop early; it cancels the requests.
-    """
-
-    def __aiter__(self) -> Self:
-        """Itself."""
-        ...
-
-    async def __anext__(self) -> Delta:
-        """Wait for the next Delta. Deltas of one completion that were not read in time are merged.
-
-        Raises: RequestError (or QueueFullError) if the prompt cannot be served; EngineError if the engine failed.
-        """
-        ...
-
-    async def aclose(self) -> None:
-        """Cancel the requests; a second call does nothing."""
-        ...
+DeltaStream: TypeAlias = CompletionStream | RequestStream
+"""Iterates over the Deltas of one prompt's completions; see AsyncLLM.stream. `aclose` ends the requests early."""
 
 
 class EngineClient(Protocol):
