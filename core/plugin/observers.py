@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from hookline.core.contracts import is_offered
+from hookline.core.contracts import Observer, is_offered
 from hookline.core.errors import PluginError, show_traceback
 from hookline.core.outputs import RequestOutput
 from hookline.core.plugin.blame import Blaming, with_place
@@ -24,16 +24,7 @@ if TYPE_CHECKING:
 
     from hookline.core.plugin.registry import Option
 
-OBSERVER_HOOKS = (
-    "on_engine_start",
-    "on_request_begin",
-    "on_first_token",
-    "on_token_gaps",
-    "on_hidden_states",
-    "on_step_end",
-    "on_request_end",
-    "on_engine_stop",
-)
+OBSERVER_HOOKS = tuple(name for name in vars(Observer) if name.startswith("on_"))
 _ALWAYS_TOLD = {"on_engine_start", "on_engine_stop"}
 _log = logging.getLogger("hookline")
 

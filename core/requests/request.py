@@ -27,25 +27,6 @@ from hookline.core.requests.step_extensions import NOTHING, Prepared
 from hookline.core.sampling_params import SamplingParams
 from hookline.core.util.arrays import Array, IntArray, TokenArray, VectorArray, ints
 
-COUNTS = (
-    "id",
-    "row",
-    "num_tokens",
-    "num_known_tokens",
-    "num_computed_tokens",
-    "prefill_target",
-    "high_water",
-    "num_block_tokens",
-    "num_cached_block_tokens",
-    "min_len",
-    "max_len",
-    "is_greedy",
-    "is_watched",
-    "last_token_us",
-    "is_late",
-)
-"""The entries of `Request.counts`, in this order; each is an attribute of the request, too."""
-
 
 @lru_cache(maxsize=64)
 def ascending(ids: frozenset[int]) -> IntArray:
@@ -57,7 +38,7 @@ class _Count:
     """An attribute of a request that lives in its counts, under the attribute's name."""
 
     def __set_name__(self, owner: type, name: str) -> None:
-        self.place = COUNTS.index(name)
+        self.place = _counts_of(owner).index(name)
 
     def __get__(self, request: Request, owner: type | None = None) -> int:
         value: int = request.counts.item(self.place)
@@ -65,6 +46,11 @@ class _Count:
 
     def __set__(self, request: Request, value: int) -> None:
         request.counts[self.place] = value
+
+
+def _counts_of(owner: type) -> tuple[str, ...]:
+    """The id, which never changes and is read elsewhere, and each attribute that is a _Count, in their order."""
+    return ("id", *(name for name, attribute in vars(owner).items() if isinstance(attribute, _Count)))
 
 
 class Watcher(Protocol):
@@ -405,6 +391,10 @@ class Request:
             return None
         last = int(self.tokens[self.num_known_tokens - 1])
         return self.stop_string or (last if last in self.params.stop_token_ids else None)
+
+
+COUNTS = _counts_of(Request)
+"""The entries of `Request.counts`, in this order; each is an attribute of the request, too."""
 
 
 @dataclass(frozen=True, repr=False)
