@@ -231,6 +231,8 @@ ALL_CASES = {
          "attention_multiplier": 0.3, "position_embedding_type": "rope"},
         has_plan=False, since="5.24",
     ),
+    "hrm_text": Case("hrm_text", {"num_hidden_layers": 1, "num_key_value_heads": 4, "head_dim": 10}, has_plan=False,
+                     since="5.24"),
     "minicpm3": Case("minicpm3", {**LATENT, "scale_emb": 2, "dim_model_base": 32}, since="5.24"),
     "youtu": Case("youtu", LATENT, since="5.24"),
     "deepseek_v2": Case(

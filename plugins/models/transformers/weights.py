@@ -29,6 +29,8 @@ MERGED = ["MergeModulelist"]
 """Operations that put the same matrix of all experts into one tensor (X, ...)."""
 JOINED = ["Concatenate"]
 """Operations that put the matrices of several tensors one below the other."""
+CUT = ["Split"], ["Chunk"]
+"""Operations that cut a tensor into several, in sizes that are given or equal."""
 MERGED_AND_JOINED = ["MergeModulelist", "Concatenate"]
 """Operations that put several matrices of each expert, one below the other, into one tensor (X, ...)."""
 Targets = Mapping[str, WeightTarget]
@@ -42,7 +44,9 @@ class StoredNames:
 
     def __init__(self, model: PreTrainedModel, unused: Sequence[str] = ()) -> None:
         changes = [*get_model_conversion_mapping(model), *_of_whole(model)]
-        self.converters = [one for one in changes if isinstance(one, WeightConverter) and not _exchanges(one)]
+        converters = [one for one in changes if isinstance(one, WeightConverter) and not _exchanges(one)]
+        self.converters = [one for one in converters if not _cuts(one)]
+        self.cuts = [one for one in converters if _cuts(one)]
         self.renamings: list[Any] = [one for one in changes if not isinstance(one, WeightConverter)]
         self.modules = {name for name, _ in model.named_modules()}
         self.prefix, self.model_type = f"{decoder_name(model)}.", model.config.model_type
@@ -96,10 +100,9 @@ class StoredNames:
     def join_parts(self, targets: dict[str, WeightTarget]) -> dict[str, WeightTarget]:
         """The targets, in which linears that a checkpoint holds in one tensor are joined to one target."""
         targets = dict(targets)
-        for converter in self.converters:
-            if [type(one).__name__ for one in converter.operations] != ["Split"]:
-                continue
-            source, parts = _plain(converter.source_patterns[0]), [*map(_plain, converter.target_patterns)]
+        for converter in self.cuts:
+            named = converter.source_patterns[0], *converter.target_patterns
+            source, *parts = (_plain(one).removesuffix(".weight") for one in named)
             for name in [name for name in targets if name.endswith(f"{parts[0]}.weight")]:
                 stem = name.removesuffix(f"{parts[0]}.weight")
                 pieces = {one: targets.pop(one) for one in (f"{stem}{part}.weight" for part in parts)}
@@ -187,6 +190,12 @@ def _of_whole(model: PreTrainedModel) -> list[WeightConverter]:
 def _exchanges(converter: WeightConverter) -> bool:
     """Whether it only exchanges dimensions if shapes require it, which core does for merged experts itself."""
     return all(getattr(one, "check_dims", False) for one in converter.operations)
+
+
+def _cuts(converter: WeightConverter) -> bool:
+    """Whether it cuts a stored matrix into several linears, one below the other."""
+    operations, num_parts = converter.operations, len(converter.target_patterns)
+    return [type(one).__name__ for one in operations] in CUT and getattr(operations[0], "dim", 0) == 0 < num_parts - 1
 
 
 def _init(name: str, parameter: Tensor) -> Any:
