@@ -294,12 +294,25 @@ class Half:
         }
 
 
-def test_the_bytes_of_a_step_are_what_its_rows_need():
-    config = {"num_experts": 4, "num_experts_per_tok": 1}
+@pytest.mark.parametrize("name", ["num_experts", "num_local_experts", "n_routed_experts"])
+def test_the_bytes_of_a_step_are_what_its_rows_need(name):
+    config = {name: 4, "num_experts_per_tok": 1}
     found = step_bytes(Half(), config, 2, 30, torch.bfloat16)
     assert found["weights"] == 4 * (1600 + 32 + 128 * (1 - 0.75**2))  # no embedding; a fused weight once
     assert found["cache"] == 2 * (10 + 10) * 2 * 2 * 8 * 2
     assert found["states"] == 2 * 2 * (20 * 4 + 3 * 2)
+
+
+class Latent(Half):
+    """Values are the last six numbers of their keys."""
+
+    @classmethod
+    def spec(cls, hf_config):
+        return ModelSpec(3, 4, 1, 8, 16, 100, 64, value_dim=6)
+
+
+def test_values_that_are_part_of_their_keys_are_read_with_them():
+    assert step_bytes(Latent(), {}, 2, 30, torch.bfloat16)["cache"] == 2 * 3 * 30 * 8 * 2
 
 
 def test_a_kernel_counts_with_what_it_adds_behind_those_before_it():

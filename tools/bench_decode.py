@@ -55,10 +55,11 @@ def step_bytes(
     """Bytes of a decode step of so many rows that see `context` tokens: of weights, keys and values, and states."""
     spec: ModelSpec = type(model).spec(hf_config)
     seen = sum(_seen(spec, layer, context) for layer in range(spec.num_layers))
+    is_latent = spec.value_dim is not None  # values are part of the keys
     states = (_state_bytes(one, dtype) for one in spec.cache_layers if isinstance(one, RecurrentState))
     return {
         "weights": weight_bytes(model.weight_targets(), hf_config, rows),
-        "cache": rows * seen * 2 * spec.num_kv_heads * spec.head_dim * dtype.itemsize,
+        "cache": rows * seen * (2 - is_latent) * spec.num_kv_heads * spec.head_dim * dtype.itemsize,
         "states": rows * sum(states),
     }
 
@@ -88,7 +89,8 @@ def _views(target: WeightTarget) -> Iterator[Tensor]:
 
 def _chosen(hf_config: Mapping[str, Any], rows: int) -> float:
     """The share of experts that some of these tokens take, if each takes any as likely as another."""
-    num_experts = hf_config.get("num_experts") or hf_config.get("num_local_experts") or 1
+    counts = (hf_config.get(key) for key in ("num_experts", "num_local_experts", "n_routed_experts"))
+    num_experts = next(filter(None, counts), 1)
     num_chosen = hf_config.get("num_experts_per_tok") or hf_config.get("top_k_experts") or num_experts
     return 1 - (1 - num_chosen / num_experts) ** rows
 

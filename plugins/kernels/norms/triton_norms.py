@@ -17,6 +17,10 @@ from hookline.plugins.kernels.triton_launch import LARGE_WIDTH, cdiv, launch_opt
 
 ELEMENTS = 1024
 """Values that a program of `rms_norm_silu_mul`, of some heads, or of `take_columns` takes."""
+MANY_TOKENS = 32
+"""From so many tokens on, a program of `norm_heads` takes NORM_TOKENS of them, so that it reads places and scales once
+for all."""
+NORM_TOKENS = 4
 
 
 @triton.jit(do_not_specialize=["scale_stride"])
@@ -198,14 +202,14 @@ def norm_add_rms_norm(
     return out_TD, residual_TD
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _norm_heads_kernel(
-    x_ptr, places_ptr, scale_ptr, out_ptr, x_stride, out_stride, head_dim, eps,
-    WIDTH: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    x_ptr, places_ptr, scale_ptr, out_ptr, x_stride, out_stride, num_tokens, head_dim, eps,
+    WIDTH: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_launch_dependents()
-    token, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    first_token, column = tl.program_id(0).to(tl.int64) * TOKENS, tl.arange(0, BLOCK)
     columns, at = column < WIDTH, tl.program_id(1) * WIDTH + column
     place = tl.load(places_ptr + at, mask=columns, other=-1)
     scale = tl.load(scale_ptr + at, mask=columns, other=0.0).to(tl.float32)
@@ -214,12 +218,16 @@ def _norm_heads_kernel(
     first = tl.min(tl.where(inside, head, 1 << 30), axis=0)
     if PDL:
         gdc_wait()
-    x = tl.load(x_ptr + token * x_stride + place, mask=inside, other=0.0).to(tl.float32)
-    for one in tl.static_range(HEADS):
-        mine = head == first + one
-        squares = tl.sum(tl.where(mine, x * x, 0.0), axis=0)
-        scale = tl.where(mine, scale * tl.rsqrt(squares / head_dim + eps), scale)
-    tl.store(out_ptr + token * out_stride + at, (x * scale).to(out_ptr.dtype.element_ty), mask=columns)
+    for index in tl.static_range(TOKENS):
+        token = first_token + index
+        there = column < tl.where(token < num_tokens, WIDTH, 0)
+        x = tl.load(x_ptr + token * x_stride + place, mask=inside & there, other=0.0).to(tl.float32)
+        own = scale
+        for one in tl.static_range(HEADS):
+            mine = head == first + one
+            squares = tl.sum(tl.where(mine, x * x, 0.0), axis=0)
+            own = tl.where(mine, own * tl.rsqrt(squares / head_dim + eps), own)
+        tl.store(out_ptr + token * out_stride + at, (x * own).to(out_ptr.dtype.element_ty), mask=there)
 
 
 def norm_heads(x_TN: Tensor, head_dim: int, eps: float, places_C: Tensor, scale_C: Tensor, width: int) -> Tensor:
@@ -231,9 +239,10 @@ def norm_heads(x_TN: Tensor, head_dim: int, eps: float, places_C: Tensor, scale_
     x_TN = x_TN if x_TN.stride(1) == 1 else x_TN.contiguous()
     out_TC = torch.empty((num_tokens, num_places), dtype=x_TN.dtype, device=x_TN.device)
     if out_TC.numel():
-        _norm_heads_kernel[(num_tokens, num_places // width)](
-            x_TN, places_C, scale_C, out_TC, x_TN.stride(0), num_places, head_dim, eps,
-            WIDTH=width, HEADS=width // head_dim, BLOCK=next_power_of_2(width), num_warps=4,
+        tokens = NORM_TOKENS if num_tokens >= MANY_TOKENS else 1
+        _norm_heads_kernel[(cdiv(num_tokens, tokens), num_places // width)](
+            x_TN, places_C, scale_C, out_TC, x_TN.stride(0), num_places, num_tokens, head_dim, eps,
+            WIDTH=width, HEADS=width // head_dim, BLOCK=next_power_of_2(width), TOKENS=tokens, num_warps=1,
             **launch_options(x_TN.device),
         )  # fmt: skip
     return out_TC
