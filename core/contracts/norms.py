@@ -103,7 +103,7 @@ class NormsAndGates(Protocol):
         Number c is scale_C[c] times number places_C[c] of the normalised heads, and 0 where that place is negative.
         head_dim: numbers of a head of x. width: C is cut into blocks of `width` numbers; a block has all numbers of a
         few heads that follow each other in x, in any order, and of no other heads.
-        Shapes: x_TN (T, N), N a multiple of head_dim; places_C (C,) int64; scale_C (C,) in x's dtype.
+        Shapes: x_TN (T, N), N a multiple of head_dim; places_C (C,) int32; scale_C (C,) in x's dtype.
         Device: no host sync; graph-safe. Writes to none of its inputs.
         """
         heads_XF = x_TN.reshape(-1, head_dim)
@@ -115,7 +115,7 @@ class NormsAndGates(Protocol):
     def take_columns(self, x_TD: Tensor, places_N: Tensor) -> Tensor:
         """The columns of x at these places, in their order: (T, D) -> (T, N).
 
-        Shapes: places_N (N,) int64, the same in every call of a layer. Writes to none of its inputs.
+        Shapes: places_N (N,) int32, the same in every call of a layer. Writes to none of its inputs.
         """
         return x_TD.index_select(1, places_N)
 

@@ -71,7 +71,7 @@ class HeadLayout:
         """For each number of the entries, the number of the projection (C,); -1 for zeros."""
         size, entry = self.heads.head_dim, self.shape.head_dim
         num_q, num_k = self.q_heads.size, self.entries.size
-        source = torch.full((num_q + 2 * num_k * has_keys, entry), -1)
+        source = torch.full((num_q + 2 * num_k * has_keys, entry), -1, dtype=torch.int32)
         for head in range(num_q):
             for first, place, count in self.ranges(self.lane(self.q_heads.start + head)):
                 source[head, place : place + count] = torch.arange(count) + head * size + first
@@ -86,7 +86,8 @@ class HeadLayout:
         """For each number of this rank's heads, its place in the attention output."""
         size, entry = self.heads.head_dim, self.shape.head_dim
         lanes = [self.lane(head) for head in range(self.q_heads.start, self.q_heads.stop)]
-        return torch.cat([torch.arange(size) + head * entry + lane * size for head, lane in enumerate(lanes)])
+        starts = [head * entry + lane * size for head, lane in enumerate(lanes)]
+        return torch.cat([torch.arange(start, start + size, dtype=torch.int32) for start in starts])
 
 
 class Gemma4Attention:

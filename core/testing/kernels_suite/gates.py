@@ -75,7 +75,7 @@ class GateCases(AttentionCases):
             plain, kernels, kept = PlainKernels(None, exact(spec)), self.make_poisoned(spec), []
             for num_tokens, head_dim, wide in ((1, 12, 26), (7, 64, 128), (33, 20, 64)):
                 place_2F = torch.arange(2 * head_dim).view(2, head_dim)
-                blocks = torch.full((3, wide), -1)
+                blocks = torch.full((3, wide), -1, dtype=torch.int32)
                 blocks[0, : 2 * head_dim] = place_2F.t().flatten()
                 blocks[1, :head_dim] = place_2F[1].flip(0)
                 blocks[2, wide - head_dim :] = place_2F[0]
@@ -96,7 +96,9 @@ class GateCases(AttentionCases):
             kernels, kept = self.make_poisoned(spec), []
             for num_tokens, width in self._shapes(spec):
                 x_TD = self.random(spec, num_tokens, 2 * width)[:, :width]
-                kept.append(places_N := (torch.arange(2 * width - 3) * 7 % (width - 1)).to(spec.device))
+                kept.append(
+                    places_N := (torch.arange(2 * width - 3, dtype=torch.int32) * 7 % (width - 1)).to(spec.device)
+                )
                 before_TD = x_TD.clone()
                 with PoisonedMemory():
                     actual_TN = kernels.take_columns(x_TD, places_N)

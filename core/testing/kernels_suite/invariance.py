@@ -131,7 +131,7 @@ class InvarianceCases(AttentionCases):
             x_TD, weight_D = self.random(spec, NUM_ROWS, width), 1 + 0.5 * self.random(spec, width)
             yield "rms_norm", _picking(kernels.rms_norm, [x_TD], weight_D, EPS)
             yield "add_rms_norm", _picking(kernels.add_rms_norm, [x_TD, x_TD.flip(0)], weight_D, EPS)
-            places_D = torch.arange(width, device=spec.device).flip(0)
+            places_D = torch.arange(width, dtype=torch.int32, device=spec.device).flip(0)
             yield "norm_heads", _picking(kernels.norm_heads, [x_TD], width // 4, EPS, places_D, weight_D, width)
             yield "silu_mul", _picking(kernels.silu_mul, [x_TD * 4])
             if is_offered(kernels.gelu_tanh_mul):

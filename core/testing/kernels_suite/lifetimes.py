@@ -49,7 +49,7 @@ class LifetimeCases(AttentionCases):
         x_TD, weight_D = self.random(spec, num_rows, WIDTH) * factor, self.random(spec, WIDTH)
         weight_OD, residual_TO = self.random(spec, NUM_OUT, WIDTH), self.random(spec, num_rows, NUM_OUT) * factor
         x_TDE, weight_E = x_TD.view(num_rows, 2, WIDTH // 2), weight_D[: WIDTH // 2].clone()
-        rates_D, places_D = weight_D.float(), torch.arange(WIDTH, device=spec.device)
+        rates_D, places_D = weight_D.float(), torch.arange(WIDTH, dtype=torch.int32, device=spec.device)
         masks_RW, index_N = torch.full((1, 1), 3, dtype=torch.int32), torch.zeros(num_rows, dtype=torch.int64)
         masks_RW, index_N = masks_RW.to(spec.device), index_N.to(spec.device)
         calls: dict[str, Callable[[], Any]] = {
