@@ -29,6 +29,12 @@ def launch_options(device: torch.device) -> dict[str, bool]:
     return {"PDL": True, "launch_pdl": True} if launches_early(device) else {"PDL": False}
 
 
+OF_STEP = (
+    "rows_ptr", "starts_ptr", "query_starts_ptr", "context_lens_ptr", "shared_lens_ptr", "positions_ptr", "slots_ptr",
+)  # fmt: skip
+"""Arguments of kernels that lie anywhere in the memory of a step, so their alignment must not choose a variant."""
+
+
 def cdiv(amount: int, size: int) -> int:
     """How many parts of this size an amount takes, without triton.cdiv, which takes the host over 1 us a call."""
     return -(-amount // size)

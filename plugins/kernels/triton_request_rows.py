@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hookline.core.contracts import DecodeInputs, RequestRows
-from hookline.plugins.kernels.triton_launch import cdiv, next_power_of_2
+from hookline.plugins.kernels.triton_launch import OF_STEP, cdiv, next_power_of_2
 
 MOST_COLUMNS = 1024
 """Blocks of a table row that are copied at a time."""
@@ -21,7 +21,7 @@ KEPT_ROWS = 128
 """Rows of a program that keeps tokens."""
 
 
-@triton.jit(do_not_specialize=["table_stride", "num_columns"], do_not_specialize_on_alignment=["rows_ptr"])
+@triton.jit(do_not_specialize=["table_stride", "num_columns"], do_not_specialize_on_alignment=OF_STEP)
 def _gather_decodes_kernel(
     rows_ptr, last_token_ptr, length_ptr, temperature_ptr, seed_ptr, table_ptr,
     token_out, position_out, context_out, table_out, slot_out, temperature_out, seed_out, draw_position_out,
@@ -52,7 +52,7 @@ def _gather_decodes_kernel(
 
 @triton.jit(
     do_not_specialize=["num_rows", "token_stride", "padding_row"],
-    do_not_specialize_on_alignment=["rows_ptr", "tokens_ptr", "position_ptr"],
+    do_not_specialize_on_alignment=(*OF_STEP, "tokens_ptr", "position_ptr"),
 )
 def _keep_tokens_kernel(
     rows_ptr, tokens_ptr, position_ptr, last_token_ptr, length_ptr, num_rows, token_stride, padding_row,

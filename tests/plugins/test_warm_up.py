@@ -53,3 +53,36 @@ def test_models_with_unlike_layers_launch_nothing_late_either(model):
     every_second = [f"model.random_shape.{key}=2" for key in PERIODS.get(model, ())]
     found = launched(f"model={model}", "engine.max_model_len=4096", *every_second, num_steps=40)
     assert found["ready"] > 40 and found["late"] == []
+
+
+def test_alignment_of_what_lies_in_a_steps_memory_chooses_no_variant():
+    """In graphs it lies elsewhere than in eager steps: a variant of each would be compiled, one of them late."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    done = subprocess.run([sys.executable, "-c", SPECIALISED], env=environment, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["[]"], done.stdout + done.stderr
+
+
+SPECIALISED = """
+import importlib, pkgutil
+from triton.runtime.jit import JITFunction
+from hookline.plugins import kernels
+from hookline.plugins.kernels.triton_launch import OF_STEP
+
+found = set()
+for module in pkgutil.walk_packages(kernels.__path__, kernels.__name__ + "."):
+    if "triton_" not in module.name:
+        continue
+    for name, kernel in vars(importlib.import_module(module.name)).items():
+        for one in kernel.params if isinstance(kernel, JITFunction) and name.endswith("_kernel") else ():
+            if one.name in OF_STEP and not one.do_not_specialize_on_alignment:
+                found.add(f"{name} {one.name}")
+print(sorted(found))
+"""
+
+
+@pytest.mark.nightly
+def test_many_requests_with_states_launch_nothing_late():
+    sizes = ("engine.max_num_seqs=256", "engine.max_model_len=1024", "model.random_shape.full_attention_interval=2")
+    found = launched("model=qwen3_6_27b", *sizes, num_steps=60)
+    assert found["ready"] > 40 and found["late"] == []

@@ -38,7 +38,7 @@ from hookline.plugins.kernels.attention.triton_tiles import (
     tile_places,
     without_padding,
 )
-from hookline.plugins.kernels.triton_launch import WIDE_GROUP, launch_options, next_power_of_2, triggers_late
+from hookline.plugins.kernels.triton_launch import OF_STEP, WIDE_GROUP, launch_options, next_power_of_2, triggers_late
 
 MERGE_ROWS = 32
 """Rows merged at a time: partial results times heads of a kv head."""
@@ -101,7 +101,7 @@ def _store_out(out_row_ptr, total, acc, head, dim, rows, mask, HEAD_DIM: tl.cons
 
 @triton.jit(
     do_not_specialize=["num_rows", "table_stride"],
-    do_not_specialize_on_alignment=["table_ptr", "shared_lens_ptr", "context_lens_ptr"],
+    do_not_specialize_on_alignment=(*OF_STEP, "table_ptr"),
 )
 def _decode_kernel(
     q_ptr, cache_ptr, table_ptr, items_ptr, out_ptr, partial_ptr, stats_ptr, counters_ptr,

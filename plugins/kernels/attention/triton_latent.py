@@ -20,7 +20,7 @@ from hookline.core.contracts import Rope
 from hookline.plugins.kernels.attention.triton_forms import Scoring, load_sinks, scored
 from hookline.plugins.kernels.attention.triton_tiles import taken_in
 from hookline.plugins.kernels.triton_card import Card
-from hookline.plugins.kernels.triton_launch import cdiv, next_power_of_2
+from hookline.plugins.kernels.triton_launch import OF_STEP, cdiv, next_power_of_2
 
 MOST_PARTS = 32
 
@@ -49,7 +49,10 @@ class LatentTiling:
         return max(16, self.heads * self.tokens)
 
 
-@triton.jit(do_not_specialize=["table_stride", "window", "num_rows"], do_not_specialize_on_alignment=["table_ptr"])
+@triton.jit(
+    do_not_specialize=["table_stride", "window", "num_rows"],
+    do_not_specialize_on_alignment=(*OF_STEP, "table_ptr"),
+)
 def _latent_kernel(
     q_ptr, cache_ptr, table_ptr, tiles_ptr, query_starts_ptr, context_lens_ptr, out_ptr, partial_ptr, stats_ptr,
     q_stride, block_stride, offset_stride, table_stride, factor, cap, sinks_ptr, window, num_rows,
@@ -204,7 +207,7 @@ def latent_attention(
         )  # fmt: skip
 
 
-@triton.jit(do_not_specialize_on_alignment=["slots_ptr"])
+@triton.jit(do_not_specialize_on_alignment=OF_STEP)
 def _rope_write_kernel(
     qk_ptr, cache_ptr, positions_ptr, slots_ptr, table_ptr, token_stride, block_stride, offset_stride, table_stride,
     NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY: tl.constexpr, BLOCK_SIZE: tl.constexpr,

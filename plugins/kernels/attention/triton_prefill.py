@@ -32,7 +32,7 @@ from hookline.plugins.kernels.attention.triton_tiles import (
     tile_places,
 )
 from hookline.plugins.kernels.triton_card import Card
-from hookline.plugins.kernels.triton_launch import WIDE_GROUP, cdiv, next_power_of_2
+from hookline.plugins.kernels.triton_launch import OF_STEP, WIDE_GROUP, cdiv, next_power_of_2
 
 TILES_PER_PROGRAM = 16
 """For the kernel that lists the query tiles."""
@@ -110,7 +110,7 @@ def query_tiles(
     return np.stack([row, first], axis=1)[np.argsort(-past, kind="stable")].astype(np.int32)
 
 
-@triton.jit(do_not_specialize=["first_row", "num_rows", "num_tiles"])
+@triton.jit(do_not_specialize=["first_row", "num_rows", "num_tiles"], do_not_specialize_on_alignment=OF_STEP)
 def _query_tiles_kernel(
     query_starts_ptr, tiles_ptr, first_row, num_rows, num_tiles,
     TOKENS: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_TILES: tl.constexpr,
@@ -209,7 +209,7 @@ def _attend_tiles(
     return maximum, total, acc, blocks
 
 
-@triton.jit(do_not_specialize=["table_stride", "window"], do_not_specialize_on_alignment=["table_ptr"])
+@triton.jit(do_not_specialize=["table_stride", "window"], do_not_specialize_on_alignment=(*OF_STEP, "table_ptr"))
 def _prefill_kernel(
     q_ptr, cache_ptr, table_ptr, tiles_ptr, query_starts_ptr, context_lens_ptr, out_ptr,
     q_stride, half_stride: tl.int64, block_stride, offset_stride, head_stride, table_stride, factor, cap, sinks_ptr,

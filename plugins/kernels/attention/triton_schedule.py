@@ -18,7 +18,7 @@ from torch import Tensor
 from hookline.plugins.kernels.attention.triton_forms import first_seen
 from hookline.plugins.kernels.attention.triton_tiles import WIDE_HEAD, fitting_tile
 from hookline.plugins.kernels.triton_card import Card
-from hookline.plugins.kernels.triton_launch import cdiv, next_power_of_2
+from hookline.plugins.kernels.triton_launch import OF_STEP, cdiv, next_power_of_2
 
 ITEM_WIDTH = 8
 """Integers of a work item: row (-1: none), first and end position, first item of the row, items of the row, and with
@@ -132,7 +132,10 @@ def _left_to_attend(
     return length, seen, begin
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_items", "target", "shared_parts", "window"])
+@triton.jit(
+    do_not_specialize=["num_rows", "num_items", "target", "shared_parts", "window"],
+    do_not_specialize_on_alignment=OF_STEP,
+)
 def _schedule_kernel(
     context_lens_ptr, shared_lens_ptr, items_ptr, shared_info_ptr, num_rows, num_items, target, shared_parts, window,
     TILE: tl.constexpr, MIN_TILES: tl.constexpr, WINDOW: tl.constexpr, SHARED: tl.constexpr, SHARED_TILE: tl.constexpr,

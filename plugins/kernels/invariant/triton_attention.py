@@ -35,7 +35,7 @@ from hookline.plugins.kernels.attention.triton_tiles import (
 )
 from hookline.plugins.kernels.norms.triton_rotary import load_halves, norm_rope_write
 from hookline.plugins.kernels.triton_card import Card
-from hookline.plugins.kernels.triton_launch import cdiv, launch_options, launches_early, next_power_of_2
+from hookline.plugins.kernels.triton_launch import OF_STEP, cdiv, launch_options, launches_early, next_power_of_2
 
 SEGMENT = 1024
 """Positions after which a query starts afresh."""
@@ -226,7 +226,7 @@ def _ask_for_tile(
 
 @triton.jit(
     do_not_specialize=["table_stride", "window", "most_segments"],
-    do_not_specialize_on_alignment=["table_ptr", "slots_ptr"],
+    do_not_specialize_on_alignment=(*OF_STEP, "table_ptr"),
 )
 def _attend_kernel(
     q_ptr, cache_ptr, table_ptr, tiles_ptr, query_starts_ptr, context_lens_ptr, out_ptr, partial_ptr, stats_ptr,
@@ -338,7 +338,7 @@ def _attend_kernel(
         tl.store(to_out, tl.trans(out) if KEYS_LEFT else out, mask=mask_md)
 
 
-@triton.jit(do_not_specialize=["most_segments"])
+@triton.jit(do_not_specialize=["most_segments"], do_not_specialize_on_alignment=OF_STEP)
 def _merge_kernel(
     context_lens_ptr, out_ptr, partial_ptr, stats_ptr, sinks_ptr, most_segments, SINKS: tl.constexpr,
     NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr,
@@ -365,7 +365,7 @@ def _merge_kernel(
     tl.store(to_out, (all_acc / all_total[:, None]).to(out_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=OF_STEP)
 def _longest_first_kernel(
     context_lens_ptr, tiles_ptr, num_rows, BLOCK_ROWS: tl.constexpr, BLOCK_OTHERS: tl.constexpr
 ):  # fmt: skip

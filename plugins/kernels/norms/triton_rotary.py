@@ -19,7 +19,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from hookline.core.contracts import QKNorm, Rope
 from hookline.plugins.kernels.attention.triton_forms import load_rotation, rotary_partner
 from hookline.plugins.kernels.attention.triton_tiles import as_stored
-from hookline.plugins.kernels.triton_launch import cdiv, launch_options, next_power_of_2
+from hookline.plugins.kernels.triton_launch import OF_STEP, cdiv, launch_options, next_power_of_2
 
 HEADS_PER_PROGRAM = 16
 """Of whole heads: the fastest at 1 token and at 16,384 (docs/log)."""
@@ -111,7 +111,7 @@ def norm_rope_write(
     tl.store(to_cache + HEAD_DIM // 2, as_stored(high.to(q_out_ptr.dtype.element_ty), cache_ptr), mask=kv_mask)
 
 
-@triton.jit(do_not_specialize_on_alignment=["slots_ptr"])
+@triton.jit(do_not_specialize_on_alignment=OF_STEP)
 def _qk_norm_rope_write_kernel(
     qkv_ptr, q_out_ptr, cache_ptr, positions_ptr, slots_ptr, table_ptr, q_weight_ptr, k_weight_ptr,
     token_stride, half_stride: tl.int64, block_stride, offset_stride, head_stride, table_stride, eps,
@@ -182,7 +182,7 @@ def qk_norm_rope_write(
     return q_THE
 
 
-@triton.jit(do_not_specialize_on_alignment=["slots_ptr"])
+@triton.jit(do_not_specialize_on_alignment=OF_STEP)
 def _norm_partial_rope_write_kernel(
     qkv_ptr, q_out_ptr, cache_ptr, positions_ptr, slots_ptr, table_ptr, q_weight_ptr, k_weight_ptr,
     token_stride, half_stride: tl.int64, block_stride, offset_stride, head_stride, table_stride, eps,

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from hookline.core.contracts import StateRows
 from hookline.plugins.kernels.attention.triton_prefill import query_tiles_on_device
-from hookline.plugins.kernels.triton_launch import cdiv, next_power_of_2
+from hookline.plugins.kernels.triton_launch import OF_STEP, cdiv, next_power_of_2
 
 CHUNK = 32
 """Its size and that of VALUES fill the registers of eight warps."""
@@ -61,7 +61,7 @@ def _ratios(log_decays, place):
     return tl.where(is_past, tl.exp(tl.where(is_past, log_decays[:, None] - log_decays[None, :], 0.0)), 0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=OF_STEP)
 def _invert_kernel(
     k_ptr, log_decay_ptr, beta_ptr, inverse_ptr, tiles_ptr, starts_ptr, k_stride, gate_stride,
     NUM_HEADS: tl.constexpr, GROUP: tl.constexpr, KEY_DIM: tl.constexpr, BLOCK_E: tl.constexpr, CHUNK: tl.constexpr,
@@ -90,7 +90,7 @@ def _invert_kernel(
     tl.store(inverse_ptr + place[:, None] * CHUNK + place[None, :], inverse)
 
 
-@triton.jit(do_not_specialize=["first_request"])
+@triton.jit(do_not_specialize=["first_request"], do_not_specialize_on_alignment=OF_STEP)
 def _scan_kernel(
     q_ptr, k_ptr, v_ptr, log_decay_ptr, beta_ptr, inverse_ptr, state_ptr, out_ptr, rows_ptr, starts_ptr, first_request,
     q_stride, k_stride, v_stride, gate_stride, row_stride, head_stride, scale,

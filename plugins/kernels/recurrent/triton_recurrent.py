@@ -16,7 +16,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from hookline.core.contracts import StateRows
 from hookline.plugins.kernels.recurrent.triton_delta_chunks import chunked_delta_rule, rows_in_a_block
-from hookline.plugins.kernels.triton_launch import cdiv, launch_options, next_power_of_2
+from hookline.plugins.kernels.triton_launch import OF_STEP, cdiv, launch_options, next_power_of_2
 
 CHANNELS = 256
 """Channels a program, of one token or a few."""
@@ -28,7 +28,7 @@ FEWEST_IN_CHUNKS = 16
 EPS = tl.constexpr(1e-6)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=OF_STEP)
 def _convolve_one_kernel(
     x_ptr, weight_ptr, bias_ptr, state_ptr, out_ptr, rows_ptr, x_stride, row_stride, num_channels,
     BIAS: tl.constexpr, PAST: tl.constexpr, BLOCK_PAST: tl.constexpr, BLOCK_C: tl.constexpr, PDL: tl.constexpr,
@@ -58,7 +58,7 @@ def _convolve_one_kernel(
     tl.store(state_row_ptr + channel * PAST + PAST - 1, x.to(state_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["num_tokens", "num_rows"])
+@triton.jit(do_not_specialize=["num_tokens", "num_rows"], do_not_specialize_on_alignment=OF_STEP)
 def _convolve_kernel(
     x_ptr, weight_ptr, bias_ptr, state_ptr, out_ptr, rows_ptr, starts_ptr, x_stride, row_stride, num_channels,
     num_tokens, num_rows, BIAS: tl.constexpr,
@@ -96,7 +96,7 @@ def _convolve_kernel(
     tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=tokens[:, None] & channels[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=OF_STEP)
 def _keep_inputs_kernel(
     x_ptr, state_ptr, rows_ptr, starts_ptr, x_stride, row_stride, num_channels,
     PAST: tl.constexpr, BLOCK_PAST: tl.constexpr, BLOCK_C: tl.constexpr, PDL: tl.constexpr,
@@ -156,7 +156,7 @@ def short_convolution(
     return out_TC
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=OF_STEP)
 def _delta_rule_kernel(
     q_ptr, k_ptr, v_ptr, log_decay_ptr, beta_ptr, state_ptr, out_ptr, rows_ptr, starts_ptr, first_request,
     q_stride: tl.int64, k_stride: tl.int64, v_stride: tl.int64, gate_stride, row_stride, head_stride, scale,
