@@ -77,7 +77,7 @@ def read_config(hf_config: Mapping[str, Any]) -> Shape:
 
 def _windows(values: ConfigValues) -> tuple[int | None, ...]:
     """Every sixth layer sees everything, the others a window, unless the config.json says otherwise."""
-    step = values.size("_sliding_window_pattern", values.size("sliding_window_pattern", 6))
+    step = values.size("sliding_window_pattern", 6)
     pattern = ["sliding_attention" if (index + 1) % step else "full_attention" for index in range(values.num_layers())]
     return values.windows(pattern, values.size("sliding_window", 4096))
 

@@ -53,7 +53,8 @@ def test_old_and_new_keys_of_windows_and_ropes_mean_the_same() -> None:
     assert shape == read_config({**sizes, **new})
     assert (shape.rope.rope_theta, shape.local_rope.rope_theta) == (5e5, 500.0)
     assert shape.layers == (SlidingWindow(100), SlidingWindow(100), FullAttention(), SlidingWindow(100))
-    bare = read_config(sizes)
+    bare = read_config({**sizes, "_sliding_window_pattern": 3})  # which transformers writes beside layer_types alone
+    assert bare.layers == (SlidingWindow(100),) * 4
     assert (bare.rope.rope_theta, bare.local_rope.rope_theta) == (1e6, 1e4)
 
 
