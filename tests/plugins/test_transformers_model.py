@@ -105,6 +105,10 @@ def test_what_cannot_be_served_is_refused_by_name_with_the_reason(model_type: st
             )
             for kind in ("yarn", "linear", "dynamic")
         ),
+        *(
+            ({"rope_parameters": None, "rope_theta": theta}, "must be a number above 1, below 1e+30; correct its conf")
+            for theta in (0, -1, 1, float("inf"), float("nan"), 1e308)
+        ),
     ],
 )
 def test_a_config_that_cannot_be_read_is_refused(change: dict[str, Any], reason: str) -> None:

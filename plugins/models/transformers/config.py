@@ -47,6 +47,8 @@ WITHOUT_ATTENTION = ("mlp", "moe")
 """Values of `layer_types` that neither attend nor have a state."""
 ALIBI = ("bloom", "mpt")
 """Model types whose attention adds ALiBi's biases; Falcon's config says it."""
+MAX_THETA = 1e30
+"""Bound of the base of rotary positions."""
 MAX_SCALED = 2**24
 """Most tokens that a rotary embedding may be scaled to."""
 UNLIMITED = 1 << 20
@@ -126,6 +128,10 @@ def max_position(config: PreTrainedConfig, *, attends: bool = True) -> int:
     Raises: ConfigError if the config does not say it, or scales it to a senseless one.
     """
     for settings in _rope_settings(config):
+        theta = settings.get("rope_theta")
+        if isinstance(theta, int | float) and not 1 < theta < MAX_THETA:
+            told = f"rope_theta = {shown(theta)} must be a number above 1, below {MAX_THETA:g}"
+            refuse(config.model_type, told, "correct its config.json")
         factor, original = settings.get("factor"), settings.get("original_max_position_embeddings")
         original = original or getattr(config, "max_position_embeddings", None) or 1
         if isinstance(factor, int | float) and not 0 < factor * original <= MAX_SCALED:
