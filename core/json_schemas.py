@@ -363,14 +363,24 @@ class _Document:
         return _Spot(self._place).under(*keys, objects=objects) if keys else _Spot(self._place, objects)
 
     def _is_circular(self, target: Any) -> bool:
-        """Whether references lead from one to the next without an end."""
-        seen: set[int] = set()
-        while isinstance(target, Mapping):
-            if id(target) in seen:
-                return True
-            seen.add(id(target))
-            self._count(num_steps=1)
-            target = next((named for _, named in self._references(target)), None)
+        """Whether references lead from one to the next without an end, also through `allOf`: all of them apply."""
+        above: set[int] = set()
+        done: set[int] = set()
+        waiting = [(target, False)]
+        while waiting:
+            node, is_left = waiting.pop()
+            if is_left:
+                above.discard(id(node))
+                done.add(id(node))
+            elif isinstance(node, Mapping) and id(node) not in done:
+                if id(node) in above:
+                    return True
+                above.add(id(node))
+                self._count(num_steps=1)
+                parts = node.get("allOf")
+                further = [*(named for _, named in self._references(node)), *(parts if isinstance(parts, list) else ())]
+                self._count(num_steps=len(further))
+                waiting += [(node, True), *((one, False) for one in further)]
         return False
 
     # --------------------------------------------------------------------------------------------------------- schemas
@@ -610,6 +620,9 @@ class _Document:
                 self._drop(name, value[name], f"{place}.{keyword}", "must be a schema", malformed=True)
             value = {**value, **dict.fromkeys(odd, True)}
         if is_formed is not None and not is_formed(value):
+            odd = None if self._mends and not self._strict else _odd_item(keyword, value)
+            if odd is not None:
+                self._drop(f"{keyword}.{_segment(odd[0])}", odd[1], place, f"must be {odd[2]}", malformed=True)
             self._drop(keyword, value, place, f"must be {form}", malformed=True)
             return None
         if keyword in _REFERENCES:
@@ -669,6 +682,17 @@ def _modern(node: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(found.get(exclusive), bool) and found.pop(exclusive) and limit in found:
             found[exclusive] = found.pop(limit)
     return found
+
+
+def _odd_item(keyword: str, value: Any) -> tuple[str | int, Any, str] | None:
+    """Key or index, value and right form of what is malformed within a keyword's value; None if all of that is."""
+    items: Any = ()
+    if keyword in _MAPPINGS and isinstance(value, Mapping):
+        items = value.items()
+    elif keyword in (*_LISTS, "required") and isinstance(value, list):
+        items = enumerate(value)
+    fits, form = (_is_text, "a text") if keyword == "required" else (_is_schema, "a schema")
+    return next(((key, one, form) for key, one in items if not fits(one)), None)
 
 
 def _has_type(value: Any, types: Any) -> bool:

@@ -66,6 +66,7 @@ from hookline.core.serve.endpoints.fields import (
     at_least as at_least,
     max_new_tokens as max_new_tokens,
     sampling_params as sampling_params,
+    smallest_limit as smallest_limit,
 )
 from hookline.core.serve.endpoints.generation import (
     Generation as Generation,

@@ -105,7 +105,12 @@ def test_a_reference_to_nothing_is_refused_by_its_place(ref: Any) -> None:
 
 
 def test_references_that_only_lead_to_each_other_are_refused() -> None:
-    for schema in ({"$ref": "#"}, {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#"}}}):
+    for schema in (
+        {"$ref": "#"},
+        {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#"}}},
+        {"properties": {"x": {"$ref": "#/$defs/a"}}, "$defs": {"a": {"allOf": [TEXT, {"$ref": "#/$defs/a"}]}}},
+        {"$ref": "#/$defs/a", "$defs": {"a": {"allOf": [{"allOf": [{"$ref": "#/$defs/b"}]}]}, "b": {"$ref": "#"}}},
+    ):
         with pytest.raises(SchemaError, match="leads back to itself"):
             held(schema)
 
@@ -270,13 +275,28 @@ def test_a_keyword_that_json_schema_does_not_know_is_refused_or_where_told_left_
         JoinedSchemas().add(schema, "s", mends=True, strict=True)
 
 
+@pytest.mark.parametrize(
+    ("keyword", "value", "message"),
+    [
+        ("anyOf", [{}, "string"], "s.anyOf.1='string' must be a schema"),
+        ("required", ["a", None], "s.required.1=None must be a text"),
+        ("patternProperties", {"^x$": {}, "y": 7}, "s.patternProperties.y=7 must be a schema"),
+        ("allOf", [], "s.allOf=[] must be a list with a schema in it"),
+    ],
+)
+def test_of_schemas_and_names_the_malformed_one_is_named(keyword: str, value: Any, message: str) -> None:
+    with pytest.raises(SchemaError) as error:
+        held({"type": "object", keyword: value})
+    assert str(error.value) == message
+
+
 @pytest.mark.parametrize("odd", ["string", None, ["integer"], 5])
 def test_of_properties_the_malformed_one_alone_is_left_out(odd: Any) -> None:
     schema = {"type": "object", "properties": {"a": odd, "b": NUMBER}, "required": ["b"]}
     joined = JoinedSchemas()
     assert joined.add(schema, "s", mends=True) == {**closed(a=True, b=NUMBER), "required": ["b"]}
     assert joined.dropped == ["s.properties.a"]
-    with pytest.raises(SchemaError, match="must be a mapping of names to schemas"):
+    with pytest.raises(SchemaError, match=r"^s\.properties\.a=.* must be a schema$"):
         held(schema)
 
 

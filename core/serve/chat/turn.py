@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -29,6 +30,8 @@ Values = Mapping[str, Any]
 AUTO, NONE, REQUIRED = "auto", "none", "required"
 MAX_TOOLS = 1024
 """Most tools of a request."""
+MAX_NAME = 256
+"""Most characters of a function's name."""
 
 
 @dataclass(frozen=True)
@@ -139,20 +142,30 @@ def checked_tools(
         raise invalid(f"tools holds {len(tools)} tools; at most {MAX_TOOLS} are allowed", "tools")
     for tool in tools:
         name = tool.function.get("name")
-        if not isinstance(name, str) or not 0 < len(name) <= 256 or not name.isprintable() or {'"', "\\"} & set(name):
+        if not isinstance(name, str) or not name:
             raise invalid(f"{tool.place}={shown(tool.function)} is not a function with a name", "tools")
+        if len(name) > MAX_NAME or not name.isprintable() or {'"', "\\"} & set(name):
+            told = f'at most {MAX_NAME} printable characters without " and \\'
+            raise invalid(f"{tool.place}: the name {shown(name)} of a function must be {told}", "tools")
         given = tool.function.get("parameters")
         if isinstance(given, bool):
             raise invalid(f"{tool.place}.{schema_key}={shown(given)} is not a JSON schema of objects", "tools")
         if not isinstance(given or {}, Mapping):
-            raise invalid(f"{tool.place}.{schema_key} is not a JSON schema", "tools")
+            raise invalid(f"{tool.place}.{schema_key}={shown(given)} is not a JSON schema", "tools")
         is_strict_at(tool.function, f"{tool.place}.{schema_key}".rpartition(".")[0])
     names = [tool.function["name"] for tool in tools]
     if choice.startswith("=") and choice[1:] not in names:
-        raise invalid(f"tool_choice names {shown(choice[1:])}, which is not among the tools", "tool_choice")
+        told = f"tool_choice names {shown(choice[1:])}, which is not among the tools"
+        raise invalid(told + _not_run(ignored), "tool_choice")
     if choice == REQUIRED and not tools:
-        raise invalid("tool_choice forces a call, and there are no tools", "tool_choice")
+        raise invalid("tool_choice forces a call, and there are no tools" + _not_run(ignored), "tool_choice")
     return Tools(tools, choice, calls_one, schema_key, ignored)
+
+
+def _not_run(ignored: Sequence[str]) -> str:
+    """The end of an error about a missing tool: which of the request's tools are ignored."""
+    kinds = [place.removeprefix("tools.") for place in ignored if re.fullmatch(r"tools\.\w+", place)]
+    return f" that can be called here; of type {', '.join(dict.fromkeys(kinds))} none can" if kinds else ""
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,11 @@ _BACKSLASH = ord("\\")
 _DIGITS = bytes(ord("0") if chr(byte).isdigit() and byte < 128 else ord(" ") for byte in range(256))
 _TOO_LONG = b"0" * (MAX_DIGITS + 1)
 _PLACE = re.compile(r"(.*?)(?: - at `\$\.?(.*)`)?", re.S)
+_ESCAPE = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?P<half>\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\.",
+    re.DOTALL,
+)
+"""An escape in a JSON text: of a surrogate pair, of half of one, or any other."""
 _OF_KEY = "[...]"
 """How msgspec writes the place of a value of a mapping, whatever its key."""
 _STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
@@ -144,7 +149,7 @@ def _decoded(data: bytes, kind: type[Struct]) -> tuple[Struct, dict[str, str]]:
     try:
         values = msgspec.json.decode(data)
     except _UNREADABLE as error:
-        raise invalid(f"the body is not valid JSON: {clipped(json_fault(error))}") from None
+        raise _unreadable(data, error) from None
     if not isinstance(values, dict):
         raise invalid(f"the body is a JSON {type(values).__name__}, not an object")
     check_unknown(values, _known(kind))
@@ -154,6 +159,33 @@ def _decoded(data: bytes, kind: type[Struct]) -> tuple[Struct, dict[str, str]]:
         if values.get(name) is not None:
             names += islice(_without_effect(values[name], shape, name), MAX_IGNORED)
     return checked(values, kind), ignored_header(names)
+
+
+def _unreadable(data: bytes, error: Exception) -> ApiError:
+    """The error of a body that the decoder refused, with its reason and place where the decoder does not tell them."""
+    if not data.strip():
+        return invalid("the body is empty; send a JSON object")
+    reason = clipped(json_fault(error)).removesuffix(f" - at `${_OF_KEY}`")
+    with suppress(*_UNREADABLE):
+        for name, value in msgspec.json.decode(data, type=dict[str, msgspec.Raw]).items():
+            if (fault := _fault(value)) is not None:
+                return invalid(f"{shown_key(name)}: {clipped(json_fault(fault))}", shown_key(name))
+    if _fault(_ESCAPE.sub(lambda found: rb"\ufffd" if found["half"] else found[0], data)) is None:
+        at = next(found for found in _ESCAPE.finditer(data) if found["half"])
+        half = at[0].decode()
+        reason = (
+            f"{half} (byte {at.start()}) is half a surrogate pair, which is no text; a text was cut within an emoji"
+        )
+    return invalid(f"the body is not valid JSON: {reason}")
+
+
+def _fault(data: bytes | msgspec.Raw) -> Exception | None:
+    """The decoder's error about a JSON value; None if there is none."""
+    try:
+        msgspec.json.decode(data)
+    except _UNREADABLE as error:
+        return error
+    return None
 
 
 def _without_effect(value: Any, shape: Any, place: str) -> Iterator[str]:

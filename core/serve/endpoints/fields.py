@@ -189,6 +189,15 @@ def max_new_tokens(
     return asked
 
 
+def smallest_limit(**limits: int | None) -> tuple[str, int | None]:
+    """The name and the value of the smallest of several limits of generated tokens, as a request names them; those that
+    are None are unset. Without any, the first name and None.
+    """
+    given = {name: limit for name, limit in limits.items() if limit is not None}
+    name = min(given or limits, key=lambda one: given.get(one, 0))
+    return name, given.get(name)
+
+
 def at_least(name: str, value: int | None, least: int) -> None:
     """Check a lower bound.
 

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from hookline.core.contracts import ApiError, ErrorForm
-from hookline.core.errors import RequestError, clipped
+from hookline.core.errors import RequestError, clipped, shown
 from hookline.core.json_schemas import SchemaRules
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.needs import schema_rules
@@ -126,7 +126,7 @@ class ServedEngine:
         if n > limit or num_prompts * n > limit * replicas:
             of_each = f" of each of {replicas} replicas" if replicas > 1 else ""
             raise invalid(
-                f"{num_prompts * n} answers are asked for ({n} for each of {num_prompts} in {param}); "
+                f"{shown(num_prompts * n)} answers are asked for ({shown(n)} for each of {num_prompts} in {param}); "
                 f"serve.max_requests={limit} are the most at once{of_each}",
                 "n" if num_prompts == 1 else param,
             )

@@ -61,9 +61,13 @@ _LENGTHS = ("max_completion_tokens", "max_output_tokens", "max_tokens")
 _STOPS = ("stop", "stop_sequences")
 SAME = {
     **dict.fromkeys((*_LENGTHS, "max_new_tokens", "max_tokens_to_sample", "n_predict", "num_predict"), _LENGTHS),
+    **dict.fromkeys(("max_length", "max_gen_len", "max_gen_toks", "tokens_to_generate"), _LENGTHS),
     **dict.fromkeys((*_STOPS, "stop_strings", "stopping_strings", "custom_stopping_strings", "stop_words"), _STOPS),
-    **dict.fromkeys(("min_new_tokens", "min_output_tokens"), ("min_tokens",)),
+    **dict.fromkeys(("stop_sequence", "stop_words_list", "until"), _STOPS),
+    **dict.fromkeys(("stop_ids", "stop_token_id", "eos_token_id", "eos_token_ids", "end_id"), ("stop_token_ids",)),
+    **dict.fromkeys(("min_new_tokens", "min_output_tokens", "min_length", "min_gen_len"), ("min_tokens",)),
     **dict.fromkeys(("banned_tokens", "banned_strings", "bad_words_ids", "custom_token_bans"), ("bad_words",)),
+    **dict.fromkeys(("bad_words_list", "suppress_tokens"), ("bad_words",)),
     **dict.fromkeys(("allowed_tokens", "allowed_words"), ("allowed_token_ids",)),
     **dict.fromkeys(("ban_eos_token", "ignore_eos_token"), ("ignore_eos",)),
 }
@@ -301,7 +305,7 @@ def check_unknown(values: Mapping[str, Any], known: Iterable[str]) -> None:
         value = values[name]
         if name in ANNOTATIONS:
             continue
-        if (right := _same_field(name, known)) is not None and _is_unset(values.get(right)):
+        if (right := _same_field(name, known)) is not None and value not in (0, -1) and _is_unset(values.get(right)):
             raise invalid(f"{name} is not a field of this endpoint; use {right}", name)
         names = [*_LONG_NAMES, *known.intersection((*_CHOICES, *ELSEWHERE))]
         if close := near_miss(_snake(name), names, cutoff=0.85):

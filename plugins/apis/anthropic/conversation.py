@@ -41,6 +41,8 @@ _BY_CLIENT: dict[str, tuple[str, Values, tuple[str, ...]]] = {
 _NOT_READ = ("server_tool_use", "mcp_tool_use", "container_upload", "redacted_thinking", "fallback", "browser_state")
 """Types of content blocks that only Anthropic's own servers use. Results of their tools have types of their own."""
 
+_OTHER_NAMES = ("parameters", "inputSchema", "parametersJsonSchema", "json_schema", "schema", "args_schema")
+"""Names that other APIs have for a tool's input_schema."""
 TOOL = dict.fromkeys(("type", "name", "description", "input_schema", "strict", "cache_control"))
 """The known fields of a tool that has its own schema."""
 _TEXT_SHAPE = dict.fromkeys(("type", "text", "cache_control"))
@@ -78,7 +80,8 @@ def client_tools(tools: list[Any], ignored: list[str]) -> Iterator[ClientTool]:
             check_names(tool, TOOL, place)
             if not isinstance(tool.get("name"), str):
                 raise invalid(f"{place}={shown(tool)} is not a tool with a name and an input_schema", "tools")
-        if kind == "function" or (kind == "custom" and "input_schema" not in tool and "parameters" in tool):
+        other = next((key for key in _OTHER_NAMES if tool.get(key)), None)
+        if kind == "function" or (kind == "custom" and "input_schema" not in tool and other is not None):
             raise invalid(f"{place} has its parameters where this endpoint has input_schema", "tools")
         if kind == "custom" or "input_schema" in tool:
             schema = tool.get("input_schema")

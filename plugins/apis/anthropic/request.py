@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from hookline.core.errors import shown
+from hookline.core.errors import clipped, shown
 from hookline.core.serving import (
     AUTO,
     FORMAT,
@@ -118,7 +118,8 @@ class CountRequest(SamplingFields, kw_only=True):
         given = enumerate(self.messages or [])
         messages = [message for index, one in given for message in as_messages(one, index, ignored)]
         if not messages:
-            raise invalid("messages holds no message with content; it needs at least 1", "messages")
+            unread = f"; it holds {', '.join(dict.fromkeys(map(clipped, ignored[:8])))}" if ignored else ""
+            raise invalid(f"messages holds no message with content{unread}; it needs at least 1", "messages")
         if self.system:
             messages.insert(0, {"role": "system", "content": text_of_blocks(self.system, "system", ignored)})
         kind = (self.thinking or {}).get("type")

@@ -19,6 +19,7 @@ from hookline.core.serving import (
     effort_arguments,
     invalid,
     prepared,
+    smallest_limit,
 )
 from hookline.plugins.apis.openai.client_tools import chosen_tools, read_tools, tool_shape
 
@@ -78,8 +79,11 @@ class ChatRequest(SamplingFields, kw_only=True):
     @property
     def own_names(self) -> dict[str, str]:
         """See SamplingFields."""
-        limit = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
-        return {"logprobs": "top_logprobs", "max_tokens": limit}
+        return {"logprobs": "top_logprobs", "max_tokens": self._limit[0]}
+
+    @property
+    def _limit(self) -> tuple[str, int | None]:
+        return smallest_limit(max_tokens=self.max_tokens, max_completion_tokens=self.max_completion_tokens)
 
     def chosen_tools(self) -> Tools:
         """The tools and the choice among them.
@@ -107,13 +111,12 @@ class ChatRequest(SamplingFields, kw_only=True):
             continues_last=bool(self.continue_final_message),
             adds_generation_prompt=self.add_generation_prompt is not False,
         )
-        asked = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         return prepared(
             engine,
             chat,
             self,
             tools,
-            max_tokens=asked,
+            max_tokens=self._limit[1],
             add_special_tokens=bool(self.add_special_tokens),
             logprobs=self.num_logprobs,
         )

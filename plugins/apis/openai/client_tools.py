@@ -33,6 +33,8 @@ Values = dict[str, Any]
 FUNCTION, CUSTOM, NAMESPACE = "function", "custom", "namespace"
 LOCAL_SHELL, SHELL, APPLY_PATCH = "local_shell", "shell", "apply_patch"
 _FUNCTION = ("name", "description", "parameters", "strict")
+_OTHER_NAMES = ("input_schema", "inputSchema", "parametersJsonSchema", "json_schema", "schema", "args_schema")
+"""Names that other APIs have for a function's parameters."""
 _TEXT: Values = {"type": "string"}
 _SECONDS: Values = {"timeout_ms": {"type": "integer", "description": "Milliseconds that the command may take."}}
 
@@ -151,8 +153,9 @@ def _read(tool: Any, place: str, ignored: list[str], namespace: str | None = Non
         if kind == FUNCTION:
             own_place = place if own is tool else f"{place}.{kind}"
             check_names(own, ("type", *_FUNCTION), own_place)
-            if "input_schema" in own and "parameters" not in own:
-                raise invalid(f"{own_place}.input_schema is not known; use parameters", "tools")
+            other = next((key for key in _OTHER_NAMES if own.get(key)), None)
+            if other is not None and "parameters" not in own:
+                raise invalid(f"{own_place}.{other} is not known; use parameters", "tools")
         found = {key: own[key] for key in _FUNCTION if own.get(key) is not None}
         grammar = None
         if kind == CUSTOM:
@@ -227,6 +230,9 @@ def _chosen(choice: Any, tools: list[ClientTool], ignored: list[str]) -> tuple[s
         if len({tool.function["name"] for tool in found}) > 1:
             raise invalid(f"tool_choice={shown(choice)} names a tool of several namespaces; say which", "tool_choice")
         return f"={found[0].function['name']}", tools
+    if isinstance(kind, str) and f"tools.{kind}" in ignored:
+        told = f"tool_choice={shown(choice)} names a tool that only a provider runs; choose auto, or a function"
+        raise invalid(told, "tool_choice")
     form = "auto, none, required, allowed_tools, or a function, a custom tool, a shell or apply_patch with its name"
     raise invalid(f"tool_choice={shown(choice)} is not {form}", "tool_choice")
 
@@ -252,6 +258,8 @@ def _named(reference: Any, tools: Sequence[ClientTool], ignored: list[str]) -> l
         alike = [tool for tool in tools if tool.name == name and namespace in (None, tool.namespace)]
         found = [tool for tool in exact or alike if tool.kind == kind]
         found = found or [tool for tool in alike if tool.kind == kind] or exact or alike
+    if name is None:
+        raise invalid(f"tool_choice: {shown(reference)} has no name of a tool", "tool_choice")
     if not isinstance(name, str) or not found:
         raise invalid(f"tool_choice names {shown(name)}, which is not among the tools", "tool_choice")
     return found

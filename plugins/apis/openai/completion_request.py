@@ -65,8 +65,13 @@ class CompletionRequest(SamplingFields, kw_only=True):
         if isinstance(prompt, list) and prompt:
             if are_ids(prompt):
                 return [prompt]
-            if all(isinstance(one, str) or are_ids(one) for one in prompt):
+            fits, what = _is_id, "no token id"
+            if not _is_id(prompt[0]):
+                fits, what = _is_prompt, "neither a text nor a list of token ids"
+            odd = next((index for index, one in enumerate(prompt) if not fits(one)), None)
+            if odd is None:
                 return prompt
+            raise invalid(f"prompt.{odd}={shown(prompt[odd])} is {what}", f"prompt.{odd}")
         form = "a text, a list of texts, a list of token ids, or a list of lists of token ids"
         raise invalid(f"prompt={shown(prompt)} must be {form}, and not empty", "prompt")
 
@@ -117,11 +122,11 @@ class CompletionRequest(SamplingFields, kw_only=True):
         if wanted is None:
             return
         num_tokens, n, alternatives = sum(map(len, prompts)), self.n or 1, max(wanted, 1)
-        if num_tokens * n * alternatives > MAX_PROMPT_SCORES:
+        if (number := num_tokens * n * alternatives) > MAX_PROMPT_SCORES:
             raise invalid(
-                f"n={n} choices with {alternatives} alternatives ({name}) for each of {num_tokens} prompt tokens are "
-                f"{num_tokens * n * alternatives} log-probabilities; at most {MAX_PROMPT_SCORES} are answered: ask for "
-                "fewer choices or alternatives",
+                f"n={shown(n)} choices with {shown(alternatives)} alternatives ({name}) for each of {num_tokens} "
+                f"prompt tokens are {shown(number)} log-probabilities; at most {MAX_PROMPT_SCORES} are answered: ask "
+                "for fewer choices or alternatives",
                 "n" if n > 1 else name,
             )
 
@@ -137,3 +142,11 @@ def _of_last(token_id: int, n: int, scores: int | None) -> SamplingParams:
     return SamplingParams(
         max_tokens=1, n=n, allowed_token_ids=(token_id,), ignore_eos=True, logprobs=scores, prompt_logprobs=scores
     )
+
+
+def _is_id(value: object) -> bool:
+    return type(value) is int
+
+
+def _is_prompt(value: object) -> bool:
+    return isinstance(value, str) or are_ids(value)

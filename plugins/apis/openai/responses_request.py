@@ -27,6 +27,7 @@ from hookline.core.serving import (
     invalid,
     only_format,
     prepared,
+    smallest_limit,
     text_of,
 )
 from hookline.plugins.apis.openai.client_tools import (
@@ -137,12 +138,14 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     @property
     def own_names(self) -> dict[str, str]:
         """See SamplingFields."""
-        names = {"messages": "input", "logprobs": "top_logprobs"}
-        if self.max_output_tokens is not None:
-            names["max_tokens"] = "max_output_tokens"
+        names = {"messages": "input", "logprobs": "top_logprobs", "max_tokens": self._limit[0]}
         return (
             names if self.response_format is not None else names | {FORMAT: "text.format", SCHEMA: "text.format.schema"}
         )
+
+    @property
+    def _limit(self) -> tuple[str, int | None]:
+        return smallest_limit(max_tokens=self.max_tokens, max_output_tokens=self.max_output_tokens)
 
     def turn(self, engine: ServedEngine) -> Turn:
         """The chat turn that the request asks for.
@@ -157,13 +160,15 @@ class ResponsesRequest(SamplingFields, kw_only=True):
             unread = ", ".join(dict.fromkeys(clipped(one) for one in ignored[:8]))
             raise invalid(f"input holds no message that is read here; it holds {unread}: add a message", "input")
         calls_one = self.parallel_tool_calls is False
+        ignored += [f"include.{one}" for one in self.include or () if one != LOGPROBS]
+        if self.top_logprobs and self.num_logprobs is None:
+            ignored.append("top_logprobs")
         ignored += ignored_tools
         tools = chosen_tools(given, self.tool_choice, calls_one=calls_one, schema_key="parameters", ignored=ignored)
         arguments = dict(checked_arguments(self.chat_template_kwargs, engine.codec))
         arguments |= effort_arguments((self.reasoning or {}).get("effort"))
         chat = ChatPrompt(checked_messages(messages, "input"), tools.for_template, arguments)
-        asked = self.max_output_tokens if self.max_output_tokens is not None else self.max_tokens
-        return prepared(engine, chat, self, tools, max_tokens=asked, logprobs=self.num_logprobs)
+        return prepared(engine, chat, self, tools, max_tokens=self._limit[1], logprobs=self.num_logprobs)
 
     def _later_tools(self) -> Iterator[Any]:
         """Tools that items of the conversation define, such as the results of a tool search."""

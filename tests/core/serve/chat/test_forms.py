@@ -238,6 +238,8 @@ def test_a_form_beside_its_own_key_is_refused(ask: Ask, path: str, field: str, k
     [
         (CHAT, {"type": "function", "function": {"name": "f", "input_schema": CITY}}, "function.input_schema is not"),
         (CHAT, {"name": "f", "input_schema": CITY}, "tools[0].input_schema is not known; use parameters"),
+        (CHAT, {"name": "f", "inputSchema": CITY}, "tools[0].inputSchema is not known; use parameters"),
+        (MESSAGES, {"name": "f", "schema": CITY}, "tools[0] has its parameters where this endpoint has input_schema"),
         (CHAT, {"type": "function", "function": {"name": "f", "parametres": CITY}}, "[0].function.parameters'?"),
         (RESPONSES, {"type": "function", "name": "f", "parameter": CITY}, "Did you mean 'tools[0].parameters'?"),
         (MESSAGES, {"name": "f", "parameters": CITY}, "where this endpoint has input_schema"),

@@ -51,6 +51,35 @@ def test_a_body_of_very_many_values_is_refused(ask: Ask, unit: str) -> None:
     assert "more than 1048576 values" in response.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("data", "message", "param"),
+    [
+        (b"", "the body is empty; send a JSON object", None),
+        (b" \r\n", "the body is empty; send a JSON object", None),
+        (b'{"prompt": "hi", "temperature": 1e400}', "temperature: Number out of range", "temperature"),
+        (b'{"prompt": "hi", "seed": ' + b"9" * 5000 + b"}", "seed: Integer value out of range", "seed"),
+        (b'{"prompt": "\xff"}', "prompt: 'utf-8' codec can't decode byte 0xff", "prompt"),
+        *(
+            (
+                b'{"prompt": "\\\\\\ud83d\\ude00 ' + half + b'", "n": 1}',
+                f"{told} (byte 27) is half a surrogate pair",
+                None,
+            )
+            for half, told in ((rb"\ud83d", r"\ud83d"), (rb"\uDE00.", r"\uDE00"), (rb"\ud83d\n", r"\ud83d"))
+        ),
+        (b'{"prompt": "\\ud83d', "Input data was truncated", None),
+        (b'{"prompt": "hi",}', "JSON is malformed: trailing comma in object (byte 16)", None),
+    ],
+)
+def test_why_a_body_cannot_be_read_is_told_with_its_place(
+    ask: Ask, data: bytes, message: str, param: str | None
+) -> None:
+    response = ask(FakeEngineClient(), "POST", "/v1/completions", content=data)
+    error = response.json()["error"]
+    assert response.status_code == 400 and error["param"] == param, error
+    assert error["message"].removeprefix("the body is not valid JSON: ").startswith(message), error
+
+
 @pytest.mark.parametrize("is_text", [False, True])
 def test_a_large_body_s_numbers_have_no_more_digits_than_any_float(ask: Ask, is_text: bool) -> None:
     numbers = "9" * 4300 + "," + "1," * 2**18

@@ -315,8 +315,11 @@ def test_a_tool_of_any_kind_can_be_forced(ask: Ask, choice: dict[str, Any], repl
         ({"tools": [{"type": "namespace", "name": "a", "tools": [{"type": "function"}]}]}, "tools[0].tools[0]="),
         ({"tools": [{"type": "custom"}]}, "tools[0]="),
         ({"tools": RESPONSES_TOOLS, "tool_choice": {"type": "function", "name": "nobody"}}, "'nobody'"),
-        ({"tools": RESPONSES_TOOLS, "tool_choice": {"type": "web_search"}}, "is not auto, none, required"),
-        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "there are no tools"),
+        ({"tools": RESPONSES_TOOLS, "tool_choice": {"type": "web_search"}}, "that only a provider runs; choose auto"),
+        (
+            {"tools": [{"type": "web_search"}], "tool_choice": "required"},
+            "no tools that can be called here; of type web_search none",
+        ),
         ({"tools": RESPONSES_TOOLS, "tool_choice": {"type": "allowed_tools", "mode": "none"}}, "needs a mode"),
         ({"input": [{"type": "custom_tool_call", "input": "x"}]}, "input[0]="),
         ({"input": [{"type": 5}]}, "input[0]="),

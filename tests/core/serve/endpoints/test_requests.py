@@ -80,7 +80,14 @@ def test_what_does_not_go_together_is_said(ask: Ask, fields: dict[str, Any], mes
 
 @pytest.mark.parametrize(
     "fields",
-    [{"max_tokens": 3.0}, {"max_tokens": "3"}, {"model": "", "max_tokens": 3}, {"top_logprobs": 0, "max_tokens": 3}],
+    [
+        {"max_tokens": 3.0},
+        {"max_tokens": "3"},
+        {"model": "", "max_tokens": 3},
+        {"top_logprobs": 0, "max_tokens": 3},
+        {"max_tokens": 3, "max_completion_tokens": 5},
+        {"max_tokens": 5, "max_completion_tokens": 3},
+    ],
 )
 def test_what_clients_write_in_their_own_way_is_understood(ask: Ask, fields: dict[str, Any]) -> None:
     client = FakeEngineClient()
@@ -88,6 +95,26 @@ def test_what_clients_write_in_their_own_way_is_understood(ask: Ask, fields: dic
     response = ask(client, "POST", "/v1/chat/completions", json=body)
     assert response.status_code == 200 and response.json()["model"] == "fake"
     assert client.asked[0].params.max_tokens == 3 and client.asked[0].params.logprobs is None
+
+
+@pytest.mark.parametrize(
+    ("prompt", "place", "message"),
+    [
+        (["x", [1], None], "prompt.2", "prompt.2=None is neither a text nor a list of token ids"),
+        (["x", [1, True]], "prompt.1", "prompt.1=[1, True] is neither a text nor a list of token ids"),
+        ([1, 2, "x"], "prompt.2", "prompt.2='x' is no token id"),
+    ],
+)
+def test_of_many_prompts_the_one_that_is_none_is_named(ask: Ask, prompt: Any, place: str, message: str) -> None:
+    response = ask(FakeEngineClient(), "POST", "/v1/completions", json={"prompt": prompt})
+    error = response.json()["error"]
+    assert (response.status_code, error["message"], error["param"]) == (400, message, place)
+
+
+@pytest.mark.parametrize("fields", [{"n": 10**400}, {"prompt_logprobs": 10**400}])
+def test_a_number_without_end_is_shown_by_its_beginning_and_end(ask: Ask, fields: dict[str, int]) -> None:
+    response = ask(FakeEngineClient(), "POST", "/v1/completions", json={"prompt": "x", **fields})
+    assert response.status_code == 400 and len(response.json()["error"]["message"]) < 400
 
 
 @pytest.mark.parametrize(

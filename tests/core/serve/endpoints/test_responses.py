@@ -23,6 +23,14 @@ PARSERS = ServeConfig(reasoning_parser="think", tool_parser="hermes")
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 
 
+def test_of_two_limits_both_are_kept_and_fields_for_log_probabilities_that_have_no_effect_are_named(ask: Ask) -> None:
+    client, include = FakeEngineClient("x"), ["reasoning.encrypted_content"]
+    fields = {"max_tokens": 3, "max_output_tokens": 5, "include": include, "top_logprobs": 2}
+    response = ask(client, "POST", "/v1/responses", json={**BODY, **fields})
+    assert response.headers["x-hookline-ignored"] == "include.reasoning.encrypted_content, top_logprobs"
+    assert client.asked[0].params.max_tokens == 3
+
+
 def events(response: httpx.Response) -> list[dict[str, Any]]:
     return [json.loads(frame.partition("data: ")[2]) for frame in response.text.split("\n\n") if frame]
 
