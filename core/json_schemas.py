@@ -620,9 +620,9 @@ class _Document:
                 self._drop(name, value[name], f"{place}.{keyword}", "must be a schema", malformed=True)
             value = {**value, **dict.fromkeys(odd, True)}
         if is_formed is not None and not is_formed(value):
-            odd = None if self._mends and not self._strict else _odd_item(keyword, value)
-            if odd is not None:
-                self._drop(f"{keyword}.{_segment(odd[0])}", odd[1], place, f"must be {odd[2]}", malformed=True)
+            item = None if self._mends and not self._strict else _odd_item(keyword, value)
+            if item is not None:
+                self._drop(f"{keyword}.{_segment(item[0])}", item[1], place, f"must be {item[2]}", malformed=True)
             self._drop(keyword, value, place, f"must be {form}", malformed=True)
             return None
         if keyword in _REFERENCES:

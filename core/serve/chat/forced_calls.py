@@ -12,9 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hookline.core.contracts import Arguments, CallForm, OutputParser, ParsedPart, Text, ToolCall
-from hookline.core.json_schemas import JoinedSchemas, SchemaRules
+from hookline.core.errors import RequestError
+from hookline.core.json_schemas import JoinedSchemas, SchemaError, SchemaRules
 from hookline.core.parsing import JsonEnd
+from hookline.core.structured_outputs import check_tree
 
+AROUND_CALLS = 6
+"""Mappings and lists around a tool's schema, below the outermost one, where it is part of a grammar of several."""
 _HEAD = re.compile(r'[\[\s,]*\{\s*"name"\s*:\s*"([^"\\]*)"\s*,\s*"parameters"\s*:\s*(?=\{)')
 """The beginning of a call, up to its arguments; the schema allows no other form."""
 _SAYS_NOTHING = frozenset(("type", "title", "description", "$schema", "$id", "$comment", "strict"))
@@ -36,7 +40,7 @@ def required_schema(
 
     Raises: as `named_schema`.
     """
-    calls = [
+    calls: list[dict[str, Any]] = [
         {
             "type": "object",
             "properties": {"name": {"const": tool["name"]}, "parameters": _arguments(tool, place, joined)},
@@ -45,6 +49,8 @@ def required_schema(
         }
         for tool, place in zip(tools, places, strict=True)
     ]
+    for place, call in zip(places, calls, strict=True):
+        _check_depth(call["properties"]["parameters"], place)
     most = {"maxItems": 1} if one_only else {}
     return joined.whole({"type": "array", "minItems": 1, **most, "items": {"anyOf": calls}})
 
@@ -65,9 +71,22 @@ def call_tags(
     for tool, place in zip(tools, places, strict=True):
         written, joined = form(tool["name"]), JoinedSchemas(rules)
         content = {"type": "json_schema", "json_schema": named_schema(tool, place, joined)}
+        _check_depth(content["json_schema"], place)
         tags.append({"type": "tag", "begin": written.begin, "content": content, "end": written.end})
         dropped += joined.dropped
     return tags, form(tools[0]["name"])
+
+
+def _check_depth(schema: Any, place: str) -> None:
+    """Refuse a schema that would be too deep in a schema of all calls, whose error could not say which tool it is."""
+    nested = schema
+    for _ in range(AROUND_CALLS):
+        nested = [nested]
+    try:
+        check_tree(place, {"": nested})
+    except RequestError as error:
+        told = str(error).removeprefix(place)
+        raise SchemaError(place, f"{told}: a grammar of calls has {AROUND_CALLS} more around it") from None
 
 
 def _arguments(tool: Mapping[str, Any], place: str, joined: JoinedSchemas) -> Any:

@@ -58,6 +58,7 @@ ELSEWHERE = {
 }
 """Fields of other APIs that ask for a form -> the field of this endpoint for it."""
 _LENGTHS = ("max_completion_tokens", "max_output_tokens", "max_tokens")
+_COUNTS = (*_LENGTHS, "min_tokens")
 _STOPS = ("stop", "stop_sequences")
 SAME = {
     **dict.fromkeys((*_LENGTHS, "max_new_tokens", "max_tokens_to_sample", "n_predict", "num_predict"), _LENGTHS),
@@ -305,7 +306,8 @@ def check_unknown(values: Mapping[str, Any], known: Iterable[str]) -> None:
         value = values[name]
         if name in ANNOTATIONS:
             continue
-        if (right := _same_field(name, known)) is not None and value not in (0, -1) and _is_unset(values.get(right)):
+        right = _same_field(name, known)
+        if right is not None and _is_unset(values.get(right)) and not (_bounds_nothing(value) and right in _COUNTS):
             raise invalid(f"{name} is not a field of this endpoint; use {right}", name)
         names = [*_LONG_NAMES, *known.intersection((*_CHOICES, *ELSEWHERE))]
         if close := near_miss(_snake(name), names, cutoff=0.85):
@@ -319,6 +321,11 @@ def check_unknown(values: Mapping[str, Any], known: Iterable[str]) -> None:
 def _is_unset(value: Any) -> bool:
     """Whether a value means "unset": some clients send all fields they know, with such values in unused ones."""
     return value is None or value is False or value in ("", [], {})
+
+
+def _bounds_nothing(value: Any) -> bool:
+    """Whether a number of tokens means "unset", as llama.cpp's n_predict of -1 does."""
+    return value in (0, -1)
 
 
 def _same_field(name: str, known: frozenset[str]) -> str | None:

@@ -269,6 +269,10 @@ STRANGERS: list[tuple[dict[str, Any], str]] = [
     ({"stopping_strings": ["a"]}, "use stop"),
     ({"banned_strings": ["a"]}, "use bad_words"),
     ({"options": {"stop": ["a"]}}, "send stop as a field of the body"),
+    ({"until": ["a"]}, "use stop"),
+    ({"eos_token_id": 0}, "use stop_token_ids"),
+    ({"suppress_tokens": [5]}, "use bad_words"),
+    ({"min_length": 5}, "use min_tokens"),
 ]
 
 
@@ -289,6 +293,7 @@ def test_a_stranger_s_field_that_constrains_the_answer_is_refused_with_the_one_t
         (COMPLETIONS, "n_predict", "max_tokens"),
         (RESPONSES, "max_completion_tokens", "max_output_tokens"),
         (CHAT, "stop_sequences", "stop"),
+        (CHAT, "max_length", "max_completion_tokens"),
     ],
 )
 def test_a_bound_of_another_name_is_refused_unless_the_endpoint_s_own_is_set_too(
@@ -306,6 +311,27 @@ def test_fields_that_clients_send_without_a_value_and_those_about_back_ends_are_
     response, _ = sent(ask, CHAT, **fields)
     assert response.status_code == 200
     assert response.headers[IGNORED] == "grammar_string, stopping_strings, guidance_scale, schema_version"
+
+
+def test_a_number_of_another_name_that_bounds_nothing_is_named(ask: Ask) -> None:
+    response, _ = sent(ask, CHAT, n_predict=-1, min_length=0)
+    assert response.status_code == 200 and response.headers[IGNORED] == "n_predict, min_length"
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("choice", ["required", "auto"])
+def test_a_tool_that_is_too_deep_among_others_is_named(ask: Ask, choice: str, strict: bool) -> None:
+    deep: dict[str, Any] = {"type": "integer"}
+    for _ in range(30):
+        deep = {"type": "object", "properties": {"a": deep}}
+    tools = [*tools_of(CHAT), *tools_of(CHAT, deep, strict=strict)]
+    tools[1]["function"]["name"] = "deep"
+    response, _ = sent(ask, CHAT, tools=tools, tool_choice=choice, grammars="llguidance")
+    if choice == "auto" and not strict:
+        assert response.status_code == 200
+    else:
+        told = "tools[1].function.parameters is nested deeper than 64 levels; make it flatter: a grammar of calls has 6"
+        assert response.status_code == 400 and response.json()["error"]["message"].startswith(told), response.text
 
 
 def test_a_field_of_another_name_that_is_false_asks_for_nothing(ask: Ask) -> None:
