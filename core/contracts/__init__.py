@@ -135,6 +135,8 @@ from hookline.core.contracts.quantized import (
     FP8 as FP8,
     HALF_INT4 as HALF_INT4,
     INT4 as INT4,
+    OFFSETS as OFFSETS,
+    OffsetMatrix as OffsetMatrix,
     INT8 as INT8,
     QuantizedMatrix as QuantizedMatrix,
     QuantizedProducts as QuantizedProducts,

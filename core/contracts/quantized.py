@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 FP8, INT8, INT4, FP4 = "e4m3", "i8", "i4", "e2m1"
 """Values of Scheme.values that `ScaledMatrix` has: floats of 8 bits, integers of 8 and of 4 bits, floats of 4 bits."""
+OFFSETS = {"i8 + offset": INT8, "i4 + offset": INT4}
+"""Values of Scheme.values that `OffsetMatrix` has, and those of the ScaledMatrix in it."""
 FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """The values of the sixteen codes of e2m1."""
 HALF_INT4 = 8
@@ -27,7 +29,7 @@ HALF_INT4 = 8
 class Scheme:
     """How the values of a matrix are stored: the facts by which kernels choose.
 
-    values: FP8, INT8, INT4 or FP4, which are a ScaledMatrix; or a name that a plugin defines.
+    values: FP8, INT8, INT4 or FP4, which are a ScaledMatrix; one of OFFSETS; or a name that a plugin defines.
     multiplies: whether matrices of the scheme implement `QuantizedMatrix.linear`, which layers call where the kernels
     do not compute the scheme.
     else_plain: whether matrices that kernels on a GPU do not compute are dequantised when they are loaded; otherwise
@@ -158,6 +160,42 @@ class ScaledMatrix(QuantizedMatrix):
             index = self.group_D.long().unsqueeze(-2).expand(*found.shape[:-1], self.num_columns)
             return found.gather(-1, index)
         return found.repeat_interleave(columns, -1)[..., : self.num_columns] if columns else found
+
+
+@dataclass(frozen=True, eq=False)
+class OffsetMatrix(QuantizedMatrix):
+    """A ScaledMatrix plus an offset for each group of inputs, where a minimum is no whole number of scales (k-quants).
+
+    scheme: of the scaled matrix, with values from OFFSETS. scaled: (O, D), not of experts, without zero points.
+    offsets_OC: of its groups, (O, D / columns) float32.
+    """
+
+    scheme: Scheme
+    scaled: ScaledMatrix
+    offsets_OC: Tensor
+
+    @property
+    def num_rows(self) -> int:  # type: ignore[override]
+        """O."""
+        return self.scaled.num_rows
+
+    @property
+    def num_columns(self) -> int:  # type: ignore[override]
+        """D."""
+        return self.scaled.num_columns
+
+    @property
+    def num_experts(self) -> None:
+        """See QuantizedMatrix."""
+        return None
+
+    def dequantised(self, dtype: dtype) -> Tensor:
+        """See QuantizedMatrix."""
+        return self.scaled.dequantised(self.offsets_OC.dtype).add_(self.scaled.spread(self.offsets_OC)).to(dtype)
+
+    def of_expert(self, index: int) -> OffsetMatrix:
+        """See QuantizedMatrix."""
+        raise AssertionError("offsets are of linears alone")
 
 
 class QuantizedProducts(NormsAndGates, Protocol):

@@ -1,19 +1,22 @@
 """Products with quantised weights behind the Kernels contract, for kernels=triton: weights in e4m3, int8 and int4.
 
+An offset for each group of inputs is a further, small product, with the sums of the groups.
+
 Legend: T tokens, O output features, D input features, F half of gate and up, A experts of a token.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
-from hookline.core.contracts import FP8, INT4, INT8, QuantizedMatrix, ScaledMatrix, Scheme
+from hookline.core.contracts import FP8, INT4, INT8, OFFSETS, OffsetMatrix, QuantizedMatrix, ScaledMatrix, Scheme
 from hookline.plugins.kernels.experts import triton_experts, triton_few_experts
 from hookline.plugins.kernels.experts.triton_int4_experts import few_int4_experts, fits_few, int4_expert_outputs
 from hookline.plugins.kernels.norms import triton_norms
-from hookline.plugins.kernels.products.scaled_products import ScaledProducts, ScaledWeight
+from hookline.plugins.kernels.products.scaled_products import OffsetWeight, ScaledProducts, ScaledWeight
 from hookline.plugins.kernels.products.triton_int4 import TiledInt4
 from hookline.plugins.kernels.products.triton_product import Kind
 from hookline.plugins.kernels.products.triton_rounding import RoundedRows, empty_rounded
@@ -22,7 +25,7 @@ from hookline.plugins.kernels.triton_attention import TritonAttention
 from hookline.plugins.kernels.triton_launch import next_power_of_2
 
 VALUES = (FP8, INT8, INT4)
-LEAST_COLUMNS = 32
+LEAST_COLUMNS = {FP8: 32, INT8: 16, INT4: 32}
 """Fewest inputs of a scale's block: a step of a product lies in one block. A rank's part may cut through blocks of more
 inputs, which are then blocks of fewer."""
 INT4_MULTIPLE = 8
@@ -39,13 +42,19 @@ class TritonQuantized(TritonAttention):
     def computes(self, scheme: Scheme, num_rows: int, num_columns: int) -> bool:
         """See Kernels.computes: any outputs to a scale, and all inputs or a power of two from LEAST_COLUMNS on."""
         columns, is_int4 = scheme.columns, scheme.values == INT4
+        if scheme.values in OFFSETS:
+            # Sums of groups by torch are not the same for every number of rows.
+            is_whole = bool(columns) and num_columns % columns == 0 and not self.spec.batch_invariant
+            return is_whole and self.computes(replace(scheme, values=OFFSETS[scheme.values]), num_rows, num_columns)
         if scheme.is_reordered or (scheme.has_zeros and not is_int4) or (is_int4 and num_columns % INT4_MULTIPLE):
             return False
         is_power = columns & (columns - 1) == 0
-        return scheme.values in VALUES and (not columns or (columns >= LEAST_COLUMNS and is_power))
+        return scheme.values in VALUES and (not columns or (columns >= LEAST_COLUMNS[scheme.values] and is_power))
 
     def prepare_weight(self, weight: QuantizedMatrix) -> Any:
         """See Kernels.prepare_weight."""
+        if isinstance(weight, OffsetMatrix):
+            return OffsetWeight(self.prepare_weight(weight.scaled), weight.offsets_OC.to(self.spec.dtype))
         assert isinstance(weight, ScaledMatrix) and weight.scheme.values in VALUES, weight.scheme
         if self._scaled_products is None:  # before any graph is captured
             self._scaled_products = ScaledProducts(self.spec.device, self.spec.dtype)
@@ -62,14 +71,18 @@ class TritonQuantized(TritonAttention):
 
     def quantized_linear(self, x_TD: Any, weight: Any, bias_O: Tensor | None) -> Tensor:
         """See Kernels.quantized_linear."""
-        out_TO = self._scaled_product(Kind.PLAIN, x_TD, weight, bias_O)
+        scaled = weight.weight if isinstance(weight, OffsetWeight) else weight
+        out_TO = self._scaled_product(Kind.PLAIN, x_TD, scaled, bias_O)
         if out_TO is None:
             return self.linear(x_TD, weight.dequantised(x_TD.dtype), bias_O)
+        if isinstance(weight, OffsetWeight):
+            out_TO.add_(self.linear(weight.group_sums(x_TD), weight.offsets_OC, None))
         return out_TO
 
     def quantized_linear_silu_mul(self, x_TD: Any, weight: Any, then: Any = None) -> Any:
         """See Kernels.quantized_linear_silu_mul; one launch for few rows, and many are rounded for the next product."""
-        out_TF = self._scaled_product(Kind.SILU, x_TD, weight, None)
+        is_whole = not isinstance(weight, OffsetWeight)  # else gate and up have offsets to add first
+        out_TF = self._scaled_product(Kind.SILU, x_TD, weight, None) if is_whole else None
         if out_TF is not None:
             return out_TF
         gate_up_TF = self.quantized_linear(x_TD, weight, None)
@@ -119,7 +132,12 @@ class TritonQuantized(TritonAttention):
     def _products_of_rounded(self, num_rows: int, then: Any) -> ScaledProducts | None:
         """The ScaledProducts, if products with the next weight take so many rows in e4m3; else None."""
         products = self._scaled_products
-        if then is None or products is None or not products.takes_rounded(num_rows, then):
+        if (
+            then is None
+            or isinstance(then, OffsetWeight)
+            or products is None
+            or not products.takes_rounded(num_rows, then)
+        ):
             return None
         return products
 

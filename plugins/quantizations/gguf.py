@@ -64,16 +64,13 @@ class Gguf(Quantization):
 
     def matrix(self, pieces: Sequence[MatrixPiece], place: MatrixPlace) -> LoadingMatrix:
         """See Quantization."""
-        from hookline.plugins.quantizations.gguf_blocks import EXACT, codes_read, scales_read
-        from hookline.plugins.quantizations.gguf_matrix import BlocksLoading
-        from hookline.plugins.quantizations.loading import ScaledLoading, StoredPart
+        from hookline.plugins.quantizations.gguf_blocks import PARTS
+        from hookline.plugins.quantizations.gguf_matrix import BlocksLoading, PartsLoading
 
         kinds = {self.kinds[piece.name] for piece in pieces}
-        if len(kinds) > 1 or not kinds <= EXACT.keys():
+        parts = PARTS.get(kinds.pop()) if len(kinds) == 1 else None
+        if parts is None or (place.device.type == "cpu" and not parts.on_cpu):
             return BlocksLoading(pieces, place, self.kinds)
-
-        def parts(name: str, num_rows: int, num_columns: int) -> list[StoredPart]:
-            shape = num_rows, num_columns
-            return [StoredPart("weight", "data", shape, codes_read), StoredPart("weight", "scales", shape, scales_read)]
-
-        return ScaledLoading(pieces, place, EXACT[kinds.pop()].scheme, parts)
+        if parts.offsets is not None and place.num_experts is not None:  # an OffsetMatrix is of linears alone
+            return BlocksLoading(pieces, place, self.kinds)
+        return PartsLoading(pieces, place, parts)

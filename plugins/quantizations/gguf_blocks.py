@@ -1,5 +1,7 @@
 """The blocks of a GGUF file's matrices: read as they are stored, dequantised, or taken apart into integers and scales.
 
+A type with minimums stands for integers from 0 on, times a scale, less a minimum. Its integers are taken less the one
+in the middle, so that what is left of the minimum, the offset, is small.
 Legend: O outputs, D inputs, B bytes of a row.
 """
 
@@ -12,14 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-from gguf.quants import IQ4_NL
+from gguf.quants import IQ4_NL, Q4_K
 from torch import Tensor
 
 from hookline.core.contracts import INT4, INT8, Scheme
 from hookline.plugins.quantizations.gguf_checkpoint import dequantised
 
-GROUP = 32
-"""Values that share a scale, of all types that are taken apart."""
 _CODEBOOK = np.array(IQ4_NL.kvalues, np.int8)
 _EACH = np.arange(8, dtype=np.uint16)
 
@@ -53,22 +53,30 @@ class StoredMatrix:
         return np.ascontiguousarray(raw), columns.start - first * block
 
 
+Read = Callable[[np.ndarray], np.ndarray]
+"""A function of blocks (N, bytes)."""
+
+
 @dataclass(frozen=True)
 class Parts:
     """How blocks of a type are taken apart.
 
-    values: INT8 or INT4, of the integers. codes: blocks (N, bytes) -> a block's integers (N, values), as a ScaledMatrix
-    has them. scales: blocks -> scale of each GROUP of a block (N, groups), float32.
+    values: INT8 or INT4, of the integers. codes: a block's integers (N, values), as a ScaledMatrix has them. scales: of
+    each group of a block (N, groups), float32. group: inputs of a group. offsets: likewise, for a type with minimums.
+    on_cpu: whether this is done on a CPU, too, where it makes products faster than the package does from blocks.
     """
 
     values: str
-    codes: Callable[[np.ndarray], np.ndarray]
-    scales: Callable[[np.ndarray], np.ndarray]
+    codes: Read
+    scales: Read
+    group: int = 32
+    offsets: Read | None = None
+    on_cpu: bool = False
 
     @property
     def scheme(self) -> Scheme:
-        """The scheme of a matrix in this type; what kernels do not compute of a file becomes plain."""
-        return Scheme(self.values, 1, GROUP, else_plain=True)
+        """The scheme of a matrix in this type, whose zero points are the offsets."""
+        return Scheme(self.values, 1, self.group, has_zeros=self.offsets is not None, else_plain=True)
 
 
 def _halves(blocks: np.ndarray) -> np.ndarray:
@@ -76,8 +84,13 @@ def _halves(blocks: np.ndarray) -> np.ndarray:
     return np.concatenate((blocks & 15, blocks >> 4), axis=1)
 
 
+def _half(blocks: np.ndarray, start: int) -> np.ndarray:
+    """The float16 at a byte of each block: (N, 1) float32."""
+    return np.ascontiguousarray(blocks[:, start : start + 2]).view(np.float16).astype(np.float32)
+
+
 def _first_scale(blocks: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(blocks[:, :2]).view(np.float16).astype(np.float32)
+    return _half(blocks, 0)
 
 
 def _q5_0(blocks: np.ndarray) -> np.ndarray:
@@ -99,23 +112,84 @@ def _iq4_xs_scales(blocks: np.ndarray) -> np.ndarray:
     return scales
 
 
-EXACT = {
-    "Q8_0": Parts(INT8, lambda blocks: blocks[:, 2:].view(np.int8), _first_scale),
-    "Q5_0": Parts(INT8, _q5_0, _first_scale),
-    "Q4_0": Parts(INT4, lambda blocks: _halves(blocks[:, 2:]), _first_scale),
-    "IQ4_NL": Parts(INT8, lambda blocks: _CODEBOOK[_halves(blocks[:, 2:])], _first_scale),
-    "IQ4_XS": Parts(INT8, _iq4_xs, _iq4_xs_scales),
+def _k_halves(packed: np.ndarray) -> np.ndarray:
+    """Bytes of k-quants, the low halves of each 32 before the high ones -> values of four bits, in uint8."""
+    return _halves(packed.reshape(-1, 32)).reshape(len(packed), -1)
+
+
+def _k_scales(blocks: np.ndarray) -> np.ndarray:
+    scales: np.ndarray = _half(blocks, 0) * Q4_K.get_scale_min(blocks[:, 4:16])[0].astype(np.float32)
+    return scales
+
+
+def _k_minimums(blocks: np.ndarray) -> np.ndarray:
+    minimums: np.ndarray = _half(blocks, 2) * Q4_K.get_scale_min(blocks[:, 4:16])[1].astype(np.float32)
+    return minimums
+
+
+def _q5_1(blocks: np.ndarray) -> np.ndarray:
+    high = np.unpackbits(blocks[:, 4:8], axis=1, bitorder="little")
+    codes: np.ndarray = (_halves(blocks[:, 8:]) | high << 4).astype(np.int8) - np.int8(16)
+    return codes
+
+
+def _q5_k(blocks: np.ndarray) -> np.ndarray:
+    high = (blocks[:, None, 16:48] >> _EACH[:, None].astype(np.uint8) & 1).reshape(len(blocks), -1)
+    codes: np.ndarray = (_k_halves(blocks[:, 48:]) | high << 4).astype(np.int8) - np.int8(16)
+    return codes
+
+
+def _q6_k(blocks: np.ndarray) -> np.ndarray:
+    low = blocks[:, :128].reshape(-1, 1, 64) >> np.array([[0], [4]], np.uint8) & 15
+    high = blocks[:, 128:192].reshape(-1, 1, 32) >> np.array([[0], [2], [4], [6]], np.uint8) & 3
+    codes: np.ndarray = (low.reshape(len(blocks), -1) | high.reshape(len(blocks), -1) << 4).astype(np.int8) - np.int8(
+        32
+    )
+    return codes
+
+
+def _q6_k_scales(blocks: np.ndarray) -> np.ndarray:
+    scales: np.ndarray = _half(blocks, 208) * blocks[:, 192:208].view(np.int8).astype(np.float32)
+    return scales
+
+
+def _offsets(scales: Read, minimums: Read, middle: int) -> Read:
+    """A group's offset: its scale times the integer in the middle, less its minimum."""
+    return lambda blocks: scales(blocks) * np.float32(middle) - minimums(blocks)
+
+
+def _after_scale(blocks: np.ndarray) -> np.ndarray:
+    """The minimum of Q4_1 and Q5_1, which is added."""
+    return -_half(blocks, 2)
+
+
+PARTS = {
+    "Q8_0": Parts(INT8, lambda blocks: blocks[:, 2:].view(np.int8), _first_scale, on_cpu=True),
+    "Q4_0": Parts(INT4, lambda blocks: _halves(blocks[:, 2:]), _first_scale, on_cpu=True),
+    "Q5_0": Parts(INT8, _q5_0, _first_scale, on_cpu=True),
+    "IQ4_NL": Parts(INT8, lambda blocks: _CODEBOOK[_halves(blocks[:, 2:])], _first_scale, on_cpu=True),
+    "IQ4_XS": Parts(INT8, _iq4_xs, _iq4_xs_scales, on_cpu=True),
+    "Q6_K": Parts(INT8, _q6_k, _q6_k_scales, group=16),
+    "Q4_1": Parts(
+        INT4, lambda blocks: _halves(blocks[:, 4:]), _first_scale, offsets=_offsets(_first_scale, _after_scale, 8)
+    ),
+    "Q5_1": Parts(INT8, _q5_1, _first_scale, offsets=_offsets(_first_scale, _after_scale, 16)),
+    "Q4_K": Parts(
+        INT4, lambda blocks: _k_halves(blocks[:, 16:]), _k_scales, offsets=_offsets(_k_scales, _k_minimums, 8)
+    ),
+    "Q5_K": Parts(INT8, _q5_k, _k_scales, offsets=_offsets(_k_scales, _k_minimums, 16)),
 }
-"""The types whose values are those of integers times a scale of each GROUP."""
+"""The types whose values are those of integers times scales of groups, or these less minimums."""
 
 
 def codes_read(whole: StoredMatrix, rows: slice, columns: slice) -> Tensor:
     """See `loading.Read`: the integers. Where a scale is zero they stand for zero, whatever is stored."""
-    parts, (raw, left) = EXACT[whole.kind.name], whole.blocks(rows, columns)
+    parts, (raw, left) = PARTS[whole.kind.name], whole.blocks(rows, columns)
     blocks = raw.reshape(-1, GGML_QUANT_SIZES[whole.kind][1])
     codes, lost = parts.codes(blocks), parts.scales(blocks) == 0
     if lost.any():
-        codes = np.where(lost.repeat(GROUP, axis=1), np.array(8 if parts.values == INT4 else 0, codes.dtype), codes)
+        zero = np.array(8 if parts.values == INT4 else 0, codes.dtype)
+        codes = np.where(lost.repeat(parts.group, axis=1), zero, codes)
     return torch.from_numpy(np.ascontiguousarray(codes)).view(len(raw), -1)[
         :, left : left + columns.stop - columns.start
     ]
@@ -123,8 +197,18 @@ def codes_read(whole: StoredMatrix, rows: slice, columns: slice) -> Tensor:
 
 def scales_read(whole: StoredMatrix, rows: slice, columns: slice) -> Tensor:
     """The same of the scales; columns: a range of groups."""
-    inputs = slice(columns.start * GROUP, min(columns.stop * GROUP, whole.shape[1]))
-    raw, left = whole.blocks(rows, inputs)
-    scales = EXACT[whole.kind.name].scales(raw.reshape(-1, GGML_QUANT_SIZES[whole.kind][1]))
-    first = left // GROUP
-    return torch.from_numpy(scales).view(len(raw), -1)[:, first : first + columns.stop - columns.start]
+    return _of_groups(whole, rows, columns, PARTS[whole.kind.name].scales)
+
+
+def offsets_read(whole: StoredMatrix, rows: slice, columns: slice) -> Tensor:
+    """The same of the offsets."""
+    offsets = PARTS[whole.kind.name].offsets
+    assert offsets is not None
+    return _of_groups(whole, rows, columns, offsets)
+
+
+def _of_groups(whole: StoredMatrix, rows: slice, columns: slice, read: Read) -> Tensor:
+    group = PARTS[whole.kind.name].group
+    raw, left = whole.blocks(rows, slice(columns.start * group, min(columns.stop * group, whole.shape[1])))
+    found, first = read(raw.reshape(-1, GGML_QUANT_SIZES[whole.kind][1])), left // group
+    return torch.from_numpy(found).view(len(raw), -1)[:, first : first + columns.stop - columns.start]

@@ -1,4 +1,4 @@
-"""Matrices of a GGUF file that stay as they are stored: of types that are no integers with scales, or of several.
+"""Matrices of a GGUF file: as integers with scales and offsets, or as they are stored.
 
 Legend: X experts, O outputs, D inputs, B bytes of a row.
 """
@@ -14,9 +14,50 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from torch import Tensor, dtype
 
-from hookline.core.contracts import MatrixPiece, MatrixPlace, QuantizedMatrix, Scheme, WeightTarget
+from hookline.core.contracts import (
+    OFFSETS,
+    MatrixPiece,
+    MatrixPlace,
+    OffsetMatrix,
+    QuantizedMatrix,
+    ScaledMatrix,
+    Scheme,
+    WeightTarget,
+)
 from hookline.core.errors import CheckpointError
+from hookline.plugins.quantizations.gguf_blocks import Parts, codes_read, offsets_read, scales_read
 from hookline.plugins.quantizations.gguf_checkpoint import dequantised
+from hookline.plugins.quantizations.loading import Read, Role, ScaledLoading, StoredPart
+
+
+class PartsLoading(ScaledLoading):
+    """Linears of one type of PARTS: a ScaledMatrix, or an OffsetMatrix for a type with minimums."""
+
+    def __init__(self, pieces: Sequence[MatrixPiece], place: MatrixPlace, parts: Parts) -> None:
+        """See ScaledLoading. The zero points that it reads are the offsets."""
+        reads: list[tuple[Role, Read]] = [("data", codes_read), ("scales", scales_read)]
+        reads += [("zeros", offsets_read)] * (parts.offsets is not None)
+        super().__init__(
+            pieces,
+            place,
+            parts.scheme,
+            lambda name, *shape: [StoredPart("weight", role, shape, read) for role, read in reads],
+        )
+        self.scaled = replace(self.scheme, has_zeros=False)
+        if parts.offsets is not None:
+            self.scheme = replace(self.scaled, values=next(name for name in OFFSETS if OFFSETS[name] == parts.values))
+
+    def loaded(self) -> QuantizedMatrix:
+        """See LoadingMatrix."""
+        found = super().loaded()
+        assert isinstance(found, ScaledMatrix)
+        if found.zeros_RC is None:
+            return found
+        return OffsetMatrix(self.scheme, replace(found, scheme=self.scaled, zeros_RC=None), found.zeros_RC)
+
+    def _check_signs(self, name: str, piece: MatrixPiece, scales: Tensor) -> None:
+        """Scales may be below zero, and zero: `codes_read` has zeros there."""
+
 
 SCHEME = Scheme("gguf", 1, 256, else_plain=True)
 """Of blocks as they are stored; no kernels compute them."""

@@ -24,6 +24,7 @@ from hookline.core.contracts import (
     MatrixPiece,
     MatrixPlace,
     Quantization,
+    QuantizedMatrix,
     ScaledMatrix,
     Scheme,
     WeightTarget,
@@ -141,7 +142,7 @@ class ScaledLoading:
                 by_name.setdefault(f"{piece.name}.{part.suffix}", []).append((part, piece))
         return {name: self._target(name, given) for name, given in by_name.items()}
 
-    def loaded(self) -> ScaledMatrix:
+    def loaded(self) -> QuantizedMatrix:
         """See LoadingMatrix."""
         for piece, scales in self.row_scales_of.items():
             self._blocks(self.scales, piece).mul_(scales[:: self.rows])
@@ -235,6 +236,7 @@ class ScaledLoading:
 
     def _write_zeros(self, name: str, part: StoredPart, piece: MatrixPiece, whole: Any) -> None:
         found = self._read_blocks(part, piece, whole).float()
+        _check_finite(name, found)
         if self.zeros is not None:
             self._put_blocks(self.zeros, piece, found)
         elif bool((found != (HALF_INT4 if self.stated.values == INT4 else 0)).any()):

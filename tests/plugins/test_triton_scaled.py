@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ if not GPU:
     os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are defined
 pytest.importorskip("triton")
 
-from hookline.core.contracts import FP8, INT4, AttentionSpec, ScaledMatrix, Scheme  # noqa: E402
+from hookline.core.contracts import FP8, INT4, OFFSETS, AttentionSpec, OffsetMatrix, ScaledMatrix, Scheme  # noqa: E402
 from hookline.plugins.kernels.invariant.triton_kernels import InvariantTritonKernels as InvariantKernels  # noqa: E402
 from hookline.plugins.kernels.products import scaled_products, triton_int4_row, triton_scales, triton_thin, triton_wide  # noqa: E402
 from hookline.plugins.kernels.products.scaled_products import ScaledProducts, ScaledWeight  # noqa: E402
@@ -232,7 +233,7 @@ def test_every_tiling_has_room_for_its_parts(kind, rows, columns):
 
 
 @pytest.mark.parametrize("has_zeros", [False, True])
-@pytest.mark.parametrize(("bits", "columns"), [(8, 0), (8, 32), (4, 0), (4, 32), (4, 64), (4, 128)])
+@pytest.mark.parametrize(("bits", "columns"), [(8, 0), (8, 16), (8, 32), (4, 0), (4, 32), (4, 64), (4, 128)])
 @pytest.mark.parametrize("kind", [Kind.PLAIN, Kind.SILU])
 def test_weights_in_int8_and_int4_equal_reference(monkeypatch, kind, bits, columns, has_zeros):
     if has_zeros and bits == 8:
@@ -359,6 +360,37 @@ def test_int4_is_stored_tiled_where_its_products_are(monkeypatch, is_invariant):
             assert error(found_TO, expected(Kind.PLAIN, x_TD, weight, None)) < 2 * EXACT
             gates_TF = kernels.quantized_linear_silu_mul(x_TD, prepared, prepared)
             assert error(gates_TF, expected(Kind.SILU, x_TD, weight, None)) < 6 * EXACT
+
+
+@pytest.mark.parametrize(("bits", "is_tiled"), [(4, True), (4, False), (8, False)])
+def test_weights_with_an_offset_for_each_group_equal_reference(monkeypatch, bits, is_tiled):
+    """Of any rows, alone and with what follows a product; batch-invariant mode and uneven groups are refused."""
+    spec = AttentionSpec(2, 1, 64, 16, 64, 512, 512, DEVICE, DTYPE)
+    monkeypatch.setattr(ScaledProducts, "tiles_int4", is_tiled)
+    kernels = TritonKernels(None, spec)
+    scheme = Scheme(f"i{bits} + offset", 1, 32)
+    assert kernels.computes(scheme, 256, 256) and not kernels.computes(scheme, 256, 272)
+    assert not InvariantKernels(None, replace(spec, batch_invariant=True)).computes(scheme, 256, 256)
+    weight = whole_weight(256, 256, bits, 32)
+    scaled = ScaledMatrix(
+        replace(scheme, values=OFFSETS[scheme.values]), 256, 256, weight.data_OD, weight.scales.factors_RC
+    )
+    offsets_OC = torch.randn(256, 8, device=DEVICE) * 256**-0.5
+    matrix = OffsetMatrix(scheme, scaled, offsets_OC)
+    prepared, wanted_OD = kernels.prepare_weight(matrix), spread(weight) + offsets_OC.double().repeat_interleave(32, 1)
+    assert error(matrix.dequantised(torch.float32), wanted_OD) < 1e-6
+    assert error(prepared.dequantised(DTYPE), wanted_OD) < 2 * EXACT
+    bias_O, norm_weight_O = torch.randn(256, device=DEVICE).to(DTYPE), torch.ones(256, device=DEVICE, dtype=DTYPE)
+    for num_rows in (1, 17, 300):
+        x_TD, residual_TO = rows_of(num_rows, 256), torch.randn(num_rows, 256, device=DEVICE).to(DTYPE)
+        wanted_TO = x_TD.double() @ wanted_OD.T
+        assert error(kernels.quantized_linear(x_TD, prepared, bias_O), wanted_TO + bias_O.double()) < 3 * EXACT
+        gate_TF, up_TF = wanted_TO.chunk(2, 1)
+        gates_TF = kernels.quantized_linear_silu_mul(x_TD, prepared, prepared)
+        assert error(gates_TF, gate_TF * gate_TF.sigmoid() * up_TF) < 6 * EXACT
+        given = x_TD, prepared, None, residual_TO.clone(), norm_weight_O, 1e-6, prepared
+        _, sum_TO = kernels.quantized_linear_add_rms_norm(*given)
+        assert error(sum_TO, wanted_TO + residual_TO.double()) < 3 * EXACT
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 0), (128, 128)])

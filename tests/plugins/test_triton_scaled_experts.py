@@ -57,6 +57,7 @@ SCHEMES = [
     Scheme(INT4, 1, 32),
     Scheme(INT4, 1, 128, has_zeros=True),
     Scheme(INT4, 1, 0),
+    Scheme(INT8, 1, 16),
 ]
 SHAPES = [  # tokens, experts, chosen, hidden, intermediate
     (1, 4, 2, 48, 24),

@@ -70,6 +70,43 @@ class ScaledWeight:
         return dequantised(self.data_OD, self.scales, dtype)
 
 
+@dataclass(frozen=True, eq=False)
+class OffsetWeight:
+    """A weight (O, D) in int4 or int8 plus an offset for each group of inputs.
+
+    offsets_OC: in the dtype of rows, contiguous; their product with the sums of groups of inputs is added to the
+    weight's.
+    """
+
+    weight: ScaledWeight | TiledInt4
+    offsets_OC: Tensor
+
+    @property
+    def num_rows(self) -> int:
+        """The number of outputs, O."""
+        return self.weight.num_rows
+
+    @property
+    def num_columns(self) -> int:
+        """The number of inputs, D."""
+        return self.weight.num_columns
+
+    def group_sums(self, x_TD: Tensor) -> Tensor:
+        """The sum of each group's inputs: (T, D) -> (T, C), summed in float32. Device: one launch."""
+        return self._of_groups(x_TD).sum(-1)
+
+    def dequantised(self, dtype: torch.dtype) -> Tensor:
+        """The weight in this dtype: (O, D), contiguous. Device: no host sync."""
+        found_OD = self.weight.dequantised(dtype)
+        self._of_groups(found_OD).add_(self.offsets_OC.unsqueeze(-1))
+        return found_OD
+
+    def _of_groups(self, rows_TD: Tensor) -> Tensor:
+        """The same memory by groups: (T, D) -> (T, C, D / C)."""
+        num_groups = self.offsets_OC.shape[1]
+        return rows_TD.view(len(rows_TD), num_groups, self.num_columns // num_groups)
+
+
 class ScaledProducts:
     """The products of one device, with their scratch space. dtype: of rows and results."""
 
