@@ -74,7 +74,7 @@ class TritonQuantized(TritonAttention):
         scaled = weight.weight if isinstance(weight, OffsetWeight) else weight
         out_TO = self._scaled_product(Kind.PLAIN, x_TD, scaled, bias_O)
         if out_TO is None:
-            return self.linear(x_TD, weight.dequantised(x_TD.dtype), bias_O)
+            out_TO = self.linear(x_TD, scaled.dequantised(x_TD.dtype), bias_O)
         if isinstance(weight, OffsetWeight):
             out_TO.add_(self.linear(weight.group_sums(x_TD), weight.offsets_OC, None))
         return out_TO

@@ -39,6 +39,8 @@ from hookline.plugins.kernels.products.triton_wide import (
 
 MOST_WIDENED = 256
 """Most rows for which widening a weight for every tile of rows is faster than dequantising it first."""
+LEAST_WIDENED = 32
+"""Fewest inputs of a scale's block for which this is so: with fewer, a step of the product is too small."""
 BLOCK = 128
 """Outputs and inputs of a scale's block that torch's product takes."""
 
@@ -93,18 +95,8 @@ class OffsetWeight:
 
     def group_sums(self, x_TD: Tensor) -> Tensor:
         """The sum of each group's inputs: (T, D) -> (T, C), summed in float32. Device: one launch."""
-        return self._of_groups(x_TD).sum(-1)
-
-    def dequantised(self, dtype: torch.dtype) -> Tensor:
-        """The weight in this dtype: (O, D), contiguous. Device: no host sync."""
-        found_OD = self.weight.dequantised(dtype)
-        self._of_groups(found_OD).add_(self.offsets_OC.unsqueeze(-1))
-        return found_OD
-
-    def _of_groups(self, rows_TD: Tensor) -> Tensor:
-        """The same memory by groups: (T, D) -> (T, C, D / C)."""
         num_groups = self.offsets_OC.shape[1]
-        return rows_TD.view(len(rows_TD), num_groups, self.num_columns // num_groups)
+        return x_TD.view(len(x_TD), num_groups, self.num_columns // num_groups).sum(-1)
 
 
 class ScaledProducts:
@@ -162,7 +154,7 @@ class ScaledProducts:
             return self._wide_product(kind, x, None, weight, bias_O)
         if is_aligned and self.rounds_many(len(x), weight):
             return None if is_silu else self._product_of_rounded(kind, self.round(x, weight), weight, bias_O)
-        if len(x) <= MOST_WIDENED:
+        if len(x) <= MOST_WIDENED and (not scales.columns or scales.columns >= LEAST_WIDENED):
             return row_product(x, data_OD, bias_O, silu=is_silu, scales=scales)
         return None
 
