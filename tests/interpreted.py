@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import pytest
@@ -32,8 +33,9 @@ def interpret_quickly(interpreter: Any) -> None:
 
     For each call of a device function it replaces again what the function calls of the language; once a launch is
     enough. It computes whether each sum and product of integers overflows and then, unless `debug` is set, asserts
-    nothing. It makes the table of numpy's dtypes anew for each look into it.
+    nothing. It makes the table of numpy's dtypes anew for each look into it. What it does for shapes: `_know_shapes`.
     """
+    _know_shapes()
     builder, patch, launch = interpreter.interpreter_builder, interpreter._patch_lang, interpreter.GridExecutor.__call__
     patched: set[int] | None = None
 
@@ -66,3 +68,49 @@ def interpret_quickly(interpreter: Any) -> None:
     interpreter._get_np_dtype = numpy_dtype
     if not builder.options.debug:
         builder.options = replace(builder.options, sanitize_overflow=False)
+
+
+def _know_shapes() -> None:
+    """Describe and check each shape once, not for each value that has it; shapes that are equal need no broadcast."""
+    from triton.language import core
+    from triton.language.semantic import TritonSemantic
+
+    @lru_cache(maxsize=None, typed=True)
+    def known_block(*sizes: int) -> tuple[Any, int, str]:
+        shape = core.tuple(sizes)
+        return shape, core.validate_block_shape(shape), str(shape)
+
+    @cache
+    def known_value(*sizes: int) -> tuple[Any, Any]:
+        return core.tuple([core.constexpr(size) for size in sizes]), core.constexpr(math.prod(sizes))
+
+    def make_block_type(self: Any, element_ty: Any, shape: Any) -> None:
+        assert isinstance(shape, (list, core.tuple))
+        if not len(shape):
+            raise TypeError("0d block_type is forbidden")
+        self.element_ty = element_ty
+        self.shape, self.numel, text = known_block(*map(unwrap, shape))
+        self.name = f"<{text}, {element_ty}>"
+
+    def make_tensor(self: Any, handle: Any, type: Any) -> None:
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.shape, self.numel = known_value(*type.shape.values) if type.is_block() else known_value()
+
+    find, plain = core._unwrap_if_constexpr, {int, bool, float, str, type(None), core.tensor, core.dtype}
+
+    def unwrap(value: Any) -> Any:
+        kind = type(value)
+        if kind is core.constexpr:
+            return value.value
+        return value if kind in plain else find(value)
+
+    broadcast = TritonSemantic.broadcast_impl_value
+
+    def broadcast_unlike(self: Any, lhs: Any, rhs: Any) -> Any:
+        blocks = lhs.type.is_block(), rhs.type.is_block()
+        if not any(blocks) or (all(blocks) and lhs.type.shape.values == rhs.type.shape.values):
+            return lhs, rhs
+        return broadcast(self, lhs, rhs)
+
+    core.block_type.__init__, core.tensor.__init__ = make_block_type, make_tensor
+    core._unwrap_if_constexpr, TritonSemantic.broadcast_impl_value = unwrap, broadcast_unlike
