@@ -58,7 +58,7 @@ def tree(folder, tp=1, pp=1, scheduler="prefill_first", **engine):
 
 
 @pytest.fixture(scope="module")
-def group(request, folder, host):
+def group(request, folder, host, ranks_are_forked):
     choice = resolve(validate(tree(folder, *SIZES[request.param]), host), host)
     group = start_ranks(choice, processing_of(choice, host))
     yield group, choice
@@ -103,7 +103,7 @@ def assert_same(found, wanted):
 
 
 @pytest.fixture(scope="module")
-def two_stages():
+def two_stages(ranks_are_forked):
     with LLM(device="cpu", pp=2, engine={**SEAM_ENGINE, "num_blocks": 20, "pp_layers": [5, 3]}) as llm:
         yield llm
 

@@ -269,6 +269,7 @@ def test_another_rank_that_exits_has_not_ended_well(place, faulty, capfd):
     assert "SystemExit: 0" in message and "in act\n" not in capfd.readouterr().err
 
 
+@pytest.mark.usefixtures("ranks_are_forked")
 def test_an_error_of_rank_0s_plugin_is_the_callers_and_ends_the_others(faulty):
     faulty("model.forward:exit:0")
     with make(tp=2) as llm:
@@ -358,6 +359,7 @@ def test_a_request_that_waits_is_served_after_a_step_that_a_sampler_lost(faulty)
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("ranks_are_forked")
 def test_over_several_ranks_a_processor_that_fails_on_all_of_them_ends_its_request_alone(faulty):
     prompts, params = [[1, 2, 3], list(range(9)), [7] * 6], [PARAMS, PROCESSED, PARAMS]
     faulty("processor.process:ValueError")
@@ -370,6 +372,7 @@ def test_over_several_ranks_a_processor_that_fails_on_all_of_them_ends_its_reque
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("ranks_are_forked")
 @pytest.mark.parametrize("place", ["processor.load", "processor.process"])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_processor_that_fails_on_one_rank_alone_ends_the_engine(place, rank, faulty):

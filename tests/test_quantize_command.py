@@ -56,6 +56,7 @@ def test_a_written_checkpoint_gives_the_tokens_of_one_that_is_quantised_while_it
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("ranks_are_forked")
 def test_experts_and_two_ranks_read_what_was_written(tmp_path: Path) -> None:
     make_qwen3_moe(tmp_path / "plain", hidden_size=64, head_dim=16)
     options = ["quantization=int4", "quantization.group_size=8"]

@@ -41,6 +41,7 @@ def assert_gone(processes):
     assert all(process.poll() is not None for process in processes)
 
 
+# Ranks as users start them, down to the first test with ranks_are_forked: a fork may fail before rank 0 does.
 @pytest.mark.parametrize(
     ("fault", "tp", "engine", "message"),
     [
@@ -91,127 +92,6 @@ def test_a_lost_rank_ends_the_engine_with_its_name_and_the_cause(make, fault, tp
     assert_gone(processes)
 
 
-@pytest.mark.parametrize("sizes", [{"tp": 2}, {"tp": 1, "pp": 2}], ids=["tp", "pp"])
-def test_logits_that_are_nan_end_their_request_and_no_rank_is_lost(make, sizes):
-    params = SamplingParams(temperature=0.5, seed=1, max_tokens=8, ignore_eos=True)
-    with make("all:4:nan", **sizes, overlap=True) as llm:
-        first, last = llm.generate([[1, 2, 3], [4, 5]], params)
-        assert first.error is None and len(first.token_ids) == 8
-        assert len(last.token_ids) < 8 and "fails in logits: they are NaN, so that sampler 'gumbel'" in last.error
-        again = llm.generate([[1, 2, 3], [4, 5]], params)
-        assert again[0].token_ids == first.token_ids and len(again[1].token_ids) == 8
-        assert again[1].token_ids[: len(last.token_ids)] == last.token_ids
-
-
-@pytest.mark.parametrize("fault", ["all:3:slow", "1:3:compile", pytest.param("0:3:compile", marks=pytest.mark.nightly)])
-def test_a_slow_step_of_all_ranks_and_a_compilation_on_one_are_waited_for(make, fault):
-    with make(fault, step_timeout_s=1.5) as llm:
-        assert SLOW_S > 2 * llm.engine.executor.links.monitor.timeouts.step_s
-        outputs = llm.generate([[1, 2, 3], [4, 5]], SamplingParams(temperature=0, max_tokens=5, ignore_eos=True))
-    assert [len(output.token_ids) for output in outputs] == [5, 5]
-
-
-def test_ranks_that_all_hang_are_all_named_and_get_longer(make, monkeypatch):
-    monkeypatch.setattr("hookline.core.assembly.engine.STEP_TIMEOUTS", 2)
-    with make("all:3:hang", step_timeout_s=1.5) as llm:
-        with pytest.raises(RankError, match=r"rank 0 of 2 .* and rank 1 of 2 .* got no further in a step for 3.\d s"):
-            llm.generate([[1, 2, 3], [4, 5]], PARAMS)
-
-
-def test_rank_0_stuck_in_a_thread_of_its_own_is_broken_off_there(make):
-    with make("0:3:loop", step_timeout_s=2.0) as llm:
-        found = []
-
-        def run():
-            try:
-                llm.generate([[1, 2, 3]], PARAMS)
-            except RankError as error:
-                found.append(str(error))
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        thread.join(120)
-    assert len(found) == 1 and "rank 0 of 2 (this process) got no further in a step" in found[0]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_hangs_while_starting_is_named_with_where_it_is(make, rank, monkeypatch):
-    judge = Monitor._judge_start
-
-    def judge_once_it_hangs(monitor, passed_s):
-        if (rank == 0 and not monitor._awaited) or "faulty_rank_model" in monitor._places.get(rank, ""):
-            judge(monitor, passed_s)
-
-    monkeypatch.setattr(Monitor, "_judge_start", judge_once_it_hangs)
-    who = (
-        r"rank 1 of 2 \(pid \d+\), at .*faulty_rank_model.py:\d+, in act," if rank else r"rank 0 of 2 \(this process\)"
-    )
-    with pytest.raises(
-        RankError, match=rf"{who} kept the others waiting for 1 s \(engine.start_timeout_s\) while start"
-    ):
-        make(f"{rank}:0:hang", start_timeout_s=1.0)
-
-
-def test_nobody_waits_for_a_rank_0_that_sleeps_in_the_engine_s_own_thread(make):
-    """Nothing gets that thread out of a call that never returns, so those who wait are told without it."""
-
-    async def ask(llm):
-        return await asyncio.wait_for(llm.generate([1, 2, 3], PARAMS), 60)
-
-    async def run(llm):
-        found = await asyncio.gather(ask(llm), ask(llm), return_exceptions=True)
-        assert [type(error) for error in found] == [EngineError, EngineError]
-        assert all("rank 0 of 2 (this process) got no further in a step" in str(error) for error in found)
-        with pytest.raises(HooklineError, match="the engine is closed"):
-            await ask(llm)
-        await asyncio.wait_for(llm.aclose(), 60)
-
-    llm = make("0:3:hang", kind=AsyncLLM, step_timeout_s=1.0)
-    processes = [child.process for child in llm.llm.engine.executor.links.children]
-    asyncio.run(run(llm))
-    for process in processes:
-        process.wait(60)
-
-
-def test_rank_0_that_hangs_while_another_rank_is_lost_is_broken_off_too(make):
-    with make("0:3:loop", step_timeout_s=2.0) as llm:
-        (child,) = llm.engine.executor.links.children
-        monitor = llm.engine.executor.links.monitor
-        judge = monitor._judge_progress
-
-        def kill_when_stuck(passed_s):
-            judge(passed_s)
-            if monitor._stuck_s > 0.5:
-                child.process.kill()
-
-        monitor._judge_progress = kill_when_stuck
-        with pytest.raises(RankError, match=r"rank 1 of 2 .* was killed by SIGKILL"):
-            llm.generate([[1, 2, 3]], PARAMS)
-
-
-def test_a_rank_that_dies_between_two_calls_is_noticed_at_the_next(make):
-    with make("9:9:none") as llm:
-        llm.generate([[1, 2, 3]], SamplingParams(max_tokens=3))
-        (child,) = llm.engine.executor.links.children
-        child.process.kill()
-        child.process.wait()
-        with pytest.raises(RankError, match=r"rank 1 of 2 .* was killed by SIGKILL"):
-            llm.generate([[1, 2, 3]], PARAMS)
-
-
-def test_an_error_of_rank_0_is_raised_as_it_is_and_ends_the_others(make):
-    with make("0:3:raise") as llm:
-        processes = [child.process for child in llm.engine.executor.links.children]
-        with pytest.raises(PluginError, match=r"model 'faulty' of .* ValueError: a bug in this rank"):
-            llm.generate([[1, 2, 3]], PARAMS)
-        with pytest.raises(
-            RankError, match=r"rank 0 \(this process\) broke off a step: StepFault: .* ValueError: a bug in this rank"
-        ):
-            llm.generate([[1, 2, 3]], PARAMS)
-    assert_gone(processes)
-
-
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
@@ -238,6 +118,143 @@ def test_a_rank_that_cannot_start_is_named_with_the_cause(make, fault, message, 
     assert not any(thread.is_alive() for thread in left)
 
 
+def test_what_no_rank_can_split_is_refused_as_with_one_rank(tmp_path):
+    make_qwen3(tmp_path, intermediate_size=51)
+    with pytest.raises(ConfigError, match="tp=2 does not divide intermediate_size 51"):
+        LLM(str(tmp_path), device="cpu", tp=2)
+
+
+@pytest.mark.usefixtures("ranks_are_forked")
+@pytest.mark.parametrize("sizes", [{"tp": 2}, {"tp": 1, "pp": 2}], ids=["tp", "pp"])
+def test_logits_that_are_nan_end_their_request_and_no_rank_is_lost(make, sizes):
+    params = SamplingParams(temperature=0.5, seed=1, max_tokens=8, ignore_eos=True)
+    with make("all:4:nan", **sizes, overlap=True) as llm:
+        first, last = llm.generate([[1, 2, 3], [4, 5]], params)
+        assert first.error is None and len(first.token_ids) == 8
+        assert len(last.token_ids) < 8 and "fails in logits: they are NaN, so that sampler 'gumbel'" in last.error
+        again = llm.generate([[1, 2, 3], [4, 5]], params)
+        assert again[0].token_ids == first.token_ids and len(again[1].token_ids) == 8
+        assert again[1].token_ids[: len(last.token_ids)] == last.token_ids
+
+
+@pytest.mark.usefixtures("ranks_are_forked")
+@pytest.mark.parametrize("fault", ["all:3:slow", "1:3:compile", pytest.param("0:3:compile", marks=pytest.mark.nightly)])
+def test_a_slow_step_of_all_ranks_and_a_compilation_on_one_are_waited_for(make, fault):
+    with make(fault, step_timeout_s=1.5) as llm:
+        assert SLOW_S > 2 * llm.engine.executor.links.monitor.timeouts.step_s
+        outputs = llm.generate([[1, 2, 3], [4, 5]], SamplingParams(temperature=0, max_tokens=5, ignore_eos=True))
+    assert [len(output.token_ids) for output in outputs] == [5, 5]
+
+
+@pytest.mark.usefixtures("ranks_are_forked")
+def test_ranks_that_all_hang_are_all_named_and_get_longer(make, monkeypatch):
+    monkeypatch.setattr("hookline.core.assembly.engine.STEP_TIMEOUTS", 2)
+    with make("all:3:hang", step_timeout_s=1.5) as llm:
+        with pytest.raises(RankError, match=r"rank 0 of 2 .* and rank 1 of 2 .* got no further in a step for 3.\d s"):
+            llm.generate([[1, 2, 3], [4, 5]], PARAMS)
+
+
+@pytest.mark.usefixtures("ranks_are_forked")
+def test_rank_0_stuck_in_a_thread_of_its_own_is_broken_off_there(make):
+    with make("0:3:loop", step_timeout_s=2.0) as llm:
+        found = []
+
+        def run():
+            try:
+                llm.generate([[1, 2, 3]], PARAMS)
+            except RankError as error:
+                found.append(str(error))
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join(120)
+    assert len(found) == 1 and "rank 0 of 2 (this process) got no further in a step" in found[0]
+
+
+@pytest.mark.usefixtures("ranks_are_forked")
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_hangs_while_starting_is_named_with_where_it_is(make, rank, monkeypatch):
+    judge = Monitor._judge_start
+
+    def judge_once_it_hangs(monitor, passed_s):
+        if (rank == 0 and not monitor._awaited) or "faulty_rank_model" in monitor._places.get(rank, ""):
+            judge(monitor, passed_s)
+
+    monkeypatch.setattr(Monitor, "_judge_start", judge_once_it_hangs)
+    who = (
+        r"rank 1 of 2 \(pid \d+\), at .*faulty_rank_model.py:\d+, in act," if rank else r"rank 0 of 2 \(this process\)"
+    )
+    with pytest.raises(
+        RankError, match=rf"{who} kept the others waiting for 1 s \(engine.start_timeout_s\) while start"
+    ):
+        make(f"{rank}:0:hang", start_timeout_s=1.0)
+
+
+@pytest.mark.usefixtures("ranks_are_forked")
+def test_nobody_waits_for_a_rank_0_that_sleeps_in_the_engine_s_own_thread(make):
+    """Nothing gets that thread out of a call that never returns, so those who wait are told without it."""
+
+    async def ask(llm):
+        return await asyncio.wait_for(llm.generate([1, 2, 3], PARAMS), 60)
+
+    async def run(llm):
+        found = await asyncio.gather(ask(llm), ask(llm), return_exceptions=True)
+        assert [type(error) for error in found] == [EngineError, EngineError]
+        assert all("rank 0 of 2 (this process) got no further in a step" in str(error) for error in found)
+        with pytest.raises(HooklineError, match="the engine is closed"):
+            await ask(llm)
+        await asyncio.wait_for(llm.aclose(), 60)
+
+    llm = make("0:3:hang", kind=AsyncLLM, step_timeout_s=1.0)
+    processes = [child.process for child in llm.llm.engine.executor.links.children]
+    asyncio.run(run(llm))
+    for process in processes:
+        process.wait(60)
+
+
+@pytest.mark.usefixtures("ranks_are_forked")
+def test_rank_0_that_hangs_while_another_rank_is_lost_is_broken_off_too(make):
+    with make("0:3:loop", step_timeout_s=2.0) as llm:
+        (child,) = llm.engine.executor.links.children
+        monitor = llm.engine.executor.links.monitor
+        judge = monitor._judge_progress
+
+        def kill_when_stuck(passed_s):
+            judge(passed_s)
+            if monitor._stuck_s > 0.5:
+                child.process.kill()
+
+        monitor._judge_progress = kill_when_stuck
+        with pytest.raises(RankError, match=r"rank 1 of 2 .* was killed by SIGKILL"):
+            llm.generate([[1, 2, 3]], PARAMS)
+
+
+@pytest.mark.usefixtures("ranks_are_forked")
+def test_a_rank_that_dies_between_two_calls_is_noticed_at_the_next(make):
+    with make("9:9:none") as llm:
+        llm.generate([[1, 2, 3]], SamplingParams(max_tokens=3))
+        (child,) = llm.engine.executor.links.children
+        child.process.kill()
+        child.process.wait()
+        with pytest.raises(RankError, match=r"rank 1 of 2 .* was killed by SIGKILL"):
+            llm.generate([[1, 2, 3]], PARAMS)
+
+
+@pytest.mark.usefixtures("ranks_are_forked")
+def test_an_error_of_rank_0_is_raised_as_it_is_and_ends_the_others(make):
+    with make("0:3:raise") as llm:
+        processes = [child.process for child in llm.engine.executor.links.children]
+        with pytest.raises(PluginError, match=r"model 'faulty' of .* ValueError: a bug in this rank"):
+            llm.generate([[1, 2, 3]], PARAMS)
+        with pytest.raises(
+            RankError, match=r"rank 0 \(this process\) broke off a step: StepFault: .* ValueError: a bug in this rank"
+        ):
+            llm.generate([[1, 2, 3]], PARAMS)
+    assert_gone(processes)
+
+
+@pytest.mark.usefixtures("ranks_are_forked")
 def test_a_start_that_is_broken_off_at_its_end_leaves_no_cache_behind(make, monkeypatch):
     workers, build_worker, wait_until_all = [], assembly_engine.build_worker, Monitor.wait_until_all
 
@@ -253,12 +270,6 @@ def test_a_start_that_is_broken_off_at_its_end_leaves_no_cache_behind(make, monk
     with pytest.raises(KeyboardInterrupt):
         make("1:9999:exit")
     assert workers[0].runner.kv_layers == []
-
-
-def test_what_no_rank_can_split_is_refused_as_with_one_rank(tmp_path):
-    make_qwen3(tmp_path, intermediate_size=51)
-    with pytest.raises(ConfigError, match="tp=2 does not divide intermediate_size 51"):
-        LLM(str(tmp_path), device="cpu", tp=2)
 
 
 def descendants(pid):

@@ -128,6 +128,7 @@ def test_coroutines_over_two_ranks_get_what_one_rank_gives_and_leave_nothing(pro
     assert len(processes) == 1 and processes[0].poll() == 0, "the other rank did not end by itself"
 
 
+@pytest.mark.usefixtures("ranks_are_forked")
 def test_a_processor_that_raises_on_one_rank_ends_the_engine_with_its_name(plugin, processes):
     with LLM(device="cpu", tp=2, engine=ENGINE) as llm:
         moody = SamplingParams(max_tokens=9, ignore_eos=True, extra_args={"moody": {"value": 1}})
@@ -139,6 +140,7 @@ def test_a_processor_that_raises_on_one_rank_ends_the_engine_with_its_name(plugi
     assert all(process.poll() is not None for process in processes)
 
 
+@pytest.mark.usefixtures("ranks_are_forked")
 def test_what_cannot_be_put_around_the_ranks_leaves_none_of_them(plugin, processes):
     with pytest.raises(PluginError, match="this policy cannot be made"):
         LLM(device="cpu", tp=2, scheduler="never", engine=ENGINE)
