@@ -35,6 +35,8 @@ def interpret_quickly(interpreter: Any) -> None:
     enough. It computes whether each sum and product of integers overflows and then, unless `debug` is set, asserts
     nothing. It makes the table of numpy's dtypes anew for each look into it. What it does for shapes: `_know_shapes`.
     """
+    if not hasattr(interpreter, "_LangPatchScope"):  # before Triton 3.9
+        return
     _know_shapes()
     builder, patch, launch = interpreter.interpreter_builder, interpreter._patch_lang, interpreter.GridExecutor.__call__
     patched: set[int] | None = None

@@ -13,6 +13,7 @@ if __name__ == "__main__":  # where a test imports it, the kernels of the tests 
 
 import numpy as np
 import torch
+from triton.runtime import interpreter
 
 from hookline.core.contracts import HEADER_BYTES, NO_TOKEN, PeerMemory
 from hookline.core.distributed.peer_memory import block_bytes
@@ -22,6 +23,7 @@ from hookline.plugins.kernels.peer_memory.triton_slots import Way
 from hookline.plugins.kernels.products import triton_wide
 from hookline.plugins.kernels.products.triton_wide import WideScratch
 from hookline.plugins.kernels.triton_exchange import TritonExchange
+from tests.interpreted import interpret_quickly
 
 SLOTS, SLOT_BYTES = 12, 2048
 STEPS = [(1, 24), (6, 24), (3, 6), (7, 26), (2, 4), (12, 24), (4, 26), (5, 6)]
@@ -199,4 +201,5 @@ def main(rank, size, fd):
 
 
 if __name__ == "__main__":
+    interpret_quickly(interpreter)
     main(*map(int, sys.argv[1:]))
