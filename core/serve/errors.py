@@ -25,7 +25,7 @@ from hookline.core.errors import (
 )
 from hookline.core.serve.access import note_reason
 
-TOO_LONG = "context_length_exceeded"
+TOO_LONG, ABORTED = "context_length_exceeded", "aborted"
 _OPTIONS = "priority|tags|deadline_s|timeout_s|cache_salt"
 _FIELD = re.compile(rf"(?:(?:sampling|pooling)\.|^(?=(?:{_OPTIONS})\b))(?P<name>[a-z_]+)(?P<inner>\.[a-z_]+)?")
 
@@ -67,6 +67,11 @@ class _PlacedTooLong(PromptTooLongError):
         self.place = place
 
 
+def aborted(message: str, param: str | None = None) -> ApiError:
+    """The error of a request that the server ended, such as one whose grammar waited too long for others'."""
+    return ApiError(503, message, "server_error", param=param, code=ABORTED)
+
+
 def timed_out(message: str) -> ApiError:
     """The error of a request that its time limit ended. Clients should not retry it."""
     return ApiError(408, message, "timeout_error", code="timeout", headers={"x-should-retry": "false"})
@@ -92,8 +97,10 @@ class Naming:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is RequestError and _FIELD.search(str(error)):
-            raise _of_field(str(error), self._names) from error
+        is_ended = isinstance(error, ApiError) and error.code == ABORTED
+        if (is_ended or kind is RequestError) and _FIELD.search(str(error)):
+            named = _of_field(str(error), self._names)
+            raise aborted(named.message, named.param) if is_ended else named from error
 
 
 SAME_NAMES = Naming({})

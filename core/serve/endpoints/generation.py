@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Self, TypeAlias
 
-from hookline.core.contracts import ApiError
 from hookline.core.errors import HooklineError, PluginFault, RequestError
 from hookline.core.outputs import Delta, FinishReason, RequestOutput, merge_completions
 from hookline.core.serve.access import ACCESS
 from hookline.core.serve.engine_client import DeltaStream
-from hookline.core.serve.errors import SAME_NAMES, Naming, placed, timed_out
+from hookline.core.serve.errors import SAME_NAMES, Naming, aborted, placed, timed_out
 
 Numbered: TypeAlias = tuple[int, Delta]
 """The number of a prompt, and a Delta of one of its completions."""
@@ -109,7 +108,7 @@ def check_end(output: RequestOutput) -> None:
         raise kind(output.error or "the request cannot be served")
     if output.finish_reason is FinishReason.ABORT:
         error = output.error or "the server ended the request"
-        raise timed_out(error) if "timeout_s" in error else ApiError(503, error, "server_error", code="aborted")
+        raise timed_out(error) if "timeout_s" in error else aborted(error)
 
 
 class Usage:

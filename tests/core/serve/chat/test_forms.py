@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from hookline.core.serve.errors import aborted
 from hookline.core.serve.settings import ServeConfig
 from hookline.core.testing.engine_client import FakeEngineClient, tiny_model
 from tests.core.serve.conftest import Ask
@@ -311,6 +312,20 @@ def test_fields_that_clients_send_without_a_value_and_those_about_back_ends_are_
     response, _ = sent(ask, CHAT, **fields)
     assert response.status_code == 200
     assert response.headers[IGNORED] == "grammar_string, stopping_strings, guidance_scale, schema_version"
+
+
+def test_a_grammar_that_others_held_up_is_named_as_the_request_names_it(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = "{}: all threads are held up by grammars that take longer than 2 s; try again later"
+    monkeypatch.setattr(
+        "hookline.core.serve.endpoints.generation.check_end",
+        lambda output: (_ for _ in ()).throw(aborted(told.format("sampling.structured_outputs.regex"))),
+    )
+    response, _ = sent(ask, CHAT, guided_regex="a+")
+    error = response.json()["error"]
+    assert (response.status_code, error["message"]) == (503, told.format("guided_regex"))
+    assert (error["param"], error["code"]) == ("guided_regex", "aborted") and "retry-after" in response.headers
 
 
 def test_a_number_of_another_name_that_bounds_nothing_is_named(ask: Ask) -> None:
