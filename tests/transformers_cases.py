@@ -231,6 +231,12 @@ ALL_CASES = {
          "attention_multiplier": 0.3, "position_embedding_type": "rope"},
         has_plan=False, since="5.24",
     ),
+    "sarvam_biased": Case(
+        "sarvam_moe",
+        {"attention_bias": True, "head_dim": 10, "num_experts": 4, "num_experts_per_tok": 2,
+         "moe_intermediate_size": 20, "n_group": 1, "topk_group": 1},
+        since="5.24",
+    ),
     "hrm_text": Case("hrm_text", {"num_hidden_layers": 1, "num_key_value_heads": 4, "head_dim": 10}, has_plan=False,
                      since="5.24"),
     "minicpm3": Case("minicpm3", {**LATENT, "scale_emb": 2, "dim_model_base": 32}, since="5.24"),

@@ -101,14 +101,14 @@ class StoredNames:
         """The targets, in which linears that a checkpoint holds in one tensor are joined to one target."""
         targets = dict(targets)
         for converter in self.cuts:
-            named = converter.source_patterns[0], *converter.target_patterns
-            source, *parts = (_plain(one).removesuffix(".weight") for one in named)
-            for name in [name for name in targets if name.endswith(f"{parts[0]}.weight")]:
-                stem = name.removesuffix(f"{parts[0]}.weight")
-                pieces = {one: targets.pop(one) for one in (f"{stem}{part}.weight" for part in parts)}
-                joined = {f"{stem}{source}.weight": _joined([*pieces.values()])}
-                self.forms.append((joined, pieces))
-                targets |= joined
+            source, *parts = map(_plain, (converter.source_patterns[0], *converter.target_patterns))
+            for end in ("",) if source.endswith(".weight") else (".weight", ".bias"):
+                first = f"{parts[0]}{end}"
+                for stem in [name.removesuffix(first) for name in targets if name.endswith(first)]:
+                    pieces = {one: targets.pop(one) for one in (f"{stem}{part}{end}" for part in parts)}
+                    joined = {f"{stem}{source}{end}": _joined([*pieces.values()])}
+                    self.forms.append((joined, pieces))
+                    targets |= joined
         return targets
 
 
