@@ -303,6 +303,21 @@ class Kernels(QuantizedProducts, RequestRowOperations, Protocol):
         raise AssertionError("left out")
 
     @optional
+    def shared_expert_mlp(
+        self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor,
+        shared_gate_up_FD: Tensor, shared_down_DF: Tensor, gate_T1: Tensor,
+    ) -> Tensor:  # fmt: skip
+        """`expert_mlp` plus sigmoid(gate) times an expert of all tokens, called only if the class has `expert_mlp`.
+
+        Shapes: as for expert_mlp; shared_gate_up_FD (2S, D), gate then up, and shared_down_DF (D, S) lie in memory as
+        for `linear`; gate_T1 (T, 1). The sum may stay in float32.
+        Device: as expert_mlp.
+        """
+        routed_TD = self.expert_mlp(x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF)
+        shared_TD = self.linear(self.linear_silu_mul(x_TD, shared_gate_up_FD), shared_down_DF, None)
+        return self.sigmoid_mul(shared_TD, gate_T1, routed_TD)
+
+    @optional
     def expert_mlp_add_rms_norm(
         self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor,
         residual_TD: Tensor, norm_weight_D: Tensor, eps: float,

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from hookline.core.contracts import MatrixPiece, Part, WeightTarget, is_offered
 from hookline.core.distributed.partition import even_part
-from hookline.core.layers.weights import PLAIN, empty_parameter
+from hookline.core.layers.weights import PLAIN, PlainExperts, PlainWeight, empty_parameter
 
 if TYPE_CHECKING:
     from hookline.core.contracts import Activation, Runtime
+    from hookline.core.layers.linear import GatedMLP
 
 ALIGNED_OUTPUTS = 8
 """A router with gates pads its outputs to a multiple of this, since products are faster if rows of 16-bit outputs are
@@ -48,11 +49,22 @@ class ParallelExperts:
         """Allocate this rank's parts, uninitialised, on runtime.device."""
         self.num_experts, self.features = num_experts, Part(hidden, 0, hidden)
         self.ranks, self.part = runtime.ranks, even_part(inner, runtime.ranks, what)
+        self.kernels = runtime.kernels
         self.weights = (runtime.weights or PLAIN).experts(runtime, num_experts, hidden, self.part.size, activation)
 
     def local(self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor) -> Tensor:
         """Partial sum of this rank, (T, D); the ranks' sums together are the block's output."""
         return self.weights.mlp(x_TD, expert_TA, weight_TA)
+
+    def local_with_shared(
+        self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, shared: GatedMLP, gate_T1: Tensor
+    ) -> Tensor:
+        """`local` plus sigmoid(gate) times `shared.local`, of an expert for every token; shared: with silu, no bias."""
+        own, first, second = self.weights, shared.gate_up.weight, shared.down.weight
+        if isinstance(own, PlainExperts) and own.has_mlp and type(first) is type(second) is PlainWeight:
+            weights = own.gate_up_XFD, own.down_XDF, first.plain(), second.plain()
+            return self.kernels.shared_expert_mlp(x_TD, expert_TA, weight_TA, *weights, gate_T1)
+        return self.kernels.sigmoid_mul(shared.local(x_TD), gate_T1, self.local(x_TD, expert_TA, weight_TA))
 
     def __call__(self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor) -> Tensor:
         """The weighted sum over each token's experts: (T, D) -> (T, D)."""

@@ -99,7 +99,8 @@ class PlainExperts(SummedExperts):
         self.kernels, self.ranks = runtime.kernels, runtime.ranks
         own_mlp = self.kernels.expert_mlp if activation == "silu" else self.kernels.gelu_expert_mlp
         self._mlp = own_mlp if is_offered(own_mlp) else partial(plain_expert_mlp, activation=activation)
-        self._has_norm = activation == "silu" and is_offered(own_mlp)
+        self.has_mlp = activation == "silu" and is_offered(own_mlp)
+        """Whether the kernels compute it, with silu."""
 
     def mlp(self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor) -> Tensor:
         """See ExpertWeights."""
@@ -109,7 +110,7 @@ class PlainExperts(SummedExperts):
         self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, residual_TD: Tensor, norm_weight_D: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
         """See ExpertWeights. Fused with either sum where kernels or ranks can."""
-        if self.ranks.size == 1 and self._has_norm:
+        if self.ranks.size == 1 and self.has_mlp:
             given = x_TD, expert_TA, weight_TA, self.gate_up_XFD, self.down_XDF
             return self.kernels.expert_mlp_add_rms_norm(*given, residual_TD, norm_weight_D, eps)
         return super().mlp_add_rms_norm(x_TD, expert_TA, weight_TA, residual_TD, norm_weight_D, eps)

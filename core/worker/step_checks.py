@@ -274,6 +274,7 @@ FORMS: dict[str, Form] = {
     "gated_delta_rule": lambda q_TKE, k_TKE, v_THF, log_decay_TH, beta_TH, state_RHEF, states: [v_THF.shape],
     "route_experts": lambda logits_TX, top_k, *others: [(len(logits_TX), top_k)] * 2,
     "expert_mlp": lambda x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF: [x_TD.shape],
+    "shared_expert_mlp": lambda x_TD, *others: [x_TD.shape],
     "expert_mlp_add_rms_norm": lambda x_TD, *others: [x_TD.shape] * 2,
     "gelu_expert_mlp": lambda x_TD, *others: [x_TD.shape],
     "clamped_expert_mlp": lambda x_TD, *others: [x_TD.shape],
@@ -283,5 +284,5 @@ DTYPES = {"route_experts": (torch.int64, torch.float32), "delta_gates": (torch.f
 """By method, the dtypes of results that do not have the first argument's dtype."""
 _ATTENDING = ("attend", "qkv_attend")
 """Operations whose results have the heads of queries and the head dim of values."""
-_BY_DEFAULT = ("qkv_attend", "linear_add_rms_norm", "expert_mlp_add_rms_norm")
+_BY_DEFAULT = ("qkv_attend", "linear_add_rms_norm", "shared_expert_mlp", "expert_mlp_add_rms_norm")
 """Optional operations that every class of kernels has, since the base class composes them of other operations."""

@@ -223,6 +223,19 @@ class TritonKernels(TritonQuantized):
             return triton_few_experts.few_expert_mlp(x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF)
         return triton_experts.expert_mlp(x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF)
 
+    def shared_expert_mlp(
+        self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor,
+        shared_gate_up_FD: Tensor, shared_down_DF: Tensor, gate_T1: Tensor,
+    ) -> Tensor:  # fmt: skip
+        """See Kernels.shared_expert_mlp; for a few tokens in the launches of the others."""
+        given = x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF
+        has_its_own = type(self).expert_mlp is not TritonKernels.expert_mlp
+        is_alike = triton_few_experts.is_alike(shared_gate_up_FD, shared_down_DF, gate_up_XFD, down_XDF)
+        if has_its_own or not is_alike or not triton_few_experts.fits(expert_TA, len(down_XDF)):
+            return super().shared_expert_mlp(*given, shared_gate_up_FD, shared_down_DF, gate_T1)
+        shared = shared_gate_up_FD, shared_down_DF, gate_T1
+        return triton_few_experts.few_expert_mlp(*given, shared=shared)
+
     def expert_mlp_add_rms_norm(
         self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor,
         residual_TD: Tensor, norm_weight_D: Tensor, eps: float,

@@ -267,8 +267,7 @@ class Experts:
     def local(self, x_TD: Tensor) -> Tensor:
         """Partial sum of this rank: (T, D)."""
         expert_TA, weight_TA, gate_T1 = self.router.with_gates(x_TD)
-        routed_TD = self.experts.local(x_TD, expert_TA, weight_TA)
-        return self.kernels.sigmoid_mul(self.shared.local(x_TD), gate_T1, routed_TD)
+        return self.experts.local_with_shared(x_TD, expert_TA, weight_TA, self.shared, gate_T1)
 
     def add_rms_norm(
         self, x_TD: Tensor, residual_TD: Tensor, norm_weight_D: Tensor, eps: float

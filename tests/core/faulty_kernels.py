@@ -310,6 +310,12 @@ class ForgetsTheResidualOfExperts(PlainKernels):
         return self.add_rms_norm(self.expert_mlp(*experts), torch.zeros_like(residual_TD), norm_weight_D, eps)
 
 
+class GatesNoSharedExpert(PlainKernels):
+    def shared_expert_mlp(self, *given: Any) -> Tensor:
+        *others, gate_T1 = given
+        return super().shared_expert_mlp(*others, torch.full_like(gate_T1, 20.0))
+
+
 class ForgetsTheLastPart(PlainKernels):
     def add_parts_rms_norm(
         self, parts_PTD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float, out_TD: Tensor
@@ -533,6 +539,7 @@ FAULTS = {
     ForgetsTheResidual: "test_linear_add_rms_norm: the norm that linear_add_rms_norm of (1, 64) without bias",
     ForgetsTheResidualOfExperts: "test_expert_mlp_add_rms_norm: "
     "the norm that expert_mlp_add_rms_norm of 1 tokens by any experts, 1 of 4",
+    GatesNoSharedExpert: "test_shared_expert_mlp: shared_expert_mlp of 17 tokens by any experts, 3 of 5",
     ForgetsTheLastPart: "test_add_parts_rms_norm: the norm that add_parts_rms_norm of (2, 5, 48) writes",
     KeepsTheResidual: "test_add_parts_rms_norm: the sum that add_parts_rms_norm of (2, 5, 48) leaves",
     ForgetsTheHeadsZeros: "test_norm_heads: norm_heads of 1 tokens, 2 heads of 12 in blocks of 26",

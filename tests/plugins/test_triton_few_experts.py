@@ -37,6 +37,19 @@ def make(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
     return x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF, *biases
 
 
+def check_shared(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """With the first expert's weights for all tokens, too, behind gates that are columns of a product."""
+    *given, _, _ = make(shape, dtype)
+    x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF = given
+    gate_T1 = x_TD[:, 3:5].flip(1)[:, 1:]
+    out_TD = few_expert_mlp(*given, shared=(gate_up_XFD[0], down_XDF[0], gate_T1))
+    weights = gate_up_XFD.float(), down_XDF.float()
+    shared_TD = every_expert(x_TD.float(), torch.zeros_like(expert_TA[:, :1]), gate_T1.float().sigmoid(), *weights)
+    expected_TD = every_expert(x_TD.float(), expert_TA, weight_TA, *weights) + shared_TD
+    error = (out_TD.float() - expected_TD).norm() / expected_TD.norm()
+    assert out_TD.dtype == dtype and error < RELATIVE_ERROR[dtype]
+
+
 def check(shape: tuple[int, ...], dtype: torch.dtype, *, is_clamped: bool) -> None:
     *given, gate_up_bias_XF, down_bias_XD = make(shape, dtype)
     x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF = given
@@ -59,6 +72,11 @@ def test_a_few_tokens_get_what_plain_torch_gives(shape: tuple[int, ...], is_clam
     check(shape, torch.float32, is_clamped=is_clamped)
 
 
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_an_expert_of_all_tokens_is_added_in_the_same_launches(shape: tuple[int, ...]) -> None:
+    check_shared(shape, torch.float32)
+
+
 def test_several_tokens_are_few_only_where_they_hardly_share_an_expert() -> None:
     def takes(num_tokens: int, num_chosen: int, num_experts: int) -> bool:
         return fits(torch.zeros(num_tokens, num_chosen, dtype=torch.int64), num_experts)
@@ -72,3 +90,9 @@ def test_several_tokens_are_few_only_where_they_hardly_share_an_expert() -> None
 @pytest.mark.parametrize("shape", FULL_SIZES, ids=str)
 def test_a_few_tokens_of_full_size_get_what_plain_torch_gives(shape: tuple[int, ...], is_clamped: bool) -> None:
     check(shape, torch.bfloat16, is_clamped=is_clamped)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", FULL_SIZES[:3], ids=str)
+def test_an_expert_of_all_tokens_of_full_size_is_added_in_the_same_launches(shape: tuple[int, ...]) -> None:
+    check_shared(shape, torch.bfloat16)

@@ -95,6 +95,30 @@ class ExpertCases(AttentionCases):
                 for name, old, new in zip(("x", "expert", "weight", "gate_up", "down"), before, given, strict=True):
                     check_unchanged(f"{name}, which expert_mlp_add_rms_norm was given,", old, new)
 
+    def test_shared_expert_mlp(self) -> None:
+        """With an expert for every token, as large as the others and larger; its gates are columns of a product."""
+        kept: list[Tensor] = []
+        for spec, kernels in self._offering("expert_mlp"):
+            for what, given in self._inputs(spec):
+                hidden, inner = given[4].shape[1:]
+                gate_T1 = self.random(spec, len(given[0]), 3).roll(1, 1)[:, 1:2] * 2
+                for size in (inner, inner + 8):
+                    kept.append(gate_up_FD := self.random(spec, 2 * size, hidden).roll(len(kept), 0) * hidden**-0.5)
+                    kept.append(down_DF := self.random(spec, hidden, size).roll(len(kept), 0) * size**-0.5)
+                    plain, weights = PlainKernels(None, exact(spec)), (gate_up_FD, down_DF)
+                    exactly = (*(one.double() for one in weights), gate_T1.double())
+                    expected_TD = plain.shared_expert_mlp(given[0].double(), *given[1:], *exactly)
+                    before = [tensor.clone() for tensor in given]
+                    with PoisonedMemory():
+                        out_TD = kernels.shared_expert_mlp(*given, *weights, gate_T1)
+                    name = f"{what.replace('expert_mlp', 'shared_expert_mlp')}, and one of {size} shared"
+                    check_form(name, out_TD, given[0].shape, spec.dtype)
+                    check_close(
+                        name, out_TD, expected_TD, 3 * self.tolerance(spec, "shared_expert_mlp")
+                    )  # rounded thrice
+                    for part, old, new in zip(("x", "expert", "weight", "gate_up", "down"), before, given, strict=True):
+                        check_unchanged(f"{part}, which shared_expert_mlp was given,", old, new)
+
     def test_clamped_expert_mlp(self) -> None:
         """With both biases, and without that of the second product; values on both sides of the limit."""
         kept: list[Tensor | None] = []

@@ -140,6 +140,7 @@ class InvarianceCases(AttentionCases):
         yield "qk_norm_rope", self._rotation(spec, kernels)
         if is_offered(kernels.expert_mlp):
             yield "expert_mlp", self._experts(spec, kernels.expert_mlp)
+            yield "shared_expert_mlp", self._experts(spec, kernels.shared_expert_mlp, with_shared=True)
             yield "expert_mlp_add_rms_norm", self._experts(spec, kernels.expert_mlp_add_rms_norm, with_norm=True)
         if is_offered(kernels.gelu_expert_mlp):
             yield "gelu_expert_mlp", self._experts(spec, kernels.gelu_expert_mlp)
@@ -181,7 +182,9 @@ class InvarianceCases(AttentionCases):
         norm = QKNorm(weight_E, weight_E.flip(0), EPS)
         return lambda rows_N: kernels.qk_norm_rope(q_THE[rows_N], k_TKE[rows_N], rows_N, rope, norm)
 
-    def _experts(self, spec: AttentionSpec, operation: Callable[..., Any], *, with_norm: bool = False) -> Pick:
+    def _experts(
+        self, spec: AttentionSpec, operation: Callable[..., Any], *, with_norm: bool = False, with_shared: bool = False
+    ) -> Pick:
         num_experts, top_k, width, inner = 5, 3, 64, 48
         x_TD = self.random(spec, NUM_ROWS, width)
         gate_up_XFD = self.random(spec, num_experts, 2 * inner, width) * width**-0.5
@@ -193,6 +196,8 @@ class InvarianceCases(AttentionCases):
 
         def _pick_rows(rows_N: Tensor) -> Any:
             given = x_TD[rows_N], expert_TA[rows_N], weight_TA[rows_N], *weights
+            if with_shared:
+                return operation(*given, gate_up_XFD[0], down_XDF[0], given[0][:, :1])
             if with_norm:
                 return operation(*given, residual_TD[rows_N], norm_weight_D, EPS)
             return operation(*given)

@@ -110,6 +110,9 @@ class LifetimeCases(AttentionCases):
         }
         calls = {name: call for name, call in calls.items() if is_offered(getattr(kernels, name))}
         if "expert_mlp" in calls:
+            calls["shared_expert_mlp"] = lambda: kernels.shared_expert_mlp(
+                x_TD.clone(), expert_TA, weight_TA, *weights, weights[0][0], weights[1][0], logits_TX[:, :1]
+            )
             calls["expert_mlp_add_rms_norm"] = lambda: kernels.expert_mlp_add_rms_norm(
                 x_TD.clone(), expert_TA, weight_TA, *weights, x_TD.clone(), norm_weight_D, EPS
             )

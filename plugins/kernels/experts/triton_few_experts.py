@@ -43,14 +43,15 @@ CHUNK_ELEMENTS, MOST_CHUNK_WARPS = 6144, 8
 """Inputs of an output, of all its token's experts, that a warp takes; and most warps."""
 
 
-@triton.jit(do_not_specialize=["alpha", "limit"])
+@triton.jit(do_not_specialize=["alpha", "limit", "num_pairs"])
 def _few_gate_up_kernel(
     x_ptr, expert_ptr, weight_ptr, bias_ptr, out_ptr, x_stride, expert_stride, weight_stride, half_stride, bias_stride,
-    num_chosen, depth, width, alpha, limit,
+    num_chosen, depth, width, alpha, limit, shared_ptr, num_pairs,
     scale_ptr, zero_ptr, scale_stride, expert_scale_stride, SCALE_ROWS: tl.constexpr, SCALE_COLUMNS: tl.constexpr,
     PACKED: tl.constexpr, BLOCKS: tl.constexpr,
     CLAMPED: tl.constexpr, GELU: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_D: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    """Pairs, and behind them each token once, for an expert that all tokens share, if there is a shared_ptr."""
     if PDL:
         gdc_wait()
         gdc_launch_dependents()  # not before: the next kernel reads which experts there are ahead of its wait
@@ -59,11 +60,17 @@ def _few_gate_up_kernel(
     stored = tl.arange(0, BLOCK_D // PACKED)
     outs, columns = out < width, column < depth
     inside = outs[:, None] & (stored * PACKED < depth)[None, :]
-    expert = tl.load(expert_ptr + pair).to(tl.int64)
-    gate_at = weight_ptr + expert * expert_stride + out[:, None].to(tl.int64) * weight_stride + stored[None, :]
+    token = (pair // num_chosen).to(tl.int64)
+    if shared_ptr is None:
+        expert = tl.load(expert_ptr + pair).to(tl.int64)
+        matrix_ptr = weight_ptr + expert * expert_stride
+    else:
+        expert = tl.load(expert_ptr + pair, mask=pair < num_pairs, other=0).to(tl.int64)
+        matrix_ptr = tl.where(pair < num_pairs, weight_ptr + expert * expert_stride, shared_ptr)
+        token = tl.where(pair < num_pairs, token, pair - num_pairs)
+    gate_at = matrix_ptr + out[:, None].to(tl.int64) * weight_stride + stored[None, :]
     gate_weight = tl.load(gate_at, mask=inside, other=0.0)
     up_weight = tl.load(gate_at + half_stride, mask=inside, other=0.0)
-    token = (pair // num_chosen).to(tl.int64)
     x = tl.load(x_ptr + token * x_stride + column, mask=columns, other=0.0).to(tl.float32)[None, :]
     if SCALE_ROWS:
         scale_at = scale_ptr + expert * expert_scale_stride
@@ -91,8 +98,8 @@ def _few_gate_up_kernel(
 @triton.jit
 def _few_down_kernel(
     hidden_ptr, expert_ptr, pair_weight_ptr, weight_ptr, bias_ptr, out_ptr, expert_stride, weight_stride, bias_stride,
-    depth, width, CHOSEN: tl.constexpr, BIAS: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_O: tl.constexpr,
-    BLOCK_F: tl.constexpr, PDL: tl.constexpr,
+    depth, width, shared_ptr, gate_ptr, gate_stride, CHOSEN: tl.constexpr, BIAS: tl.constexpr, BLOCK_A: tl.constexpr,
+    BLOCK_O: tl.constexpr, BLOCK_F: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(1)
     place, column = tl.arange(0, BLOCK_A), tl.arange(0, BLOCK_F)
@@ -106,6 +113,10 @@ def _few_down_kernel(
     weight_at += (out.to(tl.int64) * weight_stride)[None, :, None]
     inside = places[:, None, None] & outs[None, :, None] & columns[None, None, :]
     weight = tl.load(weight_at, mask=inside, other=0.0)
+    if shared_ptr is not None:  # the router's product has its gate
+        shared_at = shared_ptr + out.to(tl.int64)[:, None] * weight_stride + column[None, :]
+        shared_weight = tl.load(shared_at, mask=outs[:, None] & columns[None, :], other=0.0)
+        gate = tl.load(gate_ptr + token * gate_stride, cache_modifier=".cg").to(tl.float32)
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -116,6 +127,10 @@ def _few_down_kernel(
         bias_at = bias_ptr + (expert * bias_stride)[:, None] + out[None, :]
         y += tl.load(bias_at, mask=places[:, None] & outs[None, :], other=0.0).to(tl.float32)
     total = tl.sum(y * pair_weight[:, None], axis=0)
+    if shared_ptr is not None:
+        shared_at = hidden_ptr + (tl.num_programs(1) * CHOSEN + token) * depth + column
+        shared = tl.load(shared_at, mask=columns, other=0.0).to(tl.float32)
+        total += tl.sum(shared_weight.to(tl.float32) * shared[None, :], axis=1) / (1.0 + tl.exp(-gate))
     tl.store(out_ptr + token * width + out, total.to(out_ptr.dtype.element_ty), mask=outs)
 
 
@@ -206,14 +221,22 @@ def fits(expert_TA: Tensor, num_experts: int) -> bool:
     return num_tokens == 1 or (0 < num_tokens <= MAX_TOKENS and num_pairs * FEWEST_EXPERTS_A_PAIR <= num_experts)
 
 
+def is_alike(shared_gate_up_FD: Tensor, shared_down_DF: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor) -> bool:
+    """Whether an expert that all tokens share has the sizes of the others, and lies in memory as each of them does."""
+    pairs = (shared_gate_up_FD, gate_up_XFD), (shared_down_DF, down_XDF)
+    return all((one.shape, one.stride()) == (many.shape[1:], many.stride()[1:]) for one, many in pairs)
+
+
 def few_expert_mlp(
     x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor,
     *, gate_up_bias_XF: Tensor | None = None, down_bias_XD: Tensor | None = None, alpha: float = 1.0,
     limit: float = 0.0, scales: tuple[Scales, Scales] | None = None, gelu: bool = False,
+    shared: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> Tensor:  # fmt: skip
     """Kernels.expert_mlp, gelu_expert_mlp, or clamped_expert_mlp if there is a gate_up_bias_XF, for tokens that `fits`.
 
-    scales: of both weights, which are then as ScaledWeight has them, and go without biases.
+    scales: of both weights, which are then as ScaledWeight has them, and go without biases. shared: both weights of an
+    expert that `is_alike`, and its gate, as Kernels.shared_expert_mlp has them; for plain weights alone.
     Device: two launches, no host sync. The weights of the second product and the routing are read before the launch
     before has finished: it must not write them.
     """
@@ -225,7 +248,11 @@ def few_expert_mlp(
     assert gate_up_XFD.stride(2) == 1 and down_XDF.stride(2) == 1
     gate_up_XFD, down_XDF = (one if scales is None else loadable(one) for one in (gate_up_XFD, down_XDF))
     options = launch_options(x_TD.device)
-    hidden_PF = torch.empty((num_tokens * num_chosen, inner), dtype=x_TD.dtype, device=x_TD.device)
+    assert shared is None or scales is None
+    shared_FD, shared_DF, gate_T1 = shared or (None, None, None)
+    num_pairs = num_tokens * num_chosen
+    num_rows = num_pairs + (num_tokens if shared else 0)
+    hidden_PF = torch.empty((num_rows, inner), dtype=x_TD.dtype, device=x_TD.device)
     bias_XF = gate_up_XFD if gate_up_bias_XF is None else gate_up_bias_XF
     block_d, block_f = (
         max(next_power_of_2(size), one.columns if one else 0)
@@ -233,10 +260,11 @@ def few_expert_mlp(
     )
     is_narrow = scales is None and x_TD.element_size() == 2 and block_d <= NARROW
     block_o = max(1, (NARROW_ELEMENTS if is_narrow else GATE_UP_ELEMENTS) // (2 * block_d))
-    _few_gate_up_kernel[(cdiv(inner, block_o), len(hidden_PF))](
+    _few_gate_up_kernel[(cdiv(inner, block_o), num_rows)](
         x_TD, expert_TA, gate_up_XFD, bias_XF, hidden_PF, x_TD.stride(0), gate_up_XFD.stride(0),
         gate_up_XFD.stride(1), inner * gate_up_XFD.stride(1), bias_XF.stride(0), num_chosen, hidden, inner,
-        float(alpha), float(limit), *expert_scaling_arguments(gate_up_scales), **_constants(gate_up_scales, block_d),
+        float(alpha), float(limit), shared_FD, num_pairs,
+        *expert_scaling_arguments(gate_up_scales), **_constants(gate_up_scales, block_d),
         CLAMPED=gate_up_bias_XF is not None, GELU=gelu, BLOCK_O=block_o, BLOCK_D=block_d, num_warps=4, **options,
     )  # fmt: skip
     out_TD = torch.empty((num_tokens, hidden), dtype=x_TD.dtype, device=x_TD.device)
@@ -265,8 +293,9 @@ def few_expert_mlp(
         return out_TD
     _few_down_kernel[(cdiv(hidden, block_o), num_tokens)](
         hidden_PF, expert_TA, weight_TA, down_XDF, bias_XD, out_TD, down_XDF.stride(0), down_XDF.stride(1),
-        bias_XD.stride(0), inner, hidden, CHOSEN=num_chosen, BIAS=down_bias_XD is not None, BLOCK_A=block_a,
-        BLOCK_O=block_o, BLOCK_F=block_f, num_warps=8, **options,
+        bias_XD.stride(0), inner, hidden, shared_DF, gate_T1, None if gate_T1 is None else gate_T1.stride(0),
+        CHOSEN=num_chosen, BIAS=down_bias_XD is not None, BLOCK_A=block_a, BLOCK_O=block_o, BLOCK_F=block_f,
+        num_warps=8, **options,
     )  # fmt: skip
     return out_TD
 
