@@ -327,6 +327,7 @@ def compressed(
 
 
 FP8: dict[str, Any] = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}
+AUTO_ROUND = {"quant_method": "auto-round", "bits": 4, "group_size": 8, "data_type": "int", "act_bits": 16}
 GPTQ: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": 8}
 LAYOUTS: dict[str, Layout] = {
     "fp8_blocks": Layout({**FP8, "weight_block_size": [128, 128]}, fp8_blocks(128, 128)),
@@ -505,6 +506,33 @@ FURTHER: dict[str, Layout] = {
         },
         packed(16),
         others={"embed_tokens": packed(2**20, bits=8)},
+    ),
+    "auto_round": Layout(
+        {
+            **AUTO_ROUND,
+            "sym": True,
+            "packing_format": "auto_round:auto_gptq",
+            "block_name_to_quantize": "model.layers",
+            "extra_config": {
+                "model.layers.0.self_attn.o_proj": {"bits": 16},
+                "layers[.]1[.].*(gate|up)_proj": {"bits": 8, "group_size": 16, "sym": False},
+            },
+        },
+        gptq(8, writes_groups=False),
+        left=("layers.0.self_attn.o_proj",),
+        others={
+            f"layers.1.mlp.{part}_proj": gptq(16, bits=8, has_zeros=True, writes_groups=False)
+            for part in ("gate", "up")
+        },
+    ),
+    "auto_round_awq": Layout(
+        {
+            **AUTO_ROUND,
+            "sym": False,
+            "packing_format": "auto_round:auto_awq",
+            "to_quant_block_names": [["model.layers.0", "model.layers.1"]],
+        },
+        awq(8),
     ),
     "fbgemm_fp8": Layout({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, fp8_channel),
     "gptq_2_bits": Layout({**GPTQ, "bits": 2, "desc_act": False, "sym": True}, gptq(8, bits=2)),

@@ -81,6 +81,11 @@ def register_quantizations(register: Registrar) -> None:
             "compressed-tensors: FP8, int8, integers of 2 to 8 bits packed in groups, NVFP4, MXFP4 and MXFP8",
         ),
         "awq": (("awq", "quant_config.json"), "Awq", "AWQ: int4 in groups with zero points"),
+        "auto_round": (
+            ("auto-round", "intel/auto-round"),
+            "AutoRound",
+            "AutoRound, in the layouts of GPTQ and AWQ",
+        ),
         "gptq": (
             ("gptq", "quantize_config.json"),
             "Gptq",

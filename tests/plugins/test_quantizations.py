@@ -20,10 +20,12 @@ from hookline import LLM, SamplingParams
 from hookline.core.assembly.resolve import resolve
 from hookline.core.assembly.worker import load_model, make_kernels
 from hookline.core.config.settings import validate
+from hookline.core.contracts import QuantizationConfig, StoredForm
 from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.errors import CheckpointError, ConfigError, HooklineError
 from hookline.core.layers.quantized import DequantisingWeight
 from hookline.core.plugin.host import PluginHost
+from hookline.plugins.quantizations.auto_round import AutoRound
 from tests.hf_models import make_qwen3, make_qwen3_moe
 from tests.quantised_layouts import FURTHER, LAYOUTS, Layout, compressed, fp8_channel, packed, words, write_layout
 from tests.small_models import CONFIGS, save_checkpoint
@@ -385,6 +387,29 @@ def test_what_a_checkpoint_states_and_is_not_read_is_named(
     with pytest.raises(HooklineError) as caught:
         loaded(host, folder)
     assert all(word in str(caught.value) for word in told) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("stated", "told"),
+    [
+        (
+            {"packing_format": "auto_round:gptqmodel"},
+            ["packing_format = 'auto_round:gptqmodel'", "auto_round:auto_awq"],
+        ),
+        ({"data_type": "mx_fp"}, ["data_type = 'mx_fp'", "int"]),
+        ({"act_bits": 8}, ["act_bits = 8", "16, 32"]),
+        ({"bits": 5}, ["bits = 5", "2, 3, 4, 8"]),
+        ({"extra_config": {"mlp.(": {"bits": 8}}}, ["extra_config", "no regular expression"]),
+        ({"extra_config": {"lm_head": 8}}, ["extra_config.lm_head = 8", "a mapping"]),
+        ({"block_name_to_quantize": 3}, ["block_name_to_quantize = 3", "names of blocks"]),
+    ],
+)
+def test_settings_of_auto_round_that_are_not_read_are_named(stated: dict[str, Any], told: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        AutoRound(QuantizationConfig(), StoredForm({"bits": 4, "group_size": 8, "sym": True, **stated})).stores(
+            "lm_head"
+        )
+    assert all(word in str(caught.value) for word in told)
 
 
 def test_a_quantization_that_does_not_fit_the_checkpoint_is_refused_with_the_fix(

@@ -10,6 +10,7 @@ from torch import Tensor
 from hookline.core.contracts import QuantizationConfig, StoredForm
 from hookline.core.testing.quantization_suite import QuantizationSuite
 from hookline.core.testing.running import failures
+from hookline.plugins.quantizations.auto_round import AutoRound
 from hookline.plugins.quantizations.awq import Awq
 from hookline.plugins.quantizations.compressed_tensors import CompressedTensors
 from hookline.plugins.quantizations.fp8 import FbgemmFp8, Fp8
@@ -21,6 +22,7 @@ CLASSES: dict[str, Any] = {
     "fp8": Fp8,
     "fbgemm_fp8": FbgemmFp8,
     "compressed-tensors": CompressedTensors,
+    "auto-round": AutoRound,
     "awq": Awq,
     "gptq": Gptq,
     "modelopt": Modelopt,
