@@ -52,6 +52,7 @@ def faults_of(configurations, *waits):
     "configurations",
     [
         [sizes(8, 256, 512), sizes(1, 32, 4096), sizes(40, 256, 600, "engine.joined_decodes=20")],
+        [sizes(8, 256, 512, "drafter=suffix"), sizes(3, 64, 512, "drafter=synthetic")],
         *(
             pytest.param(configurations, marks=pytest.mark.nightly)
             for configurations in (
@@ -64,7 +65,16 @@ def faults_of(configurations, *waits):
             )
         ),
     ],
-    ids=["plain, one, joining some", "in turn, small steps", "three, eager", "windows", "experts", "states", "joining"],
+    ids=[
+        "plain, one, joining some",
+        "drafts",
+        "in turn, small steps",
+        "three, eager",
+        "windows",
+        "experts",
+        "states",
+        "joining",
+    ],
 )
 def test_all_kinds_of_requests_are_served_without_a_wait(configurations):
     assert faults_of(configurations) == [[]] * len(configurations)

@@ -213,7 +213,7 @@ def assemble(
             *(num_snapshots, mib, num_snapshots * mib),
         )
     scheduler = chosen(config.scheduler)
-    speculation = make_speculation(resolved, limits, structured_output)
+    speculation = make_speculation(resolved, limits, structured_output, executor)
     return Engine(
         scheduler.load()(config.scheduler.config),
         executor,
@@ -233,7 +233,10 @@ def assemble(
 
 
 def make_speculation(
-    resolved: ResolvedConfig, limits: EngineLimits, structured_output: StructuredOutput | None = None
+    resolved: ResolvedConfig,
+    limits: EngineLimits,
+    structured_output: StructuredOutput | None,
+    executor: SizedExecutor,
 ) -> Speculation | None:
     """The drafts of an engine; None without a drafter.
 
@@ -261,14 +264,15 @@ def make_speculation(
     try:
         with not_late():
             drafter = option.entry.load()(option.config, spec)
+            on_device = executor.drafts_on_device(drafter, str(option.entry))
     except torch.OutOfMemoryError as error:
         raise CapacityError(
             f"drafter '{option.name}' does not fit into the GPU's memory beside the model and its KV cache; lower "
             "engine.memory_fraction"
         ) from error
     logger.info(
-        "drafter '%s': up to %d drafts for a request in a step; steps with drafts do not overlap",
-        *(option.name, drafter.k),
+        "drafter '%s': up to %d drafts for a request in a step; steps with drafts %s",
+        *(option.name, drafter.k, "overlap where the device drafts" if on_device else "do not overlap"),
     )
     return Speculation(
         drafter,
@@ -278,6 +282,7 @@ def make_speculation(
         structured_output,
         max_num_batched_tokens=plan.max_num_batched_tokens,
         weighs_costs=resolved.uses_graphs,
+        on_device=on_device,
     )
 
 

@@ -210,7 +210,11 @@ class StepRecorder:
             self._owner[request.row] = request.id
         chunk_ids, is_prompt = self._owner[step.chunk_rows], ~has_drafts(step)
         is_drawn = np.bincount(step.sampled_chunks, minlength=len(chunk_ids)) > 0  # np.unique's first call takes 40 ms
-        drawn = np.concatenate([self._owner[step.decode_rows], chunk_ids[is_drawn]])
+        drawn = np.concatenate([self._owner[step.decode_rows], chunk_ids[is_drawn], self._owner[step.drafting_rows]])
+        if len(step.drafting_rows):
+            table = self.engine.queue.table
+            held = np.flatnonzero(table.id_S >= 0)  # what the step before keeps is not known yet
+            self._counter.note_lengths(table.row_S[held], table.num_computed_tokens_S[held])
         counts = self._counter.count(step)
         return _Noted(started, counts, drawn, chunk_ids[is_prompt], step.chunk_lens[is_prompt])
 

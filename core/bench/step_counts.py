@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hookline.core.step.message import Step
-from hookline.core.util.arrays import BoolArray
+from hookline.core.util.arrays import BoolArray, IntArray
 
 
 class StepCounts(NamedTuple):
@@ -40,8 +40,12 @@ class StepCounter:
         self._lengths = np.zeros(max_num_seqs, dtype=np.int64)
         self._num_sharing = 0
 
+    def note_lengths(self, rows: IntArray, lengths: IntArray) -> None:
+        """Note how many tokens these rows have, which a step does not say of rows for which the device drafts."""
+        self._lengths[rows] = lengths
+
     def count(self, step: Step) -> StepCounts:
-        """The counts of the next step."""
+        """The counts of the next step. Rows for which the device drafts are of the lengths that were noted before."""
         ends = step.chunk_starts + step.chunk_lens
         self._lengths[step.chunk_rows] = ends
         self._lengths[step.decode_rows] += 1
@@ -50,11 +54,14 @@ class StepCounter:
         pairs = step.chunk_lens * (step.chunk_starts + ends + 1) // 2
         drafted = has_drafts(step)
         num_drafted = int(step.chunk_lens[drafted].sum())
+        per_row = 1 + step.num_drafts
+        num_drafting = per_row * len(step.drafting_rows)
+        drafting_pairs = per_row * int(self._lengths[step.drafting_rows].sum()) + num_drafting * step.num_drafts // 2
         return StepCounts(
             prefill_tokens=len(step.token_ids_T) - num_drafted,
             prefill_pairs=int(pairs[~drafted].sum()),
             prefill_chunks=int((~drafted).sum()),
-            decode_rows=len(step.decode_rows) + num_drafted,
-            decode_context_tokens=int(self._lengths[step.decode_rows].sum() + pairs[drafted].sum()),
+            decode_rows=len(step.decode_rows) + num_drafted + num_drafting,
+            decode_context_tokens=int(self._lengths[step.decode_rows].sum() + pairs[drafted].sum()) + drafting_pairs,
             decode_shared_tokens=self._num_sharing * step.shared_len,
         )

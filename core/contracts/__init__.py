@@ -16,6 +16,7 @@ from hookline.core.contracts.api import (
 from hookline.core.contracts.batch import (
     Batch as Batch,
     DecodeInputs as DecodeInputs,
+    DraftingRows as DraftingRows,
     RequestRows as RequestRows,
     wanted_rows as wanted_rows,
 )

@@ -271,6 +271,20 @@ class Drafter(Protocol):
         return [self.propose(row) for row in rows]
 
     @optional
+    def propose_on_device(self, tokens_RL: Tensor, rows_B: Tensor, lengths_B: Tensor, num_drafts: int) -> Tensor:
+        """`propose` for many requests at once, on the model's device: asked for where one GPU computes steps as graphs.
+
+        Such a step begins with its drafts, and is launched before the tokens of the step before it are known on the
+        host. Steps with prompts, and with requests that ask for more than plain samples, have drafts by `propose` or
+        `propose_all`.
+        Shapes: tokens_RL int32, the tokens of all requests, a row each; rows_B (B,) int64, the rows to draft for; one
+        may be named several times. lengths_B (B,) int32: how many tokens each row has. Returns (B, num_drafts) int64,
+        -1 from the first place on that has no draft.
+        Device: no host sync. Writes to none of its inputs. Called while the engine starts, to make kernels ready.
+        """
+        raise NotImplementedError
+
+    @optional
     def forget(self, id: int) -> None:
         """Drop the state of a request that has ended."""
         return

@@ -113,6 +113,7 @@ class Committer:
                 self._state.limits.extensions.note_step(extensions, result.extension_seconds)
             num_right: Sequence[int] = ()
             if dispatched.drafted and self._drafts is not None:
+                result = drawn = self._drafts.read(dispatched, drawn)
                 num_right, is_kept = self._drafts.keep_at_once(dispatched, drawn)
                 if is_kept:
                     entries_N = dispatched.sampled.entries_N

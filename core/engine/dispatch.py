@@ -9,7 +9,7 @@ import numpy as np
 
 from hookline.core.engine.plan_check import CheckedPlan
 from hookline.core.engine.state import EngineState
-from hookline.core.engine.step_builder import ArgumentWriter, Dispatched, StepDraft, StepWriter
+from hookline.core.engine.step_builder import ArgumentWriter, Dispatched, OnDevice, StepDraft, StepWriter
 from hookline.core.requests.request import Request
 from hookline.core.requests.running_table import NO_REQUEST
 from hookline.core.util.arrays import IntArray, ints, no_ints, without
@@ -25,9 +25,9 @@ class Dispatcher:
         self.arguments = ArgumentWriter(max_num_seqs)
         self.writer = StepWriter(state.table, self.arguments, shares_prefixes=state.shares_prefixes)
 
-    def carry_out(self, plan: CheckedPlan, *, is_ahead: bool = False) -> Dispatched:
+    def carry_out(self, plan: CheckedPlan, *, is_ahead: bool, num_drafts: int) -> Dispatched:
         """Preempt, admit and grow requests as planned; returns the step to launch. is_ahead: whether the tokens of the
-        step in flight are not known yet.
+        step in flight are not known yet. num_drafts: what `num_on_device` says.
         """
         cache, draft = self._cache, StepDraft()
         self._queue.count_step(len(plan.decode))
@@ -41,11 +41,53 @@ class Dispatcher:
         got_further = self._note_progress(plan.decode)
         for request, num_tokens in plan.prefill:
             got_further |= self._start_chunk(request, num_tokens, draft)
-        decode = self._draft(plan, draft, is_ahead=is_ahead)
+        if num_drafts:
+            self._draft_on_device(plan, draft, num_drafts, is_ahead=is_ahead)
+        decode = no_ints() if num_drafts else self._draft(plan, draft, is_ahead=is_ahead)
         cache.end_step(plan.decode, draft.chunks)  # last, as a draft's block may be none that this step still reads
         if cache.snapshots is not None:
             draft.note_states(cache.snapshots.pop_restored(), cache.snapshots.pop_saved())
         return self.writer.write(draft, decode, got_further=got_further)
+
+    def num_on_device(self, plan: CheckedPlan, *, is_ahead: bool) -> int:
+        """How many drafts the device makes for each request of the plan's step; 0 if the host makes them, if there are
+        none, or if they need more blocks than there are. is_ahead: as in `carry_out`.
+        """
+        speculation, table, cache, entries = self._state.speculation, self._table, self._cache, plan.decode
+        if speculation is None or plan.prefill or plan.preempt:
+            return 0
+        num_drafts = speculation.num_on_device(table, entries, is_ahead=is_ahead)
+        if not num_drafts:
+            return 0
+        needed = self._most_computed(entries, 1 + num_drafts, is_ahead=is_ahead) - table.num_block_tokens_S[entries]
+        num_columns = int((-(-np.maximum(needed, 0) // cache.pool.block_size)).sum())
+        return num_drafts if num_columns * cache.blocks_per_column <= cache.pool.num_free else 0
+
+    def _most_computed(self, entries: IntArray, num_tokens: int, *, is_ahead: bool) -> IntArray:
+        """How many tokens these requests can have in the cache after so many more, whatever the step in flight kept."""
+        speculation, table = self._state.speculation, self._table
+        assert speculation is not None and speculation.device is not None
+        unknown = speculation.device.depth if is_ahead else 0
+        most: IntArray = np.minimum(
+            table.num_computed_tokens_S[entries] + num_tokens + unknown, table.max_len_S[entries]
+        )
+        return most
+
+    def _draft_on_device(self, plan: CheckedPlan, draft: StepDraft, num_drafts: int, *, is_ahead: bool) -> None:
+        """Have the device make drafts for all decodes of the step; there are blocks for them."""
+        speculation, table, cache, entries = self._state.speculation, self._table, self._cache, plan.decode
+        assert speculation is not None and speculation.device is not None
+        most_computed = self._most_computed(entries, num_drafts, is_ahead=is_ahead)
+        is_short = most_computed > table.num_block_tokens_S[entries]
+        computed = table.num_computed_tokens_S[entries]
+        for request, count in zip(
+            table.requests(entries[is_short]), (most_computed - computed)[is_short].tolist(), strict=True
+        ):
+            draft.table.extend(cache.allocate(request, cache.missing_blocks(request, count)))
+        shown = {} if is_ahead else speculation.device.show(table.requests(entries))
+        rows = speculation.draft_on_device(table, entries, num_drafts)
+        draft.add_drafted(rows, entries)
+        draft.on_device = OnDevice(num_drafts, int(most_computed.max()), shown)
 
     def _draft(self, plan: CheckedPlan, draft: StepDraft, *, is_ahead: bool) -> IntArray:
         """Give decodes drafts as far as the step's tokens and free blocks last; returns the decodes without drafts."""
@@ -93,6 +135,8 @@ class Dispatcher:
         decode = plan.decode[self._table.id_S[plan.decode] != NO_REQUEST]
         self._table.num_computed_tokens_S[decode] -= 1
         self.writer.lose()
+        if self._state.speculation is not None and self._state.speculation.device is not None:
+            self._state.speculation.device.lose()
         if self._cache.snapshots is not None:
             self._cache.snapshots.clear()
         return [*(request for request, _ in prefill), *self._table.requests(decode)]

@@ -27,6 +27,20 @@ class DraftCommitter:
         self._state, self._table, self._live = state, state.table, state.queue.live
         self._speculation, self._dispatcher, self._keep = speculation, dispatcher, keep
 
+    def read(self, dispatched: Dispatched, result: StepResult) -> StepResult:
+        """The result of a step, in which the device told of its own drafts: see Executor.collect.
+
+        Of the result the draws of drafts that there were none of are left out, as if the host had made the others.
+        """
+        if not dispatched.step.num_drafts:
+            return result
+        told_BX = result.tokens.reshape(len(dispatched.drafted), -1)
+        for row, (num_drafts, kept) in zip(dispatched.drafted, told_BX[:, :2].tolist(), strict=True):
+            row.tokens, row.kept = row.tokens[: 1 + num_drafts], kept
+        drawn_BX = told_BX[:, 2:]
+        is_drawn = np.arange(drawn_BX.shape[1]) <= told_BX[:, :1]
+        return replace(result, tokens=drawn_BX[is_drawn])
+
     def keep_at_once(self, dispatched: Dispatched, result: StepResult) -> tuple[Sequence[int], bool]:
         """How many drafts of each row are right, and whether all draws of the step that count were kept.
 
@@ -56,6 +70,16 @@ class DraftCommitter:
 
         They are kept one after the other, as if each came from a step of its own: a request may end with any of them.
         """
+        num_kept = self._commit(dispatched, result, num_right, is_kept=is_kept)
+        device = self._speculation.device
+        for row in dispatched.drafted if device is not None and dispatched.step.num_drafts else ():
+            if row.request.id in self._live and device is not None:
+                device.note(row.request)
+        return num_kept
+
+    def _commit(
+        self, dispatched: Dispatched, result: StepResult, num_right: Sequence[int], *, is_kept: bool
+    ) -> Mapping[int, int]:
         if is_kept:
             return {row.request.id: right for row, right in zip(dispatched.drafted, num_right, strict=True)}
         first, going = dispatched.num_plain_draws, list[tuple[Request, int, int]]()

@@ -3,8 +3,9 @@
 A draw is a function of the request's seed, the position and the logits. So a draft is right exactly if it is the token
 that the step draws at its position; the draw after that token then counts too, and the request has the same tokens as
 without drafts. A row with k drafts is a chunk of 1 + k tokens with a draw after each. Afterwards the device does not
-know how many were kept: the row's next step is a chunk again, with its newest token from the host. Drafts use only
-tokens of the step and blocks that the policy's plan leaves free; policies do not see them.
+know how many were kept: the row's next step is a chunk again, with its newest token from the host. Where the device
+makes the drafts itself it does know, and steps overlap (device_drafting.py). Drafts use only tokens of the step and
+blocks that the policy's plan leaves free; policies do not see them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from hookline.core.contracts import ComputedRow, DraftCounts, Drafter, DraftRow, is_offered
+from hookline.core.engine.device_drafting import DeviceDrafting
 from hookline.core.engine.draft_depth import DraftDepth
 from hookline.core.errors import show_traceback
 from hookline.core.plugin.blame import breach, failure
@@ -26,8 +28,8 @@ from hookline.core.requests.late_input import LateInput
 from hookline.core.requests.request import Request
 from hookline.core.requests.running_table import RunningTable
 from hookline.core.requests.step_extensions import InstalledExtensions
-from hookline.core.step.captured import DRAFT_TOKENS
-from hookline.core.util.arrays import IntArray, TokenArray
+from hookline.core.step.captured import DRAFT_TOKENS, MOST_DRAFTS
+from hookline.core.util.arrays import IntArray, TokenArray, every, no_ints
 
 logger = logging.getLogger("hookline")
 _INT = frozenset({int})
@@ -41,12 +43,14 @@ four, up to MAX_PERIOD_EMPTY. The limit is low because a text may begin to repea
 @dataclass(slots=True)
 class DraftedRow:
     """A decode that is computed as a chunk. start: position of its newest token, which comes first; tokens: that token
-    and the drafts behind it.
+    and the drafts behind it. kept: how many drafts are kept, if the device made them, which then says so; it does not
+    say which tokens they are.
     """
 
     request: Request
     start: int
     tokens: list[int]
+    kept: int | None = None
 
     @property
     def num_drafts(self) -> int:
@@ -59,6 +63,8 @@ class DraftedRow:
 
     def num_right(self, drawn: list[int]) -> int:
         """How many drafts, from the first on, are the tokens drawn at their positions. drawn: all 1 + k draws."""
+        if self.kept is not None:
+            return self.kept
         drafts = self.tokens[1:]
         if drafts == drawn[:-1] and min(drawn) >= 0:
             return len(drafts)
@@ -92,6 +98,7 @@ class Speculation:
     all wrong, or for which none are proposed, pauses, twice as long each time. weighs_costs: whether it is also asked
     for only as many drafts as pay, by how long steps take.
     max_num_batched_tokens: the engine's; a step with drafts has no more tokens, nor more than graphs are captured for.
+    on_device: whether the device makes drafts itself where it can.
     """
 
     def __init__(
@@ -104,6 +111,7 @@ class Speculation:
         *,
         max_num_batched_tokens: int,
         weighs_costs: bool = False,
+        on_device: bool = False,
     ) -> None:
         self._drafter, self._name, self._vocab_size, self._late = drafter, name, vocab_size, late
         self._adapts, self._most_tokens = drafter.adaptive, min(max_num_batched_tokens, DRAFT_TOKENS[-1])
@@ -126,6 +134,7 @@ class Speculation:
         """The number of the step that was begun last."""
         self._chunked: set[int] = set()
         """Requests whose rows on the device do not hold their newest token."""
+        self.device = DeviceDrafting() if on_device else None
         self._is_blamed = False
         self._pretended = drafter.pretended_length
         self._due = 0.0
@@ -143,7 +152,7 @@ class Speculation:
         """The decodes of a step, at these entries, that are computed as chunks, with their drafts. num_tokens: of the
         step without drafts.
         """
-        self._step += 1
+        self._begin_step()
         room, rows = self._room(len(entries), num_tokens), []
         self.depth = self._depth(len(entries), room, self._step)
         lengths = table.num_tokens_S[entries]
@@ -166,9 +175,38 @@ class Speculation:
 
     def skip_step(self, num_decodes: int) -> None:
         """Begin a step without drafts, since it is planned before the tokens before it are known."""
-        self._step += 1
-        self.depth = 0
+        self._begin_step()
         self.counts.skip("overlap", num_decodes)
+
+    def num_on_device(self, table: RunningTable, entries: IntArray, *, is_ahead: bool) -> int:
+        """How many drafts the device makes for each decode of the next step, which are at these entries and alone in
+        it; 0 if it makes none. is_ahead: whether the tokens of the step in flight are not known yet.
+        """
+        device, count, step = self.device, len(entries), self._step + 1
+        if device is None or not count or (is_ahead and not device.goes_on(table.id_S[entries])):
+            return 0
+        if not every(table.num_tokens_S[entries] >= table.min_len_S[entries]):
+            return 0  # tokens are forbidden by position
+        if all(self._pauses_in(request, step) for request in table.requests(entries)):
+            return 0
+        if not is_ahead and not all(request.is_plain for request in table.requests(entries)):
+            return 0  # while it goes on, they are the same requests
+        return self._depth(count, min(MOST_DRAFTS - 1, self._room(count, count)), step)
+
+    def draft_on_device(self, table: RunningTable, entries: IntArray, num_drafts: int) -> list[DraftedRow]:
+        """Begin a step in which the device makes so many drafts for each of these decodes."""
+        assert self.device is not None
+        self._begin_step(num_drafts)
+        self.device.begin(table.id_S[entries], num_drafts)
+        rows = [DraftedRow(request, 0, [0] * (1 + num_drafts)) for request in table.requests(entries)]
+        self.launched(rows)
+        return rows
+
+    def _begin_step(self, depth: int = 0) -> None:
+        self._step += 1
+        self.depth = depth
+        if self.device is not None:
+            self.device.begin(no_ints(), 0)
 
     def awaits_tokens(self, requests: Collection[Request]) -> bool:
         """Whether the next step needs the tokens of the step in flight: if requests may have drafts, or if the device
@@ -193,7 +231,10 @@ class Speculation:
 
         drawn: all 1 + k draws.
         """
-        if self._pretended is None:
+        if row.kept is not None:
+            num_right = row.kept
+            self._note_proposal(row.request, row.num_drafts)
+        elif self._pretended is None:
             num_right = row.num_right(drawn)
         elif not row.num_drafts:
             return 0
@@ -314,14 +355,18 @@ class Speculation:
         """The proposed drafts that are computed; a request without proposals in many steps pauses."""
         if request.late is not None and self._late is not None and drafts:
             drafts = drafts[: self._late.num_fitting(request.late, drafts)]
-        if not drafts:
+        self._note_proposal(request, len(drafts))
+        return drafts
+
+    def _note_proposal(self, request: Request, num_drafts: int) -> None:
+        """Count a step for which so many drafts were proposed."""
+        if not num_drafts:
             self.counts.skip("no proposal")
         if self._adapts:
             pause = self._pauses.setdefault(request.id, _Pause())
-            pause.num_empty = 0 if drafts else pause.num_empty + 1
+            pause.num_empty = 0 if num_drafts else pause.num_empty + 1
             if pause.num_empty > NUM_EMPTY:
                 pause.lengthen(self._step, max(MAX_PERIOD_EMPTY, pause.period))
-        return drafts
 
     def _pauses_in(self, request: Request, step: int) -> bool:
         pause = self._pauses.get(request.id)

@@ -133,6 +133,17 @@ def known_tokens(requests: Sequence[Request]) -> Sections:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class OnDevice:
+    """The drafts that the device makes in a step: how many for each request, the most tokens that a request then has in
+    the cache, and the shown_* sections.
+    """
+
+    num_drafts: int
+    max_context_len: int
+    shown: Sections
+
+
 @dataclass(slots=True)
 class StepDraft:
     """The contents of a step's message, collected while its plan is carried out.
@@ -149,7 +160,8 @@ class StepDraft:
     """The decodes that are computed as chunks; the others alone are handed to `StepWriter.write`."""
     drafted_entries: IntArray = field(default_factory=no_ints)
     """Their entries in the running table."""
-
+    on_device: OnDevice | None = None
+    """If the device makes the drafts of the step, which has no other rows then."""
     restored: Sequence[tuple[int, int]] = ()
     saved: Sequence[tuple[int, int]] = ()
 
@@ -231,7 +243,13 @@ class StepWriter:
             computing = np.concatenate([decode, chunked])
             sampled = np.concatenate([decode, chunked[sampled_chunks]])
         draws, ahead, max_context_len, num_drafted = sampled, np.zeros_like(sampled), 0, 0
-        if draft.drafted:
+        if draft.on_device is not None:
+            draws = computing = sampled = draft.drafted_entries
+            ahead = np.zeros_like(draws)
+            max_context_len = draft.on_device.max_context_len
+            sections |= {"drafting_rows": table.row_S[sampled], "num_drafts": draft.on_device.num_drafts}
+            sections |= draft.on_device.shown
+        elif draft.drafted:
             entries, num_plain = draft.drafted_entries, len(sampled)
             starts, lengths = ints(row.start for row in draft.drafted), ints(len(row.tokens) for row in draft.drafted)
             max_context_len, num_drafted = int((starts + lengths).max()), int(lengths.sum())

@@ -26,6 +26,8 @@ class StepLoop:
         self._planner, self._feedback = planner, planner.feedback
         self._dispatcher, self._finisher = dispatcher, finisher
         self._committer = Committer(state, planner, finisher, dispatcher)
+        self._num_ahead = 0
+        """How many drafts the device makes for each request of the step that was last asked to be launched ahead."""
         self._was_lost_without_fault = False
         """Whether the last lost step finished no request; if the next one finishes none either, all its requests do."""
 
@@ -40,7 +42,7 @@ class StepLoop:
             if self._feedback.is_wanted:
                 self.time_steps()
             plan = self.plan()
-        elif (ahead := self._plan_ahead()) is not None and (self._may_overlap() or self._keeps_plan(ahead)):
+        elif (ahead := self._plan_ahead()) is not None and (self._may_overlap(ahead) or self._keeps_plan(ahead)):
             plan = ahead
         else:
             self._collect()
@@ -111,10 +113,12 @@ class StepLoop:
         self._give_up()
         return None
 
-    def _may_overlap(self) -> bool:
-        """Whether the next step can be launched before the tokens of the step in flight are known."""
-        speculation = self._state.speculation
-        return speculation is None or not speculation.awaits_tokens(self._queue.running.values())
+    def _may_overlap(self, plan: CheckedPlan) -> bool:
+        """Whether the step of this plan can be launched before the tokens of the step in flight are known."""
+        speculation, self._num_ahead = self._state.speculation, self._dispatcher.num_on_device(plan, is_ahead=True)
+        if speculation is None or self._num_ahead:
+            return True
+        return not speculation.awaits_tokens(self._queue.running.values())
 
     def _keeps_plan(self, plan: CheckedPlan) -> bool:
         """Keep the tokens of the step in flight; returns whether a plan that was made before is still right then.
@@ -160,8 +164,10 @@ class StepLoop:
     def _launch(self, plan: CheckedPlan) -> LaunchedStep:
         """Carry out a plan, and launch its step. Raises: LostStep, as `_draw_late` does."""
         started_s, executor, table = self._state.now(), self._state.executor, self._state.table
+        is_ahead, dispatcher = self.in_flight is not None, self._dispatcher
         with self._watch.part("dispatch"):
-            dispatched = self._dispatcher.carry_out(plan, is_ahead=self.in_flight is not None)
+            num_drafts = self._num_ahead if is_ahead else dispatcher.num_on_device(plan, is_ahead=False)
+            dispatched = dispatcher.carry_out(plan, is_ahead=is_ahead, num_drafts=num_drafts)
             self._planner.check_progress(got_further=dispatched.got_further)
         with self._watch.part("launch"):
             handle = executor.launch(dispatched.step) if plan.computes else None

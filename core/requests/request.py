@@ -324,6 +324,12 @@ class Request:
         return bool(self.is_late) or self.reader is not None
 
     @property
+    def is_plain(self) -> bool:
+        """Whether its draws are plain samples, in which the host has no part."""
+        own = self.prepared
+        return not (self.is_late or self.scores is not None or own.bits or own.records or own.stateful)
+
+    @property
     def is_drawn_for(self) -> bool:
         """Whether tokens are drawn for it; otherwise it ends with its prompt."""
         return self.reader is None or not self.reader.ends_request

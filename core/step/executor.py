@@ -16,7 +16,8 @@ from hookline.core.util.arrays import Array, IntArray, WordArray
 class StepResult:
     """The result of a step, on the host.
 
-    tokens: the sampled tokens (N,).
+    tokens: the sampled tokens (N,). Of a step in which the device drafts (Step.drafting_rows): for each row how many
+    drafts it made, how many of these it kept, and its 1 + num_drafts draws, of which the last ones may follow no draft.
     extras: further arrays with numbers for each draw, by the name of the step extension that computed them, or
     DRAW_SCORES.
     apart: float32 arrays that belong to no draw, by name: `read_by(reader)`, rows (P, F) of a prompt reader in the
@@ -108,6 +109,13 @@ class SizedExecutor(Executor, Protocol):
     def num_blocks(self) -> int:
         """Blocks that requests can hold."""
         ...
+
+    def drafts_on_device(self, drafter: Any, name: str) -> bool:
+        """Whether steps can have drafting_rows from now on, for which this drafter guesses by `propose_on_device`.
+
+        name: of the drafter, for errors.
+        """
+        return False
 
 
 class RankWorker(SizedExecutor, Protocol):

@@ -65,6 +65,10 @@ class Step:
     has a draw after each of its last m tokens. Only rows with drafts have several (core/engine/speculation.py); the
     host decides which of the draws their requests keep, and the row's next step is a chunk again.
     forbidden_*: (index of a draw, token id) pairs that must not be drawn.
+    drafting_rows: requests computing their newest token and num_drafts drafts, which the device makes itself from the
+    tokens that it has drawn: the host knows neither these nor their positions (worker/graphs/device_drafts.py). A step
+    with such rows has no others. shown_*: all tokens of such rows from a position on, their number, and the most tokens
+    that the request may get, where the device does not know them; row after row.
     late_draws: indices of the draws that wait for late rows, which are sent after the step, one for each of these
     draws: the step is computed up to its hidden states, and tokens are sampled once the rows have come.
     shared_rows: if not empty, the only rows that from now on share their first shared_len cached tokens.
@@ -93,6 +97,12 @@ class Step:
     forbidden_draws: IntArray = _section(Axis.DRAW, by="forbidden_draws")
     forbidden_tokens: IntArray = _section(Axis.DRAW, by="forbidden_draws")
     late_draws: IntArray = _section(Axis.DRAW, by="late_draws")
+    drafting_rows: IntArray = _section(Axis.STEP)
+    shown_rows: IntArray = _section(Axis.STEP)
+    shown_starts: IntArray = _section(Axis.STEP)
+    shown_lens: IntArray = _section(Axis.STEP)
+    shown_limits: IntArray = _section(Axis.STEP)
+    shown_tokens: IntArray = _section(Axis.STEP)
     shared_rows: IntArray = _section(Axis.STEP)
     extension_rows: IntArray = _section(Axis.STEP)
     extension_ids: IntArray = _section(Axis.STEP)
@@ -119,13 +129,15 @@ class Step:
     """Bits of the step extensions that a draw of the step goes through; 0 if it is plain."""
     num_logprobs: int = -1
     """Alternatives with log-probabilities for every draw of the step; -1: no draw is scored."""
+    num_drafts: int = 0
+    """Drafts of each of `drafting_rows`."""
     num_plugin_reads: int = 0
     """How many of `reads` are by plugins."""
 
     @property
     def num_tokens(self) -> int:
         """Tokens the model computes."""
-        return len(self.decode_rows) + len(self.token_ids_T)
+        return len(self.decode_rows) + len(self.token_ids_T) + len(self.drafting_rows) * (1 + self.num_drafts)
 
     @property
     def has_drafts(self) -> bool:
@@ -151,7 +163,7 @@ class Step:
     @property
     def num_sampled(self) -> int:
         """Tokens drawn."""
-        return len(self.decode_rows) + len(self.sampled_chunks)
+        return len(self.decode_rows) + len(self.sampled_chunks) + len(self.drafting_rows) * (1 + self.num_drafts)
 
 
 HEADER = tuple(one.name for one in fields(Step) if one.type in ("int", "bool"))

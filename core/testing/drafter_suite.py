@@ -110,6 +110,40 @@ class DrafterSuite:
         wanted = text[20 : 20 + min(4, drafter.k)].tolist()
         check(drafts == wanted, f"after a text that began again it drafted {drafts}, and the text goes on {wanted}")
 
+    def test_drafts_on_the_device(self) -> None:
+        """With `propose_on_device`: as many numbers as asked for, of which those that are no tokens come last; with
+        `copies`, the continuation of the text.
+        """
+        if not is_offered(type(self._made()).propose_on_device):
+            return
+        import torch
+
+        text = np.arange(40, dtype=np.int32) * 7 % self.vocab_size
+        texts = [row.tokens for row in self._rows()] + [np.concatenate([text, text[:20]])]
+        tokens_RL = torch.zeros((len(texts), 300), dtype=torch.int32)
+        for row, tokens in enumerate(texts):
+            tokens_RL[row, : len(tokens)] = torch.from_numpy(tokens.copy())
+        rows_B = torch.arange(len(texts)).flip(0)
+        lengths_B = torch.tensor([len(text) for text in texts[::-1]], dtype=torch.int32)
+        given = [one.clone() for one in (tokens_RL, rows_B, lengths_B)]
+        for num_drafts in range(1, self._made().k + 1):
+            drafts_BK = self._made().propose_on_device(tokens_RL, rows_B, lengths_B, num_drafts)
+            shape, asked = (len(texts), num_drafts), f"asked for {num_drafts} drafts of {len(texts)} requests,"
+            is_sound = isinstance(drafts_BK, torch.Tensor) and drafts_BK.dtype == torch.int64
+            check(is_sound, f"{asked} propose_on_device returned no tensor of int64")
+            found = tuple(drafts_BK.shape)
+            check(found == shape, f"{asked} propose_on_device returned shape {found}, not {shape}")
+            check(bool((drafts_BK < self.vocab_size).all()), f"propose_on_device returned ids beyond {self.vocab_size}")
+            is_gap = (drafts_BK[:, :-1] < 0) & (drafts_BK[:, 1:] >= 0)
+            check(not bool(is_gap.any()), "propose_on_device returned a draft behind one that is missing")
+            for name, one, before in zip(
+                ("tokens", "rows", "lengths"), (tokens_RL, rows_B, lengths_B), given, strict=True
+            ):
+                check(torch.equal(one, before), f"propose_on_device wrote to the {name} that it was given")
+            drafts, wanted = drafts_BK[0].tolist(), text[20 : 20 + num_drafts].tolist()
+            is_copied = not self.copies or drafts == wanted
+            check(is_copied, f"after a text that began again it drafted {drafts} on the device, not {wanted}")
+
     def _made(self) -> Any:
         return self.make(DrafterSpec(self.vocab_size, max_num_seqs=32, max_model_len=300))
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import AttentionSpec, Batch, SamplingBatch, StepShape
+from hookline.core.contracts import AttentionSpec, Batch, Drafter, SamplingBatch, StepShape, is_offered
 from hookline.core.errors import (
     PASSES,
     EngineError,
@@ -31,12 +31,13 @@ from hookline.core.errors import (
     one_short_line,
 )
 from hookline.core.plugin.blame import Blaming
-from hookline.core.step.captured import PromptShape
+from hookline.core.step.captured import MOST_DRAFTS, PromptShape
 from hookline.core.step.executor import RankWorker, StepResult
 from hookline.core.step.message import Step
 from hookline.core.util.arrays import WordArray
 from hookline.core.worker.device_clock import StepClock
 from hookline.core.worker.graphs.decode_graphs import DecodeGraphs, capture_graphs
+from hookline.core.worker.graphs.device_drafts import DeviceDrafts
 from hookline.core.worker.graphs.draft_graphs import DraftGraphs
 from hookline.core.worker.graphs.laid_out_graphs import LaidOutGraphs
 from hookline.core.worker.graphs.prompt_graphs import PromptGraphs
@@ -99,6 +100,8 @@ class Worker(RankWorker):
         self.transfer = TokenTransfer(self.table.padding_row, self.table.device)
         self.late_compiles = LateWork()
         """Counts from `begin` on, when the worker is ready."""
+        self._device_drafts: DeviceDrafts | None = None
+        """Set if the drafter drafts on the device."""
         self._waiting: tuple[Step, Callable[[int], Tensor | None]] | None = None
         """The step launched last, if its draws wait for late rows, and the function that draws with so many rows."""
         self._apart: Mapping[str, Rows] = {}
@@ -223,6 +226,18 @@ class Worker(RankWorker):
         """Change logits as a late row does."""
         logits_1V = torch.zeros(1, self.runner.vocab_size, dtype=spec.dtype, device=spec.device)
         self.runner.new_late_rows(1).change(logits_1V)
+
+    @torch.inference_mode()
+    def drafts_on_device(self, drafter: Drafter, name: str) -> bool:
+        """See Executor: if its steps are graphs. It drafts for each number of drafts now, so that kernels are ready."""
+        if self.draft_graphs is None or not is_offered(type(drafter).propose_on_device):
+            return False
+        row, most = self.table.padding_row, self.draft_graphs.shapes[-1]
+        self._device_drafts = DeviceDrafts(drafter, name, self.draft_graphs)
+        for num_drafts in range(1, min(drafter.k, MOST_DRAFTS - 1, most - 1) + 1):
+            for count in {1, min(row, most // (1 + num_drafts))}:
+                self._warm_up(self._compute(Step(drafting_rows=np.full(count, row), num_drafts=num_drafts)))
+        return not self._device_drafts.is_failing
 
     @torch.inference_mode()
     def prepare_draws(self, spec: AttentionSpec) -> None:
@@ -381,7 +396,10 @@ class Worker(RankWorker):
             self.runner.extensions.receive(step, device_step.views)
         extras = self.runner.extras(step)
         results_N = None
-        if len(step.late_draws):
+        if len(step.drafting_rows):
+            assert self._device_drafts is not None, "no drafter drafts on the device"
+            results_N = self._device_drafts.launch(device_step)
+        elif len(step.late_draws):
             self._begin_late(device_step, extras)
         elif (results_N := self._replayed(device_step, extras)) is None:
             results_N = self._compute_eagerly(device_step, extras, self._replayed_layers(device_step))
@@ -528,7 +546,7 @@ class Worker(RankWorker):
         self.late_compiles.end()
         self.graphs = None
         self.prompt_graphs = None
-        self.draft_graphs = None
+        self.draft_graphs = self._device_drafts = None
         self._waiting, self._apart, self._on_device = None, {}, {}
         if self.runner.ranks.num_all > 1 and self.table.device.type == "cuda":
             gc.collect()  # frees graphs in reference cycles, for which NCCL would wait

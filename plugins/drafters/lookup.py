@@ -1,13 +1,13 @@
 """Drafters that look a request's newest tokens up in its earlier ones: copied text, code and lists repeat themselves.
 
-Both work on the host, keep nothing between steps, and take a few comparisons of the whole request: about 10 µs at 4,096
-tokens. Legend: L tokens of the request, P places.
+Both keep nothing between steps. On the host they take a few comparisons of the whole request, about 10 µs at 4,096
+tokens; lookup_on_device.py does the same on a GPU. Legend: L tokens of the request, P places.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -15,6 +15,8 @@ from hookline.core.contracts import Drafter, DrafterSpec, DraftRow
 from hookline.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from hookline.plugins.drafters import LookupConfig
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -26,6 +28,8 @@ class _Lookup(Drafter):
     """Base class of both drafters: finds the places where the newest tokens came before."""
 
     by_tokens = True
+    counts: ClassVar[bool]
+    """Whether the most frequent continuation is drafted."""
 
     def __init__(self, config: LookupConfig, spec: DrafterSpec) -> None:
         for name, low in (("k", 1), ("min_match", 1), ("max_match", config.min_match)):
@@ -33,6 +37,13 @@ class _Lookup(Drafter):
                 raise ConfigError(f"drafter.{name}={value} must be at least {low}")
         self.k, self._min, self._max = config.k, config.min_match, config.max_match
         self.adaptive = config.adaptive
+
+    def propose_on_device(self, tokens_RL: Tensor, rows_B: Tensor, lengths_B: Tensor, num_drafts: int) -> Tensor:
+        """See Drafter."""
+        from hookline.plugins.drafters.lookup_on_device import look_up  # imports torch and Triton
+
+        matches = range(self._min, self._max + 1)
+        return look_up(tokens_RL, rows_B, lengths_B, num_drafts, matches=matches, counts=self.counts)
 
     def _places(self, tokens_L: Array) -> Array:
         """The places, ascending, of the last token of the longest suffix that came before; none if it is too short."""
@@ -73,6 +84,8 @@ class Ngram(_Lookup):
     Source: prompt lookup decoding, Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding.
     """
 
+    counts = False
+
     def propose(self, row: DraftRow) -> Sequence[int]:
         """See Drafter."""
         places_P = self._places(row.tokens)
@@ -89,6 +102,8 @@ class Suffix(_Lookup):
 
     Source: after SuffixDecoding, Oliaro et al. 2024, arXiv:2411.04975; of the request's own tokens alone.
     """
+
+    counts = True
 
     def propose(self, row: DraftRow) -> Sequence[int]:
         """See Drafter."""

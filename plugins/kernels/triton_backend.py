@@ -16,6 +16,7 @@ from hookline.core.contracts import (
     AttentionSpec,
     Batch,
     DecodeInputs,
+    DraftingRows,
     PeerMemory,
     QKNorm,
     RequestRows,
@@ -205,9 +206,31 @@ class TritonKernels(TritonQuantized):
         """See Kernels.gather_decodes; one launch."""
         return triton_request_rows.gather_decodes(rows_N, requests)
 
+    def gather_tokens(self, inputs_3N: Tensor, requests: RequestRows) -> DecodeInputs:
+        """See Kernels.gather_tokens; one launch."""
+        return triton_request_rows.gather_tokens(inputs_3N, requests)
+
     def keep_tokens(self, rows_N: Tensor, tokens_N: Tensor, draw_position_N: Tensor, requests: RequestRows) -> None:
         """See Kernels.keep_tokens; one launch."""
         triton_request_rows.keep_tokens(rows_N, tokens_N, draw_position_N, requests)
+
+    def lay_out_drafts(
+        self, rows_B: Tensor, drafts_BK: Tensor, drafting: DraftingRows, requests: RequestRows, inputs_3G: Tensor
+    ) -> None:
+        """See Kernels.lay_out_drafts; one launch."""
+        triton_request_rows.lay_out_drafts(rows_B, drafts_BK, drafting, requests, inputs_3G)
+
+    def keep_drafts(
+        self,
+        rows_B: Tensor,
+        inputs_3G: Tensor,
+        drawn_G: Tensor,
+        num_drafts: int,
+        drafting: DraftingRows,
+        requests: RequestRows,
+    ) -> Tensor:
+        """See Kernels.keep_drafts; one launch."""
+        return triton_request_rows.keep_drafts(rows_B, inputs_3G, drawn_G, num_drafts, drafting, requests)
 
     def route_experts(
         self, logits_TX: Tensor, top_k: int, normalise: bool, scale_X: Tensor | None = None

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from hookline.core.contracts import ComputedRow, Drafter, DrafterSpec, DraftRow
 
@@ -87,6 +89,41 @@ class CountsHiddenStatesTwice(PlainDrafter):
         return super().propose(row) or [self.num_seen.get(row.id, 0) % self.vocab_size]
 
 
+class DraftsAtPlaces(PlainDrafter):
+    """On the device, too: what followed the newest two tokens the last time that they came."""
+
+    def propose_on_device(self, tokens_RL: Tensor, rows_B: Tensor, lengths_B: Tensor, num_drafts: int) -> Any:
+        drafts_BK = torch.full((len(rows_B), num_drafts), -1)
+        for place, (row, length) in enumerate(zip(rows_B.tolist(), lengths_B.tolist(), strict=True)):
+            found = list(self.propose(DraftRow(row, tokens_RL[row, :length].numpy(), 1, num_drafts)))
+            drafts_BK[place, : len(found)] = torch.tensor(found)
+        return drafts_BK
+
+
+class DraftsOneForAll(DraftsAtPlaces):
+    def propose_on_device(self, tokens_RL: Tensor, rows_B: Tensor, lengths_B: Tensor, num_drafts: int) -> Any:
+        return super().propose_on_device(tokens_RL, rows_B[:1], lengths_B[:1], num_drafts)
+
+
+class DraftsInOrderOfTheRows(DraftsAtPlaces):
+    def propose_on_device(self, tokens_RL: Tensor, rows_B: Tensor, lengths_B: Tensor, num_drafts: int) -> Any:
+        return super().propose_on_device(tokens_RL, rows_B.sort().values, lengths_B, num_drafts)
+
+
+class LeavesGaps(DraftsAtPlaces):
+    def propose_on_device(self, tokens_RL: Tensor, rows_B: Tensor, lengths_B: Tensor, num_drafts: int) -> Any:
+        found_BK = super().propose_on_device(tokens_RL, rows_B, lengths_B, num_drafts)
+        found_BK[:, 0] = -1 if num_drafts > 1 else found_BK[:, 0]
+        return found_BK
+
+
+class CountsLengthsDown(DraftsAtPlaces):
+    def propose_on_device(self, tokens_RL: Tensor, rows_B: Tensor, lengths_B: Tensor, num_drafts: int) -> Any:
+        found_BK = super().propose_on_device(tokens_RL, rows_B, lengths_B, num_drafts)
+        lengths_B -= 1
+        return found_BK
+
+
 FAULTS: dict[type, str] = {
     ProposesTooMany: "test_proposes_token_ids_and_no_more_than_asked_for: propose returned 2",
     LeavesTheVocabulary: "test_proposes_token_ids_and_no_more_than_asked_for: propose returned ids outside of 0 to 96",
@@ -99,5 +136,9 @@ FAULTS: dict[type, str] = {
     "for a request, for which propose returned",
     LeavesOneOut: "test_proposes_for_many_requests_what_it_proposes_for_each: proposals for 30 requests",
     CountsHiddenStatesTwice: "test_hidden_states_that_it_had_before_change_nothing: shown the same hidden states again",
+    DraftsOneForAll: "test_drafts_on_the_device: propose_on_device returned shape (1, 1), not (31, 1)",
+    DraftsInOrderOfTheRows: "test_drafts_on_the_device: after a text that began again it drafted",
+    LeavesGaps: "test_drafts_on_the_device: propose_on_device returned a draft behind one that is missing",
+    CountsLengthsDown: "test_drafts_on_the_device: propose_on_device wrote to the lengths that it was given",
     RepeatsTheLastToken: "test_copies_what_the_request_repeats: after a text that began again it drafted",
 }

@@ -15,6 +15,7 @@ from hookline.core.contracts import (
     AttentionSpec,
     Batch,
     DecodeInputs,
+    DraftingRows,
     Kernels,
     QKNorm,
     RequestRows,
@@ -397,6 +398,11 @@ class CountsTheNewestTokenTwice(PlainKernels):
         return given._replace(position_N=given.position_N + 1)
 
 
+class TakesNoLastTokens(PlainKernels):
+    def gather_tokens(self, inputs_3N: Tensor, requests: RequestRows) -> DecodeInputs:
+        return super().gather_tokens(inputs_3N, requests)._replace(token_ids_N=inputs_3N[0].clone())
+
+
 class KeepsNoToken(PlainKernels):
     def keep_tokens(self, rows_N: Tensor, tokens_N: Tensor, draw_position_N: Tensor, requests: RequestRows) -> None:
         super().keep_tokens(rows_N, tokens_N, draw_position_N, requests)
@@ -407,6 +413,28 @@ class LengthensThePaddingRow(PlainKernels):
     def keep_tokens(self, rows_N: Tensor, tokens_N: Tensor, draw_position_N: Tensor, requests: RequestRows) -> None:
         super().keep_tokens(rows_N, tokens_N, draw_position_N, requests)
         requests.length_R[requests.padding_row] = 2
+
+
+class DraftsBehindTheEnd(PlainKernels):
+    def lay_out_drafts(
+        self, rows_B: Tensor, drafts_BK: Tensor, drafting: DraftingRows, requests: RequestRows, inputs_3G: Tensor
+    ) -> None:
+        further = replace(drafting, limit_R=drafting.limit_R + 100)
+        super().lay_out_drafts(rows_B, drafts_BK, further, requests, inputs_3G)
+
+
+class KeepsDraftsBehindAWrongOne(PlainKernels):
+    def keep_drafts(
+        self,
+        rows_B: Tensor,
+        inputs_3G: Tensor,
+        drawn_G: Tensor,
+        num_drafts: int,
+        drafting: DraftingRows,
+        requests: RequestRows,
+    ) -> Tensor:
+        drawn_G = inputs_3G[0].roll(-1) if drafting.pretended_length is None else drawn_G
+        return super().keep_drafts(rows_B, inputs_3G, drawn_G, num_drafts, drafting, requests)
 
 
 class AttendsToAnothersBlocks(PlainKernels):
@@ -552,8 +580,11 @@ FAULTS = {
     ForgetsTheRate: "test_delta_gates: the decays that delta_gates of 1 x 4 returns",
     TakesMasksInOrder: "test_mask_logits: mask_logits of 1 x 33",
     CountsTheNewestTokenTwice: "test_gather_decodes: position_N of gather_decodes of 1 rows of 5 blocks",
+    TakesNoLastTokens: "test_gather_tokens: token_ids_N of gather_tokens of 1 tokens of 5 blocks",
     KeepsNoToken: "test_keep_tokens: leaves last_token_R other than it should",
     LengthensThePaddingRow: "test_keep_tokens: leaves length_R other than it should",
+    DraftsBehindTheEnd: "test_lay_out_drafts: writes other tokens than it should",
+    KeepsDraftsBehindAWrongOne: "test_keep_drafts: returns other results than it should",
     AttendsToAnothersBlocks: "test_a_batch_prepared_like_another_attends_to_its_own_blocks: "
     "attend of a batch that was prepared like another",
     AttendsBeforeItWrites: "test_qkv_attend: what qkv_attend with norm and rope of 4 rows returns",

@@ -90,6 +90,7 @@ PLAIN = [
     PlainParser,
     PlainPooler,
     faulty_drafters.PlainDrafter,
+    faulty_drafters.DraftsAtPlaces,
     faulty_executors.PlainExecutor,
     faulty_quantizations.PlainQuantization,
 ]

@@ -7,7 +7,7 @@ table shows it. So a request that lost a block, shares a wrong one or reads a st
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -110,6 +110,11 @@ class FakeExecutor(Executor):
         self.clock: FakeClock | None = None
         num_draws = max(limits.max_num_seqs, limits.max_num_batched_tokens)
         self.masks = np.zeros((num_draws, num_mask_words(vocab_size)), dtype=np.int32)
+        self.guess: Callable[[int, list[int], int], Sequence[int]] | None = None
+        """Drafts of the device itself, at most as many as asked for, from a request's seed and its tokens."""
+        self._texts: dict[int, list[int]] = {}
+        """The tokens that the device knows of rows for which it drafts."""
+        self._limits: dict[int, int] = {}
         self._waiting: tuple[Step, list[tuple[int, int]], list[int]] | None = None
 
     def launch(self, step: Step) -> Any:
@@ -121,6 +126,8 @@ class FakeExecutor(Executor):
         self.steps.append(step)
         self.seeds[step.admit_rows] = step.admit_seeds
         self.table[step.table_rows, step.table_columns] = step.table_blocks
+        if len(step.drafting_rows):
+            return FakeHandle(self._draft(step), {})
         ends = self._write_decodes(step) + self._write_chunks(step)
         assert step.max_context_len == max((end for _, end in ends), default=0), "max_context_len is wrong"
         self._waiting = None
@@ -141,6 +148,30 @@ class FakeExecutor(Executor):
         (step, ends, _), self._waiting = self._waiting, None
         assert num_rows == len(step.late_draws)
         handle += self._draw_all(step, ends, dict(zip(step.late_draws.tolist(), self.masks, strict=False)))
+
+    def _draft(self, step: Step) -> list[int]:
+        """What StepResult.tokens says of a step in which the device drafts."""
+        assert self.guess is not None and step.num_tokens == len(step.drafting_rows) * (1 + step.num_drafts)
+        first, told = 0, list[int]()
+        shown = zip(step.shown_rows, step.shown_starts, step.shown_lens, step.shown_limits, strict=True)
+        for row, start, length, limit in (map(int, one) for one in shown):
+            known = self._texts.get(row, [])[:start]
+            assert len(known) == start, f"row {row} is shown its tokens from {start} on, and lacks some before"
+            self._texts[row] = known + step.shown_tokens[first : first + length].tolist()
+            self._limits[row], first = limit, first + length
+        for row in step.drafting_rows.tolist():
+            tokens, limit = self._texts[row], self._limits[row]
+            if len(tokens) >= limit:  # the host does not know yet that it is over
+                told += [0] * (3 + step.num_drafts)
+                continue
+            drafts = list(self.guess(int(self.seeds[row]), tokens, step.num_drafts))[: limit - len(tokens) - 1]
+            assert len(tokens) + len(drafts) <= step.max_context_len, "max_context_len is too low"
+            self._write(row, len(tokens) - 1, [tokens[-1], *drafts])
+            drawn = [self._draw((row, len(tokens) + place), 0, set()) for place in range(1 + len(drafts))]
+            kept = next((place for place, draft in enumerate(drafts) if drawn[place] != draft), len(drafts))
+            tokens += drawn[: 1 + kept]
+            told += [len(drafts), kept, *drawn, *[0] * (step.num_drafts - len(drafts))]
+        return told
 
     def _draw_all(self, step: Step, ends: list[tuple[int, int]], masks: Mapping[int, WordArray]) -> list[int]:
         chunks = step.sampled_chunks.tolist()

@@ -21,7 +21,7 @@ from hookline.core.step.message import Step
 from hookline.core.util.arrays import IntArray
 from hookline.core.worker.graphs.cuda_graph import HiddenRoom
 from hookline.core.worker.graphs.laid_out_graphs import LAST_DRAWN, LaidOutGraphs
-from hookline.core.worker.request_table import RequestTable, SampleRows, slot_mapping
+from hookline.core.worker.request_table import RequestTable, SampleRows
 from hookline.core.worker.runner.model_runner import ModelRunner
 
 
@@ -42,7 +42,11 @@ class DraftGraphs(LaidOutGraphs[int]):
             return None
         if len(step.reads):
             return None
-        return next((size for size in self.shapes if size >= step.num_tokens), None)
+        return self.size(step.num_tokens)
+
+    def size(self, num_tokens: int) -> int | None:
+        """The smallest size that has room for so many tokens; None if there is none."""
+        return next((size for size in self.shapes if size >= num_tokens), None)
 
     def inputs(self, step: Step, size: int) -> Tensor:
         """See LaidOutGraphs."""
@@ -50,7 +54,7 @@ class DraftGraphs(LaidOutGraphs[int]):
 
     def forward(self, inputs_3G: Tensor, size: int) -> Tensor:
         """See LaidOutGraphs: the hidden states of all tokens."""
-        batch = draft_batch(self.runner.table, inputs_3G, self._starts[: size + 1], self.max_model_len)
+        batch = draft_batch(self.runner, inputs_3G, self._starts[: size + 1], self.max_model_len)
         watch = self.runner.captured_watch(inputs_3G[2], batch)
         hidden_GD = self.runner.forward(batch, watch=watch)
         if watch is not None:
@@ -86,22 +90,20 @@ def lay_out(step: Step, size: int, table: RequestTable) -> IntArray:
     return inputs
 
 
-def draft_batch(table: RequestTable, inputs_3G: Tensor, starts_G1: Tensor, max_context_len: int) -> Batch:
+def draft_batch(runner: ModelRunner, inputs_3G: Tensor, starts_G1: Tensor, max_context_len: int) -> Batch:
     """The batch of a captured step with drafts, made on the device alone."""
-    token_ids_G, positions_G, rows_G = inputs_3G
-    block_table_GM = table.group_tables[0].index_select(0, rows_G)
-    last_G = table.last_token_R.index_select(0, rows_G)
+    given = runner.kernels.gather_tokens(inputs_3G, runner.table.requests)
     batch = Batch(
-        token_ids_T=torch.where(token_ids_G == LAST_DRAWN, last_G, token_ids_G),
-        positions_T=positions_G,
-        slot_mapping_T=slot_mapping(block_table_GM, None, positions_G, table.block_size),
+        token_ids_T=given.token_ids_N,
+        positions_T=given.position_N,
+        slot_mapping_T=given.slot_mapping_N,
         query_starts_B1=starts_G1,
-        context_lens_B=(positions_G + 1).to(torch.int32),
-        block_table_BM=block_table_GM,
-        num_decodes=len(rows_G),
+        context_lens_B=given.context_lens_N,
+        block_table_BM=given.block_table_NM,
+        num_decodes=inputs_3G.shape[1],
         max_query_len=1,
         max_context_len=max_context_len,
         query_starts_host=np.arange(len(starts_G1), dtype=np.int32),
         repeats_requests=True,
     )
-    return table.grouped(batch, rows_G, None)
+    return runner.table.grouped(batch, inputs_3G[2], None)

@@ -8,7 +8,7 @@ Legend: X integers of a step, N draws, D hidden.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
@@ -112,6 +112,17 @@ class LaidOutGraphs(ABC, Generic[Shape]):
         self.runner.begin()
         graphs.forward.replay()
         return graphs
+
+    def launch_made(self, make: Callable[[Tensor], None], shape: Shape) -> tuple[Tensor, Tensor]:
+        """Replay the graphs of this shape for inputs that `make` writes on the device; returns these and all tokens,
+        valid until the next launch.
+        """
+        graphs = self._graphs[shape]
+        self.runner.begin()
+        make(graphs.inputs_X)
+        graphs.forward.replay()
+        graphs.draw.replay()
+        return graphs.inputs_X, graphs.tokens_N
 
     def step(self, inputs_X: Tensor, shape: Shape) -> Tensor:
         """Both halves of a step, as its two graphs capture them. Returns its tokens."""

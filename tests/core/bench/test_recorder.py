@@ -9,10 +9,12 @@ import pytest
 
 from hookline import LLM
 from hookline.core.bench.command import run_load
+from hookline.core.bench.driver import drive
 from hookline.core.bench.recorder import StepRecorder, token_times
-from hookline.core.bench.workload import WorkloadConfig
+from hookline.core.bench.workload import WorkloadConfig, draw_load
 from hookline.core.testing.fakes import fake_engine
 from hookline.core.testing.plain_scheduler import PlainScheduler
+from tests.core.engine.test_drafted_steps import drafting_engine
 
 FIRST_STEPS = """
 import sys
@@ -63,3 +65,14 @@ def test_each_token_of_a_step_with_drafts_has_its_time(drafter):
     assert (recording.steps["num_drawn"] > 3).any()
     for first, end in pairwise(starts):
         assert (np.diff(times_s[first:end]) >= 0).all()
+
+
+def test_each_token_of_a_step_in_which_the_device_drafts_has_its_time():
+    engine = drafting_engine(on_device=True, eos_token_ids=[])
+    recording = drive(engine, draw_load(WorkloadConfig(num_prompts=3, prompt_len=[5, 9], output_len=[30, 40]), 50))
+    times_s, starts = token_times(recording)
+    assert np.diff(starts).tolist() == [request.output_tokens for request in recording.requests]
+    steps = recording.steps
+    num_drawn = steps["num_drawn"].sum()  # also of steps that were launched before it was known that a request is over
+    assert engine.speculation.num_kept > 0 and len(times_s) <= num_drawn <= len(times_s) + 3
+    assert (steps["decode_rows"] % 4 == 0)[-10:].all() and (steps["decode_context_tokens"][-10:] > 100).all()

@@ -52,3 +52,10 @@ def test_a_chunk_that_draws_several_tokens_is_a_decode_of_as_many():
         decode_rows=1 + 3,
         decode_context_tokens=5 + 11 + 12 + 13,
     )
+
+
+def test_rows_for_which_the_device_drafts_are_decodes_of_one_and_as_many_tokens():
+    counter = StepCounter(4)
+    counter.note_lengths(rows(0, 2), rows(10, 4))
+    counts = counter.count(Step(drafting_rows=rows(0, 2), num_drafts=2))
+    assert counts == StepCounts(decode_rows=6, decode_context_tokens=10 + 11 + 12 + 4 + 5 + 6)

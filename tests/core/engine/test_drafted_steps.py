@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
-from hookline.core.contracts import Drafter, FullAttention, Observer, Plan, SlidingWindow
+from hookline.core.contracts import Drafter, DraftRow, FullAttention, Observer, Plan, SlidingWindow
 from hookline.core.engine.speculation import Speculation
 from hookline.core.outputs import FinishReason
 from hookline.core.requests.step_extensions import InstalledExtensions
 from hookline.core.sampling_params import SamplingParams
+from hookline.core.step.captured import draft_sizes
 from hookline.core.testing.fakes import check_engine, completion, fake_engine, watched_by
 from hookline.core.testing.fakes.engine import next_token
 from hookline.core.testing.plain_scheduler import PlainScheduler
@@ -53,12 +55,17 @@ class Iterating(PlainScheduler):
         return Plan(iter(plan.prefill), iter(decode if plan.decode else ()), iter(plan.preempt))
 
 
-def drafting_engine(scheduler=PlainScheduler, drafter=Knowing, **options):
+def drafting_engine(scheduler=PlainScheduler, drafter=Knowing, *, on_device=False, **options):
+    """on_device: whether the device makes the drafts of steps that decode alone."""
     options = {"overlap": True, "eos_token_ids": [STOP], "max_num_batched_tokens": 32, **options}
-    most = options["max_num_batched_tokens"]
+    most, guessing = options["max_num_batched_tokens"], drafter()
     parts = drafter(), "knowing", InstalledExtensions(), VOCAB_SIZE
-    options["speculation"] = Speculation(*parts, max_num_batched_tokens=most)
-    return fake_engine(scheduler(), vocab_size=VOCAB_SIZE, **options)
+    options["speculation"] = Speculation(*parts, max_num_batched_tokens=most, on_device=on_device)
+    engine = fake_engine(scheduler(), vocab_size=VOCAB_SIZE, **options)
+    engine.executor.guess = lambda seed, tokens, num_drafts: guessing.propose(
+        DraftRow(0, np.array(tokens, dtype=np.int32), 1, num_drafts, seed=seed)
+    )
+    return engine
 
 
 @pytest.mark.parametrize(
@@ -74,10 +81,13 @@ def drafting_engine(scheduler=PlainScheduler, drafter=Knowing, **options):
     ],
     ids=["overlap", "in turn", "preemption", "chunks", "short blocks", "iterators", "window"],
 )
+@pytest.mark.parametrize("on_device", [False, True], ids=["host", "device"])
 @pytest.mark.parametrize("seed", range(3))
-def test_arrivals_and_aborts_between_steps_change_no_other_token(seed, options):
+def test_arrivals_and_aborts_between_steps_change_no_other_token(seed, on_device, options):
     chosen = random.Random(seed)
-    engine, prompts, watchers, aborted, outputs = drafting_engine(**options), {}, {}, set(), {}
+    engine, prompts, watchers, aborted, outputs = (
+        drafting_engine(on_device=on_device, **options), {}, {}, set(), {},
+    )  # fmt: skip
     for _ in range(400):
         if chosen.random() < 0.3 and len(prompts) < 40:
             prompt = [chosen.randrange(5) for _ in range(chosen.randrange(1, 9))]
@@ -103,6 +113,7 @@ def test_arrivals_and_aborts_between_steps_change_no_other_token(seed, options):
             assert watchers[id_].tokens == output.token_ids
     counts = engine.speculation
     assert counts.num_kept > 20 and counts.num_drafted > counts.num_kept
+    assert any(len(step.drafting_rows) for step in engine.executor.steps) == on_device
 
 
 class Right(Drafter):
@@ -139,6 +150,41 @@ class Listening(Observer):
 
     def on_step_end(self, stats):
         self.events.append("told")
+
+
+def test_steps_overlap_while_the_device_drafts():
+    engine, events = drafting_engine(on_device=True, drafter=Right, eos_token_ids=[]), []
+    launch, collect = engine.executor.launch, engine.executor.collect
+    engine.executor.launch = lambda step: events.append("launched") or launch(step)
+    engine.executor.collect = lambda handle: events.append("collected") or collect(handle)
+    for _ in range(3):
+        engine.add([1, 2, 3], SamplingParams(max_tokens=100, seed=1))
+    while not len(engine.executor.steps[-1:]) or not len(engine.executor.steps[-1].drafting_rows):
+        engine.step()
+    for _ in range(5):
+        events.clear()
+        engine.step()
+        assert events == ["launched", "collected"]
+        assert len(engine.executor.steps[-1].drafting_rows) == 3 and not len(engine.executor.steps[-1].shown_rows)
+    while engine.has_work:
+        engine.step()
+    assert engine.speculation.num_kept > 200
+    assert sum(engine.speculation.no_drafts.values()) < 20
+
+
+class Long(Right):
+    """Drafts more than the graphs of few requests have room for."""
+
+    k = 30
+
+
+def test_the_device_makes_no_more_drafts_than_graphs_are_captured_for():
+    engine = drafting_engine(on_device=True, drafter=Long, eos_token_ids=[], max_num_batched_tokens=64, max_num_seqs=2)
+    engine.add([1, 2, 3], SamplingParams(max_tokens=100, seed=1))
+    while engine.has_work:
+        engine.step()
+    steps = [step for step in engine.executor.steps if len(step.drafting_rows)]
+    assert {step.num_tokens for step in steps} == {16} and draft_sizes(2, 64)[-1] == 32
 
 
 def test_the_next_step_is_launched_before_anybody_is_told_of_the_tokens_that_it_needed():

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from hookline import LLM, SamplingParams
+from hookline.core.contracts import DrafterSpec
+from hookline.core.engine.device_drafting import DeviceDrafting
 from hookline.core.plugin import sources
 from hookline.core.step.captured import DRAFT_TOKENS, draft_sizes, prompt_shapes
 from hookline.core.step.message import Step
@@ -21,6 +23,8 @@ from hookline.core.worker.graphs.draft_graphs import LAST_DRAWN, DraftGraphs, la
 from hookline.core.worker.graphs.prompt_graphs import PromptGraphs
 from hookline.core.worker.request_table import RequestTable
 from hookline.core.worker.results.token_transfer import send_apart
+from hookline.plugins.drafters import SyntheticConfig
+from hookline.plugins.drafters.synthetic import Synthetic
 from tests.core.worker.graphs.test_replayed_steps import MORE, answer
 from tests.replayed_at_once import replay_at_once, with_host_lengths
 
@@ -57,7 +61,7 @@ def test_graphs_of_drafts_give_what_is_drawn_without(monkeypatch, drafter, asked
     assert sum(graph.count > 1 for graph in graphs[1]) > 5
 
 
-def replay_steps(llm, monkeypatch):
+def replay_steps(llm, monkeypatch, max_model_len=96):
     """From now on the engine's steps are graphs. Returns the steps that graphs of drafts compute, and all graphs."""
     worker, steps = llm.engine.executor, []
     graphs = replay_at_once(monkeypatch)
@@ -67,9 +71,10 @@ def replay_steps(llm, monkeypatch):
     monkeypatch.setattr(worker.transfer, "send", lambda tokens_N: send(tokens_N.clone()))
     monkeypatch.setattr(worker_module, "send_apart", lambda rows_NX: send_apart(rows_NX.clone()))
     has_taps = len(worker.runner.apart) > 0
-    decodes = DecodeGraphs(worker.runner, [] if has_taps else [1, 2, 4, 8], 96)
-    prompts = PromptGraphs(worker.runner, [] if has_taps else prompt_shapes(8, 2048, 96), 96)
-    drafts = DraftGraphs(worker.runner, draft_sizes(8, 2048), 96)
+    decodes = DecodeGraphs(worker.runner, [] if has_taps else [1, 2, 4, 8], max_model_len)
+    shapes = [] if has_taps else prompt_shapes(8, 2048, max_model_len)
+    prompts = PromptGraphs(worker.runner, shapes, max_model_len)
+    drafts = DraftGraphs(worker.runner, draft_sizes(8, 2048), max_model_len)
     replay = drafts.replay_layers
     monkeypatch.setattr(drafts, "replay_layers", lambda step, size: steps.append(step) or replay(step, size))
     for name, made in (("graphs", decodes), ("prompt_graphs", prompts), ("draft_graphs", drafts)):
@@ -125,3 +130,108 @@ def test_sizes_end_with_the_largest_step_that_may_be():
     assert draft_sizes(256, 8192) == list(DRAFT_TOKENS)
     assert draft_sizes(256, 100)[-2:] == [96, 100]
     assert draft_sizes(1, 8192)[-1] == 16 and draft_sizes(1, 8192)[:4] == [2, 3, 4, 5]
+
+
+def draft_on_device(llm, drafter=None):
+    """Let the device make drafts from now on, by the engine's drafter or by another one; its steps are graphs."""
+    speculation = llm.engine.state.speculation
+    assert llm.engine.executor.drafts_on_device(drafter or speculation._drafter, "drafter 'it'")
+    speculation.device = DeviceDrafting()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", [[{}], [*[{}] * 9, {"logprobs": 1}]], ids=["plain", "some with scores"])
+@pytest.mark.parametrize("drafter", ["suffix", "ngram"])
+def test_drafts_of_the_device_change_no_token(monkeypatch, drafter, asked):
+    prompts = [[(index + place % 5) % 250 for place in range(9 + 3 * index)] for index in range(20)]
+    params = [
+        SamplingParams(max_tokens=20 + 2 * index, ignore_eos=True, temperature=index % 2, seed=index, **more)
+        for index, more in zip(range(20), cycle(asked), strict=False)
+    ]
+    engine = {**SIZES, "max_model_len": 160, "overlap": True}
+    with LLM(device="cpu", dtype="float32", engine=engine) as llm:
+        plain = [answer(output, partial(pytest.approx, abs=1e-5)) for output in llm.generate(prompts, params)]
+    with LLM(device="cpu", dtype="float32", drafter=drafter, engine=engine) as llm:
+        replay_steps(llm, monkeypatch, 160)
+        draft_on_device(llm)
+        launched = note_launches(llm, monkeypatch)
+        outputs = llm.generate(prompts, params)
+        counts = llm.engine.speculation
+    assert [answer(output) for output in outputs] == plain
+    assert counts.num_kept > 10
+    assert sum(len(step.drafting_rows) > 0 for step in launched) > 10
+
+
+def note_launches(llm, monkeypatch):
+    """The steps that are launched from now on."""
+    worker, steps = llm.engine.executor, []
+    launch = worker.launch
+    monkeypatch.setattr(worker, "launch", lambda step: steps.append(step) or launch(step))
+    return steps
+
+
+class Failing(Synthetic):
+    """Fails on the device in one way after the other, once it `fails`."""
+
+    count, fails = 0, False
+
+    def __init__(self, spec):
+        super().__init__(SyntheticConfig(), spec)
+        self.pretended_length = None
+
+    def propose_on_device(self, tokens_RL, rows_B, lengths_B, num_drafts):
+        self.count += self.fails
+        if self.count % 4 == 1 or not self.fails:
+            return super().propose_on_device(tokens_RL, rows_B, lengths_B, num_drafts) + self._vocab_size // 2
+        if self.count % 4 == 2:
+            raise RuntimeError("no idea")
+        return [None, torch.zeros(len(rows_B), num_drafts)][self.count % 4 // 3]
+
+
+@pytest.mark.slow
+def test_a_drafter_that_fails_on_the_device_is_named_once_and_changes_no_token(monkeypatch, caplog):
+    params = SamplingParams(max_tokens=40, ignore_eos=True, temperature=1.0, seed=3)
+    prompts, engine = [[1, 2, 3], [4, 5], [6]], {**SIZES, "overlap": True}
+    with LLM(device="cpu", dtype="float32", engine=engine) as llm:
+        plain = [output.token_ids for output in llm.generate(prompts, params)]
+    with LLM(device="cpu", dtype="float32", drafter={"name": "random", "adaptive": False}, engine=engine) as llm:
+        replay_steps(llm, monkeypatch)
+        spec = DrafterSpec(llm.engine.executor.runner.vocab_size, 8, 96)
+        drafter = Failing(spec)
+        draft_on_device(llm, drafter)
+        drafter.fails = True
+        assert [output.token_ids for output in llm.generate(prompts, params)] == plain
+        assert llm.engine.speculation.num_drafted > 10
+        told = [one.getMessage() for one in caplog.records if "go on without its drafts" in one.getMessage()]
+        assert not llm.engine.executor.drafts_on_device(drafter, "drafter 'it'"), "it fails while the engine starts"
+    assert len(told) == 1 and "drafter 'it'" in told[0] and "propose_on_device" in told[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("length", [1.0, 2.25, 5.0])
+def test_the_device_keeps_as_many_pretended_drafts_as_stated(monkeypatch, length):
+    drafter = {"name": "synthetic", "k": 4, "length": length}
+    engine = {**SIZES, "max_num_seqs": 4, "overlap": True}
+    with LLM(device="cpu", dtype="float32", drafter=drafter, engine=engine) as llm:
+        replay_steps(llm, monkeypatch)
+        draft_on_device(llm)
+        steps = note_launches(llm, monkeypatch)
+        outputs = llm.generate([[1, 2, 3], [4, 5], [6]], SamplingParams(max_tokens=81, ignore_eos=True, seed=3))
+        counts = llm.engine.speculation
+    assert [len(output.token_ids) for output in outputs] == [81] * 3
+    assert sum(counts.kept) / counts.drafted[0] == pytest.approx(length - 1, rel=0.06)
+    assert sum(len(step.drafting_rows) > 0 for step in steps) >= len(steps) - 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_requests_whose_drafts_of_the_device_are_wrong_pause_if_they_are_to(monkeypatch, adaptive):
+    with LLM(device="cpu", dtype="float32", drafter={"name": "random", "adaptive": adaptive}, engine=SIZES) as llm:
+        replay_steps(llm, monkeypatch)
+        drafter = Synthetic(SyntheticConfig(), DrafterSpec(llm.engine.executor.runner.vocab_size, 8, 96))
+        drafter.pretended_length = None
+        draft_on_device(llm, drafter)
+        llm.generate([[1, 2, 3]], SamplingParams(max_tokens=80, ignore_eos=True))
+        counts = llm.engine.speculation
+    assert (counts.no_drafts.get("paused", 0) > 50) == adaptive
+    assert (counts.num_drafted > 60) != adaptive
