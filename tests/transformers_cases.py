@@ -222,7 +222,7 @@ ALL_CASES = {
          "laurel_rank": 4, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 97,
          "intermediate_size": [48] * 4, "activation_sparsity_pattern": [0.95, 0.0, 0.0, 0.0],
          "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]},
-        has_plan=False, since="5.24",
+        since="5.24",
     ),
     "diffllama": Case("diffllama", has_plan=False),
     "granite_hybrid": Case(

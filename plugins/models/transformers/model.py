@@ -67,6 +67,9 @@ from hookline.plugins.models.transformers.taps import last_norm, shown_layers
 from hookline.plugins.models.transformers.weights import StoredNames, parameter_targets, refuse_other_forms
 
 _log = logging.getLogger("hookline")
+SPARSITY = "activation_sparsity"
+"""The attribute of Gemma 3n's MLPs that compare each activation with the mean of all, for which every rank needs all.
+"""
 
 
 class TransformersModel:
@@ -225,6 +228,9 @@ def _plan(model: PreTrainedModel, runtime: Runtime) -> dict[str, str]:
         )
     plan = {f"{prefix}.{name}": style for name, style in own.items()}
     for name, module in model.named_modules():
+        if getattr(module, SPARSITY, 0.0):
+            linears = re.sub(r"\d+", "*", f"{name}.")
+            plan = {key: style for key, style in plan.items() if not key.startswith(linears)}
         if isinstance(module, ScaledExperts):
             keys = [re.sub(r"\d+", "*", f"{name}.{key}") for key in module._parameters]
             plan |= {key: TRANSPOSED_STYLES.get(plan[key], plan[key]) for key in keys if key in plan}
