@@ -17,8 +17,8 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import IQ4_NL, Q4_K
 from torch import Tensor
 
-from hookline.core.contracts import INT4, INT8, Scheme
-from hookline.plugins.quantizations.gguf_checkpoint import dequantised
+from hookline.core.contracts import HALF_INT4, INT4, INT8, Scheme
+from hookline.plugins.quantizations.gguf_checkpoint import by_rows, dequantised
 
 _CODEBOOK = np.array(IQ4_NL.kvalues, np.int8)
 _EACH = np.arange(8, dtype=np.uint16)
@@ -185,14 +185,22 @@ PARTS = {
 def codes_read(whole: StoredMatrix, rows: slice, columns: slice) -> Tensor:
     """See `loading.Read`: the integers. Where a scale is zero they stand for zero, whatever is stored."""
     parts, (raw, left) = PARTS[whole.kind.name], whole.blocks(rows, columns)
-    blocks = raw.reshape(-1, GGML_QUANT_SIZES[whole.kind][1])
-    codes, lost = parts.codes(blocks), parts.scales(blocks) == 0
-    if lost.any():
-        zero = np.array(8 if parts.values == INT4 else 0, codes.dtype)
-        codes = np.where(lost.repeat(parts.group, axis=1), zero, codes)
-    return torch.from_numpy(np.ascontiguousarray(codes)).view(len(raw), -1)[
-        :, left : left + columns.stop - columns.start
-    ]
+    block, size = GGML_QUANT_SIZES[whole.kind]
+    width = raw.shape[1] // size * block
+    found = np.empty((len(raw), width), np.uint8 if parts.values == INT4 else np.int8)
+    zero = found.dtype.type(HALF_INT4 if parts.values == INT4 else 0)
+
+    def convert(part: slice) -> None:
+        blocks = raw[part].reshape(-1, size)
+        codes = parts.codes(blocks)
+        with np.errstate(all="ignore"):  # scales that are not finite are refused when they are read
+            lost = parts.scales(blocks) == 0
+        if lost.any():
+            codes = np.where(lost.repeat(parts.group, axis=1), zero, codes)
+        found[part] = codes.reshape(-1, width)
+
+    by_rows(len(raw), width, convert)
+    return torch.from_numpy(found)[:, left : left + columns.stop - columns.start]
 
 
 def scales_read(whole: StoredMatrix, rows: slice, columns: slice) -> Tensor:
@@ -210,5 +218,7 @@ def offsets_read(whole: StoredMatrix, rows: slice, columns: slice) -> Tensor:
 def _of_groups(whole: StoredMatrix, rows: slice, columns: slice, read: Read) -> Tensor:
     group = PARTS[whole.kind.name].group
     raw, left = whole.blocks(rows, slice(columns.start * group, min(columns.stop * group, whole.shape[1])))
-    found, first = read(raw.reshape(-1, GGML_QUANT_SIZES[whole.kind][1])), left // group
+    with np.errstate(all="ignore"):  # what is not finite is refused by the caller
+        found = read(raw.reshape(-1, GGML_QUANT_SIZES[whole.kind][1]))
+    first = left // group
     return torch.from_numpy(found).view(len(raw), -1)[:, first : first + columns.stop - columns.start]

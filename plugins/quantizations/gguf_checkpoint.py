@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,7 +35,7 @@ UNREAD = ("I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K")
 MAX_PARTS = 1024
 _PART = re.compile(r"(.*-)00001(-of-(\d{5}))")
 _CHUNK = 2**21
-"""Values that are dequantised at once: the package needs several arrays of their size."""
+"""Values that are converted at once, which takes several arrays of their size."""
 _NUM_READERS = 4
 _BESIDE = "put the tokenizer.json of the model beside the file, or name its folder with model.tokenizer"
 _SPLITS = ("llama-bpe", "qwen2", "default", "gpt-2")
@@ -226,18 +226,25 @@ def dequantised(raw: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
     block, size = GGML_QUANT_SIZES[kind]
     num_rows, width = len(raw), raw.shape[1] // size * block
     values = np.empty((num_rows, width), np.float32)
-    step = max(1, _CHUNK // max(1, width))
 
-    def dequantise(first: int) -> None:
+    def dequantise(part: slice) -> None:
         with np.errstate(all="ignore"):  # NaN and infinity are checked later, in all values at once
-            values[first : first + step] = dequantize(raw[first : first + step], kind)
+            values[part] = dequantize(raw[part], kind)
 
-    if num_rows <= step:
-        dequantise(0)
-        return values
-    with ThreadPoolExecutor(_NUM_READERS) as readers:
-        list(readers.map(dequantise, range(0, num_rows, step)))
+    by_rows(num_rows, width, dequantise)
     return values
+
+
+def by_rows(num_rows: int, width: int, convert: Callable[[slice], None]) -> None:
+    """Convert all rows of so many values, some at a time, of which several threads have a share."""
+    step = max(1, _CHUNK // max(1, width))
+    parts = [slice(first, first + step) for first in range(0, num_rows, step)]
+    if len(parts) < 2:
+        for part in parts:
+            convert(part)
+        return
+    with ThreadPoolExecutor(_NUM_READERS) as readers:
+        list(readers.map(convert, parts))
 
 
 def _check(name: str, stored: StoredBlocks, file_size: int) -> None:

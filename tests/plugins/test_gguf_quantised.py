@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
@@ -25,6 +26,7 @@ from hookline.core.contracts import (
     ScaledMatrix,
     StoredForm,
 )
+from hookline.core.errors import CheckpointError
 from hookline.core.layers.quantized import QuantizedWeights
 from hookline.core.testing.quantization_suite import QuantizationSuite
 from hookline.core.testing.running import failures
@@ -140,6 +142,22 @@ def test_a_scale_of_zero_stands_for_zeros(kind: str) -> None:
     loading = gguf.matrix([MatrixPiece("q", 0, Part(8, 0, 8), Part(256, 0, 256))], MatrixPlace(8, 256, CPU))
     loading.targets()["q.weight"].fill(stored)
     torch.testing.assert_close(loading.loaded().dequantised(torch.float32), stored[...])
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+@pytest.mark.parametrize("is_apart", [False, True])
+@pytest.mark.parametrize("kind", PARTS)
+def test_scales_that_are_not_finite_are_refused_by_name(
+    kind: str, is_apart: bool, value: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PARTS, kind, replace(PARTS[kind], on_cpu=is_apart))
+    stored, _ = written(torch.randn(8, 256).numpy(), kind)
+    at = 208 if kind == "Q6_K" else 0
+    stored.raw_OB[3, at : at + 2] = np.frombuffer(np.float16(value).tobytes(), np.uint8)
+    gguf = Gguf(QuantizationConfig(), StoredForm({"types": {}, "linears": {"q": kind}}))
+    loading = gguf.matrix([MatrixPiece("q", 0, Part(8, 0, 8), Part(256, 0, 256))], MatrixPlace(8, 256, CPU))
+    with pytest.raises(CheckpointError, match=r"tensor q\.weight has NaN or infinity among its values"):
+        loading.targets()["q.weight"].fill(stored)
 
 
 def medium(stored: str) -> str:
