@@ -32,8 +32,8 @@ class Scheme:
     values: FP8, INT8, INT4 or FP4, which are a ScaledMatrix; one of OFFSETS; or a name that a plugin defines.
     multiplies: whether matrices of the scheme implement `QuantizedMatrix.linear`, which layers call where the kernels
     do not compute the scheme.
-    else_plain: whether matrices that kernels on a GPU do not compute are dequantised when they are loaded; otherwise
-    such a checkpoint is refused.
+    else_plain: whether matrices that the kernels do not compute are dequantised when they are loaded; otherwise a GPU
+    refuses such a checkpoint, and a CPU dequantises them for each product.
     rows, columns: outputs and inputs of the block that shares a scale; 0 means all of them. (128, 128): blocks;
     (1, 0): one scale for each output; (1, 128): groups of 128 inputs.
     has_zeros: whether each block has its own zero point. is_reordered: whether the inputs of a group are not
@@ -166,8 +166,8 @@ class ScaledMatrix(QuantizedMatrix):
 class OffsetMatrix(QuantizedMatrix):
     """A ScaledMatrix plus an offset for each group of inputs, where a minimum is no whole number of scales (k-quants).
 
-    scheme: of the scaled matrix, with values from OFFSETS. scaled: (O, D), not of experts, without zero points.
-    offsets_OC: of its groups, (O, D / columns) float32.
+    scheme: of the scaled matrix, with values from OFFSETS. scaled: (O, D), without zero points. offsets_OC: of its
+    groups, (O, D / columns) float32. With an axis of experts before these, kernels are not asked to compute it.
     """
 
     scheme: Scheme
@@ -185,9 +185,9 @@ class OffsetMatrix(QuantizedMatrix):
         return self.scaled.num_columns
 
     @property
-    def num_experts(self) -> None:
+    def num_experts(self) -> int | None:
         """See QuantizedMatrix."""
-        return None
+        return self.scaled.num_experts
 
     def dequantised(self, dtype: dtype) -> Tensor:
         """See QuantizedMatrix."""
@@ -195,7 +195,7 @@ class OffsetMatrix(QuantizedMatrix):
 
     def of_expert(self, index: int) -> OffsetMatrix:
         """See QuantizedMatrix."""
-        raise AssertionError("offsets are of linears alone")
+        return replace(self, scaled=self.scaled.of_expert(index), offsets_OC=self.offsets_OC[index])
 
 
 class QuantizedProducts(NormsAndGates, Protocol):
@@ -211,7 +211,8 @@ class QuantizedProducts(NormsAndGates, Protocol):
     def computes(self, scheme: Scheme, num_rows: int, num_columns: int) -> bool:
         """Whether this class computes products with matrices (O, D) of a scheme; asked before weights are loaded.
 
-        For experts, it is called for both matrices of an expert, and the class must have `quantized_expert_mlp`.
+        For experts, it is called for both matrices of an expert, and the class must have `quantized_expert_mlp`. It is
+        not called for experts with offsets, which are plain.
         """
         return False
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hookline.core.checkpoint.safetensors_files import FLOAT_DTYPES
 from hookline.core.contracts import (
+    OFFSETS,
     Activation,
     ExpertWeights,
     LoadingMatrix,
@@ -187,7 +188,7 @@ class UnnamedWeight:
             assert self._plain is not None
             return self._plain.targets(pieces)
         loading, is_computed = self._factory.begin(self._runtime, self._shape, pieces)
-        if not is_computed and self._factory.falls_back(self._runtime, loading):
+        if not is_computed and self._factory.falls_back(loading):
             self.plain()
             return self.targets(pieces)
         by_itself = OwnProductWeight if loading.scheme.multiplies else DequantisingWeight
@@ -235,7 +236,7 @@ class UnnamedExperts:
             for shape, pieces in (((2 * inner, hidden), gate_up), ((hidden, inner), down))
         ]
         is_computed = all(is_computed for _, is_computed in begun)
-        if not is_computed and any(self._factory.falls_back(self._runtime, loading) for loading, _ in begun):
+        if not is_computed and any(self._factory.falls_back(loading) for loading, _ in begun):
             return self._plain(gate_up, down)
 
         def finish() -> None:
@@ -278,7 +279,7 @@ class QuantizedWeights:
         self.quantization, self.dtypes = quantization, dtypes
         self.from_floats, self.dequantises, self.kernels = from_floats, dequantises, kernels
         self.unfinished: list[Callable[[], None]] = []
-        self._num_plain = 0
+        self._num_plain, self._unlike = 0, list[str]()
 
     def matrix(self, runtime: Runtime, num_rows: int, num_columns: int) -> Weight:
         """See WeightFactory."""
@@ -306,6 +307,9 @@ class QuantizedWeights:
         if self._num_plain:
             told = "kernels=%s do not compute how %d matrices are stored, which were dequantised as they were loaded"
             _log.info(told, self.kernels, self._num_plain)
+        if self._unlike:
+            told = "%d matrices join linears that are stored in unlike forms, and were made plain, the first that of %s"
+            _log.info(told, len(self._unlike), self._unlike[0])
         while self.unfinished:
             self.unfinished.pop(0)()
 
@@ -315,7 +319,7 @@ class QuantizedWeights:
             return False
         forms = {self.form(piece.name) for piece in pieces}
         if len(forms) > 1:
-            _log.info("%s and its neighbours are stored in unlike forms, and are made plain", pieces[0].name)
+            self._unlike.append(pieces[0].name)
         return len(forms) == 1 and None not in forms
 
     def form(self, name: str) -> Any:
@@ -323,11 +327,10 @@ class QuantizedWeights:
         is_float = self.dtypes.get(f"{name}.weight") in FLOAT_DTYPES
         return None if is_float and not self.from_floats else self.quantization.stores(name)
 
-    def falls_back(self, runtime: Runtime, loading: LoadingMatrix) -> bool:
+    def falls_back(self, loading: LoadingMatrix) -> bool:
         """Whether a matrix that the kernels do not compute becomes plain; see Scheme.else_plain. Counts it."""
-        is_plain = loading.scheme.else_plain and runtime.device.type == "cuda"
-        self._num_plain += is_plain
-        return is_plain
+        self._num_plain += loading.scheme.else_plain
+        return loading.scheme.else_plain
 
     def begin(
         self,
@@ -346,7 +349,8 @@ class QuantizedWeights:
         place = MatrixPlace(*shape, runtime.device, num_experts, self.from_floats)
         loading = self.quantization.matrix(pieces, place)
         kernels = runtime.kernels
-        is_offer = num_experts is None or (activation == "silu" and is_offered(kernels.quantized_expert_mlp))
+        is_gated = activation == "silu" and loading.scheme.values not in OFFSETS
+        is_offer = num_experts is None or (is_gated and is_offered(kernels.quantized_expert_mlp))
         is_computed = is_offer and kernels.computes(loading.scheme, *shape)
         is_needed = not is_computed and not loading.scheme.multiplies and runtime.device.type == "cuda"
         if is_needed and not loading.scheme.else_plain:

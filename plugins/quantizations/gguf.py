@@ -1,7 +1,7 @@
 """GGUF files (quant_method gguf): llama.cpp's form of a checkpoint, with metadata, tokenizer and tensors in one file.
 
-A linear whose values are integers times scales of groups becomes a ScaledMatrix, and others stay blocks as the file has
-them; what kernels on a GPU do not compute of these is dequantised when it is loaded. Imports neither torch nor gguf.
+A linear whose values are integers times scales of groups, less minimums or not, becomes a matrix of these if kernels
+compute it; all others are dequantised when they are loaded. Imports neither torch nor gguf.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Gguf(Quantization):
         what = (
             "all its tensors are dequantised to the model's dtype as they are loaded"
             if getattr(config, "dequantize", False)
-            else "its linears stay in few bits, and embeddings are dequantised to the model's dtype"
+            else "what the kernels compute stays in few bits, and the rest is dequantised to the model's dtype"
         )
         _log.info("the GGUF file has %s: %s", told, what)
 
@@ -59,18 +59,15 @@ class Gguf(Quantization):
         return GgufCheckpoint(Path(config.checkpoint))
 
     def stores(self, name: str) -> Hashable:
-        """See Quantization: matrices of several types may be joined."""
-        return "gguf" if name in self.kinds else None
+        """See Quantization: the type, if it can be taken apart; joined linears are of one type then."""
+        from hookline.plugins.quantizations.gguf_blocks import PARTS
+
+        kind = self.kinds.get(name)
+        return kind if kind in PARTS else None
 
     def matrix(self, pieces: Sequence[MatrixPiece], place: MatrixPlace) -> LoadingMatrix:
         """See Quantization."""
         from hookline.plugins.quantizations.gguf_blocks import PARTS
-        from hookline.plugins.quantizations.gguf_matrix import BlocksLoading, PartsLoading
+        from hookline.plugins.quantizations.gguf_matrix import PartsLoading
 
-        kinds = {self.kinds[piece.name] for piece in pieces}
-        parts = PARTS.get(kinds.pop()) if len(kinds) == 1 else None
-        if parts is None or (place.device.type == "cpu" and not parts.on_cpu):
-            return BlocksLoading(pieces, place, self.kinds)
-        if parts.offsets is not None and place.num_experts is not None:  # an OffsetMatrix is of linears alone
-            return BlocksLoading(pieces, place, self.kinds)
-        return PartsLoading(pieces, place, parts)
+        return PartsLoading(pieces, place, PARTS[self.kinds[pieces[0].name]])

@@ -63,7 +63,6 @@ class Parts:
 
     values: INT8 or INT4, of the integers. codes: a block's integers (N, values), as a ScaledMatrix has them. scales: of
     each group of a block (N, groups), float32. group: inputs of a group. offsets: likewise, for a type with minimums.
-    on_cpu: whether this is done on a CPU, too, where it makes products faster than the package does from blocks.
     """
 
     values: str
@@ -71,7 +70,6 @@ class Parts:
     scales: Read
     group: int = 32
     offsets: Read | None = None
-    on_cpu: bool = False
 
     @property
     def scheme(self) -> Scheme:
@@ -164,11 +162,11 @@ def _after_scale(blocks: np.ndarray) -> np.ndarray:
 
 
 PARTS = {
-    "Q8_0": Parts(INT8, lambda blocks: blocks[:, 2:].view(np.int8), _first_scale, on_cpu=True),
-    "Q4_0": Parts(INT4, lambda blocks: _halves(blocks[:, 2:]), _first_scale, on_cpu=True),
-    "Q5_0": Parts(INT8, _q5_0, _first_scale, on_cpu=True),
-    "IQ4_NL": Parts(INT8, lambda blocks: _CODEBOOK[_halves(blocks[:, 2:])], _first_scale, on_cpu=True),
-    "IQ4_XS": Parts(INT8, _iq4_xs, _iq4_xs_scales, on_cpu=True),
+    "Q8_0": Parts(INT8, lambda blocks: blocks[:, 2:].view(np.int8), _first_scale),
+    "Q4_0": Parts(INT4, lambda blocks: _halves(blocks[:, 2:]), _first_scale),
+    "Q5_0": Parts(INT8, _q5_0, _first_scale),
+    "IQ4_NL": Parts(INT8, lambda blocks: _CODEBOOK[_halves(blocks[:, 2:])], _first_scale),
+    "IQ4_XS": Parts(INT8, _iq4_xs, _iq4_xs_scales),
     "Q6_K": Parts(INT8, _q6_k, _q6_k_scales, group=16),
     "Q4_1": Parts(
         INT4, lambda blocks: _halves(blocks[:, 4:]), _first_scale, offsets=_offsets(_first_scale, _after_scale, 8)
