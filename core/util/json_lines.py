@@ -33,9 +33,11 @@ def json_object(line: str) -> dict[str, Any]:
 
 
 def json_fault(error: Exception) -> str:
-    """Why `json.loads` refused a text; Python's own limits are explained in plain words."""
+    """Why `json.loads` or msgspec refused a text; limits of Python, and bytes that are no text, in plain words."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     if str(error).startswith("Exceeds the limit"):  # its text names a Python function that raises the limit
         return f"a number in it has more than {sys.get_int_max_str_digits()} digits"
+    if isinstance(error, UnicodeDecodeError) or "UTF-8" in str(error):  # msgspec has either, by its version
+        return "it holds bytes that are not UTF-8"
     return str(error)
