@@ -24,6 +24,7 @@ KINDS = (
     "quantization",
     "kernels",
     "norms",
+    "latents",
     "batch",
     "ranks",
     "exchange",

@@ -82,6 +82,7 @@ from hookline.core.contracts.kernels import (
     Rope as Rope,
     StepShape as StepShape,
 )
+from hookline.core.contracts.latents import LatentProducts as LatentProducts
 from hookline.core.contracts.model import (
     WHOLE_MODEL as WHOLE_MODEL,
     Attend as Attend,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hookline.core.contracts.batch import RequestRowOperations
+from hookline.core.contracts.latents import LatentProducts
 from hookline.core.contracts.optional import optional
 from hookline.core.contracts.quantized import QuantizedProducts
 
@@ -147,7 +148,7 @@ class StepShape:
     is_shared: bool = False
 
 
-class Kernels(QuantizedProducts, RequestRowOperations, Protocol):
+class Kernels(QuantizedProducts, RequestRowOperations, LatentProducts, Protocol):
     """The numerical back end of one rank, for classes to extend. Constructed as `Kernels(config, spec)`.
 
     Holds no request state. A returned tensor belongs to the caller: no later call may overwrite it, unless it is passed
@@ -275,15 +276,25 @@ class Kernels(QuantizedProducts, RequestRowOperations, Protocol):
         raise AssertionError("left out")
 
     @optional
+    def router_logits(self, x_TD: Tensor, weight_XD: Tensor) -> Tensor:
+        """The product x @ W.T in float32, as of a router whose scores must not be rounded: (T, D) -> (T, X) float32.
+
+        Shapes: x_TD (T, D), in the model's dtype, the rows not necessarily adjacent in memory; weight_XD (X, D),
+        float32, contiguous.
+        """
+        return x_TD.float() @ weight_XD.T
+
+    @optional
     def route_experts(
-        self, logits_TX: Tensor, top_k: int, normalise: bool, scale_X: Tensor | None = None
+        self, logits_TX: Tensor, top_k: int, normalise: bool, scale_X: Tensor | None = None, num_shared: int = 0
     ) -> tuple[Tensor, Tensor]:
         """The A = top_k experts that softmax(logits) favours, best first, and their probabilities.
 
         normalise: divide each token's probabilities by their sum. scale_X: (X,), by which each expert's probability is
-        then multiplied; left out by a model that has none. If the method is left out, `hookline.core.layers` computes
-        it in plain torch.
-        Shapes: logits_TX (T, X); returns expert_TA (T, A) int64 and weight_TA (T, A) float32.
+        then multiplied. num_shared: experts X, X + 1 and so on, which every token has behind those chosen, with weight
+        1. Both are left out by a model that has none. If the method is left out, `hookline.core.layers` computes it in
+        plain torch.
+        Shapes: logits_TX (T, X); returns expert_TA (T, A + num_shared) int64 and weight_TA of this shape, float32.
         Device: graph-safe if the entry is; no tensor's shape depends on the routing.
         """
         raise AssertionError("left out")

@@ -14,6 +14,7 @@ from hookline.core.layers.experts import (
     ParallelExperts as ParallelExperts,
     SoftmaxRouter as SoftmaxRouter,
     plain_route_experts as plain_route_experts,
+    with_shared_experts as with_shared_experts,
 )
 from hookline.core.layers.linear import (
     ColumnParallelLinear as ColumnParallelLinear,

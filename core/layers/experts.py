@@ -7,10 +7,11 @@ Legend: T tokens, D hidden, F intermediate features of this rank, X experts, A e
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from hookline.core.contracts import MatrixPiece, Part, WeightTarget, is_offered
 from hookline.core.distributed.partition import even_part
@@ -31,7 +32,8 @@ class ParallelExperts:
     So all ranks do the same work whatever the routing, and the block needs one sum over the ranks. If each rank held
     some of the experts instead, a rank would be idle whenever no token chose its experts.
     num_experts: X. hidden: D. inner: intermediate features of the whole expert, over all ranks. activation: as of
-    GatedMLP.
+    GatedMLP. num_shared: experts X, X + 1 and so on, which every token takes; a checkpoint has them as one feed-forward
+    of num_shared times their features.
     Shapes: x_TD (T, D), expert_TA (T, A) int64, weight_TA (T, A) float32 -> (T, D), the same on every rank.
     Raises: ConfigError, naming `what`, if the ranks do not divide the intermediate features.
     """
@@ -45,12 +47,14 @@ class ParallelExperts:
         *,
         what: str,
         activation: Activation = "silu",
+        num_shared: int = 0,
     ) -> None:
         """Allocate this rank's parts, uninitialised, on runtime.device."""
-        self.num_experts, self.features = num_experts, Part(hidden, 0, hidden)
+        self.num_experts, self.num_shared, self.features = num_experts, num_shared, Part(hidden, 0, hidden)
         self.ranks, self.part = runtime.ranks, even_part(inner, runtime.ranks, what)
         self.kernels = runtime.kernels
-        self.weights = (runtime.weights or PLAIN).experts(runtime, num_experts, hidden, self.part.size, activation)
+        num_all = num_experts + num_shared
+        self.weights = (runtime.weights or PLAIN).experts(runtime, num_all, hidden, self.part.size, activation)
 
     def local(self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor) -> Tensor:
         """Partial sum of this rank, (T, D); the ranks' sums together are the block's output."""
@@ -79,14 +83,20 @@ class ParallelExperts:
         """
         return self.weights.mlp_add_rms_norm(x_TD, expert_TA, weight_TA, residual_TD, norm_weight_D, eps)
 
-    def targets(self, experts: str, gate: str, up: str, down: str) -> dict[str, WeightTarget]:
-        """`experts.INDEX.gate.weight` and so on -> this rank's part, one checkpoint tensor for each expert's matrix."""
+    def targets(self, experts: str, gate: str, up: str, down: str, shared: str = "") -> dict[str, WeightTarget]:
+        """`experts.INDEX.gate.weight` and so on -> this rank's part, one checkpoint tensor for each expert's matrix.
+
+        shared: the name of the feed-forward that is the experts which every token takes.
+        """
         first, second, part = [], [], self.part
-        for index in range(self.num_experts):
-            expert = f"{experts}.{index}"
-            first.append(MatrixPiece(f"{expert}.{gate}", 0, part, self.features, index))
-            first.append(MatrixPiece(f"{expert}.{up}", part.size, part, self.features, index))
-            second.append(MatrixPiece(f"{expert}.{down}", 0, self.features, part, index))
+        total = self.num_shared * part.total
+        starts = range(0, total, part.total)
+        named = [(f"{experts}.{index}", part) for index in range(self.num_experts)]
+        named += [(shared, Part(total, start + part.start, start + part.stop)) for start in starts]
+        for index, (expert, mine) in enumerate(named):
+            first.append(MatrixPiece(f"{expert}.{gate}", 0, mine, self.features, index))
+            first.append(MatrixPiece(f"{expert}.{up}", part.size, mine, self.features, index))
+            second.append(MatrixPiece(f"{expert}.{down}", 0, self.features, mine, index))
         return self.weights.targets(first, second)
 
 
@@ -128,7 +138,7 @@ class SoftmaxRouter:
         num_experts = len(self.weight_XD)
         logits_TR = self.kernels.linear(x_TD, self._weight_RD, self.bias_X)
         logits_TX = logits_TR[:, :num_experts] if self.num_gates else logits_TR
-        route = self.kernels.route_experts if self._has_route else plain_route_experts
+        route: Any = self.kernels.route_experts if self._has_route else plain_route_experts
         gate_TG = logits_TR[:, num_experts : num_experts + self.num_gates]
         return *route(logits_TX, self.top_k, self.normalise, *scale_X), gate_TG
 
@@ -141,10 +151,23 @@ class SoftmaxRouter:
 
 
 def plain_route_experts(
-    logits_TX: Tensor, top_k: int, normalise: bool, scale_X: Tensor | None = None
+    logits_TX: Tensor, top_k: int, normalise: bool, scale_X: Tensor | None = None, num_shared: int = 0
 ) -> tuple[Tensor, Tensor]:
     """See Kernels.route_experts. Device: no host sync."""
     weight_TA, expert_TA = logits_TX.softmax(-1, dtype=torch.float32).topk(top_k)
     if normalise:
         weight_TA = weight_TA / weight_TA.sum(-1, keepdim=True)
-    return expert_TA, weight_TA if scale_X is None else weight_TA * scale_X[expert_TA]
+    if scale_X is not None:
+        weight_TA = weight_TA * scale_X[expert_TA]
+    return with_shared_experts(expert_TA, weight_TA, logits_TX.shape[1], num_shared)
+
+
+def with_shared_experts(
+    expert_TA: Tensor, weight_TA: Tensor, num_experts: int, num_shared: int
+) -> tuple[Tensor, Tensor]:
+    """Each token's experts and weights, and behind them so many experts from num_experts on, with weight 1."""
+    if not num_shared:
+        return expert_TA, weight_TA
+    shared_S = torch.arange(num_experts, num_experts + num_shared, device=expert_TA.device)
+    expert_TA = torch.cat((expert_TA, shared_S.expand(len(expert_TA), -1)), 1)
+    return expert_TA, functional.pad(weight_TA, (0, num_shared), value=1.0)

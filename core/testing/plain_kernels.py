@@ -58,8 +58,12 @@ class PlainKernels(Kernels):
         """See Kernels."""
         return self.gelu_tanh_mul(x_TD.double() @ gate_up_weight_FD.double().T).to(x_TD.dtype)
 
+    def router_logits(self, x_TD: Tensor, weight_XD: Tensor) -> Tensor:
+        """See Kernels."""
+        return (x_TD.double() @ weight_XD.double().T).float()
+
     def route_experts(
-        self, logits_TX: Tensor, top_k: int, normalise: bool, scale_X: Tensor | None = None
+        self, logits_TX: Tensor, top_k: int, normalise: bool, scale_X: Tensor | None = None, num_shared: int = 0
     ) -> tuple[Tensor, Tensor]:
         """See Kernels."""
         weight_TA, expert_TA = logits_TX.double().softmax(-1).topk(top_k)
@@ -67,7 +71,9 @@ class PlainKernels(Kernels):
             weight_TA = weight_TA / weight_TA.sum(-1, keepdim=True)
         if scale_X is not None:
             weight_TA = weight_TA * scale_X.double()[expert_TA]
-        return expert_TA, weight_TA.float()
+        places_TS = torch.ones_like(expert_TA[:, :1]).expand(-1, num_shared).cumsum(1)
+        expert_TA = torch.cat((expert_TA, places_TS + logits_TX.shape[1] - 1), 1)
+        return expert_TA, torch.cat((weight_TA, torch.ones_like(places_TS)), 1).float()
 
     def expert_mlp(
         self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor

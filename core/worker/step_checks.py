@@ -179,7 +179,8 @@ class StepChecks(FormChecks):
         ):
             self.form("kernels", name, part, shape, *allowed)
         if name == "route_experts":
-            self.inside("kernels", name, found[0], "expert", "the experts", 0, arguments[0].shape[1])
+            num_experts = arguments[0].shape[1] + shapes[0][1] - arguments[1]  # with those that every token has
+            self.inside("kernels", name, found[0], "expert", "the experts", 0, num_experts)
         return found
 
 
@@ -272,7 +273,14 @@ FORMS: dict[str, Form] = {
     "delta_gates": lambda beta_TH, decay_TH, log_rate_H, decay_bias_H: [beta_TH.shape] * 2,
     "short_convolution": lambda x_TC, weight_CW, state_RCP, states, bias_C=None: [x_TC.shape],
     "gated_delta_rule": lambda q_TKE, k_TKE, v_THF, log_decay_TH, beta_TH, state_RHEF, states: [v_THF.shape],
-    "route_experts": lambda logits_TX, top_k, *others: [(len(logits_TX), top_k)] * 2,
+    "latent_queries_keys": lambda q_THC, latent_TE, keys_HPL, *others: (
+        [(len(q_THC), (q_THC.shape[1] + 1) * latent_TE.shape[1])]
+    ),
+    "heads_linear": lambda x_THI, weight_HOI: [(len(x_THI), weight_HOI.shape[0] * weight_HOI.shape[1])],
+    "router_logits": lambda x_TD, weight_XD: [(len(x_TD), len(weight_XD))],
+    "route_experts": lambda logits_TX, top_k, normalise, scale_X=None, num_shared=0: (
+        [(len(logits_TX), top_k + num_shared)] * 2
+    ),
     "expert_mlp": lambda x_TD, expert_TA, weight_TA, gate_up_XFD, down_XDF: [x_TD.shape],
     "shared_expert_mlp": lambda x_TD, *others: [x_TD.shape],
     "expert_mlp_add_rms_norm": lambda x_TD, *others: [x_TD.shape] * 2,
@@ -280,7 +288,11 @@ FORMS: dict[str, Form] = {
     "clamped_expert_mlp": lambda x_TD, *others: [x_TD.shape],
 }
 """By method of kernels, a function from its arguments to the shapes of its results."""
-DTYPES = {"route_experts": (torch.int64, torch.float32), "delta_gates": (torch.float32, torch.float32)}
+DTYPES = {
+    "router_logits": (torch.float32,),
+    "route_experts": (torch.int64, torch.float32),
+    "delta_gates": (torch.float32, torch.float32),
+}
 """By method, the dtypes of results that do not have the first argument's dtype."""
 _ATTENDING = ("attend", "qkv_attend")
 """Operations whose results have the heads of queries and the head dim of values."""

@@ -232,11 +232,17 @@ class TritonKernels(TritonQuantized):
         """See Kernels.keep_drafts; one launch."""
         return triton_request_rows.keep_drafts(rows_B, inputs_3G, drawn_G, num_drafts, drafting, requests)
 
+    def router_logits(self, x_TD: Tensor, weight_XD: Tensor) -> Tensor:
+        """See Kernels.router_logits; one launch for few rows."""
+        if triton_thin.fits_float32(x_TD, weight_XD):
+            return triton_thin.thin_linear_float32(x_TD, weight_XD)
+        return super().router_logits(x_TD, weight_XD)
+
     def route_experts(
-        self, logits_TX: Tensor, top_k: int, normalise: bool, scale_X: Tensor | None = None
+        self, logits_TX: Tensor, top_k: int, normalise: bool, scale_X: Tensor | None = None, num_shared: int = 0
     ) -> tuple[Tensor, Tensor]:
         """See Kernels.route_experts; one launch."""
-        return triton_routing.route_experts(logits_TX, top_k, normalise, scale_X)
+        return triton_routing.route_experts(logits_TX, top_k, normalise, scale_X, num_shared)
 
     def expert_mlp(
         self, x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up_XFD: Tensor, down_XDF: Tensor

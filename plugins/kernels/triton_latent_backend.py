@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hookline.core.contracts import PLAIN_ATTENTION, AttentionForm, AttentionSpec, Batch, QKNorm, Rope, StepShape
+from hookline.plugins.kernels.attention.triton_absorbed import heads_linear, latent_queries_keys
 from hookline.plugins.kernels.attention.triton_latent import (
     LatentScratch,
     LatentTiling,
@@ -82,6 +83,17 @@ class LatentTritonKernels(TritonKernels):
     ) -> Tensor:
         """See Kernels."""
         return self.attend(self.qk_norm_rope_write(qkv_TC, kv_2NSKE, batch, rope, norm), kv_2NSKE, batch, form)
+
+    def latent_queries_keys(
+        self, q_THC: Tensor, latent_TE: Tensor, keys_HPL: Tensor, norm_weight_L: Tensor, eps: float,
+        interleaved: bool,
+    ) -> Tensor:  # fmt: skip
+        """See Kernels; one launch."""
+        return latent_queries_keys(q_THC, latent_TE, keys_HPL, norm_weight_L, eps, interleaved)
+
+    def heads_linear(self, x_THI: Tensor, weight_HOI: Tensor) -> Tensor:
+        """See Kernels; one launch."""
+        return heads_linear(x_THI, weight_HOI)
 
     def attend(self, q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch, form: AttentionForm = PLAIN_ATTENTION) -> Tensor:
         """See Kernels: prompts by their tiles, decodes in parts."""

@@ -9,7 +9,8 @@ last numbers.
 Knows its config.json and its weight names; not how attention or experts are computed, what a request is, or where
 weights lie. Every rank computes all latents, and attends with its own heads.
 Legend: T tokens, N rows whose logits are wanted, D hidden, H heads of this rank, L latent, R rotated numbers of a key,
-E = R + L, P numbers of a query that are not rotated, F numbers of a value, X experts, A experts of a token, G groups.
+E = R + L, P numbers of a query that are not rotated, F numbers of a value, C columns of all heads, X experts, A experts
+of a token, G groups.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from hookline.core.contracts import (
     Attend,
     AttentionForm,
     DraftHead,
     ModelSpec,
+    Part,
     Rope,
     Runtime,
     WeightTarget,
@@ -49,6 +50,7 @@ from hookline.core.layers import (
     rope_table,
     stage_input,
     tapped,
+    with_shared_experts,
 )
 from hookline.plugins.models.deepseek_config import NORM_EPS, LatentShape, Routing, read_config
 
@@ -158,55 +160,67 @@ class LatentAttention:
         self.index, self.shape, self.rope, self.kernels = index, shape, rope, runtime.kernels
         heads = even_part(shape.num_heads, runtime.ranks, "num_attention_heads")
         hidden, bias, query_dim = shape.hidden_size, shape.attention_bias, shape.plain_dim + shape.rope_dim
-        self.widths = [*([shape.q_rank] if shape.q_rank else []), shape.latent, shape.rope_dim]
-        down = [*self.widths[:-2], shape.latent + shape.rope_dim]
-        self.down = ReplicatedLinear(hidden, down, runtime, bias=bias)
+        self.has_q_latent, num_down = shape.q_rank > 0, shape.latent + shape.rope_dim
+        # Queries of the layer's input share its product, if both are stored alike and have no bias.
+        self.shares_product = not (self.has_q_latent or bias) and runtime.weights is None
+        self.down: ColumnParallelLinear
+        if self.shares_product:
+            self.down = QueriesAndLatent(hidden, heads.times(query_dim), num_down, runtime)
+            self.widths = [heads.size * query_dim, num_down]
+        else:
+            self.widths = [*([shape.q_rank] if self.has_q_latent else []), num_down]
+            self.down = ReplicatedLinear(hidden, self.widths, runtime, bias=bias)
+            self.queries = ColumnParallelLinear(shape.q_rank or hidden, shape.num_heads * query_dim, runtime)
         self.q_norm_Q = empty_parameter(runtime, shape.q_rank)
         self.latent_norm_L = empty_parameter(runtime, shape.latent)
-        self.queries = ColumnParallelLinear(shape.q_rank or hidden, shape.num_heads * query_dim, runtime)
         self.up = ColumnParallelLinear(shape.latent, shape.num_heads * (shape.plain_dim + shape.value_dim), runtime)
         # Made plain, for queries are multiplied by its transpose.
         up_HOL = self.up.weight_OD.view(heads.size, shape.plain_dim + shape.value_dim, shape.latent)
-        self.keys_HPL, self.values_HLF = up_HOL[:, : shape.plain_dim], up_HOL[:, shape.plain_dim :].mT
+        self.keys_HPL, self.values_HFL = up_HOL[:, : shape.plain_dim], up_HOL[:, shape.plain_dim :]
         self.output = RowParallelLinear(shape.num_heads * shape.value_dim, hidden, runtime, bias=bias)
         self.form = AttentionForm(scale=shape.scale)
 
     def __call__(self, x_TD: Tensor, attend: Attend) -> Tensor:
         """The attention output of this rank's heads: (T, D) -> (T, H * F)."""
-        shape, num_heads, num_tokens = self.shape, len(self.keys_HPL), len(x_TD)
-        *of_queries, latent_TL, key_TR = self.down(x_TD).split_with_sizes(self.widths, -1)
-        for latent_TQ in of_queries:
-            x_TD = self.kernels.rms_norm(latent_TQ, self.q_norm_Q, NORM_EPS)
-        q_THC = self.queries(x_TD).view(num_tokens, num_heads, -1)
-        plain_THP, rotated_THR = q_THC.split_with_sizes([shape.plain_dim, shape.rope_dim], -1)
-        qk_TXE = q_THC.new_empty(num_tokens, num_heads + 1, shape.rope_dim + shape.latent)
-        qk_TXE[:, :-1, : shape.rope_dim] = self._by_halves(rotated_THR)
-        qk_TXE[:, :-1, shape.rope_dim :] = torch.bmm(plain_THP.transpose(0, 1), self.keys_HPL).transpose(0, 1)
-        qk_TXE[:, -1, : shape.rope_dim] = self._by_halves(key_TR)
-        qk_TXE[:, -1, shape.rope_dim :] = self.kernels.rms_norm(latent_TL, self.latent_norm_L, NORM_EPS)
-        attended_TC = attend(self.index, qk_TXE.flatten(1), self.rope, None, self.form)
-        attended_HTL = attended_TC.view(num_tokens, num_heads, shape.latent).transpose(0, 1)
-        return torch.bmm(attended_HTL, self.values_HLF).transpose(0, 1).flatten(1)
-
-    def _by_halves(self, x: Tensor) -> Tensor:
-        """Reorder numbers that are rotated in neighbouring pairs, so that they are rotated by halves.
-
-        Queries and keys are reordered in the same way, so that their products do not change.
-        """
-        return x.view(*x.shape[:-1], -1, 2).transpose(-1, -2).flatten(-2) if self.shape.is_interleaved else x
+        kernels, num_heads = self.kernels, len(self.keys_HPL)
+        *of_queries, latent_TE = self.down(x_TD).split_with_sizes(self.widths, -1)
+        if self.shares_product:
+            (q_TC,) = of_queries
+        else:
+            for latent_TQ in of_queries:
+                x_TD = kernels.rms_norm(latent_TQ, self.q_norm_Q, NORM_EPS)
+            q_TC = self.queries(x_TD)
+        qk_TC = kernels.latent_queries_keys(
+            q_TC.view(len(x_TD), num_heads, -1), latent_TE, self.keys_HPL, self.latent_norm_L, NORM_EPS,
+            self.shape.is_interleaved,
+        )  # fmt: skip
+        attended_TC = attend(self.index, qk_TC, self.rope, None, self.form)
+        return kernels.heads_linear(attended_TC.view(len(x_TD), num_heads, -1), self.values_HFL)
 
     def targets(self, name: str) -> dict[str, WeightTarget]:
         """The projections and their norms."""
-        of_latent, has_latent = f"{name}.kv_a_proj_with_mqa", self.shape.q_rank > 0
-        q_norm = {f"{name}.q_a_layernorm.weight": WeightTarget.whole(self.q_norm_Q, init="ones")}
+        of_latent = f"{name}.kv_a_proj_with_mqa"
+        if self.shares_product:
+            down = self.down.targets(f"{name}.q_proj", of_latent)
+        elif self.has_q_latent:
+            q_norm = {f"{name}.q_a_layernorm.weight": WeightTarget.whole(self.q_norm_Q, init="ones")}
+            down = {**self.down.targets(f"{name}.q_a_proj", of_latent), **q_norm}
+            down |= self.queries.targets(f"{name}.q_b_proj")
+        else:
+            down = {**self.down.targets(of_latent), **self.queries.targets(f"{name}.q_proj")}
         return {
-            **self.down.targets(*([f"{name}.q_a_proj"] if has_latent else []), of_latent),
-            **(q_norm if has_latent else {}),
-            **self.queries.targets(f"{name}.q_b_proj" if has_latent else f"{name}.q_proj"),
+            **down,
             f"{name}.kv_a_layernorm.weight": WeightTarget.whole(self.latent_norm_L, init="ones"),
             **self.up.targets(f"{name}.kv_b_proj"),
             **self.output.targets(f"{name}.o_proj"),
         }
+
+
+class QueriesAndLatent(ColumnParallelLinear):
+    """Queries of this rank's heads, and the latent with its rotated key, which every rank computes whole."""
+
+    def __init__(self, in_features: int, queries: Part, num_latent: int, runtime: Runtime) -> None:
+        self._allocate(in_features, [queries, Part(num_latent, 0, num_latent)], runtime, bias=False)
 
 
 class Experts:
@@ -214,10 +228,16 @@ class Experts:
 
     def __init__(self, hidden: int, routing: Routing, runtime: Runtime) -> None:
         self.ranks, self.kernels, size = runtime.ranks, runtime.kernels, routing.expert_size
-        self.router = Router(hidden, routing, runtime)
-        self.experts = ParallelExperts(routing.num_experts, hidden, size, runtime, what="moe_intermediate_size")
-        what = "n_shared_experts * moe_intermediate_size"
-        self.shared = GatedMLP(hidden, routing.num_shared * size, runtime, what=what) if routing.num_shared else None
+        # Experts of a checkpoint that is quantised may be stored in another way than those that every token takes.
+        joined = routing.num_shared if runtime.weights is None else 0
+        self.router = Router(hidden, routing, joined, runtime)
+        self.experts = ParallelExperts(
+            routing.num_experts, hidden, size, runtime, what="moe_intermediate_size", num_shared=joined
+        )
+        self.shared: GatedMLP | None = None
+        if routing.num_shared > joined:
+            what = "n_shared_experts * moe_intermediate_size"
+            self.shared = GatedMLP(hidden, routing.num_shared * size, runtime, what=what)
 
     def local(self, x_TD: Tensor) -> Tensor:
         """Partial sum of this rank: (T, D)."""
@@ -228,20 +248,26 @@ class Experts:
         self, x_TD: Tensor, residual_TD: Tensor, norm_weight_D: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
         """Kernels.add_rms_norm of the sum over ranks and the residual."""
+        if self.shared is None:
+            return self.experts.add_rms_norm(x_TD, *self.router(x_TD), residual_TD, norm_weight_D, eps)
         return self.ranks.add_rms_norm(self.kernels, self.local(x_TD), residual_TD, norm_weight_D, eps)
 
     def targets(self, name: str, gate: str, up: str, down: str) -> dict[str, WeightTarget]:
         """The router's and the experts' checkpoint tensors, and where this rank puts them."""
-        shared = {} if self.shared is None else self.shared.targets(f"{name}.shared_experts", gate, up, down)
-        experts = self.experts.targets(f"{name}.experts", gate, up, down)
+        of_shared = f"{name}.shared_experts"
+        shared = {} if self.shared is None else self.shared.targets(of_shared, gate, up, down)
+        experts = self.experts.targets(f"{name}.experts", gate, up, down, of_shared)
         return {**self.router.targets(f"{name}.gate"), **experts, **shared}
 
 
 class Router:
-    """Scores every expert for every token in float32, and takes the best few, of the best groups if there are any."""
+    """Scores every expert for every token in float32, and takes the best few, of the best groups if there are any.
 
-    def __init__(self, hidden: int, routing: Routing, runtime: Runtime) -> None:
-        self.routing, self.kernels = routing, runtime.kernels
+    num_shared: experts behind those that are scored, which every token takes with weight 1.
+    """
+
+    def __init__(self, hidden: int, routing: Routing, num_shared: int, runtime: Runtime) -> None:
+        self.routing, self.num_shared, self.kernels = routing, num_shared, runtime.kernels
         self.weight_XD = torch.empty(routing.num_experts, hidden, dtype=torch.float32, device=runtime.device)
         self.correction_X = torch.empty(routing.num_experts, dtype=torch.float32, device=runtime.device)
         self._route = (
@@ -251,10 +277,11 @@ class Router:
     def __call__(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
         """Each token's experts, and their weights: (T, A) int64 and (T, A) float32."""
         routing = self.routing
-        logits_TX = functional.linear(x_TD.float(), self.weight_XD)
-        if routing.by_softmax and routing.num_groups == 1:
-            expert_TA, weight_TA = self._route(logits_TX, routing.num_chosen, False)
-            return expert_TA, weight_TA if routing.factor == 1 else weight_TA * routing.factor
+        logits_TX = self.kernels.router_logits(x_TD, self.weight_XD)
+        if routing.by_softmax and routing.num_groups == 1 and routing.factor == 1:
+            if self.num_shared:
+                return self._route(logits_TX, routing.num_chosen, False, None, self.num_shared)
+            return self._route(logits_TX, routing.num_chosen, False)
         score_TX = logits_TX.softmax(-1) if routing.by_softmax else logits_TX.sigmoid()
         choice_TX = score_TX if routing.by_softmax else score_TX + self.correction_X
         if routing.num_groups > 1:
@@ -263,7 +290,7 @@ class Router:
         weight_TA = score_TX.gather(1, expert_TA)
         if routing.normalises:
             weight_TA = weight_TA / (weight_TA.sum(-1, keepdim=True) + 1e-20)
-        return expert_TA, weight_TA * routing.factor
+        return with_shared_experts(expert_TA, weight_TA * routing.factor, routing.num_experts, self.num_shared)
 
     def _of_best_groups(self, choice_TX: Tensor) -> Tensor:
         """The scores, -inf where an expert is in none of a token's best groups.

@@ -121,17 +121,13 @@ class RoutesByTheFirstToken(PlainKernels):
 
 
 class NeverNormalisesTheRouting(PlainKernels):
-    def route_experts(
-        self, logits_TX: Tensor, top_k: int, normalise: bool, scale_X: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        return super().route_experts(logits_TX, top_k, False, scale_X)
+    def route_experts(self, logits_TX: Tensor, top_k: int, normalise: bool, *others: Any) -> tuple[Tensor, Tensor]:
+        return super().route_experts(logits_TX, top_k, False, *others)
 
 
 class RoutesToTheWorst(PlainKernels):
-    def route_experts(
-        self, logits_TX: Tensor, top_k: int, normalise: bool, scale_X: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        return super().route_experts(-logits_TX, top_k, normalise, scale_X)
+    def route_experts(self, logits_TX: Tensor, top_k: int, normalise: bool, *others: Any) -> tuple[Tensor, Tensor]:
+        return super().route_experts(-logits_TX, top_k, normalise, *others)
 
 
 class ScalesExpertsByTheirPlace(PlainKernels):
@@ -140,6 +136,29 @@ class ScalesExpertsByTheirPlace(PlainKernels):
     ) -> tuple[Tensor, Tensor]:
         expert_TA, weight_TA = super().route_experts(logits_TX, top_k, normalise)
         return expert_TA, weight_TA if scale_X is None else weight_TA * scale_X[:top_k].float()
+
+
+class WeighsSharedExpertsLikeOthers(PlainKernels):
+    def route_experts(
+        self, logits_TX: Tensor, top_k: int, normalise: bool, scale_X: Tensor | None = None, num_shared: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        expert_TA, weight_TA = super().route_experts(logits_TX, top_k, normalise, scale_X, num_shared)
+        return expert_TA, weight_TA if not num_shared else weight_TA / weight_TA.sum(-1, keepdim=True)
+
+
+class RoundsTheRouter(PlainKernels):
+    def router_logits(self, x_TD: Tensor, weight_XD: Tensor) -> Tensor:
+        return super().router_logits(x_TD, weight_XD.bfloat16().float())
+
+
+class LeavesPairsApart(DenseKernels):
+    def latent_queries_keys(self, *given: Any) -> Tensor:
+        return super().latent_queries_keys(*given[:-1], False)
+
+
+class GivesAllHeadsTheFirstMatrix(DenseKernels):
+    def heads_linear(self, x_THI: Tensor, weight_HOI: Tensor) -> Tensor:
+        return super().heads_linear(x_THI, weight_HOI[:1].expand_as(weight_HOI))
 
 
 class IsOffByOneAtBlockBoundaries(PlainKernels):
@@ -537,6 +556,11 @@ FAULTS = {
     RoutesToTheWorst: "test_route_experts: are not the most probable ones",
     ScalesExpertsByTheirPlace: "test_route_experts: the weights of route_experts, 1 of 4 for 7 tokens, normalise=False,"
     " scaled",
+    WeighsSharedExpertsLikeOthers: "test_route_experts: the weights of route_experts, 1 of 4 for 7 tokens, "
+    "normalise=False, 2 shared",
+    RoundsTheRouter: "test_router_logits: router_logits of 1 x 48 to 5",
+    LeavesPairsApart: "test_latent_queries_keys: latent_queries_keys of 1 tokens, interleaved=True",
+    GivesAllHeadsTheFirstMatrix: "test_heads_linear: heads_linear of 1 tokens to 24 features",
     IsOffByOneAtBlockBoundaries: "test_attend_decodes: AssertionError: attend, decodes",
     DependsOnTheCall: "test_the_same_step_gives_the_same_bits: "
     "attend gives other bits for the same step computed again",

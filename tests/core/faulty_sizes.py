@@ -108,10 +108,8 @@ class DropsValuesOfLongestContexts(DropsValuesOfLongContexts):
 
 
 class RoutesFewTokens(PlainKernels):
-    def route_experts(
-        self, logits_TX: Tensor, top_k: int, normalise: bool, scale_X: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        expert_TA, weight_TA = super().route_experts(logits_TX, top_k, normalise, scale_X)
+    def route_experts(self, logits_TX: Tensor, top_k: int, normalise: bool, *others: Any) -> tuple[Tensor, Tensor]:
+        expert_TA, weight_TA = super().route_experts(logits_TX, top_k, normalise, *others)
         return expert_TA, first_rows(weight_TA)
 
 

@@ -41,7 +41,7 @@ from hookline.plugins.kernels.attention.triton_schedule import (  # noqa: E402
     target_items,
 )
 from hookline.plugins.kernels.norms import triton_gates, triton_norms, triton_rotary  # noqa: E402
-from hookline.plugins.kernels.products import triton_product  # noqa: E402
+from hookline.plugins.kernels.products import triton_product, triton_thin  # noqa: E402
 from hookline.plugins.kernels.products.triton_product import (  # noqa: E402
     MOST_WIDTH,
     Kind,
@@ -463,6 +463,16 @@ def check_product(kind, num_rows, num_out, width, dtype):
 
 
 HALF_DTYPES = [torch.float16, torch.bfloat16] if GPU else [torch.float16]
+
+
+@pytest.mark.parametrize("num_rows", [1, 4])
+def test_thin_products_of_16_bits_with_a_float32_weight_are_not_rounded(num_rows):
+    x_TD = torch.randn(num_rows, 600, generator=torch.Generator().manual_seed(1)).to(DEVICE, torch.bfloat16)[:, :500]
+    weight_OD = torch.randn(21, 500, generator=torch.Generator().manual_seed(2)).to(DEVICE)
+    assert triton_thin.fits_float32(x_TD, weight_OD)
+    found_TO = triton_thin.thin_linear_float32(x_TD, weight_OD)
+    assert found_TO.dtype == torch.float32
+    torch.testing.assert_close(found_TO.double(), x_TD.double() @ weight_OD.double().T, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", Kind)

@@ -35,8 +35,23 @@ SCHEMES = (
 class ExpertCases(AttentionCases):
     """Tests of route_experts, expert_mlp, its fused forms, and clamped_expert_mlp; kernels without them pass."""
 
+    def test_router_logits(self) -> None:
+        """In float32, of rows that lie apart, where a rounded weight would give others."""
+        for spec in self.specs(self.groups[:1]):
+            kernels, kept = self.make_poisoned(spec), list[Tensor]()
+            most = ((num_tokens, 5, 48) for num_tokens in self.most_tokens(spec))
+            for num_tokens, num_experts, width in ((1, 5, 48), (2, 64, 200), (17, 20, 136), *most):
+                x_TD = self.random(spec, num_tokens, width + 8)[:, :width]
+                drawn_XD = torch.randn(num_experts, width, generator=torch.Generator().manual_seed(width))
+                kept.append(weight_XD := drawn_XD.to(spec.device))
+                with PoisonedMemory():
+                    actual_TX = kernels.router_logits(x_TD, weight_XD)
+                what = f"router_logits of {num_tokens} x {width} to {num_experts} ({describe(spec)})"
+                check_form(what, actual_TX, (num_tokens, num_experts), torch.float32)
+                check_close(what, actual_TX, x_TD.double() @ weight_XD.double().T, self.tolerances[torch.float32])
+
     def test_route_experts(self) -> None:
-        """The most probable experts, best first, and their probabilities, with and without scales of experts."""
+        """The most probable experts, best first, and their probabilities, with and without scales and shared ones."""
         kept: list[Tensor] = []
         for spec, kernels in self._offering("route_experts"):
             most = ((num_tokens, 4, 1) for num_tokens in self.most_tokens(spec))
@@ -44,14 +59,18 @@ class ExpertCases(AttentionCases):
                 order_TX = torch.rand(rows, num_experts, generator=torch.Generator().manual_seed(top_k)).argsort(-1)
                 logits_TX = (order_TX * 0.25 - 3).to(spec.device, spec.dtype)  # no two of a row are equal
                 kept.append(scale_X := 1 + 0.3 * self.random(spec, num_experts).roll(rows))
-                for normalise, scales in product((False, True), ((), (scale_X,))):
+                forms: tuple[tuple[str, Tensor | None, int], ...] = (
+                    ("", None, 0), (", scaled", scale_X, 0), (", 2 shared", None, 2),
+                )  # fmt: skip
+                for normalise, (told, scales, num_shared) in product((False, True), forms):
                     what = f"of route_experts, {top_k} of {num_experts} for {rows} tokens"
-                    what += f", normalise={normalise}{', scaled' if scales else ''} ({describe(spec)})"
-                    expected = PlainKernels(None, exact(spec)).route_experts(logits_TX, top_k, normalise, *scales)
+                    what += f", normalise={normalise}{told} ({describe(spec)})"
+                    options: Any = () if not told else (scales,) if scales is not None else (None, num_shared)
+                    expected = PlainKernels(None, exact(spec)).route_experts(logits_TX, top_k, normalise, *options)
                     with PoisonedMemory():
-                        expert_TA, weight_TA = kernels.route_experts(logits_TX.clone(), top_k, normalise, *scales)
-                    check_form(f"the experts {what}", expert_TA, (rows, top_k), torch.int64)
-                    check_form(f"the weights {what}", weight_TA, (rows, top_k), torch.float32)
+                        expert_TA, weight_TA = kernels.route_experts(logits_TX.clone(), top_k, normalise, *options)
+                    check_form(f"the experts {what}", expert_TA, (rows, top_k + num_shared), torch.int64)
+                    check_form(f"the weights {what}", weight_TA, (rows, top_k + num_shared), torch.float32)
                     check(torch.equal(expert_TA, expected[0]), f"the experts {what} are not the most probable ones")
                     check_close(f"the weights {what}", weight_TA, expected[1], 1e-5)
 

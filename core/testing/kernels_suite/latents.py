@@ -6,20 +6,24 @@ in core/testing/batches.py, H heads, E head dim of the keys, F of the values.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from hookline.core.contracts import ATTENTION_FEATURES, AttentionSpec, Kernels, Rope
 from hookline.core.testing.batches import Row, make_batch, random_cache, seen_slots
-from hookline.core.testing.checks import PoisonedMemory, check, check_close
+from hookline.core.testing.checks import PoisonedMemory, check, check_close, check_form, check_unchanged
 from hookline.core.testing.kernels_suite.attention import FAR_OUT
 from hookline.core.testing.kernels_suite.cases import cache_blocks, describe, exact
 from hookline.core.testing.kernels_suite.graphs import GraphSuite
 from hookline.core.testing.plain_kernels import PlainKernels
+
+EPS = 1e-6
 
 
 class LatentCases(GraphSuite):
@@ -92,6 +96,48 @@ class LatentCases(GraphSuite):
             rotated = spec.head_dim - spec.out_dim
             for rope in [None, _rotation(spec, rotated)] if rotated else [None]:
                 self._check_write(spec, self.make_poisoned(spec), rope)
+
+    def test_latent_queries_keys(self) -> None:
+        """Of tokens that lie apart, rotated numbers paired by halves and with their neighbours; inputs stay."""
+        for spec in self._latent_specs():
+            rotated, value_dim, kept = spec.head_dim - spec.out_dim, spec.out_dim, list[Tensor]()
+            for num_tokens, plain_dim, interleaved in ((1, 24, True), (5, 16, False), (21, 24, True), (70, 16, False)):
+                num_q, num_latent = spec.num_heads * (plain_dim + rotated), value_dim + rotated
+                x_TC, plain = self.random(spec, num_tokens, num_q + num_latent + 8), PlainKernels(None, exact(spec))
+                q_THC = x_TC[:, :num_q].view(num_tokens, spec.num_heads, -1)
+                latent_TE = x_TC[:, num_q : num_q + num_latent]
+                up_HOL = self._matrices(spec, plain_dim + 8, value_dim)
+                kept += [up_HOL, weight_L := 1 + 0.3 * self.random(spec, value_dim).roll(num_tokens)]
+                given, others = (q_THC, latent_TE, up_HOL[:, :plain_dim]), (weight_L, EPS, interleaved)
+                q64_THC, latent64_TE, keys64_HPL = (one.double() for one in given)
+                expected_TC = plain.latent_queries_keys(q64_THC, latent64_TE, keys64_HPL, *others)
+                before_TC = x_TC.clone()
+                with PoisonedMemory():
+                    actual_TC = self.make(spec).latent_queries_keys(*given, *others)
+                what = f"latent_queries_keys of {num_tokens} tokens, interleaved={interleaved} ({describe(spec)})"
+                check_form(what, actual_TC, expected_TC.shape, spec.dtype)
+                check_close(what, actual_TC, expected_TC, self.tolerance(spec, "latent_queries_keys"))
+                check_unchanged("what latent_queries_keys was given", before_TC, x_TC)
+
+    def test_heads_linear(self) -> None:
+        """Heads one behind the other, and apart; each has its own matrix, a part of a larger one."""
+        for spec in self._latent_specs():
+            for num_tokens, num_out, is_apart in ((1, 24, False), (5, 16, True), (21, 24, False), (70, 40, True)):
+                wide_THI = self.random(spec, num_tokens, spec.num_heads, spec.out_dim + 8)
+                x_THI = wide_THI[..., 8:] if is_apart else wide_THI[..., 8:].contiguous()
+                weight_HOI = self._matrices(spec, num_out + 8, spec.out_dim)[:, 8:]
+                expected_TC = PlainKernels(None, exact(spec)).heads_linear(x_THI.double(), weight_HOI.double())
+                before_THI = x_THI.clone()
+                with PoisonedMemory():
+                    actual_TC = self.make(spec).heads_linear(x_THI, weight_HOI)
+                what = f"heads_linear of {num_tokens} tokens to {num_out} features ({describe(spec)})"
+                check_form(what, actual_TC, expected_TC.shape, spec.dtype)
+                check_close(what, actual_TC, expected_TC, self.tolerance(spec, "heads_linear"))
+                check_unchanged("what heads_linear was given", before_THI, x_THI)
+
+    def _matrices(self, spec: AttentionSpec, num_rows: int, num_columns: int) -> Tensor:
+        """A matrix for each head, of numbers that leave products about as large as what is multiplied."""
+        return self.random(spec, spec.num_heads, num_rows, num_columns) / math.sqrt(num_columns)
 
     def _check_write(self, spec: AttentionSpec, kernels: Kernels, rope: Rope | None) -> None:
         size = spec.block_size

@@ -15,12 +15,13 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from hookline.core.contracts import Rope
 from hookline.plugins.kernels.attention.triton_forms import Scoring, load_sinks, scored
 from hookline.plugins.kernels.attention.triton_tiles import taken_in
 from hookline.plugins.kernels.triton_card import Card
-from hookline.plugins.kernels.triton_launch import OF_STEP, cdiv, next_power_of_2
+from hookline.plugins.kernels.triton_launch import OF_STEP, cdiv, launch_options, next_power_of_2, triggers_late
 
 MOST_PARTS = 32
 
@@ -37,11 +38,12 @@ class LatentTiling:
 
     @classmethod
     def of(cls, num_heads: int, dtype: torch.dtype, card: Card, *, decodes: bool) -> LatentTiling:
-        """The tiling that fits a card's shared memory, for latents of 512 numbers; not measured on a card yet."""
+        """The tiling that fits a card's shared memory, for latents of 512 numbers; of decodes as on an H200."""
         is_large = card.large_shared_memory and dtype != torch.float32
         most_rows = 16 if decodes or not is_large else 64
         heads = min(next_power_of_2(num_heads), most_rows)
-        return cls(heads, most_rows // heads, 32 if is_large else 16, 8 if is_large else 4, 2 if is_large else 1)
+        num_warps = 8 if is_large and not decodes else 4
+        return cls(heads, most_rows // heads, 32 if is_large else 16, num_warps, 2 if is_large else 1)
 
     @property
     def rows(self) -> int:
@@ -59,8 +61,14 @@ def _latent_kernel(
     WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr, DECODE: tl.constexpr, PARTS: tl.constexpr,
     NUM_HEADS: tl.constexpr, ROTARY: tl.constexpr, LATENT: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     HEADS: tl.constexpr, TOKENS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_L: tl.constexpr,
-    TILE: tl.constexpr,
+    TILE: tl.constexpr, PDL: tl.constexpr, LATE: tl.constexpr,
 ):  # fmt: skip
+    if PDL and not LATE:
+        gdc_launch_dependents()
+    if PDL:
+        gdc_wait()
+    if PDL and LATE:
+        gdc_launch_dependents()
     HEAD_DIM: tl.constexpr = ROTARY + LATENT
     NOTHING: tl.constexpr = -1e30
     if DECODE:
@@ -135,9 +143,16 @@ def _latent_kernel(
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _merge_kernel(
-    partial_ptr, stats_ptr, out_ptr, num_rows, PARTS: tl.constexpr, LATENT: tl.constexpr, BLOCK_L: tl.constexpr
-):
+    partial_ptr, stats_ptr, out_ptr, num_rows, PARTS: tl.constexpr, LATENT: tl.constexpr, BLOCK_L: tl.constexpr,
+    PDL: tl.constexpr, LATE: tl.constexpr,
+):  # fmt: skip
     """Merge the parts of the context of one head of one query into the softmax over all of it."""
+    if PDL and not LATE:
+        gdc_launch_dependents()
+    if PDL:
+        gdc_wait()
+    if PDL and LATE:
+        gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     part, latent = tl.arange(0, PARTS), tl.arange(0, BLOCK_L)
     at = part * num_rows + row
@@ -152,7 +167,7 @@ def _merge_kernel(
 def num_parts(num_rows: int, tiling: LatentTiling, num_heads: int, max_model_len: int, card: Card) -> int:
     """Into how many parts the contexts of this many decodes are cut, so that programs fill the card: a power of two."""
     programs = num_rows * cdiv(num_heads, tiling.heads)
-    wanted = min(MOST_PARTS, cdiv(2 * card.num_sms, programs), cdiv(max_model_len, 4 * tiling.tile))
+    wanted = min(MOST_PARTS, cdiv(2 * card.num_sms, programs), cdiv(max_model_len, tiling.tile))
     return next_power_of_2(wanted + 1) // 2
 
 
@@ -189,6 +204,7 @@ def latent_attention(
     _, block_stride, offset_stride, _, _ = kv_1NSKE.stride()
     rotary, num_programs = q_THE.shape[2] - value_dim, num_decodes if tiles_W2 is None else len(tiles_W2)
     num_rows, block_l = num_decodes * num_heads, max(16, next_power_of_2(value_dim))
+    early = {"LATE": triggers_late(num_decodes), **launch_options(q_THE.device)}
     _latent_kernel[(cdiv(num_heads, tiling.heads), num_programs, parts)](
         q_THE, kv_1NSKE, block_table_BM, query_starts_B1 if tiles_W2 is None else tiles_W2, query_starts_B1,
         context_lens_B, out_THF, scratch.partial_XF, scratch.stats_X2,
@@ -198,12 +214,12 @@ def latent_attention(
         PARTS=parts, NUM_HEADS=num_heads, ROTARY=rotary, LATENT=value_dim, BLOCK_SIZE=kv_1NSKE.shape[2],
         HEADS=tiling.heads, TOKENS=tiling.tokens if tiles_W2 is not None else 1, BLOCK_M=tiling.rows,
         BLOCK_R=max(16, next_power_of_2(rotary)), BLOCK_L=block_l, TILE=tiling.tile,
-        num_warps=tiling.num_warps, num_stages=tiling.num_stages,
+        num_warps=tiling.num_warps, num_stages=tiling.num_stages, **early,
     )  # fmt: skip
     if parts > 1:
         _merge_kernel[(num_rows,)](
             scratch.partial_XF, scratch.stats_X2, out_THF, num_rows,
-            PARTS=parts, LATENT=value_dim, BLOCK_L=block_l, num_warps=4,
+            PARTS=parts, LATENT=value_dim, BLOCK_L=block_l, num_warps=4, **early,
         )  # fmt: skip
 
 
@@ -211,9 +227,16 @@ def latent_attention(
 def _rope_write_kernel(
     qk_ptr, cache_ptr, positions_ptr, slots_ptr, table_ptr, token_stride, block_stride, offset_stride, table_stride,
     NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    BLOCK_HEADS: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_DIM: tl.constexpr, PDL: tl.constexpr,
+    LATE: tl.constexpr,
 ):  # fmt: skip
     """Program 0 of a token rotates its queries where they are; program 1 writes its key, rotated, to the cache."""
+    if PDL and not LATE:
+        gdc_launch_dependents()
+    if PDL:
+        gdc_wait()
+    if PDL and LATE:
+        gdc_launch_dependents()
     HALF: tl.constexpr = ROTARY // 2
     token = tl.program_id(0).to(tl.int64)
     half = tl.arange(0, BLOCK_HALF)
@@ -257,6 +280,7 @@ def rope_write(qk_TC: Tensor, kv_1NSKE: Tensor, positions_T: Tensor, slot_mappin
             qk_TC.stride(0), block_stride, offset_stride, rope.table_PE.stride(0),
             NUM_HEADS=num_heads, HEAD_DIM=head_dim, ROTARY=rotary, BLOCK_SIZE=kv_1NSKE.shape[2],
             BLOCK_HEADS=next_power_of_2(num_heads), BLOCK_HALF=next_power_of_2(rotary // 2),
-            BLOCK_DIM=next_power_of_2(head_dim), num_warps=4,
+            BLOCK_DIM=next_power_of_2(head_dim), num_warps=4, LATE=triggers_late(len(qk_TC)),
+            **launch_options(qk_TC.device),
         )  # fmt: skip
     return q_THE

@@ -30,7 +30,8 @@ LEAST_DEPTH = 16
 @triton.jit
 def _route_kernel(
     logits_ptr, scale_ptr, expert_ptr, weight_ptr, row_stride, num_experts,
-    TOP_K: tl.constexpr, NORMALISE: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_A: tl.constexpr, PDL: tl.constexpr,
+    TOP_K: tl.constexpr, SHARED: tl.constexpr, NORMALISE: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_A: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_launch_dependents()
@@ -50,25 +51,27 @@ def _route_kernel(
         weight = weight / tl.sum(weight, axis=0)
     if scale_ptr is not None:
         weight *= tl.load(scale_ptr + chosen, mask=place < TOP_K, other=0.0).to(tl.float32)
-    tl.store(expert_ptr + row * TOP_K + place, chosen, mask=place < TOP_K)
-    tl.store(weight_ptr + row * TOP_K + place, weight, mask=place < TOP_K)
+    chosen = tl.where(place < TOP_K, chosen, num_experts + place - TOP_K)
+    weight = tl.where(place < TOP_K, weight, 1.0)
+    tl.store(expert_ptr + row * (TOP_K + SHARED) + place, chosen, mask=place < TOP_K + SHARED)
+    tl.store(weight_ptr + row * (TOP_K + SHARED) + place, weight, mask=place < TOP_K + SHARED)
 
 
 def route_experts(
-    logits_TX: Tensor, top_k: int, normalise: bool, scale_X: Tensor | None = None
+    logits_TX: Tensor, top_k: int, normalise: bool, scale_X: Tensor | None = None, num_shared: int = 0
 ) -> tuple[Tensor, Tensor]:
     """See Kernels.route_experts. Of equal experts the first is taken.
 
     Device: one launch, no host sync.
     """
     num_tokens, num_experts = logits_TX.shape
-    expert_TA = torch.empty((num_tokens, top_k), dtype=torch.int64, device=logits_TX.device)
-    weight_TA = torch.empty((num_tokens, top_k), dtype=torch.float32, device=logits_TX.device)
+    expert_TA = torch.empty((num_tokens, top_k + num_shared), dtype=torch.int64, device=logits_TX.device)
+    weight_TA = torch.empty(expert_TA.shape, dtype=torch.float32, device=logits_TX.device)
     if num_tokens:
         _route_kernel[(num_tokens,)](
             logits_TX, scale_X, expert_TA, weight_TA, logits_TX.stride(0), num_experts,
-            TOP_K=top_k, NORMALISE=normalise, BLOCK_X=next_power_of_2(num_experts),
-            BLOCK_A=next_power_of_2(top_k), num_warps=1 if num_experts <= 256 else 4,
+            TOP_K=top_k, SHARED=num_shared, NORMALISE=normalise, BLOCK_X=next_power_of_2(num_experts),
+            BLOCK_A=next_power_of_2(top_k + num_shared), num_warps=1 if num_experts <= 256 else 4,
             **launch_options(logits_TX.device),
         )  # fmt: skip
     return expert_TA, weight_TA

@@ -52,6 +52,10 @@ class InvariantTorchKernels(TorchKernels):
         """See Kernels."""
         return row_product(x_TD, weight_OD, bias_O)
 
+    def router_logits(self, x_TD: Tensor, weight_XD: Tensor) -> Tensor:
+        """See Kernels."""
+        return row_product(x_TD.float(), weight_XD)
+
     def linear_silu_mul(self, x_TD: Tensor, gate_up_weight_FD: Tensor) -> Tensor:
         """See Kernels."""
         return self.silu_mul(row_product(x_TD, gate_up_weight_FD))

@@ -94,6 +94,10 @@ class InvariantTritonKernels(TritonKernels):
         """See Kernels.linear_add_rms_norm."""
         return self.add_rms_norm(self.linear(x_TD, weight_OD, bias_O), residual_TO, norm_weight_O, eps)
 
+    def router_logits(self, x_TD: Tensor, weight_XD: Tensor) -> Tensor:
+        """See Kernels.router_logits."""
+        return row_product(x_TD.float(), weight_XD, None)
+
     def _products_of_rounded(self, num_rows: int, then: Any) -> None:
         return None
 

@@ -173,6 +173,30 @@ def thin_linear(
     return out_TO
 
 
+def fits_float32(x_TD: Tensor, weight_OD: Tensor) -> bool:
+    """As `fits`, for a product in float32 of rows in 16 bits.
+
+    Device: as `fits`.
+    """
+    return (
+        x_TD.dim() == 2
+        and 1 <= x_TD.shape[0] <= MAX_ROWS
+        and weight_OD.shape[1] <= MAX_WIDTH_OF_ONE_ROW
+        and x_TD.element_size() == 2
+        and weight_OD.dtype == torch.float32
+        and x_TD.stride(1) == weight_OD.stride(1) == 1
+        and (x_TD.device.type == "cpu" or launches_early(x_TD.device))
+    )
+
+
+def thin_linear_float32(x_TD: Tensor, weight_OD: Tensor) -> Tensor:
+    """`thin_linear` of rows that `fits_float32`, in float32. Device: as `thin_linear`."""
+    out_TO = torch.empty((len(x_TD), len(weight_OD)), dtype=torch.float32, device=x_TD.device)
+    tiling = 1, max(1, min(8, _block_d(x_TD.shape[1]) // 512))
+    _launch(x_TD, weight_OD, None, out_TO, None, gated=False, tiling=tiling)
+    return out_TO
+
+
 def sends_thin(x_TD: Tensor, weight_OD: Tensor, sends: Sends) -> bool:
     """Whether `send_thin_linear` takes these rows, which must be accepted by `fits`."""
     block_o, _ = _tiling(_block_d(x_TD.shape[1]), gated=False)
@@ -193,11 +217,11 @@ def _block_d(width: int) -> int:
 
 def _launch(
     x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, out_TO: Tensor, sends: Sends | None, *, gated: bool,
-    gelu: bool = False, scales: Scales | None = None,
+    gelu: bool = False, scales: Scales | None = None, tiling: tuple[int, int] | None = None,
 ) -> None:  # fmt: skip
     (num_rows, width), num_out = x_TD.shape, weight_OD.shape[0] // (2 if gated else 1)
     block_d = max(_block_d(width), scales.columns if scales else 0)
-    block_o, num_warps = (_tiling if scales is None else _scaled_tiling)(block_d, gated)
+    block_o, num_warps = tiling or (_tiling if scales is None else _scaled_tiling)(block_d, gated)
     _thin_linear_kernel[(cdiv(num_out, block_o),)](
         x_TD, loadable(weight_OD), weight_OD if bias_O is None else bias_O, out_TO, *sending_arguments(sends, x_TD),
         x_TD.stride(0), weight_OD.stride(0), width, num_out,
