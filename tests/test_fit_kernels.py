@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.fit_kernels import MODELS, PLAN, QUANTISED, WIDE_HEADS, Fits, overrides_of, report
+from tools.fit_kernels import LATENT, MODELS, PLAN, QUANTISED, WIDE_HEADS, Fits, overrides_of, report
 
 HERE = Path(__file__).resolve().parents[1]
 LAUNCH = """
@@ -72,7 +72,7 @@ def test_kernels_that_do_not_compile_or_fit_are_told_with_their_card(capsys):
 def test_cards_of_six_compute_capabilities_are_checked_in_both_modes():
     assert set(PLAN) == {"a100", "rtx3090", "rtx4090", "h100", "b200", "rtx5090"}
     assert PLAN["rtx4090"] == MODELS and all(
-        set(models) <= {*MODELS, *WIDE_HEADS, *QUANTISED} for models in PLAN.values()
+        set(models) <= {*MODELS, *WIDE_HEADS, *QUANTISED, *LATENT} for models in PLAN.values()
     )
     assert set(QUANTISED) <= set(PLAN["a100"]) and len(overrides_of(QUANTISED)) == len(QUANTISED)
     narrow = {"qwen3_1_7b", "qwen3_30b_a3b"}

@@ -39,14 +39,16 @@ WIDE_HEADS, EXPERTS = ("gemma3_4b",), ("qwen3_30b_a3b",)
 """With heads of 256, and of width 2,048 with experts: those that ask for most, where time does not allow all."""
 QUANTISED = ("qwen3_30b_a3b quantization=fp8_block",)
 """For the oldest card, which has no type for these values: pointers to them do not compile there."""
+LATENT = ("deepseek_v2_lite",)
+"""Whose attention has kernels of its own."""
 NARROW = ("qwen3_1_7b",)
 """Of width 2,048 without experts; its kernels are those of narrower Qwen3 models, too."""
 PLAN = {
-    "rtx4090": MODELS, "rtx5090": (*WIDE_HEADS, *EXPERTS), "b200": EXPERTS, "h100": EXPERTS,
+    "rtx4090": MODELS, "rtx5090": (*WIDE_HEADS, *EXPERTS), "b200": EXPERTS, "h100": (*EXPERTS, *LATENT),
     "a100": (*EXPERTS, *QUANTISED), "rtx3090": (*WIDE_HEADS, *NARROW),
 }  # fmt: skip
 """Models of each card, in ordinary and in batch-invariant mode: two minutes on two cores. The most come first."""
-ONLY_ORDINARY = ("gpt_oss_20b", *QUANTISED)
+ONLY_ORDINARY = ("gpt_oss_20b", *QUANTISED, *LATENT)
 """Models that have no batch-invariant mode, or none that time allows."""
 IMPORTED_ONCE = (
     "hookline.core.prebuild.dry_run", "hookline.plugins.kernels.triton_backend", "triton", "triton.experimental.gluon",
