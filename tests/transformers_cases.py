@@ -237,6 +237,8 @@ ALL_CASES = {
          "moe_intermediate_size": 20, "n_group": 1, "topk_group": 1},
         since="5.24",
     ),
+    "wide_values": Case("minicpm3", {**LATENT, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 15},
+                        since="5.24"),
     "hrm_text": Case("hrm_text", {"num_hidden_layers": 1, "num_key_value_heads": 4, "head_dim": 10}, has_plan=False,
                      since="5.24"),
     "minicpm3": Case("minicpm3", {**LATENT, "scale_emb": 2, "dim_model_base": 32}, since="5.24"),

@@ -40,7 +40,7 @@ class LayerAttention:
     """How one layer attends; counts are of all ranks together.
 
     A layer with fewer kv heads or a smaller head dim than others of its model is padded to theirs: each kv head is used
-    several times, and zeros follow keys and values, as they follow values that are narrower than the keys.
+    several times, and zeros follow keys and values, as they follow the narrower of keys and values that are unlike.
     """
 
     num_heads: int

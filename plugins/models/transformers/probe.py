@@ -416,7 +416,7 @@ class _Seen:
         if key.shape[2] != query.shape[2]:
             refuse(self.model_type, "it attends over other keys than one of each token", GUIDE)
         value_dim = value.shape[-1]
-        if value.shape[:-1] != key.shape[:-1] or key.shape[-1] != head_dim or value_dim > head_dim:
+        if value.shape[:-1] != key.shape[:-1] or key.shape[-1] != head_dim:
             sizes = f"{head_dim}, {key.shape[-1]} and {value_dim}"
             refuse(self.model_type, f"its queries, keys and values have unlike head dims or counts ({sizes})", GUIDE)
         window = self._window(mask, options)
@@ -432,10 +432,12 @@ class _Seen:
         if SLOPES in options or chunk is not None:
             num_more = NUM_PARITIES if chunk is not None else NUM_DIGITS
             head_dim, form = widened(head_dim, num_more), replace(form, scale=form.scale or head_dim**-0.5)
+        if value_dim > head_dim:
+            head_dim, form = value_dim, replace(form, scale=form.scale or head_dim**-0.5)
         temperature = getattr(module, TEMPERATURE, None)
         layer = LayerAttention(num_heads, num_kv_heads, head_dim, window, form, sinks_H is not None)
         self.layers.append(replace(layer, chunk=chunk, temperature=temperature))
-        return query.transpose(1, 2)[..., :value_dim]
+        return query.new_empty(*query.transpose(1, 2).shape[:-1], value_dim)
 
     def _window(self, mask: Any, options: Mapping[str, Any]) -> int | None:
         if mask is None:
