@@ -181,7 +181,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def origin():
-    """The process whose forks become ranks; it is ready after some seconds."""
+    """The process whose forks become ranks and jobs; it is ready after some seconds."""
     from tests.forked_ranks import Origin
 
     origin = Origin()
@@ -195,6 +195,15 @@ def ranks_are_forked(origin):
     from tests.forked_ranks import forked_ranks
 
     with forked_ranks(origin):
+        yield
+
+
+@pytest.fixture(scope="module")
+def jobs_are_forked(origin):
+    """From here on in this module, so are the jobs of sweeps that are run in this process."""
+    from tests.forked_ranks import forked_jobs
+
+    with forked_jobs(origin):
         yield
 
 

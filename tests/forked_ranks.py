@@ -1,7 +1,7 @@
-"""Ranks forked from a process that has imported what ranks import, for tests that ask what ranks compute.
+"""Ranks, and jobs of sweeps, forked from a process that has imported what they import, for tests of what they compute.
 
-A new interpreter takes seconds to import torch, and as many again for transformers. How the processes of ranks start
-and end is asked by tests that leave them as they are.
+A new interpreter takes seconds to import torch, and as many again for transformers. How these processes start and end
+is asked by tests that leave them as they are.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import traceback
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 from unittest.mock import patch
 
 from hookline.core.executor import peer
+from hookline.core.sweep import job_process
 from hookline.core.util.child_python import python_command
 
 IMPORTED = (
@@ -37,14 +39,14 @@ IMPORTED = (
 )
 """Imported before the first fork."""
 HIGH = 512
-"""No file descriptor that a rank is given has so high a number."""
+"""No file descriptor that a fork is given has so high a number."""
 STANDARD_ERROR = 2
 NUMBER = 32
 """More bytes than a number has that is told."""
 
 
 class Origin:
-    """The process whose forks become ranks."""
+    """The process whose forks become ranks and jobs."""
 
     def __init__(self) -> None:
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -61,13 +63,41 @@ class Origin:
 
     def start(self, command: Sequence[str], *, pass_fds: Sequence[int], **_: Any) -> Fork:
         """For subprocess.Popen as `peer` calls it: a fork does what this command of `python_command` would do."""
+        fds = {1: STANDARD_ERROR, STANDARD_ERROR: STANDARD_ERROR} | {fd: fd for fd in pass_fds}
+        return self._fork(command, fds, os.getcwd(), os.environ)
+
+    def run(
+        self,
+        command: Sequence[str],
+        *,
+        cwd: str,
+        env: Mapping[str, str],
+        input: bytes,
+        stdout: IO[bytes],
+        timeout: float | None,
+        **_: Any,
+    ) -> subprocess.CompletedProcess[bytes]:
+        """For subprocess.run as `job_process` calls it, in the same way."""
+        with tempfile.TemporaryFile() as given:
+            given.write(input)
+            given.seek(0)
+            fds = {0: given.fileno(), 1: stdout.fileno(), STANDARD_ERROR: stdout.fileno()}
+            fork = self._fork(command, fds, cwd, env)
+        try:
+            return subprocess.CompletedProcess(command, fork.wait(timeout))
+        except subprocess.TimeoutExpired:
+            fork.kill()
+            fork.wait()
+            raise
+
+    def _fork(self, command: Sequence[str], fds: Mapping[int, int], cwd: str, env: Mapping[str, str]) -> Fork:
+        """fds: those of this process, by their numbers there."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        fds = [STANDARD_ERROR, *pass_fds]
         path, target, *arguments = command[command.index("-c") + 2 :]
-        request = {"path": json.loads(path), "target": target, "arguments": arguments, "fds": fds}
-        request |= {"folder": os.getcwd(), "environ": dict(os.environ)}
+        request = {"path": json.loads(path), "target": target, "arguments": arguments, "fds": [*fds]}
+        request |= {"folder": cwd, "environ": dict(env)}
         with theirs:
-            socket.send_fds(self._requests, [json.dumps(request).encode()], [theirs.fileno(), *fds])
+            socket.send_fds(self._requests, [json.dumps(request).encode()], [theirs.fileno(), *fds.values()])
         return Fork(command, ours)
 
 
@@ -116,6 +146,14 @@ def forked_ranks(origin: Origin) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def forked_jobs(origin: Origin) -> Iterator[None]:
+    """Meanwhile the jobs of sweeps that this process runs are forks of the origin."""
+    names = {name: getattr(subprocess, name) for name in ("STDOUT", "TimeoutExpired")}
+    with patch.object(job_process, "subprocess", SimpleNamespace(run=origin.run, **names)):
+        yield
+
+
 def serve() -> NoReturn:
     """Fork for each request of the socket whose file descriptor is the argument, until it is closed."""
     requests = socket.socket(fileno=int(sys.argv[1]))
@@ -135,7 +173,7 @@ def serve() -> NoReturn:
 
 
 def _watch(request: Any, told_fd: int, *given: int) -> NoReturn:
-    """Fork a rank, and tell its pid and how it ends, as subprocess.Popen does."""
+    """Fork what is asked for, and tell its pid and how it ends, as subprocess.Popen does."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     told = socket.socket(fileno=told_fd)
     if (pid := os.fork()) == 0:
@@ -159,7 +197,6 @@ def _become(request: Any, given: Sequence[int]) -> NoReturn:
         for fd, number in zip(out_of_the_way, request["fds"], strict=True):
             os.dup2(fd, number)
             os.close(fd)
-        os.dup2(STANDARD_ERROR, 1)
         os.chdir(request["folder"])
         os.environ.clear()
         os.environ.update(request["environ"])
@@ -169,5 +206,6 @@ def _become(request: Any, given: Sequence[int]) -> NoReturn:
     except BaseException:
         traceback.print_exc()
     finally:
+        sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

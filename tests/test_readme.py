@@ -101,7 +101,7 @@ def run(line, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("ranks_are_forked")
+@pytest.mark.usefixtures("ranks_are_forked", "jobs_are_forked")
 @pytest.mark.parametrize("line", [marked(line) for line in RUN_HERE])
 def test_the_command_works(line, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
