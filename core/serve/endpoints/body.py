@@ -41,6 +41,8 @@ NESTED = 8
 MAX_DIGITS = 400
 """Most digits of a number in a large body. Reading a number takes time with the square of its digits, and no float64
 needs more."""
+_PLAIN = frozenset(("", "identity", "chunked"))
+"""Codings of a body that leave its bytes as they are, once it is read."""
 PIECE = 64 * 1024
 """Bytes of a body in which values are counted at once."""
 _BACKSLASH = ord("\\")
@@ -71,10 +73,11 @@ async def read(request: Request, kind: type[Struct]) -> tuple[Struct, dict[str, 
     Raises: ApiError with status 400 for a body that is not a JSON object or a field of a wrong type; with 413 for a
     body of too many values; with 415 for a compressed body.
     """
-    coding = request.headers.get("content-encoding") or "identity"
-    if coding.lower() != "identity":
-        message = f"Content-Encoding: {clipped(coding)} is not supported; send the body as it is"
-        raise ApiError(415, message, code="unsupported_media_type")
+    for header in ("Content-Encoding", "Transfer-Encoding"):
+        coding = request.headers.get(header, "")
+        if not _PLAIN.issuperset(one.strip().lower() for one in coding.split(",")):
+            message = f"{header}: {clipped(coding)} is not supported; send the body as it is"
+            raise ApiError(415, message, code="unsupported_media_type")
     data = (await request.body()).removeprefix(BOM)
     if len(data) <= LARGE:
         return _decoded(data, kind)

@@ -150,6 +150,8 @@ def _read(tool: Any, place: str, ignored: list[str], namespace: str | None = Non
             yield from _read(inner, f"{place}.tools[{index}]", ignored, own["name"])
     elif kind in (FUNCTION, CUSTOM):
         name = own.get("name")
+        if not isinstance(name, str):
+            raise invalid(f"{place}={shown(tool)} is not a function with a name", "tools")
         if kind == FUNCTION:
             own_place = place if own is tool else f"{place}.{kind}"
             check_names(own, ("type", *_FUNCTION), own_place)
@@ -161,7 +163,7 @@ def _read(tool: Any, place: str, ignored: list[str], namespace: str | None = Non
         if kind == CUSTOM:
             of_text, grammar = _of_text(own, f"{place if own is tool else f'{place}.{kind}'}.format")
             found |= of_text
-        if namespace is not None and isinstance(name, str):
+        if namespace is not None:
             found["name"] = full_name(namespace, name)
         yield ClientTool(found, place, kind, name, namespace, grammar)
     elif kind in _BY_CLIENT and (own.get("environment") or {}).get("type", "local") == "local":

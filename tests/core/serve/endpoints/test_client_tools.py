@@ -313,7 +313,11 @@ def test_a_tool_of_any_kind_can_be_forced(ask: Ask, choice: dict[str, Any], repl
     [
         ({"tools": [{"type": "namespace", "name": "a"}]}, "tools[0]="),
         ({"tools": [{"type": "namespace", "name": "a", "tools": [{"type": "function"}]}]}, "tools[0].tools[0]="),
-        ({"tools": [{"type": "custom"}]}, "tools[0]="),
+        ({"tools": [{"type": "custom"}]}, "tools[0]={'type': 'custom'} is not a function with a name"),
+        (
+            {"tools": [{"functionDeclarations": [{"name": "f"}]}]},
+            "tools[0]={'functionDeclarations': [{'name': 'f'}]} is",
+        ),
         ({"tools": RESPONSES_TOOLS, "tool_choice": {"type": "function", "name": "nobody"}}, "'nobody'"),
         ({"tools": RESPONSES_TOOLS, "tool_choice": {"type": "web_search"}}, "that only a provider runs; choose auto"),
         (

@@ -84,13 +84,15 @@ def test_a_client_of_anthropics_api_gets_its_list_of_models(
     assert ask(client, "GET", "/v1/models/b/c").json()["object"] == "model"
 
 
-def test_a_compressed_body_is_refused_for_what_it_is(ask: Ask) -> None:
+@pytest.mark.parametrize("coding", ["Content-Encoding: gzip", "Transfer-Encoding: gzip, chunked"])
+def test_a_compressed_body_is_refused_for_what_it_is(ask: Ask, coding: str) -> None:
     content = gzip.compress(json.dumps({"prompt": "x"}).encode())
-    headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
+    name, value = coding.split(": ")
+    headers = {name: value, "Content-Type": "application/json"}
     for path in ("/v1/completions", "/v1/messages", "/tokenize"):
         response = ask(FakeEngineClient(), "POST", path, content=content, headers=headers)
         assert response.status_code == 415
-        assert response.json()["error"]["message"] == "Content-Encoding: gzip is not supported; send the body as it is"
+        assert response.json()["error"]["message"] == f"{coding} is not supported; send the body as it is"
     identity = {"Content-Encoding": "identity"}
     assert ask(FakeEngineClient(), "POST", "/v1/completions", json={"prompt": "x"}, headers=identity).status_code == 200
 
