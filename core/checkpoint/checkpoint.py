@@ -268,7 +268,7 @@ def _of_source(model: ModelConfig, source: CheckpointSource, folder: Path | None
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8-sig"))
+        value = json.loads(path.read_text(encoding="utf-8-sig"), parse_constant=_constant)
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(
             f"{path} is not readable JSON ({json_fault(error)}); download or copy it again"
@@ -278,6 +278,13 @@ def _json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} holds a JSON {type(value).__name__}, not an object; download or copy it again")
     return value
+
+
+def _constant(name: str) -> float:
+    """Infinity, which some configs have as a bound; not NaN, with which no model computes anything."""
+    if name == "NaN":
+        raise ValueError("NaN is among its values")
+    return float(name)
 
 
 def _is_deep(value: Any) -> bool:

@@ -106,6 +106,10 @@ def test_what_cannot_be_served_is_refused_by_name_with_the_reason(model_type: st
             for kind in ("yarn", "linear", "dynamic")
         ),
         *(
+            ({"rms_norm_eps": eps}, "a number between 0 and 1; correct its config.json")
+            for eps in (1e30, -1.0, float("inf"))
+        ),
+        *(
             ({"rope_parameters": None, "rope_theta": theta}, "must be a number above 1, below 1e+30; correct its conf")
             for theta in (0, -1, 1, float("inf"), float("nan"), 1e308)
         ),

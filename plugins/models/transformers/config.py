@@ -85,6 +85,10 @@ def read_config(hf_config: Mapping[str, Any]) -> tuple[PreTrainedConfig, type[Pr
         faults += _faults_of_layers(set(getattr(config, "layer_types", None) or ()))
     if faults:
         refuse(config_class.model_type, "; ".join(faults), GUIDE)
+    for key, value in values.values.items():
+        if key.endswith(("_eps", "_epsilon")) and isinstance(value, int | float) and not 0 <= value <= 1:
+            told = f"its {key} is {shown(value)}, which must be a number between 0 and 1"
+            refuse(config_class.model_type, told, "correct its config.json")
     return config, model_class
 
 

@@ -185,6 +185,13 @@ def test_a_broken_config_is_named(tmp_path: Path, text: str) -> None:
     assert str(tmp_path / "config.json") in refusal(str(tmp_path))
 
 
+def test_a_config_may_hold_infinity_and_no_nan(tmp_path: Path) -> None:
+    write(tmp_path, {"time_step_limit": [0.0, float("inf")]})
+    assert resolve(str(tmp_path)).config == {"time_step_limit": [0.0, float("inf")]}
+    write(tmp_path, {"rms_norm_eps": float("nan")})
+    assert "config.json is not readable JSON (NaN is among its values)" in refusal(str(tmp_path))
+
+
 def test_a_config_with_an_endless_number_is_told_in_our_words(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(f'{{"vocab_size": {"9" * 5000}}}')
     assert "is not readable JSON (a number in it has more than 4300 digits); download" in refusal(str(tmp_path))
