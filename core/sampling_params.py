@@ -170,10 +170,12 @@ def words(name: str, values: object) -> tuple[str | tuple[int, ...], ...]:
     _at_most(name, sum(len(one) for one in items if isinstance(one, str)), MAX_BAD_WORD_CHARACTERS, "characters in all")
     found = [one if isinstance(one, str) else token_ids(name, one, MAX_BAD_WORD_TOKEN_IDS) for one in items]
     _at_most(name, sum(len(one) for one in found if not isinstance(one, str)), MAX_BAD_WORD_TOKEN_IDS, "ids in all")
-    if not all(found):
-        raise RequestError(f"sampling.{name}={shown(values)} holds an empty word")
-    if blank := next((one for one in found if isinstance(one, str) and not one.strip()), None):
-        raise RequestError(f"sampling.{name}: {shown(blank)} is white space alone; give the token ids of such a word")
+    for place, one in enumerate(found):
+        if not one:
+            raise RequestError(f"sampling.{name}[{place}] is an empty word")
+        if isinstance(one, str) and not one.strip():
+            told = "is white space alone; give the token ids of such a word"
+            raise RequestError(f"sampling.{name}[{place}]={shown(one)} {told}")
     return tuple(found)
 
 

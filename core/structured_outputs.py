@@ -198,8 +198,11 @@ def _choices(value: object) -> tuple[str, ...] | None:
     found = _parsed("choice", value) if isinstance(value, str) and value.startswith("[") else value
     if isinstance(found, list | tuple):
         _check_size(f"{_PLACE}.choice", len(found), MAX_CHOICES, "texts")
-    if not isinstance(found, list | tuple) or not found or not all(isinstance(one, str) and one for one in found):
+    if not isinstance(found, list | tuple) or not found:
         raise RequestError(f"{_PLACE}.choice={shown(value)} must be a list of texts, none of them empty")
+    for place, one in enumerate(found):
+        if not isinstance(one, str) or not one:
+            raise RequestError(f"{_PLACE}.choice[{place}]={shown(one)} must be a text that is not empty")
     _check_size(f"{_PLACE}.choice", sum(map(len, found)), MAX_CHOICE_CHARACTERS, "characters in all")
     _check_unicode("choice", "".join(found))
     return tuple(dict.fromkeys(found))

@@ -215,6 +215,8 @@ def test_a_field_of_another_server_says_the_same(
             "response_format and regex are both set; give one",
         ),
         ({"guided_choice": []}, "guided_choice=[] must be a list of texts"),
+        ({"guided_choice": ["a", ""]}, "guided_choice[1]='' must be a text that is not empty"),
+        ({"structured_outputs": {"choice": ["a", 5]}}, "structured_outputs.choice[1]=5 must be a text that is not"),
         ({"guided_regex": "a" * 9000}, "guided_regex has more than 8192 characters"),
     ],
 )
