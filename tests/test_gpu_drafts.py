@@ -34,6 +34,9 @@ def answers(drafter, dtype="float32", name="qwen3", shape=SHAPE, **engine):
     with LLM(model=model, device="cuda", dtype=dtype, kernels="triton", drafter=drafter, engine=sizes) as llm:
         tokens = [output.token_ids for output in llm.generate(prompts, params)]
         speculation = llm.engine.speculation
+        if drafter is not None:
+            is_on_device = llm.engine.state.speculation.device is not None
+            assert is_on_device == (drafter["name"] in ("suffix", "synthetic"))
         return tokens, speculation.num_drafted if speculation is not None else 0, dict(llm.engine.late_work)
 
 

@@ -276,7 +276,7 @@ class Drafter(Protocol):
 
         Such a step begins with its drafts, and is launched before the tokens of the step before it are known on the
         host. Steps with prompts, and with requests that ask for more than plain samples, have drafts by `propose` or
-        `propose_all`.
+        `propose_all`; so have all steps of a drafter with `reads_layers`.
         Shapes: tokens_RL int32, the tokens of all requests, a row each; rows_B (B,) int64, the rows to draft for; one
         may be named several times. lengths_B (B,) int32: how many tokens each row has. Returns (B, num_drafts) int64,
         -1 from the first place on that has no draft.

@@ -1,4 +1,4 @@
-"""Which requests' tokens the device knows, so that it makes drafts itself: see RequestTable and `Step.drafting_rows`.
+"""Which requests' tokens the device knows, so that it makes drafts itself: the host's half of `Step.drafting_rows`.
 
 Such a step needs nothing of the tokens before it from the host. So it is planned and launched while the step before it
 is computed, on bounds: with blocks for all drafts of both steps, and at the fewest tokens that the request can have.

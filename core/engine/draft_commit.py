@@ -71,10 +71,8 @@ class DraftCommitter:
         They are kept one after the other, as if each came from a step of its own: a request may end with any of them.
         """
         num_kept = self._commit(dispatched, result, num_right, is_kept=is_kept)
-        device = self._speculation.device
-        for row in dispatched.drafted if device is not None and dispatched.step.num_drafts else ():
-            if row.request.id in self._live and device is not None:
-                device.note(row.request)
+        if dispatched.step.num_drafts:
+            self._speculation.note_known(row.request for row in dispatched.drafted if row.request.id in self._live)
         return num_kept
 
     def _commit(

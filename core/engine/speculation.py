@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -201,6 +201,12 @@ class Speculation:
         rows = [DraftedRow(request, 0, [0] * (1 + num_drafts)) for request in table.requests(entries)]
         self.launched(rows)
         return rows
+
+    def note_known(self, requests: Iterable[Request]) -> None:
+        """Note that the device has all known tokens of these requests, since it drafted for them."""
+        assert self.device is not None
+        for request in requests:
+            self.device.note(request)
 
     def _begin_step(self, depth: int = 0) -> None:
         self._step += 1

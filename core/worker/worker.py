@@ -229,15 +229,20 @@ class Worker(RankWorker):
 
     @torch.inference_mode()
     def drafts_on_device(self, drafter: Drafter, name: str) -> bool:
-        """See Executor: if its steps are graphs. It drafts for each number of drafts now, so that kernels are ready."""
-        if self.draft_graphs is None or not is_offered(type(drafter).propose_on_device):
+        """See Executor: if its steps are graphs, and no hidden states are kept, whose owners the host would not know.
+
+        The drafter drafts for each number of drafts now, so that kernels are ready.
+        """
+        if self.draft_graphs is None or self.runner.apart or not is_offered(type(drafter).propose_on_device):
             return False
         row, most = self.table.padding_row, self.draft_graphs.shapes[-1]
         self._device_drafts = DeviceDrafts(drafter, name, self.draft_graphs)
         for num_drafts in range(1, min(drafter.k, MOST_DRAFTS - 1, most - 1) + 1):
             for count in {1, min(row, most // (1 + num_drafts))}:
                 self._warm_up(self._compute(Step(drafting_rows=np.full(count, row), num_drafts=num_drafts)))
-        return not self._device_drafts.is_failing
+        if self._device_drafts.is_failing:
+            self._device_drafts = None
+        return self._device_drafts is not None
 
     @torch.inference_mode()
     def prepare_draws(self, spec: AttentionSpec) -> None:

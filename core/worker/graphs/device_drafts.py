@@ -49,7 +49,7 @@ class DeviceDrafts:
         """Whether the drafter failed."""
 
     def launch(self, device_step: DeviceStep) -> Tensor:
-        """Compute a step with drafting rows; returns (B * (2 + P),) int64 as StepResult.tokens says, which stay valid.
+        """Compute a step with drafting rows; returns (B * (3 + K),) int64 as StepResult.tokens says, which stay valid.
 
         Device: no host sync.
         """

@@ -235,3 +235,11 @@ def test_requests_whose_drafts_of_the_device_are_wrong_pause_if_they_are_to(monk
         counts = llm.engine.speculation
     assert (counts.no_drafts.get("paused", 0) > 50) == adaptive
     assert (counts.num_drafted > 60) != adaptive
+
+
+@pytest.mark.slow
+def test_the_device_makes_no_drafts_where_hidden_states_are_kept_of_each_token(monkeypatch):
+    with LLM(device="cpu", dtype="float32", engine={**SIZES, "taps": [0]}) as llm:
+        replay_steps(llm, monkeypatch)
+        drafter = Synthetic(SyntheticConfig(), DrafterSpec(llm.engine.executor.runner.vocab_size, 8, 96))
+        assert not llm.engine.executor.drafts_on_device(drafter, "drafter 'it'")
