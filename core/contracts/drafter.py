@@ -282,7 +282,7 @@ class Drafter(Protocol):
         -1 from the first place on that has no draft.
         Device: no host sync. Writes to none of its inputs. Called while the engine starts, to make kernels ready.
         """
-        raise NotImplementedError
+        return rows_B.new_full((len(rows_B), num_drafts), -1)
 
     @optional
     def forget(self, id: int) -> None:
