@@ -16,6 +16,8 @@ from hookline.core.step.captured import DRAFT_TOKENS
 
 NUM_TRIALS, NUM_LAST = 3, 5
 """Steps after which a number of drafts counts as tried, and last ones of which the median counts."""
+NUM_COLD = 24
+"""The first steps of an engine do not count: they take several times as long, since code runs for the first time."""
 LEAST_COST = 0.5
 """A step with fewer drafts takes at least this part of one with more, as long as it was not tried."""
 NUM_STALE = 1000
@@ -66,6 +68,8 @@ class DraftDepth:
 
     def note(self, num_rows: int, depth: int, step: int, seconds: float) -> None:
         """Note how long a step of so many requests took. step: its number."""
+        if step <= NUM_COLD:
+            return
         cost = self._cost(num_rows, depth)
         cost.seconds.append(seconds)
         cost.step = step

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
+from math import exp
 
 import pytest
 
@@ -42,6 +44,15 @@ def test_the_depth_is_that_which_gives_the_most_tokens_a_second(case: str, rows:
     found = run(depths, rows, chance, seconds, range(2 * PROBE_PERIOD))[PROBE_PERIOD + PROBE_STEPS :]
     rates = [tokens(chance, depth) / seconds(rows, depth) for depth in range(5)]
     assert sum(rates[depth] for depth in found) / len(found) > 0.98 * max(rates)
+
+
+def test_a_slow_beginning_chooses_no_depth_for_later() -> None:
+    depths, numbers = DraftDepth(4), count()
+
+    def _seconds(rows: int, depth: int) -> float:
+        return (0.67 + 0.06 * depth) * (1 + 4 * exp(-next(numbers) / 8))
+
+    assert set(run(depths, 1, 0.9, _seconds, range(1, 120))[60:]) == {4}
 
 
 def test_drafts_that_become_right_are_found_by_probes() -> None:
