@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from hookline.core.contracts import StateRows
+from hookline.core.contracts import DeltaNet, StateRows
 from hookline.core.layers import plain_gated_delta_rule, plain_short_convolution
 
 pytestmark = pytest.mark.gpu
@@ -93,3 +93,30 @@ def test_a_captured_step_with_prompts_follows_the_lengths_on_the_device() -> Non
     expected_state = torch.zeros_like(state)
     check(out, plain_gated_delta_rule(*(x.float() for x in given), expected_state, states))
     assert ((state - expected_state).norm() / expected_state.norm()).item() < 2e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("group", [2, 3])
+def test_a_delta_net_of_one_token_equals_its_operations_one_by_one(group: int, dtype: torch.dtype) -> None:
+    from hookline.plugins.kernels.norms.triton_gates import delta_gates
+    from hookline.plugins.kernels.norms.triton_norms import rms_norm_silu_mul
+    from hookline.plugins.kernels.recurrent.triton_delta_net import delta_net_of_one_token
+    from hookline.plugins.kernels.recurrent.triton_recurrent import gated_delta_rule, short_convolution
+
+    states, heads = step_of([1], 1), KEY_HEADS * group
+    sizes = [KEY_HEADS * SIZE, KEY_HEADS * SIZE, heads * SIZE]
+    torch.manual_seed(group)
+    products = torch.randn(1, sum(sizes) + heads * SIZE + 2 * heads, device="cuda").to(dtype)
+    mixed, gate, beta, decay = products.split([sum(sizes), heads * SIZE, heads, heads], 1)
+    rate, bias = torch.rand(heads, device="cuda"), torch.rand(heads, device="cuda")
+    norm, weight = torch.rand(SIZE, device="cuda").to(dtype), torch.randn(sum(sizes), 4, device="cuda").to(dtype)
+    net, gate_THF = DeltaNet(weight, rate, bias, norm, 1e-6), gate.view(1, heads, SIZE)
+    conv = torch.randn(NUM_ROWS, sum(sizes), 3, device="cuda").to(dtype)
+    memory = torch.randn(NUM_ROWS, heads, SIZE, SIZE, device="cuda")
+    expected_conv, expected_memory = conv.clone(), memory.clone()
+    parts = short_convolution(mixed, weight, expected_conv, states).split(sizes, 1)
+    given = [*(part.view(1, -1, SIZE) for part in parts), *delta_gates(beta, decay, rate, bias)]
+    expected = rms_norm_silu_mul(gated_delta_rule(*given, expected_memory, states), norm, 1e-6, gate_THF)
+    check(delta_net_of_one_token(mixed, beta, decay, gate_THF, net, conv, memory, states), expected)
+    assert torch.equal(conv, expected_conv)
+    assert ((memory - expected_memory).norm() / expected_memory.norm()).item() < 1e-6

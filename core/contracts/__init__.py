@@ -77,6 +77,7 @@ from hookline.core.contracts.kernels import (
     PLAIN_ATTENTION as PLAIN_ATTENTION,
     AttentionForm as AttentionForm,
     AttentionSpec as AttentionSpec,
+    DeltaNet as DeltaNet,
     Kernels as Kernels,
     QKNorm as QKNorm,
     Rope as Rope,

@@ -82,6 +82,21 @@ class QKNorm:
 
 
 @dataclass(frozen=True)
+class DeltaNet:
+    """Parameters of a gated delta net between its two products, of this rank.
+
+    conv_CW: of short_convolution; channels of queries, of keys and of values follow each other. log_rate_H,
+    decay_bias_H: of delta_gates. norm_F, eps: of rms_norm_silu_mul.
+    """
+
+    conv_CW: Tensor
+    log_rate_H: Tensor
+    decay_bias_H: Tensor
+    norm_F: Tensor
+    eps: float
+
+
+@dataclass(frozen=True)
 class AttentionSpec:
     """Sizes that a Kernels object is built for.
 
@@ -398,6 +413,25 @@ class Kernels(QuantizedProducts, RequestRowOperations, LatentProducts, Protocol)
         written, whose row is states.rows_B[b] for request b. Computed in float32.
         Device: no host sync; graph-safe if the entry is.
         Source: Yang et al. 2024, arXiv:2412.06464.
+        """
+        raise AssertionError("left out")
+
+    @optional
+    def gated_delta_net(
+        self,
+        mixed_TC: Tensor,
+        beta_TH: Tensor,
+        decay_TH: Tensor,
+        gate_THF: Tensor,
+        net: DeltaNet,
+        conv_RCP: Tensor,
+        memory_RHEF: Tensor,
+        states: StateRows,
+    ) -> Tensor:
+        """short_convolution of mixed_TC, gated_delta_rule with delta_gates, rms_norm_silu_mul of its result: (T, H, F).
+
+        What each hands to the next may stay in float32. If it is left out, they are called one after the other.
+        Shapes and device: as of these operations, whose inputs may be columns of wider matrices.
         """
         raise AssertionError("left out")
 

@@ -272,6 +272,7 @@ FORMS: dict[str, Form] = {
     "mask_logits": lambda logits_NV, masks_RW, index_N: [logits_NV.shape],
     "delta_gates": lambda beta_TH, decay_TH, log_rate_H, decay_bias_H: [beta_TH.shape] * 2,
     "short_convolution": lambda x_TC, weight_CW, state_RCP, states, bias_C=None: [x_TC.shape],
+    "gated_delta_net": lambda mixed_TC, beta_TH, decay_TH, gate_THF, *others: [gate_THF.shape],
     "gated_delta_rule": lambda q_TKE, k_TKE, v_THF, log_decay_TH, beta_TH, state_RHEF, states: [v_THF.shape],
     "latent_queries_keys": lambda q_THC, latent_TE, keys_HPL, *others: (
         [(len(q_THC), (q_THC.shape[1] + 1) * latent_TE.shape[1])]

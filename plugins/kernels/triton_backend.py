@@ -16,6 +16,7 @@ from hookline.core.contracts import (
     AttentionSpec,
     Batch,
     DecodeInputs,
+    DeltaNet,
     DraftingRows,
     PeerMemory,
     QKNorm,
@@ -30,7 +31,7 @@ from hookline.plugins.kernels.norms import triton_gates, triton_norms, triton_ro
 from hookline.plugins.kernels.products import cublaslt, triton_thin
 from hookline.plugins.kernels.products.triton_product import Kind, fitting_tiling, product
 from hookline.plugins.kernels.products.triton_wide import WideScratch, fitting_wide_tiling, wide_product
-from hookline.plugins.kernels.recurrent import triton_recurrent
+from hookline.plugins.kernels.recurrent import triton_delta_net, triton_recurrent
 from hookline.plugins.kernels.torch_reference import TorchKernels
 from hookline.plugins.kernels.triton_exchange import TritonExchange
 from hookline.plugins.kernels.triton_masks import mask_logits
@@ -317,6 +318,26 @@ class TritonKernels(TritonQuantized):
         """See Kernels.gated_delta_rule; prompts in chunks."""
         given = q_TKE, k_TKE, v_THF, log_decay_TH, beta_TH
         return triton_recurrent.gated_delta_rule(*given, state_RHEF, states)
+
+    def gated_delta_net(
+        self, mixed_TC: Tensor, beta_TH: Tensor, decay_TH: Tensor, gate_THF: Tensor, net: DeltaNet, conv_RCP: Tensor,
+        memory_RHEF: Tensor, states: StateRows,
+    ) -> Tensor:  # fmt: skip
+        """See Kernels.gated_delta_net; two launches for one decode, its operations one by one for other steps."""
+        own, plain = type(self), TritonKernels
+        has_its_own = (own.short_convolution, own.gated_delta_rule) != (plain.short_convolution, plain.gated_delta_rule)
+        if len(mixed_TC) == 1 and states.num_decodes == 1 and not has_its_own:
+            given = mixed_TC, beta_TH, decay_TH, gate_THF, net, conv_RCP, memory_RHEF
+            return triton_delta_net.delta_net_of_one_token(*given, states)
+        convolved_TC = self.short_convolution(mixed_TC, net.conv_CW, conv_RCP, states)
+        (num_heads, key_dim, value_dim), num_tokens = memory_RHEF.shape[1:], len(mixed_TC)
+        num_keys = (mixed_TC.shape[1] - num_heads * value_dim) // 2
+        q_TC, k_TC, v_TC = convolved_TC.split_with_sizes([num_keys, num_keys, num_heads * value_dim], -1)
+        q_TKE, k_TKE = (one.view(num_tokens, -1, key_dim) for one in (q_TC, k_TC))
+        gates = self.delta_gates(beta_TH, decay_TH, net.log_rate_H, net.decay_bias_H)
+        v_THF = v_TC.view(num_tokens, num_heads, value_dim)
+        out_THF = self.gated_delta_rule(q_TKE, k_TKE, v_THF, *gates, memory_RHEF, states)
+        return self.rms_norm_silu_mul(out_THF, net.norm_F, net.eps, gate_THF)
 
     def qk_norm_rope_write(
         self, qkv_TC: Tensor, kv_2NSKE: Tensor, batch: Batch, rope: Rope | None, norm: QKNorm | None

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from hookline.core.contracts import (
     Attend,
+    DeltaNet,
     FullAttention,
     ModelSpec,
     Part,
@@ -190,7 +191,7 @@ class GatedDeltaNet:
     """Linear attention behind a short convolution; its state forgets and corrects itself. Split by key heads."""
 
     def __init__(self, index: int, shape: Shape, runtime: Runtime) -> None:
-        self.index, self.kernels, self.eps = index, runtime.kernels, shape.eps
+        self.index, self.kernels = index, runtime.kernels
         sizes, hidden = shape.delta, shape.hidden_size
         self.sizes, self.key_heads = sizes, even_part(sizes.num_key_heads, runtime.ranks, "linear_num_key_heads")
         keys, values = sizes.num_key_heads * sizes.key_dim, sizes.num_value_heads * sizes.value_dim
@@ -201,17 +202,24 @@ class GatedDeltaNet:
         self.conv_CW = empty_parameter(runtime, sum(self.widths[:3]), sizes.conv_width)
         self.decay_bias_H, self.log_rate_H = (float_parameter(runtime, self.key_heads.size * sizes.group) for _ in "ab")
         self.norm_F = empty_parameter(runtime, sizes.value_dim)
+        self.net = DeltaNet(self.conv_CW, self.log_rate_H, self.decay_bias_H, self.norm_F, shape.eps)
         self.output = RowParallelLinear(values, hidden, runtime)
         self._has_conv = is_offered(runtime.kernels.short_convolution)
         self._has_rule = is_offered(runtime.kernels.gated_delta_rule)
+        self._has_net = is_offered(runtime.kernels.gated_delta_net)
 
     def __call__(self, x_TD: Tensor, attend: Attend) -> Tensor:
         states, sizes = attend.states(self.index), self.sizes
-        convolve = self.kernels.short_convolution if self._has_conv else plain_short_convolution
-        rule = self.kernels.gated_delta_rule if self._has_rule else plain_gated_delta_rule
         joined = [sum(self.widths[:3]), *self.widths[3:]]
         mixed_TC, z_TV, beta_TH, decay_TH = self.projections(x_TD).split_with_sizes(joined, -1)
-        mixed_TC = convolve(mixed_TC, self.conv_CW, states.tensors["conv"], states)
+        z_THF = z_TV.view(len(z_TV), -1, sizes.value_dim)
+        conv_RCP, memory_RHEF = states.tensors["conv"], states.tensors["memory"]
+        if self._has_net:
+            given = mixed_TC, beta_TH, decay_TH, z_THF, self.net, conv_RCP, memory_RHEF, states
+            return self.kernels.gated_delta_net(*given).flatten(1)
+        convolve = self.kernels.short_convolution if self._has_conv else plain_short_convolution
+        rule = self.kernels.gated_delta_rule if self._has_rule else plain_gated_delta_rule
+        mixed_TC = convolve(mixed_TC, self.conv_CW, conv_RCP, states)
         q_TKE, k_TKE, v_THF = (
             one.view(len(one), -1, size)
             for one, size in zip(
@@ -221,9 +229,8 @@ class GatedDeltaNet:
             )
         )
         gates = self.kernels.delta_gates(beta_TH, decay_TH, self.log_rate_H, self.decay_bias_H)
-        out_THF = rule(q_TKE, k_TKE, v_THF, *gates, states.tensors["memory"], states)
-        z_THF = z_TV.view(len(z_TV), -1, sizes.value_dim)
-        return self.kernels.rms_norm_silu_mul(out_THF, self.norm_F, self.eps, z_THF).flatten(1)
+        out_THF = rule(q_TKE, k_TKE, v_THF, *gates, memory_RHEF, states)
+        return self.kernels.rms_norm_silu_mul(out_THF, self.norm_F, self.net.eps, z_THF).flatten(1)
 
     def targets(self, layer: str) -> dict[str, WeightTarget]:
         """The convolution's rows lie by kind: queries, keys, values."""

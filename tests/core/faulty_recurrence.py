@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from hookline.core.contracts import DeltaNet
 from hookline.core.layers import plain_gated_delta_rule, plain_short_convolution
 from hookline.core.testing.plain_kernels import PlainKernels
 
@@ -74,6 +76,24 @@ class StartsEveryChunkAnew(PlainRecurrence):
         return super().gated_delta_rule(*given)
 
 
+class NormsBehindTheGate(PlainRecurrence):
+    def gated_delta_net(
+        self, mixed_TC: Tensor, beta_TH: Tensor, decay_TH: Tensor, gate_THF: Tensor, net: DeltaNet, *state: Any
+    ) -> Tensor:
+        _, memory_RHEF, states = state
+        _, num_heads, key_dim, value_dim = memory_RHEF.shape
+        keys = (mixed_TC.shape[1] - num_heads * value_dim) // 2
+        mixed_TC, sizes = (
+            self.short_convolution(mixed_TC, net.conv_CW, *state[::2]),
+            [keys, keys, num_heads * value_dim],
+        )
+        dims = key_dim, key_dim, value_dim
+        heads = (part.unflatten(1, (-1, dim)) for part, dim in zip(mixed_TC.split(sizes, 1), dims, strict=True))
+        gates = self.delta_gates(beta_TH, decay_TH, net.log_rate_H, net.decay_bias_H)
+        gated_THF = self.gated_delta_rule(*heads, *gates, memory_RHEF, states) * functional.silu(gate_THF)
+        return self.rms_norm(gated_THF.flatten(0, 1), net.norm_F, net.eps).view(gated_THF.shape)
+
+
 class ClearsOtherStates(PlainRecurrence):
     def gated_delta_rule(self, *given: Any) -> Tensor:
         out_THF = super().gated_delta_rule(*given)
@@ -91,5 +111,6 @@ FAULTS = {
     GivesHeadsKeysRoundRobin: "test_gated_delta_rule: what gated_delta_rule of decodes",
     TakesKeysAsTheyAre: "test_gated_delta_rule: what gated_delta_rule of decodes",
     StartsEveryChunkAnew: "test_gated_delta_rule: what gated_delta_rule of prompts",
+    NormsBehindTheGate: "test_gated_delta_net: what gated_delta_net of a decode",
     ClearsOtherStates: "test_gated_delta_rule: the states that gated_delta_rule of decodes",
 }

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import AttentionSpec, is_offered
+from hookline.core.contracts import AttentionSpec, DeltaNet, is_offered
 from hookline.core.testing.batches import make_batch, random_cache
 from hookline.core.testing.checks import check_unchanged
 from hookline.core.testing.kernels_suite.cases import AttentionCases, cache_blocks, describe, num_decodes_of
@@ -131,6 +131,12 @@ class LifetimeCases(AttentionCases):
                 q_TKE.clone(), q_TKE.clone(), q_TKE.clone(), -gate_TH.abs(), gate_TH.sigmoid(), state_RKEE, states
             ),
         }
+        keys, gate_TKE = KEY_HEADS * KEY_DIM, q_TKE.clone()
+        mixed_TC, conv_RCP = q_TKE.flatten(1).repeat(1, 3), self.random(spec, 9, 3 * keys, 3)
+        net = DeltaNet(self.random(spec, 3 * keys, 4), gate_TH[0], gate_TH[0], self.random(spec, KEY_DIM), EPS)
+        calls["gated_delta_net"] = lambda: kernels.gated_delta_net(
+            mixed_TC.clone(), gate_TH, gate_TH, gate_TKE, net, conv_RCP, state_RKEE, states
+        )
         return {name: call for name, call in calls.items() if is_offered(getattr(kernels, name))}
 
 

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from hookline.core.contracts import AttentionSpec, StateRows, is_offered
+from hookline.core.contracts import AttentionSpec, DeltaNet, StateRows, is_offered
 from hookline.core.testing.checks import PoisonedMemory, check_close, check_form, check_unchanged
 from hookline.core.testing.host_sync import no_host_sync
 from hookline.core.testing.kernels_suite.cases import AttentionCases, describe
@@ -71,6 +72,39 @@ class RecurrentCases(AttentionCases):
         for spec, kernels in self._offering_state("gated_delta_rule"):
             for step in (*STEPS, *self._largest(spec)):
                 self._check_delta_rule(spec, kernels, step)
+
+    def test_gated_delta_net(self) -> None:
+        """As the convolution, the rule and the gates that it consists of, for one request and for several."""
+        kept: list[DeltaNet] = []
+        for spec, kernels in self._offering_state("gated_delta_net"):
+            for step in (RecurrentStep("a decode", (1,), 1), *STEPS):
+                self._check_delta_net(spec, kernels, step, kept)
+
+    def _check_delta_net(self, spec: AttentionSpec, kernels: Any, step: RecurrentStep, kept: list[DeltaNet]) -> None:
+        num_heads, keys = KEY_HEADS * 2, KEY_HEADS * KEY_DIM
+        sizes = [2 * keys + num_heads * VALUE_DIM, num_heads * VALUE_DIM, num_heads, num_heads]
+        mixed_TC, gate_TV, *gates = self.random(spec, sum(step.counts), sum(sizes)).split(sizes, 1)
+        gate_THF, rate_H = gate_TV.unflatten(1, (num_heads, VALUE_DIM)), self.random(spec, num_heads).float()
+        norm_F = 1 + 0.2 * self.random(spec, VALUE_DIM)
+        conv_CW = self.random(spec, sizes[0], WIDTH).roll(len(kept), 0)
+        kept.append(net := DeltaNet(conv_CW, rate_H, rate_H.flip(0), norm_F, EPS))
+        conv_RCP = self.random(spec, NUM_ROWS, sizes[0], WIDTH - 1).flip(0)
+        memory_RHEF = self.random(spec, NUM_ROWS, num_heads, KEY_DIM, VALUE_DIM).float()
+        states, before = step.rows(spec.device), (conv_RCP.clone(), memory_RHEF.clone())
+        exact_states = conv_RCP.double(), memory_RHEF.double()
+        expected_THF = _delta_net(mixed_TC, *gates, gate_THF, net, *exact_states, states)
+        what = f"gated_delta_net of {step.name} ({describe(spec)})"
+        with PoisonedMemory():
+            out = kernels.gated_delta_net(mixed_TC, *gates, gate_THF, net, conv_RCP, memory_RHEF, states)
+        allowed = 3 * self.tolerance(spec, "gated_delta_net")  # each of its operations may round
+        check_form(f"what {what} returns", out, expected_THF.shape, spec.dtype)
+        check_close(f"what {what} returns", out, expected_THF, allowed)
+        others = [row for row in range(NUM_ROWS) if row not in states.rows_B.tolist()]
+        for name, found, exactly, old in zip(
+            ("inputs", "memory"), (conv_RCP, memory_RHEF), exact_states, before, strict=True
+        ):
+            check_close(f"the {name} that {what} leaves", found, exactly, allowed)
+            check_unchanged(f"another request's {name}, by {what},", old[others], found[others])
 
     def test_recurrent_layers_of_captured_steps_never_wait_for_the_host(self) -> None:
         """Requests without tokens leave their states alone, and prompts' lengths are known to the device alone."""
@@ -178,6 +212,20 @@ def _convolved(
             out_TC[token] = total_C * total_C.sigmoid()
             state_RCP[row] = window_CW[:, 1:]
     return out_TC
+
+
+def _delta_net(
+    mixed_TC: Tensor, beta_TH: Tensor, decay_TH: Tensor, gate_THF: Tensor, net: DeltaNet,
+    conv_RCP: Tensor, memory_RHEF: Tensor, states: StateRows,
+) -> Tensor:  # fmt: skip
+    mixed_TC = _convolved(mixed_TC, net.conv_CW, conv_RCP, states)
+    keys, heads = KEY_HEADS * KEY_DIM, ((-1, KEY_DIM), (-1, KEY_DIM), (-1, VALUE_DIM))
+    parts = mixed_TC.split([keys, keys, gate_THF[0].numel()], 1)
+    q_TKE, k_TKE, v_THF = (part.unflatten(1, sizes) for part, sizes in zip(parts, heads, strict=True))
+    log_decay_TH = -net.log_rate_H.double().exp() * functional.softplus(decay_TH.double() + net.decay_bias_H.double())
+    out_THF = _corrected(q_TKE, k_TKE, v_THF, log_decay_TH, beta_TH.double().sigmoid(), memory_RHEF, states)
+    scale_TH1 = (out_THF.square().mean(-1, keepdim=True) + net.eps).rsqrt()
+    return out_THF * scale_TH1 * net.norm_F.double() * functional.silu(gate_THF.double())
 
 
 def _corrected(
