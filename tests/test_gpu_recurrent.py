@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from hookline import LLM, SamplingParams
 from hookline.core.contracts import DeltaNet, StateRows
 from hookline.core.layers import plain_gated_delta_rule, plain_short_convolution
+from tests.small_models import CONFIGS
 
 pytestmark = pytest.mark.gpu
 KEY_HEADS, HEADS, SIZE, NUM_ROWS = 16, 32, 128, 300
@@ -120,3 +122,17 @@ def test_a_delta_net_of_one_token_equals_its_operations_one_by_one(group: int, d
     check(delta_net_of_one_token(mixed, beta, decay, gate_THF, net, conv, memory, states), expected)
     assert torch.equal(conv, expected_conv)
     assert ((memory - expected_memory).norm() / expected_memory.norm()).item() < 1e-6
+
+
+def test_one_request_and_several_get_the_tokens_of_plain_torch() -> None:
+    """With an expert for all tokens that is as large as the others, whose launches it then shares."""
+    shape = {**CONFIGS["qwen3_5_moe"], "shared_expert_intermediate_size": 24, "vocab_size": 2000, "hidden_size": 256}
+    model = {"name": "qwen3_5", "checkpoint": "", "weights": "random", "random_shape": shape}
+    sizes = {"max_num_seqs": 4, "max_model_len": 256, "memory_fraction": 0.1}
+    prompts, params = [[5, 9, 11], list(range(40)), [7] * 19], SamplingParams(max_tokens=24, temperature=0.0)
+    found = []
+    for kernels in ("torch", "triton"):
+        with LLM(model=model, device="cuda", dtype="float32", kernels=kernels, engine=sizes) as llm:
+            outputs = [llm.generate([prompt], params)[0] for prompt in prompts] + llm.generate(prompts, params)
+        found.append([output.token_ids for output in outputs])
+    assert found[0] == found[1] and found[0][:3] == found[0][3:] and len(set(found[0][0])) > 3
