@@ -4,8 +4,8 @@ A kernel launched this way starts while the kernel before it still runs, does th
 kernel, and waits (`gdc_wait`) before it reads or writes anything else. Two rules keep that correct:
 - Before its wait, a kernel may read only memory that no kernel launched this way writes: weights, and data that
   ordinary launches prepared for the step, if another ordinary launch lies in between, such as the embedding, or the
-  copy of the stream on a later stage. States of requests are such data: the step before wrote them, and this step writes
-  them in the layer that reads them alone. Results of the launch right before it may not be complete yet.
+  copy of the stream on a later stage. States of requests are such data: the step before wrote them, and in this one
+  their layer alone does. Results of the launch right before it may not be complete yet.
 - A kernel that lets the next one start early must wait itself, so that waiting for it means waiting for all before it.
 
 A third rule is for sums, which read data sent by such a product before their wait: the product lets the next kernel

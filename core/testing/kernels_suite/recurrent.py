@@ -83,8 +83,9 @@ class RecurrentCases(AttentionCases):
     def _check_delta_net(self, spec: AttentionSpec, kernels: Any, step: RecurrentStep, kept: list[DeltaNet]) -> None:
         num_heads, keys = KEY_HEADS * 2, KEY_HEADS * KEY_DIM
         sizes = [2 * keys + num_heads * VALUE_DIM, num_heads * VALUE_DIM, num_heads, num_heads]
-        mixed_TC, gate_TV, *gates = self.random(spec, sum(step.counts), sum(sizes)).split(sizes, 1)
-        gate_THF, rate_H = gate_TV.unflatten(1, (num_heads, VALUE_DIM)), self.random(spec, num_heads).float()
+        products_TO = self.random(spec, sum(step.counts), sum(sizes))
+        mixed_TC, gate_TV, beta_TH, decay_TH = products_TO.split_with_sizes(sizes, 1)
+        gate_THF, rate_H = gate_TV.view(-1, num_heads, VALUE_DIM), self.random(spec, num_heads).float()
         norm_F = 1 + 0.2 * self.random(spec, VALUE_DIM)
         conv_CW = self.random(spec, sizes[0], WIDTH).roll(len(kept), 0)
         kept.append(net := DeltaNet(conv_CW, rate_H, rate_H.flip(0), norm_F, EPS))
@@ -92,10 +93,10 @@ class RecurrentCases(AttentionCases):
         memory_RHEF = self.random(spec, NUM_ROWS, num_heads, KEY_DIM, VALUE_DIM).float()
         states, before = step.rows(spec.device), (conv_RCP.clone(), memory_RHEF.clone())
         exact_states = conv_RCP.double(), memory_RHEF.double()
-        expected_THF = _delta_net(mixed_TC, *gates, gate_THF, net, *exact_states, states)
+        expected_THF = _delta_net(mixed_TC, beta_TH, decay_TH, gate_THF, net, *exact_states, states)
         what = f"gated_delta_net of {step.name} ({describe(spec)})"
         with PoisonedMemory():
-            out = kernels.gated_delta_net(mixed_TC, *gates, gate_THF, net, conv_RCP, memory_RHEF, states)
+            out = kernels.gated_delta_net(mixed_TC, beta_TH, decay_TH, gate_THF, net, conv_RCP, memory_RHEF, states)
         allowed = 3 * self.tolerance(spec, "gated_delta_net")  # each of its operations may round
         check_form(f"what {what} returns", out, expected_THF.shape, spec.dtype)
         check_close(f"what {what} returns", out, expected_THF, allowed)
@@ -219,9 +220,9 @@ def _delta_net(
     conv_RCP: Tensor, memory_RHEF: Tensor, states: StateRows,
 ) -> Tensor:  # fmt: skip
     mixed_TC = _convolved(mixed_TC, net.conv_CW, conv_RCP, states)
-    keys, heads = KEY_HEADS * KEY_DIM, ((-1, KEY_DIM), (-1, KEY_DIM), (-1, VALUE_DIM))
-    parts = mixed_TC.split([keys, keys, gate_THF[0].numel()], 1)
-    q_TKE, k_TKE, v_THF = (part.unflatten(1, sizes) for part, sizes in zip(parts, heads, strict=True))
+    keys, dims = KEY_HEADS * KEY_DIM, (KEY_DIM, KEY_DIM, VALUE_DIM)
+    parts = mixed_TC.split_with_sizes([keys, keys, gate_THF[0].numel()], 1)
+    q_TKE, k_TKE, v_THF = (part.reshape(len(part), -1, dim) for part, dim in zip(parts, dims, strict=True))
     log_decay_TH = -net.log_rate_H.double().exp() * functional.softplus(decay_TH.double() + net.decay_bias_H.double())
     out_THF = _corrected(q_TKE, k_TKE, v_THF, log_decay_TH, beta_TH.double().sigmoid(), memory_RHEF, states)
     scale_TH1 = (out_THF.square().mean(-1, keepdim=True) + net.eps).rsqrt()
