@@ -41,8 +41,8 @@ NESTED = 8
 MAX_DIGITS = 400
 """Most digits of a number in a large body. Reading a number takes time with the square of its digits, and no float64
 needs more."""
-_PLAIN = frozenset(("", "identity", "chunked"))
-"""Codings of a body that leave its bytes as they are, once it is read."""
+_PLAIN = frozenset(("", "identity"))
+"""Codings that leave a body's bytes as they are."""
 PIECE = 64 * 1024
 """Bytes of a body in which values are counted at once."""
 _BACKSLASH = ord("\\")
@@ -74,8 +74,11 @@ async def read(request: Request, kind: type[Struct]) -> tuple[Struct, dict[str, 
     body of too many values; with 415 for a compressed body.
     """
     for header in ("Content-Encoding", "Transfer-Encoding"):
-        coding = request.headers.get(header, "")
-        if not _PLAIN.issuperset(one.strip().lower() for one in coding.split(",")):
+        coding = ", ".join(request.headers.getlist(header))
+        codings = [one.strip().lower() for one in coding.split(",")]
+        if header == "Transfer-Encoding":
+            del codings[-1]  # the one in chunks, which the HTTP parser has made sure of and undone
+        if not _PLAIN.issuperset(codings):
             message = f"{header}: {clipped(coding)} is not supported; send the body as it is"
             raise ApiError(415, message, code="unsupported_media_type")
     data = (await request.body()).removeprefix(BOM)
