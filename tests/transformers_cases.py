@@ -259,6 +259,7 @@ ALL_CASES = {
                    since="5.24"),
     "emu3": Case("emu3_text_model", has_plan=False, since="5.24"),
     "llama4": Case("llama4_text", LLAMA_4, since="5.24"),
+    "llama4_gelu": Case("llama4_text", {**LLAMA_4, "hidden_act": "gelu"}, since="5.24"),
     "gemma4": Case(
         "gemma4_text",
         {"num_hidden_layers": 6, "head_dim": 8, "global_head_dim": 12, "num_kv_shared_layers": 2, "sliding_window": 12,
@@ -300,6 +301,7 @@ WINDOWED = (
     "gemma4_unified",
     "mimo_v2_flash",
     "llama4",
+    "llama4_gelu",
 )
 """Cases with sliding windows."""
 FEW = (

@@ -24,7 +24,8 @@ TRANSPOSED_STYLES = {"packed_rowwise": PACKED, "colwise": DOWN}
 class ScaledExperts(nn.Module):
     """The matrices (X, 2F, D) and (X, D, F) of experts that checkpoints hold as (X, D, 2F) and (X, F, D)."""
 
-    has_gate, has_bias, is_transposed = True, False, False
+    has_gate = is_concatenated = True  # as transformers' own products need it, which compute other gates than SiLU's
+    has_bias = is_transposed = has_post_expert_norm = _is_expert_parallel = False
     _apply_gate = getattr(moe, "_default_apply_gate", None)
 
     def __init__(self, experts: Any) -> None:
