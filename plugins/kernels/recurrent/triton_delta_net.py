@@ -18,7 +18,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from hookline.core.contracts import DeltaNet, StateRows
-from hookline.plugins.kernels.recurrent.triton_recurrent import through_one_token, unit
+from hookline.plugins.kernels.recurrent.triton_recurrent import EPS, through_one_token, unit
 from hookline.plugins.kernels.triton_launch import OF_STEP, cdiv, launch_options, next_power_of_2
 
 VALUES = 32
@@ -76,8 +76,8 @@ def _convolve_and_correct_kernel(
     beta = 1.0 / (1.0 + tl.exp(-tl.load(beta_ptr + head).to(tl.float32)))
     shifted = tl.load(decay_ptr + head).to(tl.float32) + bias
     decay = tl.exp(-rate * (tl.maximum(shifted, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(shifted)))))
-    q = unit(_convolved(x_ptr, of_q, keys, q, q_newest), scale)
-    k = unit(_convolved(x_ptr, KEYS + of_q, keys, k, k_newest), 1.0)
+    q = unit(_convolved(x_ptr, of_q, keys, q, q_newest), scale, EPS)
+    k = unit(_convolved(x_ptr, KEYS + of_q, keys, k, k_newest), 1.0, EPS)
     v = _convolved(x_ptr, of_v, values, v, v_newest)
     state, out = through_one_token(state, q, k, v, decay, beta)
     tl.store(out_ptr + head * VALUE_DIM + f, out.to(out_ptr.dtype.element_ty), mask=values)

@@ -158,9 +158,9 @@ def short_convolution(
 
 
 @triton.jit
-def unit(x, scale):
-    """Divided by the root of the sum of squares, times `scale`."""
-    return x * (tl.rsqrt(tl.sum(x * x, axis=0) + EPS) * scale)
+def unit(x, scale, least):
+    """Divided by the root of the sum of squares, to which `least` is added, times `scale`."""
+    return x * (tl.rsqrt(tl.sum(x * x, axis=0) + least) * scale)
 
 
 @triton.jit
@@ -209,7 +209,7 @@ def _delta_rule_kernel(
         v = tl.load(v_ptr + token * v_stride + head * VALUE_DIM + f, mask=values, other=0.0).to(tl.float32)
         decay = tl.exp(tl.load(log_decay_ptr + token * gate_stride + head))
         beta = tl.load(beta_ptr + token * gate_stride + head)
-        state, out = through_one_token(state, unit(q, scale), unit(k, 1.0), v, decay, beta)
+        state, out = through_one_token(state, unit(q, scale, EPS), unit(k, 1.0, EPS), v, decay, beta)
         to_out = out_ptr + (token * NUM_HEADS + head) * VALUE_DIM + f
         tl.store(to_out, out.to(out_ptr.dtype.element_ty), mask=values)
     tl.store(at, state.to(state_ptr.dtype.element_ty), mask=mask)
