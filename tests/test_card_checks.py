@@ -283,13 +283,14 @@ class Half:
 
     def weight_targets(self):
         embedding, head, fused = torch.zeros(100, 16), torch.zeros(100, 16), torch.zeros(2, 16)
-        experts = torch.zeros(8, 16)
+        experts = torch.zeros(10, 16)  # the last one is of every token
         return {
             "model.embed_tokens.weight": WeightTarget.whole(embedding),
             "lm_head.weight": WeightTarget.whole(head),
             "layers.0.up.weight": WeightTarget.whole(fused[0]),
             "layers.0.down.weight": WeightTarget.whole(fused[1]),
-            "layers.1.experts.up.weight": WeightTarget.joined([WeightTarget.whole(one) for one in experts.split(4)]),
+            "layers.1.experts.up.weight": WeightTarget.joined([WeightTarget.whole(one) for one in experts[:8].split(4)]),
+            "layers.1.shared_experts.up.weight": WeightTarget.whole(experts[8:]),
             "layers.1.unused": WeightTarget.ignored(),
         }
 
@@ -298,7 +299,7 @@ class Half:
 def test_the_bytes_of_a_step_are_what_its_rows_need(name):
     config = {name: 4, "num_experts_per_tok": 1}
     found = step_bytes(Half(), config, 2, 30, torch.bfloat16)
-    assert found["weights"] == 4 * (1600 + 32 + 128 * (1 - 0.75**2))  # no embedding; a fused weight once
+    assert found["weights"] == 4 * (1600 + 32 + 32 + 128 * (1 - 0.75**2))  # no embedding; a fused weight once
     assert found["cache"] == 2 * (10 + 10) * 2 * 2 * 8 * 2
     assert found["states"] == 2 * 2 * (20 * 4 + 3 * 2)
 

@@ -66,11 +66,11 @@ def step_bytes(
 
 def weight_bytes(targets: Mapping[str, WeightTarget], hf_config: Mapping[str, Any], rows: int) -> float:
     """Bytes of the weights that so many tokens need: all, but for rows of an embedding, and experts nobody chose."""
-    found: dict[int, tuple[str, int]] = {}
+    found: dict[tuple[int, int, int], tuple[str, int]] = {}
     for name, target in targets.items():
-        for view in _views(target):
-            storage = view.untyped_storage()
-            found.setdefault(storage._cdata, (name, storage.nbytes()))
+        for view in _views(target):  # a storage may have experts that every token takes beside those it chooses
+            place = view.untyped_storage()._cdata, view.storage_offset(), view.numel()
+            found.setdefault(place, (name, view.nbytes))
     is_tied = not any("lm_head" in name for name, _ in found.values())
     total = 0.0
     for name, num_bytes in found.values():
