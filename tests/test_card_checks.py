@@ -289,7 +289,9 @@ class Half:
             "lm_head.weight": WeightTarget.whole(head),
             "layers.0.up.weight": WeightTarget.whole(fused[0]),
             "layers.0.down.weight": WeightTarget.whole(fused[1]),
-            "layers.1.experts.up.weight": WeightTarget.joined([WeightTarget.whole(one) for one in experts[:8].split(4)]),
+            "layers.1.experts.up.weight": WeightTarget.joined(
+                [WeightTarget.whole(one) for one in experts[:8].split(4)]
+            ),
             "layers.1.shared_experts.up.weight": WeightTarget.whole(experts[8:]),
             "layers.1.unused": WeightTarget.ignored(),
         }
