@@ -69,7 +69,7 @@ def weight_bytes(targets: Mapping[str, WeightTarget], hf_config: Mapping[str, An
     found: dict[tuple[int, int, int], tuple[str, int]] = {}
     for name, target in targets.items():
         for view in _views(target):  # a storage may have experts that every token takes beside those it chooses
-            place = view.untyped_storage()._cdata, view.storage_offset(), view.numel()
+            place = view.untyped_storage()._cdata, view.data_ptr(), view.nbytes
             found.setdefault(place, (name, view.nbytes))
     is_tied = not any("lm_head" in name for name, _ in found.values())
     total = 0.0
