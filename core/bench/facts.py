@@ -93,5 +93,5 @@ def describe_engine(llm: LLM) -> dict[str, Any]:
 
 
 def group_facts(groups: CacheGroups) -> dict[str, Any]:
-    """What scheduling depends on of a model's groups of layers, for simulations of recorded runs."""
+    """A model's windows, and whether it has states: a simulation of a recorded run schedules requests by these."""
     return {"windows": list(groups.windows), "has_states": groups.has_states}

@@ -159,8 +159,8 @@ def open_file(path: Path) -> Any:
 
 
 def check_regular(path: Path) -> None:
-    """Refuse what has the name of a checkpoint's file and is none: a folder, a link to nothing, a named pipe, whose
-    other end opening it would wait for, a device, which may never end, and what Git leaves without Git LFS.
+    """Refuse a folder, a link to nothing, a named pipe (to open it waits for its other end), a device (to read it may
+    never end) or a pointer of Git LFS that stands in place of a checkpoint's file.
 
     Raises: CheckpointError. A file that is missing is not refused.
     """

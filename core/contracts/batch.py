@@ -100,7 +100,7 @@ class RequestRows:
 
 @dataclass(frozen=True)
 class DraftingRows:
-    """What the device knows, beside RequestRows, of requests for which it makes drafts itself.
+    """The tokens and limits of requests for which the device makes drafts itself, beside their RequestRows.
 
     Shapes: tokens_RL int32, the tokens of each row, as many as its length says; limit_R int64, the most tokens that its
     request gets; due_R float32, how many pretended drafts are still to be kept, a part of one.

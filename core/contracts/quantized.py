@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 FP8, INT8, INT4, FP4 = "e4m3", "i8", "i4", "e2m1"
 """Values of Scheme.values that `ScaledMatrix` has: floats of 8 bits, integers of 8 and of 4 bits, floats of 4 bits."""
 OFFSETS = {"i8 + offset": INT8, "i4 + offset": INT4}
-"""Values of Scheme.values that `OffsetMatrix` has, and those of the ScaledMatrix in it."""
+"""For each kind of values of an `OffsetMatrix` (see Scheme.values), the kind of values of the ScaledMatrix in it."""
 FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """The values of the sixteen codes of e2m1."""
 HALF_INT4 = 8

@@ -76,7 +76,7 @@ class CollectedStep:
 
 @dataclass(slots=True)
 class KeptStep:
-    """What observers and the policy are still to be told of a step whose tokens were kept.
+    """A step whose tokens were kept, and of which observers and the policy are still to be told.
 
     requests: those that keep a token of it, decodes first; empty unless the policy wants to know. num_drafts: how many
     drafts each row with drafts keeps, by the request's id. host_s: as LaunchedStep's, of what came after the launch.

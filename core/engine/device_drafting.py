@@ -16,7 +16,7 @@ from hookline.core.util.arrays import BoolArray, IntArray, every, ints, no_ints
 
 
 class DeviceDrafting:
-    """What the device knows of the requests of one engine."""
+    """For each row of one engine's request table, the request whose tokens the device has, and how many of them."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[int, int]] = {}
