@@ -16,13 +16,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from hookline import SamplingParams
@@ -68,8 +67,9 @@ def weight_bytes(targets: Mapping[str, WeightTarget], hf_config: Mapping[str, An
     """Bytes of the weights that so many tokens need: all, but for rows of an embedding, and experts nobody chose."""
     found: dict[tuple[int, int, int], tuple[str, int]] = {}
     for name, target in targets.items():
-        for view in _views(target):  # a storage may have experts that every token takes beside those it chooses
-            place = view.untyped_storage()._cdata, view.data_ptr(), view.nbytes
+        for view in (one.view for one in target.pieces if one.view is not None):
+            # A storage may have experts that every token takes beside those it chooses.
+            place = view.untyped_storage()._cdata, int(view.storage_offset()), view.nbytes
             found.setdefault(place, (name, view.nbytes))
     is_tied = not any("lm_head" in name for name, _ in found.values())
     total = 0.0
@@ -78,13 +78,6 @@ def weight_bytes(targets: Mapping[str, WeightTarget], hf_config: Mapping[str, An
             continue
         total += num_bytes * (_chosen(hf_config, rows) if ".experts." in name else 1)
     return total
-
-
-def _views(target: WeightTarget) -> Iterator[Tensor]:
-    if target.view is not None:
-        yield target.view
-    for part in target.more:
-        yield from _views(part)
 
 
 def _chosen(hf_config: Mapping[str, Any], rows: int) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from hookline.core.requests.request import Request
-from hookline.core.util.arrays import BoolArray, IntArray, every, ints, no_ints
+from hookline.core.util.arrays import IntArray, every, ints, no_ints
 
 
 class DeviceDrafting:
@@ -32,11 +32,11 @@ class DeviceDrafting:
     def goes_on(self, ids: IntArray) -> bool:
         """Whether the device knows the newest tokens of these requests when the step launched last is over."""
         known = self._drafting_ids
-        is_known: BoolArray = ids == known if len(ids) == len(known) else np.isin(ids, known)
-        return every(is_known) or every(np.isin(ids, known))
+        return np.array_equal(ids, known) or every(np.isin(ids, known))  # mostly they are the same, in the same order
 
     def show(self, requests: Iterable[Request]) -> dict[str, Any]:
-        """The shown_* sections, without those that are empty: the tokens of these requests that the device lacks.
+        """The shown_* sections of a step's message: the tokens of these requests that the device lacks; no section if
+        it lacks none.
 
         All tokens of the requests are known on the host.
         """
@@ -58,7 +58,7 @@ class DeviceDrafting:
         }
 
     def lose(self) -> None:
-        """After a lost step: the device may lack what it was shown."""
+        """After a lost step, assume that the device has no request's tokens."""
         self._known.clear()
 
     def note(self, request: Request) -> None:
