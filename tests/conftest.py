@@ -1,4 +1,4 @@
-"""Settings of the whole suite: two processes, Triton's interpreter where there is no GPU, why a test was skipped.
+"""Settings of the whole suite: three processes, Triton's interpreter where there is no GPU, why a test was skipped.
 
 pytest-xdist spreads a run of whole folders over processes, a file at a time; without it one process does everything.
 """
@@ -26,8 +26,9 @@ settings.register_profile("usual", UNHURRIED, derandomize=True)
 settings.load_profile("usual")
 settings.register_profile("nightly", UNHURRIED, max_examples=5000)
 
-NUM_PROCESSES = 2
-"""For a run of whole folders, unless `-n` says otherwise. More would disturb the tests that wait for a time limit."""
+NUM_PROCESSES = 3
+"""For a run of whole folders, unless `-n` says otherwise: one more than two cores, as many tests wait for a process, a
+connection or a time limit. More than that would disturb those that wait for a time limit."""
 IS_QUICK = "hookline_is_quick"
 """An attribute of Triton's interpreter once `quick_interpreter` has been there."""
 YOUNG_OBJECTS = 10_000
@@ -42,15 +43,24 @@ SLOW_IN_SUITES = {
 """Tests of the suites in core/testing that are slow in every class which takes them."""
 LONGEST = (
     "test_ray_data.py",
-    "plugins/test_warm_up.py",
     "test_distributions.py",
+    "test_speculation.py",
+    "plugins/test_warm_up.py",
     "test_third_party_types.py",
     "test_ray_serve.py",
+    "plugins/test_quantizations.py",
+    "core/test_suites_catch_faults.py",
+    "plugins/test_schedulers.py",
+    "plugins/test_triton_scaled.py",
+    "core/serve/http/test_server.py",
+    "core/run/test_command.py",
+    "core/worker/graphs/test_draft_graphs.py",
+    "core/worker/graphs/test_replayed_steps.py",
     "plugins/test_triton_exchange.py",
     "plugins/test_prebuild.py",
     "plugins/test_deadline.py",
 )
-"""Files whose few tests take longest, in an order in which no two clusters of Ray start at once."""
+"""Files that take longest, or whose few tests do, in an order in which no two clusters of Ray start at once."""
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -35,9 +35,9 @@ def no_gpu(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
 
 
-def test_a_run_of_a_folder_takes_two_processes_file_by_file():
+def test_a_run_of_a_folder_takes_three_processes_file_by_file():
     made = config("core")
-    assert num_processes(made) == 2 and made.option.dist == "loadfile"
+    assert num_processes(made) == 3 and made.option.dist == "loadfile"
 
 
 @pytest.mark.parametrize(
