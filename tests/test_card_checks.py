@@ -18,7 +18,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
+from hookline import LLM
 from hookline.core.assembly.resolve import resolve
 from hookline.core.assembly.worker import make_kernels
 from hookline.core.bench.settings import BenchKeys
@@ -29,6 +31,8 @@ from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.presets import CONF
 from hookline.core.prebuild.dry_run import on_cuda, unloaded_model
 from hookline.core.prebuild.pretended import CARDS, pretended
+from hookline.plugins.quantizations.loading import ScaledLoading
+from tests.small_models import CONFIGS
 from tools import gpu_tests
 from tools.bench_decode import BYTES_PER_S, IDLE, added_times, step_bytes
 from tools.card import jobs as card_jobs
@@ -316,6 +320,21 @@ class Latent(Half):
 
 def test_values_that_are_part_of_their_keys_are_read_with_them():
     assert step_bytes(Latent(), {}, 2, 30, torch.bfloat16)["cache"] == 2 * 3 * 30 * 8 * 2
+
+
+def test_the_floor_of_quantised_weights_allocates_nothing(monkeypatch):
+    """The cache has the memory by then: 30B-A3B in FP8 went out of memory when its weights were counted."""
+    config = {**CONFIGS["llama"], "tie_word_embeddings": False}
+    model = {"name": "llama", "checkpoint": "", "weights": "random", "random_shape": config}
+    allocated: list[torch.Tensor] = []
+    zeros = ScaledLoading._zeros
+    monkeypatch.setattr(ScaledLoading, "_zeros", lambda *a, **k: allocated.append(zeros(*a, **k)) or allocated[-1])
+    with LLM(model=model, quantization={"name": "fp8_block"}, device="cpu", engine={"num_blocks": 20}) as llm:
+        loaded, num_loaded = llm.engine.executor.runner.model, len(allocated)
+        found = step_bytes(loaded, config, 1, 30, torch.float32)
+    assert len(allocated) == 2 * num_loaded
+    assert all(isinstance(one, FakeTensor) for one in allocated[num_loaded:])
+    assert found["weights"] > sum(one.nbytes for one in allocated[:num_loaded]) > 0
 
 
 def test_a_kernel_counts_with_what_it_adds_behind_those_before_it():

@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.profiler import ProfilerActivity, profile
 
 from hookline import SamplingParams
@@ -56,8 +57,10 @@ def step_bytes(
     seen = sum(_seen(spec, layer, context) for layer in range(spec.num_layers))
     is_latent = spec.value_dim is not None  # values are part of the keys
     states = (_state_bytes(one, dtype) for one in spec.cache_layers if isinstance(one, RecurrentState))
+    with FakeTensorMode(allow_non_fake_inputs=True):  # quantised ones are allocated anew, and the cache has the memory
+        targets = model.weight_targets()
     return {
-        "weights": weight_bytes(model.weight_targets(), hf_config, rows),
+        "weights": weight_bytes(targets, hf_config, rows),
         "cache": rows * seen * (2 - is_latent) * spec.num_kv_heads * spec.head_dim * dtype.itemsize,
         "states": rows * sum(states),
     }
