@@ -185,19 +185,32 @@ def gptq(
     return write
 
 
-def packed(size: int, *, bits: int = 4, has_zeros: bool = False, act_order: bool = False) -> Callable[..., Any]:
-    """compressed-tensors' X.weight_packed (O, D / 8), X.weight_scale (O, G), X.weight_zero_point (O / 8, G)."""
+def words_with_gaps(codes: Tensor, bits: int, dim: int) -> Tensor:
+    """As words, of values that lie within one word each, whose last bits are unused."""
+    moved = codes.movedim(dim, -1)
+    each = torch.nn.functional.pad(moved, (0, -moved.shape[-1] % (32 // bits))).unflatten(-1, (-1, 32 // bits))
+    padded = torch.nn.functional.pad((each.unsqueeze(-1) >> torch.arange(bits) & 1).flatten(-2), (0, 32 % bits))
+    return words(padded.flatten(-2), 1, -1).movedim(-1, dim)
+
+
+def packed(
+    size: int, *, bits: int = 4, has_zeros: bool = False, act_order: bool = False, put: Callable[..., Tensor] = words
+) -> Callable[..., Any]:
+    """compressed-tensors' X.weight_packed (O, D / 8), X.weight_scale (O, G), X.weight_zero_point (O / 8, G).
+
+    put: what puts codes together in words.
+    """
 
     def write(values: Tensor) -> tuple[Stored, Tensor]:
         order = group_order(values.shape[1], size, act_order=act_order)
         codes, scales, zeros, meant = grouped(values, size, bits, has_zeros=has_zeros, order=order)
         stored = {
-            "weight_packed": words(codes, bits, 1),
+            "weight_packed": put(codes, bits, 1),
             "weight_scale": scales,
             "weight_shape": torch.tensor(values.shape),
         }
         if has_zeros:
-            stored["weight_zero_point"] = words(zeros, bits, 0)
+            stored["weight_zero_point"] = put(zeros, bits, 0)
         return {**stored, **({"weight_g_idx": order.int()} if act_order else {})}, meant
 
     return write
@@ -475,6 +488,37 @@ FURTHER: dict[str, Layout] = {
             {"num_bits": 3, "type": "int", "strategy": "group", "group_size": 8, "symmetric": False},
         ),
         packed(8, bits=3, has_zeros=True),
+    ),
+    "packed_3_bits_old": Layout(
+        compressed(
+            "pack-quantized",
+            {"num_bits": 3, "type": "int", "strategy": "group", "group_size": 8, "symmetric": False},
+            version="0.12.2",
+        ),
+        packed(8, bits=3, has_zeros=True, put=words_with_gaps),
+    ),
+    "packed_5_bits_old": Layout(
+        compressed("pack-quantized", {"num_bits": 5, "type": "int", "strategy": "channel"}, version="0.9.1.a20250301"),
+        packed(2**20, bits=5, put=words_with_gaps),
+    ),
+    "compressed_by_name": Layout(
+        {
+            **compressed("mixed-precision", {}),
+            "config_groups": {
+                "group_0": {
+                    "targets": ["re:.*layers.*"],
+                    "format": "pack-quantized",
+                    "weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 16},
+                },
+                "group_1": {
+                    "targets": ["model.layers.0.mlp.down_proj"],
+                    "format": "float-quantized",
+                    "weights": {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True},
+                },
+            },
+        },
+        packed(16),
+        others={"layers.0.mlp.down_proj": fp8_channel},
     ),
     "packed_7_bits": Layout(
         compressed("pack-quantized", {"num_bits": 7, "type": "int", "strategy": "channel"}), packed(2**20, bits=7)

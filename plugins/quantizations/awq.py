@@ -26,7 +26,9 @@ class Awq(ScaledQuantization):
         """See Quantization."""
         stated = Stated(form.stated or {})
         stated.one_of("bits" if "bits" in stated.values else "w_bit", 4)
-        stated.one_of("version", "gemm", "GEMM", default="gemm")
+        for key in ("version", "checkpoint_format", "format"):  # of AutoAWQ, and twice of GPTQModel
+            stated.one_of(key, "gemm", "GEMM", default="gemm")
+        stated.one_of("pack_dtype", "int32", default="int32")
         stated.one_of("zero_point", True, default=True)
         group = group_size(stated, "group_size" if "group_size" in stated.values else "q_group_size")
         self.scheme = Scheme(INT4, 1, group, has_zeros=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,7 @@ from hookline.plugins.quantizations.loading import (
     plain_read,
     scalar_read,
 )
-from hookline.plugins.quantizations.names import REGEX, is_named
+from hookline.plugins.quantizations.names import REGEX, aliases, is_named
 from hookline.plugins.quantizations.packing import PackedRead, num_words, widened_codes
 from hookline.plugins.quantizations.values import Stated, checked_pattern
 
@@ -44,12 +44,13 @@ INPUT_SCALES = ("input_scale", "input_zero_point", "input_global_scale")
 
 @dataclass(frozen=True)
 class Group:
-    """Linears that are stored in the same way. bits: of a value. written: the format."""
+    """Linears that are stored in the same way. bits: of a value. written: the format. has_gaps: see PackedRead."""
 
     targets: tuple[str, ...]
     scheme: Scheme
     bits: int
     written: str
+    has_gaps: bool = False
 
     def has(self, name: str) -> bool:
         """Whether a linear or an embedding is one of its targets."""
@@ -77,7 +78,8 @@ class CompressedTensors(Quantization):
         if transforms is not None and any(transforms.values.values()):
             stated.refuse("transform_config", "none")
         written = stated.values.get("format")
-        self.groups = [_group(groups.inner(key) or groups, written) for key in groups.values]
+        has_gaps = _has_gaps(stated)
+        self.groups = [_group(groups.inner(key) or groups, written, has_gaps=has_gaps) for key in groups.values]
         self.ignored = stated.texts("ignore")
         for one in self.ignored:
             _check_pattern(stated, "ignore", one)
@@ -88,8 +90,10 @@ class CompressedTensors(Quantization):
         data = (f"{name}.weight", f"{name}.weight_packed")
         if is_named(name, self.ignored) and not any(is_stored(self.dtypes, one) for one in data):
             return None
-        own = [group for group in self.groups if is_named(name, group.targets)]
-        return next(iter(own), next((group for group in self.groups if group.has(name)), None))
+        found = [group for group in self.groups if any(one in group.targets for one in aliases(name))]
+        found += [group for group in self.groups if is_named(name, group.targets)]
+        found += [group for group in self.groups if group.has(name)]
+        return found[0] if found else None  # whole names count before patterns, and patterns before classes
 
     def matrix(self, pieces: Sequence[MatrixPiece], place: MatrixPlace) -> ScaledLoading:
         """See Quantization."""
@@ -117,7 +121,7 @@ class CompressedTensors(Quantization):
         return parts
 
 
-def _group(stated: Stated, written: Any) -> Group:
+def _group(stated: Stated, written: Any, *, has_gaps: bool) -> Group:
     weights = stated.inner("weights")
     if weights is None:
         stated.refuse("weights", "how weights are quantised")
@@ -149,7 +153,16 @@ def _group(stated: Stated, written: Any) -> Group:
     has_zeros = form != FLOAT and not weights.flag("symmetric", True)
     is_reordered = order in ("group", "dynamic", True) and columns > 0 and form == PACKED
     scheme = Scheme(values, rows, columns, has_zeros, is_reordered, activations)
-    return Group(tuple(targets), scheme, bits, form)
+    return Group(tuple(targets), scheme, bits, form, has_gaps)
+
+
+def _has_gaps(stated: Stated) -> bool:
+    """Whether values of 3, 5, 6 and 7 bits lie within words, as releases of compressed-tensors before 0.18 wrote them.
+
+    A config.json without the release is one of the present form.
+    """
+    release = re.match(r"(\d{1,4})\.(\d{1,4})", str(stated.values.get("version")))
+    return release is not None and (int(release[1]), int(release[2])) < (0, 18)
 
 
 def _block(weights: Stated) -> tuple[int, int]:
@@ -205,14 +218,15 @@ def _int_parts(group: Group, num_rows: int, num_columns: int) -> list[StoredPart
 
 def _packed_parts(group: Group, num_rows: int, num_columns: int) -> list[StoredPart]:
     rows, columns = _num_blocks(group.scheme, num_rows, num_columns)
-    data = PackedRead(group.bits, "columns", then=widened_codes(group.bits))
+    data = PackedRead(group.bits, "columns", then=widened_codes(group.bits), has_gaps=group.has_gaps)
+    words = partial(num_words, bits=group.bits, has_gaps=group.has_gaps)
     parts = [
-        StoredPart("weight_packed", "data", (num_rows, num_words(num_columns, group.bits)), data, ("I32",)),
+        StoredPart("weight_packed", "data", (num_rows, words(num_columns)), data, ("I32",)),
         StoredPart("weight_scale", "scales", (rows, columns), _scales_read(group.scheme)),
     ]
     if group.scheme.has_zeros:
-        zeros = PackedRead(group.bits, "rows", then=widened_codes(group.bits))
-        parts.append(StoredPart(ZEROS, "zeros", (num_words(rows, group.bits), columns), zeros, ("I32",)))
+        zeros = replace(data, along="rows")
+        parts.append(StoredPart(ZEROS, "zeros", (words(rows), columns), zeros, ("I32",)))
     if group.scheme.is_reordered:
         parts.append(StoredPart("weight_g_idx", "groups", (num_columns,), inputs_read, ("I32", "I64")))
     return parts

@@ -23,7 +23,7 @@ from hookline.plugins.quantizations.loading import (
     is_stored,
     transposed_read,
 )
-from hookline.plugins.quantizations.names import HEADS
+from hookline.plugins.quantizations.names import HEADS, aliases
 from hookline.plugins.quantizations.packing import PackedRead, num_words, widened_codes
 from hookline.plugins.quantizations.values import Stated, checked_pattern, group_size
 
@@ -42,9 +42,11 @@ class Gptq(ScaledQuantization):
         """See Quantization."""
         stated = Stated(form.stated or {})
         self.bits = stated.one_of("bits", 2, 3, 4, 8)
-        written = stated.one_of("checkpoint_format", "gptq", "gptq_v2", default="gptq")
-        self.adds_one = written == "gptq"
+        known = [key for key in ("checkpoint_format", "format") if stated.values.get(key) is not None]
+        written = [stated.one_of(key, "gptq", "gptq_v2") for key in known][:1] or ["gptq"]
+        self.adds_one = written == ["gptq"]
         stated.one_of("is_marlin_format", False, default=False)
+        stated.one_of("pack_dtype", "int32", default="int32")
         group, is_reordered = group_size(stated, "group_size"), stated.flag("desc_act")
         self.scheme = Scheme(
             INT8 if self.bits == 8 else INT4,
@@ -66,7 +68,8 @@ class Gptq(ScaledQuantization):
 
     def _of(self, name: str) -> Gptq | None:
         """The form of a linear; None: it is not quantised."""
-        return next((own for pattern, own in self.own if re.match(pattern, name)), self)
+        names = aliases(name)
+        return next((own for pattern, own in self.own if any(re.match(pattern, one) for one in names)), self)
 
     def stores(self, name: str) -> tuple[Scheme, int] | None:  # type: ignore[override]
         """See Quantization."""

@@ -23,9 +23,10 @@ AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 class PackedRead:
     """Reads a rectangle of a packed tensor; see `loading.Read`. Reads no more words than it must.
 
-    bits: of a value; values of 3, 5, 6 and 7 bits lie without gaps, across the ends of words. along: which neighbours
-    share a word. transposed: whether the tensor is stored columns first. word_bits: of a word. order: the place in a
-    word of each neighbour, if they do not lie in order. then: what is done to the values, which are int32.
+    bits: of a value; values of 3, 5, 6 and 7 bits lie without gaps, across the ends of words, unless has_gaps. along:
+    which neighbours share a word. transposed: whether the tensor is stored columns first. word_bits: of a word. order:
+    the place in a word of each neighbour, if they do not lie in order. then: what is done to the values, which are
+    int32. has_gaps: each value lies within one word, whose last bits are unused.
     """
 
     bits: int
@@ -34,17 +35,21 @@ class PackedRead:
     word_bits: int = 32
     order: tuple[int, ...] | None = None
     then: Callable[[Tensor], Tensor] | None = None
+    has_gaps: bool = False
 
     def __call__(self, whole: Any, rows: slice, columns: slice) -> Tensor:
         """The values: (rows, columns), uint8 unless `then` makes something else of them."""
         packed, dim = (rows, 0) if self.along == "rows" else (columns, 1)
-        words = slice(packed.start * self.bits // self.word_bits, num_words(packed.stop, self.bits, self.word_bits))
+        is_across = self.word_bits % self.bits and not self.has_gaps
+        per_word = self.word_bits // self.bits
+        first_word = packed.start * self.bits // self.word_bits if is_across else packed.start // per_word
+        words = slice(first_word, num_words(packed.stop, self.bits, self.word_bits, has_gaps=self.has_gaps))
         index = (words, columns) if dim == 0 else (rows, words)
         found = whole[index[1], index[0]].T if self.transposed else whole[index]
-        if self.word_bits % self.bits:
+        if is_across:
             values = self._across(found, dim, packed, words.start)
         else:
-            first = packed.start - words.start * (self.word_bits // self.bits)
+            first = packed.start - words.start * per_word
             values = self._unpacked(found.int(), dim).narrow(dim, first, packed.stop - packed.start)
         return values.to(torch.uint8) if self.then is None else self.then(values)
 
@@ -79,8 +84,10 @@ class PackedRead:
         return together
 
 
-def num_words(count: int, bits: int, word_bits: int = 32) -> int:
-    """Number of words that `count` values of `bits` bits take."""
+def num_words(count: int, bits: int, word_bits: int = 32, *, has_gaps: bool = False) -> int:
+    """Number of words that `count` values of `bits` bits take. has_gaps: see PackedRead."""
+    if has_gaps:
+        return -(-count // (word_bits // bits))
     return -(-count * bits // word_bits)
 
 

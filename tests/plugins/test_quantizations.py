@@ -26,6 +26,7 @@ from hookline.core.errors import CheckpointError, ConfigError, HooklineError
 from hookline.core.layers.quantized import DequantisingWeight
 from hookline.core.plugin.host import PluginHost
 from hookline.plugins.quantizations.auto_round import AutoRound
+from hookline.plugins.quantizations.gptq import Gptq
 from tests.hf_models import make_qwen3, make_qwen3_moe
 from tests.quantised_layouts import FURTHER, LAYOUTS, Layout, compressed, fp8_channel, packed, words, write_layout
 from tests.small_models import CONFIGS, save_checkpoint
@@ -412,6 +413,13 @@ def test_settings_of_auto_round_that_are_not_read_are_named(stated: dict[str, An
     assert all(word in str(caught.value) for word in told)
 
 
+def test_a_pattern_of_dynamic_may_name_the_language_model_inside_a_checkpoint() -> None:
+    dynamic = {r"+:^model\.language_model\.layers\.0\.": {"bits": 8}, r"-:^model\.language_model\.layers\.1\.": {}}
+    gptq = Gptq(QuantizationConfig(), StoredForm({"bits": 4, "group_size": 8, "dynamic": dynamic}))
+    found = [gptq.stores(f"model.layers.{layer}.mlp.down_proj") for layer in range(3)]
+    assert [form and form[1] for form in found] == [8, None, 4]
+
+
 def test_a_quantization_that_does_not_fit_the_checkpoint_is_refused_with_the_fix(
     folders: Any, host: PluginHost, tmp_path: Path
 ) -> None:
@@ -536,6 +544,10 @@ def test_zero_scales_of_zeros_are_served(folders: Any, host: PluginHost, tmp_pat
         ("gptq", {"bits": 5}, ["bits = 5", "2, 3, 4, 8"]),
         ("gptq", {"checkpoint_format": "marlin"}, ["checkpoint_format = 'marlin'", "gptq, gptq_v2"]),
         ("awq", {"version": "gemv"}, ["version = 'gemv'"]),
+        ("awq", {"version": None, "checkpoint_format": "gemv"}, ["checkpoint_format = 'gemv'"]),
+        ("awq", {"version": None, "format": "llm-awq"}, ["format = 'llm-awq'"]),
+        ("gptq", {"format": "gptq_p"}, ["format = 'gptq_p'", "gptq, gptq_v2"]),
+        ("gptq", {"pack_dtype": "int16"}, ["pack_dtype = 'int16'", "int32"]),
         ("awq", {"group_size": "x"}, ["group_size = 'x'", "a whole number"]),
         ("int8", {"format": "marlin-24"}, ["format = 'marlin-24'", "pack-quantized"]),
         ("int8", {"config_groups": {}}, ["config_groups = {}"]),
@@ -574,6 +586,7 @@ def with_stated(config: dict[str, Any], **changes: Any) -> dict[str, Any]:
     return {**config, "config_groups": {"group_0": {**group, "weights": weights}}}
 
 
+GPTQ_V2 = LAYOUTS["gptq_v2_order_zeros"]
 BY_CHANNEL = Layout(LAYOUTS["packed"].config, packed(2**20))
 
 
@@ -586,8 +599,17 @@ BY_CHANNEL = Layout(LAYOUTS["packed"].config, packed(2**20))
         (LAYOUTS["packed"], with_stated(dict(LAYOUTS["packed"].config), strategy=None), ""),
         (BY_CHANNEL, with_stated(dict(BY_CHANNEL.config), strategy=None, group_size=-1), ""),
         (LAYOUTS["modelopt_nvfp4"], {**LAYOUTS["modelopt_nvfp4"].config, "quant_method": "modelopt_fp4"}, ""),
+        (GPTQ_V2, {**GPTQ_V2.config, "checkpoint_format": None, "format": "gptq_v2"}, ""),
     ],
-    ids=["autogptq's file", "autoawq's file", "MiniMax-M2's fmt", "group unstated", "channel unstated", "modelopt_fp4"],
+    ids=[
+        "autogptq's file",
+        "autoawq's file",
+        "MiniMax-M2's fmt",
+        "group unstated",
+        "channel unstated",
+        "modelopt_fp4",
+        "format",
+    ],
 )
 def test_what_tools_write_of_the_same_layout_in_other_words_is_read(
     layout: Layout, stated: dict[str, Any], file: str, tmp_path: Path, host: PluginHost
