@@ -36,7 +36,7 @@ HOLE = -1
 """A cache slot that was never written."""
 
 
-def next_token(seed: int, tokens: Sequence[int], vocab_size: int) -> int:
+def next_token(seed: int, tokens: Sequence[int] | np.ndarray[Any, Any], vocab_size: int) -> int:
     """The token the fake draws after `tokens`: a hash, so that every token before it matters."""
     return xxhash.xxh64_intdigest(np.asarray(tokens, dtype=np.int64).tobytes(), seed=seed & 0xFFFFFFFF) % vocab_size
 
@@ -67,10 +67,14 @@ def check_sections(step: Step) -> None:
     for name, along in ALONG.items():
         if along.axis is Axis.STEP:
             continue
+        num_entries = len(getattr(step, name))
+        if along.by and not len(getattr(step, along.by)):
+            assert not num_entries, f"{name} has other entries"
+            continue
         if along.by:
             places, count = whole.members.named(along), len(whole.places(along.axis))
             assert ((places >= 0) & (places < count)).all(), f"{along.by} names what is not there"
-        assert len(getattr(step, name)) == len(whole.members.along(along)), f"{name} has other entries"
+        assert num_entries == len(whole.members.along(along)), f"{name} has other entries"
 
 
 class FakeClock:
@@ -97,7 +101,7 @@ class FakeExecutor(Executor):
 
     def __init__(self, limits: Limits, vocab_size: int, windows: Sequence[int | None] = (None,)) -> None:
         self.vocab_size, self.block_size, self.windows = vocab_size, limits.block_size, windows
-        self.cache = np.full(limits.num_blocks * limits.block_size, HOLE, dtype=np.int64)
+        self.cache = np.full((limits.num_blocks, limits.block_size), HOLE, dtype=np.int64)
         self.row_columns = -(-limits.max_model_len // limits.block_size)
         self.table = np.full((limits.max_num_seqs, len(windows) * self.row_columns), HOLE, dtype=np.int64)
         self.seeds = np.zeros(limits.max_num_seqs, dtype=np.int64)
@@ -206,7 +210,7 @@ class FakeExecutor(Executor):
                 )
                 self.pooled[row] = end
             if flags & ENDS:
-                context = self.cache[self._slots(row, 0, end)]
+                context = self._context(row, 0, end, 0)
                 assert (context != HOLE).all(), f"row {row} pools a cache slot that was never written"
                 vector = np.array(pooled_numbers(context.tolist()), dtype=np.float32)
                 vectors.setdefault(read_by(reader), []).append(vector)
@@ -221,27 +225,41 @@ class FakeExecutor(Executor):
         """Note that the engine closed it."""
         self.is_closed = True
 
-    def _slots(self, row: int, start: int, end: int, group: int = 0) -> np.ndarray[Any, Any]:
-        positions = np.arange(start, end)
-        blocks = self.table[row, group * self.row_columns + positions // self.block_size]
-        assert (blocks >= 0).all(), f"row {row} has no block for a position in {start}..{end} of group {group}"
-        slots: np.ndarray[Any, Any] = blocks * self.block_size + positions % self.block_size
-        return slots
+    def _blocks(self, row: int, start: int, end: int, group: int) -> np.ndarray[Any, Any]:
+        """The blocks of a group in which a row's positions start to end - 1 lie."""
+        first = group * self.row_columns
+        blocks = self.table[row, first + start // self.block_size : first + -(-end // self.block_size)]
+        assert blocks.min() >= 0, f"row {row} has no block for a position in {start}..{end} of group {group}"
+        return blocks
 
     def _write(self, row: int, start: int, tokens: Any) -> None:
         """Write tokens into the cells of a group's cache; a cell's value also says which group wrote it."""
+        end, values = start + len(tokens), np.asarray(tokens)
+        offset = start % self.block_size
         for group in range(len(self.windows)):
-            slots = self._slots(row, start, start + len(tokens), group)
-            self.cache[slots] = np.asarray(tokens) + group * self.vocab_size
+            blocks = self._blocks(row, start, end, group)
+            if len(blocks) == 1:
+                self.cache[blocks[0], offset : offset + len(values)] = values + group * self.vocab_size
+            else:
+                places = np.arange(offset, offset + len(values))
+                slots = blocks[places // self.block_size], places % self.block_size
+                self.cache[slots] = values + group * self.vocab_size
+
+    def _context(self, row: int, start: int, end: int, group: int) -> np.ndarray[Any, Any]:
+        """What the cells of a row's positions start to end - 1 hold in a group."""
+        offset = start % self.block_size
+        cells: np.ndarray[Any, Any] = self.cache[self._blocks(row, start, end, group)]
+        return cells.reshape(-1)[offset : offset + end - start]
 
     def _read(self, row: int, start: int, end: int, group: int) -> np.ndarray[Any, Any]:
         """The tokens that queries at positions start to end - 1 see in a group of layers."""
         window = self.windows[group]
         first = 0 if window is None else max(0, start - window + 1)
-        found = self.cache[self._slots(row, first, end, group)]
-        assert (found != HOLE).all(), f"row {row} reads a cache slot of group {group} that was never written"
-        tokens: np.ndarray[Any, Any] = found - group * self.vocab_size
-        assert ((tokens >= 0) & (tokens < self.vocab_size)).all(), f"row {row} reads another group's block as {group}'s"
+        found = self._context(row, first, end, group)
+        tokens: np.ndarray[Any, Any] = found - group * self.vocab_size if group else found
+        if tokens.view(np.uint64).max() >= self.vocab_size:  # as negative numbers are, too
+            assert (found != HOLE).all(), f"row {row} reads a cache slot of group {group} that was never written"
+            raise AssertionError(f"row {row} reads another group's block as {group}'s")
         return tokens
 
     def _write_decodes(self, step: Step) -> list[tuple[int, int]]:
@@ -268,15 +286,15 @@ class FakeExecutor(Executor):
         seen = [self._read(row, start, end, group) for group in range(len(self.windows))]
         longest = max(seen, key=len)
         for group, tokens in enumerate(seen):
-            is_same = np.array_equal(tokens, longest[len(longest) - len(tokens) :])
+            is_same = tokens is longest or np.array_equal(tokens, longest[len(longest) - len(tokens) :])
             assert is_same, f"row {row} reads other tokens in group {group} than it computed"
         return longest
 
     def _draw(self, place: tuple[int, int], index: int, masked: set[tuple[int, int]]) -> int:
         row, end = place
         context = self._visible(row, end - 1, end)
-        token = next_token(int(self.seeds[row]), context.tolist(), self.vocab_size)
-        for _ in range(self.vocab_size):
+        token = next_token(int(self.seeds[row]), context, self.vocab_size)
+        for _ in range(self.vocab_size if masked else 0):
             token = (token + 1) % self.vocab_size if (index, token) in masked else token
         if (index, token) in masked:
             token += FORBIDDEN
