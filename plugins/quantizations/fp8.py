@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hookline.core.contracts import FP8, Scheme, StoredForm
+from hookline.core.errors import CheckpointError
 from hookline.plugins.quantizations.loading import (
     FLOATS,
     ScaledQuantization,
@@ -49,6 +50,7 @@ class Fp8(ScaledQuantization):
     def parts(self, name: str, num_rows: int, num_columns: int) -> list[StoredPart]:
         """See ScaledQuantization."""
         rows, columns = self.scheme.rows, self.scheme.columns
+        self._check_stacked(name, num_rows)
         shape = (-(-num_rows // rows), -(-num_columns // columns)) if rows else ()
         read = blocks_read if rows else scalar_read
         parts = [
@@ -58,6 +60,16 @@ class Fp8(ScaledQuantization):
         if self.scheme.activations == "static":
             parts.append(StoredPart(self._suffix(name, INPUT_SCALES), "input_scale", (), scalar_read))
         return parts
+
+    def _check_stacked(self, name: str, num_rows: int) -> None:
+        """Refuse blocks with rows of an expert's gate and of the matrix below it, in one tensor of all experts."""
+        expert, _, kind = name.rpartition(".")
+        whole = f"{expert.rpartition('.')[0]}.gate_up_proj"
+        if kind in ("gate_proj", "up_proj") and whole in self.dtypes and num_rows % (self.scheme.rows or 1):
+            raise CheckpointError(
+                f"tensor {whole} has scales of {self.scheme.rows} rows that cut through the {num_rows} rows of an "
+                "expert's gate, and these are not read; use a checkpoint with tensors of each expert"
+            )
 
     def _suffix(self, name: str, suffixes: Sequence[str]) -> str:
         """The suffix under which the tensor is stored; if none is, the suffix of other linears, or the first one."""

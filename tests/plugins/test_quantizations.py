@@ -26,6 +26,7 @@ from hookline.core.errors import CheckpointError, ConfigError, HooklineError
 from hookline.core.layers.quantized import DequantisingWeight
 from hookline.core.plugin.host import PluginHost
 from hookline.plugins.quantizations.auto_round import AutoRound
+from hookline.plugins.quantizations.fp8 import Fp8
 from hookline.plugins.quantizations.gptq import Gptq
 from tests.hf_models import make_qwen3, make_qwen3_moe
 from tests.quantised_layouts import FURTHER, LAYOUTS, Layout, compressed, fp8_channel, packed, words, write_layout
@@ -411,6 +412,14 @@ def test_settings_of_auto_round_that_are_not_read_are_named(stated: dict[str, An
             "lm_head"
         )
     assert all(word in str(caught.value) for word in told)
+
+
+def test_blocks_that_cut_through_the_gate_in_a_tensor_of_all_experts_are_refused() -> None:
+    stated = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    fp8 = Fp8(QuantizationConfig(), StoredForm(stated, {"mlp.experts.gate_up_proj": "F8_E4M3"}))
+    assert len(fp8.parts("mlp.experts.1.up_proj", 256, 40)) == len(fp8.parts("mlp.experts.1.down_proj", 96, 40)) == 2
+    with pytest.raises(CheckpointError, match=r"mlp\.experts\.gate_up_proj has scales of 128 rows .* the 96 rows"):
+        fp8.parts("mlp.experts.1.up_proj", 96, 40)
 
 
 def test_a_pattern_of_dynamic_may_name_the_language_model_inside_a_checkpoint() -> None:

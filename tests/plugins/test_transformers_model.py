@@ -17,7 +17,7 @@ from hookline.core.testing.plain_kernels import PlainKernels
 from tests.fuzzing import examples
 from tests.lazily import Lazily
 from tests.plugins.test_hostile_configs import CHANGES, CONFIG
-from tests.transformers_cases import ALL_CASES, CASES, SIZES
+from tests.transformers_cases import ALL_CASES, CASES, LATENT, SIZES
 
 pytestmark = pytest.mark.slow  # importing what is tested takes seconds
 CONFIG_MAPPING: Any = Lazily("transformers.models.auto.configuration_auto", "CONFIG_MAPPING")
@@ -363,6 +363,16 @@ def test_a_checkpoint_of_the_decoder_alone_has_its_prefix_added_and_old_buffers_
     assert model.tensor_name("transformer.wte.weight") == "transformer.wte.weight"
     assert model.tensor_name("h.0.attn.bias") is None
     assert model.tensor_name("no.such.weight") == "no.such.weight"
+
+
+@pytest.mark.parametrize("model_type", ["deepseek_v3", "glm4_moe"])
+def test_layers_that_draft_tokens_are_left_out_whatever_the_number_of_layers(model_type: str) -> None:
+    sizes = {**LATENT, "num_key_value_heads": 6} if model_type == "deepseek_v3" else {}
+    config = config_of(model_type, **sizes, n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1)
+    model = ModelDriver(TransformersModel, {**config, "num_nextn_predict_layers": 1}).model
+    assert model.tensor_name("model.layers.2.eh_proj.weight") is None
+    name = "model.layers.3.eh_proj.weight"
+    assert model.tensor_name(name) == name, "there is one such layer"
 
 
 def test_the_matrices_of_single_experts_fill_the_merged_tensor() -> None:

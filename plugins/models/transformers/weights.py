@@ -52,7 +52,7 @@ class StoredNames:
         self.prefix, self.model_type = f"{decoder_name(model)}.", model.config.model_type
         ignored = model._keys_to_ignore_on_load_unexpected or ()
         self.ignored = re.compile("|".join(f"({pattern})" for pattern in ignored) or r"(?!)")
-        self.unused = tuple(f"{name}." for name in unused)
+        self.unused = tuple(f"{name}." for name in [*unused, *_draft_layers(model, self.prefix)])
         self.known: set[str] = set()
         self.forms: list[tuple[Targets, Targets]] = []
         """Targets of a parameter in the form of released checkpoints, and in its own, of each that has both."""
@@ -176,6 +176,14 @@ def _joined(targets: Sequence[WeightTarget]) -> WeightTarget:
     view = targets[0].view
     assert view is not None
     return WeightTarget.converted(view, (stops[-1], *targets[0].shape[1:]), write)
+
+
+def _draft_layers(model: PreTrainedModel, prefix: str) -> list[str]:
+    """Names of the layers behind the last one that draft tokens; transformers lists those of released sizes alone."""
+    config = model.config.get_text_config(decoder=True)
+    first, count = config.num_hidden_layers, getattr(config, "num_nextn_predict_layers", None)
+    layers = range(first, first + count) if isinstance(count, int) else ()
+    return [f"{start}layers.{layer}" for layer in layers for start in (prefix, "")]
 
 
 def _of_whole(model: PreTrainedModel) -> list[WeightConverter]:
