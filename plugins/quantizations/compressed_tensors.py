@@ -11,6 +11,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from hookline.core.contracts import FP8, INT4, INT8, MatrixPiece, MatrixPlace, Quantization, Scheme, StoredForm
 from hookline.plugins.quantizations.fp4 import MXFP4, MXFP8, NVFP4, mxfp4_parts, mxfp8_parts, nvfp4_parts
 from hookline.plugins.quantizations.fp8 import CACHE_SCALES, E4M3
@@ -228,8 +231,16 @@ def _packed_parts(group: Group, num_rows: int, num_columns: int) -> list[StoredP
         zeros = replace(data, along="rows")
         parts.append(StoredPart(ZEROS, "zeros", (words(rows), columns), zeros, ("I32",)))
     if group.scheme.is_reordered:
-        parts.append(StoredPart("weight_g_idx", "groups", (num_columns,), inputs_read, ("I32", "I64")))
+        read = partial(_groups_read, group.scheme.columns)
+        parts.append(StoredPart("weight_g_idx", "groups", (num_columns,), read, ("I32", "I64")))
     return parts
+
+
+def _groups_read(size: int, whole: Any, rows: slice, columns: slice) -> Tensor:
+    """See Read. Groups of `size` neighbours if -1 is among the stored ones, as compressed-tensors has it."""
+    stored: Tensor = whole[...]
+    found = torch.arange(len(stored)) // size if bool((stored == -1).any()) else stored
+    return inputs_read(found, rows, columns)
 
 
 def _scales_read(scheme: Scheme) -> Any:

@@ -478,8 +478,15 @@ def turn_scales(tensors: dict[str, Tensor]) -> None:
     tensors[f"{NAME}.weight_scale_inv"].view(-1)[-1] *= -1
 
 
+def enlarge_scales(tensors: dict[str, Tensor]) -> None:
+    next(one for name, one in tensors.items() if name.startswith(NAME) and name.endswith(SCALES)).fill_(3e38)
+
+
 def lose_scales(tensors: dict[str, Tensor]) -> None:
     tensors[f"{NAME}.weight_scale_inv"].view(-1)[0] = 0
+
+
+SCALES = ("scale_inv", "weight_scale", "scale_2")
 
 
 def lose_all_scales(tensors: dict[str, Tensor]) -> None:
@@ -492,6 +499,9 @@ def lose_all_scales(tensors: dict[str, Tensor]) -> None:
         ("modelopt_fp8", smooth, [f"{NAME}.pre_quant_scale", "without AWQ or SmoothQuant"]),
         ("fp8_small_blocks", turn_scales, [f"{NAME}.weight_scale_inv", "scales below zero"]),
         ("fp8_small_blocks", lose_scales, [f"{NAME}.weight_scale_inv", "scales of zero"]),
+        ("fp8_small_blocks", enlarge_scales, [f"{NAME}.weight_scale_inv", "up to 3e+38", "become infinite"]),
+        ("packed", enlarge_scales, [f"{NAME}.weight_scale", "become infinite"]),
+        ("modelopt_nvfp4", enlarge_scales, [f"{NAME}.weight_scale_2", "become infinite"]),
         ("gptq_order", lose_all_scales, [f"{NAME}.scales", "scales of zero"]),
         ("modelopt_nvfp4", lose_all_scales, [f"{NAME}.weight_scale_2", "scales of zero"]),
         ("packed", other_shape, [f"{NAME}.weight_shape", "says [24, 41], and the model needs [24, 40]"]),
@@ -653,6 +663,21 @@ def test_a_checkpoint_whose_cache_alone_is_quantised_has_plain_matrices(
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": stated}))
     assert not any(is_quantised for *_, is_quantised in matrices(loaded(host, tmp_path)))
+
+
+def test_groups_that_were_never_set_are_those_of_neighbours(tmp_path: Path, host: PluginHost) -> None:
+    make_qwen3(tmp_path / "plain", **ODD)
+    layout = replace(LAYOUTS["packed"], config=LAYOUTS["packed_order"].config)
+    quantised, dequantised = write_layout(tmp_path / "plain", tmp_path, layout)
+
+    def leave_unset(tensors: dict[str, Tensor]) -> None:
+        for name in [name for name in tensors if name.endswith("weight_shape")]:
+            tensors[name.replace("weight_shape", "weight_g_idx")] = torch.full((int(tensors[name][1]),), -1)
+
+    folder = changed(quantised, tmp_path / "unset", leave_unset)
+    found, expected = (list(matrices(loaded(host, one))) for one in (folder, dequantised))
+    for (_, matrix, _), (_, plain, _) in zip(found, expected, strict=True):
+        assert torch.allclose(matrix, plain, rtol=1e-6, atol=1e-8)
 
 
 def test_modelopts_own_file_beside_a_config_is_read(folders: Any, host: PluginHost, tmp_path: Path) -> None:
