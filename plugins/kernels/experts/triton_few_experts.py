@@ -34,8 +34,6 @@ FEWEST_EXPERTS_A_PAIR = 4
 """Experts for each pair of several tokens from which on few pairs have the same expert."""
 GATE_UP_ELEMENTS, DOWN_ELEMENTS = 16384, 32768
 """Elements of the weights that are in a program's registers at once."""
-PLAIN_DOWN_ELEMENTS = 16384
-"""As DOWN_ELEMENTS, of weights without scales: a thread has as many inputs of one output as it reads at once."""
 NARROW, NARROW_ELEMENTS = 2048, 4096
 """As GATE_UP_ELEMENTS, of weights in 16 bits up to a width: 8 of 256 experts of 512 at width 2,048 take both products
 16.3 us in place of 18.2 on an H200 (2026-11-29)."""
@@ -103,44 +101,39 @@ def _few_gate_up_kernel(
 @triton.jit
 def _few_down_kernel(
     hidden_ptr, expert_ptr, pair_weight_ptr, weight_ptr, bias_ptr, out_ptr, expert_stride, weight_stride, bias_stride,
-    depth, width, shared_ptr, gate_ptr, gate_stride, CHOSEN: tl.constexpr, BIAS: tl.constexpr, BLOCK_O: tl.constexpr,
-    BLOCK_F: tl.constexpr, PDL: tl.constexpr,
+    depth, width, shared_ptr, gate_ptr, gate_stride, CHOSEN: tl.constexpr, BIAS: tl.constexpr, BLOCK_A: tl.constexpr,
+    BLOCK_O: tl.constexpr, BLOCK_F: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A thread adds up its products for all the token's experts, and they are summed over threads once."""
     token = tl.program_id(1)
-    column, out = tl.arange(0, BLOCK_F), tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
-    outs, columns = out < width, column < depth
-    inside, place_at = outs[:, None] & columns[None, :], token * CHOSEN
-    in_matrix = out.to(tl.int64)[:, None] * weight_stride + column[None, :]
-    total = tl.zeros([BLOCK_O], tl.float32)
-    weights = ()
-    factors = ()
-    for place in tl.static_range(CHOSEN):
-        # Routing was over when the kernel before this one let it start; it is read past the L1.
-        expert = tl.load(expert_ptr + place_at + place, cache_modifier=".cg").to(tl.int64)
-        factor = tl.load(pair_weight_ptr + place_at + place, cache_modifier=".cg")
-        weight = tl.load(weight_ptr + expert * expert_stride + in_matrix, mask=inside, other=0.0)
-        if BIAS:
-            total += tl.load(bias_ptr + expert * bias_stride + out, mask=outs, other=0.0).to(tl.float32) * factor
-        weights = weights + (weight,)  # type: ignore[assignment]  # noqa: RUF005 (Triton has no unpacking)
-        factors = factors + (factor,)  # type: ignore[assignment]  # noqa: RUF005
+    place, column = tl.arange(0, BLOCK_A), tl.arange(0, BLOCK_F)
+    out = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
+    places, outs, columns = place < CHOSEN, out < width, column < depth
+    pair = token * CHOSEN + place
+    # Routing was over when the kernel before this one let it start; it is read past the L1.
+    expert = tl.load(expert_ptr + pair, mask=places, other=0, cache_modifier=".cg").to(tl.int64)
+    pair_weight = tl.load(pair_weight_ptr + pair, mask=places, other=0.0, cache_modifier=".cg")
+    weight_at = weight_ptr + (expert * expert_stride)[:, None, None] + column[None, None, :]
+    weight_at += (out.to(tl.int64) * weight_stride)[None, :, None]
+    inside = places[:, None, None] & outs[None, :, None] & columns[None, None, :]
+    weight = tl.load(weight_at, mask=inside, other=0.0)
     if shared_ptr is not None:  # the router's product has its gate
-        shared_weight = tl.load(shared_ptr + in_matrix, mask=inside, other=0.0)
+        shared_at = shared_ptr + out.to(tl.int64)[:, None] * weight_stride + column[None, :]
+        shared_weight = tl.load(shared_at, mask=outs[:, None] & columns[None, :], other=0.0)
         gate = tl.load(gate_ptr + token * gate_stride, cache_modifier=".cg").to(tl.float32)
-        shared_factor = 1.0 / (1.0 + tl.exp(-gate))
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    # Each thread loads the inputs of its own weights: to hand them on would take a barrier for each expert.
-    sums = tl.zeros([BLOCK_O, BLOCK_F], tl.float32)
-    hidden_at = hidden_ptr + tl.zeros([BLOCK_O, BLOCK_F], tl.int32) + column[None, :]
-    for place in tl.static_range(CHOSEN):
-        hidden = tl.load(hidden_at + (place_at + place) * depth, mask=inside, other=0.0).to(tl.float32)
-        sums += weights[place].to(tl.float32) * hidden * factors[place]
+    hidden_at = hidden_ptr + pair[:, None] * depth + column[None, :]
+    hidden = tl.load(hidden_at, mask=places[:, None] & columns[None, :], other=0.0).to(tl.float32)
+    y = tl.sum(weight.to(tl.float32) * hidden[:, None, :], axis=2)
+    if BIAS:
+        bias_at = bias_ptr + (expert * bias_stride)[:, None] + out[None, :]
+        y += tl.load(bias_at, mask=places[:, None] & outs[None, :], other=0.0).to(tl.float32)
+    total = tl.sum(y * pair_weight[:, None], axis=0)
     if shared_ptr is not None:
-        hidden = tl.load(hidden_at + (tl.num_programs(1) * CHOSEN + token) * depth, mask=inside, other=0.0)
-        sums += shared_weight.to(tl.float32) * hidden.to(tl.float32) * shared_factor
-    total += tl.sum(sums, axis=1)
+        shared_at = hidden_ptr + (tl.num_programs(1) * CHOSEN + token) * depth + column
+        shared = tl.load(shared_at, mask=columns, other=0.0).to(tl.float32)
+        total += tl.sum(shared_weight.to(tl.float32) * shared[None, :], axis=1) / (1.0 + tl.exp(-gate))
     tl.store(out_ptr + token * width + out, total.to(out_ptr.dtype.element_ty), mask=outs)
 
 
@@ -309,8 +302,8 @@ def few_expert_mlp(
     out_TD = torch.empty((num_tokens, hidden), dtype=x_TD.dtype, device=x_TD.device)
     bias_XD = down_XDF if down_bias_XD is None else down_bias_XD
     block_a = next_power_of_2(num_chosen)
+    block_o = max(1, DOWN_ELEMENTS // (block_a * block_f))
     if down_scales is not None:
-        block_o = max(1, DOWN_ELEMENTS // (block_a * block_f))
         assert gate_up_bias_XF is None and down_bias_XD is None
         num_warps = next_power_of_2(cdiv(num_chosen * inner, CHUNK_ELEMENTS))
         is_e4m3 = down_XDF.dtype in (torch.float8_e4m3fn, torch.uint8) and down_scales.packed == 1
@@ -337,11 +330,11 @@ def few_expert_mlp(
             CHOSEN=num_chosen, CHUNKS=inner // WIDE_CHUNK, BLOCK_A=block_a, BLOCK_C=WIDE_CHUNK, num_warps=4, **options,
         )  # fmt: skip
         return out_TD
-    block_o = max(1, PLAIN_DOWN_ELEMENTS // (block_a * block_f))
     _few_down_kernel[(cdiv(hidden, block_o), num_tokens)](
         hidden_PF, expert_TA, weight_TA, down_XDF, bias_XD, out_TD, down_XDF.stride(0), down_XDF.stride(1),
         bias_XD.stride(0), inner, hidden, shared_DF, gate_T1, None if gate_T1 is None else gate_T1.stride(0),
-        CHOSEN=num_chosen, BIAS=down_bias_XD is not None, BLOCK_O=block_o, BLOCK_F=block_f, num_warps=8, **options,
+        CHOSEN=num_chosen, BIAS=down_bias_XD is not None, BLOCK_A=block_a, BLOCK_O=block_o, BLOCK_F=block_f,
+        num_warps=8, **options,
     )  # fmt: skip
     return out_TD
 
