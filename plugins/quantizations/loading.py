@@ -207,21 +207,21 @@ class ScaledLoading:
 
     def _write_scales(self, name: str, part: StoredPart, piece: MatrixPiece, whole: Any) -> None:
         found = self._read_blocks(part, piece, whole).float()
-        self._check_scales(name, piece, found)
+        self._check_sizes(name, found)
+        self._check_signs(name, piece, found)
         self._put_blocks(self.scales, piece, found)
 
-    def _check_scales(self, name: str, piece: MatrixPiece, scales: Tensor, others: float = 1.0) -> None:
-        """Refuse scales by which values become NaN or infinite, and floats' below zero.
-
-        others: the largest of the scales that these ones multiply. Scales of integers may be below zero: AutoRound's
-        are, where a group's largest value is negative.
-        """
+    def _check_sizes(self, name: str, scales: Tensor, others: float = 1.0) -> None:
+        """others: the largest of the scales that these ones multiply."""
         _check_finite(name, scales)
         if not bool((scales * (LARGEST[self.stated.values] * others)).isfinite().all()):
             raise CheckpointError(
                 f"tensor {name} has scales up to {float(scales.abs().max()):g}, by which values become infinite; "
                 "download or copy the checkpoint again"
             )
+
+    def _check_signs(self, name: str, piece: MatrixPiece, scales: Tensor) -> None:
+        """Scales of integers may be below zero: AutoRound's are, where a group's largest value is negative."""
         if self.stated.values not in (INT8, INT4) and bool((scales < 0).any()):
             raise CheckpointError(
                 f"tensor {name} has scales below zero, down to {float(scales.min()):g}; download or copy the "
@@ -260,7 +260,8 @@ class ScaledLoading:
 
     def _write_row_scales(self, name: str, part: StoredPart, piece: MatrixPiece, whole: Any) -> None:
         found = part.read(whole, _range(piece.rows), slice(0, 1)).float()
-        self._check_scales(name, piece, found, LARGEST[FP8])  # by which scales of blocks, in e4m3, are multiplied
+        self._check_sizes(name, found, LARGEST[FP8])  # by which scales of blocks, in e4m3, are multiplied
+        self._check_signs(name, piece, found)
         self.row_scales_of[piece] = found.to(self.place.device)
 
     def _write_groups(self, name: str, part: StoredPart, piece: MatrixPiece, whole: Any) -> None:
