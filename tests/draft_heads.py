@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from hookline.core.assembly.draft_target import TargetModel
 from hookline.core.assembly.resolve import resolve
+from hookline.core.assembly.speculation import TargetModel
 from hookline.core.config.settings import validate
 from hookline.core.plugin.host import PluginHost
 from tests.small_models import transformers_model

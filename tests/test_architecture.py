@@ -22,7 +22,7 @@ from hookline.core.new.command import kinds, write_skeleton
 from hookline.core.plugin.host import PluginHost
 from hookline.core.plugin.registry import KINDS
 from tools.count_lines import NOT_SERVING, lines_by_package
-from tools.feature_files import FEATURES, files_by_feature, in_step, words_of
+from tools.feature_files import FEATURES, beyond_own, files_by_feature, in_step, words_of
 
 ROOT = Path(__file__).parents[1]
 CORE = sorted(ROOT.glob("core/**/*.py"))
@@ -438,6 +438,13 @@ def test_the_files_that_are_quoted_for_a_feature_are_those_of_the_tool(feature: 
     files = files_by_feature()[feature]
     assert abs(int(told) - len(files)) <= 2, files
     assert int(told_in_step) >= len(found := in_step(files)), found
+
+
+def test_speculation_is_named_in_few_files_beyond_its_own() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    (told,) = re.findall(r"is named in (\d+) files\s+beyond its own", page)
+    files = beyond_own("drafts", files_by_feature()["drafts"])
+    assert len(files) <= int(told) <= 15, files
 
 
 def test_a_name_and_a_string_are_found_and_prose_is_not() -> None:

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from hookline import LLM, SamplingParams
-from hookline.core.assembly.draft_target import TargetModel
 from hookline.core.assembly.resolve import resolve
+from hookline.core.assembly.speculation import TargetModel
 from hookline.core.config.settings import validate
 from hookline.core.contracts import ComputedRow, DraftCounts, DrafterSpec, DraftRow, Needs
 from hookline.core.errors import CheckpointError, ConfigError, PluginError
@@ -373,7 +373,7 @@ def test_drafters_see_the_hidden_states_of_every_token_that_counts_and_of_no_oth
 def test_drafters_see_no_hidden_states_of_steps_without_room_for_drafts(
     tmp_path: Path, watching: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hookline.core.engine.speculation.DRAFT_TOKENS", (7,))
+    monkeypatch.setattr("hookline.core.speculation.speculation.TOKEN_ROWS", (7,))
     save_checkpoint(CONFIGS["llama"], tmp_path)
     params = [SamplingParams(max_tokens=8 + 8 * (index < 3), ignore_eos=True) for index in range(4)]
     options: dict[str, Any] = {"device": "cpu", "dtype": "float32", "engine": SMALL}

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from hookline import LLM, SamplingParams
-from hookline.core.assembly.draft_target import TargetModel
 from hookline.core.assembly.resolve import resolve
+from hookline.core.assembly.speculation import TargetModel
 from hookline.core.config.settings import validate
 from hookline.core.contracts import ComputedRow, DrafterSpec, DraftRow
 from hookline.core.plugin import sources
@@ -35,7 +35,7 @@ def answers(drafter, dtype="float32", name="qwen3", shape=SHAPE, **engine):
         tokens = [output.token_ids for output in llm.generate(prompts, params)]
         speculation = llm.engine.speculation
         if drafter is not None:
-            is_on_device = llm.engine.state.speculation.device is not None
+            is_on_device = llm.engine.state.decoding.device is not None
             assert is_on_device == (drafter["name"] in ("suffix", "synthetic"))
         return tokens, speculation.num_drafted if speculation is not None else 0, dict(llm.engine.late_work)
 

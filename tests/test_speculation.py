@@ -16,11 +16,11 @@ import pytest
 
 from hookline import LLM, SamplingParams, StructuredOutputs
 from hookline.core.contracts import DraftCounts
-from hookline.core.engine.draft_depth import DraftDepth
-from hookline.core.engine.speculation import Speculation
 from hookline.core.errors import PluginError
 from hookline.core.outputs import RequestOutput
 from hookline.core.plugin import sources
+from hookline.core.speculation.depth import DraftDepth
+from hookline.core.speculation.speculation import Speculation
 from tests.doc_pages import ROOT, commands, run_here
 
 PROMPTS = [
@@ -177,7 +177,7 @@ def _counted_by_case() -> Iterator[dict[str, DraftCounts]]:
     def _count(self: Speculation, rows: Any, num_kept: Any) -> None:
         count_step(self, rows, num_kept)
         for row in rows:
-            counts[row.request.tags["case"]].add(row.num_drafts, num_kept[row.request.id])
+            counts[row.request.tags["case"]].add(row.num_behind, num_kept[row.request.id])
 
     with patch.object(Speculation, "count_step", _count):
         yield counts
@@ -435,7 +435,7 @@ def test_tokens_do_not_depend_on_how_many_drafts_steps_have(
         return Speculation(*arguments, **{**keys, "weighs_costs": True})
 
     monkeypatch.setattr(DraftDepth, "choose", _choose)
-    monkeypatch.setattr("hookline.core.assembly.engine.Speculation", _weighing)
+    monkeypatch.setattr("hookline.core.assembly.speculation.Speculation", _weighing)
     with LLM(drafter="suffix", engine={**SMALL, "overlap": True}, **ON_CPU) as llm:
         outputs = llm.generate(PROMPTS, SamplingParams(max_tokens=40, **params))
         counts = _counts(llm)

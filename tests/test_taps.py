@@ -16,7 +16,7 @@ import torch
 from hookline import LLM, PoolingParams, SamplingParams
 from hookline.core.contracts import API_VERSION, TappedStates
 from hookline.core.errors import ConfigError, PluginError
-from tests.core.worker.graphs.test_draft_graphs import SIZES, replay_steps
+from tests.core.worker.graphs.test_token_graphs import SIZES, replay_steps
 from tests.hf_models import make_qwen3
 from tests.test_pooling_parity import MAX_DIFFERENCE, random_prompts
 

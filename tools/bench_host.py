@@ -21,13 +21,13 @@ import torch
 
 from hookline.core.contracts import DrafterSpec, Limits
 from hookline.core.engine.engine import Engine
-from hookline.core.engine.speculation import Speculation
 from hookline.core.kv_cache.block_pool import BlockPool
 from hookline.core.kv_cache.groups import ALL_TOKENS, CacheGroups
 from hookline.core.plugin.host import PluginHost
 from hookline.core.requests.admission import EngineLimits
 from hookline.core.requests.step_extensions import InstalledExtensions
 from hookline.core.sampling_params import UNTRUNCATED, SamplingParams
+from hookline.core.speculation.speculation import Speculation
 from hookline.core.step.executor import Executor, StepResult
 from hookline.core.step.message import Step
 from hookline.core.step.timing import Clock

@@ -21,10 +21,17 @@ FEATURES = {
     "processors": r"processors?(?![a-z])",
     "pooling": r"pool(ing|ed|ers?)(?![a-z])",
     "taps": r"(?<![a-z])tap(s|ped|ping)?(?![a-z])",
+    "drafts": r"draft(s|ed|ers?|ing)?(?![a-z])|speculat(e|ed|es|ing|ion|ive)(?![a-z])",
 }
 """What a name or a string of each feature has in it, whatever its case."""
-NOT_OF_IT = r"(output|multi|pre|post)_processor\w*|scores_NR?\b|best_score\w*|masked_fill_?|is_mask"
-"""What sounds alike: scores are also what ranks draw by, and masks what torch fills."""
+NOT_OF_IT = (
+    r"(output|multi|pre|post)_processor\w*|scores_NR?\b|best_score\w*|masked_fill_?|is_mask"
+    r"|(plan|step)_draft|(?m:^draft$)"
+)
+"""What sounds alike: scores are also what ranks draw by, masks what torch fills, and drafts what plans and steps are
+before they are whole."""
+OWN = {"drafts": ("contracts/", "speculation/", "assembly/speculation.py")}
+"""Where a feature is at home, if it has a place of its own: its contract and itself, whole."""
 STEP = ("step", "requests", "engine", "kv_cache", "executor", "worker")
 
 
@@ -46,6 +53,11 @@ def words_of(source: str) -> str:
 def in_step(files: list[str]) -> list[str]:
     """Those of these files that are in the step's packages."""
     return [name for name in files if name.split("/")[0] in STEP]
+
+
+def beyond_own(feature: str, files: list[str]) -> list[str]:
+    """Those of these files that are outside of the feature's own place."""
+    return [name for name in files if not name.startswith(OWN.get(feature, ()))]
 
 
 @cache

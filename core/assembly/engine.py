@@ -14,22 +14,21 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from hookline.core.assembly.draft_target import TargetModel
 from hookline.core.assembly.poolers import make_poolers
 from hookline.core.assembly.rank_main import MAIN, task_of
 from hookline.core.assembly.rank_parts import entries_in_steps
 from hookline.core.assembly.remote_ranks import place_of, placed, start_all_ranks
-from hookline.core.assembly.resolve import ResolvedConfig, chosen, refuse, refuse_unmet, resolve
+from hookline.core.assembly.resolve import ResolvedConfig, chosen, resolve
+from hookline.core.assembly.speculation import make_speculation
 from hookline.core.assembly.worker import build_worker
 from hookline.core.checkpoint.checkpoint import Checkpoint
 from hookline.core.checkpoint.headless import why_no_generation
 from hookline.core.config.job_folder import job_folder
 from hookline.core.config.settings import Config, chosen_entries
-from hookline.core.contracts import DrafterSpec, Limits
+from hookline.core.contracts import Limits
 from hookline.core.distributed.process_group import LOOPBACK, behind_secret, connect
 from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.engine.engine import Engine
-from hookline.core.engine.speculation import Speculation
 from hookline.core.errors import CapacityError, Interrupted, RankError
 from hookline.core.executor.links import LocalLinks
 from hookline.core.executor.monitor import STEP_TIMEOUTS, Timeouts
@@ -51,7 +50,6 @@ from hookline.core.step.executor import SizedExecutor
 from hookline.core.util.garbage import unsearched
 from hookline.core.util.start_phases import StartPhases
 from hookline.core.util.tracebacks import forget_locals
-from hookline.core.worker.startup.late_work import not_late
 from hookline.core.worker.worker import Worker
 
 SMALL_HIDDEN_SIZE = 1024
@@ -229,60 +227,6 @@ def assemble(
         late=structured_output,
         groups=groups,
         speculation=speculation,
-    )
-
-
-def make_speculation(
-    resolved: ResolvedConfig,
-    limits: EngineLimits,
-    structured_output: StructuredOutput | None,
-    executor: SizedExecutor,
-) -> Speculation | None:
-    """The drafts of an engine; None without a drafter.
-
-    Raises: PluginError, if its model keeps states of all tokens before or hidden states are asked for: then a wrong
-    draft could not be taken back.
-    """
-    option, plan = resolved.config.drafter, limits.plan
-    if option.entry is None:
-        return None
-    refuse_unmet(option.entry, resolved.facts)
-    for refused, told in (
-        (
-            resolved.groups.has_states,
-            "layers of this model keep a state, from which a wrong draft cannot be taken back",
-        ),
-        (
-            bool(resolved.config.engine.taps),
-            "engine.taps is set, and observers would get hidden states of wrong drafts",
-        ),
-    ):
-        if refused:
-            refuse(option.entry, [f"{told}; leave the drafter out"])
-    facts, target = resolved.facts, TargetModel(resolved, plan.num_blocks)
-    spec = DrafterSpec(limits.vocab_size, plan.max_num_seqs, plan.max_model_len, facts.device, facts.dtype, target)
-    try:
-        with not_late():
-            drafter = option.entry.load()(option.config, spec)
-            on_device = executor.drafts_on_device(drafter, str(option.entry))
-    except torch.OutOfMemoryError as error:
-        raise CapacityError(
-            f"drafter '{option.name}' does not fit into the GPU's memory beside the model and its KV cache; lower "
-            "engine.memory_fraction"
-        ) from error
-    logger.info(
-        "drafter '%s': up to %d drafts for a request in a step; steps with drafts %s",
-        *(option.name, drafter.k, "overlap where the device drafts" if on_device else "do not overlap"),
-    )
-    return Speculation(
-        drafter,
-        str(option.entry),
-        limits.extensions,
-        limits.vocab_size,
-        structured_output,
-        max_num_batched_tokens=plan.max_num_batched_tokens,
-        weighs_costs=resolved.uses_graphs,
-        on_device=on_device,
     )
 
 

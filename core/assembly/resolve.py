@@ -41,9 +41,9 @@ from hookline.core.plugin.registry import LOCAL, Entry, Option
 from hookline.core.step.captured import (
     PromptShape,
     captured_prompt_tokens,
-    draft_sizes,
     graph_sizes,
     prompt_shapes,
+    token_sizes,
 )
 from hookline.core.worker.request_table import state_form
 from hookline.core.worker.startup.memory import block_bytes
@@ -154,12 +154,12 @@ class ResolvedConfig:
         return graph_sizes(self.attention.max_num_seqs) if self.uses_graphs and not self.taps else []
 
     @property
-    def draft_sizes(self) -> list[int]:
-        """Tokens of the steps with drafts for which graphs are captured, ascending; with taps, of decodes, too."""
-        has_drafts, sizes = self.config.drafter.entry is not None, self.attention
-        if not (has_drafts or self.taps) or not self.uses_graphs or self.config.pp > 1:
+    def token_sizes(self) -> list[int]:
+        """Tokens of the steps for which graphs are captured in which every token is a row: with drafts or with taps."""
+        is_needed, sizes = self.config.drafter.entry is not None or bool(self.taps), self.attention
+        if not is_needed or not self.uses_graphs or self.config.pp > 1:
             return []
-        return draft_sizes(sizes.max_num_seqs, sizes.max_num_batched_tokens)
+        return token_sizes(sizes.max_num_seqs, sizes.max_num_batched_tokens)
 
     @property
     def caches_prefixes(self) -> bool:

@@ -119,8 +119,8 @@ def build_worker(
 
 def make_kernels(resolved: ResolvedConfig) -> Kernels:
     """Make the kernels object of this rank."""
-    # A step with drafts has a row for each of its tokens.
-    num_rows = max(resolved.attention.max_num_seqs, *resolved.draft_sizes, 0)
+    # A step whose decodes compute several tokens has a row for each token.
+    num_rows = max(resolved.attention.max_num_seqs, *resolved.token_sizes, 0)
     return kernels_of(resolved, replace(resolved.attention, max_num_seqs=num_rows))
 
 
@@ -301,7 +301,7 @@ def _make_ready(resolved: ResolvedConfig, worker: Worker, shapes: Sequence[Promp
                 resolved.decode_sizes,
                 shapes,
                 shares_prefixes=resolved.shares_prefixes,
-                draft_sizes=resolved.draft_sizes,
+                token_sizes=resolved.token_sizes,
                 at_once=resolved.captures_at_once,
             )
     if resolved.device.type == "cuda":
@@ -316,7 +316,7 @@ def _num_blocks(resolved: ResolvedConfig, parts: RankParts, shapes: Sequence[Pro
     attention = resolved.attention
     rehearsals = [lambda: parts.worker(1).profile_run(attention)]
     if resolved.uses_graphs:
-        rehearsals.append(lambda: parts.worker(1).profile_graphs(attention, shapes, resolved.draft_sizes))
+        rehearsals.append(lambda: parts.worker(1).profile_graphs(attention, shapes, resolved.token_sizes))
         rehearsals.append(lambda: _profile_extra_sampling(resolved))
     count = count_blocks(resolved.config.engine, resolved.num_places, attention, rehearsals)
     return count if resolved.config.engine.num_blocks is not None else parts.beside_snapshots(count)
@@ -324,7 +324,7 @@ def _num_blocks(resolved: ResolvedConfig, parts: RankParts, shapes: Sequence[Pro
 
 def _profile_extra_sampling(resolved: ResolvedConfig) -> None:
     """Allocate as much as graphs with step extensions and scores take, which are captured when first needed."""
-    num_rows = max(resolved.attention.max_num_seqs, *resolved.draft_sizes, 0)
+    num_rows = max(resolved.attention.max_num_seqs, *resolved.token_sizes, 0)
     num_logits = num_rows * resolved.spec.vocab_size
     torch.empty(num_logits * EXTRA_BYTES_PER_LOGIT, dtype=torch.uint8, device=resolved.device)
 

@@ -199,8 +199,7 @@ class StepRecorder:
             none = np.empty(0, dtype=np.int64)
             noted = _Noted(end_s, StepCounts(), none, none, none)
         self.rows.append((noted.start_s, end_s, *noted.counts, *_states(stats), *_times(stats)))
-        speculation = self.engine.state.speculation
-        self.drawn.append(np.concatenate([noted.drawn, ints(() if speculation is None else speculation.kept_ids)]))
+        self.drawn.append(np.concatenate([noted.drawn, ints(self.engine.state.decoding.kept_ids)]))
         self.chunk_ids.append(noted.chunk_ids)
         self.chunk_tokens.append(noted.chunk_tokens)
 

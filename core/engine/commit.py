@@ -14,8 +14,8 @@ import numpy as np
 
 from hookline.core.contracts import StepStats
 from hookline.core.engine.dispatch import Dispatcher
-from hookline.core.engine.draft_commit import DraftCommitter, first_draws
 from hookline.core.engine.finish import Finisher, fault_of, finish_reason, stops_with
+from hookline.core.engine.multi_token_commit import MultiTokenCommitter, first_draws
 from hookline.core.engine.plan_check import CheckedPlan
 from hookline.core.engine.policy import Planner
 from hookline.core.engine.policy_feedback import prefilled
@@ -46,8 +46,6 @@ class LaunchedStep:
     started_s: float
     host_s: dict[str, float]
     num_context_tokens: int = 0
-    depth: int = 0
-    """Most drafts of a request in it."""
     owners: TokenOwners | None = None
     """Of its tokens; None unless its hidden states are read."""
 
@@ -65,11 +63,11 @@ class CollectedStep:
     tokens_N: IntArray
     is_over_N: BoolArray | None
     drawn: StepResult
-    """The result with all draws, of which rows with drafts have several; `result` has the first of each row."""
-    num_right: Sequence[int] = ()
-    """How many drafts of each row that has some are right."""
+    """The result with all draws; `result` has the first of each row."""
+    num_more: Sequence[int] = ()
+    """How many of the draws behind the first one count, of each row that has several."""
     is_kept: bool = False
-    """Whether the draws behind right drafts were kept with the first ones, as none ends its request."""
+    """Whether these were kept with the first ones, as none ends its request."""
     kept: KeptStep | None = None
     """Set once the step's tokens are kept."""
 
@@ -78,12 +76,13 @@ class CollectedStep:
 class KeptStep:
     """A step whose tokens were kept, and of which observers and the policy are still to be told.
 
-    requests: those that keep a token of it, decodes first; empty unless the policy wants to know. num_drafts: how many
-    drafts each row with drafts keeps, by the request's id. host_s: as LaunchedStep's, of what came after the launch.
+    requests: those that keep a token of it, decodes first; empty unless the policy wants to know. num_more: how many
+    draws behind the first one each row with several keeps, by the request's id. host_s: as LaunchedStep's, of what came
+    after the launch.
     """
 
     requests: Sequence[Request]
-    num_drafts: Mapping[int, int]
+    num_more: Mapping[int, int]
     num_tokens: int
     host_s: dict[str, float]
 
@@ -98,9 +97,8 @@ class Committer:
             state.observers.hears(hook) for hook in ("on_token_gaps", "on_first_token")
         )
         self._last_commit_s = 0.0
-        self._drafts: DraftCommitter | None = None
-        if state.speculation is not None:
-            self._drafts = DraftCommitter(state, state.speculation, dispatcher, self._keep_as_a_step)
+        self._decoding = state.decoding
+        self._multi_token = MultiTokenCommitter(state, dispatcher, self._keep_as_a_step)
 
     def collect(self, launched: LaunchedStep) -> CollectedStep:
         """Wait for a step's tokens, give them to their requests, and advance late inputs by them."""
@@ -111,16 +109,15 @@ class Committer:
             dispatched = launched.dispatched
             if extensions := dispatched.step.extensions:
                 self._state.limits.extensions.note_step(extensions, result.extension_seconds)
-            num_right: Sequence[int] = ()
-            if dispatched.drafted and self._drafts is not None:
-                result = drawn = self._drafts.read(dispatched, drawn)
-                num_right, is_kept = self._drafts.keep_at_once(dispatched, drawn)
-                if is_kept:
+            num_more: Sequence[int] = ()
+            if dispatched.multi_token:
+                drawn, num_more = self._decoding.accept(dispatched, drawn)
+                if self._multi_token.keep_at_once(dispatched, drawn, num_more):
                     entries_N = dispatched.sampled.entries_N
-                    return CollectedStep(launched, result, entries_N, no_ints(), None, drawn, num_right, is_kept=True)
-                result = first_draws(dispatched, result)
+                    return CollectedStep(launched, drawn, entries_N, no_ints(), None, drawn, num_more, is_kept=True)
+                result = first_draws(dispatched, drawn)
             kept = self._advance(dispatched.sampled, result.tokens, result.extras)
-        return CollectedStep(launched, result, *kept, drawn, num_right)
+        return CollectedStep(launched, result, *kept, drawn, num_more)
 
     def _advance(
         self, sampled: Sampled, tokens_N: IntArray, extras: Mapping[str, Array]
@@ -134,47 +131,41 @@ class Committer:
         return entries_N, kept_N, is_over_N
 
     def keep(self, step: CollectedStep) -> None:
-        """Cache filled blocks, keep right drafts, and finish the requests at their last token.
+        """Cache filled blocks, keep further draws, and finish the requests at their last token.
 
         The next step may depend on this; on `conclude`, which has to follow, it does not.
         """
         launched, entries_N = step.launched, step.entries_N
-        dispatched, result, speculation = launched.dispatched, step.result, self._state.speculation
+        dispatched, result = launched.dispatched, step.result
         with self._watch.part("commit"):
             self._note_first_tokens(launched)
             if dispatched.reads:
                 keep_reads(self._queue.live, dispatched.reads, result.apart)
             tells_policy = self._feedback.is_wanted or self._served.is_wanted
             requests = list(self._table.requests(entries_N)) if tells_policy else []
-            num_drafts: Mapping[int, int] = {}
+            num_more: Mapping[int, int] = {}
             if step.is_kept:
                 self._keep_kept(step)
+                rows = dispatched.multi_token
+                num_more = {row.request.id: more for row, more in zip(rows, step.num_more, strict=True)}
             else:
                 self._keep(entries_N, step.tokens_N, step.is_over_N)
-            if dispatched.drafted and self._drafts is not None:
-                num_drafts = self._drafts.commit(dispatched, step.drawn, step.num_right, is_kept=step.is_kept)
+                if dispatched.multi_token:
+                    num_more = self._multi_token.commit(dispatched, step.drawn, step.num_more)
             if launched.owners is not None and launched.plan.computes:
                 self._state.hidden_states.hand_on(launched.owners, result.apart)
-            if speculation is not None:
-                speculation.time_step(
-                    len(launched.plan.decode),
-                    launched.depth,
-                    self._state.now(),
-                    num_drafts.values(),
-                    has_prompts=bool(dispatched.chunks),
-                )
+            self._decoding.note_kept(dispatched, num_more, self._state.now)
             if dispatched.ending:
                 self._finisher.finish_prompts(dispatched.ending)
         host_s = {part: self._watch.pop_part(part) for part in ("wait", "advance", "commit")}
-        step.kept = KeptStep(requests, num_drafts, len(entries_N) + sum(num_drafts.values()), host_s)
+        step.kept = KeptStep(requests, num_more, len(entries_N) + sum(num_more.values()), host_s)
 
     def conclude(self, step: CollectedStep) -> None:
-        """Count the drafts of a step whose tokens were kept, and tell observers and the policy of it."""
-        launched, kept, speculation = step.launched, step.kept, self._state.speculation
+        """Tell observers and the policy of a step whose tokens were kept."""
+        launched, kept = step.launched, step.kept
         assert kept is not None, "its tokens are to be kept first"
         with self._watch.part("conclude"):
-            if speculation is not None:
-                speculation.count_step(launched.dispatched.drafted, kept.num_drafts)
+            self._decoding.count_step(launched.dispatched.multi_token, kept.num_more)
             self._state.announce()
         self._state.note_stats(self._stats(launched, kept))
         if self._feedback.is_wanted or self._served.is_wanted:
@@ -205,7 +196,7 @@ class Committer:
     def _keep_kept(self, step: CollectedStep) -> None:
         """Cache the blocks that requests fill with draws which end none of them."""
         self._tell_gaps(step.entries_N)
-        if self._hears_gaps and (num_more := sum(step.num_right)):  # they come at the same moment as the first draw
+        if self._hears_gaps and (num_more := sum(step.num_more)):  # they come at the same moment as the first draw
             self._state.observers.notify("on_token_gaps", gaps_s=np.zeros(num_more))
         self._state.cache.cache_filled_blocks(step.entries_N)
 
@@ -254,12 +245,8 @@ class Committer:
 
     def _tell_policy(self, launched: LaunchedStep, kept: Sequence[Request]) -> None:
         """Tell the policy of a committed step. kept: the requests that keep a token of it, decodes first."""
-        plan, dispatched, stats, now_s = (
-            launched.plan,
-            launched.dispatched,
-            self._state.last_stats,
-            self._state.now(),
-        )
+        plan, dispatched, stats = launched.plan, launched.dispatched, self._state.last_stats
+        now_s = self._state.now()
         if self._served.is_wanted:
             new_tokens = zip(dispatched.chunks, dispatched.num_new_tokens, strict=True)
             self._served.add(((chunk[0], num_tokens) for chunk, num_tokens in new_tokens), kept)

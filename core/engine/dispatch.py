@@ -9,10 +9,10 @@ import numpy as np
 
 from hookline.core.engine.plan_check import CheckedPlan
 from hookline.core.engine.state import EngineState
-from hookline.core.engine.step_builder import ArgumentWriter, Dispatched, OnDevice, StepDraft, StepWriter
+from hookline.core.engine.step_builder import ArgumentWriter, Dispatched, StepDraft, StepWriter
 from hookline.core.requests.request import Request
 from hookline.core.requests.running_table import NO_REQUEST
-from hookline.core.util.arrays import IntArray, ints, no_ints, without
+from hookline.core.util.arrays import IntArray
 
 
 class Dispatcher:
@@ -25,9 +25,9 @@ class Dispatcher:
         self.arguments = ArgumentWriter(max_num_seqs)
         self.writer = StepWriter(state.table, self.arguments, shares_prefixes=state.shares_prefixes)
 
-    def carry_out(self, plan: CheckedPlan, *, is_ahead: bool, num_drafts: int) -> Dispatched:
+    def carry_out(self, plan: CheckedPlan, *, is_ahead: bool) -> Dispatched:
         """Preempt, admit and grow requests as planned; returns the step to launch. is_ahead: whether the tokens of the
-        step in flight are not known yet. num_drafts: what `num_on_device` says.
+        step in flight are not known yet.
         """
         cache, draft = self._cache, StepDraft()
         self._queue.count_step(len(plan.decode))
@@ -41,80 +41,11 @@ class Dispatcher:
         got_further = self._note_progress(plan.decode)
         for request, num_tokens in plan.prefill:
             got_further |= self._start_chunk(request, num_tokens, draft)
-        if num_drafts:
-            self._draft_on_device(plan, draft, num_drafts, is_ahead=is_ahead)
-        decode = no_ints() if num_drafts else self._draft(plan, draft, is_ahead=is_ahead)
-        cache.end_step(plan.decode, draft.chunks)  # last, as a draft's block may be none that this step still reads
+        decodes = self._state.decoding.extend(plan, draft, is_ahead=is_ahead)
+        cache.end_step(plan.decode, draft.chunks)  # last, as no new block may be one that this step still reads
         if cache.snapshots is not None:
             draft.note_states(cache.snapshots.pop_restored(), cache.snapshots.pop_saved())
-        return self.writer.write(draft, decode, got_further=got_further)
-
-    def num_on_device(self, plan: CheckedPlan, *, is_ahead: bool) -> int:
-        """How many drafts the device makes for each request of the plan's step; 0 if the host makes them, if there are
-        none, or if they need more blocks than there are. is_ahead: as in `carry_out`.
-        """
-        speculation, table, cache, entries = self._state.speculation, self._table, self._cache, plan.decode
-        if speculation is None or plan.prefill or plan.preempt:
-            return 0
-        num_drafts = speculation.num_on_device(table, entries, is_ahead=is_ahead)
-        if not num_drafts:
-            return 0
-        needed = self._most_computed(entries, 1 + num_drafts, is_ahead=is_ahead) - table.num_block_tokens_S[entries]
-        num_columns = int((-(-np.maximum(needed, 0) // cache.pool.block_size)).sum())
-        return num_drafts if num_columns * cache.blocks_per_column <= cache.pool.num_free else 0
-
-    def _most_computed(self, entries: IntArray, num_tokens: int, *, is_ahead: bool) -> IntArray:
-        """How many tokens these requests can have in the cache after so many more, whatever the step in flight kept."""
-        speculation, table = self._state.speculation, self._table
-        assert speculation is not None and speculation.device is not None
-        unknown = speculation.device.depth if is_ahead else 0
-        most: IntArray = np.minimum(
-            table.num_computed_tokens_S[entries] + num_tokens + unknown, table.max_len_S[entries]
-        )
-        return most
-
-    def _draft_on_device(self, plan: CheckedPlan, draft: StepDraft, num_drafts: int, *, is_ahead: bool) -> None:
-        """Have the device make drafts for all decodes of the step; there are blocks for them."""
-        speculation, table, cache, entries = self._state.speculation, self._table, self._cache, plan.decode
-        assert speculation is not None and speculation.device is not None
-        most_computed = self._most_computed(entries, num_drafts, is_ahead=is_ahead)
-        is_short = most_computed > table.num_block_tokens_S[entries]
-        computed = table.num_computed_tokens_S[entries]
-        for request, count in zip(
-            table.requests(entries[is_short]), (most_computed - computed)[is_short].tolist(), strict=True
-        ):
-            draft.table.extend(cache.allocate(request, cache.missing_blocks(request, count)))
-        shown = {} if is_ahead else speculation.device.show(table.requests(entries))
-        rows = speculation.draft_on_device(table, entries, num_drafts)
-        draft.add_drafted(rows, entries)
-        draft.on_device = OnDevice(num_drafts, int(most_computed.max()), shown)
-
-    def _draft(self, plan: CheckedPlan, draft: StepDraft, *, is_ahead: bool) -> IntArray:
-        """Give decodes drafts as far as the step's tokens and free blocks last; returns the decodes without drafts."""
-        speculation, cache = self._state.speculation, self._cache
-        if speculation is None:
-            return plan.decode
-        if is_ahead:
-            speculation.skip_step(len(plan.decode))
-            return plan.decode
-        num_tokens = len(plan.decode) + sum(length for _, _, length in draft.chunks)
-        rows = speculation.drafted(self._table, plan.decode, num_tokens)
-        if not rows:
-            return plan.decode
-        are_all = len(rows) == len(plan.decode)  # which are in the same order
-        entries = plan.decode if are_all else ints(row.request.entry for row in rows)
-        # The newest token counts as computed by now, and has its block.
-        num_computed = self._table.num_computed_tokens_S[entries] + ints(row.num_drafts for row in rows)
-        for place in (num_computed > self._table.num_block_tokens_S[entries]).nonzero()[0].tolist():
-            row = rows[place]
-            missing = cache.missing_blocks(row.request, row.num_drafts)
-            if missing > cache.pool.num_free:
-                row.drop_drafts()
-                continue
-            draft.table.extend(cache.allocate(row.request, missing))
-        draft.add_drafted(rows, entries)
-        speculation.launched(rows)
-        return no_ints() if are_all else without(plan.decode, entries)
+        return self.writer.write(draft, decodes, got_further=got_further)
 
     def preempt(self, requests: Sequence[Request]) -> None:
         """Take rows and blocks from running requests and queue them again; full blocks stay in the prefix cache."""
@@ -135,8 +66,7 @@ class Dispatcher:
         decode = plan.decode[self._table.id_S[plan.decode] != NO_REQUEST]
         self._table.num_computed_tokens_S[decode] -= 1
         self.writer.lose()
-        if self._state.speculation is not None and self._state.speculation.device is not None:
-            self._state.speculation.device.lose()
+        self._state.decoding.lose()
         if self._cache.snapshots is not None:
             self._cache.snapshots.clear()
         return [*(request for request, _ in prefill), *self._table.requests(decode)]
@@ -154,7 +84,7 @@ class Dispatcher:
         self.count_draws(self._table.still_there(dispatched.sampled).entries_N, dispatched.ending)
 
     def count_kept(self, entries_N: IntArray, counts_N: IntArray | int = 1) -> None:
-        """Count the drafts that each of these requests keeps as computed."""
+        """Count as computed the tokens behind the newest one that each of these requests keeps."""
         self._table.num_computed_tokens_S[entries_N] += counts_N
         self._note_progress(entries_N)
 

@@ -15,8 +15,8 @@ from hookline.core.engine.dispatch import Dispatcher
 from hookline.core.engine.finish import Finisher
 from hookline.core.engine.plan_check import CheckedPlan
 from hookline.core.engine.policy import Planner
-from hookline.core.engine.speculation import Speculation
 from hookline.core.engine.state import EngineState
+from hookline.core.engine.step_builder import Decoding
 from hookline.core.engine.step_loop import StepLoop
 from hookline.core.errors import HooklineError, PluginError, RequestError
 from hookline.core.kv_cache.block_pool import BlockPool
@@ -55,15 +55,10 @@ class Engine:
         job_folder: Path | None = None,
         late: LateInput | None = None,
         groups: CacheGroups = ALL_TOKENS,
-        speculation: Speculation | None = None,
+        speculation: Decoding | None = None,
     ) -> None:
-        self.groups, self.pool, self.policy, self.model_name, self.job_folder = (
-            groups,
-            pool,
-            policy,
-            model_name,
-            job_folder,
-        )
+        self.groups, self.pool, self.policy = groups, pool, policy
+        self.model_name, self.job_folder = model_name, job_folder
         self.state = state = EngineState(
             executor,
             pool,
@@ -72,7 +67,7 @@ class Engine:
             shares_prefixes=shares_prefixes,
             observers=observers or Observers(),
             late=late,
-            speculation=speculation,
+            decoding=speculation or Decoding(),
         )
         self.queue, self.cache, self.watch, self.ledger = state.queue, state.cache, state.watch, state.ledger
         self.observers = state.observers
@@ -171,7 +166,8 @@ class Engine:
     @property
     def speculation(self) -> DraftCounts | None:
         """See EngineView."""
-        return None if self.state.speculation is None else self.state.speculation.counts
+        counts: DraftCounts | None = self.state.decoding.counts
+        return counts
 
     @property
     def num_blocks(self) -> int:
@@ -378,7 +374,6 @@ class Engine:
         finally:
             if self.state.late is not None:
                 self.state.late.close()
-            if self.state.speculation is not None:
-                self.state.speculation.close()
+            self.state.decoding.close()
             self.executor.close()
         self.observers.check()

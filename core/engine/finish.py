@@ -45,8 +45,7 @@ class Finisher:
             self._state.late.forget(request.id)
         if request.extensions is not None:
             request.extensions.forget()
-        if self._state.speculation is not None:
-            self._state.speculation.forget(request)
+        self._state.decoding.forget(request)
         self._dispatcher.retire(request)
         self._queue.remove(request)
         text = None if error is None else str(error)

@@ -56,7 +56,7 @@ def check_plan(plan: Plan, queue: RequestQueue, ledger: Ledger, limits: Limits, 
 
 
 def has_room(plan: CheckedPlan, queue: RequestQueue, ledger: Ledger, limits: Limits) -> bool:
-    """Whether a fresh ledger has the blocks of a plan that was checked before, after requests of it grew by drafts.
+    """Whether a fresh ledger has the blocks of a plan that was checked before its requests grew by several tokens.
 
     What the policy returned is not read again, as an iterator has nothing left.
     """

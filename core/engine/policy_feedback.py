@@ -129,7 +129,7 @@ def prefilled(dispatched: Dispatched, kept: Sequence[Request]) -> list[Prefilled
     if not dispatched.chunks:
         return []
     admitted = {request.id for request in dispatched.admitted}
-    sampled = {request.id for request in kept[-len(dispatched.chunks) - len(dispatched.drafted) :]}
+    sampled = {request.id for request in kept[-len(dispatched.chunks) - len(dispatched.multi_token) :]}
     return [
         Prefilled(
             request.view,

@@ -13,7 +13,7 @@ from typing import Protocol
 from hookline.core.contracts import StepStats
 from hookline.core.engine.hidden_states import HiddenStates
 from hookline.core.engine.plan_check import Ledger
-from hookline.core.engine.speculation import Speculation
+from hookline.core.engine.step_builder import Decoding
 from hookline.core.kv_cache.block_pool import BlockPool
 from hookline.core.kv_cache.groups import CacheGroups
 from hookline.core.kv_cache.manager import KVCacheManager
@@ -66,7 +66,7 @@ class EngineState:
     """An engine's executor, requests, cache, clock and observers.
 
     shares_prefixes: whether the kernels read the blocks of a prefix that decodes share only once. late: None refuses
-    requests whose draws wait for a late input. speculation: None computes one token of each decode.
+    requests whose draws wait for a late input. decoding: which tokens decodes compute.
     """
 
     def __init__(
@@ -79,15 +79,15 @@ class EngineState:
         shares_prefixes: bool,
         observers: Observers,
         late: LateInput | None,
-        speculation: Speculation | None = None,
+        decoding: Decoding,
     ) -> None:
         self.executor, self.limits, self.shares_prefixes = executor, limits, shares_prefixes
-        self.observers, self.late, self.speculation = observers, late, speculation
+        self.observers, self.late, self.decoding = observers, late, decoding
         self.queue = RequestQueue(limits.plan.max_num_seqs, limits.max_len)
         self.table = self.queue.table
-        self.hidden_states = HiddenStates(limits, self.queue, observers, speculation)
-        max_drafts = 0 if speculation is None else speculation.max_drafts
-        self.cache = KVCacheManager(pool, self.table, groups, limits.plan, max_drafts)
+        self.hidden_states = HiddenStates(limits, observers, decoding)
+        self.cache = KVCacheManager(pool, self.table, groups, limits.plan, decoding.max_tokens)
+        decoding.join(self.queue, self.cache)
         self.now: Callable[[], float] = time.monotonic
         """Returns seconds; all times of the engine are on this clock."""
         self.sleep: Callable[[float], None] = time.sleep

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from hookline.core.engine.speculation import DraftedRow
+from hookline.core.engine.plan_check import CheckedPlan
+from hookline.core.kv_cache.manager import KVCacheManager
 from hookline.core.kv_cache.shared_prefix import shared_prefix
 from hookline.core.requests.prompt_readers import FIRST_PLUGIN, ChunkRead
 from hookline.core.requests.request import Request
+from hookline.core.requests.request_queue import RequestQueue
 from hookline.core.requests.running_table import RunningTable, Sampled
 from hookline.core.requests.scores import rounded_logprobs
+from hookline.core.step.executor import StepResult
 from hookline.core.step.message import Step
 from hookline.core.util.arrays import BoolArray, IntArray, every, float_bits, ints, no_ints, without
 
@@ -108,13 +111,13 @@ class TokenOwners(NamedTuple):
 def owners_of(table: RunningTable, decode: IntArray, dispatched: Dispatched) -> TokenOwners:
     """The owners of a launched step's tokens.
 
-    decode: the decodes of its plan, those with drafts among them.
+    decode: the decodes of its plan, those of several tokens among them.
     """
-    drafted = [(row.request, row.start, len(row.tokens)) for row in dispatched.drafted]
-    if drafted:
-        decode = without(decode, ints(request.entry for request, _, _ in drafted))
+    chunked = [(row.request, row.start, len(row.tokens)) for row in dispatched.multi_token]
+    if chunked:
+        decode = without(decode, ints(request.entry for request, _, _ in chunked))
     owners, places = [table.id_S[decode]], [table.num_computed_tokens_S[decode] - 1]
-    for request, start, length in (*dispatched.chunks, *drafted):
+    for request, start, length in (*dispatched.chunks, *chunked):
         owners.append(np.full(length, request.id))
         places.append(np.arange(start, start + length))
     return TokenOwners(np.concatenate(owners), np.concatenate(places))
@@ -133,15 +136,41 @@ def known_tokens(requests: Sequence[Request]) -> Sections:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class OnDevice:
-    """The drafts that the device makes in a step: how many for each request, the most tokens that a request then has in
-    the cache, and the shown_* sections.
+@dataclass(slots=True)
+class MultiTokenDecode:
+    """A decode that computes several tokens as a chunk, with a draw after each; how many of the draws behind the first
+    one count is decided at the commit. start: position of its newest token, which comes first; tokens: that token and
+    those behind it, which may be numbers without a meaning if only the device knows them.
     """
 
-    num_drafts: int
-    max_context_len: int
-    shown: Sections
+    request: Request
+    start: int
+    tokens: list[int]
+
+    @property
+    def num_behind(self) -> int:
+        """Tokens behind the newest one."""
+        return len(self.tokens) - 1
+
+    def shorten(self, num_tokens: int) -> None:
+        """Compute the first so many tokens alone."""
+        self.tokens = self.tokens[:num_tokens]
+
+
+class Decodes(NamedTuple):
+    """The decodes of a step. plain: entries, in the running table, of those that compute one token.
+
+    multi_token, entries: those that compute several, and their entries. max_tokens: most tokens that one may compute.
+    on_device: the sections by which the device computes the latter, if it alone knows their tokens: the step has no
+    other rows then. max_context_len: most tokens that one of them then has in the cache.
+    """
+
+    plain: IntArray
+    multi_token: Sequence[MultiTokenDecode] = ()
+    entries: IntArray = no_ints()
+    max_tokens: int = 1
+    on_device: Sections | None = None
+    max_context_len: int = 0
 
 
 @dataclass(slots=True)
@@ -156,22 +185,12 @@ class StepDraft:
     table: list[tuple[int, int, int]] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
     num_new_tokens: list[int] = field(default_factory=list)
-    drafted: Sequence[DraftedRow] = ()
-    """The decodes that are computed as chunks; the others alone are handed to `StepWriter.write`."""
-    drafted_entries: IntArray = field(default_factory=no_ints)
-    """Their entries in the running table."""
-    on_device: OnDevice | None = None
-    """If the device makes the drafts of the step, which has no other rows then."""
     restored: Sequence[tuple[int, int]] = ()
     saved: Sequence[tuple[int, int]] = ()
 
     def note_states(self, restored: Sequence[tuple[int, int]], saved: Sequence[tuple[int, int]]) -> None:
         """Copy these states before and after the step."""
         self.restored, self.saved = restored, saved
-
-    def add_drafted(self, rows: Sequence[DraftedRow], entries: IntArray) -> None:
-        """Compute these decodes as chunks. entries: of the rows' requests in the running table."""
-        self.drafted, self.drafted_entries = rows, entries
 
 
 @dataclass(slots=True)
@@ -194,16 +213,74 @@ class Dispatched:
     """Its reads of prompts (prompt log-probabilities, pooling), in the order of their chunks."""
     ending: Sequence[Request] = ()
     """The requests that end with their last chunk, for which nothing is drawn."""
-    drafted: Sequence[DraftedRow] = ()
-    """The decodes with drafts. They come last among the sampled requests, which are named once each, and among the
-    draws, of which such a row has several."""
+    multi_token: Sequence[MultiTokenDecode] = ()
+    """The decodes of several tokens. They come last among the sampled requests, which are named once each, and among
+    the draws, of which such a row has several."""
+    max_tokens: int = 1
+    """Most tokens that a decode of it may compute."""
     late: Sequence[tuple[Request, Sequence[int]]] = ()
-    """The requests whose draws wait for late rows, with their drafts, in the order of the rows."""
+    """The requests whose draws wait for late rows, with the tokens that draws follow, in the order of the rows."""
 
     @property
     def num_plain_draws(self) -> int:
-        """Draws of rows without drafts, which come first."""
-        return len(self.sampled.entries_N) - len(self.drafted)
+        """Draws of rows that have one, which come first."""
+        return len(self.sampled.entries_N) - len(self.multi_token)
+
+
+class Decoding:
+    """Which tokens the decodes of an engine compute: one each. A subclass may have some compute several (speculation).
+
+    The engine's parts call it at these points of a step, in this order.
+    """
+
+    max_tokens = 1
+    """Most tokens that a decode computes in any step."""
+    reads_states = False
+    """Whether `show` is given the hidden states of steps, in place of observers."""
+    counts: Any = None
+    """See EngineView.speculation."""
+    kept_ids: Sequence[int] = ()
+    """Of the step that was committed last: the request of each token beyond the first one of its row."""
+
+    def join(self, queue: RequestQueue, cache: KVCacheManager) -> None:
+        """Work for the engine with these requests and this cache; called once, before all else."""
+
+    def may_overlap(self, plan: CheckedPlan) -> bool:
+        """Whether the step of this plan can be launched before the tokens of the step in flight are known."""
+        return True
+
+    def look_ahead(self, dispatched: Dispatched) -> None:
+        """Prepare the next step, while the device computes this one, whose tokens it waits for."""
+
+    def extend(self, plan: CheckedPlan, draft: StepDraft, *, is_ahead: bool) -> Decodes:
+        """The decodes of a step that has all its other rows. Their newest tokens count as computed by now, and have
+        blocks. is_ahead: whether the tokens of the step in flight are not known yet.
+        """
+        return Decodes(plan.decode)
+
+    def lose(self) -> None:
+        """Note that a launched step was lost."""
+
+    def accept(self, dispatched: Dispatched, result: StepResult) -> tuple[StepResult, Sequence[int]]:
+        """The result of a step with decodes of several tokens, with a draw for each token, and of each of them how many
+        of the draws behind the first one count: 0 if its request has ended.
+        """
+        raise AssertionError("no decode computes several tokens")
+
+    def show(self, owners: TokenOwners, layers: Mapping[int, Any]) -> None:
+        """Read the hidden states of a step whose tokens were kept, by layer; `reads_states` says whether."""
+
+    def note_kept(self, dispatched: Dispatched, num_kept: Mapping[int, int], now: Callable[[], float]) -> None:
+        """Note that a step's tokens were kept. num_kept: as of `count_step`. now: the engine's clock."""
+
+    def count_step(self, rows: Sequence[MultiTokenDecode], num_kept: Mapping[int, int]) -> None:
+        """Count these decodes. num_kept: how many draws behind the first one were kept of each, by the request's id."""
+
+    def forget(self, request: Request) -> None:
+        """Drop the state of a request that has ended."""
+
+    def close(self) -> None:
+        """Release all memory; called when the engine is closed."""
 
 
 class StepWriter:
@@ -218,9 +295,10 @@ class StepWriter:
         self.arguments.lose()
         self._decoding, self._shared_len = no_ints(), 0
 
-    def write(self, draft: StepDraft, decode: IntArray, *, got_further: bool) -> Dispatched:
-        """Write the message of a step. decode: table entries of the requests that decode."""
+    def write(self, draft: StepDraft, decodes: Decodes, *, got_further: bool) -> Dispatched:
+        """Write the message of a step."""
         table, admitted, chunks = self.table, draft.admitted, draft.chunks
+        decode, multi_token, entries = decodes.plain, decodes.multi_token, decodes.entries
         sections = {"decode_rows": table.row_S[decode], **admitted_rows(admitted), **block_table_entries(draft.table)}
         for name, pairs in (("restored", draft.restored), ("saved", draft.saved)):
             if pairs:
@@ -242,20 +320,15 @@ class StepWriter:
             sections["sampled_chunks"] = sampled_chunks
             computing = np.concatenate([decode, chunked])
             sampled = np.concatenate([decode, chunked[sampled_chunks]])
-        draws, ahead, max_context_len, num_drafted = sampled, np.zeros_like(sampled), 0, 0
-        if draft.on_device is not None:
-            draws = computing = sampled = draft.drafted_entries
+        draws, ahead, max_context_len, num_chunked = sampled, np.zeros_like(sampled), decodes.max_context_len, 0
+        if decodes.on_device is not None:
+            draws = computing = sampled = entries
             ahead = np.zeros_like(draws)
-            max_context_len = draft.on_device.max_context_len
-            sections |= {"drafting_rows": table.row_S[sampled], "num_drafts": draft.on_device.num_drafts}
-            sections |= draft.on_device.shown
-        elif draft.drafted:
-            entries, num_plain = draft.drafted_entries, len(sampled)
-            starts, lengths = ints(row.start for row in draft.drafted), ints(len(row.tokens) for row in draft.drafted)
-            max_context_len, num_drafted = int((starts + lengths).max()), int(lengths.sum())
-            add_drafts(sections, draft.drafted, starts, lengths, table.row_S[entries], len(chunks))
-            draws = entries.repeat(lengths)
-            ahead = np.arange(num_drafted) - (lengths.cumsum() - lengths).repeat(lengths)
+            sections |= decodes.on_device
+        elif multi_token:
+            lengths, max_context_len = add_multi_token(sections, decodes, table.row_S[entries], len(chunks))
+            draws, num_chunked, num_plain = entries.repeat(lengths), int(lengths.sum()), len(sampled)
+            ahead = np.arange(num_chunked) - (lengths.cumsum() - lengths).repeat(lengths)
             if num_plain:
                 draws, ahead = np.concatenate([sampled, draws]), np.concatenate([np.zeros_like(sampled), ahead])
             computing, sampled = np.concatenate([computing, entries]), np.concatenate([sampled, entries])
@@ -263,13 +336,13 @@ class StepWriter:
         late: list[tuple[Request, Sequence[int]]] = []
         if table.num_late:
             sections["late_draws"] = np.flatnonzero(table.is_late_S[draws])
-            plain = sampled[: len(sampled) - len(draft.drafted)]
+            plain = sampled[: len(sampled) - len(multi_token)]
             late += ((request, ()) for request in table.requests(plain[table.is_late_S[plain] > 0]))
-            late += ((row.request, row.tokens[1:]) for row in draft.drafted if row.request.late is not None)
+            late += ((row.request, row.tokens[1:]) for row in multi_token if row.request.late is not None)
         sections |= self.arguments.sections(admitted, chunks, table.requests(sampled))
         if admitted:
             self._decoding = no_ints()  # a preempted request may return in another one's row
-        if self.shares_prefixes and not chunks and not draft.drafted:
+        if self.shares_prefixes and not chunks and not multi_token:
             sections |= self._shared_prefix(decode)
         step = Step(
             **sections,
@@ -280,7 +353,7 @@ class StepWriter:
         return Dispatched(
             step,
             table.sampled(sampled),
-            num_prefill_tokens=len(step.token_ids_T) - num_drafted,
+            num_prefill_tokens=len(step.token_ids_T) - num_chunked,
             num_cached_tokens=sum(request.num_cached_tokens for request in begun),
             num_prompt_tokens=sum(request.num_prompt_tokens for request in begun),
             got_further=got_further,
@@ -289,14 +362,15 @@ class StepWriter:
             admitted=admitted,
             reads=reads,
             ending=ending,
-            drafted=draft.drafted,
+            multi_token=multi_token,
+            max_tokens=decodes.max_tokens,
             late=late,
         )
 
     def forbidden_tokens(self, sampled: IntArray, ahead: IntArray | int = 0) -> Sections:
         """The forbidden_* sections: stop tokens are forbidden to requests that have not reached their min_tokens.
 
-        ahead: for each draw, how many drafts it follows.
+        ahead: for each draw, how many tokens behind the newest one it follows.
         """
         (places,) = (self.table.num_tokens_S[sampled] + ahead < self.table.min_len_S[sampled]).nonzero()
         if not len(places):
@@ -344,27 +418,23 @@ def prompt_chunks(chunks: Sequence[Chunk]) -> Sections:
     }
 
 
-def add_drafts(
-    sections: Sections,
-    drafted: Sequence[DraftedRow],
-    starts: IntArray,
-    lengths: IntArray,
-    rows: IntArray,
-    num_chunks: int,
-) -> None:
-    """Put rows with drafts behind a step's prompt chunks: each is a chunk with a draw after each of its tokens.
+def add_multi_token(sections: Sections, decodes: Decodes, rows: IntArray, num_chunks: int) -> tuple[IntArray, int]:
+    """Put decodes of several tokens behind a step's prompt chunks: each is a chunk with a draw after each token.
 
-    starts, lengths: of each, as DraftedRow says. rows: of the request table.
+    rows: of the request table. Returns their lengths, and the most tokens that one of them then has in the cache.
     """
+    starts = ints(row.start for row in decodes.multi_token)
+    lengths = ints(len(row.tokens) for row in decodes.multi_token)
     added = {
         "chunk_rows": rows,
         "chunk_starts": starts,
         "chunk_lens": lengths,
-        "token_ids_T": ints(chain.from_iterable(row.tokens for row in drafted)),
-        "sampled_chunks": np.arange(num_chunks, num_chunks + len(drafted)).repeat(lengths),
+        "token_ids_T": ints(chain.from_iterable(row.tokens for row in decodes.multi_token)),
+        "sampled_chunks": np.arange(num_chunks, num_chunks + len(rows)).repeat(lengths),
     }
     for name, values in added.items():
         sections[name] = np.concatenate([sections[name], values]) if name in sections else values
+    return lengths, int((starts + lengths).max())
 
 
 def chunk_reads(chunks: Sequence[Chunk], is_last: BoolArray) -> tuple[Sections, list[tuple[Request, ChunkRead]]]:

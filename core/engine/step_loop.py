@@ -26,8 +26,6 @@ class StepLoop:
         self._planner, self._feedback = planner, planner.feedback
         self._dispatcher, self._finisher = dispatcher, finisher
         self._committer = Committer(state, planner, finisher, dispatcher)
-        self._num_ahead = 0
-        """How many drafts the device makes for each request of the step that was last asked to be launched ahead."""
         self._was_lost_without_fault = False
         """Whether the last lost step finished no request; if the next one finishes none either, all its requests do."""
 
@@ -42,7 +40,9 @@ class StepLoop:
             if self._feedback.is_wanted:
                 self.time_steps()
             plan = self.plan()
-        elif (ahead := self._plan_ahead()) is not None and (self._may_overlap(ahead) or self._keeps_plan(ahead)):
+        elif (ahead := self._plan_ahead()) is not None and (
+            self._state.decoding.may_overlap(ahead) or self._keeps_plan(ahead)
+        ):
             plan = ahead
         else:
             self._collect()
@@ -113,21 +113,14 @@ class StepLoop:
         self._give_up()
         return None
 
-    def _may_overlap(self, plan: CheckedPlan) -> bool:
-        """Whether the step of this plan can be launched before the tokens of the step in flight are known."""
-        speculation, self._num_ahead = self._state.speculation, self._dispatcher.num_on_device(plan, is_ahead=True)
-        if speculation is None or self._num_ahead:
-            return True
-        return not speculation.awaits_tokens(self._queue.running.values())
-
     def _keeps_plan(self, plan: CheckedPlan) -> bool:
         """Keep the tokens of the step in flight; returns whether a plan that was made before is still right then.
 
-        It is if no request has ended and if the blocks suffice, however many drafts were kept.
+        It is if no request has ended and if the blocks suffice, however many tokens were kept.
         """
-        num_departures, speculation = self._state.table.num_departures, self._state.speculation
-        if speculation is not None and self.in_flight is not None:
-            speculation.look_ahead(self.in_flight.dispatched.drafted)
+        num_departures = self._state.table.num_departures
+        if self.in_flight is not None:
+            self._state.decoding.look_ahead(self.in_flight.dispatched)
         self._collect()
         self._keep()
         state = self._state
@@ -164,10 +157,8 @@ class StepLoop:
     def _launch(self, plan: CheckedPlan) -> LaunchedStep:
         """Carry out a plan, and launch its step. Raises: LostStep, as `_draw_late` does."""
         started_s, executor, table = self._state.now(), self._state.executor, self._state.table
-        is_ahead, dispatcher = self.in_flight is not None, self._dispatcher
         with self._watch.part("dispatch"):
-            num_drafts = self._num_ahead if is_ahead else dispatcher.num_on_device(plan, is_ahead=False)
-            dispatched = dispatcher.carry_out(plan, is_ahead=is_ahead, num_drafts=num_drafts)
+            dispatched = self._dispatcher.carry_out(plan, is_ahead=self.in_flight is not None)
             self._planner.check_progress(got_further=dispatched.got_further)
         with self._watch.part("launch"):
             handle = executor.launch(dispatched.step) if plan.computes else None
@@ -175,9 +166,7 @@ class StepLoop:
             if not len(dispatched.step.late_draws):
                 self._dispatcher.expect(dispatched)
         owners = owners_of(table, plan.decode, dispatched) if self._state.hidden_states.are_read else None
-        speculation, host_s = self._state.speculation, self._watch.pop_seconds()
-        depth = 0 if speculation is None else speculation.depth
-        return LaunchedStep(plan, dispatched, handle, started_s, host_s, num_context, depth, owners)
+        return LaunchedStep(plan, dispatched, handle, started_s, self._watch.pop_seconds(), num_context, owners)
 
     def _draw_late(self, launched: LaunchedStep) -> bool:
         """Give a launched step the rows that its draws wait for, if any; all tokens before them are known by now.
@@ -190,7 +179,7 @@ class StepLoop:
             return False
         assert self._state.late is not None
         with self._watch.part("release"):
-            waiting = [(request.late if request.id in live else None, drafts) for request, drafts in dispatched.late]
+            waiting = [(request.late if request.id in live else None, behind) for request, behind in dispatched.late]
             rows_NW = executor.late_rows(len(dispatched.step.late_draws))
             has_faults = self._state.late.write(waiting, rows_NW)
             executor.release(launched.handle, len(rows_NW))

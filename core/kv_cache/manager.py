@@ -29,14 +29,14 @@ class KVCacheManager(PrefixIndex):
     since every layer writes all keys and values of a step before it attends.
 
     A row of the block table has the columns of all groups one after the other; each group has as many columns as the
-    longest sequence needs. max_drafts: most drafts of a decode, by which its computed tokens can grow beside the one.
+    longest sequence needs. max_decoded: most tokens that a decode computes in a step.
     """
 
     def __init__(
-        self, pool: BlockPool, table: RunningTable, groups: CacheGroups, limits: Limits, max_drafts: int = 0
+        self, pool: BlockPool, table: RunningTable, groups: CacheGroups, limits: Limits, max_decoded: int = 1
     ) -> None:
         super().__init__(pool, groups)
-        self.table, self._max_drafts = table, max_drafts
+        self.table, self._max_decoded = table, max_decoded
         self.blocks_per_column = groups.num_groups
         """How many blocks every block_size tokens of a request take."""
         self.row_columns = -(-limits.max_model_len // pool.block_size)
@@ -192,7 +192,7 @@ class KVCacheManager(PrefixIndex):
         leaves = np.zeros(len(decode), dtype=np.bool_)
         for window in self.by_window:
             first = computed - window + 1
-            leaves |= (first > 0) & (first % size <= self._max_drafts)  # drafts may have taken it past a block's end
+            leaves |= (first > 0) & (first % size < self._max_decoded)  # it may have come past a block's end
         for request in table.requests(decode[leaves]):
             self._trim(request)
         for request, _, _ in chunks:

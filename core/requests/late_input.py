@@ -25,7 +25,8 @@ class LateState(Protocol):
 
     field: the field of SamplingParams that asks for it. needs: what the engine must have for it, for errors. fault:
     why the request has to end. end: the finish reason, once the request is known to end with its last token; no
-    token is sampled for it then. can_go_back: whether it may have drafts.
+    token is sampled for it then. can_go_back: whether it can take tokens back, so that
+    a step may compute several.
     """
 
     field: str
@@ -65,14 +66,14 @@ class LateInput(Protocol):
         """Advance a request by its sampled token; `end` is then the reason why it ends with it, None if it goes on."""
         ...
 
-    def num_fitting(self, state: Any, drafts: Sequence[int]) -> int:
-        """The number of leading drafts that may be sampled one after the other without ending the request."""
+    def num_fitting(self, state: Any, tokens: Sequence[int]) -> int:
+        """The number of leading tokens that may be sampled one after the other without ending the request."""
         ...
 
     def write(self, waiting: Sequence[tuple[Any, Sequence[int]]], rows_NW: WordArray) -> bool:
-        """Write the rows of requests: for each its next draw, then the draws behind its drafts, if it has any.
+        """Write the rows of requests: for each its next draw, then the draws that follow further tokens, if any do.
 
-        waiting: states with their drafts; None for a request that has ended. Returns whether a state has a fault now.
+        waiting: states with these tokens; None for a request that has ended. Returns whether a state has a fault now.
         """
         ...
 

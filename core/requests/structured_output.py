@@ -96,7 +96,7 @@ class Constraint(LateState):
         self._taken: list[int] = []
         """The tokens that the matcher took."""
         self.can_go_back = False
-        """Whether the matcher can take tokens back, so that the request may have drafts."""
+        """Whether the matcher can take tokens back, so that a step may compute several of the request."""
 
     def begin(self, compiled: Compiled, vocabulary: GrammarVocabulary) -> None:
         """Start at the beginning of the completion."""
@@ -161,17 +161,17 @@ class Constraint(LateState):
             value = int(mask_W[word]) & 0xFFFFFFFF
             mask_W[word] = np.uint32(value | bits if is_complete else value & ~bits).astype(np.int32)
 
-    def look_ahead(self, drafts: Sequence[int], masks_KW: WordArray | None = None) -> int:
-        """How many drafts fit, one after the other, and do not end the request, which then is where it was before.
+    def look_ahead(self, tokens: Sequence[int], masks_KW: WordArray | None = None) -> int:
+        """How many tokens fit, one after the other, and do not end the request, which then is where it was before.
 
-        masks_KW: gets the masks behind these drafts; the rows of others do not change. An error of the matcher behind a
-        draft does not end the request: the draft counts as one that does not fit, and a new matcher goes on.
+        masks_KW: gets the masks behind these tokens; the rows of others do not change. An error of the matcher behind a
+        token does not end the request: the token counts as one that does not fit, and a new matcher goes on.
         Raises: errors of `rollback` or of the new matcher.
         """
         assert self.matcher is not None and self._grammar is not None
         end_text, state, num_taken, count = self.end_text, self._state, len(self._taken), 0
         error = None
-        for token_id in drafts:
+        for token_id in tokens:
             if token_id in self.stop_ids or (error := raised_by(self.take, token_id)) is not None or self.end:
                 break
             if masks_KW is not None and (error := raised_by(self._fill_all, masks_KW[count])) is not None:
@@ -444,15 +444,15 @@ class StructuredOutput(LateInput):
             constraint.stop(FinishReason.ERROR)
 
     def write(self, waiting: Sequence[tuple[Constraint | None, Sequence[int]]], rows_NW: WordArray) -> bool:
-        """See LateInput. No token is allowed behind drafts that do not fit."""
-        place = next((at for at, (_, drafts) in enumerate(waiting) if len(drafts)), len(waiting))
+        """See LateInput. No token is allowed behind tokens that do not fit."""
+        place = next((at for at, (_, tokens) in enumerate(waiting) if len(tokens)), len(waiting))
         has_faults = self.fill([constraint for constraint, _ in waiting[:place]], rows_NW[:place])
-        for constraint, drafts in waiting[place:]:
-            masks_KW = rows_NW[place : place + 1 + len(drafts)]
+        for constraint, tokens in waiting[place:]:
+            masks_KW = rows_NW[place : place + 1 + len(tokens)]
             masks_KW[1:] = 0
             has_fault = self.fill([constraint], masks_KW[:1])
             if constraint is not None and constraint.end is None and not has_fault:
-                self.num_fitting(constraint, drafts, masks_KW[1:])
+                self.num_fitting(constraint, tokens, masks_KW[1:])
                 self._clear_padding(masks_KW)
                 has_fault = constraint.fault is not None
             has_faults, place = has_faults or has_fault, place + len(masks_KW)
@@ -478,10 +478,10 @@ class StructuredOutput(LateInput):
                 empty.fail(self._fault_in("fill", empty, _DoesNotFit("no token fits here")))
         return any(one.fault is not None for _, one in going_on)
 
-    def num_fitting(self, constraint: Constraint, drafts: Sequence[int], masks_KW: WordArray | None = None) -> int:
+    def num_fitting(self, constraint: Constraint, tokens: Sequence[int], masks_KW: WordArray | None = None) -> int:
         """See LateInput, `Constraint.look_ahead`; 0 after an error of a plugin: the request ends at its next mask."""
         try:
-            return constraint.look_ahead(drafts, masks_KW)
+            return constraint.look_ahead(tokens, masks_KW)
         except PASSES:
             raise
         except BaseException as error:

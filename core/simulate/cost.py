@@ -21,11 +21,11 @@ from hookline.core.sampling_params import as_float
 from hookline.core.step.captured import (
     MOST_MIXED,
     PromptShape,
-    draft_sizes,
     graph_sizes,
     holding_shape,
     joining,
     prompt_shapes,
+    token_sizes,
 )
 from hookline.core.util.files import read_bounded
 from hookline.core.util.json_lines import json_fault
@@ -179,7 +179,7 @@ class StepShapes:
             return cls()
         limits = max_num_seqs, max_num_batched_tokens, max_model_len
         most = captured_prompt_tokens, captured_joined_decodes
-        drafts = [size for size in draft_sizes(max_num_seqs, max_num_batched_tokens) if size > max_num_seqs]
+        drafts = [size for size in token_sizes(max_num_seqs, max_num_batched_tokens) if size > max_num_seqs]
         sizes = [*graph_sizes(max_num_seqs), *drafts]  # further tokens of decodes are drafts
         return cls(sizes, prompt_shapes(*limits, *most) if captures_prompts else [])
 

@@ -15,7 +15,6 @@ from hookline.core.config.job_folder import job_folder
 from hookline.core.config.settings import Config, EngineConfig, chosen_entries, validate
 from hookline.core.contracts import DrafterSpec, Limits
 from hookline.core.engine.engine import Engine
-from hookline.core.engine.speculation import Speculation
 from hookline.core.errors import ConfigError, shown
 from hookline.core.kv_cache.block_pool import BlockPool
 from hookline.core.kv_cache.groups import CacheGroups
@@ -27,6 +26,7 @@ from hookline.core.plugin.registry import AUTO
 from hookline.core.requests.admission import EngineLimits
 from hookline.core.simulate.cost import CostModel, StepShapes
 from hookline.core.simulate.executor import BlankExecutor, run_on
+from hookline.core.speculation.speculation import Speculation
 
 VOCAB_SIZE = 1 << 30
 """Vocabulary size for a cost model without one; any token of a trace is valid then."""

@@ -31,17 +31,18 @@ COARSE_JOINED = (64, 128, 256, 384, 512, 768, 1024)
 """Tokens of such steps for small models, which have graphs for prompts of all TOKEN_COUNTS: tokens take little time
 there, and fewer graphs make a start shorter."""
 
-DRAFT_TOKENS = (2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 32, 40, 48, 64, 80, 96, 128, 160, 192, 224, 256)
-"""Tokens of captured steps with drafts. Up to the last, a step is bound by the memory that weights are read from, so
-that further tokens cost little; no step has more tokens if some are drafts."""
-MOST_DRAFTS = 16
-"""Tokens of a request in the largest captured step with drafts of few requests."""
+TOKEN_ROWS = (2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 32, 40, 48, 64, 80, 96, 128, 160, 192, 224, 256)
+"""Tokens of captured steps in which every token is a row of its own, as in decodes of several tokens. Up to the last, a
+step is bound by the memory that weights are read from, so that further tokens cost little; no step whose decodes
+compute several tokens has more."""
+MOST_ROW_TOKENS = 16
+"""Tokens of a request in the largest such step of few requests."""
 
 
-def draft_sizes(max_num_seqs: int, max_num_batched_tokens: int) -> list[int]:
-    """Tokens of the steps with drafts to capture, ascending."""
-    most = min(max_num_batched_tokens, MOST_DRAFTS * max_num_seqs, DRAFT_TOKENS[-1])
-    return [*(size for size in DRAFT_TOKENS if size < most), most]
+def token_sizes(max_num_seqs: int, max_num_batched_tokens: int) -> list[int]:
+    """Tokens of the steps to capture in which every token is a row of its own, ascending."""
+    most = min(max_num_batched_tokens, MOST_ROW_TOKENS * max_num_seqs, TOKEN_ROWS[-1])
+    return [*(size for size in TOKEN_ROWS if size < most), most]
 
 
 def graph_sizes(max_num_seqs: int) -> list[int]:

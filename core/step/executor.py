@@ -110,13 +110,6 @@ class SizedExecutor(Executor, Protocol):
         """Blocks that requests can hold."""
         ...
 
-    def drafts_on_device(self, drafter: Any, name: str) -> bool:
-        """Whether steps can have drafting_rows from now on, for which this drafter guesses by `propose_on_device`.
-
-        name: of the drafter, for errors.
-        """
-        return False
-
 
 class RankWorker(SizedExecutor, Protocol):
     """The executor of one rank, on this process's device.

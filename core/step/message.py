@@ -62,11 +62,11 @@ class Step:
     decode_rows: requests computing one token. chunk_*: requests computing a prompt chunk, with the position of its
     first token and its length; token_ids_T are the chunks' tokens, row after row.
     sampled_chunks: indices of the chunks with draws, in ascending order, an entry for each draw: a chunk named m times
-    has a draw after each of its last m tokens. Only rows with drafts have several (core/engine/speculation.py); the
-    host decides which of the draws their requests keep, and the row's next step is a chunk again.
+    has a draw after each of its last m tokens. Only decodes of several tokens have several; the host decides which of
+    the draws their requests keep, and the row's next step is a chunk again.
     forbidden_*: (index of a draw, token id) pairs that must not be drawn.
     drafting_rows: requests computing their newest token and num_drafts drafts, which the device makes itself from the
-    tokens that it has drawn: the host knows neither these nor their positions (worker/graphs/device_drafts.py). A step
+    tokens that it has drawn: the host knows neither these nor their positions (core/speculation/device.py). A step
     with such rows has no others. shown_*: all tokens of such rows from a position on, their number, and the most tokens
     that the request may get, where the device does not know them; row after row.
     late_draws: indices of the draws that wait for late rows, which are sent after the step, one for each of these
@@ -140,7 +140,7 @@ class Step:
         return len(self.decode_rows) + len(self.token_ids_T) + len(self.drafting_rows) * (1 + self.num_drafts)
 
     @property
-    def has_drafts(self) -> bool:
+    def draws_several(self) -> bool:
         """Whether a row of it draws several tokens."""
         chunks = self.sampled_chunks
         return len(chunks) > 1 and bool((chunks[1:] == chunks[:-1]).any())
@@ -153,7 +153,7 @@ class Step:
     @property
     def brings_to_extensions(self) -> bool:
         """Whether it has arguments or tokens for step extensions, which they must have before it is computed."""
-        return len(self.extension_rows) > 0 or len(self.known_rows) > 0 or (self.extensions != 0 and self.has_drafts)
+        return len(self.extension_rows) > 0 or len(self.known_rows) > 0 or (self.extensions != 0 and self.draws_several)
 
     @property
     def is_agreed_on(self) -> bool:

@@ -210,7 +210,7 @@ class RequestTable:
             rows_N = torch.cat([rows_N, views["chunk_rows"].index_select(0, views["sampled_chunks"])])
             context_N = context_N.index_select(0, batch_rows_N)
             tokens_N = batch.query_starts_B1[1:].index_select(0, batch_rows_N).long() - 1
-            if step.has_drafts:
+            if step.draws_several:
                 ahead_N = on_device(draws_ahead(step), self.device)
                 tokens_N, context_N = tokens_N - ahead_N, context_N - ahead_N.to(torch.int32)
         return SampleRows(rows_N, tokens_N, self.sampling(rows_N, context_N.long(), all_greedy=step.all_greedy))

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import AttentionSpec, Batch, Drafter, SamplingBatch, StepShape, is_offered
+from hookline.core.contracts import AttentionSpec, Batch, SamplingBatch, StepShape
 from hookline.core.errors import (
     PASSES,
     EngineError,
@@ -31,16 +31,15 @@ from hookline.core.errors import (
     one_short_line,
 )
 from hookline.core.plugin.blame import Blaming
-from hookline.core.step.captured import MOST_DRAFTS, PromptShape
+from hookline.core.step.captured import PromptShape
 from hookline.core.step.executor import RankWorker, StepResult
 from hookline.core.step.message import Step
 from hookline.core.util.arrays import WordArray
 from hookline.core.worker.device_clock import StepClock
 from hookline.core.worker.graphs.decode_graphs import DecodeGraphs, capture_graphs
-from hookline.core.worker.graphs.device_drafts import DeviceDrafts
-from hookline.core.worker.graphs.draft_graphs import DraftGraphs
 from hookline.core.worker.graphs.laid_out_graphs import LaidOutGraphs
 from hookline.core.worker.graphs.prompt_graphs import PromptGraphs
+from hookline.core.worker.graphs.token_graphs import TokenGraphs
 from hookline.core.worker.request_table import DeviceStep, SampleRows, on_device
 from hookline.core.worker.results.prompt_readers import DeviceRows
 from hookline.core.worker.results.token_transfer import Rows, TokenTransfer, send_apart
@@ -66,6 +65,10 @@ class Handle:
     kept: Mapping[str, Tensor] = field(default_factory=dict)
     extras: Extras = PLAIN
     calls: list[Any] = field(default_factory=list)
+
+
+OtherSteps = Callable[[DeviceStep], Tensor | None]
+"""compute(step): the results of a step that it computes, valid until the next step; None for other steps."""
 
 
 class Worker(RankWorker):
@@ -96,12 +99,12 @@ class Worker(RankWorker):
         """Why no further step can be computed."""
         self.graphs: DecodeGraphs | None = None
         self.prompt_graphs: PromptGraphs | None = None
-        self.draft_graphs: DraftGraphs | None = None
+        self.token_graphs: TokenGraphs | None = None
         self.transfer = TokenTransfer(self.table.padding_row, self.table.device)
         self.late_compiles = LateWork()
         """Counts from `begin` on, when the worker is ready."""
-        self._device_drafts: DeviceDrafts | None = None
-        """Set if the drafter drafts on the device."""
+        self._other_steps: OtherSteps | None = None
+        """Computes the steps whose rows only the device knows; None if there are none."""
         self._waiting: tuple[Step, Callable[[int], Tensor | None]] | None = None
         """The step launched last, if its draws wait for late rows, and the function that draws with so many rows."""
         self._apart: Mapping[str, Rows] = {}
@@ -172,7 +175,7 @@ class Worker(RankWorker):
 
     @torch.inference_mode()
     def profile_graphs(
-        self, spec: AttentionSpec, shapes: Sequence[PromptShape], draft_sizes: Sequence[int] = ()
+        self, spec: AttentionSpec, shapes: Sequence[PromptShape], token_sizes: Sequence[int] = ()
     ) -> None:
         """Compute the steps of the largest graphs eagerly, with padding rows alone, to measure the graphs' memory.
 
@@ -185,9 +188,9 @@ class Worker(RankWorker):
         largest = max(shapes, key=lambda shape: (shape.num_decodes, shape.num_tokens), default=None)
         for shape in {largest, alone[-1]} if largest else ():
             prompts.step(prompts.inputs(Step(), shape).to(spec.device), shape)
-        drafts = DraftGraphs(self.runner, draft_sizes[-1:], spec.max_model_len)
-        for size in drafts.shapes:
-            drafts.step(drafts.inputs(Step(), size).to(spec.device), size)
+        tokens = TokenGraphs(self.runner, token_sizes[-1:], spec.max_model_len)
+        for size in tokens.shapes:
+            tokens.step(tokens.inputs(Step(), size).to(spec.device), size)
 
     def capture(
         self,
@@ -196,18 +199,18 @@ class Worker(RankWorker):
         shapes: Sequence[PromptShape],
         *,
         shares_prefixes: bool,
-        draft_sizes: Sequence[int] = (),
+        token_sizes: Sequence[int] = (),
         at_once: bool = False,
     ) -> None:
-        """Capture decode steps of these numbers of rows, ascending, steps with prompts of these shapes, and steps with
-        drafts of these numbers of tokens, ascending.
+        """Capture decode steps of these numbers of rows, ascending, steps with prompts of these shapes, and steps of
+        these numbers of tokens as rows, ascending.
 
         `launch` then replays these CUDA graphs. at_once: whether only the first of each kind runs before its capture.
         """
         self.graphs = DecodeGraphs(self.runner, sizes, spec.max_model_len, shares_prefixes=shares_prefixes)
         self.prompt_graphs = PromptGraphs(self.runner, shapes, spec.max_model_len)
-        self.draft_graphs = DraftGraphs(self.runner, draft_sizes, spec.max_model_len) if draft_sizes else None
-        capture_graphs(self.graphs, self.prompt_graphs, self.prepared, drafts=self.draft_graphs, at_once=at_once)
+        self.token_graphs = TokenGraphs(self.runner, token_sizes, spec.max_model_len) if token_sizes else None
+        capture_graphs(self.graphs, self.prompt_graphs, self.prepared, tokens=self.token_graphs, at_once=at_once)
 
     @torch.inference_mode()
     def warm_up(self, spec: AttentionSpec, *, shares_prefixes: bool) -> None:
@@ -217,9 +220,9 @@ class Worker(RankWorker):
             self._warm_up(self._compute_eagerly(self.table.receive(step), PLAIN))
         if self.graphs is not None:
             for step in graph_steps(spec, self.graphs.sizes, row):
-                self._warm_up(self._compute(step))
-        for size in self.draft_graphs.shapes if self.draft_graphs is not None else ():
-            self._warm_up(self._compute(padding_step(spec, StepShape(num_tokens=size, context_len=1), row)))
+                self.rehearse(step)
+        for size in self.token_graphs.shapes if self.token_graphs is not None else ():
+            self.rehearse(padding_step(spec, StepShape(num_tokens=size, context_len=1), row))
         self._change_once(spec)
 
     def _change_once(self, spec: AttentionSpec) -> None:
@@ -228,21 +231,13 @@ class Worker(RankWorker):
         self.runner.new_late_rows(1).change(logits_1V)
 
     @torch.inference_mode()
-    def drafts_on_device(self, drafter: Drafter, name: str) -> bool:
-        """See Executor: if its steps are graphs, and no hidden states are kept, whose owners the host would not know.
+    def rehearse(self, step: Step) -> None:
+        """Compute a step of padding rows, so that what it needs is ready; the table is left as it was."""
+        self._warm_up(self._compute(step))
 
-        The drafter drafts for each number of drafts now, so that kernels are ready.
-        """
-        if self.draft_graphs is None or self.runner.apart or not is_offered(type(drafter).propose_on_device):
-            return False
-        row, most = self.table.padding_row, self.draft_graphs.shapes[-1]
-        self._device_drafts = DeviceDrafts(drafter, name, self.draft_graphs)
-        for num_drafts in range(1, min(drafter.k, MOST_DRAFTS - 1, most - 1) + 1):
-            for count in {1, min(row, most // (1 + num_drafts))}:
-                self._warm_up(self._compute(Step(drafting_rows=np.full(count, row), num_drafts=num_drafts)))
-        if self._device_drafts.is_failing:
-            self._device_drafts = None
-        return self._device_drafts is not None
+    def compute_by(self, compute: OtherSteps | None) -> None:
+        """Have this function compute the steps that it can from now on."""
+        self._other_steps = compute
 
     @torch.inference_mode()
     def prepare_draws(self, spec: AttentionSpec) -> None:
@@ -400,13 +395,10 @@ class Worker(RankWorker):
         if self.runner.extensions is not None and step.brings_to_extensions:
             self.runner.extensions.receive(step, device_step.views)
         extras = self.runner.extras(step)
-        results_N = None
-        if len(step.drafting_rows):
-            assert self._device_drafts is not None, "no drafter drafts on the device"
-            results_N = self._device_drafts.launch(device_step)
-        elif len(step.late_draws):
+        results_N = None if self._other_steps is None else self._other_steps(device_step)
+        if len(step.late_draws):
             self._begin_late(device_step, extras)
-        elif (results_N := self._replayed(device_step, extras)) is None:
+        elif results_N is None and (results_N := self._replayed(device_step, extras)) is None:
             results_N = self._compute_eagerly(device_step, extras, self._replayed_layers(device_step))
         self.table.mirror(step)
         return results_N
@@ -452,8 +444,8 @@ class Worker(RankWorker):
             self._apart = {name: send_apart(one) for name, one in rows.items() if name not in kept}
 
     def _laid_out(self, step: Step) -> tuple[LaidOutGraphs[Any], Any] | None:
-        """The graphs with prompts or drafts that hold a step, and its shape; None if none do."""
-        for graphs in (self.draft_graphs, self.prompt_graphs):
+        """The graphs with prompts, or of tokens as rows, that hold a step, and its shape; None if none do."""
+        for graphs in (self.token_graphs, self.prompt_graphs):
             if graphs is not None and (shape := graphs.shape(step)) is not None:
                 return graphs, shape
         return None
@@ -549,9 +541,7 @@ class Worker(RankWorker):
     def close(self) -> None:
         """Drop the cache, the weights, the graphs and the extensions' state; their memory is free when this returns."""
         self.late_compiles.end()
-        self.graphs = None
-        self.prompt_graphs = None
-        self.draft_graphs = self._device_drafts = None
+        self.graphs = self.prompt_graphs = self.token_graphs = self._other_steps = None
         self._waiting, self._apart, self._on_device = None, {}, {}
         if self.runner.ranks.num_all > 1 and self.table.device.type == "cuda":
             gc.collect()  # frees graphs in reference cycles, for which NCCL would wait

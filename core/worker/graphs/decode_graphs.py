@@ -30,8 +30,8 @@ from hookline.core.worker.runner.model_runner import ALL_LATE, PLAIN, Extras, Mo
 from hookline.core.worker.startup.memory import GIB
 
 if TYPE_CHECKING:
-    from hookline.core.worker.graphs.draft_graphs import DraftGraphs
     from hookline.core.worker.graphs.prompt_graphs import PromptGraphs
+    from hookline.core.worker.graphs.token_graphs import TokenGraphs
 
 logger = logging.getLogger("hookline")
 
@@ -65,24 +65,24 @@ def capture_graphs(
     prompts: PromptGraphs | None,
     prepared: Sequence[Extras] = (),
     *,
-    drafts: DraftGraphs | None = None,
+    tokens: TokenGraphs | None = None,
     at_once: bool = False,
 ) -> None:
     """Capture all graphs into one memory pool; log how long it took and how much memory.
 
     prompts: None if steps with prompts are computed eagerly. prepared: kinds of draws that decodes have graphs of,
-    besides plain ones. drafts: None if there are none. at_once: see GraphPool.
+    besides plain ones. tokens: None if there are none. at_once: see GraphPool.
     """
     device = decodes.runner.table.device
     started, before = time.perf_counter(), torch.cuda.memory_reserved(device)
     pool = GraphPool(captures_at_once=at_once)
     num_prompts = 0 if prompts is None else prompts.capture(pool)
-    num_drafts = 0 if drafts is None else drafts.capture(pool)
+    num_tokens = 0 if tokens is None else tokens.capture(pool)
     num_decodes = decodes.capture(pool, prepared)
     torch.cuda.synchronize(device)
     seconds, grown = time.perf_counter() - started, torch.cuda.memory_reserved(device) - before
     what = f"{num_decodes} graphs of decodes and {num_prompts} with prompts"
-    what += f" and {num_drafts} with drafts" if num_drafts else ""
+    what += f" and {num_tokens} of tokens as rows" if num_tokens else ""
     logger.info("captured %s in %.1f s, %.2f GiB", what, seconds, grown / GIB)
 
 

@@ -69,7 +69,7 @@ class PromptGraphs(LaidOutGraphs[PromptShape]):
         """See LaidOutGraphs: none if prompts are too many or too long, if hidden states of prompt tokens are asked for,
         or if a row draws several tokens.
         """
-        if not len(step.chunk_rows) or len(step.reads) or step.has_drafts:
+        if not len(step.chunk_rows) or len(step.reads) or step.draws_several:
             return None
         return holding_shape(self.shapes, len(step.decode_rows), len(step.token_ids_T), len(step.chunk_rows))
 

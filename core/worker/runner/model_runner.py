@@ -21,7 +21,7 @@ from hookline.core.contracts.sampler import FORBIDDEN
 from hookline.core.distributed.ranks import ALONE, LocalRanks
 from hookline.core.kv_cache.groups import CacheGroups
 from hookline.core.requests.scores import DRAW_SCORES
-from hookline.core.step.captured import DRAFT_TOKENS
+from hookline.core.step.captured import TOKEN_ROWS
 from hookline.core.step.message import Step
 from hookline.core.util.arrays import Array, IntArray
 from hookline.core.worker.device_clock import StepClock
@@ -129,7 +129,7 @@ class ModelRunner:
     @cached_property
     def late_rows(self) -> LateRows:
         """The buffers of the late rows of a step; allocated when a step first needs them."""
-        return self.new_late_rows(max(self.table.padding_row, DRAFT_TOKENS[-1]))  # rows with drafts have several draws
+        return self.new_late_rows(max(self.table.padding_row, TOKEN_ROWS[-1]))  # a row may have several draws
 
     def new_late_rows(self, num_rows: int) -> LateRows:
         """Room for so many late rows."""

@@ -199,7 +199,7 @@ class RankExtensions:
             pieces = views["known_tokens"].to(torch.int32).split(step.known_lens.tolist())
             for row, piece in zip(step.known_rows.tolist(), pieces, strict=True):
                 self.tokens_RL[row, : len(piece)] = piece
-        if step.has_drafts and self.reads_tokens(step.extensions):
+        if step.draws_several and self.reads_tokens(step.extensions):
             # A draw reads the drafts before it. Drafts that turn out wrong are overwritten before they are read again.
             places_T = np.concatenate(
                 [

@@ -46,7 +46,7 @@ class StageWorker(PartWorker):
 
     @torch.inference_mode()
     def profile_graphs(
-        self, spec: AttentionSpec, shapes: Sequence[PromptShape], draft_sizes: Sequence[int] = ()
+        self, spec: AttentionSpec, shapes: Sequence[PromptShape], token_sizes: Sequence[int] = ()
     ) -> None:
         """See Worker."""
         graphs = self._make_graphs(spec, shares_prefixes=False)
@@ -74,7 +74,7 @@ class StageWorker(PartWorker):
         shapes: Sequence[PromptShape],
         *,
         shares_prefixes: bool,
-        draft_sizes: Sequence[int] = (),
+        token_sizes: Sequence[int] = (),
         at_once: bool = False,
     ) -> None:
         """See Worker: for micro-batches of decodes, each run once before; other micro-batches are computed eagerly."""

@@ -8,7 +8,7 @@ from math import exp
 
 import pytest
 
-from hookline.core.engine.draft_depth import PROBE_PERIOD, PROBE_STEPS, DraftDepth
+from hookline.core.speculation.depth import PROBE_PERIOD, PROBE_STEPS, DraftDepth
 
 SECONDS: dict[str, Callable[[int, int], float]] = {
     "drafts cost little": lambda rows, depth: 5 + 0.3 * depth,

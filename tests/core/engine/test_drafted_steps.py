@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from hookline.core.contracts import Drafter, DraftRow, FullAttention, Observer, Plan, SlidingWindow
-from hookline.core.engine.speculation import Speculation
 from hookline.core.outputs import FinishReason
 from hookline.core.requests.step_extensions import InstalledExtensions
 from hookline.core.sampling_params import SamplingParams
-from hookline.core.step.captured import draft_sizes
+from hookline.core.speculation.speculation import Speculation
+from hookline.core.step.captured import token_sizes
 from hookline.core.testing.fakes import check_engine, completion, fake_engine, watched_by
 from hookline.core.testing.fakes.engine import next_token
 from hookline.core.testing.plain_scheduler import PlainScheduler
@@ -184,7 +184,7 @@ def test_the_device_makes_no_more_drafts_than_graphs_are_captured_for():
     while engine.has_work:
         engine.step()
     steps = [step for step in engine.executor.steps if len(step.drafting_rows)]
-    assert {step.num_tokens for step in steps} == {16} and draft_sizes(2, 64)[-1] == 32
+    assert {step.num_tokens for step in steps} == {16} and token_sizes(2, 64)[-1] == 32
 
 
 def test_the_next_step_is_launched_before_anybody_is_told_of_the_tokens_that_it_needed():

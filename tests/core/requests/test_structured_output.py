@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from hookline.core.contracts import StructuredOutputs
-from hookline.core.engine.speculation import Speculation
 from hookline.core.errors import RequestError, RequestFault
 from hookline.core.outputs import FinishReason
 from hookline.core.plugin.registry import GRAMMARS, Entry, Origin
@@ -21,6 +20,7 @@ from hookline.core.request_options import RequestOptions
 from hookline.core.requests.step_extensions import InstalledExtensions
 from hookline.core.requests.structured_output import GrammarChoice, StructuredOutput
 from hookline.core.sampling_params import SamplingParams
+from hookline.core.speculation.speculation import Speculation
 from hookline.core.testing.fakes import check_engine, completion, fake_engine
 from hookline.core.testing.plain_grammar import PlainGrammar, PlainGrammars, PlainMatcher, small_vocabulary
 from hookline.core.testing.plain_scheduler import PlainScheduler

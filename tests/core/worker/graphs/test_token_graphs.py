@@ -13,14 +13,15 @@ from torch import Tensor
 
 from hookline import LLM, SamplingParams
 from hookline.core.contracts import DrafterSpec
-from hookline.core.engine.device_drafting import DeviceDrafting
 from hookline.core.plugin import sources
-from hookline.core.step.captured import DRAFT_TOKENS, draft_sizes, prompt_shapes
+from hookline.core.speculation import rank
+from hookline.core.speculation.speculation import DeviceDrafting
+from hookline.core.step.captured import TOKEN_ROWS, prompt_shapes, token_sizes
 from hookline.core.step.message import Step
 from hookline.core.worker import worker as worker_module
 from hookline.core.worker.graphs.decode_graphs import DecodeGraphs
-from hookline.core.worker.graphs.draft_graphs import LAST_DRAWN, DraftGraphs, lay_out
 from hookline.core.worker.graphs.prompt_graphs import PromptGraphs
+from hookline.core.worker.graphs.token_graphs import LAST_DRAWN, TokenGraphs, lay_out
 from hookline.core.worker.request_table import RequestTable
 from hookline.core.worker.results.token_transfer import send_apart
 from hookline.plugins.drafters import SyntheticConfig
@@ -74,10 +75,10 @@ def replay_steps(llm, monkeypatch, max_model_len=96):
     decodes = DecodeGraphs(worker.runner, [] if has_taps else [1, 2, 4, 8], max_model_len)
     shapes = [] if has_taps else prompt_shapes(8, 2048, max_model_len)
     prompts = PromptGraphs(worker.runner, shapes, max_model_len)
-    drafts = DraftGraphs(worker.runner, draft_sizes(8, 2048), max_model_len)
+    drafts = TokenGraphs(worker.runner, token_sizes(8, 2048), max_model_len)
     replay = drafts.replay_layers
     monkeypatch.setattr(drafts, "replay_layers", lambda step, size: steps.append(step) or replay(step, size))
-    for name, made in (("graphs", decodes), ("prompt_graphs", prompts), ("draft_graphs", drafts)):
+    for name, made in (("graphs", decodes), ("prompt_graphs", prompts), ("token_graphs", drafts)):
         monkeypatch.setattr(worker, name, made)
         with torch.inference_mode():
             made.capture(None)
@@ -121,21 +122,21 @@ def test_which_steps_fit(fields, size, taps):
     fields = {name: np.array(values) for name, values in fields.items()}
     lens = fields.get("chunk_lens", np.array([], dtype=np.int64))
     table = RequestTable(6, 4, 16, 99, torch.device("cpu"))
-    graphs = DraftGraphs(type("Runner", (), {"table": table, "apart": taps})(), draft_sizes(8, 160), 96)
+    graphs = TokenGraphs(type("Runner", (), {"table": table, "apart": taps})(), token_sizes(8, 160), 96)
     step = Step(chunk_rows=np.arange(len(lens)), token_ids_T=np.zeros(lens.sum(), dtype=np.int64), **fields)
     assert graphs.shape(step) == size
 
 
 def test_sizes_end_with_the_largest_step_that_may_be():
-    assert draft_sizes(256, 8192) == list(DRAFT_TOKENS)
-    assert draft_sizes(256, 100)[-2:] == [96, 100]
-    assert draft_sizes(1, 8192)[-1] == 16 and draft_sizes(1, 8192)[:4] == [2, 3, 4, 5]
+    assert token_sizes(256, 8192) == list(TOKEN_ROWS)
+    assert token_sizes(256, 100)[-2:] == [96, 100]
+    assert token_sizes(1, 8192)[-1] == 16 and token_sizes(1, 8192)[:4] == [2, 3, 4, 5]
 
 
 def draft_on_device(llm, drafter=None):
     """Let the device make drafts from now on, by the engine's drafter or by another one; its steps are graphs."""
-    speculation = llm.engine.state.speculation
-    assert llm.engine.executor.drafts_on_device(drafter or speculation._drafter, "drafter 'it'")
+    speculation = llm.engine.state.decoding
+    assert rank.draft_on_device(llm.engine.executor, drafter or speculation._drafter, "drafter 'it'")
     speculation.device = DeviceDrafting()
 
 
@@ -203,7 +204,9 @@ def test_a_drafter_that_fails_on_the_device_is_named_once_and_changes_no_token(m
         assert [output.token_ids for output in llm.generate(prompts, params)] == plain
         assert llm.engine.speculation.num_drafted > 10
         told = [one.getMessage() for one in caplog.records if "go on without its drafts" in one.getMessage()]
-        assert not llm.engine.executor.drafts_on_device(drafter, "drafter 'it'"), "it fails while the engine starts"
+        assert not rank.draft_on_device(llm.engine.executor, drafter, "drafter 'it'"), (
+            "it fails while the engine starts"
+        )
     assert len(told) == 1 and "drafter 'it'" in told[0] and "propose_on_device" in told[0]
 
 
@@ -242,4 +245,4 @@ def test_the_device_makes_no_drafts_where_hidden_states_are_kept_of_each_token(m
     with LLM(device="cpu", dtype="float32", engine={**SIZES, "taps": [0]}) as llm:
         replay_steps(llm, monkeypatch)
         drafter = Synthetic(SyntheticConfig(), DrafterSpec(llm.engine.executor.runner.vocab_size, 8, 96))
-        assert not llm.engine.executor.drafts_on_device(drafter, "drafter 'it'")
+        assert not rank.draft_on_device(llm.engine.executor, drafter, "drafter 'it'")

@@ -1,9 +1,9 @@
-"""Steps with drafts as CUDA graphs: every token of the step is a row of its own, as in a decode. If steps keep the
-hidden states of all their tokens, steps of decodes alone use these graphs, too.
+"""Steps as CUDA graphs in which every token is a row of its own, as in a decode: steps whose decodes compute several
+tokens, and if steps keep the hidden states of all their tokens, steps of decodes alone, too.
 
-The 1 + k tokens of a request are 1 + k rows with the same block table and contexts one longer each. So attention is
-split along the contexts as for decodes, matrix products have few rows, and one graph serves every k and every mixture
-of requests with and without drafts of at most so many tokens. Since a row sees the keys that rows before it write in
+The n tokens of a request are n rows with the same block table and contexts one longer each. So attention is split along
+the contexts as for decodes, matrix products have few rows, and one graph serves every n and every mixture of requests
+of at most so many tokens. Since a row sees the keys that rows before it write in
 the same step, all keys are written before any row attends (`Batch.repeats_requests`).
 Legend: G tokens of a graph, rows and draws as well; D hidden.
 """
@@ -25,8 +25,8 @@ from hookline.core.worker.request_table import RequestTable, SampleRows
 from hookline.core.worker.runner.model_runner import ModelRunner
 
 
-class DraftGraphs(LaidOutGraphs[int]):
-    """Captured steps with drafts, by their numbers of tokens; a draw follows every token."""
+class TokenGraphs(LaidOutGraphs[int]):
+    """Captured steps, by their numbers of tokens; a draw follows every token."""
 
     def __init__(self, runner: ModelRunner, sizes: Sequence[int], max_model_len: int) -> None:
         most = max(sizes, default=0)
@@ -54,7 +54,7 @@ class DraftGraphs(LaidOutGraphs[int]):
 
     def forward(self, inputs_3G: Tensor, size: int) -> Tensor:
         """See LaidOutGraphs: the hidden states of all tokens."""
-        batch = draft_batch(self.runner, inputs_3G, self._starts[: size + 1], self.max_model_len)
+        batch = token_batch(self.runner, inputs_3G, self._starts[: size + 1], self.max_model_len)
         watch = self.runner.captured_watch(inputs_3G[2], batch)
         hidden_GD = self.runner.forward(batch, watch=watch)
         if watch is not None:
@@ -90,8 +90,8 @@ def lay_out(step: Step, size: int, table: RequestTable) -> IntArray:
     return inputs
 
 
-def draft_batch(runner: ModelRunner, inputs_3G: Tensor, starts_G1: Tensor, max_context_len: int) -> Batch:
-    """The batch of a captured step with drafts, made on the device alone."""
+def token_batch(runner: ModelRunner, inputs_3G: Tensor, starts_G1: Tensor, max_context_len: int) -> Batch:
+    """The batch of a captured step, made on the device alone."""
     given = runner.kernels.gather_tokens(inputs_3G, runner.table.requests)
     batch = Batch(
         token_ids_T=given.token_ids_N,

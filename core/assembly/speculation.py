@@ -1,4 +1,4 @@
-"""The model of an engine as drafters see it: its sizes, its checkpoint's tensors for a head, and its draws.
+"""Makes the drafter of an engine, and shows it the model: its sizes, its checkpoint's tensors for a head, its draws.
 
 A head is built whole in the engine's process, on the device of rank 0 and beside that rank's part of the model.
 Legend: N rows, V vocabulary.
@@ -6,6 +6,7 @@ Legend: N rows, V vocabulary.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline.core.assembly.resolve import ResolvedConfig, chosen, config_of, refuse
+from hookline.core.assembly.resolve import ResolvedConfig, chosen, config_of, refuse, refuse_unmet
 from hookline.core.assembly.worker import finish_weights, kernels_of, make_kernels, runtime_of
 from hookline.core.checkpoint.checkpoint import Checkpoint, resolve
 from hookline.core.checkpoint.dequantised import with_dequantised
@@ -23,6 +24,7 @@ from hookline.core.checkpoint.load import load_checkpoint, random_weights
 from hookline.core.checkpoint.stacked_experts import as_named
 from hookline.core.contracts import (
     WHOLE_MODEL,
+    DrafterSpec,
     HeadAttention,
     ModelSpec,
     Runtime,
@@ -31,11 +33,68 @@ from hookline.core.contracts import (
     WeightTarget,
 )
 from hookline.core.distributed.ranks import ALONE
-from hookline.core.errors import CheckpointError
+from hookline.core.errors import CapacityError, CheckpointError
 from hookline.core.layers.quantized import QuantizedWeights
 from hookline.core.plugin.needs import unfit_kernels
+from hookline.core.requests.admission import EngineLimits
+from hookline.core.requests.structured_output import StructuredOutput
+from hookline.core.speculation.rank import draft_on_device
+from hookline.core.speculation.speculation import Speculation
+from hookline.core.step.executor import SizedExecutor
 from hookline.core.worker.graphs.cuda_graph import GraphPool, record
+from hookline.core.worker.startup.late_work import not_late
 from hookline.core.worker.startup.memory import allocate_cache
+from hookline.core.worker.worker import Worker
+
+logger = logging.getLogger("hookline")
+
+
+def make_speculation(
+    resolved: ResolvedConfig,
+    limits: EngineLimits,
+    structured_output: StructuredOutput | None,
+    executor: SizedExecutor,
+) -> Speculation | None:
+    """The drafts of an engine; None without a drafter.
+
+    Raises: PluginError, if its model keeps states of all tokens before or hidden states are asked for: then a wrong
+    draft could not be taken back.
+    """
+    option, plan = resolved.config.drafter, limits.plan
+    if option.entry is None:
+        return None
+    refuse_unmet(option.entry, resolved.facts)
+    if resolved.groups.has_states:
+        told = "layers of this model keep a state, from which a wrong draft cannot be taken back; leave the drafter out"
+        refuse(option.entry, [told])
+    if resolved.config.engine.taps:
+        told = "engine.taps is set, and observers would get hidden states of wrong drafts; leave the drafter out"
+        refuse(option.entry, [told])
+    facts, target = resolved.facts, TargetModel(resolved, plan.num_blocks)
+    spec = DrafterSpec(limits.vocab_size, plan.max_num_seqs, plan.max_model_len, facts.device, facts.dtype, target)
+    try:
+        with not_late():
+            drafter = option.entry.load()(option.config, spec)
+            on_device = isinstance(executor, Worker) and draft_on_device(executor, drafter, str(option.entry))
+    except torch.OutOfMemoryError as error:
+        raise CapacityError(
+            f"drafter '{option.name}' does not fit into the GPU's memory beside the model and its KV cache; lower "
+            "engine.memory_fraction"
+        ) from error
+    logger.info(
+        "drafter '%s': up to %d drafts for a request in a step; steps with drafts %s",
+        *(option.name, drafter.k, "overlap where the device drafts" if on_device else "do not overlap"),
+    )
+    return Speculation(
+        drafter,
+        str(option.entry),
+        limits.extensions,
+        limits.vocab_size,
+        structured_output,
+        max_num_batched_tokens=plan.max_num_batched_tokens,
+        weighs_costs=resolved.uses_graphs,
+        on_device=on_device,
+    )
 
 
 class TargetModel:

@@ -1,7 +1,7 @@
 """Drafts that the device makes itself, from the tokens that it has drawn: the rank's half of `Step.drafting_rows`.
 
-A step lays out the newest token of each row and its drafts as the graphs of drafts read them, and is computed by these
-graphs. Then tokens and lengths of the rows become those that are kept: the next step needs nothing from the host.
+A step lays out the newest token of each row and its drafts as graphs of tokens as rows read them, and is computed by
+these graphs. Then tokens and lengths of the rows become those that are kept: the next step needs nothing from the host.
 Legend: B rows of the step, K drafts of each, G tokens of a graph, S rows that the host shows tokens of, T these tokens.
 """
 
@@ -14,18 +14,40 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookline.core.contracts import Drafter, DraftingRows
+from hookline.core.contracts import Drafter, DraftingRows, is_offered
 from hookline.core.errors import show_traceback
 from hookline.core.plugin.blame import breach, failure
+from hookline.core.step.captured import MOST_ROW_TOKENS
 from hookline.core.step.message import Step
 from hookline.core.util.arrays import no_ints
 from hookline.core.worker.form_checks import form_fault
-from hookline.core.worker.graphs.draft_graphs import DraftGraphs
+from hookline.core.worker.graphs.token_graphs import TokenGraphs
 from hookline.core.worker.request_table import DeviceStep
+from hookline.core.worker.worker import Worker
 
 logger = logging.getLogger("hookline")
 NO_DRAFT = -1
 """In the place of a draft that is missing."""
+
+
+@torch.inference_mode()
+def draft_on_device(worker: Worker, drafter: Drafter, name: str) -> bool:
+    """Have a rank compute steps with drafting rows from now on, for which the drafter guesses by `propose_on_device`.
+
+    Returns whether it does: if its steps are graphs, and no hidden states are kept, whose owners the host would not
+    know. The drafter drafts for each number of drafts now, so that kernels are ready. name: of the drafter, for errors.
+    """
+    graphs, row = worker.token_graphs, worker.table.padding_row
+    if graphs is None or worker.runner.apart or not is_offered(type(drafter).propose_on_device):
+        return False
+    drafts, most = DeviceDrafts(drafter, name, graphs), graphs.shapes[-1]
+    worker.compute_by(drafts.launch)
+    for num_drafts in range(1, min(drafter.k, MOST_ROW_TOKENS - 1, most - 1) + 1):
+        for count in {1, min(row, most // (1 + num_drafts))}:
+            worker.rehearse(Step(drafting_rows=np.full(count, row), num_drafts=num_drafts))
+    if drafts.is_failing:
+        worker.compute_by(None)
+    return not drafts.is_failing
 
 
 class DeviceDrafts:
@@ -33,7 +55,7 @@ class DeviceDrafts:
     graphs: compute the steps.
     """
 
-    def __init__(self, drafter: Drafter, name: str, graphs: DraftGraphs) -> None:
+    def __init__(self, drafter: Drafter, name: str, graphs: TokenGraphs) -> None:
         self._drafter, self._name, self._graphs, runner = drafter, name, graphs, graphs.runner
         self._table, self._kernels = runner.table, runner.kernels
         num_rows, device = len(self._table.length_R), self._table.device
@@ -48,12 +70,15 @@ class DeviceDrafts:
         self.is_failing = False
         """Whether the drafter failed."""
 
-    def launch(self, device_step: DeviceStep) -> Tensor:
+    def launch(self, device_step: DeviceStep) -> Tensor | None:
         """Compute a step with drafting rows; returns (B * (3 + K),) int64 as StepResult.tokens says, which stay valid.
+        None for other steps.
 
         Device: no host sync.
         """
         step = device_step.step
+        if not len(step.drafting_rows):
+            return None
         self._receive(step, device_step)
         size = self._graphs.size(step.num_tokens)
         assert size is not None, "no graph has so many tokens"

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from hookline.core.step.captured import DRAFT_TOKENS
+from hookline.core.step.captured import TOKEN_ROWS
 
 NUM_TRIALS, NUM_LAST = 3, 5
 """Steps after which a number of drafts counts as tried, and last ones of which the median counts."""
@@ -82,7 +82,7 @@ class DraftDepth:
             self._kept[place] = left * self._kept[place] + sum(kept > place for kept in num_kept)
 
     def _cost(self, num_rows: int, depth: int) -> _Cost:
-        return self._costs.setdefault((bisect_left(DRAFT_TOKENS, num_rows), depth), _Cost())
+        return self._costs.setdefault((bisect_left(TOKEN_ROWS, num_rows), depth), _Cost())
 
     @staticmethod
     def _bounded(costs: Sequence[float | None], depth: int) -> float:
