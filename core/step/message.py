@@ -66,7 +66,7 @@ class Step:
     the draws their requests keep, and the row's next step is a chunk again.
     forbidden_*: (index of a draw, token id) pairs that must not be drawn.
     drafting_rows: requests computing their newest token and num_drafts drafts, which the device makes itself from the
-    tokens that it has drawn: the host knows neither these nor their positions (core/speculation/device.py). A step
+    tokens that it has drawn: the host knows neither these nor their positions (core/speculation/rank.py). A step
     with such rows has no others. shown_*: all tokens of such rows from a position on, their number, and the most tokens
     that the request may get, where the device does not know them; row after row.
     late_draws: indices of the draws that wait for late rows, which are sent after the step, one for each of these
