@@ -56,7 +56,7 @@ LONGEST = (
     "plugins/test_triton_scaled.py",
     "core/serve/http/test_server.py",
     "core/run/test_command.py",
-    "core/worker/graphs/test_draft_graphs.py",
+    "core/worker/graphs/test_token_graphs.py",
     "core/worker/graphs/test_replayed_steps.py",
     "plugins/test_triton_exchange.py",
     "plugins/test_prebuild.py",

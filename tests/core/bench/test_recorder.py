@@ -14,7 +14,7 @@ from hookline.core.bench.recorder import StepRecorder, token_times
 from hookline.core.bench.workload import WorkloadConfig, draw_load
 from hookline.core.testing.fakes import fake_engine
 from hookline.core.testing.plain_scheduler import PlainScheduler
-from tests.core.engine.test_drafted_steps import drafting_engine
+from tests.core.speculation.test_speculation import drafting_engine
 
 FIRST_STEPS = """
 import sys
