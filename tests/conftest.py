@@ -3,6 +3,7 @@
 pytest-xdist spreads a run of whole folders over processes, a file at a time; without it one process does everything.
 """
 
+import asyncio
 import gc
 import os
 import signal
@@ -10,6 +11,7 @@ import sys
 from collections import Counter
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -175,6 +177,15 @@ def quick_interpreter():
 
         interpret_quickly(interpreter)
         setattr(interpreter, IS_QUICK, True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_servers():
+    """Servers in this process end ten times as soon: uvicorn looks each 0.1 s whether to end, then waits as long."""
+    server = sys.modules.get("uvicorn.server")
+    if server is not None and server.asyncio is asyncio:
+        names = {**vars(asyncio), "sleep": lambda seconds: asyncio.sleep(seconds / 10)}
+        server.asyncio = SimpleNamespace(**names)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -101,6 +101,11 @@ def default_options(path: Path = CONF / "config.yaml") -> dict[str, str]:
 
     Raises: ConfigError if the file is missing or has no defaults list.
     """
+    return dict(_defaults(path))
+
+
+@cache
+def _defaults(path: Path) -> dict[str, str]:
     defaults = _read(path).get("defaults")
     if not isinstance(defaults, list):
         raise ConfigError(f"{path}: no defaults list")

@@ -19,7 +19,7 @@ from torch import Tensor
 from hookline import LLM, SamplingParams
 from hookline.core.assembly.resolve import resolve
 from hookline.core.assembly.worker import load_model, make_kernels
-from hookline.core.config.settings import validate
+from hookline.core.config.settings import Config, validate
 from hookline.core.contracts import QuantizationConfig, StoredForm
 from hookline.core.distributed.ranks import LocalRanks
 from hookline.core.errors import CheckpointError, ConfigError, HooklineError
@@ -42,16 +42,18 @@ PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [20, 21, 22]]
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path, Path]]:
-    """Makes a layout's folders for a model of these sizes, once."""
+    """Makes a layout's folders for a model of these sizes, once, and the model once for all layouts."""
+    plain: dict[Any, Path] = {}
     made: dict[Any, tuple[Path, Path]] = {}
 
     def make(name: str, make_model: Callable[..., Any] = make_qwen3, **sizes: Any) -> tuple[Path, Path]:
-        key = name, make_model, tuple(sorted(sizes.items()))
-        if key not in made:
-            root = tmp_path_factory.mktemp(name)
-            make_model(root / "plain", **sizes)
-            made[key] = write_layout(root / "plain", root / "layout", (LAYOUTS | FURTHER)[name])
-        return made[key]
+        model = make_model, tuple(sorted(sizes.items()))
+        if model not in plain:
+            plain[model] = tmp_path_factory.mktemp("plain")
+            make_model(plain[model], **sizes)
+        if (name, model) not in made:
+            made[name, model] = write_layout(plain[model], tmp_path_factory.mktemp(name), (LAYOUTS | FURTHER)[name])
+        return made[name, model]
 
     return make
 
@@ -68,11 +70,18 @@ class Apart(LocalRanks):
         return value
 
 
+@cache
+def validated(host: PluginHost, tree: str) -> Config:
+    """The configuration of a tree in JSON, which is the same for every folder of a model."""
+    return validate(json.loads(tree), host)
+
+
 def loaded(host: PluginHost, folder: Path, rank: int = 0, tp: int = 1, **tree: Any) -> Any:
     """One rank's model with its weights."""
-    model = {"checkpoint": str(folder), **tree.pop("model", {})}
-    config = validate({"model": {"name": "qwen3", **model}, "engine": SIZES, "device": "cpu", "tp": tp, **tree}, host)
-    resolved = resolve(config, host, rank)
+    tree["model"] = {"name": "qwen3", **tree.get("model", {})}
+    config = validated(host, json.dumps({"engine": SIZES, "device": "cpu", "tp": tp, **tree}))
+    model = replace(config.model, config=replace(config.model.config, checkpoint=str(folder)))
+    resolved = resolve(replace(config, model=model), host, rank)
     resolved = replace(resolved, ranks=Apart(rank, tp))
     return load_model(resolved, make_kernels(resolved))
 
