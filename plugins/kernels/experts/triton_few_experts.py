@@ -34,12 +34,14 @@ FEWEST_EXPERTS_A_PAIR = 4
 """Experts for each pair of several tokens from which on few pairs have the same expert."""
 GATE_UP_ELEMENTS, DOWN_ELEMENTS = 16384, 32768
 """Elements of the weights that are in a program's registers at once."""
+PLAIN_DOWN_ELEMENTS, MOST_FOR_FOUR_WARPS = 8192, 32768
+"""As DOWN_ELEMENTS, of weights without scales: four warps a program, and eight where a row of each expert has more."""
 NARROW, NARROW_ELEMENTS = 2048, 4096
 """As GATE_UP_ELEMENTS, of weights in 16 bits up to a width: 8 of 256 experts of 512 at width 2,048 take both products
 16.3 us in place of 18.2 on an H200 (2026-11-29)."""
-WIDE, WIDE_CHUNK, WIDE_PLACES = 1024, 128, 8
-"""Features of an expert, no power of two, above which down takes so many at a time, of up to so many of a token's
-experts: 8 of 66 experts of 1,408 take both products 37.7 us in place of 45.6 on an H200 (2026-11-29)."""
+WIDE_CHUNK, WIDE_PLACES, WIDE_ELEMENTS = 128, 8, 16384
+"""Features of an expert, no power of two, that down takes at a time, of up to so many of a token's experts, and so many
+elements in all: both products of 8 of 128 experts of 768 take 21.5 us in place of 24.6 on an H200 (2026-11-29)."""
 CHUNK_OUTPUTS = 2
 """Outputs of a program of down in e4m3, whose warps take 256 columns of a chunk each."""
 CHUNK_ELEMENTS, MOST_CHUNK_WARPS = 6144, 8
@@ -302,8 +304,8 @@ def few_expert_mlp(
     out_TD = torch.empty((num_tokens, hidden), dtype=x_TD.dtype, device=x_TD.device)
     bias_XD = down_XDF if down_bias_XD is None else down_bias_XD
     block_a = next_power_of_2(num_chosen)
-    block_o = max(1, DOWN_ELEMENTS // (block_a * block_f))
     if down_scales is not None:
+        block_o = max(1, DOWN_ELEMENTS // (block_a * block_f))
         assert gate_up_bias_XF is None and down_bias_XD is None
         num_warps = next_power_of_2(cdiv(num_chosen * inner, CHUNK_ELEMENTS))
         is_e4m3 = down_XDF.dtype in (torch.float8_e4m3fn, torch.uint8) and down_scales.packed == 1
@@ -323,18 +325,20 @@ def few_expert_mlp(
             BLOCK_A=block_a, BLOCK_O=block_o, BLOCK_F=block_f, num_warps=8, **options,
         )  # fmt: skip
         return out_TD
-    is_plain = down_bias_XD is None and shared is None
-    if is_plain and WIDE < inner < block_f and inner % WIDE_CHUNK == 0 and block_a <= WIDE_PLACES:
+    chunks = cdiv(inner, WIDE_CHUNK)
+    is_wide = inner < block_f and block_a <= WIDE_PLACES and block_a * chunks * WIDE_CHUNK <= WIDE_ELEMENTS
+    if is_wide and down_bias_XD is None and shared is None:
         _few_wide_down_kernel[(hidden, num_tokens)](
             hidden_PF, expert_TA, weight_TA, down_XDF, out_TD, down_XDF.stride(0), down_XDF.stride(1), inner, hidden,
-            CHOSEN=num_chosen, CHUNKS=inner // WIDE_CHUNK, BLOCK_A=block_a, BLOCK_C=WIDE_CHUNK, num_warps=4, **options,
+            CHOSEN=num_chosen, CHUNKS=chunks, BLOCK_A=block_a, BLOCK_C=WIDE_CHUNK, num_warps=4, **options,
         )  # fmt: skip
         return out_TD
+    block_o = max(1, PLAIN_DOWN_ELEMENTS // (block_a * block_f))
     _few_down_kernel[(cdiv(hidden, block_o), num_tokens)](
         hidden_PF, expert_TA, weight_TA, down_XDF, bias_XD, out_TD, down_XDF.stride(0), down_XDF.stride(1),
         bias_XD.stride(0), inner, hidden, shared_DF, gate_T1, None if gate_T1 is None else gate_T1.stride(0),
         CHOSEN=num_chosen, BIAS=down_bias_XD is not None, BLOCK_A=block_a, BLOCK_O=block_o, BLOCK_F=block_f,
-        num_warps=8, **options,
+        num_warps=4 if block_a * block_o * block_f <= MOST_FOR_FOUR_WARPS else 8, **options,
     )  # fmt: skip
     return out_TD
 
