@@ -19,7 +19,8 @@ from hookline.core.contracts import ATTENTION_FEATURES, AttentionSpec, Kernels, 
 from hookline.core.testing.batches import Row, make_batch, random_cache, seen_slots
 from hookline.core.testing.checks import PoisonedMemory, check, check_close, check_form, check_unchanged
 from hookline.core.testing.kernels_suite.attention import FAR_OUT
-from hookline.core.testing.kernels_suite.cases import cache_blocks, describe, exact
+from hookline.core.testing.kernels_suite.attention_forms import named
+from hookline.core.testing.kernels_suite.cases import cache_blocks, describe, exact, num_decodes_of, with_window
 from hookline.core.testing.kernels_suite.graphs import GraphSuite
 from hookline.core.testing.plain_kernels import PlainKernels
 
@@ -96,6 +97,29 @@ class LatentCases(GraphSuite):
             rotated = spec.head_dim - spec.out_dim
             for rope in [None, _rotation(spec, rotated)] if rotated else [None]:
                 self._check_write(spec, self.make_poisoned(spec), rope)
+
+    def test_latent_qkv_attend_in_every_form(self) -> None:
+        """With all other ATTENTION_FEATURES that the kernels declare, down to windows of the newest token alone."""
+        for spec in self._latent_specs(self.latent_heads[:1]):
+            size, form, rotated = spec.block_size, self.form(spec, *ATTENTION_FEATURES), spec.head_dim - spec.out_dim
+            rope = _rotation(spec, rotated) if rotated else None
+            for lengths in ([(1, 1), (size + 1, 1), (2 * size - 1, 1)], [(390, 1)], [(size + 1, 1), (size + 4, 4)]):
+                rows, num_decodes = self.scattered(spec, lengths), num_decodes_of(lengths)
+                plain_batch = make_batch(rows, spec, num_decodes=num_decodes)
+                qk_TC = self.random(spec, plain_batch.num_tokens, (spec.num_heads + 1) * spec.head_dim)
+                cache = random_cache(spec, cache_blocks(spec), seed=3)[:, 0]
+                for window in {None, self.window(1), self.window(size + 1)}:
+                    batch = plain_batch if window is None else with_window(plain_batch, rows, spec, window)
+                    plain, exact_cache, kernels = PlainKernels(None, exact(spec)), cache.double(), self.make(spec)
+                    expected = plain.qkv_attend(qk_TC.double(), exact_cache, batch, rope, None, form)
+                    with PoisonedMemory():
+                        written, batch = cache.clone(), replace(batch, scratch={})
+                        kernels.prepare(batch)
+                        actual = kernels.qkv_attend(qk_TC.clone(), written, batch, rope, None, form)
+                    what = f"over keys alone within a window of {window} with {named(form)} ({describe(spec)})"
+                    check_close(f"qkv_attend {what}", actual, expected, 2 * self.tolerance(spec, "qkv_attend"))
+                    tolerance = self.tolerance(spec, "qk_norm_rope_write")
+                    check_close(f"the cache after qkv_attend {what}", written, exact_cache, tolerance)
 
     def test_latent_queries_keys(self) -> None:
         """Of tokens that lie apart, rotated numbers paired by halves and with their neighbours; inputs stay."""
