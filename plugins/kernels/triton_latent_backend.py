@@ -12,12 +12,12 @@ from torch import Tensor
 
 from hookline.core.contracts import PLAIN_ATTENTION, AttentionForm, AttentionSpec, Batch, QKNorm, Rope, StepShape
 from hookline.plugins.kernels.attention.triton_absorbed import heads_linear, latent_queries_keys
-from hookline.plugins.kernels.attention.triton_latent import (
+from hookline.plugins.kernels.attention.triton_latent import LatentTiling, latent_attention, rope_write
+from hookline.plugins.kernels.attention.triton_latent_decode import (
+    LatentDecodeTiling,
     LatentScratch,
-    LatentTiling,
-    latent_attention,
+    latent_decode_attention,
     num_parts,
-    rope_write,
 )
 from hookline.plugins.kernels.attention.triton_prefill import query_tiles, query_tiles_on_device
 from hookline.plugins.kernels.torch_reference import TorchKernels
@@ -31,8 +31,8 @@ class LatentTritonKernels(TritonKernels):
 
     def _make_scratch(self, spec: AttentionSpec) -> None:
         self._card = Card.of(spec.device)
-        self._decodes = LatentTiling.of(spec.num_heads, spec.dtype, self._card, decodes=True)
-        self._prompts = LatentTiling.of(spec.num_heads, spec.dtype, self._card, decodes=False)
+        self._decodes = LatentDecodeTiling.of(spec.num_heads, spec.dtype, self._card)
+        self._prompts = LatentTiling.of(spec.num_heads, spec.dtype, self._card)
         size = max(rows * self._parts(rows) for rows in range(1, spec.max_num_seqs + 1)) * spec.num_heads
         partial_XF = torch.empty(size, spec.out_dim, dtype=torch.float32, device=spec.device)
         self._scratch = LatentScratch(partial_XF, torch.empty(size, 2, dtype=torch.float32, device=spec.device))
@@ -81,7 +81,11 @@ class LatentTritonKernels(TritonKernels):
         norm: QKNorm | None,
         form: AttentionForm = PLAIN_ATTENTION,
     ) -> Tensor:
-        """See Kernels."""
+        """See Kernels; decodes alone are rotated and written where they attend."""
+        spec, is_plain = self.spec, norm is None and batch.num_decodes == batch.num_requests
+        if is_plain and rope is not None and rope.table_PE.shape[1] == spec.head_dim - spec.out_dim:
+            qk_THE = qkv_TC.view(len(qkv_TC), spec.num_heads + 1, spec.head_dim)
+            return self._attend_decodes(qk_THE, kv_2NSKE, batch, form, self._out_like(qkv_TC), rope)
         return self.attend(self.qk_norm_rope_write(qkv_TC, kv_2NSKE, batch, rope, norm), kv_2NSKE, batch, form)
 
     def latent_queries_keys(
@@ -97,17 +101,24 @@ class LatentTritonKernels(TritonKernels):
 
     def attend(self, q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch, form: AttentionForm = PLAIN_ATTENTION) -> Tensor:
         """See Kernels: prompts by their tiles, decodes in parts."""
-        out_THF = q_THE.new_empty(len(q_THE), self.spec.num_heads, self.spec.out_dim)
-        rows, tiles_W2, scoring = batch.num_decodes, batch.scratch["tiles"], self._scoring(form)
-        table_BM, starts_B1, lens_B = batch.block_table_BM, batch.query_starts_B1, batch.context_lens_B
+        out_THF, tiles_W2 = self._out_like(q_THE), batch.scratch["tiles"]
         if tiles_W2 is not None and len(tiles_W2):
             latent_attention(
-                q_THE, kv_2NSKE, table_BM, starts_B1, lens_B, tiles_W2, 0, scoring, out_THF,
-                self._prompts, 1, self._scratch, batch.window,
+                q_THE, kv_2NSKE, batch.block_table_BM, batch.query_starts_B1, batch.context_lens_B, tiles_W2,
+                self._scoring(form), out_THF, self._prompts, batch.window,
             )  # fmt: skip
-        if rows:
-            latent_attention(
-                q_THE, kv_2NSKE, table_BM, starts_B1, lens_B, None, rows, scoring, out_THF,
-                self._decodes, self._parts(rows), self._scratch, batch.window,
-            )  # fmt: skip
+        return self._attend_decodes(q_THE, kv_2NSKE, batch, form, out_THF) if batch.num_decodes else out_THF
+
+    def _out_like(self, x: Tensor) -> Tensor:
+        return x.new_empty(len(x), self.spec.num_heads, self.spec.out_dim)
+
+    def _attend_decodes(
+        self, q_THE: Tensor, kv_2NSKE: Tensor, batch: Batch, form: AttentionForm, out_THF: Tensor,
+        rope: Rope | None = None,
+    ) -> Tensor:  # fmt: skip
+        rows = batch.num_decodes
+        latent_decode_attention(
+            q_THE, kv_2NSKE, batch.block_table_BM, batch.context_lens_B, rows, self._scoring(form), out_THF,
+            self._decodes, self._parts(rows), self._scratch, batch.window, rope,
+        )  # fmt: skip
         return out_THF

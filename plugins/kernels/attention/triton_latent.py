@@ -1,9 +1,9 @@
-"""Attention over keys whose last numbers are their values: all heads of a token attend over one latent for each token.
+"""Attention of prompts over keys whose last numbers are their values: all heads of a token attend over one latent for
+each token. Decodes are in triton_latent_decode.py.
 
-A program has some heads of some queries and a part of their context; with several parts, a second kernel merges them.
 Rotated and latent numbers of a key are loaded apart, so that each is a product of sizes that are powers of two.
 Legend: T tokens, B requests, H heads, E head dim of the keys, F of the values, R = E - F, N cache blocks, S block size,
-M blocks in a table row, W query tiles, P parts of a context.
+M blocks in a table row, W query tiles.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,unused-ignore"
@@ -18,12 +18,10 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from hookline.core.contracts import Rope
-from hookline.plugins.kernels.attention.triton_forms import Scoring, load_sinks, scored
-from hookline.plugins.kernels.attention.triton_tiles import taken_in
+from hookline.plugins.kernels.attention.triton_forms import LOWEST, Scoring, load_sinks, scored
+from hookline.plugins.kernels.attention.triton_tiles import nothing_seen, query_lens, taken_in
 from hookline.plugins.kernels.triton_card import Card
 from hookline.plugins.kernels.triton_launch import OF_STEP, cdiv, launch_options, next_power_of_2, triggers_late
-
-MOST_PARTS = 32
 
 
 @dataclass(frozen=True)
@@ -37,13 +35,13 @@ class LatentTiling:
     num_stages: int
 
     @classmethod
-    def of(cls, num_heads: int, dtype: torch.dtype, card: Card, *, decodes: bool) -> LatentTiling:
-        """The tiling that fits a card's shared memory, for latents of 512 numbers; of decodes as on an H200."""
+    def of(cls, num_heads: int, dtype: torch.dtype, card: Card) -> LatentTiling:
+        """The tiling that fits a card's shared memory, for latents of 512 numbers."""
         is_large = card.large_shared_memory and dtype != torch.float32
-        most_rows = 16 if decodes or not is_large else 64
+        most_rows = 64 if is_large else 16
         heads = min(next_power_of_2(num_heads), most_rows)
-        num_warps = 8 if is_large and not decodes else 4
-        return cls(heads, most_rows // heads, 32 if is_large else 16, num_warps, 2 if is_large else 1)
+        tile, num_warps, num_stages = (32, 8, 2) if is_large else (16, 4, 1)
+        return cls(heads, most_rows // heads, tile, num_warps, num_stages)
 
     @property
     def rows(self) -> int:
@@ -51,37 +49,37 @@ class LatentTiling:
         return max(16, self.heads * self.tokens)
 
 
-@triton.jit(
-    do_not_specialize=["table_stride", "window", "num_rows"],
-    do_not_specialize_on_alignment=(*OF_STEP, "table_ptr"),
-)
-def _latent_kernel(
-    q_ptr, cache_ptr, table_ptr, tiles_ptr, query_starts_ptr, context_lens_ptr, out_ptr, partial_ptr, stats_ptr,
-    q_stride, block_stride, offset_stride, table_stride, factor, cap, sinks_ptr, window, num_rows,
-    WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr, DECODE: tl.constexpr, PARTS: tl.constexpr,
-    NUM_HEADS: tl.constexpr, ROTARY: tl.constexpr, LATENT: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    HEADS: tl.constexpr, TOKENS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_L: tl.constexpr,
-    TILE: tl.constexpr, PDL: tl.constexpr, LATE: tl.constexpr,
-):  # fmt: skip
-    if PDL and not LATE:
-        gdc_launch_dependents()
+@triton.jit
+def wait_for_launch_before(PDL: tl.constexpr, LATE: tl.constexpr):
+    """Behind this, results of all launches before are complete; the next launch may start, unless it already may."""
     if PDL:
         gdc_wait()
     if PDL and LATE:
         gdc_launch_dependents()
+
+
+@triton.jit(
+    do_not_specialize=["table_stride", "window"],
+    do_not_specialize_on_alignment=(*OF_STEP, "table_ptr"),
+)
+def _latent_kernel(
+    q_ptr, cache_ptr, table_ptr, tiles_ptr, query_starts_ptr, context_lens_ptr, out_ptr,
+    q_stride, block_stride, offset_stride, table_stride, factor, cap, sinks_ptr, window,
+    WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr,
+    NUM_HEADS: tl.constexpr, ROTARY: tl.constexpr, LATENT: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    HEADS: tl.constexpr, TOKENS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_L: tl.constexpr,
+    TILE: tl.constexpr, PDL: tl.constexpr, LATE: tl.constexpr,
+):  # fmt: skip
+    """A program has some heads of a tile of queries, and their whole context."""
+    if PDL and not LATE:
+        gdc_launch_dependents()
+    wait_for_launch_before(PDL, LATE)
     HEAD_DIM: tl.constexpr = ROTARY + LATENT
-    NOTHING: tl.constexpr = -1e30
-    if DECODE:
-        row = tl.program_id(1)
-        first, query_start, query_len = 0, row, 1
-    else:
-        row = tl.load(tiles_ptr + tl.program_id(1) * 2)
-        if row < 0:
-            return
-        first = tl.load(tiles_ptr + tl.program_id(1) * 2 + 1)
-        query_start = tl.load(query_starts_ptr + row)
-        query_len = tl.load(query_starts_ptr + row + 1) - query_start
-    context_len = tl.load(context_lens_ptr + row)
+    row = tl.load(tiles_ptr + tl.program_id(1) * 2)
+    if row < 0:
+        return
+    first = tl.load(tiles_ptr + tl.program_id(1) * 2 + 1)
+    query_start, query_len, context_len = query_lens(row, query_starts_ptr, context_lens_ptr)
     past = context_len - query_len
     member = tl.arange(0, BLOCK_M)
     token = first + member // HEADS
@@ -95,23 +93,16 @@ def _latent_kernel(
     q_rotated = tl.load(from_q + rotated[None, :], mask=is_query[:, None] & are_rotated, other=0.0)
     q_latent = tl.load(from_q + ROTARY + latent[None, :], mask=is_query[:, None] & are_latent, other=0.0)
 
-    part = tl.program_id(2)
-    maximum = tl.full([BLOCK_M], NOTHING, tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, BLOCK_L], tl.float32)
+    maximum, total, acc = nothing_seen(LOWEST, BLOCK_M, BLOCK_L)
     if SINKS:
-        if part == 0:
-            maximum = load_sinks(sinks_ptr, head, is_query)
-            total += 1.0
+        maximum = load_sinks(sinks_ptr, head, is_query)
+        total += 1.0
     stop = tl.minimum(past + first + TOKENS, context_len)
     seen = 0
     if WINDOW:
         seen = tl.maximum(past + first - window + 1, 0)
-    first_tile = seen // TILE * TILE
-    length = tl.cdiv(tl.cdiv(stop - first_tile, PARTS), TILE) * TILE
-    begin = first_tile + part * length
     table_row_ptr = table_ptr + row.to(tl.int64) * table_stride
-    for start in range(begin, tl.minimum(begin + length, stop), TILE):
+    for start in range(seen // TILE * TILE, stop, TILE):
         position = start + tl.arange(0, TILE)
         inside = position < stop
         if WINDOW:
@@ -128,55 +119,9 @@ def _latent_kernel(
         scores = tl.where(visible, scored(products, factor, cap, CAP), -float("inf"))
         maximum, total, weights, rescale = taken_in(scores, maximum, total)
         acc = tl.dot(weights.to(k_latent.dtype), k_latent, acc * rescale[:, None], input_precision="ieee")
-    at = at_query * NUM_HEADS + head
-    mask = is_query[:, None] & are_latent
-    if PARTS == 1:
-        total = tl.where(is_query, total, 1.0)
-        to_out = out_ptr + at[:, None] * LATENT + latent[None, :]
-        tl.store(to_out, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=mask)
-    else:
-        at += part.to(tl.int64) * num_rows
-        tl.store(partial_ptr + at[:, None] * LATENT + latent[None, :], acc, mask=mask)
-        tl.store(stats_ptr + at * 2, maximum, mask=is_query)
-        tl.store(stats_ptr + at * 2 + 1, total, mask=is_query)
-
-
-@triton.jit(do_not_specialize=["num_rows"])
-def _merge_kernel(
-    partial_ptr, stats_ptr, out_ptr, num_rows, PARTS: tl.constexpr, LATENT: tl.constexpr, BLOCK_L: tl.constexpr,
-    PDL: tl.constexpr, LATE: tl.constexpr,
-):  # fmt: skip
-    """Merge the parts of the context of one head of one query into the softmax over all of it."""
-    if PDL and not LATE:
-        gdc_launch_dependents()
-    if PDL:
-        gdc_wait()
-    if PDL and LATE:
-        gdc_launch_dependents()
-    row = tl.program_id(0).to(tl.int64)
-    part, latent = tl.arange(0, PARTS), tl.arange(0, BLOCK_L)
-    at = part * num_rows + row
-    maxima, totals = tl.load(stats_ptr + at * 2), tl.load(stats_ptr + at * 2 + 1)
-    weights = tl.exp2(maxima - tl.max(maxima, axis=0))
-    inside = (latent < LATENT)[None, :]
-    partial = tl.load(partial_ptr + at[:, None] * LATENT + latent[None, :], mask=inside, other=0.0)
-    out = tl.sum(partial * weights[:, None], axis=0) / tl.sum(totals * weights, axis=0)
-    tl.store(out_ptr + row * LATENT + latent, out.to(out_ptr.dtype.element_ty), mask=latent < LATENT)
-
-
-def num_parts(num_rows: int, tiling: LatentTiling, num_heads: int, max_model_len: int, card: Card) -> int:
-    """Into how many parts the contexts of this many decodes are cut, so that programs fill the card: a power of two."""
-    programs = num_rows * cdiv(num_heads, tiling.heads)
-    wanted = min(MOST_PARTS, cdiv(2 * card.num_sms, programs), cdiv(max_model_len, tiling.tile))
-    return next_power_of_2(wanted + 1) // 2
-
-
-@dataclass(frozen=True)
-class LatentScratch:
-    """Where parts of contexts are left for merging: (P * rows * H, F) and (P * rows * H, 2), float32."""
-
-    partial_XF: Tensor
-    stats_X2: Tensor
+    total = tl.where(is_query, total, 1.0)
+    to_out = out_ptr + (at_query * NUM_HEADS + head)[:, None] * LATENT + latent[None, :]
+    tl.store(to_out, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=is_query[:, None] & are_latent)
 
 
 def latent_attention(
@@ -185,42 +130,31 @@ def latent_attention(
     block_table_BM: Tensor,
     query_starts_B1: Tensor,
     context_lens_B: Tensor,
-    tiles_W2: Tensor | None,
-    num_decodes: int,
+    tiles_W2: Tensor,
     scoring: Scoring,
     out_THF: Tensor,
     tiling: LatentTiling,
-    parts: int,
-    scratch: LatentScratch,
     window: int | None,
 ) -> None:
-    """Causal attention of the first num_decodes rows, or, with tiles_W2, of the listed query tiles.
+    """Causal attention of the listed query tiles.
 
     Shapes: q_THE (T, H, E), the heads of a token adjacent; kv_1NSKE (1, N, S, 1, E); tiles_W2 as of `query_tiles` with
-    tiling.tokens; out_THF (T, H, F), contiguous. parts: 1 with tiles.
-    Device: one launch, two with several parts; no host sync.
+    tiling.tokens; out_THF (T, H, F), contiguous.
+    Device: one launch, no host sync.
     """
     num_heads, value_dim = out_THF.shape[1:]
     _, block_stride, offset_stride, _, _ = kv_1NSKE.stride()
-    rotary, num_programs = q_THE.shape[2] - value_dim, num_decodes if tiles_W2 is None else len(tiles_W2)
-    num_rows, block_l = num_decodes * num_heads, max(16, next_power_of_2(value_dim))
-    early = {"LATE": triggers_late(num_decodes), **launch_options(q_THE.device)}
-    _latent_kernel[(cdiv(num_heads, tiling.heads), num_programs, parts)](
-        q_THE, kv_1NSKE, block_table_BM, query_starts_B1 if tiles_W2 is None else tiles_W2, query_starts_B1,
-        context_lens_B, out_THF, scratch.partial_XF, scratch.stats_X2,
+    rotary = q_THE.shape[2] - value_dim
+    _latent_kernel[(cdiv(num_heads, tiling.heads), len(tiles_W2))](
+        q_THE, kv_1NSKE, block_table_BM, tiles_W2, query_starts_B1, context_lens_B, out_THF,
         q_THE.stride(0), block_stride, offset_stride, block_table_BM.stride(0), scoring.factor, scoring.cap,
-        q_THE if scoring.sinks_H is None else scoring.sinks_H, 0 if window is None else window, num_rows,
-        WINDOW=window is not None, CAP=scoring.cap != 0, SINKS=scoring.sinks_H is not None, DECODE=tiles_W2 is None,
-        PARTS=parts, NUM_HEADS=num_heads, ROTARY=rotary, LATENT=value_dim, BLOCK_SIZE=kv_1NSKE.shape[2],
-        HEADS=tiling.heads, TOKENS=tiling.tokens if tiles_W2 is not None else 1, BLOCK_M=tiling.rows,
-        BLOCK_R=max(16, next_power_of_2(rotary)), BLOCK_L=block_l, TILE=tiling.tile,
-        num_warps=tiling.num_warps, num_stages=tiling.num_stages, **early,
+        q_THE if scoring.sinks_H is None else scoring.sinks_H, 0 if window is None else window,
+        WINDOW=window is not None, CAP=scoring.cap != 0, SINKS=scoring.sinks_H is not None,
+        NUM_HEADS=num_heads, ROTARY=rotary, LATENT=value_dim, BLOCK_SIZE=kv_1NSKE.shape[2],
+        HEADS=tiling.heads, TOKENS=tiling.tokens, BLOCK_M=tiling.rows,
+        BLOCK_R=max(16, next_power_of_2(rotary)), BLOCK_L=max(16, next_power_of_2(value_dim)), TILE=tiling.tile,
+        num_warps=tiling.num_warps, num_stages=tiling.num_stages, LATE=False, **launch_options(q_THE.device),
     )  # fmt: skip
-    if parts > 1:
-        _merge_kernel[(num_rows,)](
-            scratch.partial_XF, scratch.stats_X2, out_THF, num_rows,
-            PARTS=parts, LATENT=value_dim, BLOCK_L=block_l, num_warps=4, **early,
-        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize_on_alignment=OF_STEP)
@@ -233,10 +167,7 @@ def _rope_write_kernel(
     """Program 0 of a token rotates its queries where they are; program 1 writes its key, rotated, to the cache."""
     if PDL and not LATE:
         gdc_launch_dependents()
-    if PDL:
-        gdc_wait()
-    if PDL and LATE:
-        gdc_launch_dependents()
+    wait_for_launch_before(PDL, LATE)
     HALF: tl.constexpr = ROTARY // 2
     token = tl.program_id(0).to(tl.int64)
     half = tl.arange(0, BLOCK_HALF)
