@@ -17,10 +17,10 @@ from hookline.plugins.kernels.experts import triton_experts, triton_few_experts
 from hookline.plugins.kernels.experts.triton_int4_experts import few_int4_experts, fits_few, int4_expert_outputs
 from hookline.plugins.kernels.norms import triton_norms
 from hookline.plugins.kernels.products.scaled_products import OffsetWeight, ScaledProducts, ScaledWeight
-from hookline.plugins.kernels.products.triton_int4 import TiledInt4
 from hookline.plugins.kernels.products.triton_product import Kind
 from hookline.plugins.kernels.products.triton_rounding import RoundedRows, empty_rounded
 from hookline.plugins.kernels.products.triton_scales import Scales
+from hookline.plugins.kernels.products.triton_tiled import STEP, TiledWeight
 from hookline.plugins.kernels.triton_attention import TritonAttention
 from hookline.plugins.kernels.triton_launch import next_power_of_2
 
@@ -28,6 +28,8 @@ VALUES = (FP8, INT8, INT4)
 LEAST_COLUMNS = {FP8: 32, INT8: 16, INT4: 32}
 """Fewest inputs of a scale's block: a step of a product lies in one block. A rank's part may cut through blocks of more
 inputs, which are then blocks of fewer."""
+TILED_GROUP = 32
+"""Inputs of a scale's block for which int8 is stored in tiles, as int4 always is."""
 INT4_MULTIPLE = 8
 """The inputs of a weight in int4 are a multiple of this number of values in a word of 32 bits."""
 
@@ -35,8 +37,8 @@ INT4_MULTIPLE = 8
 class TritonQuantized(TritonAttention):
     """The products of TritonKernels with quantised weights; its base class."""
 
-    tiles_int4 = True
-    """Whether weights in int4 may be stored as `tiled_int4` does; False for kernels without products of that layout."""
+    tiles_integers = True
+    """Whether weights may be stored as `tiled_weight` does; False for kernels without products of that layout."""
     _scaled_products: ScaledProducts | None = None
 
     def computes(self, scheme: Scheme, num_rows: int, num_columns: int) -> bool:
@@ -54,7 +56,10 @@ class TritonQuantized(TritonAttention):
     def prepare_weight(self, weight: QuantizedMatrix) -> Any:
         """See Kernels.prepare_weight."""
         if isinstance(weight, OffsetMatrix):
-            return OffsetWeight(self.prepare_weight(weight.scaled), weight.offsets_OC.to(self.spec.dtype))
+            scaled = self.prepare_weight(weight.scaled)
+            if isinstance(scaled, TiledWeight) and scaled.groups == STEP // weight.scheme.columns:
+                return scaled.with_offsets(weight.offsets_OC)
+            return OffsetWeight(scaled, weight.offsets_OC.to(self.spec.dtype))
         assert isinstance(weight, ScaledMatrix) and weight.scheme.values in VALUES, weight.scheme
         if self._scaled_products is None:  # before any graph is captured
             self._scaled_products = ScaledProducts(self.spec.device, self.spec.dtype)
@@ -65,8 +70,10 @@ class TritonQuantized(TritonAttention):
             zeros_RC = None if zeros_RC is None else zeros_RC.expand(shape).contiguous()
         packed = 2 if scheme.values == INT4 else 1
         scales = Scales(factors_RC, scheme.rows or 1, scheme.columns, packed, zeros_RC)
-        if packed == 2 and self.tiles_int4 and self._scaled_products.tiles_int4:
-            return self._scaled_products.tiled_int4(weight.data, scales)
+        is_grouped = scheme.values == INT8 and scheme.columns == TILED_GROUP and weight.data.dim() == 2
+        is_tiled = (packed == 2 or is_grouped) and self.tiles_integers and self._scaled_products.tiles_integers
+        if is_tiled and weight.num_columns % INT4_MULTIPLE == 0:
+            return self._scaled_products.tiled_weight(weight.data, scales)
         return ScaledWeight(weight.data, scales, may_round=scheme.values == FP8 and bool(scheme.activations))
 
     def quantized_linear(self, x_TD: Any, weight: Any, bias_O: Tensor | None) -> Tensor:
@@ -110,7 +117,7 @@ class TritonQuantized(TritonAttention):
     ) -> Tensor:
         """See Kernels.quantized_expert_mlp; a few tokens as they come, others grouped by expert on the device."""
         given = x_TD, expert_TA, weight_TA
-        if isinstance(down, TiledInt4) and fits_few(x_TD, expert_TA, gate_up, down):
+        if isinstance(down, TiledWeight) and fits_few(x_TD, expert_TA, gate_up, down):
             return few_int4_experts(*given, gate_up, down)
         if _fits_few(x_TD, expert_TA, down):
             weights = gate_up.data_OD, down.data_OD
@@ -142,7 +149,7 @@ class TritonQuantized(TritonAttention):
         return products
 
     def _scaled_product(
-        self, kind: Kind, x: Tensor | RoundedRows, weight: ScaledWeight | TiledInt4, bias_O: Tensor | None
+        self, kind: Kind, x: Tensor | RoundedRows, weight: ScaledWeight | TiledWeight, bias_O: Tensor | None
     ) -> Tensor | None:
         """The product; None where the weight is to be dequantised, or gate and up are to be multiplied first."""
         assert self._scaled_products is not None
@@ -151,7 +158,7 @@ class TritonQuantized(TritonAttention):
 
 def _expert_outputs(x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up: Any, down: Any) -> Tensor:
     """The outputs of each token's experts, times their weights, for the sum over experts: (T, A, D)."""
-    if isinstance(gate_up, TiledInt4):
+    if isinstance(gate_up, TiledWeight):
         return int4_expert_outputs(x_TD, expert_TA, weight_TA, gate_up, down)
     return triton_experts.expert_outputs(
         x_TD, expert_TA, weight_TA, gate_up.data_OD, down.data_OD, scales=(gate_up.scales, down.scales),
@@ -161,7 +168,7 @@ def _expert_outputs(x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up:
 
 def _fits_few(x_TD: Tensor, expert_TA: Tensor, down: Any) -> bool:
     """Whether tokens are not grouped by expert: few tokens, or one if more are faster rounded to e4m3 and grouped."""
-    if isinstance(down, TiledInt4):
+    if isinstance(down, TiledWeight):
         return False
     if len(x_TD) > 1 and down.may_round and triton_experts.rounds_rows(x_TD):
         return False

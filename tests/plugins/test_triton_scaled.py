@@ -14,26 +14,27 @@ if not GPU:
     os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are defined
 pytest.importorskip("triton")
 
-from hookline.core.contracts import FP8, INT4, OFFSETS, AttentionSpec, OffsetMatrix, ScaledMatrix, Scheme  # noqa: E402
+from hookline.core.contracts import FP8, OFFSETS, AttentionSpec, OffsetMatrix, ScaledMatrix, Scheme  # noqa: E402
 from hookline.plugins.kernels.invariant.triton_kernels import InvariantTritonKernels as InvariantKernels  # noqa: E402
-from hookline.plugins.kernels.products import scaled_products, triton_int4_row, triton_scales, triton_thin, triton_wide  # noqa: E402
+from hookline.plugins.kernels.products import scaled_products, triton_scales, triton_thin, triton_tiled_row, triton_wide  # noqa: E402
 from hookline.plugins.kernels.products.scaled_products import ScaledProducts, ScaledWeight  # noqa: E402
-from hookline.plugins.kernels.products.triton_int4 import TiledInt4, fits_tiled, tiled_int4, tiled_product  # noqa: E402
-from hookline.plugins.kernels.products.triton_int4_row import COLUMNS, RowCut, fits_row, one_row  # noqa: E402
-from hookline.plugins.kernels.products.triton_int4_rows import (  # noqa: E402
-    FULL_CARD,
-    Int4Scratch,
-    RowsTiling,
-    fits_rows,
-    rows_of_int4,
-    rows_tiling,
-)
 from hookline.plugins.kernels.products.triton_product import Kind  # noqa: E402
 from hookline.plugins.kernels.products.triton_rounding import round_rows  # noqa: E402
 from hookline.plugins.kernels.products.triton_row_chunks import fits_chunks, row_cut  # noqa: E402
 from hookline.plugins.kernels.products.triton_row_product import row_product  # noqa: E402
 from hookline.plugins.kernels.products.triton_scales import Scales, dequantised  # noqa: E402
 from hookline.plugins.kernels.products.triton_thin import fits_scaled, thin_linear  # noqa: E402
+from hookline.plugins.kernels.products.triton_tiled import TiledWeight, tiled_weight  # noqa: E402
+from hookline.plugins.kernels.products.triton_tiled_row import COLUMNS, RowCut, fits_row, one_row  # noqa: E402
+from hookline.plugins.kernels.products.triton_tiled_rows import (  # noqa: E402
+    FULL_CARD,
+    MOST_ROWS,
+    RowsTiling,
+    TiledScratch,
+    fits_rows,
+    rows_tiling,
+    tiled_product,
+)
 from hookline.plugins.kernels.triton_backend import TritonKernels  # noqa: E402
 from tests.interpreted import rounding_to_nearest  # noqa: E402, F401 (a fixture of every test)
 
@@ -254,47 +255,91 @@ def test_weights_in_int8_and_int4_equal_reference(monkeypatch, kind, bits, colum
                 assert error(found_TO, expected(kind, x_TD, weight, bias_O)) < 2 * EXACT, (num_out, width, num_rows)
 
 
-@pytest.mark.parametrize("has_zeros", [False, True])
-@pytest.mark.parametrize("columns", [0, 32, 64, 128, 256])
+def tiled_of(
+    num_out: int, width: int, bits: int, columns: int, has_zeros: bool, has_offsets: bool = False, *, rows: int = 1
+) -> tuple[TiledWeight, torch.Tensor]:
+    """A weight in tiles, and what it stands for, in float64."""
+    weight = whole_weight(num_out, width, bits, columns, rows=rows, has_zeros=has_zeros)
+    tiled, meant_OD = tiled_weight(weight.data_OD, weight.scales), spread(weight)
+    assert tiled.bits == bits
+    if has_offsets:
+        offsets_OC = (torch.randn(num_out, -(-width // columns), device=DEVICE) * width**-0.5).bfloat16()
+        tiled = tiled.with_offsets(offsets_OC)
+        meant_OD += offsets_OC.double().repeat_interleave(columns, 1)[:, :width]
+    assert error(tiled.dequantised(torch.float32), meant_OD) < 1.6e-5  # a scale keeps 16 bits
+    return tiled, meant_OD
+
+
+def product_of(kind: Kind, x_TD: torch.Tensor, meant_OD: torch.Tensor, bias_O: torch.Tensor | None) -> torch.Tensor:
+    out_TO = x_TD.double() @ meant_OD.T
+    if kind is Kind.SILU:
+        gate_TF, up_TF = out_TO.chunk(2, -1)
+        return gate_TF * gate_TF.sigmoid() * up_TF
+    return out_TO if bias_O is None else out_TO + bias_O.double()
+
+
+TILED = [
+    (4, 0, False, False), (4, 32, True, False), (4, 64, False, False), (4, 128, True, False), (4, 256, True, False),
+    (4, 32, False, True), (8, 32, False, False), (8, 32, False, True),
+]  # fmt: skip
+"""Bits, inputs of a group, whether there are zero points, and offsets."""
+
+
+@pytest.mark.parametrize(("bits", "columns", "has_zeros", "has_offsets"), TILED)
 @pytest.mark.parametrize("kind", [Kind.PLAIN, Kind.SILU])
-def test_tiled_int4_equals_reference(kind, columns, has_zeros):
-    """In every tile of rows; odd sizes of rows alone."""
-    scratch, is_silu = triton_wide.ScaledScratch.make(DEVICE), kind is Kind.SILU
-    for num_out, width, rows in [(128, 256, 64), (136, 424, 1)]:
-        weight = whole_weight(num_out, width, 4, columns, rows=rows, has_zeros=has_zeros)
-        tiled = tiled_int4(weight.data_OD, weight.scales)
-        assert error(tiled.dequantised(torch.float32), spread(weight)) < 1.6e-5  # a scale keeps 16 bits
+def test_tiled_weights_equal_reference(kind, bits, columns, has_zeros, has_offsets):
+    """Tiles and parts that end before they are full; a second launch finds the counters as the first one left them."""
+    scratch, is_silu = TiledScratch.make(DEVICE), kind is Kind.SILU
+    few = [(17, None)]
+    many = [(65, None), (130, RowsTiling(128, 64, 2, 4, 1)), (200, RowsTiling(128, 256, 2, 8, 1))]
+    for num_out, width, rows in [(128, 256, 64), (136, 424, 1)] if GPU else [(136, 424, 1)]:
+        tiled, meant_OD = tiled_of(
+            num_out, width, bits, columns, rows=rows, has_zeros=has_zeros, has_offsets=has_offsets
+        )
         bias_O = None if is_silu else torch.randn(num_out, device=DEVICE).to(DTYPE)
-        for num_rows in (2, 17, 33, 64) if GPU else (17,):
+        for num_rows, tiling in few if is_silu else few + many:
             x_TD = rows_of(num_rows, width)
-            if not fits_tiled(x_TD, tiled, silu=is_silu):
-                assert is_silu and num_out % 128
-                continue
-            wanted = expected(kind, x_TD, weight, bias_O)
-            for _ in range(2):  # the second launch finds the counters as the first one left them
-                found_TO = tiled_product(x_TD, tiled, bias_O, scratch, silu=is_silu)
-                assert found_TO.shape == wanted.shape and found_TO.dtype == x_TD.dtype
-                assert error(found_TO, wanted) < 2 * EXACT, (num_out, width, num_rows)
-        assert not fits_tiled(rows_of(65, width), tiled)
+            assert fits_rows(x_TD)
+            wanted = product_of(kind, x_TD, meant_OD, bias_O)
+            for _ in range(2 if num_rows < 100 else 1):
+                found_TO = tiled_product(x_TD, tiled, bias_O, scratch, tiling, silu=is_silu)
+                assert found_TO.shape == wanted.shape and found_TO.dtype == DTYPE
+                assert error(found_TO, wanted) < 4 * EXACT, num_rows  # values times scales are rounded
+
+
+def test_every_tiling_of_tiled_weights_has_room_for_its_parts():
+    scratch = TiledScratch.make(torch.device("cpu"))
+    for num_out, width in [(6144, 4096), (24576, 4096), (4096, 12288)]:
+        for num_rows in (2, 17, 33, 65, 128, 129, MOST_ROWS):
+            for bits, silu in ((4, False), (8, False), (8, True)):
+                cut = rows_tiling(num_rows, num_out, width, bits, silu=silu)
+                assert cut.at_once * FULL_CARD * cut.block_o * cut.block_t <= scratch.partials.numel()
+    assert not fits_rows(rows_of(MOST_ROWS + 1, 424))
 
 
 @pytest.mark.parametrize(
-    ("kind", "columns", "has_zeros"),
+    ("kind", "bits", "columns", "has_zeros", "has_offsets"),
     [
-        (Kind.PLAIN, 0, False), (Kind.PLAIN, 32, True), (Kind.PLAIN, 64, False), (Kind.PLAIN, 256, True),
-        (Kind.SILU, 0, True), (Kind.SILU, 32, False), (Kind.SILU, 64, True), (Kind.SILU, 128, True),
+        (Kind.PLAIN, 4, 0, False, False), (Kind.PLAIN, 4, 32, True, False), (Kind.PLAIN, 4, 64, False, False),
+        (Kind.PLAIN, 4, 256, True, False), (Kind.SILU, 4, 0, True, False), (Kind.SILU, 4, 32, False, False),
+        (Kind.SILU, 4, 64, True, False), (Kind.SILU, 4, 128, True, False), (Kind.PLAIN, 4, 32, False, True),
+        (Kind.PLAIN, 8, 32, False, False), (Kind.SILU, 8, 32, False, True),
     ],
 )  # fmt: skip
-def test_one_row_of_int4_equals_reference(kind, columns, has_zeros):
+def test_one_row_of_a_tiled_weight_equals_reference(kind, bits, columns, has_zeros, has_offsets):
     """Also with outputs and inputs that end within a program's, and inputs of which one is far larger than others."""
     for num_out, width, rows in [(128, 256, 64), (136, 424, 1)] if GPU else [(136, 424, 1)]:
-        weight = whole_weight(num_out, width, 4, columns, rows=rows, has_zeros=has_zeros)
-        tiled = tiled_int4(weight.data_OD, weight.scales)
+        tiled, meant_OD = tiled_of(
+            num_out, width, bits, columns, rows=rows, has_zeros=has_zeros, has_offsets=has_offsets
+        )
         bias_O = None if kind is Kind.SILU else torch.randn(num_out, device=DEVICE).to(DTYPE)
         x_TD = rows_of(1, width).to(torch.bfloat16)
         x_TD[0, width // 3] = 300.0
         assert fits_row(x_TD) and not fits_row(x_TD.half()) and not fits_row(rows_of(2, width).to(torch.bfloat16))
-        found_TO, wanted = one_row(x_TD, tiled, bias_O, silu=kind is Kind.SILU), expected(kind, x_TD, weight, bias_O)
+        found_TO, wanted = (
+            one_row(x_TD, tiled, bias_O, silu=kind is Kind.SILU),
+            product_of(kind, x_TD, meant_OD, bias_O),
+        )
         assert found_TO.shape == wanted.shape and found_TO.dtype == torch.bfloat16
         assert error(found_TO, wanted) < 8e-3, (num_out, width)
 
@@ -307,56 +352,36 @@ def test_rows_that_do_not_begin_and_end_with_whole_words_are_left_to_the_other_k
     assert fits_row(wide_TD[1:2, :8]) and not fits_row(wide_TD[1:2, 1:9])
 
 
-@pytest.mark.parametrize("columns", [0, 32, 64, 128])
-def test_many_rows_of_tiled_int4_equal_reference(columns):
-    """Tiles and parts that end before they are full; a second launch finds the counters as the first one left them."""
-    scratch = Int4Scratch.make(DEVICE)
-    weight = whole_weight(136, 424, 4, columns, has_zeros=True)
-    tiled, bias_O = tiled_int4(weight.data_OD, weight.scales), torch.randn(136, device=DEVICE).to(DTYPE)
-    for num_rows, tiling in [(65, None), (130, RowsTiling(128, 64, 2, 4, 1)), (200, RowsTiling(128, 256, 3, 8, 1))]:
-        x_TD = rows_of(num_rows, 424)
-        assert fits_rows(x_TD)
-        wanted = expected(Kind.PLAIN, x_TD, weight, bias_O)
-        for _ in range(2 if num_rows == 65 else 1):
-            found_TO = rows_of_int4(x_TD, tiled, bias_O, scratch, tiling)
-            assert found_TO.shape == wanted.shape and found_TO.dtype == DTYPE
-            assert error(found_TO, wanted) < 4 * EXACT, num_rows  # values times scales are rounded
-    assert not fits_rows(rows_of(257, 424))
-    # Of Qwen3-8B's shapes each takes part in what is chosen; no part is without room.
-    for num_out, width in [(6144, 4096), (24576, 4096), (4096, 12288)]:
-        for num_rows in (65, 128, 129, 256):
-            cut = rows_tiling(num_rows, num_out, width)
-            assert cut.at_once * FULL_CARD * cut.block_o * cut.block_t <= scratch.partials.numel()
-
-
-def test_every_cut_of_one_row_of_int4_gives_the_same(monkeypatch):
+@pytest.mark.parametrize(("bits", "columns"), [(4, 128), (8, 32)])
+def test_every_cut_of_one_row_gives_the_same(monkeypatch, bits, columns):
     """Those that are chosen, for the widths they are chosen for; one that ends with a chunk, and one within a chunk."""
-    for width in (2048, 4096, 5120, 8192, 12288, 25600):
-        weight = whole_weight(16, width, 4, 128, has_zeros=True)
+    for width in (2048, 4096, 5120, 8192, 12288, 25600) if bits == 4 or GPU else (2048, 14336):
+        tiled, meant_OD = tiled_of(16, width, bits, columns, bits == 4)
         x_TD = rows_of(1, width).to(torch.bfloat16)
-        tiled, wanted = tiled_int4(weight.data_OD, weight.scales), expected(Kind.PLAIN, x_TD, weight, None)
-        cut = triton_int4_row.row_cut(width // 128)
+        wanted = product_of(Kind.PLAIN, x_TD, meant_OD, None)
+        cut = triton_tiled_row.row_cut(width // 128, tiled.groups)
         assert cut.chunk <= COLUMNS and cut.num_warps * cut.chunk * cut.chunks * 128 >= width
         assert error(one_row(x_TD, tiled, None), wanted) < 8e-3
         if width == 2048:
             for cut in (RowCut(1, 8, 2), RowCut(2, 3, 3)):
-                monkeypatch.setattr(triton_int4_row, "row_cut", lambda steps, cut=cut: cut)
+                monkeypatch.setattr(triton_tiled_row, "row_cut", lambda steps, groups, cut=cut: cut)
                 assert error(one_row(x_TD, tiled, None), wanted) < 8e-3, cut
             monkeypatch.undo()
 
 
 @pytest.mark.parametrize("is_invariant", [False, True])
-def test_int4_is_stored_tiled_where_its_products_are(monkeypatch, is_invariant):
-    """With any rows, gate and up of half a tile too; batch-invariant products read it as it came."""
+def test_integers_are_stored_tiled_where_their_products_are(monkeypatch, is_invariant):
+    """With any rows, gate and up of half a tile too; int8 in groups of 32 alone; batch-invariant products read weights
+    as they came."""
     spec = AttentionSpec(2, 1, 64, 16, 64, 512, 512, DEVICE, DTYPE)
-    monkeypatch.setattr(ScaledProducts, "tiles_int4", True)
+    monkeypatch.setattr(ScaledProducts, "tiles_integers", True)
     kernels = (InvariantKernels if is_invariant else TritonKernels)(None, spec)
-    for num_out in (256, 192):
-        weight = whole_weight(num_out, 256, 4, 128, has_zeros=True)
-        scheme, scales = Scheme(INT4, 1, 128, has_zeros=True), weight.scales
+    for num_out, bits, columns in [(256, 4, 128), (192, 4, 128), (192, 8, 32), (256, 8, 128)]:
+        weight = whole_weight(num_out, 256, bits, columns, has_zeros=bits == 4)
+        scheme, scales = Scheme(f"i{bits}", 1, columns, has_zeros=bits == 4), weight.scales
         matrix = ScaledMatrix(scheme, num_out, 256, weight.data_OD, scales.factors_RC, scales.zeros_RC)
         prepared = kernels.prepare_weight(matrix)
-        assert isinstance(prepared, ScaledWeight if is_invariant else TiledInt4)
+        assert isinstance(prepared, ScaledWeight if is_invariant or (bits, columns) == (8, 128) else TiledWeight)
         for num_rows in (2, 70):
             x_TD = rows_of(num_rows, 256)
             found_TO = kernels.quantized_linear(x_TD, prepared, None)
@@ -365,11 +390,11 @@ def test_int4_is_stored_tiled_where_its_products_are(monkeypatch, is_invariant):
             assert error(gates_TF, expected(Kind.SILU, x_TD, weight, None)) < 6 * EXACT
 
 
-@pytest.mark.parametrize(("bits", "is_tiled"), [(4, True), (4, False), (8, False)])
+@pytest.mark.parametrize(("bits", "is_tiled"), [(4, True), (4, False), (8, True), (8, False)])
 def test_weights_with_an_offset_for_each_group_equal_reference(monkeypatch, bits, is_tiled):
     """Of any rows, alone and with what follows a product; batch-invariant mode and uneven groups are refused."""
     spec = AttentionSpec(2, 1, 64, 16, 64, 512, 512, DEVICE, DTYPE)
-    monkeypatch.setattr(ScaledProducts, "tiles_int4", is_tiled)
+    monkeypatch.setattr(ScaledProducts, "tiles_integers", is_tiled)
     kernels = TritonKernels(None, spec)
     scheme = Scheme(f"i{bits} + offset", 1, 32)
     assert kernels.computes(scheme, 256, 256) and not kernels.computes(scheme, 256, 272)
@@ -381,6 +406,7 @@ def test_weights_with_an_offset_for_each_group_equal_reference(monkeypatch, bits
     offsets_OC = torch.randn(256, 8, device=DEVICE) * 256**-0.5
     matrix = OffsetMatrix(scheme, scaled, offsets_OC)
     prepared, wanted_OD = kernels.prepare_weight(matrix), spread(weight) + offsets_OC.double().repeat_interleave(32, 1)
+    assert isinstance(prepared, TiledWeight) == is_tiled
     assert error(matrix.dequantised(torch.float32), wanted_OD) < 1e-6
     bias_O, norm_weight_O = torch.randn(256, device=DEVICE).to(DTYPE), torch.ones(256, device=DEVICE, dtype=DTYPE)
     for num_rows in (1, 17, 300):

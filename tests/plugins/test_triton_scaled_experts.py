@@ -36,7 +36,7 @@ from hookline.plugins.kernels.experts.triton_int4_experts import (  # noqa: E402
 from hookline.plugins.kernels.experts.triton_routing import Tiling  # noqa: E402
 from hookline.plugins.kernels.products import triton_scales  # noqa: E402
 from hookline.plugins.kernels.products.scaled_products import ScaledProducts  # noqa: E402
-from hookline.plugins.kernels.products.triton_int4 import TiledInt4  # noqa: E402
+from hookline.plugins.kernels.products.triton_tiled import TiledWeight  # noqa: E402
 from hookline.plugins.kernels.products.triton_wide import has_room  # noqa: E402
 from hookline.plugins.kernels.triton_backend import TritonKernels  # noqa: E402
 from tests.hf_models import make_qwen3_moe  # noqa: E402
@@ -190,7 +190,7 @@ def test_the_norm_of_their_sum_equals_the_reference(scheme: Scheme, batch_invari
 
 @pytest.mark.parametrize("scheme", [SCHEMES[0], SCHEMES[7]], ids=str)
 def test_every_tiling_gives_the_same(monkeypatch: pytest.MonkeyPatch, scheme: Scheme) -> None:
-    monkeypatch.setattr(ScaledProducts, "tiles_int4", False)
+    monkeypatch.setattr(ScaledProducts, "tiles_integers", False)
     given, first, second = made(scheme, SHAPES[2])
     one = kernels()
     gate_up, down = (one.prepare_weight(each) for each in (first, second))
@@ -208,7 +208,7 @@ def test_every_tiling_gives_the_same(monkeypatch: pytest.MonkeyPatch, scheme: Sc
 @pytest.mark.parametrize("scheme", [scheme for scheme in SCHEMES if scheme.values == INT4], ids=str)
 def test_int4_in_a_layout_of_its_own_equals_the_reference(monkeypatch: pytest.MonkeyPatch, scheme: Scheme) -> None:
     """In every tiling that is chosen, if not interpreted; experts' outputs and inputs fill neither tiles nor steps."""
-    monkeypatch.setattr(ScaledProducts, "tiles_int4", True)
+    monkeypatch.setattr(ScaledProducts, "tiles_integers", True)
     one = kernels()
     chosen = {int4_tilings(num_pairs, 4) for num_pairs in (1, 32, 64, 256, 1000)}
     assert len(chosen) == 5
@@ -233,7 +233,7 @@ def test_int4_in_a_layout_of_its_own_equals_the_reference(monkeypatch: pytest.Mo
         alone_TD = one.quantized_expert_mlp(apart_TD, *(each[:1] for each in choice), *weights)
         assert torch.equal(alone_TD, out_TD[:1])
     invariant = kernels(batch_invariant=True)
-    assert not any(isinstance(invariant.prepare_weight(each), TiledInt4) for each in (first, second))
+    assert not any(isinstance(invariant.prepare_weight(each), TiledWeight) for each in (first, second))
 
 
 @pytest.mark.parametrize("scheme", [SCHEMES[0], Scheme(FP8, 1, 0, activations="dynamic")], ids=str)

@@ -1,4 +1,4 @@
-"""Triton products of experts in int4, stored as triton_int4.py does: for a Hopper card and rows in bfloat16.
+"""Triton products of experts in int4, stored as triton_tiled.py does: for a Hopper card and rows in bfloat16.
 
 All experts are stored as one weight, each expert's outputs after the previous expert's. A single token reads its
 experts' weights in two launches; more tokens are grouped by expert, in tiles of pairs as triton_routing.py lists them.
@@ -17,17 +17,17 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from hookline.plugins.kernels.experts.triton_routing import FEW_PAIRS, group_by_expert
-from hookline.plugins.kernels.products.triton_int4 import (
+from hookline.plugins.kernels.products.triton_tiled import (
     STEP,
     TILE_OUTPUTS,
-    TiledInt4,
+    TiledWeight,
     group_sums,
     load_step,
     scale_of,
     units_at,
     with_step,
 )
-from hookline.plugins.kernels.products.triton_int4_row import expert_gates
+from hookline.plugins.kernels.products.triton_tiled_row import expert_gates
 from hookline.plugins.kernels.triton_launch import cdiv, launch_options, next_power_of_2
 
 FEW_OUTPUTS = 8
@@ -173,7 +173,7 @@ def _few_down_kernel(
     tl.store(out_ptr + token * num_out + out, y.to(out_ptr.dtype.element_ty), mask=out < num_out)
 
 
-def fits_few(x_TD: Tensor, expert_TA: Tensor, gate_up: TiledInt4, down: TiledInt4) -> bool:
+def fits_few(x_TD: Tensor, expert_TA: Tensor, gate_up: TiledWeight, down: TiledWeight) -> bool:
     """Whether `few_int4_experts` takes these tokens and weights, and is faster than grouping the tokens.
 
     Device: looks at shapes and dtypes only, so a captured graph keeps its answer.
@@ -183,7 +183,7 @@ def fits_few(x_TD: Tensor, expert_TA: Tensor, gate_up: TiledInt4, down: TiledInt
 
 
 def few_int4_experts(
-    x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up: TiledInt4, down: TiledInt4
+    x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up: TiledWeight, down: TiledWeight
 ) -> Tensor:  # fmt: skip
     """The sum of each token's experts: (T, D) -> (T, D).
 
@@ -206,7 +206,7 @@ def few_int4_experts(
 
 
 def int4_expert_outputs(
-    x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up: TiledInt4, down: TiledInt4,
+    x_TD: Tensor, expert_TA: Tensor, weight_TA: Tensor, gate_up: TiledWeight, down: TiledWeight,
     tilings: tuple[Int4Tiling, Int4Tiling] | None = None,
 ) -> Tensor:  # fmt: skip
     """Each pair's output times its weight: (T, A, D), contiguous.

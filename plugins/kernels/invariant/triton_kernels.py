@@ -60,7 +60,7 @@ class InvariantTritonKernels(TritonKernels):
 
     own_row_counts = (1, *range(16, 257, 16), 17, 257, 320, 384, 448, 512, 640, 768, 1024, 1536, 2048, 3072, 4096, 8192)
 
-    tiles_int4 = False
+    tiles_integers = False
 
     def __init__(self, config: Any, spec: AttentionSpec) -> None:
         super().__init__(config, spec)

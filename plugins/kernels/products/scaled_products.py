@@ -4,8 +4,8 @@ One row: the thin products, which widen the weight in registers, or triton_row_c
 powers of two. Up to 128 rows on a Hopper card: the wide product, whose matrix units take e4m3 on both sides if rows may
 be rounded. More rows: torch's product of two operands in e4m3. For all other cases (other cards, unaligned weights,
 int8, more rows), the product of batch-invariant mode widens the weight, or the weight is dequantised first. For int4,
-if a Hopper card's kernels have room and rows are in bfloat16: triton_int4.py up to 64 rows, triton_int4_rows.py up to
-256, and a dequantised weight beyond.
+and int8 in groups of 32 inputs, if a Hopper card's kernels have room and rows are in bfloat16: triton_tiled_row.py for
+one row, triton_tiled_rows.py up to 512, and a dequantised weight beyond.
 Legend: T rows, D input features, O output features.
 """
 
@@ -19,15 +19,15 @@ from torch import Tensor
 
 from hookline.plugins.kernels.products import triton_thin
 from hookline.plugins.kernels.products.operands import has_aligned_rows
-from hookline.plugins.kernels.products.triton_int4 import TiledInt4, fits_tiled, tiled_int4, tiled_product
-from hookline.plugins.kernels.products.triton_int4_row import fits_row, one_row
-from hookline.plugins.kernels.products.triton_int4_rows import Int4Scratch, fits_rows, rows_of_int4
 from hookline.plugins.kernels.products.triton_product import DTYPES, Kind
 from hookline.plugins.kernels.products.triton_rounding import RoundedRows, round_rows
 from hookline.plugins.kernels.products.triton_row_chunks import chunked_row, fits_chunks
 from hookline.plugins.kernels.products.triton_row_product import row_product
 from hookline.plugins.kernels.products.triton_scales import Scales, dequantised
 from hookline.plugins.kernels.products.triton_thin_int4 import fits_int4, thin_int4
+from hookline.plugins.kernels.products.triton_tiled import TiledWeight, tiled_weight
+from hookline.plugins.kernels.products.triton_tiled_row import fits_row, one_row
+from hookline.plugins.kernels.products.triton_tiled_rows import TiledScratch, fits_rows, fuses_silu, tiled_product
 from hookline.plugins.kernels.products.triton_wide import (
     MAX_ROWS,
     MOST_ROUNDED,
@@ -80,7 +80,7 @@ class OffsetWeight:
     weight's.
     """
 
-    weight: ScaledWeight | TiledInt4
+    weight: ScaledWeight | TiledWeight
     offsets_OC: Tensor
 
     @property
@@ -107,21 +107,21 @@ class ScaledProducts:
         self._is_wide = has_room(device) and dtype in DTYPES
         self._has_torchs = _has_scaled_mm(device) and dtype is torch.bfloat16
         self._device = device
-        self._int4_scratch: Int4Scratch | None = None
+        self._tiled_scratch: TiledScratch | None = None
 
     @property
-    def tiles_int4(self) -> bool:
-        """Whether `product` takes weights in int4 as `tiled_int4` stores them, and is fastest with them."""
+    def tiles_integers(self) -> bool:
+        """Whether `product` takes weights as `tiled_weight` stores them, and is fastest with them."""
         return self._is_wide and self._dtype is torch.bfloat16
 
-    def tiled_int4(self, data_OW: Tensor, scales: Scales) -> TiledInt4:
-        """See `tiled_int4`; the first call allocates the scratch memory of its products."""
-        if self._int4_scratch is None:
-            self._int4_scratch = Int4Scratch.make(self._device)
-        return tiled_int4(data_OW, scales)
+    def tiled_weight(self, data_OW: Tensor, scales: Scales) -> TiledWeight:
+        """See `tiled_weight`; the first call allocates the scratch memory of its products."""
+        if self._tiled_scratch is None:
+            self._tiled_scratch = TiledScratch.make(self._device)
+        return tiled_weight(data_OW, scales)
 
     def product(
-        self, kind: Kind, x: Tensor | RoundedRows, weight: ScaledWeight | TiledInt4, bias_O: Tensor | None
+        self, kind: Kind, x: Tensor | RoundedRows, weight: ScaledWeight | TiledWeight, bias_O: Tensor | None
     ) -> Tensor | None:
         """x @ W.T + b of any rows, PLAIN or SILU; None where another way is faster: see `rounds_many`.
 
@@ -130,13 +130,15 @@ class ScaledProducts:
         before has finished: it must not write it.
         """
         is_silu = kind is Kind.SILU
-        if isinstance(weight, TiledInt4):
-            assert isinstance(x, Tensor) and self._int4_scratch is not None
+        if isinstance(weight, TiledWeight):
+            assert isinstance(x, Tensor) and self._tiled_scratch is not None
             if fits_row(x):
                 return one_row(x, weight, bias_O, silu=is_silu)
-            if fits_tiled(x, weight, silu=is_silu):
-                return tiled_product(x, weight, bias_O, self._int4_scratch, silu=is_silu)
-            return rows_of_int4(x, weight, bias_O, self._int4_scratch) if fits_rows(x) and not is_silu else None
+            if not has_aligned_rows(x):
+                x = x.clone(memory_format=torch.contiguous_format)
+            if not fits_rows(x) or (is_silu and not fuses_silu(len(x), weight)):
+                return None
+            return tiled_product(x, weight, bias_O, self._tiled_scratch, silu=is_silu)
         data_OD, scales = weight.data_OD, weight.scales
         if isinstance(x, RoundedRows):
             return self._product_of_rounded(kind, x, weight, bias_O)
@@ -170,9 +172,9 @@ class ScaledProducts:
             return scales.rows == 1
         return scales.rows == scales.columns == BLOCK and num_out % BLOCK == 0 and width % (4 * BLOCK) == 0
 
-    def takes_rounded(self, num_rows: int, weight: ScaledWeight | TiledInt4) -> bool:
+    def takes_rounded(self, num_rows: int, weight: ScaledWeight | TiledWeight) -> bool:
         """Whether products of so many rows with this weight take the rows in e4m3, which their maker may then store."""
-        if isinstance(weight, TiledInt4):
+        if isinstance(weight, TiledWeight):
             return False
         is_aligned = weight.num_columns % 16 == 0 and has_aligned_rows(weight.data_OD)
         if num_rows <= MAX_ROWS:

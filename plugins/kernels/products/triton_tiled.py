@@ -1,9 +1,11 @@
-"""Products of 2 to 64 rows with a weight in int4, stored once at load time as a Hopper card's kernels read it fastest.
+"""Weights in int4, or in int8 in groups of 32 inputs, stored once at load time for the kernels of a Hopper card.
 
 128 inputs of an output are a step: 32 units of 16 bits, of which unit u has the inputs u, u + 32, u + 64 and u + 96
-from its lowest bits on. 64 outputs' units of a step lie together, so that a program reads 4 KiB at once. A scale and
-its zero point share a word: a float32 whose last eight bits are the zero point. A scale loses 2^-16 of itself at most,
-and nothing if it was in bfloat16 or float16.
+from its lowest bits on; in int8, 32 units for its first half, of which unit u has the inputs u and u + 32, and 32 for
+its second. 64 outputs' units lie together, so that a program reads 4 KiB at once. A scale and its zero point share a
+word: a float32 whose last eight bits are the zero point, which is 128 in int8. A scale loses 2^-16 of itself at most,
+and nothing if it was in bfloat16 or float16. Products of one row are in triton_tiled_row.py, of more in
+triton_tiled_rows.py.
 One instruction makes two values 128 + value in bfloat16, and another subtracts 128 + zero point. For one token's
 experts, the values' bits in their places are tiny float32 numbers; a factor of the input makes up for that.
 Legend: T rows, O output features, D input features, F half of gate and up, S steps, G groups of inputs.
@@ -12,36 +14,33 @@ Legend: T rows, O output features, D input features, F half of gate and up, S st
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,unused-ignore"
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import pad
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from hookline.plugins.kernels.products.triton_parts import PartsScratch, leave_part
 from hookline.plugins.kernels.products.triton_scales import HALF_INT4, Scales
-from hookline.plugins.kernels.triton_launch import cdiv, launch_options, next_power_of_2
+from hookline.plugins.kernels.triton_launch import cdiv
 
 STEP = 128
 """Inputs of a step."""
 TILE_OUTPUTS = 64
-"""Outputs whose units of a step lie together, and that a program of many rows computes."""
-MOST_ROWS = 64
-"""Most rows of these products; triton_int4_row.py has products of one row, triton_int4_rows.py of more rows."""
-MOST_PARTS = 4
-STAGES = {16: 8, 32: 6, 64: 4}
-"""Steps of a program in flight, by its rows."""
+"""Outputs whose units of a step lie together."""
+HALF_INT8 = 128
+"""The code of 0 in int8: codes are values plus this."""
 
 
 @dataclass(frozen=True, eq=False)
-class TiledInt4:
-    """A weight in int4, (num_rows, num_columns), or one of each of num_experts experts, one after the other.
+class TiledWeight:
+    """A weight in int4 or int8, (num_rows, num_columns), or one of each of num_experts experts, one after the other.
 
     O here is the number of all outputs, made a multiple of TILE_OUTPUTS.
-    units: int16 (O / 64, S, 64, 32), contiguous. scales_GO: int32, contiguous, `groups` of them a step: 1, 2 or 4.
+    units: int16 (O / 64, S, bits / 4, 64, 32), contiguous. scales_GO: int32, contiguous, `groups` of them a step: 1, 2
+    or 4. offsets_PO: of 4 groups a step; the numbers in bfloat16 that are added to the values of two groups (P pairs)
+    in an int32, the first group's in its low half.
     """
 
     units: Tensor
@@ -50,6 +49,12 @@ class TiledInt4:
     num_rows: int
     num_columns: int
     num_experts: int | None = None
+    offsets_PO: Tensor | None = None
+
+    @property
+    def bits(self) -> int:
+        """Of a value: 4 or 8."""
+        return self.units.shape[2] * 4
 
     def dequantised(self, dtype: torch.dtype) -> Tensor:
         """The weight in this dtype: (O, D), or (X, O, D), contiguous. Device: one launch, no host sync."""
@@ -57,25 +62,42 @@ class TiledInt4:
         out_OD = torch.empty((all_rows, self.num_columns), dtype=dtype, device=self.units.device)
         tiles, steps = self.units.shape[:2]
         _dequantise_kernel[(tiles, steps)](
-            self.units, self.scales_GO, out_OD, all_rows, self.num_columns, steps, GROUPS=self.groups, num_warps=4
-        )
+            self.units, self.scales_GO, self.offsets_PO, out_OD, all_rows, self.num_columns, steps, GROUPS=self.groups,
+            BITS=self.bits, num_warps=4,
+        )  # fmt: skip
         return out_OD if self.num_experts is None else out_OD.view(self.num_experts, self.num_rows, self.num_columns)
 
+    def with_offsets(self, offsets_OC: Tensor) -> TiledWeight:
+        """The same with an offset for each of 32 inputs: (O, D / 32). Device: copies."""
+        assert self.groups == 4 and self.num_experts is None
+        all_out, pairs = self.scales_GO.shape[1], self.units.shape[1] * 2
+        num_out, num_groups = offsets_OC.shape
+        padded = pad(offsets_OC.to(torch.bfloat16), (0, 2 * pairs - num_groups, 0, all_out - num_out))
+        halves = padded.view(torch.int16).to(torch.int32).view(all_out, pairs, 2)
+        words_PO = (halves[..., 0] & 0xFFFF | halves[..., 1] << 16).t().clone(memory_format=torch.contiguous_format)
+        return replace(self, offsets_PO=words_PO)
 
-def tiled_int4(data_OW: Tensor, scales: Scales) -> TiledInt4:
-    """Store a weight in this layout. data_OW: uint8 (O, D / 2) with the even input in the low half, or (X, O, D / 2).
+
+def tiled_weight(data_OW: Tensor, scales: Scales) -> TiledWeight:
+    """Store a weight in this layout. data_OW: uint8 (O, D / 2) with the even input in the low half, or (X, O, D / 2);
+    or int8 (O, D).
 
     Does not call `contiguous`, which a torch without CUDA does not have for the fake tensors of a dry run.
     """
-    *num_experts, num_rows, width = *data_OW.shape[:-1], data_OW.shape[-1] * 2
-    data_OW = data_OW.reshape(-1, width // 2)
+    *num_experts, num_rows, width = *data_OW.shape[:-1], data_OW.shape[-1] * scales.packed
+    data_OW = data_OW.reshape(-1, width // scales.packed)
     num_out = len(data_OW)
     all_out, steps = cdiv(num_out, TILE_OUTPUTS) * TILE_OUTPUTS, cdiv(width, STEP)
-    data_OW = pad(data_OW, (0, steps * STEP // 2 - width // 2, 0, all_out - num_out))
-    codes = torch.stack((data_OW & 15, data_OW >> 4), 2).view(-1, TILE_OUTPUTS, steps, 4, 32).transpose(1, 2)
-    units = codes[:, :, :, 3].to(torch.int16)
-    for place in (2, 1, 0):
-        units = units << 4 | codes[:, :, :, place]
+    data_OW = pad(data_OW, (0, (steps * STEP - width) // scales.packed, 0, all_out - num_out))
+    if scales.packed == 2:
+        codes, bits = torch.stack((data_OW & 15, data_OW >> 4), 2), 4
+    else:
+        codes, bits = data_OW.view(torch.uint8) ^ 128, 8
+    places = 16 // bits
+    codes = codes.view(-1, TILE_OUTPUTS, steps, bits // 4, places, 32).permute(0, 2, 3, 1, 4, 5)
+    units = codes[:, :, :, :, places - 1].to(torch.int16)
+    for place in reversed(range(places - 1)):
+        units = units << bits | codes[:, :, :, :, place]
     group = min(scales.columns or STEP, STEP)
     times = 1 if scales.columns else cdiv(width, STEP)
 
@@ -88,15 +110,27 @@ def tiled_int4(data_OW: Tensor, scales: Scales) -> TiledInt4:
 
     scales_GO = spread(scales.factors_RC).clone(memory_format=torch.contiguous_format)
     words_GO = scales_GO.view(torch.int32) + 128 & -256
-    words_GO |= HALF_INT4 if scales.zeros_RC is None else spread(scales.zeros_RC).to(torch.int32)
+    half = HALF_INT4 if bits == 4 else HALF_INT8
+    words_GO |= half if scales.zeros_RC is None else spread(scales.zeros_RC).to(torch.int32)
     units = units.clone(memory_format=torch.contiguous_format)
-    return TiledInt4(units, words_GO, STEP // group, num_rows, width, *num_experts)
+    experts = num_experts[0] if num_experts else None
+    return TiledWeight(units, words_GO, STEP // group, num_rows, width, experts)
 
 
 @triton.jit
 def scale_of(word):
     """The scale of a word, without its zero point."""
     return (word & -256).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def offset_of(word, HALF: tl.constexpr):
+    """The offset in the low half of a word, or in its high one, in float32."""
+    if HALF == 0:
+        bits = word << 16
+    else:
+        bits = word & -65536
+    return bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -164,6 +198,27 @@ def _values(units, word, PLACE: tl.constexpr, ASM: tl.constexpr, dtype: tl.const
 
 
 @triton.jit
+def _bytes(units, PLACE: tl.constexpr, ASM: tl.constexpr, dtype: tl.constexpr):
+    """The byte at PLACE of each unit, less 128. 0x4300 with seven bits is 128 + them, 0xC380 or 0xC300 -256 or -128."""
+    if ASM:
+        if PLACE == 0:
+            values = tl.inline_asm_elementwise(
+                "{ .reg .b32 t, u; lop3.b32 t, $1, 0x007F007F, 0x43004300, 0xEA; "
+                "lop3.b32 u, $1, 0x00800080, 0xC380C380, 0x6A; add.rn.bf16x2 $0, t, u; }",
+                "=r,r", [units], dtype=tl.bfloat16, is_pure=True, pack=2,
+            )  # fmt: skip
+        else:
+            values = tl.inline_asm_elementwise(
+                "{ .reg .b32 s, t, u; shr.u32 s, $1, 8; lop3.b32 t, s, 0x007F007F, 0x43004300, 0xEA; "
+                "lop3.b32 u, s, 0x00800080, 0xC380C380, 0x6A; add.rn.bf16x2 $0, t, u; }",
+                "=r,r", [units], dtype=tl.bfloat16, is_pure=True, pack=2,
+            )  # fmt: skip
+    else:
+        values = ((units >> (8 * PLACE) & 255).to(tl.float32) - 128.0).to(dtype)
+    return values
+
+
+@triton.jit
 def _times_scale(values, word, ASM: tl.constexpr):
     """The same values times their scale, both rounded to the rows' dtype."""
     scale = scale_of(word).to(values.dtype)[:, None]
@@ -177,9 +232,70 @@ def _times_scale(values, word, ASM: tl.constexpr):
 
 
 @triton.jit
-def units_at(out, steps, TILE: tl.constexpr):
-    """Offsets of these outputs' first step of 32 units; the units of the next step are TILE * 32 further."""
-    return (out // TILE * steps).to(tl.int64) * (TILE * 32) + out % TILE * 32
+def _times_scale_plus(values, word, offset, ASM: tl.constexpr):
+    """The same plus an offset, rounded once."""
+    scale = scale_of(word).to(values.dtype)[:, None]
+    if ASM:
+        result = tl.inline_asm_elementwise(
+            "fma.rn.bf16x2 $0, $1, $2, $3;", "=r,r,r,r", [values, scale, offset[:, None]], dtype=tl.bfloat16,
+            is_pure=True, pack=2,
+        )  # fmt: skip
+    else:
+        result = (values.to(tl.float32) * scale.to(tl.float32) + offset.to(tl.float32)[:, None]).to(values.dtype)
+    return result
+
+
+@triton.jit
+def _quarter(
+    units, scale_ptr, offset_ptr, all_out, PLACE: tl.constexpr, GROUPS: tl.constexpr, BITS: tl.constexpr,
+    ASM: tl.constexpr, dtype: tl.constexpr,
+):  # fmt: skip
+    """A quarter of a step of the weight, values times scales: (outputs, 32)."""
+    GROUP: tl.constexpr = PLACE * GROUPS // 4
+    word = tl.load(scale_ptr + GROUP * all_out)
+    if BITS == 8:
+        values = _bytes(units, PLACE % 2, ASM, dtype)
+    else:
+        values = _values(units, word, PLACE, ASM, dtype)
+    if offset_ptr is None:
+        weight = _times_scale(values, word, ASM)
+    else:
+        offset = offset_of(tl.load(offset_ptr + PLACE // 2 * all_out), PLACE % 2)
+        weight = _times_scale_plus(values, word, offset.to(dtype), ASM)
+    return weight
+
+
+@triton.jit
+def _beside(left, right):
+    """Both, one beside the other: no value changes its thread where columns are divided among a thread's registers."""
+    both = tl.permute(tl.join(left, right), (0, 2, 1))
+    return tl.reshape(both, [left.shape[0], 2 * left.shape[1]])
+
+
+@triton.jit
+def scaled_step(
+    units_ptr, scale_ptr, offset_ptr, all_out, GROUPS: tl.constexpr, BITS: tl.constexpr, TILE: tl.constexpr,
+    ASM: tl.constexpr, dtype: tl.constexpr,
+):  # fmt: skip
+    """A step of the weight in the rows' dtype: (outputs, 128). Pointers: to its first units, scales and offsets.
+
+    One product of the whole step lets the compiler unpack the next one while the matrix units work.
+    """
+    units = tl.load(units_ptr)
+    more = units
+    if BITS == 8:
+        more = tl.load(units_ptr + TILE * 32)
+    w0 = _quarter(units, scale_ptr, offset_ptr, all_out, 0, GROUPS, BITS, ASM, dtype)
+    w1 = _quarter(units, scale_ptr, offset_ptr, all_out, 1, GROUPS, BITS, ASM, dtype)
+    w2 = _quarter(more, scale_ptr, offset_ptr, all_out, 2, GROUPS, BITS, ASM, dtype)
+    w3 = _quarter(more, scale_ptr, offset_ptr, all_out, 3, GROUPS, BITS, ASM, dtype)
+    return _beside(_beside(w0, w1), _beside(w2, w3))
+
+
+@triton.jit
+def units_at(out, steps, TILE: tl.constexpr, BITS: tl.constexpr = 4):
+    """Offsets of these outputs' first step of units; the units of the next step are TILE * 8 * BITS further."""
+    return (out // TILE * steps).to(tl.int64) * (TILE * 8 * BITS) + out % TILE * 32
 
 
 @triton.jit
@@ -243,103 +359,25 @@ def with_step(
     return acc
 
 
-@triton.jit(do_not_specialize=["num_rows"])
-def _tiles_kernel(
-    x_ptr, x_stride, units_ptr, scale_ptr, bias_ptr, out_ptr, partials_ptr, counters_ptr, num_rows, num_out, all_out,
-    width, steps, BIAS: tl.constexpr, SILU: tl.constexpr, GROUPS: tl.constexpr, PARTS: tl.constexpr,
-    BLOCK_O: tl.constexpr, BLOCK_T: tl.constexpr, EVEN: tl.constexpr, LOADED_STAGES: tl.constexpr,
-    ASM: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    tile = tl.program_id(0)
-    part = tl.program_id(1)
-    row = tl.arange(0, BLOCK_T)
-    out = tile * BLOCK_O + tl.arange(0, BLOCK_O)
-    column = tl.arange(0, 32)[None, :]
-    unit_at = tl.arange(0, BLOCK_O)[:, None] * 32 + column
-    x_ptr += row.to(tl.int64)[:, None] * x_stride + column
-    rows = row[:, None] < num_rows
-    if PDL:
-        gdc_wait()
-    acc = tl.zeros([BLOCK_O, BLOCK_T], tl.float32)
-    up_acc = tl.zeros([BLOCK_O, BLOCK_T], tl.float32)
-    for step in tl.range(part * steps // PARTS, (part + 1) * steps // PARTS, num_stages=LOADED_STAGES):
-        units = tl.load(units_ptr + (tile * steps + step).to(tl.int64) * (BLOCK_O * 32) + unit_at)
-        x0, x1, x2, x3 = load_step(x_ptr + step * 128, rows, width - step * 128 - column, EVEN)
-        scale_at = scale_ptr + step * GROUPS * all_out + out
-        acc = with_step(acc, units, scale_at, all_out, x0, x1, x2, x3, GROUPS, False, ASM)
-        if SILU:
-            up_tile = tile + num_out // BLOCK_O
-            up = tl.load(units_ptr + (up_tile * steps + step).to(tl.int64) * (BLOCK_O * 32) + unit_at)
-            up_acc = with_step(
-                up_acc, up, scale_at + num_out, all_out, x0, x1, x2, x3, GROUPS, False, ASM
-            )  # fmt: skip
-    if PDL:
-        gdc_launch_dependents()
-    is_last = True
-    if PARTS > 1:
-        place = tl.arange(0, BLOCK_O)[:, None] * BLOCK_T + row[None, :]
-        parts_ptr = partials_ptr + tile * PARTS * BLOCK_O * BLOCK_T + place
-        is_last = leave_part(acc, parts_ptr + part * BLOCK_O * BLOCK_T, counters_ptr + tile, PARTS)
-        if is_last:
-            acc = tl.load(parts_ptr, cache_modifier=".cg")
-            for other in tl.static_range(1, PARTS):
-                acc += tl.load(parts_ptr + other * BLOCK_O * BLOCK_T, cache_modifier=".cg")
-    if is_last:
-        if BIAS:
-            acc += tl.load(bias_ptr + out, mask=out < num_out, other=0.0).to(tl.float32)[:, None]
-        if SILU:
-            acc = acc / (1.0 + tl.exp(-acc)) * up_acc
-        to_out = out_ptr + row.to(tl.int64)[:, None] * num_out + out[None, :]
-        tl.store(to_out, acc.T.to(out_ptr.dtype.element_ty), mask=rows & (out < num_out)[None, :])
-
-
 @triton.jit
-def _dequantise_kernel(units_ptr, scale_ptr, out_ptr, num_out, width, steps, GROUPS: tl.constexpr):
+def _dequantise_kernel(
+    units_ptr, scale_ptr, offset_ptr, out_ptr, num_out, width, steps, GROUPS: tl.constexpr, BITS: tl.constexpr
+):
     tile = tl.program_id(0)
     step = tl.program_id(1)
     all_out = tl.num_programs(0) * 64
     row = tl.arange(0, 64)
     out = tile * 64 + row
     unit = tl.arange(0, 32)[None, :]
-    units = tl.load(units_ptr + (tile * steps + step).to(tl.int64) * 2048 + row[:, None] * 32 + unit)
+    PLACES: tl.constexpr = 16 // BITS
+    unit_at = units_ptr + (tile * steps + step).to(tl.int64) * (512 * BITS) + row[:, None] * 32 + unit
     for place in tl.static_range(4):
+        units = tl.load(unit_at + place // PLACES * 2048)
         word = tl.load(scale_ptr + (step * GROUPS + place * GROUPS // 4) * all_out + out)[:, None]
-        values = ((units >> (4 * place) & 15).to(tl.float32) - (word & 255).to(tl.float32)) * scale_of(word)
+        codes = units >> (BITS * (place % PLACES)) & (2**BITS - 1)
+        values = (codes.to(tl.float32) - (word & 255).to(tl.float32)) * scale_of(word)
+        if offset_ptr is not None:
+            values += offset_of(tl.load(offset_ptr + (step * 2 + place // 2) * all_out + out), place % 2)[:, None]
         column = step * 128 + place * 32 + unit
         to_out = out_ptr + out.to(tl.int64)[:, None] * width + column
         tl.store(to_out, values.to(out_ptr.dtype.element_ty), mask=(out < num_out)[:, None] & (column < width))
-
-
-def fits_tiled(x_TD: Tensor, weight: TiledInt4, *, silu: bool = False) -> bool:
-    """Whether `tiled_product` takes x. Device: looks at shapes and dtypes only, so a graph keeps its answer."""
-    is_whole = not silu or weight.num_rows % (2 * TILE_OUTPUTS) == 0
-    is_few = x_TD.dim() == 2 and 0 < len(x_TD) <= MOST_ROWS and x_TD.stride(1) == 1 and x_TD.data_ptr() % 4 == 0
-    return is_whole and is_few and x_TD.dtype in (torch.bfloat16, torch.float16)
-
-
-def tiled_product(
-    x_TD: Tensor, weight: TiledInt4, bias_O: Tensor | None, scratch: PartsScratch, *, silu: bool = False
-) -> Tensor:
-    """x @ W.T + b if `fits_tiled`; with `silu`, silu(its first half) * its second half, which takes no bias.
-
-    Shapes: (T, D) -> (T, O), or (T, O / 2) with silu.
-    Device: one launch, no host sync.
-    """
-    assert bias_O is None or not silu
-    num_rows, num_out = len(x_TD), weight.num_rows // (2 if silu else 1)
-    steps, all_out = weight.units.shape[1], weight.scales_GO.shape[1]
-    out_TO = torch.empty((num_rows, num_out), dtype=x_TD.dtype, device=x_TD.device)
-    bias = weight.scales_GO if bias_O is None else bias_O
-    options = launch_options(x_TD.device)
-    constants = {"BIAS": bias_O is not None, "SILU": silu, "GROUPS": weight.groups, **options}
-    on_pairs = x_TD.device.type == "cuda" and x_TD.dtype is torch.bfloat16
-    block_t, tiles = max(16, next_power_of_2(num_rows)), cdiv(num_out, TILE_OUTPUTS)
-    room = scratch.partials.numel() // (TILE_OUTPUTS * block_t * tiles) if tiles <= scratch.counters.numel() else 0
-    parts = 1 if silu else max(1, min(MOST_PARTS, room, steps))
-    _tiles_kernel[(tiles, parts)](
-        x_TD, x_TD.stride(0), weight.units, weight.scales_GO, bias, out_TO, scratch.partials, scratch.counters,
-        num_rows, num_out, all_out, weight.num_columns, steps, PARTS=parts, BLOCK_O=TILE_OUTPUTS, BLOCK_T=block_t,
-        EVEN=weight.num_columns % STEP == 0, LOADED_STAGES=STAGES[block_t],
-        ASM=on_pairs, num_warps=4, num_stages=STAGES[block_t], **constants,
-    )  # fmt: skip
-    return out_TO

@@ -1,4 +1,4 @@
-"""Products of one row with a weight in int4, as triton_int4.py stores it, by matrix instructions.
+"""Products of one row with a weight in int4, as triton_tiled.py stores it, by matrix instructions.
 
 A warp multiplies 16 outputs by 128 inputs, a step, in eight instructions of 16 x 16 by 16 x 8. The left operand has
 values as they lie in the weight's words: one `and` leaves two of them, which in bfloat16 are tiny numbers; the inputs
@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from hookline.plugins.kernels.products.triton_int4 import TILE_OUTPUTS, TiledInt4, scale_of
+from hookline.plugins.kernels.products.triton_tiled import TILE_OUTPUTS, TiledWeight, offset_of, scale_of
 from hookline.plugins.kernels.triton_launch import cdiv, launch_options
 
 OUTPUTS = 16
@@ -83,16 +83,19 @@ def _products(left, right):
 
 
 @triton.jit
-def _plus_place(sums, low, high, x, PLACE: tl.constexpr, ASM: tl.constexpr):
+def _plus_place(sums, low, high, x, PLACE: tl.constexpr, BITS: tl.constexpr, ASM: tl.constexpr):
     """A thread's four sums with those of the values at PLACE of these words times inputs.
 
-    Thread 4 r + q of a warp has four words of row r (low) and of row r + 8 (high), four words of inputs of column r,
+    Thread 4 r + q of a warp has four words of row r (low) and of row r + 8 (high), in 8 bits eight, of which the second
+    four have the last two places; four words of inputs of column r,
     and the sums of row r in the columns 2 q and 2 q + 1, then those of row r + 8.
     """
     # bfloat16's smallest numbers are evenly spaced up to 2^8 of them: four bits from bit 4 on are 16 times the value.
-    a0, a1, a2, a3 = low
-    b0, b1, b2, b3 = high
-    if PLACE >= 2:
+    FIRST: tl.constexpr = PLACE // 2 * 4 if BITS == 8 else 0
+    MASK: tl.constexpr = 0x00FF00FF if BITS == 8 else 0x000F000F << (PLACE % 2 * 4)
+    a0, a1, a2, a3 = low[FIRST], low[FIRST + 1], low[FIRST + 2], low[FIRST + 3]
+    b0, b1, b2, b3 = high[FIRST], high[FIRST + 1], high[FIRST + 2], high[FIRST + 3]
+    if PLACE % 2 if BITS == 8 else PLACE >= 2:
         a0, a1, a2, a3 = a0 >> 8, a1 >> 8, a2 >> 8, a3 >> 8
         b0, b1, b2, b3 = b0 >> 8, b1 >> 8, b2 >> 8, b3 >> 8
     if ASM:
@@ -107,7 +110,7 @@ def _plus_place(sums, low, high, x, PLACE: tl.constexpr, ASM: tl.constexpr):
             "=&f,=&f,=&f,=&f,f,f,f,f,r,r,r,r,r,r,r,r,r,r,r,r,r",
             [
                 sums[0], sums[1], sums[2], sums[3], a0, a1, a2, a3, b0, b1, b2, b3,
-                x[PLACE * 4], x[PLACE * 4 + 1], x[PLACE * 4 + 2], x[PLACE * 4 + 3], 0x000F000F << (PLACE % 2 * 4),
+                x[PLACE * 4], x[PLACE * 4 + 1], x[PLACE * 4 + 2], x[PLACE * 4 + 3], MASK,
             ],
             dtype=(tl.float32, tl.float32, tl.float32, tl.float32), is_pure=True, pack=1,
         )  # fmt: skip
@@ -115,8 +118,8 @@ def _plus_place(sums, low, high, x, PLACE: tl.constexpr, ASM: tl.constexpr):
         s0, s1, s2, s3 = sums
         lows, highs = (a0, a1, a2, a3), (b0, b1, b2, b3)
         for word in tl.static_range(4):
-            lefts = _pair(lows[word] & (0x000F000F << (PLACE % 2 * 4)))
-            high_lefts = _pair(highs[word] & (0x000F000F << (PLACE % 2 * 4)))
+            lefts = _pair(lows[word] & MASK)
+            high_lefts = _pair(highs[word] & MASK)
             rights = _pair(x[PLACE * 4 + word])
             for half in tl.static_range(2):
                 even, odd = _products(lefts[half], rights[half])
@@ -127,12 +130,12 @@ def _plus_place(sums, low, high, x, PLACE: tl.constexpr, ASM: tl.constexpr):
 
 
 @triton.jit
-def _group(low, high, x, FIRST: tl.constexpr, COUNT: tl.constexpr, ASM: tl.constexpr):
+def _group(low, high, x, FIRST: tl.constexpr, COUNT: tl.constexpr, BITS: tl.constexpr, ASM: tl.constexpr):
     """The four sums of these words' places from FIRST on."""
     zero = tl.zeros([low[0].shape[0]], tl.float32)
     sums = (zero, zero, zero, zero)
     for place in tl.static_range(FIRST, FIRST + COUNT):
-        sums = _plus_place(sums, low, high, x, place, ASM)
+        sums = _plus_place(sums, low, high, x, place, BITS, ASM)
     return sums
 
 
@@ -143,10 +146,25 @@ def _plus_group(y, sums, x_sums, word):
 
 
 @triton.jit
+def _plus_offset(y, x_sums, word, HALF: tl.constexpr):
+    """y plus the sum of a group's inputs times its offset."""
+    return y + x_sums * offset_of(word, HALF)
+
+
+@triton.jit
+def _words(ptr, at, mask, EVEN: tl.constexpr, BITS: tl.constexpr, TILE: tl.constexpr):
+    """The words of a thread's row of a step: four, or eight in 8 bits."""
+    words = _four(ptr, at, mask, EVEN)
+    if BITS == 8:
+        words = words + _four(ptr, at + TILE * 16, mask, EVEN)  # type: ignore[assignment]
+    return words
+
+
+@triton.jit
 def _one_row_kernel(
-    x_ptr, words_ptr, scale_ptr, bias_ptr, out_ptr, num_out, all_out, half_out, steps, x_end,
+    x_ptr, words_ptr, scale_ptr, offset_ptr, bias_ptr, out_ptr, num_out, all_out, half_out, steps, x_end,
     expert_ptr, x_stride, num_chosen, expert_outs, BIAS: tl.constexpr, SILU: tl.constexpr, GROUPS: tl.constexpr,
-    CHUNK: tl.constexpr, CHUNKS: tl.constexpr, EVEN: tl.constexpr, TILE: tl.constexpr,
+    BITS: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, EVEN: tl.constexpr, TILE: tl.constexpr,
     ASM: tl.constexpr, PDL: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
     """expert_ptr: each pair's expert, or None; with experts, x has a row for each token, x_stride words apart."""
@@ -170,10 +188,13 @@ def _one_row_kernel(
         high = low + half_out
     else:
         high = first + tl.minimum(out + 8, num_out - 1)
-    low_at = (low // TILE * steps).to(tl.int64) * (TILE * 16) + (low % TILE * 16 + quad * 4)
-    high_at = (high // TILE * steps).to(tl.int64) * (TILE * 16) + (high % TILE * 16 + quad * 4)
-    one = tl.full([WARPS * 32], 0x11111111, tl.int32)  # eight values of 1
+    STEP_WORDS: tl.constexpr = TILE * 4 * BITS
+    low_at = (low // TILE * steps).to(tl.int64) * STEP_WORDS + (low % TILE * 16 + quad * 4)
+    high_at = (high // TILE * steps).to(tl.int64) * STEP_WORDS + (high % TILE * 16 + quad * 4)
+    one = tl.full([WARPS * 32], 0x01010101 if BITS == 8 else 0x11111111, tl.int32)  # values of 1
     ones = (one, one, one, one)
+    if BITS == 8:
+        ones = ones + ones  # type: ignore[assignment]
     y = tl.zeros([WARPS * 32], tl.float32)
     y_high = tl.zeros([WARPS * 32], tl.float32)
     for turn in tl.static_range(CHUNKS):
@@ -183,8 +204,8 @@ def _one_row_kernel(
         scales = ()
         for index in tl.static_range(CHUNK):
             step = first_step + index
-            lows = lows + (_four(words_ptr, low_at + step * (TILE * 16), step < steps, EVEN),)  # type: ignore[assignment]  # noqa: RUF005 (Triton has no unpacking)
-            highs = highs + (_four(words_ptr, high_at + step * (TILE * 16), step < steps, EVEN),)  # type: ignore[assignment]  # noqa: RUF005
+            lows = lows + (_words(words_ptr, low_at + step * STEP_WORDS, step < steps, EVEN, BITS, TILE),)  # type: ignore[assignment]  # noqa: RUF005 (Triton has no unpacking)
+            highs = highs + (_words(words_ptr, high_at + step * STEP_WORDS, step < steps, EVEN, BITS, TILE),)  # type: ignore[assignment]  # noqa: RUF005
         for group in tl.static_range(GROUPS):
             for odd in tl.static_range(2):
                 column = quad * 2 + odd
@@ -193,6 +214,16 @@ def _one_row_kernel(
                 low_scale = tl.load(scale_ptr + at + low, mask=there, other=0)
                 high_scale = tl.load(scale_ptr + at + high, mask=there, other=0)
                 scales = scales + (low_scale, high_scale)  # type: ignore[assignment]  # noqa: RUF005
+        offsets = ()
+        if offset_ptr is not None:
+            for two in tl.static_range(2):
+                for odd in tl.static_range(2):
+                    column = quad * 2 + odd
+                    there = (column < CHUNK) & (first_step + column < steps)
+                    at = ((first_step + column) * 2 + two) * all_out
+                    low_offset = tl.load(offset_ptr + at + low, mask=there, other=0)
+                    high_offset = tl.load(offset_ptr + at + high, mask=there, other=0)
+                    offsets = offsets + (low_offset, high_offset)  # type: ignore[assignment]  # noqa: RUF005
         if turn == 0 and PDL and expert_ptr is None:
             gdc_wait()
         x = ()
@@ -200,15 +231,15 @@ def _one_row_kernel(
             at = (first_step + row) * 64 + place * 16 + quad * 4
             four = _four(x_ptr, at, (row < CHUNK) & (at < x_end), False)
             for word in tl.static_range(4):
-                x = x + (_enlarged(four[word], place % 2, ASM),)  # type: ignore[assignment]  # noqa: RUF005
+                x = x + (_enlarged(four[word], place % 2 if BITS == 4 else 0, ASM),)  # type: ignore[assignment]  # noqa: RUF005
         for group in tl.static_range(GROUPS):
-            x_even, x_odd, _, _ = _group(ones, ones, x, group * (4 // GROUPS), 4 // GROUPS, ASM)
+            x_even, x_odd, _, _ = _group(ones, ones, x, group * (4 // GROUPS), 4 // GROUPS, BITS, ASM)
             even = tl.zeros([WARPS * 32], tl.float32)
             odd = tl.zeros([WARPS * 32], tl.float32)
             even_high = tl.zeros([WARPS * 32], tl.float32)
             odd_high = tl.zeros([WARPS * 32], tl.float32)
             for index in tl.static_range(CHUNK):
-                sums = _group(lows[index], highs[index], x, group * (4 // GROUPS), 4 // GROUPS, ASM)
+                sums = _group(lows[index], highs[index], x, group * (4 // GROUPS), 4 // GROUPS, BITS, ASM)
                 is_own = quad == index // 2
                 if index % 2 == 0:
                     even, even_high = tl.where(is_own, sums[0], even), tl.where(is_own, sums[2], even_high)
@@ -218,6 +249,11 @@ def _one_row_kernel(
             y_high = _plus_group(y_high, even_high, x_even, scales[group * 4 + 1])
             y = _plus_group(y, odd, x_odd, scales[group * 4 + 2])
             y_high = _plus_group(y_high, odd_high, x_odd, scales[group * 4 + 3])
+            if offset_ptr is not None:
+                y = _plus_offset(y, x_even, offsets[group // 2 * 4], group % 2)
+                y_high = _plus_offset(y_high, x_even, offsets[group // 2 * 4 + 1], group % 2)
+                y = _plus_offset(y, x_odd, offsets[group // 2 * 4 + 2], group % 2)
+                y_high = _plus_offset(y_high, x_odd, offsets[group // 2 * 4 + 3], group % 2)
     both = tl.reshape(tl.join(y, y_high), [WARPS, 8, 4, 2])
     both = tl.sum(tl.sum(both, axis=2), axis=0) * 2.0**73  # 2^(133 - 60): a 1 has the bits of 2^-133
     if SILU:
@@ -232,26 +268,29 @@ def _one_row_kernel(
     tl.store(out_ptr + out, result.to(out_ptr.dtype.element_ty), mask=out < num_out)
 
 
-def row_cut(steps: int) -> RowCut:
-    """The cut of a weight of so many steps: the fastest of 8 to 13 on an H200, or near it (docs/log)."""
-    num_warps = 8 if 32 < steps <= 48 else 4 if steps <= 128 else 16
-    chunks = cdiv(steps, num_warps * COLUMNS)
+def row_cut(steps: int, groups: int) -> RowCut:
+    """The cut of a weight of so many steps with so many groups: the fastest of several on an H200 (docs/log)."""
+    if groups > 2:
+        num_warps, most = 8 if steps <= 64 else 16, COLUMNS // 2
+    else:
+        num_warps, most = 8 if 32 < steps <= 48 else 4 if steps <= 128 else 16, COLUMNS
+    chunks = cdiv(steps, num_warps * most)
     return RowCut(num_warps, cdiv(steps, num_warps * chunks), chunks)
 
 
-def _constants(x_TD: Tensor, weight: TiledInt4) -> dict[str, object]:
+def _constants(x_TD: Tensor, weight: TiledWeight) -> dict[str, object]:
     """Compile-time constants of a launch, and its options."""
     steps = weight.units.shape[1]
-    cut = row_cut(steps)
+    cut = row_cut(steps, weight.groups)
     return {
-        "GROUPS": weight.groups, "CHUNK": cut.chunk, "CHUNKS": cut.chunks,
+        "GROUPS": weight.groups, "BITS": weight.bits, "CHUNK": cut.chunk, "CHUNKS": cut.chunks,
         "EVEN": cut.num_warps * cut.chunk * cut.chunks == steps, "TILE": TILE_OUTPUTS,
         "ASM": x_TD.device.type == "cuda", "WARPS": cut.num_warps, "num_warps": cut.num_warps,
         **launch_options(x_TD.device),
     }  # fmt: skip
 
 
-def expert_gates(x_TD: Tensor, expert_TA: Tensor, weight: TiledInt4) -> Tensor:
+def expert_gates(x_TD: Tensor, expert_TA: Tensor, weight: TiledWeight) -> Tensor:
     """silu(gate) * up of each pair of a token and one of its experts, in bfloat16: (T, D) -> (T * A, F).
 
     Shapes: x_TD with rows of whole words of 32 bits; expert_TA (T, A) contiguous.
@@ -260,8 +299,8 @@ def expert_gates(x_TD: Tensor, expert_TA: Tensor, weight: TiledInt4) -> Tensor:
     num_out = weight.num_rows // 2
     out_PF = torch.empty((expert_TA.numel(), num_out), dtype=x_TD.dtype, device=x_TD.device)
     _one_row_kernel[(cdiv(num_out, OUTPUTS // 2), len(out_PF))](
-        x_TD.view(torch.int32), weight.units.view(torch.int32), weight.scales_GO, weight.scales_GO, out_PF, num_out,
-        weight.scales_GO.shape[1], num_out, weight.units.shape[1], weight.num_columns // 2, expert_TA,
+        x_TD.view(torch.int32), weight.units.view(torch.int32), weight.scales_GO, None, weight.scales_GO, out_PF,
+        num_out, weight.scales_GO.shape[1], num_out, weight.units.shape[1], weight.num_columns // 2, expert_TA,
         x_TD.stride(0) // 2, expert_TA.shape[1], weight.num_rows, BIAS=False, SILU=True, **_constants(x_TD, weight),
     )  # fmt: skip
     return out_PF
@@ -273,7 +312,7 @@ def fits_row(x_TD: Tensor) -> bool:
     return is_row and x_TD.dtype is torch.bfloat16 and x_TD.data_ptr() % 4 == 0
 
 
-def one_row(x_TD: Tensor, weight: TiledInt4, bias_O: Tensor | None, *, silu: bool = False) -> Tensor:
+def one_row(x_TD: Tensor, weight: TiledWeight, bias_O: Tensor | None, *, silu: bool = False) -> Tensor:
     """x @ W.T + b of one row in bfloat16; with `silu`, silu(its first half) * its second half, which takes no bias.
 
     Shapes: (1, D) -> (1, O), or (1, O / 2) with silu.
@@ -282,7 +321,7 @@ def one_row(x_TD: Tensor, weight: TiledInt4, bias_O: Tensor | None, *, silu: boo
     num_out = weight.num_rows // (2 if silu else 1)
     out_TO = torch.empty((1, num_out), dtype=x_TD.dtype, device=x_TD.device)
     _one_row_kernel[(cdiv(num_out, OUTPUTS // (2 if silu else 1)),)](
-        x_TD.view(torch.int32), weight.units.view(torch.int32), weight.scales_GO,
+        x_TD.view(torch.int32), weight.units.view(torch.int32), weight.scales_GO, weight.offsets_PO,
         weight.scales_GO if bias_O is None else bias_O, out_TO, num_out, weight.scales_GO.shape[1], num_out,
         weight.units.shape[1], weight.num_columns // 2, None, None, None, None, BIAS=bias_O is not None, SILU=silu,
         **_constants(x_TD, weight),
