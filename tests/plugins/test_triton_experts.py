@@ -155,6 +155,15 @@ def test_equal_experts_are_all_taken_once() -> None:
     assert weight_TA.tolist() == [[0.25] * 4] * 2
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_of_equal_experts_the_first_is_taken_and_those_that_logits_rule_out_are_last(dtype: torch.dtype) -> None:
+    logits_X = [-0.0, 0.0, float("-inf"), -1.5, 3.0, 3.0, -1.5, 0.0]
+    expert_TA, weight_TA = route_experts(torch.tensor([logits_X], dtype=dtype, device=DEVICE), 8, False)
+    assert expert_TA.tolist() == [[4, 5, 0, 1, 7, 3, 6, 2]]
+    expected_TA = torch.tensor([logits_X]).softmax(-1)[:, expert_TA[0].cpu()]
+    torch.testing.assert_close(weight_TA.cpu(), expected_TA, rtol=1e-5, atol=0.0)
+
+
 def test_a_token_alone_gets_what_it_gets_in_a_crowd() -> None:
     x_TD, expert_TA, weight_TA, *weights = make((40, 8, 2, 64, 32), torch.float32)
     crowd_TD = expert_mlp(x_TD, expert_TA, weight_TA, *weights)

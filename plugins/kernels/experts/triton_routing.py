@@ -23,8 +23,46 @@ from hookline.plugins.kernels.triton_launch import launch_options, next_power_of
 MOST_PAIRS_SCANNED = 32768
 """Most pairs for which every expert's program reads all pairs; a sort is faster for more."""
 SCAN_BLOCK = 1024
+MOST_EXPERTS = 1 << 16
+"""Most experts that the keys of a choice can name."""
 LEAST_DEPTH = 16
 """Least depth of a step of a matrix product, in elements."""
+
+
+@triton.jit
+def expert_keys(logits, num_experts):
+    """An integer for each logit (in 16 or 32 bits): larger for a larger logit, and of equal ones for the first.
+
+    Its low 16 bits are 65,535 less the expert; above are the logit's bits, from sign and magnitude to two's complement.
+    The largest of 32 bits in a warp takes one instruction, where a value and its place take ten exchanges.
+    """
+    column = tl.arange(0, logits.shape[0])
+    if logits.dtype.primitive_bitwidth == 16:
+        bits = logits.to(tl.int16, bitcast=True).to(tl.int32)
+        ordered = tl.where(bits < 0, -(bits & 0x7FFF), bits)
+    else:
+        bits = logits.to(tl.int32, bitcast=True).to(tl.int64)
+        ordered = tl.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
+    lowest: tl.constexpr = -(1 << (bits.dtype.primitive_bitwidth - 1))
+    return tl.where(column < num_experts, ordered * 0x10000 + (0xFFFF - column), lowest)
+
+
+@triton.jit
+def next_best(keys, best):
+    """The largest of the keys that are less than `best`."""
+    lowest: tl.constexpr = -(1 << (keys.dtype.primitive_bitwidth - 1))
+    return tl.max(tl.where(keys < best, keys, lowest), axis=0)
+
+
+@triton.jit
+def logits_of(keys, dtype: tl.constexpr):
+    """The logits of keys, in float32."""
+    ordered = keys >> 16
+    if dtype.primitive_bitwidth == 16:
+        bits = tl.where(ordered < 0, 0x8000 - ordered, ordered).to(tl.int16)
+    else:
+        bits = tl.where(ordered < 0, 0x80000000 - ordered, ordered).to(tl.int32)
+    return bits.to(dtype, bitcast=True).to(tl.float32)
 
 
 @triton.jit
@@ -39,21 +77,23 @@ def _route_kernel(
     row = tl.program_id(0).to(tl.int64)
     column, place = tl.arange(0, BLOCK_X), tl.arange(0, BLOCK_A)
     logits = tl.load(logits_ptr + row * row_stride + column, mask=column < num_experts, other=float("-inf"))
-    score = tl.exp(logits.to(tl.float32) - tl.max(logits.to(tl.float32), axis=0))
-    left = tl.where(column < num_experts, score / tl.sum(score, axis=0), -1.0)
-    chosen, weight = tl.zeros([BLOCK_A], tl.int64), tl.zeros([BLOCK_A], tl.float32)
-    for index in tl.static_range(TOP_K):
-        best = tl.argmax(left, axis=0)
-        weight = tl.where(place == index, tl.max(left, axis=0), weight)
-        chosen = tl.where(place == index, best.to(tl.int64), chosen)
-        left = tl.where(column == best, -1.0, left)
+    keys = expert_keys(logits, num_experts)
+    best = tl.max(keys, axis=0)
+    score = tl.exp(logits.to(tl.float32) - logits_of(best, logits.dtype))
+    total, chosen = tl.sum(score, axis=0), tl.zeros([BLOCK_A], keys.dtype) + best
+    for index in tl.static_range(1, TOP_K):
+        best = next_best(keys, best)
+        chosen = tl.where(place == index, best, chosen)
+    highest = tl.max(logits_of(chosen, logits.dtype), axis=0)
+    weight = tl.where(place < TOP_K, tl.exp(logits_of(chosen, logits.dtype) - highest) / total, 0.0)
     if NORMALISE:
         weight = weight / tl.sum(weight, axis=0)
+    expert = 0xFFFF - (chosen & 0xFFFF)
     if scale_ptr is not None:
-        weight *= tl.load(scale_ptr + chosen, mask=place < TOP_K, other=0.0).to(tl.float32)
-    chosen = tl.where(place < TOP_K, chosen, num_experts + place - TOP_K)
+        weight *= tl.load(scale_ptr + expert, mask=place < TOP_K, other=0.0).to(tl.float32)
+    expert = tl.where(place < TOP_K, expert, num_experts + place - TOP_K).to(tl.int64)
     weight = tl.where(place < TOP_K, weight, 1.0)
-    tl.store(expert_ptr + row * (TOP_K + SHARED) + place, chosen, mask=place < TOP_K + SHARED)
+    tl.store(expert_ptr + row * (TOP_K + SHARED) + place, expert, mask=place < TOP_K + SHARED)
     tl.store(weight_ptr + row * (TOP_K + SHARED) + place, weight, mask=place < TOP_K + SHARED)
 
 
@@ -65,6 +105,7 @@ def route_experts(
     Device: one launch, no host sync.
     """
     num_tokens, num_experts = logits_TX.shape
+    assert num_experts <= MOST_EXPERTS
     expert_TA = torch.empty((num_tokens, top_k + num_shared), dtype=torch.int64, device=logits_TX.device)
     weight_TA = torch.empty(expert_TA.shape, dtype=torch.float32, device=logits_TX.device)
     if num_tokens:
