@@ -36,9 +36,9 @@ GATE_UP_ELEMENTS, DOWN_ELEMENTS = 16384, 32768
 """Elements of the weights that are in a program's registers at once."""
 PLAIN_DOWN_ELEMENTS, MOST_FOR_FOUR_WARPS = 8192, 32768
 """As DOWN_ELEMENTS, of weights without scales: four warps a program, and eight where a row of each expert has more."""
-NARROW, NARROW_ELEMENTS = 2048, 4096
-"""As GATE_UP_ELEMENTS, of weights in 16 bits up to a width: 8 of 256 experts of 512 at width 2,048 take both products
-16.3 us in place of 18.2 on an H200 (2026-11-29)."""
+PLAIN_GATE_UP_ELEMENTS = 4096
+"""As GATE_UP_ELEMENTS, of weights without scales: 8 of 256 experts of 512 at width 2,048 take both products 16.3 us in
+place of 18.2 on an H200, 2 of 8 of 14,336 at width 4,096 161 in place of 169 (2026-11-29)."""
 WIDE_CHUNK, WIDE_PLACES, WIDE_ELEMENTS = 128, 8, 16384
 """Features of an expert, no power of two, that down takes at a time, of up to so many of a token's experts, and so many
 elements in all: both products of 8 of 128 experts of 768 take 21.5 us in place of 24.6 on an H200 (2026-11-29)."""
@@ -292,8 +292,7 @@ def few_expert_mlp(
         max(next_power_of_2(size), one.columns if one else 0)
         for size, one in ((hidden, gate_up_scales), (inner, down_scales))
     )
-    is_narrow = scales is None and x_TD.element_size() == 2 and block_d <= NARROW
-    block_o = max(1, (NARROW_ELEMENTS if is_narrow else GATE_UP_ELEMENTS) // (2 * block_d))
+    block_o = max(1, (PLAIN_GATE_UP_ELEMENTS if scales is None else GATE_UP_ELEMENTS) // (2 * block_d))
     _few_gate_up_kernel[(cdiv(inner, block_o), num_rows)](
         x_TD, expert_TA, gate_up_XFD, bias_XF, hidden_PF, x_TD.stride(0), gate_up_XFD.stride(0),
         gate_up_XFD.stride(1), inner * gate_up_XFD.stride(1), bias_XF.stride(0), num_chosen, hidden, inner,
