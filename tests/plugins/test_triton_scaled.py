@@ -42,6 +42,8 @@ DEVICE = torch.device("cuda" if GPU else "cpu")
 DTYPE = torch.bfloat16 if GPU else torch.float16
 EXACT = 8e-3 if GPU else 1e-3  # one rounding of the output: 2^-8, 2^-11
 ROUNDED = 4e-2  # rows in e4m3: steps of 2^-3, so 2^-5 of a value on average
+SMALL_SIZES = [(128, 256, 1), (112, 416, 1), (128, 192, 64)]
+"""Outputs, inputs and rows of a scale: whole blocks, cut ones, and scales of several rows."""
 SCALES = pytest.mark.parametrize(("rows", "columns"), [(1, 0), (128, 128), (1, 128)])
 
 
@@ -239,11 +241,11 @@ def test_every_tiling_has_room_for_its_parts(kind, rows, columns):
 def test_weights_in_int8_and_int4_equal_reference(monkeypatch, kind, bits, columns, has_zeros):
     if has_zeros and bits == 8:
         return
-    for num_out, width, rows in [(256, 256, 1), (208, 416, 1), (256, 192, 64)]:
+    for num_out, width, rows in [(256, 256, 1), (208, 416, 1), (256, 192, 64)] if GPU else SMALL_SIZES:
         weight = whole_weight(num_out, width, bits, columns, rows=rows, has_zeros=has_zeros)
         bias_O = torch.randn(num_out, device=DEVICE).to(DTYPE) if kind is Kind.PLAIN else None
         assert error(dequantised(weight.data_OD, weight.scales, torch.float32), spread(weight)) < 1e-6
-        for has_room in (True, False) if GPU or num_out < 256 else (False,):
+        for has_room in (True, False) if GPU or num_out == SMALL_SIZES[1][0] else (False,):
             monkeypatch.setattr(scaled_products, "has_room", lambda device, has_room=has_room: has_room)
             products = ScaledProducts(DEVICE, DTYPE)
             for num_rows in (1, 20):
