@@ -206,6 +206,16 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def worded(tmp_path_factory):
+    """A checkpoint of a small random Qwen3 with a tokenizer."""
+    from tests.hf_models import make_worded
+
+    folder = tmp_path_factory.mktemp("worded")
+    make_worded(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
 def origin():
     """The process whose forks become ranks and jobs; it is ready after some seconds."""
     from tests.forked_ranks import Origin

@@ -6,6 +6,7 @@ from here.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from hookline.core.testing.batches import Row, make_batch
 from hookline.core.worker.runner.attention import PagedAttention
 from hookline.plugins.kernels.torch_reference import TorchKernels
 
+BUNDLED = Path(__file__).parents[1] / "plugins/models/qwen3_tiny"
 BLOCK_SIZE = 8
 ALONE = LocalRanks()
 QWEN3 = {
@@ -50,6 +52,14 @@ def make_qwen3(folder: Path, *, seed: int = 0, max_shard_size: str = "20KB", **o
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     return _save(Qwen3Config, Qwen3ForCausalLM, {**QWEN3, **options}, folder, seed, max_shard_size)
+
+
+def make_worded(folder: Path, **options: Any) -> Any:
+    """The same with the tokenizer of the bundled checkpoint, whose products take thirty times as many operations."""
+    model = make_qwen3(folder, **{"vocab_size": 4096, "tie_word_embeddings": True, "eos_token_id": 4093, **options})
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(BUNDLED / name, folder)
+    return model
 
 
 def make_qwen3_moe(folder: Path, *, seed: int = 0, max_shard_size: str = "20KB", **options: Any) -> Any:

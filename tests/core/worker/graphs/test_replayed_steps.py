@@ -47,7 +47,7 @@ def answer(output, about=float):
     [("prefill_first", 2048, MORE), ("prefill_first", 2048, MORE + FORMS), ("chunked", 48, MORE + FORMS)],
     ids=["joined", "with forms", "mixed"],
 )
-def test_graphs_give_what_eager_steps_give(monkeypatch, scheduler, tokens, asked, overlap):
+def test_graphs_give_what_eager_steps_give(monkeypatch, worded, scheduler, tokens, asked, overlap):
     sizes = dict(max_num_batched_tokens=tokens, max_num_seqs=20, max_model_len=96, block_size=16, num_blocks=60)
     prompts = [[(7 * index + place) % 250 for place in range(3 + 11 * index % 60)] for index in range(60)]
     params = [
@@ -55,7 +55,7 @@ def test_graphs_give_what_eager_steps_give(monkeypatch, scheduler, tokens, asked
         for index, more in zip(range(60), cycle(asked), strict=False)
     ]
     engine = {**sizes, "overlap": overlap}
-    with LLM(device="cpu", dtype="float32", scheduler=scheduler, engine=engine) as llm:
+    with LLM(worded, device="cpu", dtype="float32", scheduler=scheduler, engine=engine) as llm:
         plain = [answer(output, partial(pytest.approx, abs=1e-5)) for output in llm.generate(prompts, params)]
         llm.engine.pool.reset_cache()
         graphs = replay_steps(llm, monkeypatch, prompt_shapes(20, tokens, 96, joined_decodes=128))
@@ -72,7 +72,7 @@ def test_graphs_give_what_eager_steps_give(monkeypatch, scheduler, tokens, asked
 @pytest.mark.slow
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("asked", [MORE, MORE + FORMS], ids=["without forms", "with forms"])
-def test_rows_that_share_a_prefix_get_the_same(monkeypatch, asked, overlap):
+def test_rows_that_share_a_prefix_get_the_same(monkeypatch, worded, asked, overlap):
     sizes = dict(max_num_batched_tokens=2048, max_num_seqs=20, max_model_len=160, block_size=16, num_blocks=300)
     common = [(5 * place) % 250 for place in range(96)]
     prompts = [[*common, *((7 * index + place) % 250 for place in range(3 + index % 9))] for index in range(30)]
@@ -80,7 +80,7 @@ def test_rows_that_share_a_prefix_get_the_same(monkeypatch, asked, overlap):
         SamplingParams(max_tokens=6 + index % 25, ignore_eos=True, temperature=index % 3, seed=index, **more)
         for index, more in zip(range(30), cycle(asked), strict=False)
     ]
-    with LLM(device="cpu", dtype="float32", engine={**sizes, "overlap": overlap}) as llm:
+    with LLM(worded, device="cpu", dtype="float32", engine={**sizes, "overlap": overlap}) as llm:
         plain = [answer(output, partial(pytest.approx, abs=1e-5)) for output in llm.generate(prompts, params)]
         llm.engine.pool.reset_cache()
         replay_steps(llm, monkeypatch, [], max_len=160)
