@@ -111,7 +111,7 @@ class TritonAttention(TorchKernels):
         group = spec.num_heads // spec.num_kv_heads
         shared = shared_tiling(num_rows * group, spec.num_kv_heads, spec.head_dim, spec.dtype, card)
         return (
-            decode_tiling(num_rows, spec.num_kv_heads, spec.head_dim, spec.dtype, card, group),
+            decode_tiling(num_rows, spec.num_kv_heads, spec.head_dim, spec.dtype, card, group, spec.kv_dtype),
             triggers_late(num_rows, is_large=group >= WIDE_GROUP), fuses_decode(num_rows, group),
             num_rows <= FEW_ROWS, replace(shared, max_parts=0), num_rows > 1,  # one row shares no prefix
         )  # fmt: skip
@@ -142,7 +142,7 @@ class TritonAttention(TorchKernels):
     def _prepare_decode(self, batch: Batch) -> _DecodeStep:
         spec, rows, card = self.spec, batch.num_decodes, self._decode_scratch.card
         group = spec.num_heads // spec.num_kv_heads
-        tiling = decode_tiling(rows, spec.num_kv_heads, spec.head_dim, spec.dtype, card, group)
+        tiling = decode_tiling(rows, spec.num_kv_heads, spec.head_dim, spec.dtype, card, group, spec.kv_dtype)
         shared_lens_B, shared = batch.shared_lens_B if batch.window is None else None, None
         if shared_lens_B is not None:
             shared = shared_tiling(rows * group, spec.num_kv_heads, spec.head_dim, spec.dtype, card)

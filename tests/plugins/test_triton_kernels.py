@@ -25,6 +25,8 @@ from hookline.core.contracts import (  # noqa: E402
     QKNorm,
     Rope,
 )
+from hookline.core.testing.batches import make_batch, scatter_rows  # noqa: E402
+from hookline.core.testing.plain_kernels import PlainKernels  # noqa: E402
 from hookline.plugins.kernels import triton_attention, triton_backend  # noqa: E402
 from hookline.plugins.kernels.attention.triton_prefill import (  # noqa: E402
     prefill_tiling,
@@ -776,3 +778,20 @@ def test_sizes_of_launches_are_tritons():
     assert [next_power_of_2(number) for number in range(1, 5000)] == list(map(triton.next_power_of_2, range(1, 5000)))
     pairs = [(amount, size) for amount in range(200) for size in (1, 2, 3, 16, 64)]
     assert [cdiv(*pair) for pair in pairs] == [triton.cdiv(*pair) for pair in pairs]
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")  # of the interpreter
+def test_decodes_in_bfloat16_of_a_cache_in_e4m3_equal_reference_however_large_queries_are():
+    """These products are in float16, which has no number from 65,520 on: larger queries still take the best key."""
+    spec = AttentionSpec(4, 2, 32, 16, 8, 64, 128, DEVICE, torch.bfloat16, kv_dtype=torch.float8_e4m3fn)
+    batch = make_batch(scatter_rows([(40, 1), (33, 1)], 16, 12, seed=1), spec, num_decodes=2)
+    torch.manual_seed(0)
+    kv_2NSKE = torch.randn(2, 12, 16, 2, 32, device=DEVICE).to(torch.float8_e4m3fn)
+    q_THE = torch.randn(2, 4, 32, device=DEVICE).bfloat16()
+    q_THE[1, 0, 3], q_THE[1, 3, 7] = 1e5, -1e6
+    kernels = TritonKernels(None, spec)
+    kernels.prepare(batch)
+    out_THE = kernels.attend(q_THE, kv_2NSKE, batch)
+    exact = replace(spec, dtype=torch.float64, kv_dtype=None)
+    expected_THE = PlainKernels(None, exact).attend(q_THE.double(), kv_2NSKE.double(), batch)
+    assert relative_error(out_THE, expected_THE) < RELATIVE_ERROR[torch.bfloat16]

@@ -28,6 +28,7 @@ from hookline.plugins.kernels.attention.triton_forms import (
 )
 from hookline.plugins.kernels.attention.triton_schedule import ITEM_WIDTH, DecodeScratch, DecodeTiling
 from hookline.plugins.kernels.attention.triton_tiles import (
+    as_multiplied,
     as_stored,
     load_tile,
     merge_parts,
@@ -181,6 +182,7 @@ def _decode_kernel(
             maximum, total, acc = _take_newest(q, new_k, new_v, maximum, total, acc, factor, cap, CAP, SINKS)
     else:
         q = tl.load(q_ptr + row64 * q_stride + head[:, None] * HEAD_DIM + dim[None, :], mask=mask_md, other=0.0)
+    q = as_multiplied(q, cache_ptr)
     for start in range(begin, end, TILE):
         position = start + tl.arange(0, TILE)
         inside = position < end

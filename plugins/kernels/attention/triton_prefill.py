@@ -31,6 +31,7 @@ from hookline.plugins.kernels.attention.triton_tiles import (
     tile_blocks,
     tile_places,
 )
+from hookline.plugins.kernels.triton_activations import widened
 from hookline.plugins.kernels.triton_card import Card
 from hookline.plugins.kernels.triton_launch import OF_STEP, WIDE_GROUP, cdiv, next_power_of_2
 
@@ -42,12 +43,13 @@ WIDEST_HEAD = 128
 
 @dataclass(frozen=True)
 class PrefillTiling:
-    """block_m query rows (tokens times G) by tile positions."""
+    """block_m query rows (tokens times G) by tile positions. most_registers: of a thread; None: as many as it takes."""
 
     block_m: int
     tile: int
     num_warps: int
     num_stages: int
+    most_registers: int | None = None
 
 
 def prefill_tiling(
@@ -86,8 +88,8 @@ def _fastest(
     is_long = max_context_len >= 2048
     if not is_filled or (group >= WIDE_GROUP and not is_long):
         return PrefillTiling(block_m=64, tile=64, num_warps=4, num_stages=3)
-    if not is_long:
-        return PrefillTiling(block_m=128, tile=32, num_warps=8, num_stages=3)
+    if not is_long:  # two programs share a multiprocessor
+        return PrefillTiling(block_m=128, tile=32, num_warps=8, num_stages=3, most_registers=128)
     return PrefillTiling(block_m=256, tile=64, num_warps=16, num_stages=3)
 
 
@@ -169,8 +171,8 @@ def _attend_tile(
     elif MASK_DIM:
         k, v = load_tile(head_ptr, half_stride, place, dims[None, :], q.dtype)
     else:
-        k = tl.load(head_ptr + place[:, None]).to(q.dtype)
-        v = tl.load(head_ptr + half_stride + place[:, None]).to(q.dtype)
+        k = widened(tl.load(head_ptr + place[:, None]), q.dtype)
+        v = widened(tl.load(head_ptr + half_stride + place[:, None]), q.dtype)
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     if CAP:
         scores = scored(scores, factor, cap, CAP)
@@ -307,5 +309,5 @@ def prefill_attention(
         WINDOW=window is not None, CAP=scoring.cap != 0, SINKS=scoring.sinks_H is not None,
         NUM_KV_HEADS=num_kv_heads, GROUP=num_heads // num_kv_heads, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
         BLOCK_M=tiling.block_m, BLOCK_DIM=max(16, next_power_of_2(head_dim)), TILE=tiling.tile,
-        PRECISION="ieee", num_warps=tiling.num_warps, num_stages=tiling.num_stages,
+        PRECISION="ieee", num_warps=tiling.num_warps, num_stages=tiling.num_stages, maxnreg=tiling.most_registers,
     )  # fmt: skip

@@ -28,6 +28,7 @@ from hookline.plugins.kernels.attention.triton_tiles import (
     tile_blocks,
     tile_places,
 )
+from hookline.plugins.kernels.triton_activations import widened
 from hookline.plugins.kernels.triton_card import Card
 from hookline.plugins.kernels.triton_launch import cdiv, next_power_of_2
 
@@ -121,12 +122,12 @@ def _shared_prefix_kernel(
             load_mask = dims[None, :]
         else:
             load_mask = inside[:, None] & dims[None, :]
-        k = tl.load(head_ptr + place[:, None], mask=load_mask, other=0.0).to(q.dtype)
+        k = widened(tl.load(head_ptr + place[:, None], mask=load_mask, other=0.0), q.dtype)
         scores = scored(tl.dot(q, tl.trans(k), input_precision=PRECISION), factor, cap, CAP)
         if BLOCK_SIZE % TILE != 0:
             scores = tl.where(inside[None, :], scores, -float("inf"))
         maximum, total, weights, rescale = taken_in(scores, maximum, total)
-        v = tl.load(head_ptr + half_stride + place[:, None], mask=load_mask, other=0.0).to(q.dtype)
+        v = widened(tl.load(head_ptr + half_stride + place[:, None], mask=load_mask, other=0.0), q.dtype)
         acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision=PRECISION)
 
     at = (part.to(tl.int64) * num_rows + row) * NUM_HEADS + head

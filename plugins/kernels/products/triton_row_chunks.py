@@ -17,8 +17,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from hookline.plugins.kernels.products.triton_scales import Scales, loadable, widened
+from hookline.plugins.kernels.products.triton_scales import Scales, loadable
 from hookline.plugins.kernels.products.triton_thin import DTYPES
+from hookline.plugins.kernels.triton_activations import widened
 from hookline.plugins.kernels.triton_launch import cdiv, launch_options, launches_early
 
 LEAST_WIDTH = 4096

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from hookline.plugins.kernels.triton_activations import widened
 from hookline.plugins.kernels.triton_launch import cdiv, next_power_of_2
 
 CONVERTS = (8, 9)
@@ -72,21 +73,6 @@ def loadable(data_OD: Tensor) -> Tensor:
     if data_OD.dtype is not torch.float8_e4m3fn or converts(data_OD.device):
         return data_OD
     return data_OD.view(torch.uint8)
-
-
-@triton.jit
-def widened(values, dtype: tl.constexpr):
-    """Values of e4m3, or its bits, or of int8, in another dtype; values of that dtype as they are.
-
-    The bits of e4m3 in the place of float16's are the value times 2^-8, its denormal values too.
-    """
-    if values.dtype == tl.uint8:
-        bits = values.to(tl.uint16)
-        half = ((bits & 0x80) << 8 | (bits & 0x7F) << 7).to(tl.float16, bitcast=True)
-        wide = (half.to(tl.float32) * 256.0).to(dtype)
-    else:
-        wide = values.to(dtype)
-    return wide
 
 
 @triton.jit

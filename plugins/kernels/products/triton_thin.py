@@ -21,9 +21,8 @@ from hookline.plugins.kernels.products.triton_scales import (
     loadable,
     scaling_arguments,
     scaling_constants,
-    widened,
 )
-from hookline.plugins.kernels.triton_activations import gelu_tanh
+from hookline.plugins.kernels.triton_activations import gelu_tanh, widened
 from hookline.plugins.kernels.triton_launch import cdiv, launch_options, launches_early, next_power_of_2
 
 MAX_ROWS = 4
