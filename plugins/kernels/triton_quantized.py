@@ -88,12 +88,16 @@ class TritonQuantized(TritonAttention):
 
     def quantized_linear_silu_mul(self, x_TD: Any, weight: Any, then: Any = None) -> Any:
         """See Kernels.quantized_linear_silu_mul; one launch for few rows, and many are rounded for the next product."""
+        products = self._products_of_rounded(len(x_TD), then)
+        if products is not None:
+            rounded = products.rounded_silu(x_TD, weight, then)
+            if rounded is not None:
+                return rounded
         is_whole = not isinstance(weight, OffsetWeight)  # else gate and up have offsets to add first
         out_TF = self._scaled_product(Kind.SILU, x_TD, weight, None) if is_whole else None
         if out_TF is not None:
             return out_TF
         gate_up_TF = self.quantized_linear(x_TD, weight, None)
-        products = self._products_of_rounded(len(x_TD), then)
         return self.silu_mul(gate_up_TF) if products is None else products.round(gate_up_TF, then, silu=True)
 
     def quantized_linear_add_rms_norm(

@@ -223,15 +223,15 @@ def test_every_tiling_has_room_for_its_parts(kind, rows, columns):
     for num_out in (64, 1024, 4096, 5120, 6144, 12288, 25600, 151936):
         for width in (128, 1024, 4096, 12288, 25600):
             for num_rows in (1, 16, 17, 33, 64, 65, 128):
-                for is_rounded, may_round in ((False, False), (False, True), (True, True)):
+                for x_groups, may_round in ((0, False), (0, True), (1, True), (width // 128, True)):
                     tiling = triton_wide.scaled_wide_tiling(
-                        kind, num_rows, num_out, width, scales, x_is_rounded=is_rounded, may_round=may_round
+                        kind, num_rows, num_out, width, scales, x_groups=x_groups, may_round=may_round
                     )
                     tiles, tile = -(-num_out // tiling.block_o), tiling.block_o * tiling.block_t
                     assert tiling.block_t >= num_rows and tiling.num_stages >= 3
                     assert tiling.parts == 1 or tiles * tiling.parts * tile <= scratch.partials.numel()
                     assert tiling.parts == 1 or tiles <= scratch.counters.numel()
-                    step = tiling.block_o * (2 if kind is Kind.SILU else 1) + tiling.block_t * (1 if is_rounded else 2)
+                    step = tiling.block_o * (2 if kind is Kind.SILU else 1) + tiling.block_t * (1 if x_groups else 2)
                     assert step * tiling.block_d * tiling.num_stages <= triton_wide.SHARED_BYTES
 
 
@@ -452,3 +452,26 @@ def test_norms_are_rounded_for_the_product_that_alone_reads_them(rows, columns):
         assert found_TO.shape == (num_rows, 256) and gates_TF.shape == (num_rows, 128)
         assert error(found_TO, wanted) < ROUNDED
         assert error(gates_TF, expected(Kind.SILU, plain_TO, second, None)) < 3 * ROUNDED
+
+
+def test_silu_of_rounded_rows_is_rounded_for_the_product_that_alone_reads_it(monkeypatch):
+    """A scale has the outputs of a program; other rows, and a scale for each output, are left to the next product."""
+    monkeypatch.setattr(triton_wide, "MIN_PROGRAMS", 2)
+    products = ScaledProducts(DEVICE, DTYPE)
+    gate_up, down = (weight_of(*sizes, 128, 128, may_round=True) for sizes in ((512, 384), (136, 256)))
+    for num_rows in (17, 20, 32) if GPU else (20,):
+        x_TD = rows_of(num_rows, 384)
+        rounded = products.round(x_TD, gate_up)
+        silu = products.rounded_silu(rounded, gate_up, down)
+        assert silu is not None and silu.shape == (num_rows, 256) and silu.scales_TG.shape[1] == 2
+        plain_TF = products.product(Kind.SILU, rounded, gate_up, None)
+        found_TF = silu.values_TD[:num_rows].float() * silu.scales_TG[:num_rows].repeat_interleave(128, 1)
+        assert error(found_TF, plain_TF.double()) < ROUNDED
+        found_TO = products.product(Kind.PLAIN, silu, down, None)
+        assert found_TO.shape == (num_rows, 136) and found_TO.dtype == DTYPE
+        assert error(found_TO, expected(Kind.PLAIN, found_TF, down, None)) < EXACT
+        assert products.rounded_silu(x_TD, gate_up, down) is None
+    for num_rows in (2, 16, 33):
+        assert products.rounded_silu(products.round(rows_of(num_rows, 384), gate_up), gate_up, down) is None
+    of_outputs = weight_of(512, 384, may_round=True)
+    assert products.rounded_silu(products.round(rows_of(20, 384), of_outputs), of_outputs, down) is None

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from torch import Tensor
 from hookline.plugins.kernels.products import triton_thin
 from hookline.plugins.kernels.products.operands import has_aligned_rows
 from hookline.plugins.kernels.products.triton_product import DTYPES, Kind
-from hookline.plugins.kernels.products.triton_rounding import RoundedRows, round_rows
+from hookline.plugins.kernels.products.triton_rounding import RoundedRows, empty_rounded, round_rows
 from hookline.plugins.kernels.products.triton_row_chunks import chunked_row, fits_chunks
 from hookline.plugins.kernels.products.triton_row_product import row_product
 from hookline.plugins.kernels.products.triton_scales import Scales, dequantised
@@ -33,6 +34,7 @@ from hookline.plugins.kernels.products.triton_wide import (
     MOST_ROUNDED,
     ScaledScratch,
     has_room,
+    rounded_silu_tiling,
     scaled_wide_product,
     scaled_wide_tiling,
 )
@@ -189,6 +191,23 @@ class ScaledProducts:
         """The rows in e4m3 for products with this weight, which `takes_rounded`; see `round_rows`."""
         return round_rows(x_TD, self.columns(len(x_TD), weight), silu=silu)
 
+    def rounded_silu(self, x: Any, weight: Any, then: ScaledWeight) -> RoundedRows | None:
+        """`product` with SiLU in e4m3, for products with a weight that `takes_rounded`; None: `round` its result.
+
+        A scale has the outputs of a program of the product. Device: one launch.
+        """
+        if not isinstance(x, RoundedRows) or not 1 < len(x) <= MAX_ROWS or not isinstance(weight, ScaledWeight):
+            return None
+        tiling = rounded_silu_tiling(len(x), weight.num_rows // 2, weight.scales)
+        if tiling is None or not self.takes_rounded(len(x), weight):
+            return None
+        rounded = empty_rounded(len(x), weight.num_rows // 2, tiling.block_o, self._device)
+        scaled_wide_product(
+            Kind.SILU, x.values_TD[: len(x)], x.scales_TG, weight.data_OD, weight.scales, None, tiling, self._scratch,
+            self._dtype, (rounded.values_TD, rounded.scales_TG),
+        )  # fmt: skip
+        return rounded
+
     def _fits_wide(self, weight: ScaledWeight) -> bool:
         """Whether the wide product takes this weight: a scale's block in e4m3 has at least as many inputs as a step."""
         dtype, columns = weight.data_OD.dtype, weight.scales.columns
@@ -196,15 +215,15 @@ class ScaledProducts:
         return self._is_wide and is_fit
 
     def _wide_product(
-        self, kind: Kind, x_TD: Tensor, x_scale_T1: Tensor | None, weight: ScaledWeight, bias_O: Tensor | None
+        self, kind: Kind, x_TD: Tensor, x_scale_TG: Tensor | None, weight: ScaledWeight, bias_O: Tensor | None
     ) -> Tensor:
         num_out = weight.num_rows // (2 if kind is Kind.SILU else 1)
         tiling = scaled_wide_tiling(
             kind, len(x_TD), num_out, weight.num_columns, weight.scales,
-            x_is_rounded=x_scale_T1 is not None, may_round=weight.may_round,
+            x_groups=0 if x_scale_TG is None else x_scale_TG.shape[1], may_round=weight.may_round,
         )  # fmt: skip
         return scaled_wide_product(
-            kind, x_TD, x_scale_T1, weight.data_OD, weight.scales, bias_O, tiling, self._scratch, self._dtype
+            kind, x_TD, x_scale_TG, weight.data_OD, weight.scales, bias_O, tiling, self._scratch, self._dtype
         )
 
     def _product_of_rounded(

@@ -166,11 +166,12 @@ def fitting_wide_tiling(kind: Kind, x_TD: Tensor, weight_OD: Tensor, *, sends: b
     return wide_tiling(kind, len(x_TD), num_out, weight_OD.shape[1], sends=sends)
 
 
-@triton.jit(do_not_specialize=["num_rows", "rank"])
+@triton.jit(do_not_specialize=["num_rows", "rank", "x_scale_stride", "out_scale_stride"])
 def _wide_kernel(
     x_desc, weight_desc, bias_ptr, out_ptr, partials_ptr, counters_ptr, addresses, counts, rank, num_rows, num_out,
-    scale_ptr, zero_ptr, scale_stride, x_scale_ptr, SCALE_ROWS: tl.constexpr, SCALE_COLUMNS: tl.constexpr,
-    PACKED: tl.constexpr, ROUND: tl.constexpr, LOADED_STAGES: tl.constexpr,
+    scale_ptr, zero_ptr, scale_stride, x_scale_ptr, x_scale_stride, out_scale_ptr, out_scale_stride,
+    SCALE_ROWS: tl.constexpr, SCALE_COLUMNS: tl.constexpr, PACKED: tl.constexpr,
+    X_COLUMNS: tl.constexpr, ROUND: tl.constexpr, LOADED_STAGES: tl.constexpr,
     STEPS: tl.constexpr, PARTS: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr,
     SEND: tl.constexpr, SIZE: tl.constexpr, SLOT_BYTES: tl.constexpr, PART: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_D: tl.constexpr, PDL: tl.constexpr,
@@ -195,16 +196,19 @@ def _wide_kernel(
         if ROUND:
             x, unit = rounded(x)
             unit = unit[None, :]
+        if X_COLUMNS:
+            x_group = step * BLOCK_D // X_COLUMNS
+            unit = tl.load(x_scale_ptr + x_group * x_scale_stride + row, mask=row < num_rows, other=0.0)[None, :]
         weight = weight_desc.load([first_out, step * BLOCK_D // PACKED])
         acc = add_step(
             acc, weight, x, unit, scale_ptr, zero_ptr, scale_stride, out, out < num_out, step * BLOCK_D,
-            SCALE_ROWS, SCALE_COLUMNS, PACKED, ROUND, None,
+            SCALE_ROWS, SCALE_COLUMNS, PACKED, ROUND or X_COLUMNS != 0, None,
         )  # fmt: skip
         if SILU:
             up = weight_desc.load([first_out + num_out, step * BLOCK_D // PACKED])
             up_acc = add_step(
                 up_acc, up, x, unit, scale_ptr, zero_ptr, scale_stride, out + num_out, out < num_out, step * BLOCK_D,
-                SCALE_ROWS, SCALE_COLUMNS, PACKED, ROUND, None,
+                SCALE_ROWS, SCALE_COLUMNS, PACKED, ROUND or X_COLUMNS != 0, None,
             )  # fmt: skip
     if PDL:
         # Not earlier: the next kernel's programs would occupy multiprocessors that this kernel's programs still need,
@@ -224,7 +228,7 @@ def _wide_kernel(
             acc *= tl.load(scale_ptr + out // SCALE_ROWS, mask=out < num_out, other=0.0)[:, None]
             if SILU:
                 up_acc *= tl.load(scale_ptr + (out + num_out) // SCALE_ROWS, mask=out < num_out, other=0.0)[:, None]
-        if x_scale_ptr is not None:
+        if x_scale_ptr is not None and not X_COLUMNS:
             x_scale = tl.load(x_scale_ptr + row, mask=row < num_rows, other=0.0)[None, :]
             acc *= x_scale
             if SILU:
@@ -242,7 +246,12 @@ def _wide_kernel(
         else:
             to_out = out_ptr + row.to(tl.int64)[:, None] * num_out + out[None, :]
             inside = (row < num_rows)[:, None] & (out < num_out)[None, :]
-            tl.store(to_out, acc.T.to(dtype), mask=inside)
+            if out_scale_ptr is not None:
+                values, out_scale = rounded(acc.T)
+                tl.store(out_scale_ptr + tile * out_scale_stride + row, out_scale, mask=row < num_rows)
+                tl.store(to_out, values, mask=inside)
+            else:
+                tl.store(to_out, acc.T.to(dtype), mask=inside)
 
 
 def wide_product(
@@ -271,6 +280,8 @@ MOST_ROUNDED = 32
 MOST_AT_ONCE = 3
 """Programs on a multiprocessor of a product whose programs also round or widen."""
 SCALED_TILE_OUTPUTS = 64
+WIDE_TILE_OUTPUTS = 128
+"""Outputs of a program of which one fills a multiprocessor: half as many programs round or read each row."""
 DEEP_OUTPUTS = 4096
 """Up to this many outputs, whose inputs are cut into many parts, programs take steps of 256 inputs."""
 
@@ -285,42 +296,73 @@ class ScaledScratch(PartsScratch):
 
 
 def scaled_wide_tiling(
-    kind: Kind, num_rows: int, num_out: int, width: int, scales: Scales, *, x_is_rounded: bool, may_round: bool
+    kind: Kind, num_rows: int, num_out: int, width: int, scales: Scales, *, x_groups: int, may_round: bool
 ) -> ScaledWideTiling:
-    """The fastest tiling on an H100 at Qwen3-8B's shapes (docs/log.md).
+    """The fastest tiling on an H100 at Qwen3-8B's shapes, of 17 to 32 rows on an H200 at Qwen3-32B's, too (docs/log).
 
-    x_is_rounded: rows are in e4m3. may_round: programs may round them to it.
+    x_groups: scales of a row in e4m3, 0 for rows that are not. may_round: programs may round them to it.
     """
-    block_t, is_silu = _tile_rows(num_rows), kind is Kind.SILU
+    block_t, is_silu, x_is_rounded = _tile_rows(num_rows), kind is Kind.SILU, x_groups > 0
     rounds = may_round and not x_is_rounded
     if x_is_rounded:
         is_deep = block_t <= (64 if is_silu else MAX_ROWS)
     else:
         is_deep = not is_silu and (block_t <= 16 or (block_t <= FEW_ROWS and num_out <= DEEP_OUTPUTS))
-    block_d = min(256 if is_deep and not scales.columns else 128, scales.columns or 256)
-    num_tiles, parts = cdiv(num_out, SCALED_TILE_OUTPUTS), 1
+    block_d = min(256 if is_deep and not scales.columns and x_groups <= 1 else 128, scales.columns or 256)
+    block_o, parts = SCALED_TILE_OUTPUTS, 1
+    most_parts = max(1, min(MAX_PARTS, cdiv(width, block_d) // (MIN_STEPS // 2)))
     if not is_silu:
         at_once = MOST_AT_ONCE if block_t <= 64 and not x_is_rounded else 1  # programs that do more than read
-        parts = max(1, min(at_once * FULL_CARD // num_tiles, MAX_PARTS, cdiv(width, block_d) // (MIN_STEPS // 2)))
-    at_once = 1 if is_silu and block_d == 256 else max(1, min(MOST_AT_ONCE, cdiv(num_tiles * parts, FULL_CARD)))
+        parts = max(1, min(at_once * FULL_CARD // cdiv(num_out, block_o), most_parts))
+        wide_parts = min(FULL_CARD // cdiv(num_out, WIDE_TILE_OUTPUTS), most_parts)
+        is_cut = wide_parts >= 3 and cdiv(num_out, WIDE_TILE_OUTPUTS) * wide_parts >= MIN_PROGRAMS
+        if is_cut and block_t == FEW_ROWS and (rounds or x_groups > 1):
+            block_o, parts = WIDE_TILE_OUTPUTS, wide_parts
+            block_d = min(128 if scales.columns or x_groups > 1 else 256, scales.columns or 256)
+    most_at_once = 1 if is_silu and block_d == 256 else 2 if is_silu and x_is_rounded else MOST_AT_ONCE
+    at_once = max(1, min(most_at_once, cdiv(cdiv(num_out, block_o) * parts, FULL_CARD)))
     row_bytes = block_d * (3 if rounds else 1 if x_is_rounded else 2)
-    step_bytes = SCALED_TILE_OUTPUTS * block_d // scales.packed * (2 if is_silu else 1) + block_t * row_bytes
+    step_bytes = block_o * block_d // scales.packed * (2 if is_silu else 1) + block_t * row_bytes
     num_stages = max(3, min(MOST_STAGES, SCALED_SHARED_BYTES // at_once // step_bytes))
-    return ScaledWideTiling(block_t, SCALED_TILE_OUTPUTS, block_d, num_stages, 4, parts, rounds)
+    return ScaledWideTiling(block_t, block_o, block_d, num_stages, 4, parts, rounds)
+
+
+def rounded_silu_tiling(num_rows: int, num_out: int, scales: Scales) -> ScaledWideTiling | None:
+    """The tiling of a product with SiLU of rows in e4m3 whose result goes in e4m3, a program's outputs with one scale.
+
+    None where it is faster to round the result in the next product's programs: with a scale for each output, and for
+    other numbers of rows.
+    """
+    block_t, num_tiles = _tile_rows(num_rows), cdiv(num_out, WIDE_TILE_OUTPUTS)
+    if not scales.columns or block_t != FEW_ROWS or num_out % WIDE_TILE_OUTPUTS or num_tiles < MIN_PROGRAMS:
+        return None
+    block_d = min(128, scales.columns)
+    at_once = min(2, cdiv(num_tiles, FULL_CARD))
+    num_stages = SCALED_SHARED_BYTES // at_once // ((2 * WIDE_TILE_OUTPUTS + block_t) * block_d)
+    return ScaledWideTiling(block_t, WIDE_TILE_OUTPUTS, block_d, num_stages)
 
 
 def scaled_wide_product(
-    kind: Kind, x_TD: Tensor, x_scale_T1: Tensor | None, weight_OD: Tensor, scales: Scales, bias_O: Tensor | None,
-    tiling: ScaledWideTiling, scratch: ScaledScratch, dtype: torch.dtype,
+    kind: Kind, x_TD: Tensor, x_scale_TG: Tensor | None, weight_OD: Tensor, scales: Scales, bias_O: Tensor | None,
+    tiling: ScaledWideTiling, scratch: ScaledScratch, dtype: torch.dtype, rounded: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:  # fmt: skip
-    """x @ W.T + b with a weight in e4m3; rows are in e4m3 if they have a scale each. SILU takes no bias.
+    """x @ W.T + b with a weight in e4m3; rows are in e4m3 if they have scales. SILU takes no bias.
 
-    Shapes: (T, D) to (T, O) for PLAIN, (T, O / 2) for SILU, of dtype.
+    rounded: where the result goes instead, in e4m3, and its scales, of groups of tiling.block_o columns.
+    Shapes: (T, D) to (T, O) for PLAIN, (T, O / 2) for SILU, of dtype. Scales are (T, 1), or (T, G) for G groups of
+    at least tiling.block_d columns, those of a group one after the other in memory.
     Device: one launch, no host sync.
     """
     num_out = weight_OD.shape[0] // (2 if kind is Kind.SILU else 1)
-    out = empty_with_room(len(x_TD), num_out, like=scratch.partials.new_empty(0, dtype=dtype))
-    _launch(kind, x_TD, weight_OD, bias_O, tiling, scratch, out, None, scales, x_scale_T1, rounds=tiling.rounds)
+    if rounded is None:
+        out, out_scale_TG = empty_with_room(len(x_TD), num_out, like=scratch.partials.new_empty(0, dtype=dtype)), None
+    else:
+        (out, out_scale_TG), is_even = rounded, num_out % tiling.block_o == 0
+        assert is_even and tiling.parts == 1
+    _launch(
+        kind, x_TD, weight_OD, bias_O, tiling, scratch, out, None, scales, x_scale_TG, out_scale_TG,
+        rounds=tiling.rounds,
+    )  # fmt: skip
     return out
 
 
@@ -337,8 +379,8 @@ def send_wide_product(
 
 def _launch(
     kind: Kind, x_TD: Tensor, weight_OD: Tensor, bias_O: Tensor | None, tiling: WideTiling, scratch: PartsScratch,
-    out: Tensor, sends: Sends | None, scales: Scales | None = None, x_scale_T1: Tensor | None = None, *,
-    rounds: bool = False,
+    out: Tensor, sends: Sends | None, scales: Scales | None = None, x_scale_TG: Tensor | None = None,
+    out_scale_TG: Tensor | None = None, *, rounds: bool = False,
 ) -> None:  # fmt: skip
     assert kind is not Kind.PARTS and (bias_O is None or kind is not Kind.SILU)
     (num_rows, width), num_out = x_TD.shape, weight_OD.shape[0] // (2 if kind is Kind.SILU else 1)
@@ -350,11 +392,15 @@ def _launch(
     x_desc = TensorDescriptor(x_TD, [reach, width], list(x_TD.stride()), [tiling.block_t, tiling.block_d])
     weight_block = [tiling.block_o, tiling.block_d // (1 if scales is None else scales.packed)]
     weight_desc = TensorDescriptor(weight_OD, list(weight_OD.shape), list(weight_OD.stride()), weight_block)
+    x_columns = 0 if x_scale_TG is None or x_scale_TG.shape[1] == 1 else width // x_scale_TG.shape[1]
+    assert x_columns % tiling.block_d == 0
+    has_steps = x_columns != 0 or (scales is not None and scales.columns != 0)
     _wide_kernel[(num_tiles, tiling.parts)](
         x_desc, weight_desc, weight_OD if bias_O is None else bias_O, out, scratch.partials, scratch.counters,
         *sending_arguments(sends, scratch.counters), num_rows, num_out,
-        *scaling_arguments(scales), x_scale_T1, **scaling_constants(scales), ROUND=rounds,
-        LOADED_STAGES=tiling.num_stages if scales is not None and scales.columns else None,
+        *scaling_arguments(scales), x_scale_TG, 0 if x_scale_TG is None else x_scale_TG.stride(1),
+        out_scale_TG, 0 if out_scale_TG is None else out_scale_TG.stride(1), **scaling_constants(scales),
+        X_COLUMNS=x_columns, ROUND=rounds, LOADED_STAGES=tiling.num_stages if has_steps else None,
         STEPS=cdiv(width, tiling.block_d), PARTS=tiling.parts, BIAS=bias_O is not None, SILU=kind is Kind.SILU,
         **sending_constants(sends, num_out), BLOCK_T=tiling.block_t, BLOCK_O=tiling.block_o, BLOCK_D=tiling.block_d,
         num_warps=tiling.num_warps, num_stages=tiling.num_stages, **launch_options(x_TD.device),
