@@ -40,15 +40,15 @@ def _drafters(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("drafter", ["suffix", "random"])
 @pytest.mark.parametrize("asked", [[{}], MORE], ids=["plain", "with extensions"])
-def test_graphs_of_drafts_give_what_is_drawn_without(monkeypatch, drafter, asked):
+def test_graphs_of_drafts_give_what_is_drawn_without(monkeypatch, worded, drafter, asked):
     prompts = [[(index + place % 5) % 250 for place in range(9 + 3 * index)] for index in range(20)]
     params = [
         SamplingParams(max_tokens=6 + index % 25, ignore_eos=True, temperature=index % 2, seed=index, **more)
         for index, more in zip(range(20), cycle(asked), strict=False)
     ]
-    with LLM(device="cpu", dtype="float32", engine=SIZES) as llm:
+    with LLM(worded, device="cpu", dtype="float32", engine=SIZES) as llm:
         plain = [answer(output, partial(pytest.approx, abs=1e-5)) for output in llm.generate(prompts, params)]
-    with LLM(device="cpu", dtype="float32", drafter=drafter, engine=SIZES) as llm:
+    with LLM(worded, device="cpu", dtype="float32", drafter=drafter, engine=SIZES) as llm:
         graphs = replay_steps(llm, monkeypatch)
         outputs = llm.generate(prompts, params)
         counts = llm.engine.speculation
@@ -143,16 +143,16 @@ def draft_on_device(llm, drafter=None):
 @pytest.mark.slow
 @pytest.mark.parametrize("asked", [[{}], [*[{}] * 9, {"logprobs": 1}]], ids=["plain", "some with scores"])
 @pytest.mark.parametrize("drafter", ["suffix", "ngram"])
-def test_drafts_of_the_device_change_no_token(monkeypatch, drafter, asked):
+def test_drafts_of_the_device_change_no_token(monkeypatch, worded, drafter, asked):
     prompts = [[(index + place % 5) % 250 for place in range(9 + 3 * index)] for index in range(20)]
     params = [
         SamplingParams(max_tokens=20 + 2 * index, ignore_eos=True, temperature=index % 2, seed=index, **more)
         for index, more in zip(range(20), cycle(asked), strict=False)
     ]
     engine = {**SIZES, "max_model_len": 160, "overlap": True}
-    with LLM(device="cpu", dtype="float32", engine=engine) as llm:
+    with LLM(worded, device="cpu", dtype="float32", engine=engine) as llm:
         plain = [answer(output, partial(pytest.approx, abs=1e-5)) for output in llm.generate(prompts, params)]
-    with LLM(device="cpu", dtype="float32", drafter=drafter, engine=engine) as llm:
+    with LLM(worded, device="cpu", dtype="float32", drafter=drafter, engine=engine) as llm:
         replay_steps(llm, monkeypatch, 160)
         draft_on_device(llm)
         launched = note_launches(llm, monkeypatch)
@@ -190,12 +190,14 @@ class Failing(Synthetic):
 
 
 @pytest.mark.slow
-def test_a_drafter_that_fails_on_the_device_is_named_once_and_changes_no_token(monkeypatch, caplog):
+def test_a_drafter_that_fails_on_the_device_is_named_once_and_changes_no_token(monkeypatch, worded, caplog):
     params = SamplingParams(max_tokens=40, ignore_eos=True, temperature=1.0, seed=3)
     prompts, engine = [[1, 2, 3], [4, 5], [6]], {**SIZES, "overlap": True}
-    with LLM(device="cpu", dtype="float32", engine=engine) as llm:
+    with LLM(worded, device="cpu", dtype="float32", engine=engine) as llm:
         plain = [output.token_ids for output in llm.generate(prompts, params)]
-    with LLM(device="cpu", dtype="float32", drafter={"name": "random", "adaptive": False}, engine=engine) as llm:
+    with LLM(
+        worded, device="cpu", dtype="float32", drafter={"name": "random", "adaptive": False}, engine=engine
+    ) as llm:
         replay_steps(llm, monkeypatch)
         spec = DrafterSpec(llm.engine.executor.runner.vocab_size, 8, 96)
         drafter = Failing(spec)
@@ -212,10 +214,10 @@ def test_a_drafter_that_fails_on_the_device_is_named_once_and_changes_no_token(m
 
 @pytest.mark.slow
 @pytest.mark.parametrize("length", [1.0, 2.25, 5.0])
-def test_the_device_keeps_as_many_pretended_drafts_as_stated(monkeypatch, length):
+def test_the_device_keeps_as_many_pretended_drafts_as_stated(monkeypatch, worded, length):
     drafter = {"name": "synthetic", "k": 4, "length": length}
     engine = {**SIZES, "max_num_seqs": 4, "overlap": True}
-    with LLM(device="cpu", dtype="float32", drafter=drafter, engine=engine) as llm:
+    with LLM(worded, device="cpu", dtype="float32", drafter=drafter, engine=engine) as llm:
         replay_steps(llm, monkeypatch)
         draft_on_device(llm)
         steps = note_launches(llm, monkeypatch)
@@ -228,8 +230,10 @@ def test_the_device_keeps_as_many_pretended_drafts_as_stated(monkeypatch, length
 
 @pytest.mark.slow
 @pytest.mark.parametrize("adaptive", [False, True])
-def test_requests_whose_drafts_of_the_device_are_wrong_pause_if_they_are_to(monkeypatch, adaptive):
-    with LLM(device="cpu", dtype="float32", drafter={"name": "random", "adaptive": adaptive}, engine=SIZES) as llm:
+def test_requests_whose_drafts_of_the_device_are_wrong_pause_if_they_are_to(monkeypatch, worded, adaptive):
+    with LLM(
+        worded, device="cpu", dtype="float32", drafter={"name": "random", "adaptive": adaptive}, engine=SIZES
+    ) as llm:
         replay_steps(llm, monkeypatch)
         drafter = Synthetic(SyntheticConfig(), DrafterSpec(llm.engine.executor.runner.vocab_size, 8, 96))
         drafter.pretended_length = None
@@ -241,8 +245,8 @@ def test_requests_whose_drafts_of_the_device_are_wrong_pause_if_they_are_to(monk
 
 
 @pytest.mark.slow
-def test_the_device_makes_no_drafts_where_hidden_states_are_kept_of_each_token(monkeypatch):
-    with LLM(device="cpu", dtype="float32", engine={**SIZES, "taps": [0]}) as llm:
+def test_the_device_makes_no_drafts_where_hidden_states_are_kept_of_each_token(monkeypatch, worded):
+    with LLM(worded, device="cpu", dtype="float32", engine={**SIZES, "taps": [0]}) as llm:
         replay_steps(llm, monkeypatch)
         drafter = Synthetic(SyntheticConfig(), DrafterSpec(llm.engine.executor.runner.vocab_size, 8, 96))
         assert not rank.draft_on_device(llm.engine.executor, drafter, "drafter 'it'")
