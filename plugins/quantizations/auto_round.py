@@ -33,9 +33,9 @@ class AutoRound(Quantization):
         self.config, self.dtypes = config, form.dtypes
         self.blocks = [name for key in _BLOCKS for name in _names(self.stated, key)]
         self.extra = self.stated.inner("extra_config") or Stated({})
-        for key in self.extra.values:
-            if _PATTERN.search(key):
-                checked_pattern(self.stated, "extra_config", key)
+        self.patterns = [key for key in self.extra.values if _PATTERN.search(key)]
+        for key in self.patterns:
+            checked_pattern(self.stated, "extra_config", key)
         self.forms: dict[tuple[Any, ...], ScaledQuantization] = {}
         self._form({})  # refuses settings that are not read
 
@@ -66,9 +66,10 @@ class AutoRound(Quantization):
     def _own(self, name: str) -> Stated | None:
         """The settings of a linear in extra_config: by its name, or by the first pattern that is found in it."""
         names = aliases(name)
-        keys = [key for key in self.extra.values if key in names]
-        keys += [key for key in self.extra.values if _PATTERN.search(key) and any(re.search(key, one) for one in names)]
-        return self.extra.inner(keys[0]) if keys else None
+        found = next((one for one in names if one in self.extra.values), None)
+        if found is None:
+            found = next((key for key in self.patterns if any(re.search(key, one) for one in names)), None)
+        return None if found is None else self.extra.inner(found)
 
     def _form(self, own: Any) -> ScaledQuantization:
         """The reader of linears with these settings in place of the checkpoint's."""

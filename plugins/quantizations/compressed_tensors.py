@@ -83,6 +83,7 @@ class CompressedTensors(Quantization):
         written = stated.values.get("format")
         has_gaps = _has_gaps(stated)
         self.groups = [_group(groups.inner(key) or groups, written, has_gaps=has_gaps) for key in groups.values]
+        self.by_target = {target: group for group in reversed(self.groups) for target in group.targets}
         self.ignored = stated.texts("ignore")
         for one in self.ignored:
             _check_pattern(stated, "ignore", one)
@@ -91,12 +92,14 @@ class CompressedTensors(Quantization):
     def stores(self, name: str) -> Group | None:
         """See Quantization."""
         data = (f"{name}.weight", f"{name}.weight_packed")
-        if is_named(name, self.ignored) and not any(is_stored(self.dtypes, one) for one in data):
+        if not any(is_stored(self.dtypes, one) for one in data) and is_named(name, self.ignored):
             return None
-        found = [group for group in self.groups if any(one in group.targets for one in aliases(name))]
-        found += [group for group in self.groups if is_named(name, group.targets)]
-        found += [group for group in self.groups if group.has(name)]
-        return found[0] if found else None  # whole names count before patterns, and patterns before classes
+        # Whole names count before patterns, and patterns before classes.
+        by_name = next((self.by_target[one] for one in aliases(name) if one in self.by_target), None)
+        if by_name is not None:
+            return by_name
+        own = [group for group in self.groups if is_named(name, group.targets)]
+        return next(iter(own), next((group for group in self.groups if group.has(name)), None))
 
     def matrix(self, pieces: Sequence[MatrixPiece], place: MatrixPlace) -> ScaledLoading:
         """See Quantization."""

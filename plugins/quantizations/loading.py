@@ -81,7 +81,7 @@ class ScaledQuantization(Quantization):
 
     def stores(self, name: str) -> Scheme | None:
         """See Quantization."""
-        is_left = is_named(name, self.left) and not is_stored(self.dtypes, f"{name}.{self.data}")
+        is_left = not is_stored(self.dtypes, f"{name}.{self.data}") and is_named(name, self.left)
         return None if is_left else self.scheme
 
     def matrix(self, pieces: Sequence[MatrixPiece], place: MatrixPlace) -> ScaledLoading:

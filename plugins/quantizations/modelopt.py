@@ -57,7 +57,7 @@ class Modelopt(Quantization):
         """See Quantization."""
         if self.own:
             return self._own_of(name)
-        is_left = is_named(name, self.left) and not is_stored(self.dtypes, f"{name}.weight")
+        is_left = not is_stored(self.dtypes, f"{name}.weight") and is_named(name, self.left)
         return None if is_left else self.algorithm
 
     def matrix(self, pieces: Sequence[MatrixPiece], place: MatrixPlace) -> ScaledLoading:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 REGEX = "re:"
 """How compressed-tensors marks a pattern."""
+PARTS = ("language_model", "text_model")
+"""Names of the language model inside such a model; all of it may be inside a thinker."""
 HEADS = ("lm_head", "embed_out")
 """Names of output heads, which no format quantises unless it says so."""
 
@@ -22,8 +24,9 @@ def is_named(name: str, modules: Sequence[str]) -> bool:
 def aliases(name: str) -> tuple[str, ...]:
     """Names of a linear in lists: its own, or its name inside a model that also has towers for images or sound."""
     body = name.removeprefix("model.")
-    inside = (f"model.language_model.{body}",) if body != name else ()
-    return (name, *inside, f"language_model.{name}")
+    inside = [name, *(f"{part}.{name}" for part in PARTS)]
+    inside += [f"model.{part}.{body}" for part in PARTS if body != name]
+    return (*inside, *(f"thinker.{one}" for one in inside))
 
 
 def _is_one(name: str, module: str) -> bool:

@@ -26,6 +26,7 @@ from hookline.core.errors import CheckpointError, ConfigError, HooklineError
 from hookline.core.layers.quantized import DequantisingWeight
 from hookline.core.plugin.host import PluginHost
 from hookline.plugins.quantizations.auto_round import AutoRound
+from hookline.plugins.quantizations.compressed_tensors import CompressedTensors
 from hookline.plugins.quantizations.fp8 import Fp8
 from hookline.plugins.quantizations.gptq import Gptq
 from tests.hf_models import make_qwen3, make_qwen3_moe
@@ -429,6 +430,19 @@ def test_blocks_that_cut_through_the_gate_in_a_tensor_of_all_experts_are_refused
     assert len(fp8.parts("mlp.experts.1.up_proj", 256, 40)) == len(fp8.parts("mlp.experts.1.down_proj", 96, 40)) == 2
     with pytest.raises(CheckpointError, match=r"mlp\.experts\.gate_up_proj has scales of 128 rows .* the 96 rows"):
         fp8.parts("mlp.experts.1.up_proj", 96, 40)
+
+
+@pytest.mark.parametrize(
+    "inside", ["model.language_model.", "language_model.model.", "model.text_model.", "thinker.model."]
+)
+def test_a_target_may_be_the_name_inside_a_checkpoint_that_also_sees_or_hears(inside: str) -> None:
+    weights = {"num_bits": 8, "type": "int", "group_size": 8}
+    whole = {"targets": [f"{inside}layers.0.mlp.down_proj"], "format": "pack-quantized", "weights": weights}
+    others = {"targets": ["Linear"], "format": "int-quantized", "weights": {"num_bits": 8, "type": "int"}}
+    stated = {"config_groups": {"group_0": others, "group_1": whole}}
+    found = CompressedTensors(QuantizationConfig(), StoredForm(stated))
+    forms = [found.stores(f"model.layers.{layer}.mlp.down_proj") for layer in range(2)]
+    assert [form and form.written for form in forms] == ["pack-quantized", "int-quantized"]
 
 
 def test_a_pattern_of_dynamic_may_name_the_language_model_inside_a_checkpoint() -> None:
