@@ -261,7 +261,7 @@ class AtOnce(PromptGraphs):
 @pytest.mark.parametrize(
     ("scheduler", "tokens"), [("chunked", 48), ("longest_first", 48), ("chunked", 2048), ("prefill_first", 2048)]
 )
-def test_what_graphs_of_mixed_steps_compute_gives_the_same_tokens(scheduler, tokens, overlap):
+def test_what_graphs_of_mixed_steps_compute_gives_the_same_tokens(worded, scheduler, tokens, overlap):
     sizes = dict(max_num_batched_tokens=tokens, max_num_seqs=20, max_model_len=96, block_size=16, num_blocks=60)
     sizes["overlap"] = overlap
     shapes = prompt_shapes(20, tokens, 96, joined_decodes=128)
@@ -270,7 +270,7 @@ def test_what_graphs_of_mixed_steps_compute_gives_the_same_tokens(scheduler, tok
         SamplingParams(max_tokens=4 + index % 25, ignore_eos=True, temperature=index % 2, seed=index)
         for index in range(40)
     ]
-    with LLM(device="cpu", dtype="float32", scheduler=scheduler, engine=sizes) as llm:
+    with LLM(worded, device="cpu", dtype="float32", scheduler=scheduler, engine=sizes) as llm:
         plain = [output.token_ids for output in llm.generate(prompts, params)]
         llm.engine.pool.reset_cache()
         worker: Worker = llm.engine.executor

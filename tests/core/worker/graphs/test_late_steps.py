@@ -21,7 +21,7 @@ SIZES = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 128, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("overlap", [False, True])
-def test_two_graphs_give_the_tokens_of_an_eager_step(monkeypatch, overlap):
+def test_two_graphs_give_the_tokens_of_an_eager_step(monkeypatch, worded, overlap):
     asked = [StructuredOutputs(regex="[0-9]{3,12}(-[a-z]{2,9})?"), StructuredOutputs(json=True), None]
     params = [
         SamplingParams(
@@ -41,7 +41,7 @@ def test_two_graphs_give_the_tokens_of_an_eager_step(monkeypatch, overlap):
         outputs = [*llm.generate(prompts, params), *llm.generate(prompts[: len(all_masked)], all_masked)]
         return [output.token_ids for output in outputs]
 
-    with LLM(device="cpu", dtype="float32", engine={**SIZES, "overlap": overlap}) as llm:
+    with LLM(worded, device="cpu", dtype="float32", engine={**SIZES, "overlap": overlap}) as llm:
         plain = tokens(llm)
         llm.engine.pool.reset_cache()
         worker = llm.engine.executor
