@@ -14,8 +14,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.language.extra.cuda import gdc_launch_dependents
 
+from hookline.plugins.kernels.attention.triton_latent import wait_for_launch_before
 from hookline.plugins.kernels.triton_launch import cdiv, launch_options, next_power_of_2, triggers_late
 
 FEW_TOKENS = 16
@@ -57,10 +58,7 @@ def _latent_queries_keys_kernel(
         weight_at = weight_ptr + head.to(tl.int64) * weight_head
         weight_at += plain[:, None] * weight_row + latent[None, :] * weight_column
         weight = tl.load(weight_at, mask=(plain < PLAIN)[:, None] & (latent < LATENT)[None, :], other=0.0)
-        if PDL:
-            gdc_wait()
-        if PDL and LATE:
-            gdc_launch_dependents()
+        wait_for_launch_before(PDL, LATE)
         token = tl.program_id(1) * BLOCK_T + tl.arange(0, BLOCK_T)
         tokens, at = (token < num_tokens)[:, None], token.to(tl.int64)[:, None]
         from_q = q_ptr + at * q_stride + head * (PLAIN + ROTARY)
@@ -82,10 +80,7 @@ def _latent_queries_keys_kernel(
         whole = tl.arange(0, WHOLE_L)
         wholes, rotates = (whole < LATENT)[None, :], (rotated < ROTARY)[None, :]
         norm = tl.load(norm_ptr + whole, mask=whole < LATENT, other=0.0).to(tl.float32)[None, :]
-        if PDL:
-            gdc_wait()
-        if PDL and LATE:
-            gdc_launch_dependents()
+        wait_for_launch_before(PDL, LATE)
         row = tl.program_id(1) * BLOCK_T + (part - NUM_HEADS * BLOCKS) * KEYS + tl.arange(0, KEYS)
         rows, at_key = (row < num_tokens)[:, None], row.to(tl.int64)[:, None]
         from_latent = latent_ptr + at_key * latent_stride
@@ -142,10 +137,7 @@ def _heads_linear_kernel(
             inside = outs & (chunk * BLOCK_I + column < INPUTS)[:, None]
             weight = tl.load(weight_at + chunk * BLOCK_I * weight_column, mask=inside, other=0.0)
             weights = weights + (weight,)  # type: ignore[assignment]  # noqa: RUF005 (Triton has no unpacking)
-    if PDL:
-        gdc_wait()
-    if PDL and LATE:
-        gdc_launch_dependents()
+    wait_for_launch_before(PDL, LATE)
     token = tl.program_id(2) * BLOCK_T + tl.arange(0, BLOCK_T)
     tokens, at = (token < num_tokens)[:, None], token.to(tl.int64)[:, None]
     from_x = x_ptr + at * token_stride + head * head_stride + column[None, :]
