@@ -250,6 +250,16 @@ def below_zero(write: Callable[[Tensor], tuple[Stored, Tensor]]) -> Callable[[Te
     return turned
 
 
+def inverse_scales(write: Callable[[Tensor], tuple[Stored, Tensor]]) -> Callable[[Tensor], tuple[Stored, Tensor]]:
+    """With the inverse of each scale stored in its place."""
+
+    def inverted(values: Tensor) -> tuple[Stored, Tensor]:
+        stored, meant = write(values)
+        return {name: 1 / one.float() if name == "weight_scale" else one for name, one in stored.items()}, meant
+
+    return inverted
+
+
 def renamed_scales(write: Callable[[Tensor], tuple[Stored, Tensor]]) -> Callable[[Tensor], tuple[Stored, Tensor]]:
     """The same with compressed-tensors' name of the scales."""
 
@@ -488,6 +498,13 @@ FURTHER: dict[str, Layout] = {
             {"num_bits": 3, "type": "int", "strategy": "group", "group_size": 8, "symmetric": False},
         ),
         packed(8, bits=3, has_zeros=True),
+    ),
+    "fp8_rows_of_gptqmodel": Layout(
+        {**FP8, "weight_scale_method": "row", "weight_scale_semantics": "inverse"}, inverse_scales(fp8_channel)
+    ),
+    "compressed_fp8_scalar": Layout(
+        compressed("float-quantized", {"num_bits": 8, "type": "float", "strategy": "tensor"}),
+        fp8_tensor("weight_scale"),
     ),
     "packed_3_bits_old": Layout(
         compressed(

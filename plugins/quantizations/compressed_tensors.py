@@ -116,7 +116,7 @@ class CompressedTensors(Quantization):
         if f"{name}.weight_shape" in self.dtypes:
             parts.append(StoredPart("weight_shape", "shape", (2,), plain_read, ("I64", "I32")))
         if group.written in (FLOAT, INT) and not group.scheme.has_zeros and f"{name}.{ZEROS}" in self.dtypes:
-            blocks = _num_blocks(group.scheme, num_rows, num_columns)
+            blocks = _scales_shape(group.scheme, num_rows, num_columns)
             parts.append(StoredPart(ZEROS, "zeros", blocks, _scales_read(group.scheme), ZERO_DTYPES))
         for suffix in INPUT_SCALES:
             if f"{name}.{suffix}" in self.dtypes:
@@ -203,8 +203,12 @@ def _num_blocks(scheme: Scheme, num_rows: int, num_columns: int) -> tuple[int, i
     return -(-num_rows // (scheme.rows or num_rows)), -(-num_columns // (scheme.columns or num_columns))
 
 
+def _scales_shape(scheme: Scheme, num_rows: int, num_columns: int) -> tuple[int, ...]:
+    return _num_blocks(scheme, num_rows, num_columns) if scheme.rows else ()
+
+
 def _float_parts(group: Group, num_rows: int, num_columns: int) -> list[StoredPart]:
-    scales = _num_blocks(group.scheme, num_rows, num_columns)
+    scales = _scales_shape(group.scheme, num_rows, num_columns)
     return [
         StoredPart("weight", "data", (num_rows, num_columns), plain_read, E4M3),
         StoredPart("weight_scale", "scales", scales, _scales_read(group.scheme)),
@@ -212,7 +216,7 @@ def _float_parts(group: Group, num_rows: int, num_columns: int) -> list[StoredPa
 
 
 def _int_parts(group: Group, num_rows: int, num_columns: int) -> list[StoredPart]:
-    scales, read = _num_blocks(group.scheme, num_rows, num_columns), _scales_read(group.scheme)
+    scales, read = _scales_shape(group.scheme, num_rows, num_columns), _scales_read(group.scheme)
     parts = [
         StoredPart("weight", "data", (num_rows, num_columns), plain_read, ("I8",)),
         StoredPart("weight_scale", "scales", scales, read),

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hookline.core.contracts import FP4, FP8, Scheme
-from hookline.plugins.quantizations.loading import StoredPart, blocks_read, plain_read, scalar_read
+from hookline.plugins.quantizations.loading import StoredPart, blocks_read, inverse_of, plain_read, scalar_read
 from hookline.plugins.quantizations.packing import PackedRead
 
 NVFP4, MXFP4, MXFP8 = Scheme(FP4, 1, 16), Scheme(FP4, 1, 32), Scheme(FP8, 1, 32)
@@ -25,7 +25,7 @@ def nvfp4_parts(
     num_rows: int, num_columns: int, weight: str, whole_scale: str, *, divides: bool = False
 ) -> list[StoredPart]:
     """The tensors of a linear, whose values are `weight` * weight_scale * whole_scale; divides: / whole_scale."""
-    read = inverse_read if divides else scalar_read
+    read = inverse_of(scalar_read) if divides else scalar_read
     return [
         StoredPart(weight, "data", (num_rows, -(-num_columns // 2)), _nibbles(), BYTES),
         StoredPart("weight_scale", "scales", (num_rows, -(-num_columns // 16)), blocks_read, ("F8_E4M3",)),
@@ -47,11 +47,6 @@ def mxfp8_parts(num_rows: int, num_columns: int) -> list[StoredPart]:
         StoredPart("weight", "data", (num_rows, num_columns), plain_read, ("F8_E4M3",)),
         StoredPart("weight_scale", "scales", (num_rows, -(-num_columns // 32)), powers_read, POWERS),
     ]
-
-
-def inverse_read(whole: Any, rows: slice, columns: slice) -> Tensor:
-    """As scalar_read, for a tensor that stores the inverse of the scale."""
-    return 1 / scalar_read(whole, rows, columns).float()
 
 
 def powers_read(whole: Any, rows: slice, columns: slice) -> Tensor:

@@ -1,7 +1,7 @@
 """FP8 (e4m3) weights: checkpoints with quant_method fp8, in blocks or with one scale, and fbgemm_fp8, by outputs.
 
 Stored are `X.weight` and `X.weight_scale_inv` or `X.weight_scale`, by which the weight is multiplied whatever the name
-says; with static activations `X.input_scale` or `X.activation_scale` as well.
+says, but for checkpoints of GPTQModel; with static activations `X.input_scale` or `X.activation_scale` as well.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from hookline.core.contracts import FP8, Scheme, StoredForm
 from hookline.core.errors import CheckpointError
 from hookline.plugins.quantizations.loading import (
     FLOATS,
+    Read,
     ScaledQuantization,
     StoredPart,
     blocks_read,
+    inverse_of,
     plain_read,
     scalar_read,
 )
@@ -42,7 +44,10 @@ class Fp8(ScaledQuantization):
         stated.one_of("fmt", "e4m3", "e4m3fn", "float8_e4m3fn", default="e4m3")
         activations = stated.one_of("activation_scheme", "dynamic", "static", default="dynamic")
         block = stated.sizes("weight_block_size", 2)
-        rows, columns = block or (0, 0)
+        method = stated.one_of("weight_scale_method", "tensor", "row", "block", default="block" if block else "tensor")
+        rows, columns = block or (int(method == "row"), 0)
+        semantics = "weight_scale_semantics"  # of GPTQModel, whose values are divided by their scales
+        self.divides = semantics in stated.values and stated.one_of(semantics, "inverse") == "inverse"
         self.scheme = Scheme(FP8, rows, columns, activations=activations)
         self.left = [*stated.texts("modules_to_not_convert", "ignored_layers"), *HEADS]
         self.dtypes = form.dtypes
@@ -51,8 +56,9 @@ class Fp8(ScaledQuantization):
         """See ScaledQuantization."""
         rows, columns = self.scheme.rows, self.scheme.columns
         self._check_stacked(name, num_rows)
-        shape = (-(-num_rows // rows), -(-num_columns // columns)) if rows else ()
-        read = blocks_read if rows else scalar_read
+        shape = (-(-num_rows // rows), -(-num_columns // (columns or num_columns))) if rows else ()
+        read: Read = blocks_read if rows else scalar_read
+        read = inverse_of(read) if self.divides else read
         parts = [
             StoredPart("weight", "data", (num_rows, num_columns), plain_read, E4M3),
             StoredPart(self._suffix(name, WEIGHT_SCALES), "scales", shape, read, SCALE_DTYPES),

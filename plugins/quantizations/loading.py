@@ -381,6 +381,11 @@ def scalar_read(whole: Any, rows: slice, columns: slice) -> Tensor:
     return found.reshape(1, 1).expand(rows.stop - rows.start, 1)
 
 
+def inverse_of(read: Read) -> Read:
+    """A function that reads scales whose inverses are stored."""
+    return lambda whole, rows, columns: 1 / read(whole, rows, columns).float()
+
+
 def inputs_read(whole: Any, rows: slice, columns: slice) -> Tensor:
     """See Read, for a tensor (inputs,)."""
     found: Tensor = whole[columns]
