@@ -16,6 +16,9 @@ SCRIPT = Path(__file__).parent / "pretended_steps.py"
 TOKENIZER = Path(models.__path__[0]) / "qwen3_tiny"
 
 
+TWO_LAYERS = ("model.random_shape.num_hidden_layers=2", f"model.tokenizer={TOKENIZER}", "model.weights=random")
+
+
 def sizes(seqs, length, tokens, *overrides):
     """The overrides of one configuration."""
     limits = [
@@ -32,8 +35,12 @@ PERIODS = {"gemma3_4b": "sliding_window_pattern", "qwen3_next_80b_a3b": "full_at
 
 def shape(name, *overrides, tokens=512):
     """A preset's layers, two of them, of which none has to be loaded."""
-    layers = ("model.random_shape.num_hidden_layers=2", f"model.tokenizer={TOKENIZER}", "model.weights=random")
-    return sizes(8, 256, tokens, f"model={name}", *layers, *overrides)
+    return sizes(8, 256, tokens, f"model={name}", *TWO_LAYERS, *overrides)
+
+
+def small(seqs, length, tokens, *overrides):
+    """Two layers like the bundled model's eight, which are alike."""
+    return sizes(seqs, length, tokens, "model=qwen3_0_6b", *TWO_LAYERS, *overrides)
 
 
 def faults_of(configurations, *waits):
@@ -51,8 +58,8 @@ def faults_of(configurations, *waits):
 @pytest.mark.parametrize(
     "configurations",
     [
-        [sizes(8, 256, 512), sizes(1, 32, 4096), sizes(40, 256, 600, "engine.joined_decodes=20")],
-        [sizes(8, 256, 512, "drafter=suffix"), sizes(3, 64, 512, "drafter=synthetic")],
+        [sizes(8, 256, 512), small(1, 32, 4096), small(40, 256, 600, "engine.joined_decodes=20")],
+        [small(8, 256, 512, "drafter=suffix"), small(3, 64, 512, "drafter=synthetic")],
         *(
             pytest.param(configurations, marks=pytest.mark.nightly)
             for configurations in (
@@ -82,5 +89,5 @@ def test_all_kinds_of_requests_are_served_without_a_wait(configurations):
 
 @pytest.mark.slow
 def test_a_launch_that_waits_is_noticed():
-    (faults,) = faults_of([sizes(8, 256, 512)], "waits")
+    (faults,) = faults_of([small(8, 256, 512)], "waits")
     assert len(faults) == 1 and "a copy that waits for the card" in faults[0]
