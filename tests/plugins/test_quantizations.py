@@ -96,6 +96,7 @@ def matrices(model: Any) -> Iterator[tuple[str, Tensor, bool]]:
             yield f"{index}.{name}", weight.matrix_OD, isinstance(weight, DequantisingWeight)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sizes", "tp"), [(ODD, 1), (LARGE, 2), (ODD, 4)], ids=["odd", "large 2", "odd 4"])
 @pytest.mark.parametrize("layout", [*LAYOUTS, *FURTHER])
 def test_each_rank_holds_the_dequantised_matrices(
