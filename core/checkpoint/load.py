@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline.core.checkpoint.safetensors_files import FLOAT_DTYPES, StoredTensor, open_file, stored_tensors
+from hookline.core.checkpoint.safetensors_files import FLOAT_DTYPES, PACKED, StoredTensor, open_file, stored_tensors
 from hookline.core.checkpoint.stacked_experts import WithinSlices
 from hookline.core.contracts import CheckpointSource, ModelSpec, WeightTarget
 from hookline.core.contracts.weights import LosesFractions
@@ -36,8 +36,6 @@ DEAD_BUFFERS = re.compile(
     r"|_float_tensor|_extra_state)$"
 )
 """Names of constants that older checkpoints store beside the weights and models compute themselves."""
-PACKED = (".qweight", ".weight_packed")
-"""How the names of quantised matrices end that are stored beside no plain one."""
 MASKS = re.compile(r"(^|\.)(self_)?attn(\.attention)?\.bias$|(^|\.)(self_)?attention\.bias$")
 """Names of causal masks, of four dimensions; a bias has one."""
 

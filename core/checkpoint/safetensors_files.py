@@ -33,6 +33,8 @@ QUANTISED = ("quantization_config", "compression_config", "quantization")
 QUANTISED_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
 """Files of modelopt, AutoGPTQ and AutoAWQ that say so beside a config.json; without a quant_method, the file's name
 takes its place."""
+PACKED = (".qweight", ".weight_packed")
+"""How the names of quantised matrices end that are stored beside no plain one."""
 UNQUANTISED = "use the unquantised checkpoint of the model (bfloat16, float16 or float32)"
 """The advice in errors about quantised checkpoints."""
 FLOAT_DTYPES = ("BF16", "F16", "F32", "F64")

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from hookline.core.checkpoint.safetensors_files import StoredTensor, open_file
+from hookline.core.checkpoint.safetensors_files import PACKED, StoredTensor, open_file
 from hookline.core.contracts import CheckpointSource, Ranks, WeightTarget
 
 TIED = "tie_word_embeddings"
@@ -42,6 +42,8 @@ def unlike_head(
     the head is tied only if no rank finds a difference.
     """
     for head, embedding in _ties(targets).items():
+        if any(f"{head.removesuffix('.weight')}{end}" in stored for end in PACKED):
+            return head
         if head not in stored or embedding not in stored:
             continue
         shape, other_shape = (one if source else one.shape for one in (stored[head], stored[embedding]))

@@ -280,6 +280,19 @@ def test_a_head_that_is_quantised_is_read_so_whatever_the_lists_say(
     torch.testing.assert_close(found.matrix_OD, expected.matrix_OD, rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.parametrize("layout", ["fp8_small_blocks", "packed", "gptq_order"])
+def test_a_quantised_head_of_its_own_is_read_though_the_config_ties_it(
+    layout: str, tmp_path: Path, host: PluginHost
+) -> None:
+    make_qwen3(tmp_path / "plain", tie_word_embeddings=False, **ODD)
+    quantised, dequantised = write_layout(tmp_path / "plain", tmp_path, replace(LAYOUTS[layout], with_head=True))
+    config = json.loads((quantised / "config.json").read_text())
+    (quantised / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+    heads = [loaded(host, folder).head.weight for folder in (quantised, dequantised)]
+    found, expected = (head.linear.__self__ if hasattr(head, "linear") else head for head in heads)
+    torch.testing.assert_close(found.matrix_OD, expected.matrix_OD, rtol=1e-6, atol=1e-8)
+
+
 def changed(folder: Path, to: Path, change: Callable[[dict[str, Tensor]], None], **stated: Any) -> Path:
     """A copy of a checkpoint with other tensors, or another quantization_config."""
     shutil.copytree(folder, to, ignore=shutil.ignore_patterns("*.safetensors"))
