@@ -35,6 +35,7 @@ from hookline.plugins.kernels.attention.triton_prefill import (  # noqa: E402
 )
 from hookline.plugins.kernels.attention.triton_schedule import (  # noqa: E402
     MAX_PROGRAMS_PER_SM,
+    MIN_ITEM_TOKENS,
     DecodeScratch,
     DecodeTiling,
     decode_tiling,
@@ -360,6 +361,13 @@ def test_decode_twice_with_one_scratch_gives_the_same():
     kernels = TritonKernels(None, case.spec)
     first = attend(case, kernels)
     assert torch.equal(first, attend(case, kernels))
+
+
+@pytest.mark.parametrize("group", [4, 8, 9])
+def test_decode_of_one_row_in_more_parts_than_are_merged_at_a_time_equals_reference(group):
+    tiling = decode_tiling(1, 1, 32, torch.float32, Card(132, 227 << 10), group)
+    assert 1100 > tiling.merge_rows // group * MIN_ITEM_TOKENS > 200
+    assert_attends(make_case([1], [1100], torch.float32, group=group, num_kv_heads=1, head_dim=32))
 
 
 def test_decode_of_one_long_and_many_short_rows_equals_reference():

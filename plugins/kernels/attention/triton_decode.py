@@ -26,7 +26,7 @@ from hookline.plugins.kernels.attention.triton_forms import (
     rotated,
     scored,
 )
-from hookline.plugins.kernels.attention.triton_schedule import ITEM_WIDTH, DecodeScratch, DecodeTiling
+from hookline.plugins.kernels.attention.triton_schedule import ITEM_WIDTH, MERGE_ROWS, DecodeScratch, DecodeTiling
 from hookline.plugins.kernels.attention.triton_tiles import (
     as_multiplied,
     as_stored,
@@ -40,9 +40,6 @@ from hookline.plugins.kernels.attention.triton_tiles import (
     without_padding,
 )
 from hookline.plugins.kernels.triton_launch import OF_STEP, WIDE_GROUP, launch_options, next_power_of_2, triggers_late
-
-MERGE_ROWS = 32
-"""Rows merged at a time: partial results times heads of a kv head."""
 
 
 @dataclass
@@ -269,7 +266,7 @@ def decode_attention(
         NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, SHARED=with_shared,
         FUSED=newest is not None, NORM=norm is not None, ROPE=rope is not None,
         BLOCK_M=max(16, next_power_of_2(group)), BLOCK_DIM=max(16, next_power_of_2(head_dim)),
-        BLOCK_GROUP=block_group, TILE=tiling.tile, PARTS=max(1, MERGE_ROWS // block_group),
+        BLOCK_GROUP=block_group, TILE=tiling.tile, PARTS=max(1, tiling.merge_rows // block_group),
         SHARED_PARTS=max(1, MERGE_ROWS // 2 // block_group), ITEM_WIDTH=ITEM_WIDTH,
         PRECISION="ieee", num_warps=tiling.num_warps, num_stages=tiling.num_stages,
         LATE=triggers_late(num_rows, is_large=group >= WIDE_GROUP), **launch_options(q_BHE.device),

@@ -8,7 +8,7 @@ Legend: B requests, H heads, K kv heads, E head dim, W work items.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,unused-ignore"
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -30,16 +30,25 @@ FEW_ROWS = 32
 MIN_ITEM_TOKENS = 64
 """Fewest tokens of a work item: shorter ones cost more to merge than they gain."""
 MAX_PROGRAMS_PER_SM = 8
+MERGE_ROWS, MOST_MERGE_ROWS = 32, 64
+"""Rows merged at a time, and for few pairs of a row and a kv head of at least MANY_HEADS query heads."""
+MANY_HEADS = 4
+FEW_PAIRS = 64
+"""Up to so many pairs of a row and a kv head programs do not fill the card, and the last one's merge is waited for."""
 
 
 @dataclass(frozen=True)
 class DecodeTiling:
-    """How decode is cut: tile in positions, programs aimed at per multiprocessor."""
+    """How decode is cut: tile in positions, programs aimed at per multiprocessor.
+
+    merge_rows: rows merged at a time, partial results times heads of a kv head.
+    """
 
     tile: int
     num_warps: int
     num_stages: int
     programs_per_sm: int
+    merge_rows: int = MERGE_ROWS
 
 
 def decode_tiling(
@@ -54,7 +63,10 @@ def decode_tiling(
     """
     pairs, in_8_bits = num_rows * num_kv_heads, stored is not None and stored.itemsize == 1
     fastest = _fastest_in_8_bits if in_8_bits and dtype.itemsize == 2 and head_dim <= 128 else _fastest
-    return fitting_tile(fastest(pairs, head_dim, dtype, card), group, head_dim, dtype, card)
+    tiling = fastest(pairs, head_dim, dtype, card)
+    if pairs <= FEW_PAIRS and group >= MANY_HEADS and head_dim <= 128:
+        tiling = replace(tiling, merge_rows=MOST_MERGE_ROWS)
+    return fitting_tile(tiling, group, head_dim, dtype, card)
 
 
 def _fastest_in_8_bits(pairs: int, head_dim: int, dtype: torch.dtype, card: Card) -> DecodeTiling:
@@ -75,7 +87,7 @@ def _fastest(pairs: int, head_dim: int, dtype: torch.dtype, card: Card) -> Decod
     if head_dim > WIDE_HEAD:
         return DecodeTiling(tile=16, num_warps=4, num_stages=3, programs_per_sm=2)
     if pairs <= 128 or pairs >= 1536 or head_dim > 128:
-        return DecodeTiling(tile=32, num_warps=2, num_stages=3, programs_per_sm=2 if pairs <= 64 else 3)
+        return DecodeTiling(tile=32, num_warps=2, num_stages=3, programs_per_sm=2 if pairs <= FEW_PAIRS else 3)
     num_stages = 4 if 256 < pairs <= 640 and card.large_shared_memory else 3 if pairs < 896 else 2
     return DecodeTiling(tile=64, num_warps=4, num_stages=num_stages, programs_per_sm=1)
 
