@@ -34,14 +34,11 @@ FEWEST_EXPERTS_A_PAIR = 4
 """Experts for each pair of several tokens from which on few pairs have the same expert."""
 GATE_UP_ELEMENTS, DOWN_ELEMENTS = 16384, 32768
 """Elements of the weights that are in a program's registers at once."""
-PLAIN_DOWN_ELEMENTS, MOST_FOR_FOUR_WARPS = 8192, 32768
-"""As DOWN_ELEMENTS, of weights without scales: four warps a program, and eight where a row of each expert has more."""
 PLAIN_GATE_UP_ELEMENTS = 4096
 """As GATE_UP_ELEMENTS, of weights without scales: 8 of 256 experts of 512 at width 2,048 take both products 16.3 us in
 place of 18.2 on an H200, 2 of 8 of 14,336 at width 4,096 161 in place of 169 (2026-11-29)."""
-WIDE_CHUNK, WIDE_PLACES, WIDE_ELEMENTS = 128, 8, 16384
-"""Features of an expert, no power of two, that down takes at a time, of up to so many of a token's experts, and so many
-elements in all: both products of 8 of 128 experts of 768 take 21.5 us in place of 24.6 on an H200 (2026-11-29)."""
+FEWEST_FOR_EIGHT_WARPS = 8192
+"""Elements of an output's rows, of all a token's experts, above which eight warps are faster for the second product."""
 CHUNK_OUTPUTS = 2
 """Outputs of a program of down in e4m3, whose warps take 256 columns of a chunk each."""
 CHUNK_ELEMENTS, MOST_CHUNK_WARPS = 6144, 8
@@ -56,26 +53,42 @@ def _few_gate_up_kernel(
     PACKED: tl.constexpr, BLOCKS: tl.constexpr,
     CLAMPED: tl.constexpr, GELU: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_D: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Pairs, and behind them each token once, for an expert that all tokens share, if there is a shared_ptr."""
-    if PDL:
+    """Pairs, and behind them each token once, for an expert that all tokens share, if there is a shared_ptr.
+
+    The programs of that expert come first, for they ask for its weights before the choice of the others is known.
+    """
+    pair = tl.program_id(1)
+    if shared_ptr is not None:
+        pair = tl.num_programs(1) - 1 - pair
+    elif PDL:
         gdc_wait()
         gdc_launch_dependents()  # not before: the next kernel reads which experts there are ahead of its wait
-    pair = tl.program_id(1)
     out, column = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O), tl.arange(0, BLOCK_D)
     stored = tl.arange(0, BLOCK_D // PACKED)
     outs, columns = out < width, column < depth
     inside = outs[:, None] & (stored * PACKED < depth)[None, :]
     token = (pair // num_chosen).to(tl.int64)
+    expert = token * 0
     if shared_ptr is None:
         expert = tl.load(expert_ptr + pair).to(tl.int64)
         matrix_ptr = weight_ptr + expert * expert_stride
     else:
-        expert = tl.load(expert_ptr + pair, mask=pair < num_pairs, other=0).to(tl.int64)
-        matrix_ptr = tl.where(pair < num_pairs, weight_ptr + expert * expert_stride, shared_ptr)
-        token = tl.where(pair < num_pairs, token, pair - num_pairs)
+        matrix_ptr = shared_ptr
+        if pair < num_pairs:
+            if PDL:
+                gdc_wait()
+                gdc_launch_dependents()
+            expert = tl.load(expert_ptr + pair).to(tl.int64)
+            matrix_ptr = weight_ptr + expert * expert_stride
+        else:
+            token = (pair - num_pairs).to(tl.int64)
     gate_at = matrix_ptr + out[:, None].to(tl.int64) * weight_stride + stored[None, :]
     gate_weight = tl.load(gate_at, mask=inside, other=0.0)
     up_weight = tl.load(gate_at + half_stride, mask=inside, other=0.0)
+    if PDL:
+        if shared_ptr is not None:  # once more, of those that have waited
+            gdc_wait()
+            gdc_launch_dependents()
     x = tl.load(x_ptr + token * x_stride + column, mask=columns, other=0.0).to(tl.float32)[None, :]
     if SCALE_ROWS:
         scale_at = scale_ptr + expert * expert_scale_stride
@@ -103,69 +116,53 @@ def _few_gate_up_kernel(
 @triton.jit
 def _few_down_kernel(
     hidden_ptr, expert_ptr, pair_weight_ptr, weight_ptr, bias_ptr, out_ptr, expert_stride, weight_stride, bias_stride,
-    depth, width, shared_ptr, gate_ptr, gate_stride, CHOSEN: tl.constexpr, BIAS: tl.constexpr, BLOCK_A: tl.constexpr,
-    BLOCK_O: tl.constexpr, BLOCK_F: tl.constexpr, PDL: tl.constexpr,
+    depth, width, shared_ptr, gate_ptr, gate_stride, CHOSEN: tl.constexpr, BIAS: tl.constexpr, CHUNKS: tl.constexpr,
+    BLOCK_A: tl.constexpr, BLOCK_C: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    token = tl.program_id(1)
-    place, column = tl.arange(0, BLOCK_A), tl.arange(0, BLOCK_F)
-    out = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
-    places, outs, columns = place < CHOSEN, out < width, column < depth
-    pair = token * CHOSEN + place
+    """One output of a token: a row of each of its experts' matrices, in chunks of columns."""
+    if PDL:
+        gdc_launch_dependents()
+    out, token = tl.program_id(0), tl.program_id(1)
+    place, column = tl.arange(0, BLOCK_A), tl.arange(0, BLOCK_C)
+    places, pair = place < CHOSEN, token * CHOSEN + place
     # Routing was over when the kernel before this one let it start; it is read past the L1.
     expert = tl.load(expert_ptr + pair, mask=places, other=0, cache_modifier=".cg").to(tl.int64)
     pair_weight = tl.load(pair_weight_ptr + pair, mask=places, other=0.0, cache_modifier=".cg")
-    weight_at = weight_ptr + (expert * expert_stride)[:, None, None] + column[None, None, :]
-    weight_at += (out.to(tl.int64) * weight_stride)[None, :, None]
-    inside = places[:, None, None] & outs[None, :, None] & columns[None, None, :]
-    weight = tl.load(weight_at, mask=inside, other=0.0)
+    in_matrix = out.to(tl.int64) * weight_stride
+    weight_at = weight_ptr + (expert * expert_stride + in_matrix)[:, None] + column[None, :]
+    weights = ()
+    shared_weights = ()
+    for chunk in tl.static_range(CHUNKS):
+        columns = chunk * BLOCK_C + column < depth
+        weight = tl.load(weight_at + chunk * BLOCK_C, mask=places[:, None] & columns[None, :], other=0.0)
+        weights = weights + (weight,)  # type: ignore[assignment]  # noqa: RUF005 (Triton has no unpacking)
+        if shared_ptr is not None:
+            weight = tl.load(shared_ptr + in_matrix + chunk * BLOCK_C + column, mask=columns, other=0.0)
+            shared_weights = shared_weights + (weight,)  # type: ignore[assignment]  # noqa: RUF005
+    if BIAS:
+        bias = tl.load(bias_ptr + expert * bias_stride + out, mask=places, other=0.0).to(tl.float32)
     if shared_ptr is not None:  # the router's product has its gate
-        shared_at = shared_ptr + out.to(tl.int64)[:, None] * weight_stride + column[None, :]
-        shared_weight = tl.load(shared_at, mask=outs[:, None] & columns[None, :], other=0.0)
         gate = tl.load(gate_ptr + token * gate_stride, cache_modifier=".cg").to(tl.float32)
     if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
-    hidden_at = hidden_ptr + pair[:, None] * depth + column[None, :]
-    hidden = tl.load(hidden_at, mask=places[:, None] & columns[None, :], other=0.0).to(tl.float32)
-    y = tl.sum(weight.to(tl.float32) * hidden[:, None, :], axis=2)
-    if BIAS:
-        bias_at = bias_ptr + (expert * bias_stride)[:, None] + out[None, :]
-        y += tl.load(bias_at, mask=places[:, None] & outs[None, :], other=0.0).to(tl.float32)
-    total = tl.sum(y * pair_weight[:, None], axis=0)
-    if shared_ptr is not None:
-        shared_at = hidden_ptr + (tl.num_programs(1) * CHOSEN + token) * depth + column
-        shared = tl.load(shared_at, mask=columns, other=0.0).to(tl.float32)
-        total += tl.sum(shared_weight.to(tl.float32) * shared[None, :], axis=1) / (1.0 + tl.exp(-gate))
-    tl.store(out_ptr + token * width + out, total.to(out_ptr.dtype.element_ty), mask=outs)
-
-
-@triton.jit
-def _few_wide_down_kernel(
-    hidden_ptr, expert_ptr, pair_weight_ptr, weight_ptr, out_ptr, expert_stride, weight_stride, depth, width,
-    CHOSEN: tl.constexpr, CHUNKS: tl.constexpr, BLOCK_A: tl.constexpr, BLOCK_C: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """As _few_down_kernel, of one output, in chunks of columns: no thread idles where a row is no power of two long."""
-    out, place, column = tl.program_id(0), tl.arange(0, BLOCK_A), tl.arange(0, BLOCK_C)
-    pair, places = tl.program_id(1) * CHOSEN + place, place < CHOSEN
-    expert = tl.load(expert_ptr + pair, mask=places, other=0, cache_modifier=".cg").to(tl.int64)
-    pair_weight = tl.load(pair_weight_ptr + pair, mask=places, other=0.0, cache_modifier=".cg")
-    weight_at = weight_ptr + (expert * expert_stride + out.to(tl.int64) * weight_stride)[:, None] + column[None, :]
-    weights = ()
-    for chunk in tl.static_range(CHUNKS):
-        inside = places[:, None] & (chunk * BLOCK_C + column < depth)[None, :]
-        weight = tl.load(weight_at + chunk * BLOCK_C, mask=inside, other=0.0)
-        weights = weights + (weight,)  # type: ignore[assignment]  # noqa: RUF005 (Triton has no unpacking)
-    if PDL:
-        gdc_launch_dependents()
         gdc_wait()
     sums = tl.zeros([BLOCK_A, BLOCK_C], tl.float32)
+    shared_sums = tl.zeros([BLOCK_C], tl.float32)
+    shared_hidden_ptr = hidden_ptr + (tl.num_programs(1) * CHOSEN + token) * depth
     for chunk in tl.static_range(CHUNKS):
         at = chunk * BLOCK_C + column
         hidden_at = hidden_ptr + pair[:, None] * depth + at[None, :]
         hidden = tl.load(hidden_at, mask=places[:, None] & (at < depth)[None, :], other=0.0)
         sums += weights[chunk].to(tl.float32) * hidden.to(tl.float32)
-    total = tl.sum(tl.sum(sums, axis=1) * pair_weight, axis=0)
-    tl.store(out_ptr + tl.program_id(1) * width + out, total.to(out_ptr.dtype.element_ty))
+        if shared_ptr is not None:
+            hidden = tl.load(shared_hidden_ptr + at, mask=at < depth, other=0.0)
+            shared_sums += shared_weights[chunk].to(tl.float32) * hidden.to(tl.float32)
+    y = tl.sum(sums, axis=1)
+    if BIAS:
+        y += bias
+    total = tl.sum(y * pair_weight, axis=0)
+    if shared_ptr is not None:
+        total += tl.sum(shared_sums, axis=0) / (1.0 + tl.exp(-gate))
+    tl.store(out_ptr + token * width + out, total.to(out_ptr.dtype.element_ty))
 
 
 @triton.jit
@@ -324,22 +321,25 @@ def few_expert_mlp(
             BLOCK_A=block_a, BLOCK_O=block_o, BLOCK_F=block_f, num_warps=8, **options,
         )  # fmt: skip
         return out_TD
-    chunks = cdiv(inner, WIDE_CHUNK)
-    is_wide = inner < block_f and block_a <= WIDE_PLACES and block_a * chunks * WIDE_CHUNK <= WIDE_ELEMENTS
-    if is_wide and down_bias_XD is None and shared is None:
-        _few_wide_down_kernel[(hidden, num_tokens)](
-            hidden_PF, expert_TA, weight_TA, down_XDF, out_TD, down_XDF.stride(0), down_XDF.stride(1), inner, hidden,
-            CHOSEN=num_chosen, CHUNKS=chunks, BLOCK_A=block_a, BLOCK_C=WIDE_CHUNK, num_warps=4, **options,
-        )  # fmt: skip
-        return out_TD
-    block_o = max(1, PLAIN_DOWN_ELEMENTS // (block_a * block_f))
-    _few_down_kernel[(cdiv(hidden, block_o), num_tokens)](
+    block_c, num_warps = _down_tiling(block_a, inner)
+    _few_down_kernel[(hidden, num_tokens)](
         hidden_PF, expert_TA, weight_TA, down_XDF, bias_XD, out_TD, down_XDF.stride(0), down_XDF.stride(1),
         bias_XD.stride(0), inner, hidden, shared_DF, gate_T1, None if gate_T1 is None else gate_T1.stride(0),
-        CHOSEN=num_chosen, BIAS=down_bias_XD is not None, BLOCK_A=block_a, BLOCK_O=block_o, BLOCK_F=block_f,
-        num_warps=4 if block_a * block_o * block_f <= MOST_FOR_FOUR_WARPS else 8, **options,
+        CHOSEN=num_chosen, BIAS=down_bias_XD is not None, CHUNKS=cdiv(inner, block_c), BLOCK_A=block_a,
+        BLOCK_C=block_c, num_warps=num_warps, **options,
     )  # fmt: skip
     return out_TD
+
+
+def _down_tiling(places: int, inner: int) -> tuple[int, int]:
+    """Columns of a chunk and warps of the second product of plain weights: the fastest on an H200 (docs/log).
+
+    Few places have longer chunks, so that a thread reads 16 bytes at a time.
+    """
+    row = next_power_of_2(inner)
+    if inner < row and places * inner <= FEWEST_FOR_EIGHT_WARPS:
+        return min(row, max(128, 1024 // places)), 4
+    return min(row, max(256, 2048 // places) if places < 4 else 256), 8
 
 
 def _constants(scales: Scales | None, block: int) -> dict[str, Any]:
