@@ -3,7 +3,8 @@
 A program has some heads of one query and a part of its context; with several parts, a second kernel merges them. The
 heads are few, so the positions are the rows of the products, and the heads their columns: matrix instructions then read
 keys from shared memory alone, where a key lies once. On the way, queries and the newest token's key can be rotated and
-that key be written to the cache. Then the keys before it are read from the start, for earlier steps have written them.
+that key be written to the cache. Of many parts, the last is that key alone, for else all would wait for its program;
+and programs ask for their first keys before they wait for the launch before them (programmatic dependent launch).
 Legend: B requests, H heads, E head dim of the keys, F of the values, R = E - F, N cache blocks, S block size,
 M blocks in a table row, P parts of a context.
 """
@@ -35,7 +36,8 @@ from hookline.plugins.kernels.attention.triton_tiles import as_stored, tile_bloc
 from hookline.plugins.kernels.triton_card import Card
 from hookline.plugins.kernels.triton_launch import OF_STEP, cdiv, launch_options, next_power_of_2, triggers_late
 
-MOST_PARTS = 32
+MOST_PARTS, PARTS_OF_NEWEST = 32, 8
+"""Parts of a context, and from how many on the newest key is one of them where it is not in the cache yet."""
 MERGED, FEW_MERGES = 128, 256
 """Numbers of a value that a program of the merge has, up to so many rows times heads; of more, it has all."""
 
@@ -77,6 +79,27 @@ def _prefetch(from_cache, LINES: tl.constexpr, LINE: tl.constexpr, LAST: tl.cons
     )  # fmt: skip
 
 
+@triton.jit
+def _write_newest(
+    key_ptr, slot_ptr, q_rotary, q_latent, cos, sin, rotary, latent, maximum, total, factor, cap, CAP: tl.constexpr,
+    ROTARY: tl.constexpr, LATENT: tl.constexpr,
+):  # fmt: skip
+    """Rotate a token's key and write it. Returns the running softmax of sinks and it, and the weight of its value."""
+    one, partner = tl.arange(0, 1)[:, None], rotary_partner(rotary, ROTARY, ROTARY)
+    of_rotary, of_latent = (one == 0) & (rotary < ROTARY)[None, :], (one == 0) & (latent < LATENT)[None, :]
+    k_rotary = rotated(key_ptr + one, of_rotary, cos, cos, cos, sin, 0.0, rotary, partner, ROTARY, False, True)
+    k_rotary = as_stored(k_rotary, slot_ptr)
+    k_latent = tl.load(key_ptr + ROTARY + one + latent[None, :], mask=of_latent, other=0.0)
+    tl.store(slot_ptr + one + rotary[None, :], k_rotary, mask=of_rotary)
+    tl.store(slot_ptr + ROTARY + one + latent[None, :], k_latent, mask=of_latent)
+    product = tl.sum(q_rotary.to(tl.float32) * k_rotary.to(tl.float32), axis=1)
+    product += tl.sum(q_latent.to(tl.float32) * k_latent.to(tl.float32), axis=1)
+    score = scored(product, factor, cap, CAP)
+    new_maximum = tl.maximum(maximum, score)
+    weight = tl.exp2(score - new_maximum)
+    return new_maximum, total * tl.exp2(maximum - new_maximum) + weight, weight
+
+
 @triton.jit(
     do_not_specialize=["table_stride", "window", "num_rows"],
     do_not_specialize_on_alignment=(*OF_STEP, "table_ptr"),
@@ -85,7 +108,7 @@ def _latent_decode_kernel(
     q_ptr, cache_ptr, table_ptr, context_lens_ptr, rope_ptr, out_ptr, partial_ptr, stats_ptr,
     q_stride, block_stride, offset_stride, table_stride, rope_stride, factor, cap, sinks_ptr, window, num_rows,
     WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr, FUSED: tl.constexpr, PARTS: tl.constexpr,
-    NUM_HEADS: tl.constexpr, ROTARY: tl.constexpr, LATENT: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    ALONE: tl.constexpr, NUM_HEADS: tl.constexpr, ROTARY: tl.constexpr, LATENT: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_H: tl.constexpr, HEADS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_L: tl.constexpr, TILE: tl.constexpr,
     LINE: tl.constexpr, LINES: tl.constexpr, PDL: tl.constexpr, LATE: tl.constexpr,
 ):  # fmt: skip
@@ -94,17 +117,20 @@ def _latent_decode_kernel(
     HEAD_DIM: tl.constexpr = ROTARY + LATENT
     row, part = tl.program_id(1), tl.program_id(2)
     context_len = tl.load(context_lens_ptr + row)
-    seen, first, length = _parts(context_len, window, WINDOW, PARTS, TILE)
-    begin = first + part * length
-    if begin >= context_len:  # the merge leaves such parts out
+    seen, first, length = _parts(context_len, window, WINDOW, PARTS - ALONE, TILE)
+    begin, last = first + part * length, context_len - 1
+    if ALONE:
+        is_last = part == PARTS - 1
+        is_idle = (begin >= last) & (part < PARTS - 1)
+    else:
+        is_last = begin + length > last
+        is_idle = begin > last
+    if is_idle:  # the merge leaves such parts out
         return
-    stop = tl.minimum(begin + length, context_len)
-    last = context_len - 1
-    is_last = stop > last
     table_row_ptr = table_ptr + row.to(tl.int64) * table_stride
-    end = stop
+    end = tl.minimum(begin + length, context_len)
     if FUSED:  # the newest key is not in the cache yet
-        end = tl.minimum(stop, last)
+        end = tl.minimum(end, last)
         newest_block = tl.load(table_row_ptr + last // BLOCK_SIZE).to(tl.int64)
     blocks = tile_blocks(table_row_ptr, begin, end, BLOCK_SIZE, TILE)
     member = tl.arange(0, BLOCK_H)
@@ -112,52 +138,57 @@ def _latent_decode_kernel(
     is_head = (member < HEADS) & (head < NUM_HEADS)
     rotary, latent = tl.arange(0, BLOCK_R), tl.arange(0, BLOCK_L)
     are_rotary, are_latent = rotary < ROTARY, latent < LATENT
-    partner = rotary_partner(rotary, ROTARY, ROTARY)
     if FUSED:
         cos, sin = load_rotation(rope_ptr + last * rope_stride, rotary, are_rotary, ROTARY, ROTARY)
-        if PDL:
-            place = tile_places(blocks, begin, block_stride, offset_stride, BLOCK_SIZE, TILE)
-            _prefetch(cache_ptr + place[:, None], LINES, LINE, HEAD_DIM - 1)
+    if PDL and ALONE:
+        place = tile_places(blocks, begin, block_stride, offset_stride, BLOCK_SIZE, TILE)
+        _prefetch(cache_ptr + place[:, None], LINES, LINE, HEAD_DIM - 1)
     wait_for_launch_before(PDL, LATE)
 
     token_ptr = q_ptr + row.to(tl.int64) * q_stride
     from_q = token_ptr + head[:, None] * HEAD_DIM
-    q_mask = is_head[:, None] & are_rotary[None, :]
+    of_rotary, of_latent = is_head[:, None] & are_rotary[None, :], is_head[:, None] & are_latent[None, :]
     if FUSED:
-        q_rotary = rotated(from_q, q_mask, cos, cos, cos, sin, 0.0, rotary, partner, ROTARY, False, True)
+        partner = rotary_partner(rotary, ROTARY, ROTARY)
+        q_rotary = rotated(from_q, of_rotary, cos, cos, cos, sin, 0.0, rotary, partner, ROTARY, False, True)
         q_rotary = q_rotary.to(q_ptr.dtype.element_ty)
     else:
-        q_rotary = tl.load(from_q + rotary[None, :], mask=q_mask, other=0.0)
-    q_latent = tl.load(from_q + ROTARY + latent[None, :], mask=is_head[:, None] & are_latent[None, :], other=0.0)
-    maximum, sink = tl.full([BLOCK_H], LOWEST, tl.float32), tl.zeros([BLOCK_H], tl.float32)
+        q_rotary = tl.load(from_q + rotary[None, :], mask=of_rotary, other=0.0)
+    q_latent = tl.load(from_q + ROTARY + latent[None, :], mask=of_latent, other=0.0)
+    maximum, begun = tl.full([BLOCK_H], LOWEST, tl.float32), tl.zeros([BLOCK_H], tl.float32)
     if SINKS:
-        if part == 0:
+        if part == (PARTS - 1) * ALONE:
             maximum = load_sinks(sinks_ptr, head, is_head)
-            sink += 1.0
+            begun += 1.0
+    at = row.to(tl.int64) * NUM_HEADS + head
+    if PARTS > 1:
+        at += part.to(tl.int64) * num_rows * NUM_HEADS
     acc = tl.zeros([BLOCK_L, BLOCK_H], tl.float32)
     if FUSED:
-        if is_last:  # this program begins with the newest token, and writes its key
-            one = tl.arange(0, 1)[:, None]
-            key_ptr = token_ptr + (NUM_HEADS + one) * HEAD_DIM
-            new_rotary = rotated(
-                key_ptr, (one == 0) & are_rotary[None, :], cos, cos, cos, sin, 0.0, rotary, partner, ROTARY, False, True
+        key_ptr = token_ptr + NUM_HEADS * HEAD_DIM
+        slot_ptr = cache_ptr + newest_block * block_stride + last % BLOCK_SIZE * offset_stride
+    if ALONE:
+        if is_last:
+            maximum, begun, weight = _write_newest(
+                key_ptr, slot_ptr, q_rotary, q_latent, cos, sin, rotary, latent, maximum, begun, factor, cap, CAP,
+                ROTARY, LATENT,
             )  # fmt: skip
-            new_rotary = as_stored(new_rotary, cache_ptr)
-            new_latent = tl.load(key_ptr + ROTARY + latent[None, :], mask=(one == 0) & are_latent[None, :], other=0.0)
-            slot_ptr = cache_ptr + newest_block * block_stride + last % BLOCK_SIZE * offset_stride + one
-            tl.store(slot_ptr + rotary[None, :], new_rotary, mask=(one == 0) & are_rotary[None, :])
-            tl.store(slot_ptr + ROTARY + latent[None, :], new_latent, mask=(one == 0) & are_latent[None, :])
-            product = tl.sum(q_rotary.to(tl.float32) * new_rotary.to(tl.float32), axis=1)
-            product += tl.sum(q_latent.to(tl.float32) * new_latent.to(tl.float32), axis=1)
-            score = scored(product, factor, cap, CAP)
-            new_maximum = tl.maximum(maximum, score)
-            weight = tl.exp2(score - new_maximum)
-            sink = sink * tl.exp2(maximum - new_maximum) + weight
-            maximum = new_maximum
-            value = tl.load(token_ptr + NUM_HEADS * HEAD_DIM + ROTARY + latent, mask=are_latent, other=0.0)
-            acc += value.to(tl.float32)[:, None] * weight[None, :]
+            value = tl.load(key_ptr + ROTARY + latent, mask=are_latent, other=0.0).to(tl.float32)
+            to_partial = partial_ptr + at[:, None] * LATENT + latent[None, :]
+            tl.store(to_partial, weight[:, None] * value[None, :], mask=of_latent)
+            tl.store(stats_ptr + at * 2, maximum, mask=is_head)
+            tl.store(stats_ptr + at * 2 + 1, begun, mask=is_head)
+            return
+    elif FUSED:
+        if is_last:
+            maximum, begun, weight = _write_newest(
+                key_ptr, slot_ptr, q_rotary, q_latent, cos, sin, rotary, latent, maximum, begun, factor, cap, CAP,
+                ROTARY, LATENT,
+            )  # fmt: skip
+            value = tl.load(key_ptr + ROTARY + latent, mask=are_latent, other=0.0).to(tl.float32)
+            acc += value[:, None] * weight[None, :]
     # The sum of weights is added up over positions once, behind the loop.
-    total = tl.where(tl.arange(0, TILE)[:, None] == 0, sink[None, :], 0.0)
+    total = tl.where(tl.arange(0, TILE)[:, None] == 0, begun[None, :], 0.0)
     for start in range(begin, end, TILE):
         position = start + tl.arange(0, TILE)
         inside = position < end
@@ -178,14 +209,12 @@ def _latent_decode_kernel(
         total = total * rescale[None, :] + weights
         acc = tl.dot(tl.trans(k_latent), weights.to(k_latent.dtype), acc * rescale[None, :], input_precision="ieee")
     sums = tl.sum(total, axis=0)
-    at = row.to(tl.int64) * NUM_HEADS + head
     mask = is_head[None, :] & are_latent[:, None]
     if PARTS == 1:
         sums = tl.where(is_head, sums, 1.0)
         to_out = out_ptr + at[None, :] * LATENT + latent[:, None]
         tl.store(to_out, (acc / sums[None, :]).to(out_ptr.dtype.element_ty), mask=mask)
     else:
-        at += part.to(tl.int64) * num_rows * NUM_HEADS
         tl.store(partial_ptr + at[None, :] * LATENT + latent[:, None], acc, mask=mask)
         tl.store(stats_ptr + at * 2, maximum, mask=is_head)
         tl.store(stats_ptr + at * 2 + 1, sums, mask=is_head)
@@ -194,17 +223,17 @@ def _latent_decode_kernel(
 @triton.jit(do_not_specialize=["num_rows", "window"], do_not_specialize_on_alignment=OF_STEP)
 def _merge_kernel(
     partial_ptr, stats_ptr, context_lens_ptr, out_ptr, window, num_rows, WINDOW: tl.constexpr, PARTS: tl.constexpr,
-    TILE: tl.constexpr, NUM_HEADS: tl.constexpr, LATENT: tl.constexpr, BLOCK_L: tl.constexpr, PDL: tl.constexpr,
-    LATE: tl.constexpr,
+    ALONE: tl.constexpr, TILE: tl.constexpr, NUM_HEADS: tl.constexpr, LATENT: tl.constexpr, BLOCK_L: tl.constexpr,
+    PDL: tl.constexpr, LATE: tl.constexpr,
 ):  # fmt: skip
     """Merge the parts of the context of one head of one query into the softmax over all of it; some of its numbers."""
     if PDL and not LATE:
         gdc_launch_dependents()
     row, head = tl.program_id(2), tl.program_id(1)
     context_len = tl.load(context_lens_ptr + row)
-    _, first, length = _parts(context_len, window, WINDOW, PARTS, TILE)
+    _, first, length = _parts(context_len, window, WINDOW, PARTS - ALONE, TILE)
     part, latent = tl.arange(0, PARTS), tl.program_id(0) * BLOCK_L + tl.arange(0, BLOCK_L)
-    is_part = first + part * length < context_len
+    is_part = (first + part * length < context_len - ALONE) | (part >= PARTS - ALONE)
     wait_for_launch_before(PDL, LATE)
     at_out = row.to(tl.int64) * NUM_HEADS + head
     at = part.to(tl.int64) * num_rows * NUM_HEADS + at_out
@@ -218,9 +247,9 @@ def _merge_kernel(
 
 
 def num_parts(num_rows: int, tiling: LatentDecodeTiling, num_heads: int, max_model_len: int, card: Card) -> int:
-    """Into how many parts the contexts of so many decodes are cut, a power of two: a multiprocessor has one program."""
+    """Into how many parts contexts of so many decodes are cut, a power of two; two programs fit a multiprocessor."""
     programs = num_rows * cdiv(num_heads, tiling.heads)
-    wanted = min(MOST_PARTS, card.num_sms // programs, cdiv(max_model_len, tiling.tile))
+    wanted = min(MOST_PARTS, 2 * card.num_sms // programs, cdiv(max_model_len, tiling.tile))
     return max(1, next_power_of_2(wanted + 1) // 2)
 
 
@@ -260,7 +289,8 @@ def latent_decode_attention(
     line = 128 // kv_1NSKE.element_size()
     of_both = {
         "WINDOW": window is not None, "PARTS": parts, "TILE": tiling.tile, "NUM_HEADS": num_heads, "LATENT": value_dim,
-        "LATE": triggers_late(num_rows), **launch_options(q_BHE.device),
+        "ALONE": int(rope is not None and parts >= PARTS_OF_NEWEST), "LATE": triggers_late(num_rows),
+        **launch_options(q_BHE.device),
     }  # fmt: skip
     _latent_decode_kernel[(cdiv(num_heads, tiling.heads), num_rows, parts)](
         q_BHE, kv_1NSKE, block_table_BM, context_lens_B, table, out_BHF, scratch.partial_XF, scratch.stats_X2,
