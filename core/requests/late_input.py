@@ -25,8 +25,7 @@ class LateState(Protocol):
 
     field: the field of SamplingParams that asks for it. needs: what the engine must have for it, for errors. fault:
     why the request has to end. end: the finish reason, once the request is known to end with its last token; no
-    token is sampled for it then. can_go_back: whether it can take tokens back, so that
-    a step may compute several.
+    token is sampled for it then. can_go_back: whether it can take tokens back, so that a step may compute several.
     """
 
     field: str

@@ -20,6 +20,8 @@ NUM_COLD = 24
 """The first steps of an engine do not count: they take several times as long, since code runs for the first time."""
 LEAST_COST = 0.5
 """A step with fewer drafts takes at least this part of one with more, as long as it was not tried."""
+LEAST_SECONDS = 1e-9
+"""A step counts as so long at least: the engine's clock may be one that stands still."""
 NUM_STALE = 1000
 """A number of drafts that no step had for so many steps counts as half as dear, so that it is tried again."""
 NUM_ROWS, FIRST_ROWS = 64, 8.0
@@ -71,7 +73,7 @@ class DraftDepth:
         if step <= NUM_COLD:
             return
         cost = self._cost(num_rows, depth)
-        cost.seconds.append(seconds)
+        cost.seconds.append(max(seconds, LEAST_SECONDS))
         cost.step = step
 
     def count(self, num_rows: int, depth: int, num_kept: Collection[int]) -> None:

@@ -142,7 +142,7 @@ class Speculation(Decoding):
         self._depths = DraftDepth(drafter.k) if weighs_costs and drafter.adaptive else None
         self.max_tokens = 1 + drafter.k
         self._num_ahead = 0
-        """How many drafts the device makes for each request of the step that was last asked to be launched ahead."""
+        """How many drafts the device makes for each request of the next step, if that is launched ahead."""
         self._last_commit: tuple[float, int] | None = None
         """When a step was committed last, and its depth; None if it had prompts."""
         self._kinds = [stage.entry.kind for stage in extensions.stages]
@@ -168,10 +168,11 @@ class Speculation(Decoding):
 
     def may_overlap(self, plan: CheckedPlan) -> bool:
         """See Decoding: not if requests may have drafts of the host, nor if the device lacks their newest token."""
+        running, step = self._queue.running, self._step + 1
         self._num_ahead = self._num_on_device(plan, 1, is_ahead=True)
-        if self._num_ahead or self._chunked:
+        if self._num_ahead or not self._chunked.isdisjoint(running):
             return self._num_ahead > 0
-        requests, step = self._queue.running.values(), self._step + 1
+        requests = running.values()
         if not self._depth(len(requests), self._room(len(requests), len(requests)), step):
             return True
         return all(self._refused(request) is not None or self._pauses_in(request, step) for request in requests)
@@ -184,6 +185,8 @@ class Speculation(Decoding):
         """See Decoding: decodes have drafts as far as the step's tokens and free blocks last."""
         num_drafts = self._num_ahead if is_ahead else self._num_on_device(plan, 0, is_ahead=False)
         self._step += 1
+        # One that was preempted draws its newest token anew, behind the last chunk of its prompt.
+        self._chunked.difference_update(request.id for request in draft.admitted)
         if num_drafts:
             return self._draft_on_device(plan.decode, draft, num_drafts, is_ahead=is_ahead)
         if self.device is not None:

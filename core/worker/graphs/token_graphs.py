@@ -3,8 +3,8 @@ tokens, and if steps keep the hidden states of all their tokens, steps of decode
 
 The n tokens of a request are n rows with the same block table and contexts one longer each. So attention is split along
 the contexts as for decodes, matrix products have few rows, and one graph serves every n and every mixture of requests
-of at most so many tokens. Since a row sees the keys that rows before it write in
-the same step, all keys are written before any row attends (`Batch.repeats_requests`).
+of at most so many tokens. Since a row sees the keys that rows before it write in the same step, all keys are written
+before any row attends (`Batch.repeats_requests`).
 Legend: G tokens of a graph, rows and draws as well; D hidden.
 """
 

@@ -72,3 +72,7 @@ def test_each_number_of_requests_is_weighed_for_itself() -> None:
 
 def test_no_room_is_no_draft() -> None:
     assert DraftDepth(4).choose(200, 0, 0) == 0
+
+
+def test_a_clock_that_stands_still_does_not_end_a_step() -> None:
+    assert min(run(DraftDepth(4), 8, 0.9, lambda rows, depth: 0.0, range(60))) > 0

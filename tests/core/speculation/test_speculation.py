@@ -209,3 +209,32 @@ def test_the_next_step_is_launched_before_anybody_is_told_of_the_tokens_that_it_
         engine.step()
         assert events == ["collected", "launched", "told"]
     assert engine.speculation.num_kept > 0
+
+
+class HoldingBack(PlainScheduler):
+    """Once a second request has come, preempts the first one, and admits it again when the second one has ended."""
+
+    def plan(self, view):
+        others = [one for one in (*view.waiting, *view.running) if one.id]
+        if not others:
+            return super().plan(view)
+        prefill = [(one.id, one.num_prompt_tokens) for one in view.waiting if one.id]
+        decode = [] if prefill else [one.id for one in view.running if one.id]
+        return Plan(prefill, decode, [one.id for one in view.running if not one.id])
+
+
+def test_a_preempted_request_that_had_drafts_keeps_no_steps_from_overlapping():
+    engine = drafting_engine(HoldingBack, Right, eos_token_ids=[], max_num_batched_tokens=5)
+    engine.add([1, 2, 3], SamplingParams(max_tokens=60, seed=1))
+    while not engine.speculation.num_kept:
+        engine.step()
+    for _ in range(3):  # so many that a step has no room for drafts
+        engine.add([4], SamplingParams(max_tokens=30, seed=1))
+    outputs = []
+    while engine.has_work:
+        outputs += engine.step()
+        check_engine(engine)
+    assert engine.speculation.no_drafts["overlap"] > 60
+    assert engine.speculation.num_kept > 30
+    right = completion(1, [1, 2, 3], 60, VOCAB_SIZE)
+    assert outputs[-1].token_ids == right and outputs[-1].num_preemptions == 1
