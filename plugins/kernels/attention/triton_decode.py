@@ -30,15 +30,17 @@ from hookline.plugins.kernels.attention.triton_schedule import ITEM_WIDTH, MERGE
 from hookline.plugins.kernels.attention.triton_tiles import (
     as_multiplied,
     as_stored,
-    load_tile,
+    in_order,
     merge_parts,
     nothing_seen,
+    side_by_side,
     store_part,
     taken_in,
     tile_blocks,
     tile_places,
     without_padding,
 )
+from hookline.plugins.kernels.triton_activations import widened
 from hookline.plugins.kernels.triton_launch import OF_STEP, WIDE_GROUP, launch_options, next_power_of_2, triggers_late
 
 
@@ -175,7 +177,7 @@ def _decode_kernel(
             stored_k, stored_v = as_stored(new_k, cache_ptr), as_stored(new_v, cache_ptr)
             tl.store(slot_ptr, stored_k, mask=mask_1d)
             tl.store(slot_ptr + half_stride, stored_v, mask=mask_1d)
-            new_k, new_v = stored_k.to(q.dtype), stored_v.to(q.dtype)  # what later steps will read
+            new_k, new_v = stored_k.to(q.dtype), side_by_side(stored_v.to(q.dtype), cache_ptr)  # as later steps read it
             maximum, total, acc = _take_newest(q, new_k, new_v, maximum, total, acc, factor, cap, CAP, SINKS)
     else:
         q = tl.load(q_ptr + row64 * q_stride + head[:, None] * HEAD_DIM + dim[None, :], mask=mask_md, other=0.0)
@@ -187,8 +189,11 @@ def _decode_kernel(
             inside &= position >= seen
         place = tile_places(blocks, start, block_stride, offset_stride, BLOCK_SIZE, TILE)
         blocks = tile_blocks(table_row_ptr, start + TILE, end, BLOCK_SIZE, TILE)
-        k, v = load_tile(head_ptr, half_stride, place, inside[:, None] & dims[None, :], q.dtype)
+        k = tl.load(head_ptr + place[:, None], mask=inside[:, None] & dims[None, :], other=0.0)
+        v = tl.load(head_ptr + half_stride + place[:, None], mask=inside[:, None] & dims[None, :], other=0.0)
+        k, v = widened(k, q.dtype), widened(side_by_side(v, cache_ptr), q.dtype)
         maximum, total, acc = _attend_tile(q, k, v, inside, maximum, total, acc, factor, cap, CAP, PRECISION)
+    acc = in_order(acc, cache_ptr)
     group = tl.arange(0, BLOCK_GROUP)
     heads, group_head = group < GROUP, kv_head * GROUP + group
     group_mask = heads[:, None] & dims[None, :]

@@ -116,6 +116,30 @@ def load_tile(head_ptr, half_stride, place, mask, DTYPE: tl.constexpr):
 
 
 @triton.jit
+def side_by_side(v, cache_ptr):
+    """Values of a head for a product of few queries: those of a cache in e4m3 in an order of `in_order`'s.
+
+    As the right operand of such matrix instructions, a thread holds the values of adjacent positions. In 8 bits it
+    would read each alone, so that values that lie side by side go to four instructions, and it reads four at once.
+    """
+    ROWS: tl.constexpr = v.shape[0]
+    DIM: tl.constexpr = v.shape[1]
+    if cache_ptr.dtype.element_ty == tl.float8e4nv:
+        v = tl.reshape(tl.permute(tl.reshape(v, [ROWS, DIM // 4, 4]), [0, 2, 1]), [ROWS, DIM])
+    return v
+
+
+@triton.jit
+def in_order(acc, cache_ptr):
+    """Sums of values that were given `side_by_side`, in the order of a head."""
+    ROWS: tl.constexpr = acc.shape[0]
+    DIM: tl.constexpr = acc.shape[1]
+    if cache_ptr.dtype.element_ty == tl.float8e4nv:
+        acc = tl.reshape(tl.permute(tl.reshape(acc, [ROWS, 4, DIM // 4]), [0, 2, 1]), [ROWS, DIM])
+    return acc
+
+
+@triton.jit
 def query_lens(row, query_starts_ptr, context_lens_ptr):
     """Of a request: its first query in the step, how many it has, and its context with them."""
     query_start = tl.load(query_starts_ptr + row)
