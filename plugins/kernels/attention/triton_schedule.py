@@ -70,11 +70,14 @@ def decode_tiling(
 
 
 def _fastest_in_8_bits(pairs: int, head_dim: int, dtype: torch.dtype, card: Card) -> DecodeTiling:
-    """As `_fastest`, for a cache in e4m3: a tile has as many bytes if it has twice the positions."""
-    if pairs <= 128:
+    """As `_fastest`, for a cache in e4m3: a tile has as many bytes if it has twice the positions.
+
+    Not for very few pairs, whose items would be merged for longer than they are attended to.
+    """
+    if 32 < pairs <= 128:
         return DecodeTiling(tile=64, num_warps=2, num_stages=4, programs_per_sm=4)
-    if pairs <= 256:
-        return DecodeTiling(tile=128, num_warps=4, num_stages=2, programs_per_sm=1)
+    if 128 < pairs <= 256:
+        return DecodeTiling(tile=128, num_warps=4, num_stages=3, programs_per_sm=1)
     if pairs >= 1536:
         return DecodeTiling(tile=64, num_warps=2, num_stages=3, programs_per_sm=3)
     return _fastest(pairs, head_dim, dtype, card)
