@@ -138,6 +138,12 @@ def words(codes: Tensor, bits: int, dim: int, order: tuple[int, ...] | None = No
     return (word - (word >= 2**31) * 2**32).to(torch.int32).movedim(-1, dim)
 
 
+def unpacked(packed: Tensor, bits: int, count: int) -> Tensor:
+    """The first codes of those that `words` put together along the first dimension, of bits that divide 32."""
+    each = (packed.unsqueeze(1) >> torch.arange(0, 32, bits, dtype=torch.int32).view(1, -1, 1)) & 2**bits - 1
+    return each.flatten(0, 1)[:count]
+
+
 def awq(size: int) -> Callable[[Tensor], tuple[Stored, Tensor]]:
     """X.qweight (D, O / 8), X.qzeros (G, O / 8), X.scales (G, O)."""
 
@@ -246,6 +252,18 @@ def below_zero(write: Callable[[Tensor], tuple[Stored, Tensor]]) -> Callable[[Te
         sign = (torch.arange(len(values)) % 2 * 2 - 1).unsqueeze(1)
         stored, meant = write(values * sign)
         return {**stored, "scales": stored["scales"] * sign.T}, meant * sign
+
+    return turned
+
+
+def turned_groups(write: Callable[[Tensor], tuple[Stored, Tensor]]) -> Callable[[Tensor], tuple[Stored, Tensor]]:
+    """GPTQ's, with the inputs of another order: as that of the inputs turned round."""
+
+    def turned(values: Tensor) -> tuple[Stored, Tensor]:
+        stored, meant = write(values.flip(1))
+        order = stored["g_idx"].flip(0)
+        codes = unpacked(stored["qweight"], 4, values.shape[1]).flip(0)
+        return {**stored, "qweight": words(codes, 4, 0), "g_idx": order}, meant.flip(1)
 
     return turned
 
@@ -498,6 +516,11 @@ FURTHER: dict[str, Layout] = {
             {"num_bits": 3, "type": "int", "strategy": "group", "group_size": 8, "symmetric": False},
         ),
         packed(8, bits=3, has_zeros=True),
+    ),
+    "gptq_unlike_orders": Layout(
+        {**GPTQ, "desc_act": True, "sym": False},
+        gptq(8, act_order=True, has_zeros=True),
+        others={part: turned_groups(gptq(8, act_order=True, has_zeros=True)) for part in ("k_proj", "up_proj")},
     ),
     "fp8_rows_of_gptqmodel": Layout(
         {**FP8, "weight_scale_method": "row", "weight_scale_semantics": "inverse"}, inverse_scales(fp8_channel)

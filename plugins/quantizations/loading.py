@@ -149,17 +149,14 @@ class ScaledLoading:
         """See LoadingMatrix."""
         for piece, scales in self.row_scales_of.items():
             self._blocks(self.scales, piece).mul_(scales[:: self.rows])
-        for piece, groups in self.groups_of.items():
-            first = next(one for one in self.groups_of if one.expert == piece.expert)
-            if not torch.equal(groups, self.groups_of[first]):
-                raise CheckpointError(
-                    f"the inputs of {piece.name} are in other groups than those of {first.name}, whose matrix it is "
-                    "joined with; set quantization.dequantize=true"
-                )
-            assert self.groups is not None
-            self._of(self.groups, piece).copy_(groups)
         for piece, name in self.zero_scales.items():
             self._check_zeros(name, piece)
+        if self.groups is not None:
+            for piece, groups in self.groups_of.items():
+                self._of(self.groups, piece).copy_(groups)
+            is_alike = (torch.equal(groups, self._of(self.groups, piece)) for piece, groups in self.groups_of.items())
+            if not all(is_alike):
+                self._spread_groups()
         input_scale = None
         if self.input_scale_of:
             input_scale = self._zeros()
@@ -168,6 +165,17 @@ class ScaledLoading:
                 mine.copy_(torch.maximum(mine, scale))  # joined linears multiply the same activations
         sizes = self.place.num_rows, self.place.num_columns
         return ScaledMatrix(self.scheme, *sizes, self.data, self.scales, self.zeros, self.groups, input_scale)
+
+    def _spread_groups(self) -> None:
+        """Give each input a scale of its own, since linears that are joined here have their inputs in unlike groups."""
+        scales, zeros = self.scales, self.zeros
+        self.scheme, self.groups = replace(self.scheme, columns=1, is_reordered=False), None
+        self.scales = self._zeros(scales.shape[-2], self.place.num_columns)
+        self.zeros = None if zeros is None else torch.zeros_like(self.scales)
+        for piece, groups in self.groups_of.items():
+            for tensor, of_groups in ((self.scales, scales), (self.zeros, zeros)):
+                if tensor is not None and of_groups is not None:
+                    self._blocks(tensor, piece).copy_(self._blocks(of_groups, piece)[:, groups.long()])
 
     def _zeros(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         lead = () if self.place.num_experts is None else (self.place.num_experts,)

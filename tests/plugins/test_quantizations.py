@@ -547,7 +547,6 @@ def lose_all_scales(tensors: dict[str, Tensor]) -> None:
         ("gptq", reorder, [f"{NAME}.g_idx", "order of their own", "desc_act=true"]),
         ("gptq", shift_zeros, [f"{NAME}.qzeros", "zero points of its own", "sym=false"]),
         ("gptq_order", leave_the_groups, [f"{NAME}.g_idx", "to 99, and there are 5"]),
-        ("gptq_order", reorder, [NAME, "other groups", "quantization.dequantize=true"]),
         ("awq", spoil_scales, [f"{NAME}.scales", "NaN or infinity"]),
     ],
 )
