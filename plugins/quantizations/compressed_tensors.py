@@ -82,7 +82,11 @@ class CompressedTensors(Quantization):
             stated.refuse("transform_config", "none")
         written = stated.values.get("format")
         has_gaps = _has_gaps(stated)
-        self.groups = [_group(groups.inner(key) or groups, written, has_gaps=has_gaps) for key in groups.values]
+        inner = [groups.inner(key) or groups for key in groups.values]
+        found = [(one, one.inner("weights")) for one in inner]  # without weights: what attention multiplies
+        self.groups = [
+            _group(one, weights, written, has_gaps=has_gaps) for one, weights in found if weights is not None
+        ]
         self.by_target = {target: group for group in reversed(self.groups) for target in group.targets}
         self.ignored = stated.texts("ignore")
         for one in self.ignored:
@@ -127,10 +131,7 @@ class CompressedTensors(Quantization):
         return parts
 
 
-def _group(stated: Stated, written: Any, *, has_gaps: bool) -> Group:
-    weights = stated.inner("weights")
-    if weights is None:
-        stated.refuse("weights", "how weights are quantised")
+def _group(stated: Stated, weights: Stated, written: Any, *, has_gaps: bool) -> Group:
     own = stated.values.get("format")
     form = own if own is not None else written
     if form not in FORMATS:

@@ -641,6 +641,13 @@ def with_stated(config: dict[str, Any], **changes: Any) -> dict[str, Any]:
     return {**config, "config_groups": {"group_0": {**group, "weights": weights}}}
 
 
+def with_attention(config: dict[str, Any]) -> dict[str, Any]:
+    """The same with a group of attentions, whose weights are not quantised."""
+    inputs = {"num_bits": 8, "type": "float", "strategy": "attn_head", "dynamic": False}
+    group = {"targets": ["re:.*self_attn$"], "weights": None, "input_activations": inputs, "format": "dense"}
+    return {**config, "config_groups": {**config["config_groups"], "group_1": group}}
+
+
 GPTQ_V2 = LAYOUTS["gptq_v2_order_zeros"]
 BY_CHANNEL = Layout(LAYOUTS["packed"].config, packed(2**20))
 
@@ -654,6 +661,7 @@ BY_CHANNEL = Layout(LAYOUTS["packed"].config, packed(2**20))
         (LAYOUTS["packed"], with_stated(dict(LAYOUTS["packed"].config), strategy=None), ""),
         (BY_CHANNEL, with_stated(dict(BY_CHANNEL.config), strategy=None, group_size=-1), ""),
         (LAYOUTS["modelopt_nvfp4"], {**LAYOUTS["modelopt_nvfp4"].config, "quant_method": "modelopt_fp4"}, ""),
+        (LAYOUTS["packed"], with_attention(dict(LAYOUTS["packed"].config)), ""),
         (GPTQ_V2, {**GPTQ_V2.config, "checkpoint_format": None, "format": "gptq_v2"}, ""),
     ],
     ids=[
@@ -663,6 +671,7 @@ BY_CHANNEL = Layout(LAYOUTS["packed"].config, packed(2**20))
         "group unstated",
         "channel unstated",
         "modelopt_fp4",
+        "attention",
         "format",
     ],
 )
