@@ -90,6 +90,34 @@ def fp8_blocks(rows: int, columns: int) -> Callable[[Tensor], tuple[Stored, Tens
     return write
 
 
+def write_stacked_fp8(plain: Path, folder: Path, block: tuple[int, int]) -> tuple[Path, Path]:
+    """As write_layout, of experts in FP8 alone, which lie in one tensor for each matrix, gate above up."""
+    write = fp8_blocks(*block)
+    paths = folder / "quantised", folder / "dequantised"
+    values: Stored = {}
+    for file in sorted(plain.glob("*.safetensors")):
+        values |= load_file(file)
+    packed = {name: tensor for name, tensor in values.items() if ".experts." not in name}
+    for stem in {name.partition(".experts.")[0] + ".experts" for name in values if ".experts." in name}:
+        count = sum(name.startswith(f"{stem}.") for name in values) // 3
+        for kinds, whole in ((("gate_proj", "up_proj"), "gate_up_proj"), (("down_proj",), "down_proj")):
+            each = []
+            for expert in range(count):
+                names = [f"{stem}.{expert}.{kind}.weight" for kind in kinds]
+                stored, meant = write(torch.cat([values[name] for name in names]))
+                values |= dict(zip(names, (one.clone() for one in meant.chunk(len(names))), strict=True))
+                each.append(stored)
+            packed[f"{stem}.{whole}"] = torch.stack([one["weight"].view(torch.uint8) for one in each]).view(E4M3)
+            packed[f"{stem}.{whole}_scale_inv"] = torch.stack([one["weight_scale_inv"] for one in each])
+    config = json.loads((plain / "config.json").read_text())
+    stated = {"quantization_config": {**FP8, "weight_block_size": list(block)}}
+    for path, tensors, more in zip(paths, (packed, values), (stated, {}), strict=True):
+        path.mkdir(parents=True)
+        save_file(tensors, path / "model.safetensors")
+        (path / "config.json").write_text(json.dumps({**config, **more}))
+    return paths
+
+
 def fp8_tensor(suffix: str, *, inputs: str = "", shape: tuple[int, ...] = ()) -> Callable[..., tuple[Stored, Tensor]]:
     """X.weight in e4m3 and one scale; inputs: the suffix of the scale of static activations."""
 

@@ -134,9 +134,11 @@ class TargetModel:
             opened = self._checkpoint(checkpoint)
             if opened.folder is None or opened.source is not None:
                 raise CheckpointError(f"heads of drafters are read from safetensors, which {opened.reference} is not")
-            stored, factory = as_named(opened.stored, targets), self.runtime.weights
+            stored, factory = opened.stored, self.runtime.weights
             if not checkpoint and isinstance(factory, QuantizedWeights) and not factory.from_floats:
                 stored = with_dequantised(stored, targets, factory.quantization, factory.form)
+            else:
+                stored = as_named(stored, targets)
             load_checkpoint(opened.folder, targets, stored={name: stored[name] for name in targets if name in stored})
         if not checkpoint:
             finish_weights(self.runtime)

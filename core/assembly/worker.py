@@ -27,7 +27,7 @@ from hookline.core.checkpoint.load import (
     random_weights,
     refuse_other_sizes,
 )
-from hookline.core.checkpoint.safetensors_files import renamed
+from hookline.core.checkpoint.safetensors_files import StoredTensor, renamed
 from hookline.core.checkpoint.stacked_experts import as_named, dtypes_by_matrix
 from hookline.core.checkpoint.ties import TIED, unlike_head, untied, with_either_stored
 from hookline.core.config.settings import MAX_COUNT
@@ -201,7 +201,8 @@ def load_model(resolved: ResolvedConfig, kernels: Kernels, read: BytesRead | Non
         else:
             assert checkpoint.folder is not None
             if isinstance(runtime.weights, QuantizedWeights) and not runtime.weights.from_floats:
-                stored = with_dequantised(stored, targets, runtime.weights.quantization, runtime.weights.form)
+                whole, weights = _stored(resolved, model), runtime.weights
+                stored = with_dequantised(whole, targets, weights.quantization, weights.form)
             load_checkpoint(checkpoint.folder, targets, stored=stored, read=read)
         if read is not None:
             read.memory_bytes = memory_of(targets)
@@ -232,14 +233,20 @@ def matched(
     if checkpoint.source is not None:
         shapes = checkpoint.source.shapes()
         return shapes, fitted(targets, checkpoint.config, shapes)
-    stored = checkpoint.stored
-    if checkpoint.folder is not None and hasattr(model, "tensor_name"):
-        stored = renamed(checkpoint.folder, stored, model.tensor_name)
+    stored = _stored(resolved, model)
     if checkpoint.folder is not None and hasattr(model, "targets_for"):
         shapes = {name: one.shape for name, one in stored.items()}
         targets = stated_targets(chosen(resolved.config.model), model, shapes)
     targets = fitted(targets, checkpoint.config, stored)
     return as_named(stored, targets), targets
+
+
+def _stored(resolved: ResolvedConfig, model: Model) -> Mapping[str, StoredTensor]:
+    """The tensors of the checkpoint's files, by the model's names."""
+    checkpoint = resolved.checkpoint
+    if checkpoint.folder is None or not hasattr(model, "tensor_name"):
+        return checkpoint.stored
+    return renamed(checkpoint.folder, checkpoint.stored, model.tensor_name)
 
 
 def _has_own_head(resolved: ResolvedConfig, targets: Mapping[str, WeightTarget], stored: Mapping[str, Any]) -> bool:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hookline.core.checkpoint.load import has_shape
 from hookline.core.checkpoint.safetensors_files import FLOAT_DTYPES, StoredTensor, open_file
+from hookline.core.checkpoint.stacked_experts import WithinSlices, as_named
 from hookline.core.contracts import MatrixPiece, MatrixPlace, Part, Quantization, WeightTarget
 from hookline.core.errors import CheckpointError
 from hookline.core.util.arrays import ranges_of
@@ -53,15 +54,13 @@ def with_dequantised(
     quantization: Quantization,
     stores: Callable[[str], Any],
 ) -> dict[str, StoredTensor]:
-    """The stored tensors, in which a plain matrix replaces the quantised tensors of each linear with a plain target.
+    """The stored tensors as targets name them, with a plain matrix for the quantised tensors of each plain target.
 
     stores: how the linear of a name is stored; None: as a plain tensor. Tensors that the quantization ignores are left
     out.
     Raises: CheckpointError if a linear's tensor is missing or has another shape, or if an ignored bias is not zero.
     """
-    ignored = {name: one for name, one in stored.items() if name not in targets and quantization.ignores(name)}
-    _refuse_biases({name: tensor for name, tensor in ignored.items() if name.endswith(BIAS)})
-    found = {name: tensor for name, tensor in stored.items() if name not in ignored}
+    parts_of: dict[str, Mapping[str, WeightTarget]] = {}
     for name, target in targets.items():
         linear = name.removesuffix(WEIGHT)
         is_plain = target.view is not None and target.write is None and len(target.shape) == 2
@@ -70,15 +69,21 @@ def with_dequantised(
         num_rows, num_columns = target.shape
         piece = MatrixPiece(linear, 0, Part(num_rows, 0, num_rows), Part(num_columns, 0, num_columns))
         place = MatrixPlace(num_rows, num_columns, torch.device("meta"))
-        parts = quantization.matrix([piece], place).targets()
+        parts_of[name] = quantization.matrix([piece], place).targets()
+    stored = as_named(stored, {**{one: part for parts in parts_of.values() for one, part in parts.items()}, **targets})
+    ignored = {name: one for name, one in stored.items() if name not in targets and quantization.ignores(name)}
+    _refuse_biases({name: tensor for name, tensor in ignored.items() if name.endswith(BIAS)})
+    found = {name: tensor for name, tensor in stored.items() if name not in ignored}
+    for name, parts in parts_of.items():
         if not any(one in stored for one in parts):
             continue  # core.checkpoint.load reports the missing tensor
         _check(parts, stored)
         tensors = {one: found.pop(one, stored[one]) for one in parts}
-        read = partial(_open, quantization, linear, (num_rows, num_columns), tensors)
+        rows, columns = targets[name].shape
+        read = partial(_open, quantization, name.removesuffix(WEIGHT), (rows, columns), tensors)
         first = next(iter(tensors.values()))
         copy = next((one.copy for one in tensors.values() if one.copy), None)
-        found[name] = StoredTensor(first.path, target.shape, first.dtype, join=read, copy=copy)
+        found[name] = StoredTensor(first.path, targets[name].shape, first.dtype, join=read, copy=copy)
     return found
 
 
@@ -111,6 +116,7 @@ def _open(
     opened: Callable[[Path, str], Any],
 ) -> DequantisedSlices:
     slices = {one: opened(tensor.path, tensor.name or one) for one, tensor in tensors.items()}
+    slices |= {one: WithinSlices(slices[one], tensor.within) for one, tensor in tensors.items() if tensor.within}
     return DequantisedSlices(quantization, name, shape, slices)
 
 

@@ -19,8 +19,8 @@ from hookline.core.util.arrays import ranges_of
 
 GATE_UP, DOWN = "experts.gate_up_proj", "experts.down_proj"
 """The ends of the names of the two stacked tensors."""
-MATRICES = {GATE_UP: ("gate_proj", "up_proj"), DOWN: ("down_proj",)}
-"""The matrices of an expert in each of them, one below the other."""
+MATRICES = {GATE_UP: (("gate_proj", "up_proj"), ("gate_up_proj",)), DOWN: (("down_proj",),)}
+"""The matrices of an expert in each of them, one below the other: apart, or as one."""
 SCALES = ("", "_scale_inv", "_scale")
 """Suffixes of the names of stacked tensors: none for values, the others for scales."""
 
@@ -58,18 +58,19 @@ def dtypes_by_matrix(stored: Mapping[str, StoredTensor]) -> dict[str, str]:
     found = {name: tensor.dtype for name, tensor in stored.items()}
     for name, tensor in stored.items():
         if (parts := _parts(name)) is not None and len(tensor.shape) == 3:
-            stem, kinds, suffix = parts
+            stem, forms, suffix = parts
+            names = [f"{kind}.weight{suffix}" for kinds in forms for kind in kinds]
             for expert in range(tensor.shape[0]):
-                found |= {f"{stem}.{expert}.{kind}.weight{suffix}": tensor.dtype for kind in kinds}
+                found |= {f"{stem}.{expert}.{name}": tensor.dtype for name in names}
     return found
 
 
-def _parts(name: str) -> tuple[str, Sequence[str], str] | None:
+def _parts(name: str) -> tuple[str, Sequence[Sequence[str]], str] | None:
     """A stacked tensor's name split into the experts' name, the names of its matrices and its suffix; else None."""
-    for end, kinds in MATRICES.items():
+    for end, forms in MATRICES.items():
         for suffix in SCALES:
             if name.endswith(end + suffix):
-                return f"{name.removesuffix(end + suffix)}experts", kinds, suffix
+                return f"{name.removesuffix(end + suffix)}experts", forms, suffix
     return None
 
 
@@ -83,13 +84,29 @@ def _matrices(
     if parts is None or len(tensor.shape) != 3:
         return
     file_name, (num_experts, *sizes) = tensor.name or name, tensor.shape
-    exchanged = tuple(reversed(sizes))
     if name in targets:
+        exchanged = tuple(reversed(sizes))
         if targets[name].shape == (num_experts, *exchanged) != tensor.shape:
             shape = num_experts, *exchanged
             yield name, replace(tensor, name=file_name, shape=shape, within=Within(shape, transposed=True))
         return
-    stem, kinds, suffix = parts
+    stem, forms, suffix = parts
+    values = stored.get(name.removesuffix(suffix)) if suffix else None
+    for kinds in forms:
+        yield from _apart(stem, kinds, suffix, replace(tensor, name=file_name), values, targets)
+
+
+def _apart(
+    stem: str,
+    kinds: Sequence[str],
+    suffix: str,
+    tensor: StoredTensor,
+    values: StoredTensor | None,
+    targets: Mapping[str, WeightTarget],
+) -> Iterator[tuple[str, StoredTensor]]:
+    """The matrices of these kinds in a stacked tensor of each expert. values: of a tensor of scales."""
+    num_experts, *sizes = tensor.shape
+    exchanged = tuple(reversed(sizes))
     first = targets.get(f"{stem}.0.{kinds[0]}.weight{suffix}")
     if first is None or len(first.shape) != 2:
         return
@@ -99,12 +116,10 @@ def _matrices(
         return
     transposed = whole != tuple(sizes)
     if suffix and whole == exchanged:  # square scales: they are exchanged if the values are
-        values = stored.get(name.removesuffix(suffix))
         matrix = targets.get(f"{stem}.0.{kinds[0]}.weight")
         rows = matrix.shape[0] * len(kinds) if matrix is not None else None
         transposed = transposed or (values is not None and len(values.shape) == 3 and values.shape[1] != rows)
     for expert in range(num_experts):
         for place, kind in enumerate(kinds):
             within = Within(first.shape, expert, place * num_rows, transposed=transposed)
-            own = replace(tensor, name=file_name, shape=first.shape, within=within)
-            yield f"{stem}.{expert}.{kind}.weight{suffix}", own
+            yield f"{stem}.{expert}.{kind}.weight{suffix}", replace(tensor, shape=first.shape, within=within)

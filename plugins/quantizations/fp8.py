@@ -7,13 +7,14 @@ says, but for checkpoints of GPTQModel; with static activations `X.input_scale` 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from hookline.core.contracts import FP8, Scheme, StoredForm
-from hookline.core.errors import CheckpointError
+from hookline.core.contracts import FP8, MatrixPiece, MatrixPlace, Part, Scheme, StoredForm
 from hookline.plugins.quantizations.loading import (
     FLOATS,
     Read,
+    ScaledLoading,
     ScaledQuantization,
     StoredPart,
     blocks_read,
@@ -28,6 +29,8 @@ E4M3 = ("F8_E4M3",)
 """safetensors' name of the dtype."""
 WEIGHT_SCALES = ("weight_scale_inv", "weight_scale")
 SCALE_DTYPES = (*FLOATS, "F8_E8M0")
+KINDS = ("gate_proj", "up_proj")
+"""An expert's matrices in `experts.gate_up_proj`, one below the other."""
 INPUT_SCALES = ("input_scale", "activation_scale")
 CACHE_SCALES = (".k_scale", ".v_scale", ".q_scale", ".prob_scale", "_proj.output_scale")
 """Ends of names of scales of a quantised KV cache, which core reads if engine.kv_dtype asks for one."""
@@ -55,7 +58,6 @@ class Fp8(ScaledQuantization):
     def parts(self, name: str, num_rows: int, num_columns: int) -> list[StoredPart]:
         """See ScaledQuantization."""
         rows, columns = self.scheme.rows, self.scheme.columns
-        self._check_stacked(name, num_rows)
         shape = (-(-num_rows // rows), -(-num_columns // (columns or num_columns))) if rows else ()
         read: Read = blocks_read if rows else scalar_read
         read = inverse_of(read) if self.divides else read
@@ -67,15 +69,18 @@ class Fp8(ScaledQuantization):
             parts.append(StoredPart(self._suffix(name, INPUT_SCALES), "input_scale", (), scalar_read))
         return parts
 
-    def _check_stacked(self, name: str, num_rows: int) -> None:
-        """Refuse blocks with rows of an expert's gate and of the matrix below it, in one tensor of all experts."""
-        expert, _, kind = name.rpartition(".")
-        whole = f"{expert.rpartition('.')[0]}.gate_up_proj"
-        if kind in ("gate_proj", "up_proj") and whole in self.dtypes and num_rows % (self.scheme.rows or 1):
-            raise CheckpointError(
-                f"tensor {whole} has scales of {self.scheme.rows} rows that cut through the {num_rows} rows of an "
-                "expert's gate, and these are not read; use a checkpoint with tensors of each expert"
-            )
+    def matrix(self, pieces: Sequence[MatrixPiece], place: MatrixPlace) -> ScaledLoading:
+        """See Quantization."""
+        return super().matrix([self._stacked(piece) for piece in pieces], place)
+
+    def _stacked(self, piece: MatrixPiece) -> MatrixPiece:
+        """The same rows of an expert's gate and the matrix below it as one, if blocks cut through both."""
+        expert, _, kind = piece.name.rpartition(".")
+        whole, total = f"{expert}.gate_up_proj", piece.rows.total
+        if kind not in KINDS or f"{whole}.weight" not in self.dtypes or not total % (self.scheme.rows or 1):
+            return piece
+        first = total * KINDS.index(kind)
+        return replace(piece, name=whole, rows=Part(2 * total, first + piece.rows.start, first + piece.rows.stop))
 
     def _suffix(self, name: str, suffixes: Sequence[str]) -> str:
         """The suffix under which the tensor is stored; if none is, the suffix of other linears, or the first one."""

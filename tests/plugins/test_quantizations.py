@@ -27,10 +27,19 @@ from hookline.core.layers.quantized import DequantisingWeight
 from hookline.core.plugin.host import PluginHost
 from hookline.plugins.quantizations.auto_round import AutoRound
 from hookline.plugins.quantizations.compressed_tensors import CompressedTensors
-from hookline.plugins.quantizations.fp8 import Fp8
 from hookline.plugins.quantizations.gptq import Gptq
 from tests.hf_models import make_qwen3, make_qwen3_moe
-from tests.quantised_layouts import FURTHER, LAYOUTS, Layout, compressed, fp8_channel, packed, words, write_layout
+from tests.quantised_layouts import (
+    FURTHER,
+    LAYOUTS,
+    Layout,
+    compressed,
+    fp8_channel,
+    packed,
+    words,
+    write_layout,
+    write_stacked_fp8,
+)
 from tests.small_models import CONFIGS, save_checkpoint
 
 SIZES: dict[str, Any] = {"max_num_seqs": 4, "num_blocks": 32, "max_num_batched_tokens": 64, "max_model_len": 64}
@@ -168,6 +177,17 @@ def test_experts_give_the_tokens_of_the_dequantised_checkpoint(
 ) -> None:
     quantised, dequantised = folders(layout, make_qwen3_moe)
     assert tokens(quantised, model=model) == wanted(dequantised)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dequantize", [False, True])
+@pytest.mark.parametrize("block", [(16, 24), (8, 16)], ids=["cut through the gate", "end with it"])
+def test_experts_in_one_tensor_give_the_tokens_of_the_dequantised_checkpoint(
+    block: tuple[int, int], dequantize: bool, tmp_path: Path
+) -> None:
+    make_qwen3_moe(tmp_path / "plain", hidden_size=40)
+    quantised, dequantised = write_stacked_fp8(tmp_path / "plain", tmp_path, block)
+    assert tokens(quantised, quantization={"dequantize": dequantize}) == tokens(dequantised)
 
 
 MIXTRAL: dict[str, Any] = {**CONFIGS["llama"], "model_type": "mixtral", "num_local_experts": 3}
@@ -436,14 +456,6 @@ def test_settings_of_auto_round_that_are_not_read_are_named(stated: dict[str, An
             "lm_head"
         )
     assert all(word in str(caught.value) for word in told)
-
-
-def test_blocks_that_cut_through_the_gate_in_a_tensor_of_all_experts_are_refused() -> None:
-    stated = {"quant_method": "fp8", "weight_block_size": [128, 128]}
-    fp8 = Fp8(QuantizationConfig(), StoredForm(stated, {"mlp.experts.gate_up_proj": "F8_E4M3"}))
-    assert len(fp8.parts("mlp.experts.1.up_proj", 256, 40)) == len(fp8.parts("mlp.experts.1.down_proj", 96, 40)) == 2
-    with pytest.raises(CheckpointError, match=r"mlp\.experts\.gate_up_proj has scales of 128 rows .* the 96 rows"):
-        fp8.parts("mlp.experts.1.up_proj", 96, 40)
 
 
 @pytest.mark.parametrize(

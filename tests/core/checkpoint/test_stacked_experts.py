@@ -71,6 +71,25 @@ def test_scales_of_all_experts_are_given_to_each(exchanged: bool, tmp_path: Path
             assert view is not None and torch.equal(view, whole)
 
 
+def test_the_matrices_above_each_other_may_be_one_of_an_expert(tmp_path: Path) -> None:
+    """Whose scales cut through both."""
+    gate_up, scales = torch.zeros(2 * F, D), torch.zeros(3, 1)
+    wanted = {
+        "mlp.experts.2.gate_up_proj.weight": WeightTarget.whole(gate_up),
+        "mlp.experts.0.gate_up_proj.weight": WeightTarget.whole(torch.zeros(2 * F, D)),
+        "mlp.experts.0.gate_up_proj.weight_scale_inv": WeightTarget.whole(scales),
+    }
+    save_file(
+        {"mlp.experts.gate_up_proj": GATE_UP_XFD, "mlp.experts.gate_up_proj_scale_inv": GATE_UP_XFD[:, :3, :1].clone()},
+        tmp_path / "model.safetensors",
+    )
+    found = stored_tensors(tmp_path)
+    assert dtypes_by_matrix(found)["mlp.experts.1.gate_up_proj.weight"] == "F32"
+    named = as_named(found, wanted)
+    load_checkpoint(tmp_path, wanted, stored={name: named[name] for name in wanted})
+    assert torch.equal(gate_up, GATE_UP_XFD[2]) and torch.equal(scales, GATE_UP_XFD[0, :3, :1])
+
+
 def test_a_model_that_has_the_tensor_of_all_reads_it_in_either_order_of_dimensions(tmp_path: Path) -> None:
     wanted = {
         "mlp.experts.gate_up_proj": WeightTarget.whole(torch.zeros(X, 2 * F, D)),
