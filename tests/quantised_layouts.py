@@ -414,7 +414,7 @@ LAYOUTS: dict[str, Layout] = {
     "fp8_static": Layout(
         {**FP8, "activation_scheme": "static", "weight_block_size": None},
         fp8_tensor("weight_scale_inv", inputs="activation_scale", shape=(1,)),
-        tensors={"model.layers.0.self_attn.k_scale": torch.tensor(1.0)},
+        tensors={f"model.layers.0.self_attn.{name}": torch.tensor(1.0) for name in ("k_scale", "kv_scale")},
     ),
     "fp8_channel": Layout(
         compressed(

@@ -32,7 +32,7 @@ SCALE_DTYPES = (*FLOATS, "F8_E8M0")
 KINDS = ("gate_proj", "up_proj")
 """An expert's matrices in `experts.gate_up_proj`, one below the other."""
 INPUT_SCALES = ("input_scale", "activation_scale")
-CACHE_SCALES = (".k_scale", ".v_scale", ".q_scale", ".prob_scale", "_proj.output_scale")
+CACHE_SCALES = (".k_scale", ".v_scale", ".kv_scale", ".q_scale", ".prob_scale", "_proj.output_scale")
 """Ends of names of scales of a quantised KV cache, which core reads if engine.kv_dtype asks for one."""
 
 
