@@ -146,7 +146,11 @@ def test_all_that_is_no_linear_is_as_it_was_and_each_file_is_one_of_the_source(t
             ["{plain}", "{out}", "quantization=int8", "quantization.skip=[model,lm_head]"],
             "int8 quantises none of its linears",
         ),
-        (["{gpt2}", "{out}", "quantization=fp8"], "transformer.h.0.attn.c_attn is a Conv1D, whose matrix checkpoints"),
+        (
+            ["{gpt2}", "{out}", "quantization=fp8"],
+            "transformer.h.0.attn.c_attn is a Conv1D, whose matrix checkpoints hold transposed, and no quantization "
+            "reads or makes one; serve an unquantised checkpoint without quantization=",
+        ),
     ],
 )
 def test_what_cannot_be_written_is_an_error_of_one_line(

@@ -262,7 +262,7 @@ def _served(
             why = (
                 f"{name} is a Conv1D, whose matrix checkpoints hold transposed, and no quantization reads or makes one"
             )
-            refuse(model.config.model_type, why)
+            refuse(model.config.model_type, why, "serve an unquantised checkpoint without quantization=")
         if is_linear(module) and module is not head and not _stays_float32(model, f"{name}.weight"):
             if style not in (None, *LINEAR_STYLES):
                 _refuse_style(model, name, style)
