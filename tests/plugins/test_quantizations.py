@@ -41,6 +41,7 @@ from tests.quantised_layouts import (
     write_stacked_fp8,
 )
 from tests.small_models import CONFIGS, save_checkpoint
+from tests.transformers_cases import CASES, make_checkpoint
 
 SIZES: dict[str, Any] = {"max_num_seqs": 4, "num_blocks": 32, "max_num_batched_tokens": 64, "max_model_len": 64}
 ODD: dict[str, Any] = {"hidden_size": 40, "intermediate_size": 56, "head_dim": 12}
@@ -188,6 +189,27 @@ def test_experts_in_one_tensor_give_the_tokens_of_the_dequantised_checkpoint(
     make_qwen3_moe(tmp_path / "plain", hidden_size=40)
     quantised, dequantised = write_stacked_fp8(tmp_path / "plain", tmp_path, block)
     assert tokens(quantised, quantization={"dequantize": dequantize}) == tokens(dequantised)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["fp8_channel", "packed"])
+def test_llama_4s_experts_may_be_stored_one_by_one_as_quantised_ones_are(layout: str, tmp_path: Path) -> None:
+    make_checkpoint(tmp_path / "whole", CASES["llama4"])
+    plain, apart = tmp_path / "plain", {}
+    for file in (tmp_path / "whole").glob("*.safetensors"):
+        for name, tensor in load_file(file).items():
+            stem, _, kind = name.rpartition(".experts.")
+            kinds = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}.get(kind, ())
+            for expert, matrix in enumerate(tensor if kinds else ()):
+                each = zip(kinds, matrix.T.chunk(len(kinds)), strict=True)
+                apart |= {f"{stem}.experts.{expert}.{one}.weight": part.contiguous() for one, part in each}
+            apart |= {} if kinds else {name: tensor}
+    plain.mkdir()
+    save_file(apart, plain / "model.safetensors")
+    shutil.copy(tmp_path / "whole" / "config.json", plain)
+    assert tokens(plain) == tokens(tmp_path / "whole")
+    quantised, dequantised = write_layout(plain, tmp_path, replace(LAYOUTS[layout], left=("router",)))
+    assert tokens(quantised) == tokens(dequantised)
 
 
 MIXTRAL: dict[str, Any] = {**CONFIGS["llama"], "model_type": "mixtral", "num_local_experts": 3}

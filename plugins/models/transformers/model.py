@@ -61,7 +61,12 @@ from hookline.plugins.models.transformers.probe import (
     tried,
     without_data,
 )
-from hookline.plugins.models.transformers.scaled_experts import TRANSPOSED_STYLES, ScaledExperts, stored_transposed
+from hookline.plugins.models.transformers.scaled_experts import (
+    TRANSPOSED_STYLES,
+    ScaledExperts,
+    stored_apart,
+    stored_transposed,
+)
 from hookline.plugins.models.transformers.states import StateCache, serve_states
 from hookline.plugins.models.transformers.taps import last_norm, shown_layers
 from hookline.plugins.models.transformers.weights import StoredNames, parameter_targets, refuse_other_forms
@@ -308,7 +313,10 @@ def _allocate(model: PreTrainedModel, names: StoredNames, plan: Plan, runtime: R
                 module._buffers[key] = memory
             if is_parameter or key not in module._non_persistent_buffers_set:
                 if isinstance(module, ScaledExperts):
-                    targets[name] = stored_transposed(memory, part, is_packed=key == "gate_up_proj")
+                    is_packed = key == "gate_up_proj"
+                    apart = stored_apart(module_name, memory, part, is_packed=is_packed)
+                    names.forms.append((apart, {name: stored_transposed(memory, part, is_packed=is_packed)}))
+                    targets |= apart
                 else:
                     targets |= parameter_targets(names, name, memory, part, 0 if style == PACKED else 1)
     model.initialize_weights()  # type: ignore[no-untyped-call]

@@ -66,6 +66,17 @@ def stored_transposed(matrices: Tensor, part: Part | None, *, is_packed: bool) -
     return WeightTarget.shard(matrices, 2, part).transpose()
 
 
+def stored_apart(module: str, matrices: Tensor, part: Part | None, *, is_packed: bool) -> dict[str, WeightTarget]:
+    """Where the tensors go that hold each expert's matrices, as quantised checkpoints do. See stored_transposed."""
+    kinds = ("gate_proj", "up_proj") if is_packed else ("down_proj",)
+    found: dict[str, WeightTarget] = {}
+    for expert, matrix in enumerate(matrices):
+        for kind, view in zip(kinds, matrix.chunk(len(kinds)), strict=True):
+            target = WeightTarget.whole(view) if part is None else WeightTarget.shard(view, int(not is_packed), part)
+            found[f"{module}.{expert}.{kind}.weight"] = target
+    return found
+
+
 def _routed(module: Any, hidden_1TD: Tensor) -> tuple[Tensor, Tensor]:
     x_TD = hidden_1TD.reshape(-1, module.hidden_dim)
     logits_TX = functional.linear(x_TD, module.router.weight)
