@@ -188,7 +188,31 @@ def test_experts_in_one_tensor_give_the_tokens_of_the_dequantised_checkpoint(
 ) -> None:
     make_qwen3_moe(tmp_path / "plain", hidden_size=40)
     quantised, dequantised = write_stacked_fp8(tmp_path / "plain", tmp_path, block)
-    assert tokens(quantised, quantization={"dequantize": dequantize}) == tokens(dequantised)
+    for model in ("auto", "transformers"):
+        assert tokens(quantised, model=model, quantization={"dequantize": dequantize}) == tokens(dequantised)
+
+
+@pytest.mark.slow
+def test_llama_4s_experts_in_one_tensor_are_read_as_meta_stores_them(tmp_path: Path) -> None:
+    """In FP8, with the inputs first, and a scale for each output."""
+    make_checkpoint(tmp_path / "plain", CASES["llama4"])
+    stated = {"quant_method": "fbgemm_fp8", "modules_to_not_convert": ["self_attn", "feed_forward.router"]}
+    values: dict[str, Tensor] = {}
+    for file in (tmp_path / "plain").glob("*.safetensors"):
+        values |= load_file(file)
+    packed = dict(values)
+    for name in [name for name in values if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        stored, meant = zip(*[fp8_channel(matrix.T) for matrix in values[name]], strict=True)
+        packed[name] = torch.stack([one["weight"].view(torch.uint8).T for one in stored]).view(torch.float8_e4m3fn)
+        packed[f"{name}_scale"] = torch.stack([one["weight_scale"].T for one in stored])
+        values[name] = torch.stack([one.T for one in meant])
+    config = json.loads((tmp_path / "plain" / "config.json").read_text())
+    folders = tmp_path / "quantised", tmp_path / "dequantised"
+    for folder, tensors, more in zip(folders, (packed, values), ({"quantization_config": stated}, {}), strict=True):
+        folder.mkdir()
+        save_file({key: one.contiguous() for key, one in tensors.items()}, folder / "model.safetensors")
+        (folder / "config.json").write_text(json.dumps({**config, **more}))
+    assert tokens(folders[0]) == tokens(folders[1])
 
 
 @pytest.mark.slow

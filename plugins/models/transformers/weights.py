@@ -33,6 +33,8 @@ CUT = ["Split"], ["Chunk"]
 """Operations that cut a tensor into several, in sizes that are given or equal."""
 MERGED_AND_JOINED = ["MergeModulelist", "Concatenate"]
 """Operations that put several matrices of each expert, one below the other, into one tensor (X, ...)."""
+SCALES = ("_scale", "_scale_inv")
+"""How the names of the scales of all experts end."""
 Targets = Mapping[str, WeightTarget]
 
 
@@ -82,11 +84,12 @@ class StoredNames:
         """The targets for a checkpoint with tensors of these shapes.
 
         transformers saves in the form of released checkpoints, or, if it is told so, each parameter as it is. Of what
-        was stacked from several tensors it saves parts of equal sizes, whatever sizes the released ones have.
+        was stacked from several tensors it saves parts of equal sizes, whatever sizes the released ones have. Quantised
+        tensors of all experts are dequantised one by one, under the names of the released form.
         """
         found: dict[str, WeightTarget] = dict(targets)
         for released, own in self.forms:
-            if own.keys() <= shapes.keys():
+            if own.keys() <= shapes.keys() and not any(f"{name}{end}" in shapes for name in own for end in SCALES):
                 for name in released:
                     del found[name]
                 found |= own
