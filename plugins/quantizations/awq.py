@@ -29,7 +29,7 @@ class Awq(ScaledQuantization):
         for key in ("version", "checkpoint_format", "format"):  # of AutoAWQ, and twice of GPTQModel
             stated.one_of(key, "gemm", "GEMM", default="gemm")
         stated.one_of("pack_dtype", "int32", default="int32")
-        stated.one_of("zero_point", True, default=True)
+        stated.flag("zero_point")  # AutoRound says false where all are 8, and stores them, too
         group = group_size(stated, "group_size" if "group_size" in stated.values else "q_group_size")
         self.scheme = Scheme(INT4, 1, group, has_zeros=True)
         self.left = [*stated.texts("modules_to_not_convert"), *HEADS]

@@ -715,6 +715,7 @@ BY_CHANNEL = Layout(LAYOUTS["packed"].config, packed(2**20))
     [
         (LAYOUTS["gptq_order"], {"bits": 4, "group_size": 8, "desc_act": True, "sym": True}, "quantize_config.json"),
         (LAYOUTS["awq"], {"zero_point": True, "q_group_size": 8, "w_bit": 4, "version": "GEMM"}, "quant_config.json"),
+        (LAYOUTS["awq"], {**LAYOUTS["awq"].config, "zero_point": False, "sym": True}, ""),
         (LAYOUTS["fp8_blocks"], {**LAYOUTS["fp8_blocks"].config, "fmt": "float8_e4m3fn"}, ""),
         (LAYOUTS["packed"], with_stated(dict(LAYOUTS["packed"].config), strategy=None), ""),
         (BY_CHANNEL, with_stated(dict(BY_CHANNEL.config), strategy=None, group_size=-1), ""),
@@ -725,6 +726,7 @@ BY_CHANNEL = Layout(LAYOUTS["packed"].config, packed(2**20))
     ids=[
         "autogptq's file",
         "autoawq's file",
+        "autoround's awq",
         "MiniMax-M2's fmt",
         "group unstated",
         "channel unstated",
