@@ -663,6 +663,7 @@ FURTHER: dict[str, Layout] = {
         others={"layers.0.mlp.down_proj": gptq(16, bits=3), "q_proj": gptq(8, bits=8), "k_proj": gptq(8, bits=8)},
     ),
     "gptq_below_zero": Layout({**GPTQ, "desc_act": False, "sym": True}, below_zero(gptq(8))),
+    "modelopt_int8": Layout({"quant_method": "modelopt", "quant_algo": "W8A8_SQ_PER_CHANNEL"}, int8()),
     "modelopt_blocks": Layout({"quant_method": "modelopt", "quant_algo": "fp8_pb_wo"}, wide_blocks),
     "modelopt_mixed": Layout(
         {

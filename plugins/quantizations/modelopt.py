@@ -42,7 +42,8 @@ class Modelopt(Quantization):
         """See Quantization."""
         outer = Stated(form.stated or {})
         stated = outer.inner("quantization") or outer
-        has_cache_alone = stated.values.get("quant_algo") is None and bool(stated.values.get("kv_cache_quant_algo"))
+        has_cache = any(stated.values.get(key) for key in ("kv_cache_quant_algo", "kv_cache_scheme"))
+        has_cache_alone = stated.values.get("quant_algo") is None and has_cache
         self.algorithm = None if has_cache_alone else _algorithm(stated, MIXED)
         self.own: dict[str, str] = {}
         if self.algorithm == MIXED:
@@ -106,7 +107,7 @@ def _algorithm(stated: Stated, *further: str) -> str:
     found = value.upper() if isinstance(value, str) else value
     if found not in known:
         stated.refuse("quant_algo", ", ".join(known))
-    if found in ("NVFP4", "W4A16_NVFP4"):
+    if "NVFP4" in str(found):
         stated.one_of("group_size", NVFP4.columns, default=NVFP4.columns)
     return str(found)
 
@@ -135,6 +136,10 @@ def _wide_blocks_read(whole: Any, rows: slice, columns: slice) -> Tensor:
     return found[:, 0, columns, 0]
 
 
+def _int8_parts(num_rows: int, num_columns: int) -> list[StoredPart]:
+    return _plain_parts(("I8",), lambda rows, _: (rows, 1), num_rows, num_columns)
+
+
 def _nvfp4_parts(num_rows: int, num_columns: int) -> list[StoredPart]:
     return nvfp4_parts(num_rows, num_columns, "weight", "weight_scale_2")
 
@@ -147,12 +152,13 @@ ALGORITHMS: Mapping[str, tuple[Scheme, Callable[[int, int], list[StoredPart]]]] 
         partial(_plain_parts, E4M3, lambda num_rows, _: (num_rows, 1)),
     ),
     "FP8_PB_WO": (Scheme(FP8, BLOCK, BLOCK), partial(_plain_parts, E4M3, _wide_blocks)),
-    "W8A8_SQ_PER_CHANNEL": (
-        Scheme(INT8, 1, 0, activations="static"),
-        partial(_plain_parts, ("I8",), lambda num_rows, _: (num_rows, 1)),
-    ),
+    "W8A8_SQ_PER_CHANNEL": (Scheme(INT8, 1, 0, activations="static"), _int8_parts),
+    "W8A16": (Scheme(INT8, 1, 0), _int8_parts),
     "W4A16_NVFP4": (NVFP4, _nvfp4_parts),
+    "W4A8_NVFP4_FP8": (replace(NVFP4, activations="static"), _nvfp4_parts),
+    "NVFP4_AWQ": (replace(NVFP4, activations="static"), _nvfp4_parts),
     "MXFP4": (MXFP4, lambda num_rows, num_columns: mxfp4_parts(num_rows, num_columns, "weight")),
+    "W4A8_MXFP4_FP8": (MXFP4, lambda num_rows, num_columns: mxfp4_parts(num_rows, num_columns, "weight")),
     "MXFP8": (MXFP8, mxfp8_parts),
 }
 """Name of an algorithm -> the scheme of its linears, and a function: outputs and inputs of a linear -> its tensors."""

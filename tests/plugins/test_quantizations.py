@@ -720,6 +720,8 @@ BY_CHANNEL = Layout(LAYOUTS["packed"].config, packed(2**20))
         (LAYOUTS["packed"], with_stated(dict(LAYOUTS["packed"].config), strategy=None), ""),
         (BY_CHANNEL, with_stated(dict(BY_CHANNEL.config), strategy=None, group_size=-1), ""),
         (LAYOUTS["modelopt_nvfp4"], {**LAYOUTS["modelopt_nvfp4"].config, "quant_method": "modelopt_fp4"}, ""),
+        (LAYOUTS["modelopt_nvfp4"], {"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ", "ignore": ["lm_head"]}, ""),
+        (FURTHER["modelopt_int8"], {"quant_method": "modelopt", "quant_algo": "W8A16", "ignore": ["lm_head"]}, ""),
         (LAYOUTS["packed"], with_attention(dict(LAYOUTS["packed"].config)), ""),
         (GPTQ_V2, {**GPTQ_V2.config, "checkpoint_format": None, "format": "gptq_v2"}, ""),
     ],
@@ -731,6 +733,8 @@ BY_CHANNEL = Layout(LAYOUTS["packed"].config, packed(2**20))
         "group unstated",
         "channel unstated",
         "modelopt_fp4",
+        "modelopt's NVFP4_AWQ",
+        "modelopt's W8A16",
         "attention",
         "format",
     ],
@@ -754,9 +758,10 @@ def test_what_tools_write_of_the_same_layout_in_other_words_is_read(
     "stated",
     [
         {"quant_method": "modelopt", "quant_algo": None, "kv_cache_quant_algo": "FP8"},
+        {"quant_method": "modelopt", "ignore": [], "kv_cache_scheme": {"num_bits": 8, "type": "float"}},
         {**compressed("dense", {}), "config_groups": {}, "kv_cache_scheme": {"num_bits": 8, "type": "float"}},
     ],
-    ids=["modelopt", "compressed-tensors"],
+    ids=["modelopt", "modelopt's config.json", "compressed-tensors"],
 )
 def test_a_checkpoint_whose_cache_alone_is_quantised_has_plain_matrices(
     stated: dict[str, Any], tmp_path: Path, host: PluginHost
