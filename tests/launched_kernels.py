@@ -1,14 +1,14 @@
-"""Says which variants of Triton kernels steps launch that an engine had not launched when it was ready, as JSON.
+"""Says which variants of Triton kernels steps launch that an engine had not launched when it was ready.
 
 A process of its own, since it pretends to have a card, and since the suite runs Triton's interpreter.
-Arguments: how many random steps, then those of `python -m core.run`.
+Questions (tests/asked_script.py): how many random steps, and the arguments of `python -m core.run`.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import random
-import sys
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,10 @@ from hookline.core.prebuild.dry_run import dry_worker
 from hookline.core.prebuild.pretended import CARDS, pretended
 from hookline.core.run.settings import RunKeys, validate_run
 from hookline.core.step.message import Step
+from tests.asked_script import answer_all
+
+IMPORTED = ("torch._dynamo", "hookline.plugins.kernels.triton_backend")
+"""Takes seconds to import, which each answer would do."""
 
 
 def random_step(random: random.Random, spec: AttentionSpec, row: int, *, shares: bool) -> Step:
@@ -50,8 +54,8 @@ def random_step(random: random.Random, spec: AttentionSpec, row: int, *, shares:
     )
 
 
-def main(num_steps: int, arguments: list[str]) -> None:
-    """Print how many variants were launched before ready, and by name those that came later."""
+def launched_late(num_steps: int, arguments: list[str]) -> dict[str, Any]:
+    """How many variants were launched before ready, and by name those that came later."""
     host, launched, generator = PluginHost.load(), list[str](), random.Random(0)
     config = validate_run(compose(arguments, host, RunKeys)[0].tree, host).config
 
@@ -64,8 +68,10 @@ def main(num_steps: int, arguments: list[str]) -> None:
         for _ in range(num_steps):
             row, shares = worker.table.padding_row, resolved.shares_prefixes
             worker.launch(random_step(generator, resolved.attention, row, shares=shares))
-    print(json.dumps({"ready": num_ready, "late": launched[num_ready:]}))
+    return {"ready": num_ready, "late": launched[num_ready:]}
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2:])
+    for name in IMPORTED:
+        importlib.import_module(name)
+    answer_all(launched_late)

@@ -1,15 +1,14 @@
-"""Serves requests of all kinds on a card that is not there, and says as JSON what would have failed or waited there.
+"""Serves requests of all kinds on a card that is not there, and says what would have failed or waited there.
 
 What a GPU alone runs is not run by tests on a CPU otherwise: the start with its graphs and warm-up, and launches, which
 may not wait for the device. A process of its own, since it pretends to have a card.
-Arguments: a JSON list of configurations, each the overrides of `python -m core.run`; with a further argument, whoever
-sends numbers to the card waits for it.
+Questions (tests/asked_script.py): a list of configurations, each the overrides of `python -m core.run`, and whether
+whoever sends numbers to the card waits for it.
 """
 
 from __future__ import annotations
 
-import json
-import sys
+import importlib
 import traceback
 from contextlib import contextmanager
 from typing import Any
@@ -28,6 +27,8 @@ from hookline.core.prebuild.pretended import CARDS, pretended
 from hookline.core.run.settings import RunKeys, validate_run
 from hookline.core.worker import request_table
 from hookline.core.worker.worker import Worker
+from tests.asked_script import answer_all
+from tests.launched_kernels import IMPORTED
 
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
 KINDS: list[dict[str, Any]] = [
@@ -125,7 +126,8 @@ def serve(overrides: list[str], host: PluginHost, watched: Watched) -> list[str]
     return faults
 
 
-def main(configurations: list[list[str]], *, waits: bool) -> None:
+def faults_of(configurations: list[list[str]], waits: bool) -> list[list[str]]:
+    """The faults of each."""
     host, watched, found = PluginHost.load(), Watched(), []
     if waits:
         request_table.on_device = lambda array, device: torch.from_numpy(array).to(device)
@@ -137,9 +139,11 @@ def main(configurations: list[list[str]], *, waits: bool) -> None:
             except BaseException as error:
                 faults = ["".join(traceback.format_exception(error))[-2500:]]
                 watched.is_ready = False
-            found.append([overrides, faults])
-    print(json.dumps(found))
+            found.append(faults)
+    return found
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]), waits=len(sys.argv) > 2)
+    for name in IMPORTED:
+        importlib.import_module(name)
+    answer_all(faults_of)

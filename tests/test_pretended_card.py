@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from hookline.plugins import models
+from tests.asked_script import AskedScript, compiling_environment
 
 SCRIPT = Path(__file__).parent / "pretended_steps.py"
 TOKENIZER = Path(models.__path__[0]) / "qwen3_tiny"
@@ -43,15 +40,13 @@ def small(seqs, length, tokens, *overrides):
     return sizes(seqs, length, tokens, "model=qwen3_0_6b", *TWO_LAYERS, *overrides)
 
 
-def faults_of(configurations, *waits):
-    """The faults of each configuration, as tests/pretended_steps.py finds them."""
+@pytest.fixture(scope="module")
+def faults_of():
+    """Asks tests/pretended_steps.py for the faults of each configuration."""
     pytest.importorskip("triton")
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-    command = [sys.executable, str(SCRIPT), json.dumps(configurations), *waits]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [faults for _, faults in json.loads(done.stdout.splitlines()[-1])]
+    script = AskedScript(SCRIPT, compiling_environment())
+    yield lambda configurations, waits=False: script.ask(configurations, waits)
+    script.close()
 
 
 @pytest.mark.slow
@@ -83,11 +78,11 @@ def faults_of(configurations, *waits):
         "joining",
     ],
 )
-def test_all_kinds_of_requests_are_served_without_a_wait(configurations):
+def test_all_kinds_of_requests_are_served_without_a_wait(faults_of, configurations):
     assert faults_of(configurations) == [[]] * len(configurations)
 
 
 @pytest.mark.slow
-def test_a_launch_that_waits_is_noticed():
-    (faults,) = faults_of([small(8, 256, 512)], "waits")
+def test_a_launch_that_waits_is_noticed(faults_of):
+    (faults,) = faults_of([small(8, 256, 512)], waits=True)
     assert len(faults) == 1 and "a copy that waits for the card" in faults[0]

@@ -1,12 +1,12 @@
 """When an engine with Triton's kernels is ready, no step can launch a kernel that was not compiled and loaded yet."""
 
-import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.asked_script import AskedScript, compiling_environment
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.slow
@@ -19,28 +19,26 @@ PERIODS = {"gemma3_4b": ["sliding_window_pattern"], "qwen3_next_80b_a3b": ["full
 """Keys that say how many layers there are until the kinds of layers come again."""
 
 
-def launched(*arguments: str, num_steps: int = 80) -> dict:
-    """What tests/launched_kernels.py prints."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-    command = [sys.executable, SCRIPT, str(num_steps), "model.weights=random", *SIZES, *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+@pytest.fixture(scope="module")
+def launched():
+    """Asks tests/launched_kernels.py about an engine of these arguments."""
+    script = AskedScript(SCRIPT, compiling_environment())
+    yield lambda *arguments, num_steps=80: script.ask(num_steps, ["model.weights=random", *SIZES, *arguments])
+    script.close()
 
 
 @pytest.mark.parametrize("model", ["qwen3_0_6b", pytest.param("qwen3_30b_a3b", marks=pytest.mark.nightly)])
-def test_random_steps_launch_nothing_that_was_not_launched_before_ready(model):
+def test_random_steps_launch_nothing_that_was_not_launched_before_ready(launched, model):
     found = launched(f"model={model}")
     assert found["ready"] > 40 and found["late"] == []
 
 
-def test_prompts_of_experts_whose_rows_are_rounded_ahead_launch_nothing_late():
+def test_prompts_of_experts_whose_rows_are_rounded_ahead_launch_nothing_late(launched):
     found = launched("model=qwen3_30b_a3b", "quantization=fp8", "engine.max_model_len=4096", num_steps=40)
     assert found["ready"] > 40 and found["late"] == []
 
 
-def test_products_of_more_rows_than_a_prompt_may_have_are_launched_before_ready():
+def test_products_of_more_rows_than_a_prompt_may_have_are_launched_before_ready(launched):
     found = launched("model=qwen3_30b_a3b", "engine.batch_invariant=true", "engine.max_model_len=4096")
     assert found["ready"] > 40 and found["late"] == []
 
@@ -49,7 +47,7 @@ NIGHTLY = [pytest.param(name, marks=pytest.mark.nightly) for name in ("gemma3_4b
 
 
 @pytest.mark.parametrize("model", ["gpt_oss_20b", *NIGHTLY])
-def test_models_with_unlike_layers_launch_nothing_late_either(model):
+def test_models_with_unlike_layers_launch_nothing_late_either(launched, model):
     every_second = [f"model.random_shape.{key}=2" for key in PERIODS.get(model, ())]
     found = launched(f"model={model}", "engine.max_model_len=4096", *every_second, num_steps=40)
     assert found["ready"] > 40 and found["late"] == []
@@ -57,9 +55,8 @@ def test_models_with_unlike_layers_launch_nothing_late_either(model):
 
 def test_alignment_of_what_lies_in_a_steps_memory_chooses_no_variant():
     """In graphs it lies elsewhere than in eager steps: a variant of each would be compiled, one of them late."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-    done = subprocess.run([sys.executable, "-c", SPECIALISED], env=environment, capture_output=True, text=True)
+    command = [sys.executable, "-c", SPECIALISED]
+    done = subprocess.run(command, env=compiling_environment(), capture_output=True, text=True)
     assert done.stdout.splitlines() == ["[]"], done.stdout + done.stderr
 
 
@@ -82,7 +79,7 @@ print(sorted(found))
 
 
 @pytest.mark.nightly
-def test_many_requests_with_states_launch_nothing_late():
+def test_many_requests_with_states_launch_nothing_late(launched):
     sizes = ("engine.max_num_seqs=256", "engine.max_model_len=1024", "model.random_shape.full_attention_interval=2")
     found = launched("model=qwen3_6_27b", *sizes, num_steps=60)
     assert found["ready"] > 40 and found["late"] == []
