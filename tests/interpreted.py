@@ -33,7 +33,9 @@ def interpret_quickly(interpreter: Any) -> None:
 
     For each call of a device function it replaces again what the function calls of the language; once a launch is
     enough. It computes whether each sum and product of integers overflows and then, unless `debug` is set, asserts
-    nothing. It makes the table of numpy's dtypes anew for each look into it. What it does for shapes: `_know_shapes`.
+    nothing. It makes the table of numpy's dtypes anew for each look into it. Around each function of the language are
+    two others, of which one copies its arguments and one asks for an argument that is there. What it does for shapes:
+    `_know_shapes`.
     """
     if not hasattr(interpreter, "_LangPatchScope"):  # before Triton 3.9
         return
@@ -66,7 +68,17 @@ def interpret_quickly(interpreter: Any) -> None:
         scalar = dtype.scalar
         return find_dtype(scalar) if scalar.is_ptr() else known_dtype(scalar)
 
+    def patch_attribute(obj: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+        inner, semantic = getattr(member, "__wrapped__", member), interpreter.interpreter_semantic
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            options["_semantic"] = semantic
+            return inner(*arguments, **options)
+
+        scope.set_attr(obj, name, call)
+
     interpreter._patch_lang, interpreter.GridExecutor.__call__ = patch_once, launch_with_one_patch
+    interpreter._patch_attr = patch_attribute
     interpreter._get_np_dtype = numpy_dtype
     if not builder.options.debug:
         builder.options = replace(builder.options, sanitize_overflow=False)

@@ -1,4 +1,4 @@
-"""AsyncLLM on the bundled checkpoint: a crowd of thousands that comes and goes."""
+"""AsyncLLM: a crowd of thousands that comes and goes, and what a start makes ready."""
 
 import asyncio
 import gc
@@ -28,7 +28,7 @@ async def settled(llm):
 
 
 @pytest.mark.slow
-def test_five_thousand_requests_at_once_with_random_aborts_leave_nothing():
+def test_five_thousand_requests_at_once_with_random_aborts_leave_nothing(worded):
     rng = random.Random(0)
     prompts = [[rng.randrange(4000) for _ in range(rng.randrange(1, 6))] for _ in range(NUM_REQUESTS)]
     lengths = [rng.randrange(1, 5) for _ in prompts]
@@ -50,7 +50,8 @@ def test_five_thousand_requests_at_once_with_random_aborts_leave_nothing():
         ends[fate] += 1
 
     async def crowd():
-        async with AsyncLLM(device="cpu", engine=dict(max_num_seqs=256, cpu_cache_gib=0.25, overlap=True)) as llm:
+        sizes = dict(max_num_seqs=256, num_blocks=2048, overlap=True)
+        async with AsyncLLM(worded, device="cpu", engine=sizes) as llm:
             engine, steps = llm.llm.engine, []
             step = engine.step
 
