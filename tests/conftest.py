@@ -40,9 +40,16 @@ YOUNG_OBJECTS = 10_000
 SLOW_S = 1.0
 """A test that takes longer should be marked slow."""
 SLOW_IN_SUITES = {
+    "test_a_tight_pool_still_finishes_everybody",
+    "test_another_number_of_rows_leaves_nothing_behind",
+    "test_another_number_of_tokens_leaves_nothing_behind",
+    "test_arrivals_that_never_end_starve_nobody_who_has_begun",
     "test_every_request_gets_the_tokens_it_gets_alone",
     "test_every_weight_changes_the_logits",
+    "test_layers_that_keep_fewer_tokens_are_planned_for",
+    "test_nothing_is_kept_of_a_request_that_ended",
     "test_several_ranks_give_what_one_does",
+    "test_the_same_view_gives_the_same_plan_and_changes_nothing",
 }
 """Tests of the suites in core/testing that are slow in every class which takes them."""
 LONGEST = (

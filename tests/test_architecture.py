@@ -397,6 +397,7 @@ MOST_SET_FROM_OUTSIDE = 20
 """Attributes that core sets on objects of other modules' classes; mostly objects of other packages. May sink alone."""
 
 
+@pytest.mark.slow
 def test_objects_change_by_their_own_methods() -> None:
     found = {path: attributes_set_from_outside(parsed(path)) for path in core_files(ROOT)}
     told = [f"{path.relative_to(ROOT)}: {text}" for path, texts in found.items() for text in texts]

@@ -289,6 +289,7 @@ def right(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[str
     return _made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mtp", "eagle3"])
 @pytest.mark.parametrize(
     "cases",

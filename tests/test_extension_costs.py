@@ -82,6 +82,7 @@ def test_each_side_has_its_own_time_and_no_request_adds_none(overlap: bool) -> N
         assert costs["token_bias"] == ExtensionCost()
 
 
+@pytest.mark.slow
 def test_a_rank_in_a_process_of_its_own_tells_its_times() -> None:
     with LLM(device="cpu", engine=SIZES, tp=2) as llm:
         llm.generate("one", asked(device=SLOW_S))
@@ -102,6 +103,7 @@ def test_metrics_have_them_by_the_extensions_name() -> None:
     assert 0 < values["hookline_extension_device_seconds_total"] < values["hookline_extension_host_seconds_total"]
 
 
+@pytest.mark.slow
 def test_a_benchmark_prints_those_that_it_ran(tmp_path, capsys) -> None:
     result = tmp_path / "results.jsonl"
     workload = ["workload.num_prompts=2", "workload.prompt_len=[4,4]", "workload.output_len=[4,4]", "repeats=1"]

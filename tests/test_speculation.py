@@ -303,6 +303,7 @@ def test_answers_of_several_ranks_are_those_of_one_without_drafts(
     assert counts.num_drafted > 0 and (drafter == "random" or counts.num_kept > 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("drafter", "told"),
     [
@@ -329,6 +330,7 @@ LONG = {"max_model_len": 320}
 CODE = "def add(a, b):\n    return a + b\n\n" * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "prompt",
     [
@@ -363,6 +365,7 @@ def test_counts_end_where_a_request_ends(place: int, shared: _Shared) -> None:
     assert num_tokens == 1 + sum(counts.no_drafts.values()) + counts.drafted[0] + counts.num_kept
 
 
+@pytest.mark.slow
 def test_a_request_whose_drafts_are_wrong_pauses_longer_and_longer() -> None:
     random = {"name": "random", "k": 2, "adaptive": True}
     with LLM(device="cpu", dtype="float32", drafter=random) as llm:
@@ -371,6 +374,7 @@ def test_a_request_whose_drafts_are_wrong_pauses_longer_and_longer() -> None:
     assert counts.no_drafts["paused"] > 80 and counts.num_drafted < 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [pytest.param(1.0, marks=pytest.mark.slow), 2.25, 5.0])
 def test_a_pretended_length_is_the_mean_and_is_told(length: float, caplog: pytest.LogCaptureFixture) -> None:
     sampling = SamplingParams(max_tokens=101, temperature=0.0, ignore_eos=True)
@@ -414,6 +418,7 @@ def test_steps_overlap_while_nothing_is_proposed(shared: _Shared) -> None:
     assert counts.no_drafts["overlap"] > 50 and counts.no_drafts["no proposal"] > 50
 
 
+@pytest.mark.slow
 def test_steps_overlap_that_have_no_room_for_drafts(shared: _Shared) -> None:
     llm = shared.llm("suffix", {"overlap": True, "max_num_seqs": 4, "max_num_batched_tokens": 7})
     before = _counts(llm)

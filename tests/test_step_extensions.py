@@ -242,6 +242,7 @@ def test_an_extension_sees_every_token_the_last_one_included(checkpoint: Any) ->
     assert [state["seen"] for state in probing_extension.FORGOTTEN] == [long.token_ids, stopped.token_ids]
 
 
+@pytest.mark.slow
 def test_clients_of_a_server_get_what_it_tells() -> None:
     body = {"max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
     body |= {"extra_args": {"probe": {"strength": 0.5}}}
@@ -265,6 +266,7 @@ def test_clients_of_a_server_get_what_it_tells() -> None:
             assert len(told) == NUM_TOKENS and len(choices) > 1 and "extensions" not in plain
 
 
+@pytest.mark.slow
 def test_responses_and_messages_have_it_whole_and_at_the_end_of_a_stream() -> None:
     body = {"model": "qwen3_tiny", "temperature": 0, "ignore_eos": True, "extra_args": {"probe": {"strength": 0.5}}}
     paths = {

@@ -47,6 +47,7 @@ def trying():
     return LLGuidance(LLGuidanceConfig(num_threads=1), small_vocabulary())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wanted", SLOW)
 def test_a_grammar_that_compiles_for_minutes_or_takes_gigabytes_is_refused(wanted, trying):
     before = resource.getrusage(resource.RUSAGE_SELF)
@@ -115,6 +116,7 @@ def test_a_grammar_that_was_tried_allows_what_it_does_without_a_trial(trying):
     assert not is_plain(wanted) and (masks[0] == masks[1]).all() and masks.any()
 
 
+@pytest.mark.slow
 def test_the_process_of_trials_is_begun_again_after_its_end_and_ends_with_its_back_end():
     backend = LLGuidance(LLGuidanceConfig(num_threads=1), small_vocabulary())
     wanted = StructuredOutputs(json={"type": "integer", "multipleOf": 7})

@@ -194,6 +194,7 @@ def test_closing_the_engine_ends_and_sends_every_span():
     assert span.resource.attributes["service.name"] == "hookline"
 
 
+@pytest.mark.slow
 def test_spans_arrive_over_http():
     received = []
 

@@ -183,6 +183,7 @@ def test_refusals_are_counted_by_reason(prometheus):
     assert found["request_success_total/error"] == 3
 
 
+@pytest.mark.slow
 def test_a_scrape_over_http_gets_the_same_until_the_engine_stops():
     prometheus = Prometheus(PrometheusConfig(port=0, model_name="tiny"))
     engine = observed(prometheus)
@@ -196,6 +197,7 @@ def test_a_scrape_over_http_gets_the_same_until_the_engine_stops():
         urllib.request.urlopen(url, timeout=10)
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_named_as_the_cause():
     first = Prometheus(PrometheusConfig(port=0))
     engine = observed(first)

@@ -122,6 +122,7 @@ def test_each_rank_holds_the_dequantised_matrices(
         assert any(is_quantised for *_, is_quantised in found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_dequantised_at_load_all_matrices_are_plain(
     layout: str, folders: Callable[..., tuple[Path, Path]], host: PluginHost

@@ -139,6 +139,7 @@ def test_it_is_not_begun_where_it_would_be_in_the_way(lacks, card, monkeypatch, 
     assert not compiler_child._early
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", [None, json.dumps({"plugins": ["a plugin that is not here"]})])
 def test_the_child_waits_for_its_task_and_ends_without_one(task):
     pytest.importorskip("triton")
@@ -167,6 +168,7 @@ getattr(import_module("hookline.core." + module), function)(arguments if functio
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "start",
     [

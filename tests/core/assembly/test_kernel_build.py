@@ -87,6 +87,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_a_child_that_ends_early_takes_its_processes_along_and_nobody_waits_on(tmp_path, monkeypatch, is_killed):
     pytest.importorskip("triton")

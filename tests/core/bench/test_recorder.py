@@ -39,6 +39,7 @@ print(sorted(set(sys.modules) - before))
 """
 
 
+@pytest.mark.slow
 def test_the_first_steps_import_nothing_which_would_be_taken_for_their_time():
     done = subprocess.run([sys.executable, "-c", FIRST_STEPS], capture_output=True, text=True)
     assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr

@@ -170,6 +170,7 @@ def test_a_request_waits_for_its_grammar_and_holds_up_nobody(backend):
     assert [text_of(output) for output in drain(engine)] in (["wait"], ["yes"])
 
 
+@pytest.mark.slow
 def test_a_compile_that_takes_too_long_ends_its_requests_alone(backend):
     engine = make_engine(backend, compile_s=0.05)
     ids = [engine.add([1, 2], choice("wait")), engine.add([3], choice("wait"))]
@@ -197,6 +198,7 @@ def test_a_compile_that_takes_too_long_ends_its_requests_alone(backend):
     assert text_of(served_late) == "behind the one that never ends"
 
 
+@pytest.mark.slow
 def test_a_compile_that_only_waits_for_a_processor_is_not_too_slow(backend):
     engine = make_engine(backend, compile_s=0.2)
     engine.add([1, 2], choice("wait"))
@@ -206,6 +208,7 @@ def test_a_compile_that_only_waits_for_a_processor_is_not_too_slow(backend):
     assert text_of(output) == "wait"
 
 
+@pytest.mark.slow
 def test_a_grammar_that_took_too_long_holds_up_no_second_thread_and_is_served_once_it_is_compiled(backend, monkeypatch):
     compiled, compile_ = [], backend.compile
 
@@ -272,6 +275,7 @@ def test_a_grammar_that_two_tenants_want_is_compiled_once_in_the_first_turn_that
     assert sorted(one for one in compiled if one in ("wait", "both")) == ["both", "wait"]
 
 
+@pytest.mark.slow
 def test_a_grammar_that_has_begun_since_it_was_given_up_is_waited_for(backend, monkeypatch):
     """Told to try again later, a caller comes back while it is being compiled."""
     compile_, has_begun, may_end = backend.compile, threading.Event(), threading.Event()

@@ -51,6 +51,7 @@ def test_what_circles_hold_is_found_while_the_engine_ends():
         assert held() is None
 
 
+@pytest.mark.slow
 def test_of_two_engines_the_last_one_gives_it_back(no_collection):
     first, second = freeze_heap(), freeze_heap()
     with first.thawed():
@@ -61,6 +62,7 @@ def test_of_two_engines_the_last_one_gives_it_back(no_collection):
     assert gc.get_freeze_count() == 0
 
 
+@pytest.mark.slow
 def test_engines_that_end_at_once_leave_nothing_frozen(no_collection):
     first, second = freeze_heap(), freeze_heap()
     with first.thawed(), second.thawed():
@@ -68,6 +70,7 @@ def test_engines_that_end_at_once_leave_nothing_frozen(no_collection):
     assert gc.get_freeze_count() == 0
 
 
+@pytest.mark.slow
 def test_a_process_that_froze_before_is_left_as_it_is():
     gc.freeze()
     before = gc.get_freeze_count()
@@ -75,6 +78,7 @@ def test_a_process_that_froze_before_is_left_as_it_is():
     assert 0 < gc.get_freeze_count() <= before
 
 
+@pytest.mark.slow
 def test_what_others_froze_later_stays_frozen(no_collection):
     heap, later = freeze_heap(), [[] for _ in range(1000)]
     gc.freeze()

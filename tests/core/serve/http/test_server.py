@@ -112,6 +112,7 @@ FLOODS = {
 UPGRADE = b"Connection: Upgrade\r\nUpgrade: h2c\r\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", [b"", b"X-API-Key: secret\r\n"])
 @pytest.mark.parametrize("flood", FLOODS)
 def test_whatever_a_client_sends_beside_a_body_takes_no_memory(flood: str, key: bytes) -> None:

@@ -174,6 +174,7 @@ def test_the_surfaces_that_ask_for_it_are_served_where_nothing_is_said() -> None
     assert names[:2] == ["openai", "anthropic"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("api", ["openai", "anthropic"])
 def test_a_surface_that_is_not_enabled_is_not_imported(api: str) -> None:
     code = f"""

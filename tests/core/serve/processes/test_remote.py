@@ -497,6 +497,7 @@ class NeverReturns(PlainScheduler):
         return super().plan(view)
 
 
+@pytest.mark.slow
 def test_a_policy_that_never_returns_is_broken_off_and_the_server_goes_on(make_server: MakeServer) -> None:
     policy, limits = NeverReturns(), SimpleNamespace(stall_timeout_s=0.3, step_timeout_s=60.0)
     server, mailbox = make_server(fake_engine(policy))
