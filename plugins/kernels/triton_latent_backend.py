@@ -17,6 +17,7 @@ from hookline.plugins.kernels.attention.triton_latent_decode import (
     LatentDecodeTiling,
     LatentScratch,
     latent_decode_attention,
+    merge_block,
     num_parts,
 )
 from hookline.plugins.kernels.attention.triton_prefill import query_tiles, query_tiles_on_device
@@ -24,6 +25,7 @@ from hookline.plugins.kernels.torch_reference import TorchKernels
 from hookline.plugins.kernels.triton_attention import first_of_each
 from hookline.plugins.kernels.triton_backend import TritonKernels
 from hookline.plugins.kernels.triton_card import Card
+from hookline.plugins.kernels.triton_launch import triggers_late
 
 
 class LatentTritonKernels(TritonKernels):
@@ -41,9 +43,15 @@ class LatentTritonKernels(TritonKernels):
         return num_parts(num_rows, self._decodes, self.spec.num_heads, self.spec.max_model_len, self._card)
 
     def step_shapes(self) -> Sequence[StepShape]:
-        """See Kernels.step_shapes: one for each number of parts, alone and beside a prompt."""
-        counts = first_of_each(range(1, self.spec.max_num_seqs + 1), self._parts)
+        """See Kernels.step_shapes: one for each variant of the kernels of decodes, alone and beside a prompt."""
+        counts = first_of_each(range(1, self.spec.max_num_seqs + 1), self._decode_choice)
         return [StepShape(rows, tokens) for rows in counts for tokens in (0, 1)]
+
+    def _decode_choice(self, num_rows: int) -> object:
+        """The variants of the kernels that attend with `num_rows` decodes, as a value to compare."""
+        parts = self._parts(num_rows)
+        merged = merge_block(num_rows, self.spec.num_heads, self.spec.out_dim) if parts > 1 else 0
+        return parts, triggers_late(num_rows), merged
 
     def prepare(self, batch: Batch) -> None:
         """See Kernels: the query tiles of prompts, from the host's lengths or in a captured step from the device's."""

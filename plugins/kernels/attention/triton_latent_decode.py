@@ -253,6 +253,12 @@ def num_parts(num_rows: int, tiling: LatentDecodeTiling, num_heads: int, max_mod
     return max(1, next_power_of_2(wanted + 1) // 2)
 
 
+def merge_block(num_rows: int, num_heads: int, value_dim: int) -> int:
+    """Numbers of a value that a program of the merge has."""
+    block_l = max(16, next_power_of_2(value_dim))
+    return min(block_l, MERGED) if num_rows * num_heads <= FEW_MERGES else block_l
+
+
 @dataclass(frozen=True)
 class LatentScratch:
     """Where parts of contexts are left for merging: (P * B * H, F) and (P * B * H, 2), float32."""
@@ -303,7 +309,7 @@ def latent_decode_attention(
         num_warps=tiling.num_warps, num_stages=tiling.num_stages, **of_both,
     )  # fmt: skip
     if parts > 1:
-        merged = min(block_l, MERGED) if num_rows * num_heads <= FEW_MERGES else block_l
+        merged = merge_block(num_rows, num_heads, value_dim)
         _merge_kernel[(cdiv(value_dim, merged), num_heads, num_rows)](
             scratch.partial_XF, scratch.stats_X2, context_lens_B, out_BHF, 0 if window is None else window, num_rows,
             BLOCK_L=merged, num_warps=4, **of_both,
