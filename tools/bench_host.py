@@ -111,7 +111,7 @@ def decoding_engine(
     pool = BlockPool(limits.num_blocks, limits.block_size)
     engine_limits = EngineLimits(limits, VOCAB_SIZE, 30.0, EOS, overlap=True)
     executor, speculation = (Repeating(num_running), drafting(drafter)) if drafter else (NoWork(num_running), None)
-    engine = Engine(scheduler, executor, pool, engine_limits, groups=groups, speculation=speculation)
+    engine = Engine(scheduler, executor, pool, engine_limits, groups=groups, decoding=speculation)
     params = SamplingParams(max_tokens=2000, ignore_eos=ignore_eos, **UNTRUNCATED)
     for index in range(num_running + num_waiting):
         length = 100 + index % 64

@@ -226,7 +226,7 @@ def assemble(
         job_folder=job_folder(),
         late=structured_output,
         groups=groups,
-        speculation=speculation,
+        decoding=speculation,
     )
 
 

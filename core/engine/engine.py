@@ -55,7 +55,7 @@ class Engine:
         job_folder: Path | None = None,
         late: LateInput | None = None,
         groups: CacheGroups = ALL_TOKENS,
-        speculation: Decoding | None = None,
+        decoding: Decoding | None = None,
     ) -> None:
         self.groups, self.pool, self.policy = groups, pool, policy
         self.model_name, self.job_folder = model_name, job_folder
@@ -67,7 +67,7 @@ class Engine:
             shares_prefixes=shares_prefixes,
             observers=observers or Observers(),
             late=late,
-            decoding=speculation or Decoding(),
+            decoding=decoding or Decoding(),
         )
         self.queue, self.cache, self.watch, self.ledger = state.queue, state.cache, state.watch, state.ledger
         self.observers = state.observers

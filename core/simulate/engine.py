@@ -81,7 +81,7 @@ def simulated_engine(config: Config, cost: CostModel, host: PluginHost) -> Engin
             job_folder=job_folder(),
             shares_prefixes=_shares_prefixes(config, groups, origin, host),
             groups=groups,
-            speculation=pretended_drafts(config, limits),
+            decoding=pretended_drafts(config, limits),
         )
     run_on(simulated, cost)
     return simulated
