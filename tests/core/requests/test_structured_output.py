@@ -98,7 +98,7 @@ def make_engine(backend=OddGrammars, scheduler=None, compile_s=5.0, num_threads=
     if drafter is not None:
         parts = drafter, "theirs", InstalledExtensions(), VOCAB_SIZE, structured_output
         most = options.setdefault("max_num_batched_tokens", 32)
-        options["speculation"] = Speculation(*parts, max_num_batched_tokens=most)
+        options["decoding"] = Speculation(*parts, max_num_batched_tokens=most)
     return fake_engine(scheduler or PlainScheduler(), **options)
 
 

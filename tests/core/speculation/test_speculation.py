@@ -60,7 +60,7 @@ def drafting_engine(scheduler=PlainScheduler, drafter=Knowing, *, on_device=Fals
     options = {"overlap": True, "eos_token_ids": [STOP], "max_num_batched_tokens": 32, **options}
     most, guessing = options["max_num_batched_tokens"], drafter()
     parts = drafter(), "knowing", InstalledExtensions(), VOCAB_SIZE
-    options["speculation"] = Speculation(*parts, max_num_batched_tokens=most, on_device=on_device)
+    options["decoding"] = Speculation(*parts, max_num_batched_tokens=most, on_device=on_device)
     engine = fake_engine(scheduler(), vocab_size=VOCAB_SIZE, **options)
     engine.executor.guess = lambda seed, tokens, num_drafts: guessing.propose(
         DraftRow(0, np.array(tokens, dtype=np.int32), 1, num_drafts, seed=seed)
