@@ -20,7 +20,7 @@ from hookline.plugins.kernels.products.scaled_products import OffsetWeight, Scal
 from hookline.plugins.kernels.products.triton_product import Kind
 from hookline.plugins.kernels.products.triton_rounding import RoundedRows, empty_rounded
 from hookline.plugins.kernels.products.triton_scales import Scales
-from hookline.plugins.kernels.products.triton_tiled import STEP, TiledWeight
+from hookline.plugins.kernels.products.triton_tiled import OFFSET_GROUPS, STEP, TiledWeight
 from hookline.plugins.kernels.triton_attention import TritonAttention
 from hookline.plugins.kernels.triton_launch import next_power_of_2
 
@@ -57,7 +57,7 @@ class TritonQuantized(TritonAttention):
         """See Kernels.prepare_weight."""
         if isinstance(weight, OffsetMatrix):
             scaled = self.prepare_weight(weight.scaled)
-            if isinstance(scaled, TiledWeight) and scaled.groups == STEP // weight.scheme.columns:
+            if isinstance(scaled, TiledWeight) and scaled.groups == STEP // weight.scheme.columns == OFFSET_GROUPS:
                 return scaled.with_offsets(weight.offsets_OC)
             return OffsetWeight(scaled, weight.offsets_OC.to(self.spec.dtype))
         assert isinstance(weight, ScaledMatrix) and weight.scheme.values in VALUES, weight.scheme

@@ -392,23 +392,27 @@ def test_integers_are_stored_tiled_where_their_products_are(monkeypatch, is_inva
             assert error(gates_TF, expected(Kind.SILU, x_TD, weight, None)) < 6 * EXACT
 
 
-@pytest.mark.parametrize(("bits", "is_tiled"), [(4, True), (4, False), (8, True), (8, False)])
-def test_weights_with_an_offset_for_each_group_equal_reference(monkeypatch, bits, is_tiled):
+@pytest.mark.parametrize(
+    ("bits", "columns", "is_tiled"),
+    [(4, 32, True), (4, 32, False), (8, 32, True), (8, 32, False), (4, 64, True), (4, 128, True), (8, 64, True)],
+)
+def test_weights_with_an_offset_for_each_group_equal_reference(monkeypatch, bits, columns, is_tiled):
     """Of any rows, alone and with what follows a product; batch-invariant mode and uneven groups are refused."""
     spec = AttentionSpec(2, 1, 64, 16, 64, 512, 512, DEVICE, DTYPE)
     monkeypatch.setattr(ScaledProducts, "tiles_integers", is_tiled)
     kernels = TritonKernels(None, spec)
-    scheme = Scheme(f"i{bits} + offset", 1, 32)
+    scheme = Scheme(f"i{bits} + offset", 1, columns)
     assert kernels.computes(scheme, 256, 256) and not kernels.computes(scheme, 256, 272)
     assert not InvariantKernels(None, replace(spec, batch_invariant=True)).computes(scheme, 256, 256)
-    weight = whole_weight(256, 256, bits, 32)
+    weight = whole_weight(256, 256, bits, columns)
     scaled = ScaledMatrix(
         replace(scheme, values=OFFSETS[scheme.values]), 256, 256, weight.data_OD, weight.scales.factors_RC
     )
-    offsets_OC = torch.randn(256, 8, device=DEVICE) * 256**-0.5
+    offsets_OC = torch.randn(256, 256 // columns, device=DEVICE) * 256**-0.5
     matrix = OffsetMatrix(scheme, scaled, offsets_OC)
-    prepared, wanted_OD = kernels.prepare_weight(matrix), spread(weight) + offsets_OC.double().repeat_interleave(32, 1)
-    assert isinstance(prepared, TiledWeight) == is_tiled
+    prepared = kernels.prepare_weight(matrix)
+    wanted_OD = spread(weight) + offsets_OC.double().repeat_interleave(columns, 1)
+    assert isinstance(prepared, TiledWeight) == (is_tiled and columns == 32)
     assert error(matrix.dequantised(torch.float32), wanted_OD) < 1e-6
     bias_O, norm_weight_O = torch.randn(256, device=DEVICE).to(DTYPE), torch.ones(256, device=DEVICE, dtype=DTYPE)
     for num_rows in (1, 17, 300):

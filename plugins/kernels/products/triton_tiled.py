@@ -29,6 +29,8 @@ STEP = 128
 """Inputs of a step."""
 TILE_OUTPUTS = 64
 """Outputs whose units of a step lie together."""
+OFFSET_GROUPS = 4
+"""Groups of a step that may have offsets."""
 HALF_INT8 = 128
 """The code of 0 in int8: codes are values plus this."""
 
@@ -69,7 +71,7 @@ class TiledWeight:
 
     def with_offsets(self, offsets_OC: Tensor) -> TiledWeight:
         """The same with an offset for each of 32 inputs: (O, D / 32). Device: copies."""
-        assert self.groups == 4 and self.num_experts is None
+        assert self.groups == OFFSET_GROUPS and self.num_experts is None
         all_out, pairs = self.scales_GO.shape[1], self.units.shape[1] * 2
         num_out, num_groups = offsets_OC.shape
         padded = pad(offsets_OC.to(torch.bfloat16), (0, 2 * pairs - num_groups, 0, all_out - num_out))
