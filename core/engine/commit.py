@@ -138,7 +138,8 @@ class Committer:
         launched, entries_N = step.launched, step.entries_N
         dispatched, result = launched.dispatched, step.result
         with self._watch.part("commit"):
-            self._note_first_tokens(launched)
+            if dispatched.chunks:
+                self._note_first_tokens(dispatched)
             if dispatched.reads:
                 keep_reads(self._queue.live, dispatched.reads, result.apart)
             tells_policy = self._feedback.is_wanted or self._served.is_wanted
@@ -171,9 +172,8 @@ class Committer:
         if self._feedback.is_wanted or self._served.is_wanted:
             self._tell_policy(launched, kept.requests)
 
-    def _note_first_tokens(self, launched: LaunchedStep) -> None:
+    def _note_first_tokens(self, dispatched: Dispatched) -> None:
         """Note the time of requests' first tokens; their rows follow the decodes' rows among the sampled ones."""
-        dispatched = launched.dispatched
         for id_ in dispatched.sampled.ids_N[len(dispatched.step.decode_rows) : dispatched.num_plain_draws].tolist():
             request = self._queue.live.get(id_)
             if request is not None and request.first_token_s is None:
@@ -210,6 +210,8 @@ class Committer:
         Only requests that are watched or may finish are visited one by one.
         """
         places = self._table.to_look_at(entries_N, tokens_N, is_over_N)
+        if not len(places):
+            return
         requests, tokens = list(self._table.requests(entries_N[places])), tokens_N[places].tolist()
         reasons = [finish_reason(request, token_id) for request, token_id in zip(requests, tokens, strict=True)]
         for request, token_id, reason in zip(requests, tokens, reasons, strict=True):

@@ -5,11 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import islice
 
-from hookline.core.contracts import (
-    Joining,
-    Scheduler,
-    SchedulerView,
-)
+from hookline.core.contracts import Joining, Scheduler, SchedulerView
 from hookline.core.engine.plan_check import CheckedPlan, check_plan
 from hookline.core.engine.policy_feedback import PolicyFeedback, ServedCounts
 from hookline.core.engine.state import EngineState

@@ -320,10 +320,10 @@ class StepWriter:
             sections["sampled_chunks"] = sampled_chunks
             computing = np.concatenate([decode, chunked])
             sampled = np.concatenate([decode, chunked[sampled_chunks]])
-        draws, ahead, max_context_len, num_chunked = sampled, np.zeros_like(sampled), decodes.max_context_len, 0
+        draws, max_context_len, num_chunked = sampled, decodes.max_context_len, 0
+        ahead: IntArray | int = 0
         if decodes.on_device is not None:
             draws = computing = sampled = entries
-            ahead = np.zeros_like(draws)
             sections |= decodes.on_device
         elif multi_token:
             lengths, max_context_len = add_multi_token(sections, decodes, table.row_S[entries], len(chunks))
@@ -332,7 +332,8 @@ class StepWriter:
             if num_plain:
                 draws, ahead = np.concatenate([sampled, draws]), np.concatenate([np.zeros_like(sampled), ahead])
             computing, sampled = np.concatenate([computing, entries]), np.concatenate([sampled, entries])
-        sections |= self.forbidden_tokens(draws, ahead)
+        if table.num_delaying:
+            sections |= self.forbidden_tokens(draws, ahead)
         late: list[tuple[Request, Sequence[int]]] = []
         if table.num_late:
             sections["late_draws"] = np.flatnonzero(table.is_late_S[draws])

@@ -156,6 +156,8 @@ class KVCacheManager(PrefixIndex):
         """Make room for one more token of each of these running requests; returns the new block table entries."""
         table, entries, width = self.table, [], self.row_columns
         full_N = entries_N[table.num_computed_tokens_S[entries_N] >= table.num_block_tokens_S[entries_N]]
+        if not len(full_N):
+            return entries
         blocks = iter(self.pool.allocate(len(full_N) * self.blocks_per_column))
         for request in table.requests(full_N):
             row, column = request.row, len(request.blocks)

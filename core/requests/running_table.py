@@ -54,6 +54,8 @@ class RunningTable:
         """How many requests here have a late input."""
         self.num_reading = 0
         """How many requests here have a reader of their prompts."""
+        self.num_delaying = 0
+        """How many requests here have min_tokens."""
         self.num_departures = 0
         """How many requests have left so far."""
         self.id_S[:] = NO_REQUEST
@@ -73,6 +75,7 @@ class RunningTable:
         request.move_to(entry, self._counts_SC[entry], tokens)
         self.num_late += request.is_late
         self.num_reading += request.reader is not None
+        self.num_delaying += request.params.min_tokens > 0
         self._watch(request, 1)
 
     def leave(self, request: Request) -> None:
@@ -87,6 +90,7 @@ class RunningTable:
         self._free.append(entry)
         self.num_late -= request.is_late
         self.num_reading -= request.reader is not None
+        self.num_delaying -= request.params.min_tokens > 0
         self._watch(request, -1)
 
     def requests(self, entries: IntArray) -> Iterator[Request]:
