@@ -28,9 +28,6 @@ from hookline.core.requests.running_table import RunningTable, Sampled
 from hookline.core.step.executor import StepResult, read_by
 from hookline.core.util.arrays import Array, BoolArray, IntArray, no_ints
 
-PARTS = ("plan", "dispatch", "launch", "wait", "commit")
-"""The parts of a step on the host."""
-
 
 @dataclass(slots=True)
 class LaunchedStep:
@@ -77,14 +74,12 @@ class KeptStep:
     """A step whose tokens were kept, and of which observers and the policy are still to be told.
 
     requests: those that keep a token of it, decodes first; empty unless the policy wants to know. num_more: how many
-    draws behind the first one each row with several keeps, by the request's id. host_s: as LaunchedStep's, of what came
-    after the launch.
+    draws behind the first one each row with several keeps, by the request's id.
     """
 
     requests: Sequence[Request]
     num_more: Mapping[int, int]
     num_tokens: int
-    host_s: dict[str, float]
 
 
 class Committer:
@@ -158,8 +153,9 @@ class Committer:
             self._decoding.note_kept(dispatched, num_more, self._state.now)
             if dispatched.ending:
                 self._finisher.finish_prompts(dispatched.ending)
-        host_s = {part: self._watch.pop_part(part) for part in ("wait", "advance", "commit")}
-        step.kept = KeptStep(requests, num_more, len(entries_N) + sum(num_more.values()), host_s)
+        for part in ("wait", "advance", "commit"):
+            launched.host_s[part] = self._watch.pop_part(part)
+        step.kept = KeptStep(requests, num_more, len(entries_N) + sum(num_more.values()))
 
     def conclude(self, step: CollectedStep) -> None:
         """Tell observers and the policy of a step whose tokens were kept."""
@@ -224,7 +220,7 @@ class Committer:
         """The statistics of a committed step for observers."""
         plan, dispatched, clock, pool = launched.plan, launched.dispatched, self._watch.clock, self._state.cache.pool
         now_s = self._state.now()
-        parts = kept.host_s | launched.host_s
+        parts = launched.host_s
         parts["commit"] += parts.pop("advance") + self._watch.pop_part("conclude")
         device = clock.read() if clock is not None and plan.computes else None
         return StepStats(
@@ -240,7 +236,11 @@ class Committer:
             num_generated_tokens=kept.num_tokens,
             step_s=now_s - launched.started_s,
             host_s=sum(parts.values()) - parts["wait"] - (device.device_s if device and device.on_host else 0.0),
-            **{f"{part}_s": parts[part] for part in PARTS},
+            plan_s=parts["plan"],
+            dispatch_s=parts["dispatch"],
+            launch_s=parts["launch"],
+            wait_s=parts["wait"],
+            commit_s=parts["commit"],
             device_s=None if device is None else device.device_s,
             idle_s=None if device is None else device.idle_s,
         )

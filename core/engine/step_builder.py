@@ -299,7 +299,11 @@ class StepWriter:
         """Write the message of a step."""
         table, admitted, chunks = self.table, draft.admitted, draft.chunks
         decode, multi_token, entries = decodes.plain, decodes.multi_token, decodes.entries
-        sections = {"decode_rows": table.row_S[decode], **admitted_rows(admitted), **block_table_entries(draft.table)}
+        sections: Sections = {"decode_rows": table.row_S[decode]}
+        if admitted:
+            sections |= admitted_rows(admitted)
+        if draft.table:
+            sections |= block_table_entries(draft.table)
         for name, pairs in (("restored", draft.restored), ("saved", draft.saved)):
             if pairs:
                 sections[f"{name}_rows"], sections[f"{name}_slots"] = np.array(pairs, dtype=np.int64).T
@@ -347,7 +351,7 @@ class StepWriter:
             sections |= self._shared_prefix(decode)
         step = Step(
             **sections,
-            max_context_len=max(int(table.num_computed_tokens_S[computing].max(initial=0)), max_context_len),
+            max_context_len=int(table.num_computed_tokens_S[computing].max(initial=max_context_len)),
             all_greedy=every(table.is_greedy_S[sampled]),
         )
         begun = [request for request in admitted if request.num_preemptions == 0]
@@ -392,8 +396,6 @@ class StepWriter:
 
 def admitted_rows(admitted: Sequence[Request]) -> Sections:
     """The admit_* sections."""
-    if not admitted:
-        return {}
     return {
         "admit_rows": ints(request.row for request in admitted),
         "admit_seeds": ints(request.seed for request in admitted),
@@ -403,8 +405,6 @@ def admitted_rows(admitted: Sequence[Request]) -> Sections:
 
 def block_table_entries(entries: Sequence[tuple[int, int, int]]) -> Sections:
     """The table_* sections: new entries of the block table."""
-    if not entries:
-        return {}
     return dict(zip(("table_rows", "table_columns", "table_blocks"), np.array(entries, dtype=np.int64).T, strict=True))
 
 

@@ -40,6 +40,9 @@ class StepLoop:
             if self._feedback.is_wanted:
                 self.time_steps()
             plan = self.plan()
+            if not plan.does_anything:
+                self._give_up()
+                return
         elif (ahead := self._plan_ahead()) is not None and (
             self._state.decoding.may_overlap(ahead) or self._keeps_plan(ahead)
         ):
@@ -47,9 +50,6 @@ class StepLoop:
         else:
             self._collect()
             self._commit()
-            return
-        if not plan.does_anything:
-            self._give_up()
             return
         try:
             launched = self._launch(plan)

@@ -154,11 +154,11 @@ class KVCacheManager(PrefixIndex):
 
     def allocate_next(self, entries_N: IntArray) -> list[tuple[int, int, int]]:
         """Make room for one more token of each of these running requests; returns the new block table entries."""
-        table, entries, width = self.table, [], self.row_columns
+        table, width = self.table, self.row_columns
         full_N = entries_N[table.num_computed_tokens_S[entries_N] >= table.num_block_tokens_S[entries_N]]
         if not len(full_N):
-            return entries
-        blocks = iter(self.pool.allocate(len(full_N) * self.blocks_per_column))
+            return []
+        entries, blocks = [], iter(self.pool.allocate(len(full_N) * self.blocks_per_column))
         for request in table.requests(full_N):
             row, column = request.row, len(request.blocks)
             for group, held in enumerate(request.group_blocks):

@@ -30,7 +30,7 @@ class Rows(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class TransferredTokens:
     """The tokens of one launched step, or its scored rows: tokens with their log-probabilities."""
 

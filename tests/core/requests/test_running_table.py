@@ -7,9 +7,9 @@ from hookline.core.requests.running_table import RunningTable
 from hookline.core.sampling_params import SamplingParams
 
 
-def request(id, prompt=(5, 6, 7), max_tokens=4, stop_ids=()):
+def request(id, prompt=(5, 6, 7), max_tokens=4, stop_ids=(), min_tokens=0):
     tokens = np.array(prompt, dtype=np.int32)
-    params = SamplingParams(max_tokens=max_tokens)
+    params = SamplingParams(max_tokens=max_tokens, min_tokens=min_tokens)
     return Request(id, tokens, params, max_tokens=max_tokens, block_size=4, seed=0, stop_ids=frozenset(stop_ids))
 
 
@@ -60,6 +60,18 @@ def test_a_token_to_look_at_a_request_at_its_length_or_if_anybody_here_stops_at_
     assert table.to_look_at(*arrived).tolist() == [0, 2]
     table.leave(other)
     assert table.to_look_at(*arrived).tolist() == [0]
+
+
+def test_requests_with_min_tokens_are_counted_while_they_are_here():
+    plain, delaying = request(0, stop_ids=[40]), request(1, stop_ids=[40], min_tokens=2)
+    table = running(plain)
+    assert table.num_delaying == 0
+    table.take(delaying)
+    table.leave(plain)
+    assert table.num_delaying == 1
+    table.leave(delaying)
+    table.leave(delaying)
+    assert table.num_delaying == 0
 
 
 def test_as_many_requests_fit_as_there_are_entries_however_often_they_change():
