@@ -88,9 +88,8 @@ class Committer:
     def __init__(self, state: EngineState, planner: Planner, finisher: Finisher, dispatcher: Dispatcher) -> None:
         self._state, self._queue, self._table, self._watch = state, state.queue, state.table, state.watch
         self._feedback, self._served, self._finisher = planner.feedback, planner.served, finisher
-        self._hears_gaps, self._hears_first = (
-            state.observers.hears(hook) for hook in ("on_token_gaps", "on_first_token")
-        )
+        self._hears_gaps = state.observers.hears("on_token_gaps")
+        self._hears_first = state.observers.hears("on_first_token")
         self._last_commit_s = 0.0
         self._decoding = state.decoding
         self._multi_token = MultiTokenCommitter(state, dispatcher, self._keep_as_a_step)
@@ -130,8 +129,7 @@ class Committer:
 
         The next step may depend on this; on `conclude`, which has to follow, it does not.
         """
-        launched, entries_N = step.launched, step.entries_N
-        dispatched, result = launched.dispatched, step.result
+        launched, dispatched, entries_N, result = step.launched, step.launched.dispatched, step.entries_N, step.result
         with self._watch.part("commit"):
             if dispatched.chunks:
                 self._note_first_tokens(dispatched)
@@ -219,8 +217,7 @@ class Committer:
     def _stats(self, launched: LaunchedStep, kept: KeptStep) -> StepStats:
         """The statistics of a committed step for observers."""
         plan, dispatched, clock, pool = launched.plan, launched.dispatched, self._watch.clock, self._state.cache.pool
-        now_s = self._state.now()
-        parts = launched.host_s
+        now_s, parts = self._state.now(), launched.host_s
         parts["commit"] += parts.pop("advance") + self._watch.pop_part("conclude")
         device = clock.read() if clock is not None and plan.computes else None
         return StepStats(
@@ -247,8 +244,7 @@ class Committer:
 
     def _tell_policy(self, launched: LaunchedStep, kept: Sequence[Request]) -> None:
         """Tell the policy of a committed step. kept: the requests that keep a token of it, decodes first."""
-        plan, dispatched, stats = launched.plan, launched.dispatched, self._state.last_stats
-        now_s = self._state.now()
+        plan, dispatched, stats, now_s = launched.plan, launched.dispatched, self._state.last_stats, self._state.now()
         if self._served.is_wanted:
             new_tokens = zip(dispatched.chunks, dispatched.num_new_tokens, strict=True)
             self._served.add(((chunk[0], num_tokens) for chunk, num_tokens in new_tokens), kept)

@@ -302,6 +302,7 @@ class StepWriter:
         sections: Sections = {"decode_rows": table.row_S[decode]}
         if admitted:
             sections |= admitted_rows(admitted)
+            self._decoding = no_ints()  # a preempted request may return in another one's row
         if draft.table:
             sections |= block_table_entries(draft.table)
         for name, pairs in (("restored", draft.restored), ("saved", draft.saved)):
@@ -345,8 +346,6 @@ class StepWriter:
             late += ((request, ()) for request in table.requests(plain[table.is_late_S[plain] > 0]))
             late += ((row.request, row.tokens[1:]) for row in multi_token if row.request.late is not None)
         sections |= self.arguments.sections(admitted, chunks, table.requests(sampled))
-        if admitted:
-            self._decoding = no_ints()  # a preempted request may return in another one's row
         if self.shares_prefixes and not chunks and not multi_token:
             sections |= self._shared_prefix(decode)
         step = Step(
