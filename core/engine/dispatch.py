@@ -42,7 +42,7 @@ class Dispatcher:
         for request, num_tokens in plan.prefill:
             got_further |= self._start_chunk(request, num_tokens, draft)
         decodes = self._state.decoding.extend(plan, draft, is_ahead=is_ahead)
-        cache.end_step(plan.decode, draft.chunks)  # last, as no new block may be one that this step still reads
+        cache.end_step(plan.decode, draft.chunks)  # frees blocks: no new one may be read by this step
         if cache.snapshots is not None:
             draft.note_states(cache.snapshots.pop_restored(), cache.snapshots.pop_saved())
         return self.writer.write(draft, decodes, got_further=got_further)
@@ -84,7 +84,7 @@ class Dispatcher:
         self.count_draws(self._table.still_there(dispatched.sampled).entries_N, dispatched.ending)
 
     def count_kept(self, entries_N: IntArray, counts_N: IntArray | int = 1) -> None:
-        """Count as computed the tokens behind the newest one that each of these requests keeps."""
+        """Count as computed the tokens that each of these requests keeps behind its newest one."""
         self._table.num_computed_tokens_S[entries_N] += counts_N
         self._note_progress(entries_N)
 

@@ -158,11 +158,11 @@ class MultiTokenDecode:
 
 
 class Decodes(NamedTuple):
-    """The decodes of a step. plain: entries, in the running table, of those that compute one token.
+    """The decodes of a step. plain: the running table's entries of requests that compute one token.
 
-    multi_token, entries: those that compute several, and their entries. max_tokens: most tokens that one may compute.
-    on_device: the sections by which the device computes the latter, if it alone knows their tokens: the step has no
-    other rows then. max_context_len: most tokens that one of them then has in the cache.
+    multi_token, entries: requests that compute several tokens, and their entries. max_tokens: most tokens that one
+    request may compute. on_device: the sections by which the device computes several tokens, if it alone knows them:
+    the step has no other rows then. max_context_len: most tokens that a request of such a step has in the cache.
     """
 
     plain: IntArray

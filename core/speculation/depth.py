@@ -21,7 +21,7 @@ NUM_COLD = 24
 LEAST_COST = 0.5
 """A step with fewer drafts takes at least this part of one with more, as long as it was not tried."""
 LEAST_SECONDS = 1e-9
-"""A step counts as so long at least: the engine's clock may be one that stands still."""
+"""Least time that a step is taken to need: the engine's clock may stand still."""
 NUM_STALE = 1000
 """A number of drafts that no step had for so many steps counts as half as dear, so that it is tried again."""
 NUM_ROWS, FIRST_ROWS = 64, 8.0

@@ -77,7 +77,7 @@ async def read(request: Request, kind: type[Struct]) -> tuple[Struct, dict[str, 
         coding = ", ".join(request.headers.getlist(header))
         codings = [one.strip().lower() for one in coding.split(",")]
         if header == "Transfer-Encoding":
-            del codings[-1]  # the one in chunks, which the HTTP parser has made sure of and undone
+            del codings[-1]  # `chunked`, which the HTTP parser has checked and undone
         if not _PLAIN.issuperset(codings):
             message = f"{header}: {clipped(coding)} is not supported; send the body as it is"
             raise ApiError(415, message, code="unsupported_media_type")

@@ -246,7 +246,7 @@ class FakeExecutor(Executor):
                 self.cache[slots] = values + group * self.vocab_size
 
     def _context(self, row: int, start: int, end: int, group: int) -> np.ndarray[Any, Any]:
-        """What the cells of a row's positions start to end - 1 hold in a group."""
+        """The numbers that a group's cache has for a row's positions, from start to end - 1."""
         offset = start % self.block_size
         cells: np.ndarray[Any, Any] = self.cache[self._blocks(row, start, end, group)]
         return cells.reshape(-1)[offset : offset + end - start]
